@@ -1,0 +1,823 @@
+"""The contract of mcast: what every provider does, sentence by sentence.
+
+A sentence of the sources carries its clause id (`mcast.conformance.clauses`); a measured behaviour
+names its fact sheet. Providers subclass `Backend`, `EventChannel`, `CmId` and `QueuePair` and implement
+the underscored methods; the public ones enforce what is the same everywhere:
+
+G-GROUP  a unicast or zero address is no group: refused when `McastAddress` is made
+G-JOIN   a second join of an address that the id has joined: `AlreadyJoined`
+G-MTU    a message larger than one MTU: `MessageTooLarge`, and nothing of its batch is sent
+G-MLID   one MGID with a second MLID on one QP: `SecondMlid`
+
+Units: seconds for timeouts (None waits without end, 0 polls), bytes for sizes, Gbit/s for rates.
+The objects of one event channel may be used from several threads at once.
+"""
+
+from __future__ import annotations
+
+import errno as E
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import Enum, IntEnum, IntFlag
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from typing_extensions import Buffer
+
+from mcast.addresses import Gid, McastAddress, Mgid
+from mcast.batch import Batch, Message
+from mcast.causes import Cause, Phase
+from mcast.errors import (
+    AddressNotAvailable,
+    AlreadyJoined,
+    BackendError,
+    BackendUnavailable,
+    Closed,
+    DeviceGone,
+    GuardError,
+    InvalidArgument,
+    McastError,
+    MembershipLost,
+    MessageTooLarge,
+    NotSupported,
+    OutOfResources,
+    PermissionDenied,
+    QpError,
+    SecondMlid,
+    TimedOut,
+    UnavailableReason,
+    UnknownBackend,
+    Unreachable,
+    WcStatus,
+    mcast_error,
+)
+
+if TYPE_CHECKING:
+    from mcast.testbed import Testbed
+
+__all__ = [
+    "GRH_BYTES",
+    "MULTICAST_QPN",
+    "RDMA_UDP_QKEY",
+    "AddressNotAvailable",
+    "AlreadyJoined",
+    "Backend",
+    "BackendError",
+    "BackendUnavailable",
+    "Batch",
+    "Capability",
+    "Cause",
+    "Closed",
+    "CmEvent",
+    "CmEventType",
+    "CmId",
+    "CompMask",
+    "Destination",
+    "DeviceGone",
+    "DeviceInfo",
+    "EventChannel",
+    "Gid",
+    "GuardError",
+    "InvalidArgument",
+    "JoinAttrEx",
+    "JoinFlag",
+    "LinkLayer",
+    "McastAddress",
+    "McastError",
+    "MembershipLost",
+    "Message",
+    "MessageTooLarge",
+    "Mgid",
+    "NotSupported",
+    "OutOfResources",
+    "PermissionDenied",
+    "Phase",
+    "PortInfo",
+    "PortSpace",
+    "PortState",
+    "Provider",
+    "QpCounters",
+    "QpError",
+    "QpInit",
+    "QpState",
+    "QpType",
+    "QueuePair",
+    "Region",
+    "SecondMlid",
+    "Status",
+    "TimedOut",
+    "UdParam",
+    "UnavailableReason",
+    "UnknownBackend",
+    "Unreachable",
+    "WcStatus",
+    "mcast_error",
+]
+
+GRH_BYTES = 40
+"""Bytes that a UD receive keeps free for the GRH (facts: kernel, data); never part of a payload here."""
+
+MULTICAST_QPN = 0xFFFFFF
+"""The QP number that every multicast message is addressed to (facts: kernel, join event)."""
+
+RDMA_UDP_QKEY = 0x01234567
+"""The Q_Key of PortSpace.UDP (facts: kernel, join event). Take a group's from its join event instead."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True, extra="forbid")
+
+
+# --- enumerations ----------------------------------------------------------
+
+
+class PortSpace(IntEnum):
+    """rdma_port_space. Groups are joined in UDP; TCP makes RC and UC QPs; IPOIB and IB cannot bind here."""
+
+    IPOIB = 0x0002
+    TCP = 0x0106
+    UDP = 0x0111
+    IB = 0x013F
+
+
+class QpType(IntEnum):
+    """ibv_qp_type. Only UD may be attached to a group (AT-3)."""
+
+    RC = 2
+    UC = 3
+    UD = 4
+
+
+class QpState(IntEnum):
+    """ibv_qp_state. A UD QP goes RESET, INIT, RTR, RTS; RESET and ERR are reached from any state."""
+
+    RESET = 0
+    INIT = 1
+    RTR = 2
+    RTS = 3
+    SQD = 4
+    SQE = 5
+    ERR = 6
+
+
+class CompMask(IntFlag):
+    """Which fields of JoinAttrEx are valid: a bitwise OR (JEX-1). Both are needed."""
+
+    ADDRESS = 1
+    JOIN_FLAGS = 2
+
+
+class JoinFlag(IntEnum):
+    """rdma_cm_mc_join_flags: a single one of these (JEX-2)."""
+
+    FULLMEMBER = 0
+    """Create the group, send to it, receive from it (JEX-3, JEX-4, JEX-5)."""
+    SENDONLY_FULLMEMBER = 1
+    """Create the group, send to it; nothing is received and no QP attached (JEX-6, JEX-7, JEX-8)."""
+
+
+class CmEventType(IntEnum):
+    """rdma_cm_event_type; a number that this version does not know reads as UNKNOWN."""
+
+    ADDR_RESOLVED = 0
+    ADDR_ERROR = 1
+    ROUTE_RESOLVED = 2
+    ROUTE_ERROR = 3
+    CONNECT_REQUEST = 4
+    CONNECT_RESPONSE = 5
+    CONNECT_ERROR = 6
+    UNREACHABLE = 7
+    REJECTED = 8
+    ESTABLISHED = 9
+    DISCONNECTED = 10
+    DEVICE_REMOVAL = 11
+    MULTICAST_JOIN = 12
+    MULTICAST_ERROR = 13
+    ADDR_CHANGE = 14
+    TIMEWAIT_EXIT = 15
+    UNKNOWN = -1
+
+    @classmethod
+    def _missing_(cls, value: object) -> CmEventType:
+        return cls.UNKNOWN
+
+
+class LinkLayer(Enum):
+    """What a port speaks: InfiniBand has an SA, MLIDs and partitions; Ethernet has IGMP and none of these."""
+
+    INFINIBAND = "InfiniBand"
+    ETHERNET = "Ethernet"
+
+
+class PortState(IntEnum):
+    """ibv_port_state."""
+
+    NOP = 0
+    DOWN = 1
+    INIT = 2
+    ARMED = 3
+    ACTIVE = 4
+    ACTIVE_DEFER = 5
+
+
+class Capability(Enum):
+    """What a backend's fabric can show; tests ask these, never a backend's name."""
+
+    IGMP = "full members are announced by IGMP"
+    SA = "a subnet administrator keeps the groups"
+    MLID = "groups have MLIDs, and attach checks their range"
+    IPV6_GROUP = "IPv6 groups can be joined"
+    RAW_MGID = "raw MGIDs (AF_IB) can be joined"
+    CONNECTED_QP = "RC and UC QPs can be created"
+
+
+# --- values ----------------------------------------------------------------
+
+
+class JoinAttrEx(_Model):
+    """rdma_cm_join_mc_attr_ex: what `CmId.join_multicast_ex` takes.
+
+    `full_member(addr)` and `send_only(addr)` make the two that exist. A wrong value is refused here;
+    `model_construct` goes round that, and the backend answers with the errno of the real stack:
+    reserved comp_mask bit EOPNOTSUPP, missing bit EINVAL, other join_flags EINVAL (JEX-1, JEX-2).
+    """
+
+    comp_mask: CompMask = CompMask.ADDRESS | CompMask.JOIN_FLAGS
+    join_flags: JoinFlag = JoinFlag.FULLMEMBER
+    addr: McastAddress
+
+    @field_validator("comp_mask", mode="plain")
+    @classmethod
+    def _both_fields(cls, value: object) -> CompMask:
+        both = CompMask.ADDRESS | CompMask.JOIN_FLAGS
+        if not isinstance(value, int) or value != both:
+            raise ValueError(
+                f"{value!r} is not ADDRESS | JOIN_FLAGS (3): both fields are needed, no other exists"
+            )
+        return both
+
+    @field_validator("join_flags", mode="plain")
+    @classmethod
+    def _single_flag(cls, value: object) -> JoinFlag:
+        try:
+            return JoinFlag(value)  # type: ignore[arg-type]
+        except ValueError:
+            raise ValueError(f"{value!r} is not one of FULLMEMBER (0), SENDONLY_FULLMEMBER (1)") from None
+
+    @field_validator("addr", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> McastAddress:
+        return McastAddress.of(value)
+
+    @classmethod
+    def full_member(cls, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> JoinAttrEx:
+        """Create the group if need be, send and receive (JEX-3..5)."""
+        return cls(join_flags=JoinFlag.FULLMEMBER, addr=McastAddress.of(addr))
+
+    @classmethod
+    def send_only(cls, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> JoinAttrEx:
+        """Create the group if need be, send only (JEX-6..10)."""
+        return cls(join_flags=JoinFlag.SENDONLY_FULLMEMBER, addr=McastAddress.of(addr))
+
+
+class QpInit(_Model):
+    """What `CmId.create_qp` takes.
+
+    max_recv_size is the payload room of a receive in bytes, GRH room not counted; None: one MTU.
+    """
+
+    qp_type: QpType = QpType.UD
+    max_send_wr: int = Field(default=128, ge=1, le=1 << 20)
+    max_recv_wr: int = Field(default=512, ge=1, le=1 << 20)
+    max_recv_size: int | None = Field(default=None, ge=0, le=1 << 16)
+
+
+class Destination(_Model):
+    """Where a UD message goes: an address handle's attributes, and the remote QP number and Q_Key.
+
+    A join event carries its group's, ready to use; a reply to a message is made from its source and
+    src_qp. `dlid` is the MLID on InfiniBand and 0 on RoCE.
+    """
+
+    gid: Gid
+    qp_num: int = Field(default=MULTICAST_QPN, ge=0, le=0xFFFFFF)
+    qkey: int = Field(default=RDMA_UDP_QKEY, ge=0, le=0xFFFFFFFF)
+    dlid: int = Field(default=0, ge=0, le=0xFFFF)
+    sl: int = Field(default=0, ge=0, le=15)
+    port_num: int = Field(default=1, ge=1, le=255)
+    sgid_index: int = Field(default=0, ge=0, le=0xFFFF)
+    hop_limit: int = Field(default=64, ge=0, le=255)
+    traffic_class: int = Field(default=0, ge=0, le=255)
+    flow_label: int = Field(default=0, ge=0, le=0xFFFFF)
+    is_global: bool = True
+
+
+class UdParam(_Model):
+    """rdma_ud_param of a join event."""
+
+    qp_num: int
+    qkey: int
+    destination: Destination
+
+
+class PortInfo(_Model):
+    """One port of a device. `active_mtu` in bytes, `rate` in Gbit/s, `lid` 0 on Ethernet."""
+
+    port_num: int
+    state: PortState
+    link_layer: LinkLayer
+    active_mtu: int
+    rate: float
+    lid: int
+    gids: tuple[Gid, ...]
+    addresses: tuple[IPv4Address | IPv6Address, ...]
+
+
+class DeviceInfo(_Model):
+    """One RDMA device and its limits (DT-7): groups per device, QPs per group."""
+
+    name: str
+    node_guid: int
+    max_mcast_grp: int
+    max_mcast_qp_attach: int
+    max_qp_wr: int
+    ports: tuple[PortInfo, ...]
+
+
+class CmEvent(_Model):
+    """A communication event, copied and acked in the call that read it: holding one blocks nothing.
+
+    status   as the stack reports it: 0, or negative
+    errno    why it failed, 0 if it did not; for a failed attach at retrieval, the attach's errno
+    context  the object given to the join, the same one (JEX-17)
+    id       the CmId it belongs to
+    ud       for MULTICAST_JOIN: qp_num 0xFFFFFF, Q_Key, and the Destination to send to
+    """
+
+    type: CmEventType
+    status: int
+    errno: int
+    context: Any
+    id: Any
+    ud: UdParam | None
+
+    def check(self) -> Self:
+        """Return the event; raise the `McastError` of its errno if it reports a failure."""
+        failed = self.type in _FAILURES or self.errno
+        if failed:
+            call, phase = _EVENT_CALL.get(self.type, ("get_event", Phase.EVENT))
+            raise mcast_error(
+                self.errno or E.EIO, call, phase, {"event": self.type.name, "status": self.status}
+            )
+        return self
+
+
+_FAILURES = frozenset(
+    {
+        CmEventType.ADDR_ERROR,
+        CmEventType.ROUTE_ERROR,
+        CmEventType.MULTICAST_ERROR,
+        CmEventType.DEVICE_REMOVAL,
+        CmEventType.UNREACHABLE,
+    }
+)
+_EVENT_CALL = {
+    CmEventType.ADDR_ERROR: ("resolve_addr", Phase.RESOLVE),
+    CmEventType.MULTICAST_JOIN: ("join_multicast", Phase.JOIN),
+    CmEventType.MULTICAST_ERROR: ("join_multicast", Phase.JOIN),
+}
+
+
+class QpCounters(NamedTuple):
+    """What a QP has seen. None: the provider cannot know.
+
+    dropped_no_receive  messages lost because no receive was free (silent in the real stack)
+    dropped_too_long    messages lost because a receive had too little room
+    dropped_qkey        messages lost because of a wrong Q_Key
+    recv_free           receives free now
+    recv_low_water      the fewest receives that were ever free
+    """
+
+    sent: int
+    received: int
+    dropped_no_receive: int | None
+    dropped_too_long: int | None
+    dropped_qkey: int | None
+    recv_free: int
+    recv_low_water: int
+
+
+class Status(NamedTuple):
+    """Whether a backend can run here; else the reason and the one-line fix."""
+
+    available: bool
+    detail: str
+    reason: UnavailableReason | None = None
+    fix: str = ""
+
+
+class Provider(NamedTuple):
+    """A provider as the registry and the entry-point group `mcast.backends` know it.
+
+    status   asks, without side effects, whether it can run here
+    open     opens it; keyword options are its own; raises BackendUnavailable
+    testbed  opens it with what the conformance suite needs (mcast.testbed)
+    """
+
+    name: str
+    summary: str
+    status: Callable[[], Status]
+    open: Callable[..., Backend]
+    testbed: Callable[[], AbstractContextManager[Testbed]]
+
+
+# --- the four nouns --------------------------------------------------------
+
+
+class _Closeable(ABC):
+    """Closes once, at the latest at the end of a `with`."""
+
+    _closed = False
+
+    @property
+    def closed(self) -> bool:
+        """True after close or destroy; every other call then raises `Closed`."""
+        return self._closed
+
+    def _require_open(self, call: str, phase: Phase) -> None:
+        if self._closed:
+            raise Closed(type(self).__name__, call, phase)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Backend(_Closeable):
+    """One provider, opened. Closing it closes its channels, leaves every group and frees everything."""
+
+    name: str
+    capabilities: frozenset[Capability]
+
+    @abstractmethod
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices that are there now, with limits, MTU, link layer and GIDs."""
+
+    @abstractmethod
+    def event_channel(self) -> EventChannel:
+        """A new channel; its ids report to it."""
+
+
+class EventChannel(_Closeable):
+    """rdma_event_channel: the queue of communication events, in the order in which they happened."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A real file descriptor: readable (poll, select, asyncio) while an event waits."""
+
+    def create_id(self, port_space: PortSpace = PortSpace.UDP) -> CmId:
+        """rdma_create_id. A new, unbound id."""
+        self._require_open("create_id", Phase.OPEN)
+        return self._create_id(port_space)
+
+    def get_event(self, timeout: float | None = None) -> CmEvent | None:
+        """rdma_get_cm_event and rdma_ack_cm_event: the next event, or None when `timeout` s have passed.
+
+        Retrieving a MULTICAST_JOIN of a full member attaches the id's QP (JEX-15, JM-2); if the attach
+        fails the event is a MULTICAST_ERROR with status -1 and the attach's errno (facts: kernel, join).
+        """
+        self._require_open("get_event", Phase.EVENT)
+        return self._get_event(timeout)
+
+    @abstractmethod
+    def _create_id(self, port_space: PortSpace) -> CmId: ...
+
+    @abstractmethod
+    def _get_event(self, timeout: float | None) -> CmEvent | None: ...
+
+
+class CmId(_Closeable):
+    """rdma_cm_id: bound to a device, joins and leaves groups, owns at most one QP."""
+
+    def __init__(self) -> None:
+        self._joined: set[McastAddress] = set()
+
+    @property
+    @abstractmethod
+    def device(self) -> str | None:
+        """Name of the device the id is bound to; None while it has none."""
+
+    @property
+    @abstractmethod
+    def qp(self) -> QueuePair | None:
+        """The QP made by create_qp; None before, and after it was destroyed."""
+
+    def bind_addr(self, src: IPv4Address | IPv6Address | str) -> None:
+        """rdma_bind_addr: take the device that has the address (JEX-12).
+
+        0.0.0.0 and 127.0.0.1 succeed and leave the id without a device. Not local: EADDRNOTAVAIL.
+        PortSpace.IPOIB: EINVAL; PortSpace.IB: ENODEV. (facts: kernel, join)
+        """
+        self._require_open("bind_addr", Phase.BIND)
+        self._bind_addr(_ip(src))
+
+    def resolve_addr(
+        self,
+        dst: McastAddress | IPv4Address | IPv6Address | str,
+        src: IPv4Address | IPv6Address | str | None = None,
+        timeout: float = 2.0,
+    ) -> None:
+        """rdma_resolve_addr: take the device that the route to `dst`, or `src`, names (JEX-13).
+
+        The id may join once ADDR_RESOLVED has been fetched. No route and no source: ENETUNREACH.
+        """
+        self._require_open("resolve_addr", Phase.RESOLVE)
+        self._resolve_addr(McastAddress.of(dst), None if src is None else _ip(src), timeout)
+
+    def create_qp(self, init: QpInit | None = None) -> QueuePair:
+        """rdma_create_qp. A UD QP of a bound id is in RTS with its receives posted; RC and UC in INIT.
+
+        A second QP on the id, RC or UC in PortSpace.UDP, UD in PortSpace.TCP, no device: EINVAL.
+        """
+        self._require_open("create_qp", Phase.CREATE_QP)
+        return self._create_qp(init or QpInit())
+
+    def join_multicast(
+        self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None
+    ) -> None:
+        """rdma_join_multicast: as join_multicast_ex with FULLMEMBER (JM-1)."""
+        self._require_open("join_multicast", Phase.JOIN)
+        address = McastAddress.of(addr)
+        self._refuse_second_join("join_multicast", address)
+        self._join_multicast(address, context)
+        self._joined.add(address)
+
+    def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
+        """rdma_join_multicast_ex: start to join; the outcome is an event that carries `context` (JEX-17).
+
+        Raises at once: EINVAL (id not bound, JEX-12; not UD; bad mask or flag, JEX-1, JEX-2), EOPNOTSUPP
+        (reserved mask bit), 524 (IPv6 group or raw MGID on RoCEv2), EADDRNOTAVAIL (InfiniBand without the
+        IPoIB broadcast group), ENXIO (device removed). `AlreadyJoined`: guard G-JOIN.
+        After a MULTICAST_ERROR the membership still wants its leave (JEX-14).
+        """
+        self._require_open("join_multicast_ex", Phase.JOIN)
+        self._refuse_second_join("join_multicast_ex", attr.addr)
+        self._join_multicast_ex(attr, context)
+        self._joined.add(attr.addr)
+
+    def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
+        """rdma_leave_multicast: leave and detach the id's QP (LV-1); never blocks on an event.
+
+        Before the join is complete, or its event fetched, it cancels: that event never comes (LV-2).
+        What was received stays readable (LV-3). Not joined with this address and port: EADDRNOTAVAIL
+        (LV-5). Device removed: ENXIO.
+        """
+        self._require_open("leave_multicast", Phase.LEAVE)
+        address = McastAddress.of(addr)
+        self._leave_multicast(address)
+        self._joined.discard(address)
+
+    def destroy(self) -> None:
+        """rdma_destroy_id, after leaving all groups (LV-4) and destroying the QP. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._joined.clear()
+            self._destroy()
+
+    def close(self) -> None:
+        """The same as destroy."""
+        self.destroy()
+
+    def _refuse_second_join(self, call: str, address: McastAddress) -> None:
+        if address in self._joined:
+            raise AlreadyJoined(call, address)
+
+    @abstractmethod
+    def _bind_addr(self, src: IPv4Address | IPv6Address) -> None: ...
+
+    @abstractmethod
+    def _resolve_addr(
+        self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float
+    ) -> None: ...
+
+    @abstractmethod
+    def _create_qp(self, init: QpInit) -> QueuePair: ...
+
+    @abstractmethod
+    def _join_multicast(self, addr: McastAddress, context: object) -> None: ...
+
+    @abstractmethod
+    def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None: ...
+
+    @abstractmethod
+    def _leave_multicast(self, addr: McastAddress) -> None: ...
+
+    @abstractmethod
+    def _destroy(self) -> None: ...
+
+
+class Region(_Closeable):
+    """User memory registered with a QP (ibv_reg_mr). Close it when no call uses it any more.
+
+    A payload that lies inside an open region is sent without a copy.
+    """
+
+    @property
+    @abstractmethod
+    def buffer(self) -> memoryview:
+        """The registered memory, as bytes."""
+
+
+class QueuePair(_Closeable):
+    """ibv_qp of a CmId. Sends and receives UD messages in batches; attaches to groups."""
+
+    @property
+    @abstractmethod
+    def qp_num(self) -> int:
+        """24-bit QP number."""
+
+    @property
+    @abstractmethod
+    def qp_type(self) -> QpType: ...
+
+    @property
+    @abstractmethod
+    def state(self) -> QpState:
+        """The state now, asked of the device: a QP can fall into ERR by itself."""
+
+    @property
+    @abstractmethod
+    def max_message_size(self) -> int:
+        """The largest payload in bytes: the MTU of the port now (guard G-MTU)."""
+
+    @property
+    @abstractmethod
+    def attachments(self) -> Mapping[Gid, int]:
+        """The (MGID, MLID) pairs the QP is attached with, by the user or by a join."""
+
+    @property
+    @abstractmethod
+    def counters(self) -> QpCounters: ...
+
+    def modify(self, state: QpState) -> None:
+        """ibv_modify_qp. INIT posts the receives again. A step the state machine lacks: EINVAL."""
+        self._require_open("modify", Phase.MODIFY)
+        self._modify(state)
+
+    def reset(self) -> None:
+        """From any state back to RTS, with attachments kept and receives posted."""
+        for state in (QpState.RESET, QpState.INIT, QpState.RTR, QpState.RTS):
+            self.modify(state)
+
+    def attach_mcast(self, gid: Gid | str, lid: int) -> None:
+        """ibv_attach_mcast: deliver messages for this MGID and MLID here (AT-1); a duplicate is no-op (AT-4).
+
+        Errors: EINVAL (not UD, AT-3; not a multicast GID; on InfiniBand MLID outside 0xC000..0xFFFE),
+        ENOMEM (max_mcast_qp_attach or max_mcast_grp, DT-7), ENOSYS (no multicast, DT-8), `SecondMlid`.
+        Nothing arrives unless the port is a member of the group as well (AT-5).
+        """
+        self._require_open("attach_mcast", Phase.ATTACH)
+        gid = Gid(gid)
+        attached = self.attachments.get(gid, lid)
+        if attached != lid:
+            raise SecondMlid(gid, lid, attached)
+        self._attach_mcast(gid, lid)
+
+    def detach_mcast(self, gid: Gid | str, lid: int) -> None:
+        """ibv_detach_mcast, with the attributes of the attach (DT-3), in any state (DT-5).
+
+        Acts on this device alone (DT-2), on this QP (DT-1), on this group (DT-4); once is enough (DT-9).
+        EINVAL: not a multicast GID, not UD, not attached with this pair (DT-6).
+        """
+        self._require_open("detach_mcast", Phase.DETACH)
+        self._detach_mcast(Gid(gid), lid)
+
+    def send(
+        self,
+        destination: Destination,
+        batch: Iterable[Buffer],
+        imm: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Send each buffer of `batch` as one message, in order; return how many, which is all of them.
+
+        Any C-contiguous buffer works; all may be reused when the call returns. A full send queue makes
+        the call wait, up to `timeout`. `imm` is a 32-bit immediate for every message. Errors:
+        MessageTooLarge (G-MTU), EINVAL (QP not in RTS; destination not of this device), QpError (the
+        device put the QP into ERR), TimedOut. UD gives no receipt: success says sent, not received.
+        """
+        self._require_open("send", Phase.SEND)
+        if isinstance(batch, bytes | bytearray | memoryview | str):
+            raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
+        if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
+            raise ValueError(f"imm is {imm}: an immediate is 32 bits, 0..0xFFFFFFFF")
+        payloads: list[Any] = batch if isinstance(batch, list) else list(batch)
+        if set(map(type, payloads)) <= _BYTES:
+            sizes = list(map(len, payloads))
+        else:
+            payloads = list(map(_as_bytes, payloads, range(len(payloads))))
+            sizes = list(map(operator.attrgetter("nbytes"), payloads))
+        limit = self.max_message_size
+        if sizes and max(sizes) > limit:
+            index = next(i for i, size in enumerate(sizes) if size > limit)
+            raise MessageTooLarge(sizes[index], limit, index)
+        self._send(destination, payloads, imm, timeout)
+        return len(payloads)
+
+    def send_one(
+        self,
+        destination: Destination,
+        payload: Buffer,
+        imm: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Send one message: `send` with a batch of one."""
+        self.send(destination, [payload], imm, timeout)
+
+    def recv(self, max: int = 64, timeout: float | None = None) -> Batch:
+        """Receive 1..max messages, in order; an empty batch when `timeout` s have passed without one.
+
+        Returns as soon as there is one. QpError once the messages received before the failure are read.
+        """
+        self._require_open("recv", Phase.RECV)
+        if max < 1:
+            raise ValueError(f"max is {max}: recv returns 1 or more messages")
+        return self._recv(max, timeout)
+
+    def recv_one(self, timeout: float | None = None) -> Message | None:
+        """Receive one message with a payload of its own (a copy), or None when `timeout` s have passed."""
+        with self.recv(1, timeout) as batch:
+            if not len(batch):
+                return None
+            message = batch[0]
+            return message._replace(payload=memoryview(bytes(message.payload)))
+
+    def register(self, buffer: Buffer, recv_slot: int | None = None) -> Region:
+        """Register a buffer: what is sent from inside it is not copied.
+
+        With `recv_slot`, a size in bytes, the buffer becomes the QP's receive memory, one message a slot,
+        and the payloads of received batches are views of it. The buffer must be writable for that.
+        """
+        self._require_open("register", Phase.REGISTER)
+        view = _as_bytes(buffer, 0)
+        if recv_slot is not None and (view.readonly or not 1 <= recv_slot <= view.nbytes):
+            raise ValueError(
+                f"recv_slot is {recv_slot}: it needs a writable buffer of at least one slot, "
+                f"this one has {view.nbytes} bytes{' and is read-only' if view.readonly else ''}"
+            )
+        return self._register(view, recv_slot)
+
+    @abstractmethod
+    def _modify(self, state: QpState) -> None: ...
+
+    @abstractmethod
+    def _attach_mcast(self, gid: Gid, lid: int) -> None: ...
+
+    @abstractmethod
+    def _detach_mcast(self, gid: Gid, lid: int) -> None: ...
+
+    @abstractmethod
+    def _send(
+        self,
+        destination: Destination,
+        payloads: Sequence[bytes | memoryview],
+        imm: int | None,
+        timeout: float | None,
+    ) -> None: ...
+
+    @abstractmethod
+    def _recv(self, max: int, timeout: float | None) -> Batch: ...
+
+    @abstractmethod
+    def _register(self, buffer: memoryview, recv_slot: int | None) -> Region: ...
+
+
+_BYTES = frozenset({bytes})
+
+
+def _as_bytes(buffer: Buffer, index: int) -> memoryview:
+    """The buffer as a flat view of bytes; TypeError names the message that is none."""
+    try:
+        return memoryview(buffer).cast("B")
+    except TypeError as error:
+        raise TypeError(
+            f"message {index} is a {type(buffer).__name__}: a payload is a C-contiguous buffer ({error})"
+        ) from None
+
+
+def _ip(value: IPv4Address | IPv6Address | str) -> IPv4Address | IPv6Address:
+    try:
+        return ip_address(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a source address: give IPv4 or IPv6 text") from None

@@ -1,0 +1,106 @@
+"""What recv returns: a leased batch of messages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from mcast.addresses import Gid
+
+
+class Message(NamedTuple):
+    """One received message.
+
+    payload    the bytes sent, without the 40-byte GRH: a read-only view, leased by its batch
+    source     the sender's GID, from the GRH
+    src_qp     the sender's QP number
+    group      the MGID it was sent to
+    imm        the 32-bit immediate, or None
+    from_self  True when this very QP sent it (same GID and QP number)
+    """
+
+    payload: memoryview
+    source: Gid
+    src_qp: int
+    group: Gid
+    imm: int | None
+    from_self: bool
+
+
+class Batch(ABC):
+    """Messages in the order of arrival, in receive buffers leased from the QP.
+
+    A buffer goes back to the receive queue at `release()`, at the end of a `with`, or when the batch is
+    dropped; until then it is one receive less. Every payload view is released with it: using one
+    afterwards raises ValueError, so a view never shows another message's bytes.
+    """
+
+    def __init__(self) -> None:
+        self._views: list[memoryview] = []
+        self._released = False
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def lengths(self) -> Sequence[int]:
+        """Payload length in bytes of each message."""
+
+    @abstractmethod
+    def _message(self, index: int) -> Message:
+        """The message at 0 <= index < len, its payload a new view that release() may end."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Give the buffers back to the receive queue; called once."""
+
+    def __getitem__(self, index: int) -> Message:
+        if self._released:
+            raise ValueError("this batch was released: copy a payload with bytes() before that")
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"message {index} of a batch of {size}")
+        message = self._message(index % size)
+        self._views.append(message.payload)
+        return message
+
+    def __iter__(self) -> Iterator[Message]:
+        return (self[index] for index in range(len(self)))
+
+    def release(self) -> None:
+        """End the lease. Idempotent.
+
+        Raises BufferError while something else (a numpy array, say) still uses a payload; the buffers
+        then stay leased, and a later release() may succeed.
+        """
+        if self._released:
+            return
+        while self._views:
+            try:
+                self._views[-1].release()
+            except BufferError:
+                raise BufferError(
+                    f"{len(self._views)} payload(s) of this batch may still be in use by another object: "
+                    "drop it, or copy the payload first"
+                ) from None
+            self._views.pop()
+        self._released = True
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # A view still exported elsewhere keeps its buffers leased: lost receives, never wrong bytes.
+        try:
+            self.release()
+        except (BufferError, AttributeError):
+            pass

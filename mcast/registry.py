@@ -1,0 +1,80 @@
+"""Which backends there are: one literal table, and the entry-point group `mcast.backends`.
+
+A name leads to a `Provider` value, imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from mcast.api import Backend, BackendUnavailable, Provider, Status, UnavailableReason, UnknownBackend
+
+BUILTIN = {
+    "sim": "mcast.backends.sim:ROCE",
+    "sim-roce": "mcast.backends.sim:ROCE",
+    "sim-ib": "mcast.backends.sim:INFINIBAND",
+    "rdma": "mcast.backends.rdma:PROVIDER",
+}
+"""Name -> "module:Provider". `sim` is the short name of `sim-roce`."""
+
+GROUP = "mcast.backends"
+
+
+def backend_names() -> tuple[str, ...]:
+    """Every name that open_backend takes, the built-in ones first."""
+    return (*BUILTIN, *(name for name in sorted(_installed()) if name not in BUILTIN))
+
+
+def provider(name: str) -> Provider:
+    """The provider of that name.
+
+    Raises UnknownBackend, and BackendUnavailable (BROKEN) when its module cannot be imported.
+    """
+    if name in BUILTIN:
+        module, _, attribute = BUILTIN[name].partition(":")
+        found = getattr(import_module(module), attribute)
+    elif name in _installed():
+        found = _load(name, _installed()[name])
+    else:
+        raise UnknownBackend(
+            name,
+            UnavailableReason.UNKNOWN_NAME,
+            f"there are {', '.join(backend_names())}",
+            f"name one of these, or install the package with that entry point in {GROUP!r}",
+        )
+    assert isinstance(found, Provider)
+    return found._replace(name=name)
+
+
+def backend_status(name: str) -> Status:
+    """Whether the backend can run here; else the reason and the fix. Raises UnknownBackend only."""
+    try:
+        return provider(name).status()
+    except BackendUnavailable as error:
+        return Status(False, error.detail, error.reason, error.fix)
+
+
+def open_backend(name: str, **options: object) -> Backend:
+    """Open a backend by name; the options are the provider's own.
+
+    Raises UnknownBackend, or BackendUnavailable with the reason and the fix.
+    """
+    return provider(name).open(**options)
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _load(name: str, entry: EntryPoint) -> Provider:
+    fix = f"repair or remove the package that declares {entry.value!r} in {GROUP!r}"
+    try:
+        found = entry.load()
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"
+        raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix) from error
+    if not isinstance(found, Provider):
+        detail = f"it is a {type(found).__name__}, not an mcast.api.Provider"
+        raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix)
+    return found
