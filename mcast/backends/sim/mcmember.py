@@ -1,0 +1,196 @@
+"""MCMemberRecord as it is on the wire, and the numbers that go with it (IBA vol 1, 15.2.5.17).
+
+GIDs are 16 bytes; MTU, rate and packet lifetime are the encoded 6-bit values.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+__all__ = [
+    "MLID_FIRST",
+    "MLID_LAST",
+    "MTUS",
+    "RATES",
+    "RECORD_SIZE",
+    "ZERO_GID",
+    "JoinState",
+    "McMask",
+    "McMemberRecord",
+    "SaMethod",
+    "SaStatus",
+    "Selector",
+]
+
+MLID_FIRST, MLID_LAST = 0xC000, 0xFFFE
+RECORD_SIZE = 52
+MTUS = (1, 2, 3, 4, 5)
+RATES = (2, 5, 3, 11, 6, 4, 15, 19, 7, 8, 20, 12, 9, 10, 16, 13, 14, 17, 18, 21, 22, 23, 24)
+"""Encoded rates, slowest first: the code points were given out in another order than the speeds."""
+ZERO_GID = bytes(16)
+
+
+class SaMethod(IntEnum):
+    """SA methods that MCMemberRecord knows, as MAD method values."""
+
+    GET = 0x01
+    SET = 0x02
+    GET_TABLE = 0x12
+    DELETE = 0x15
+
+
+class SaStatus(IntEnum):
+    """MAD status of an answer: class-specific codes in the high byte, the common ones in the low byte."""
+
+    OK = 0x0000
+    UNSUP_METHOD_ATTR = 0x000C
+    NO_RESOURCES = 0x0100
+    REQ_INVALID = 0x0200
+    NO_RECORDS = 0x0300
+    TOO_MANY_RECORDS = 0x0400
+    INVALID_GID = 0x0500
+    INSUF_COMPS = 0x0600
+
+
+class McMask(IntFlag):
+    """Component mask bits of MCMemberRecord, in wire positions."""
+
+    MGID = 1 << 0
+    PORT_GID = 1 << 1
+    QKEY = 1 << 2
+    MLID = 1 << 3
+    MTU_SELECTOR = 1 << 4
+    MTU = 1 << 5
+    TCLASS = 1 << 6
+    PKEY = 1 << 7
+    RATE_SELECTOR = 1 << 8
+    RATE = 1 << 9
+    LIFE_SELECTOR = 1 << 10
+    PACKET_LIFE = 1 << 11
+    SL = 1 << 12
+    FLOW_LABEL = 1 << 13
+    HOP_LIMIT = 1 << 14
+    SCOPE = 1 << 15
+    JOIN_STATE = 1 << 16
+    PROXY_JOIN = 1 << 17
+
+    JOIN = MGID | PORT_GID | JOIN_STATE
+    """What every Set and Delete must carry."""
+    CREATE = JOIN | QKEY | PKEY | SL | FLOW_LABEL | TCLASS
+    """What a Set must carry to create the group (o15-0.2.3)."""
+
+
+class JoinState(IntFlag):
+    """JoinState bits: what the member is. Only FULL and SEND_ONLY_FULL keep a group alive."""
+
+    FULL = 1
+    NON = 2
+    SEND_ONLY_NON = 4
+    SEND_ONLY_FULL = 8
+
+
+class Selector(IntEnum):
+    """How MTU, rate and packet lifetime of a request are meant."""
+
+    GREATER = 0
+    LESS = 1
+    EXACTLY = 2
+    LARGEST = 3
+
+
+class McMemberRecord(NamedTuple):
+    """MCMemberRecord: every field of its 52 bytes; the i-th field is the one of mask bit i."""
+
+    mgid: bytes = ZERO_GID
+    port_gid: bytes = ZERO_GID
+    qkey: int = 0
+    mlid: int = 0
+    mtu_selector: int = 0
+    mtu: int = 0
+    tclass: int = 0
+    pkey: int = 0
+    rate_selector: int = 0
+    rate: int = 0
+    life_selector: int = 0
+    packet_life: int = 0
+    sl: int = 0
+    flow_label: int = 0
+    hop_limit: int = 0
+    scope: int = 0
+    join_state: int = 0
+    proxy_join: bool = False
+
+    def pack(self) -> bytes:
+        """The 52 bytes of the wire. Raises ValueError naming a field that does not fit."""
+        for name, width in _WIDTHS:
+            if not 0 <= getattr(self, name) < 1 << width:
+                raise ValueError(f"{name}={getattr(self, name)!r} does not fit in {width} bits")
+        for name in ("mgid", "port_gid"):
+            if len(getattr(self, name)) != 16:
+                raise ValueError(f"{name} has {len(getattr(self, name))} bytes, a GID has 16")
+        return _WIRE.pack(
+            self.mgid,
+            self.port_gid,
+            self.qkey,
+            self.mlid,
+            self.mtu_selector << 6 | self.mtu,
+            self.tclass,
+            self.pkey,
+            self.rate_selector << 6 | self.rate,
+            self.life_selector << 6 | self.packet_life,
+            self.sl << 28 | self.flow_label << 8 | self.hop_limit,
+            self.scope << 4 | self.join_state,
+            self.proxy_join << 7,
+        )
+
+    @classmethod
+    def unpack(cls, wire: bytes) -> McMemberRecord:
+        """The record in 52 bytes; reserved bits are dropped. Raises ValueError for another length."""
+        if len(wire) != RECORD_SIZE:
+            raise ValueError(f"an MCMemberRecord has {RECORD_SIZE} bytes, not {len(wire)}")
+        mgid, port_gid, qkey, mlid, mtu, tclass, pkey, rate, life, sl_flow_hop, state, proxy = _WIRE.unpack(
+            wire
+        )
+        return cls(
+            mgid,
+            port_gid,
+            qkey,
+            mlid,
+            mtu >> 6,
+            mtu & 63,
+            tclass,
+            pkey,
+            rate >> 6,
+            rate & 63,
+            life >> 6,
+            life & 63,
+            sl_flow_hop >> 28,
+            sl_flow_hop >> 8 & 0xFFFFF,
+            sl_flow_hop & 255,
+            state >> 4,
+            JoinState(state & 15),
+            bool(proxy & 0x80),
+        )
+
+
+_WIRE = struct.Struct(">16s16sIHBBHBBIBB2x")
+_WIDTHS = (
+    ("qkey", 32),
+    ("mlid", 16),
+    ("mtu_selector", 2),
+    ("mtu", 6),
+    ("tclass", 8),
+    ("pkey", 16),
+    ("rate_selector", 2),
+    ("rate", 6),
+    ("life_selector", 2),
+    ("packet_life", 6),
+    ("sl", 4),
+    ("flow_label", 20),
+    ("hop_limit", 8),
+    ("scope", 4),
+    ("join_state", 4),
+    ("proxy_join", 1),
+)
