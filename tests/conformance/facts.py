@@ -204,7 +204,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     (
         "K-DEVICE-9",
         "the device leaks 33:33:... MAC entries",
-        "MAC lists are no evidence here; IGMP lists are",
+        "MAC lists are no evidence; IGMP lists are",
     ),
     ("K-FABRIC-1", "errno 524 has no name in libc or Python"),
     ("K-FABRIC-2", "modules, bridge, veth pairs, accept_local and rp_filter, rxe links", _RECIPE),
