@@ -670,6 +670,10 @@ class QueuePair(_Closeable):
     @abstractmethod
     def counters(self) -> QpCounters: ...
 
+    @abstractmethod
+    def close(self) -> None:
+        """ibv_destroy_qp, after detaching it from every group. Idempotent."""
+
     def modify(self, state: QpState) -> None:
         """ibv_modify_qp. INIT posts the receives again. A step the state machine lacks: EINVAL."""
         self._require_open("modify", Phase.MODIFY)
@@ -767,7 +771,8 @@ class QueuePair(_Closeable):
         """Register a buffer: what is sent from inside it is not copied.
 
         With `recv_slot`, a size in bytes, the buffer becomes the QP's receive memory, one message a slot,
-        and the payloads of received batches are views of it. The buffer must be writable for that.
+        and the payloads of received batches are views of it. The buffer must be writable for that, and
+        no message may be queued or leased (EBUSY): do it before the QP joins. Closing the region ends it.
         """
         self._require_open("register", Phase.REGISTER)
         view = _as_bytes(buffer, 0)
