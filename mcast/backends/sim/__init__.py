@@ -1,0 +1,46 @@
+"""The simulator: an in-process model of a RoCE or an InfiniBand fabric.
+
+`Fabric.roce(...)` or `Fabric.infiniband(...)` makes one; `open_fabric(fabric)` opens it as a backend;
+`open_backend("sim-roce")` does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mcast.api import Backend, Provider, Status
+from mcast.backends.sim.backend import SimBackend
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.sa import Quirks
+from mcast.backends.sim.testbed import sim_testbed
+
+__all__ = ["INFINIBAND", "ROCE", "Fabric", "Quirks", "open_fabric"]
+
+
+def open_fabric(fabric: Fabric, host: int | None = None) -> Backend:
+    """The backend of a program on one host of the fabric, or on all of them at once."""
+    name = "sim-roce" if fabric.sa is None else "sim-ib"
+    if host is not None and host not in {port.host for port in fabric.ports}:
+        raise ValueError(f"host is {host!r}: this fabric has hosts 0..{max(p.host for p in fabric.ports)}")
+    return SimBackend(fabric, name, None if host is None else frozenset({host}))
+
+
+def _open(name: str, make: Callable[..., Fabric], **options: Any) -> Backend:
+    """A fabric of its own for the backend; the options are those of `Fabric.roce` or `.infiniband`."""
+    return SimBackend(make(**options), name, owns_fabric=True)
+
+
+def _provider(name: str, summary: str, make: Callable[..., Fabric]) -> Provider:
+    return Provider(
+        name,
+        summary,
+        status=lambda: Status(True, summary),
+        open=partial(_open, name, make),
+        testbed=partial(sim_testbed, name, make),
+    )
+
+
+ROCE = _provider("sim-roce", "simulated RoCEv2 fabric: IGMP, no SA", Fabric.roce)
+INFINIBAND = _provider("sim-ib", "simulated InfiniBand fabric: SA, MLIDs, partitions", Fabric.infiniband)

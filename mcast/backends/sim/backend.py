@@ -1,0 +1,343 @@
+"""The contract over a simulated fabric: each call takes the fabric's lock and turns errnos into errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address
+from types import MappingProxyType
+
+from mcast.addresses import Gid, McastAddress
+from mcast.api import (
+    Backend,
+    Batch,
+    Capability,
+    CmEvent,
+    CmId,
+    Destination,
+    DeviceInfo,
+    EventChannel,
+    JoinAttrEx,
+    Phase,
+    PortSpace,
+    QpCounters,
+    QpError,
+    QpInit,
+    QpState,
+    QpType,
+    QueuePair,
+    Region,
+    mcast_error,
+)
+from mcast.backends.sim import cm
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.lease import SimBatch, Slots
+from mcast.backends.sim.port import Port
+from mcast.backends.sim.qp import Qp
+
+_BOTH = {Capability.CONNECTED_QP}
+ROCE_CAPABILITIES = frozenset(_BOTH | {Capability.IGMP})
+INFINIBAND_CAPABILITIES = frozenset(
+    _BOTH | {Capability.SA, Capability.MLID, Capability.IPV6_GROUP, Capability.RAW_MGID}
+)
+
+
+class SimBackend(Backend):
+    """Programs on some hosts of a fabric (all of them by default), as one process sees their devices.
+
+    `owns_fabric` closes the fabric with the backend.
+    """
+
+    def __init__(
+        self, fabric: Fabric, name: str, hosts: frozenset[int] | None = None, owns_fabric: bool = False
+    ) -> None:
+        self.fabric, self.name = fabric, name
+        self.capabilities = ROCE_CAPABILITIES if fabric.sa is None else INFINIBAND_CAPABILITIES
+        self._hosts = hosts if hosts is not None else frozenset(port.host for port in fabric.ports)
+        self._owns_fabric = owns_fabric
+        self._channels: dict[SimEventChannel, None] = {}
+        fabric.on_removal.append(self._device_removed)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        self._require_open("devices", Phase.OPEN)
+        with self.fabric.clock:
+            return tuple(p.info() for p in self.fabric.ports if p.host in self._hosts and not p.removed)
+
+    def event_channel(self) -> EventChannel:
+        self._require_open("event_channel", Phase.OPEN)
+        channel = SimEventChannel(self.fabric, self._hosts, self._channels)
+        self._channels[channel] = None
+        return channel
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        for channel in list(self._channels):
+            channel.close()
+        self._closed = True
+        self.fabric.on_removal.remove(self._device_removed)
+        if self._owns_fabric:
+            self.fabric.close()
+
+    def _device_removed(self, port: Port) -> None:
+        for channel in self._channels:
+            for cm_id in channel.ids:
+                if cm_id.core.interface is not None and cm_id.core.interface.port is port:
+                    cm_id.core.device_removed()
+
+
+class SimEventChannel(EventChannel):
+    """A channel; its descriptor is made when it is first asked for."""
+
+    def __init__(self, fabric: Fabric, hosts: frozenset[int], siblings: dict[SimEventChannel, None]) -> None:
+        self.fabric, self._hosts, self._siblings = fabric, hosts, siblings
+        self.ids: dict[SimCmId, None] = {}
+        self._core = cm.Channel(self._on_event)
+        self._fd: int | None = None
+        self._signalled = False
+
+    def fileno(self) -> int:
+        self._require_open("fileno", Phase.EVENT)
+        with self.fabric.clock:
+            if self._fd is None:
+                self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                self.fabric.clock.want_descriptor()
+                self._on_event()
+            return self._fd
+
+    def _on_event(self) -> None:
+        """Keep the descriptor readable exactly while an event waits."""
+        if self._fd is None or self._signalled == bool(self._core.queue):
+            return
+        self._signalled = not self._signalled
+        if self._signalled:
+            os.eventfd_write(self._fd, 1)
+        else:
+            os.eventfd_read(self._fd)
+
+    def _create_id(self, port_space: PortSpace) -> CmId:
+        core = cm.Id(self.fabric, self._hosts, self._core, port_space)
+        cm_id = SimCmId(self, core)
+        self.ids[cm_id] = None
+        return cm_id
+
+    def _get_event(self, timeout: float | None) -> CmEvent | None:
+        clock = self.fabric.clock
+        with clock:
+            if not clock.wait(lambda: bool(self._core.queue), timeout, "get_event", Phase.EVENT):
+                return None
+            event = self._core.get()
+        membership = event.membership
+        return CmEvent(
+            type=event.type,
+            status=event.status,
+            errno=event.errno,
+            context=None if membership is None else membership.context,
+            id=event.id.owner,
+            ud=event.ud,
+        )
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        for cm_id in list(self.ids):
+            cm_id.destroy()
+        with self.fabric.clock:
+            self._closed = True
+            self._siblings.pop(self, None)
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+
+class SimCmId(CmId):
+    """An id of a channel."""
+
+    def __init__(self, channel: SimEventChannel, core: cm.Id) -> None:
+        super().__init__()
+        self.core = core
+        core.owner = self
+        self._channel = channel
+        self._clock = channel.fabric.clock
+        self._qp: SimQueuePair | None = None
+
+    @property
+    def device(self) -> str | None:
+        return None if self.core.interface is None else self.core.interface.port.name
+
+    @property
+    def qp(self) -> QueuePair | None:
+        return self._qp
+
+    def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
+        with self._clock:
+            failed = self.core.bind(src)
+        _check(failed, "bind_addr", Phase.BIND, src=src)
+
+    def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
+        with self._clock:
+            failed = self.core.resolve(dst, src)
+        _check(failed, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
+
+    def _create_qp(self, init: QpInit) -> QueuePair:
+        with self._clock:
+            failed = self.core.create_qp(init)
+        _check(failed, "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
+        assert self.core.qp is not None
+        self._qp = SimQueuePair(self, self.core.qp)
+        return self._qp
+
+    def forget_qp(self) -> None:
+        """The QP is closed: detached from everything, and gone."""
+        with self._clock:
+            self.core.destroy_qp()
+        self._qp = None
+
+    def _join_multicast(self, addr: McastAddress, context: object) -> None:
+        self._join(JoinAttrEx.model_construct(addr=addr), context, "join_multicast")
+
+    def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
+        self._join(attr, context, "join_multicast_ex")
+
+    def _join(self, attr: JoinAttrEx, context: object, call: str) -> None:
+        with self._clock:
+            failed = self.core.join(attr, context)
+        _check(failed, call, Phase.JOIN, addr=attr.addr, join_flags=attr.join_flags)
+
+    def _leave_multicast(self, addr: McastAddress) -> None:
+        with self._clock:
+            failed = self.core.leave(addr)
+        _check(failed, "leave_multicast", Phase.LEAVE, addr=addr)
+
+    def _destroy(self) -> None:
+        with self._clock:
+            self.core.destroy()
+            self._channel.ids.pop(self, None)
+        if self._qp is not None:
+            self._qp.close()
+
+
+class SimRegion(Region):
+    """User memory; `end` takes it out of use as receive memory."""
+
+    def __init__(self, buffer: memoryview, end: Callable[[], None]) -> None:
+        self._buffer, self._end = buffer, end
+
+    @property
+    def buffer(self) -> memoryview:
+        self._require_open("buffer", Phase.REGISTER)
+        return self._buffer
+
+    def close(self) -> None:
+        if not self._closed:
+            self._end()
+            self._closed = True
+
+
+class SimQueuePair(QueuePair):
+    """The QP of an id."""
+
+    def __init__(self, owner: SimCmId, core: Qp) -> None:
+        self.core = core
+        self._owner = owner
+        self._fabric = owner.core.fabric
+        self._clock = self._fabric.clock
+        self._slots: Slots | None = None
+
+    @property
+    def qp_num(self) -> int:
+        return self.core.number
+
+    @property
+    def qp_type(self) -> QpType:
+        return self.core.type
+
+    @property
+    def state(self) -> QpState:
+        return self.core.state
+
+    @property
+    def max_message_size(self) -> int:
+        return self.core.port.mtu
+
+    @property
+    def attachments(self) -> Mapping[Gid, int]:
+        return MappingProxyType(self.core.attached)
+
+    @property
+    def counters(self) -> QpCounters:
+        return self.core.counters
+
+    def _modify(self, state: QpState) -> None:
+        with self._clock:
+            failed = self.core.modify(state)
+        _check(failed, "modify", Phase.MODIFY, state=state.name)
+
+    def _attach_mcast(self, gid: Gid, lid: int) -> None:
+        with self._clock:
+            failed = self._fabric.attach(self.core, gid, lid)
+        _check(failed, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
+
+    def _detach_mcast(self, gid: Gid, lid: int) -> None:
+        with self._clock:
+            failed = self._fabric.detach(self.core, gid, lid)
+        _check(failed, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
+
+    def _send(
+        self,
+        destination: Destination,
+        payloads: Sequence[bytes | memoryview],
+        imm: int | None,
+        timeout: float | None,
+    ) -> None:
+        owned = list(map(bytes, payloads))
+        with self._clock:
+            ready = self._clock.wait(self._may_send, timeout, "send", Phase.SEND)
+            failed = self._fabric.send(self.core, destination, owned, imm) if ready else errno.ETIMEDOUT
+            error = self.core.error
+        _check(failed, "send", Phase.SEND, gid=destination.gid, messages=len(owned))
+        if error is not None:
+            raise QpError(error, "send", Phase.SEND, {"gid": destination.gid})
+
+    def _may_send(self) -> bool:
+        """In SQD a QP takes sends and holds them until it is in RTS again."""
+        return self.core.state is not QpState.SQD
+
+    def _recv(self, max: int, timeout: float | None) -> Batch:
+        core = self.core
+        with self._clock:
+            if not core.readable:
+                self._clock.wait(lambda: core.readable, timeout, "recv", Phase.RECV)
+            slices = core.take(max)
+            if not slices and core.error is not None:
+                raise QpError(core.error, "recv", Phase.RECV)
+            return SimBatch(slices, core.is_own, self._give_back, self._slots)
+
+    def _give_back(self, count: int) -> None:
+        with self._clock:
+            self.core.free += count
+
+    def _register(self, buffer: memoryview, recv_slot: int | None) -> Region:
+        if recv_slot is None:
+            return SimRegion(buffer, lambda: None)
+        before = (self.core.depth, self.core.room)
+        self._use_slots(Slots(buffer, recv_slot), buffer.nbytes // recv_slot, recv_slot)
+        return SimRegion(buffer, lambda: self._use_slots(None, *before))
+
+    def _use_slots(self, slots: Slots | None, depth: int, room: int) -> None:
+        with self._clock:
+            failed = self.core.repost(depth, room)
+            if not failed:
+                self._slots = slots
+        _check(failed, "register", Phase.REGISTER, recv_slot=room)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._owner.forget_qp()
+
+
+def _check(failed: int, call: str, phase: Phase, **arguments: object) -> None:
+    if failed:
+        raise mcast_error(failed, call, phase, arguments)

@@ -1,0 +1,193 @@
+"""Time for a fabric: virtual (jumps to the next due thing, deterministic) or the wall's (for threads).
+
+A clock owns the lock of its fabric; every method is called with it held. Times are ints, nanoseconds since
+the fabric was made.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from heapq import heappop, heappush
+from types import TracebackType
+
+from mcast.api import McastError, Phase
+
+NS = 1_000_000_000
+POLL_NS = 1_000
+"""Virtual time that an unsuccessful poll (timeout 0) takes, so that a polling loop gets somewhere."""
+
+
+class SimulationStalled(McastError, RuntimeError):
+    """EDEADLK: a call without a timeout waits for something that nothing will ever cause."""
+
+    def __init__(self, call: str, phase: Phase) -> None:
+        super().__init__(
+            errno.EDEADLK,
+            call,
+            phase,
+            None,
+            "nothing is due on this fabric, the call would wait for ever: "
+            'give a timeout, or make the fabric with clock="wall" if another thread is to act',
+        )
+
+
+class Clock(ABC):
+    """What is due, in order of time, then of scheduling."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Condition(threading.RLock())
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._scheduled = 0
+
+    @property
+    @abstractmethod
+    def now(self) -> int: ...
+
+    def call_later(self, delay: int, action: Callable[[], None]) -> None:
+        """Run `action` `delay` ns from now."""
+        self._scheduled += 1
+        heappush(self._due, (self.now + delay, self._scheduled, action))
+
+    @abstractmethod
+    def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
+        """Let time pass until `ready()` or `timeout` s have passed; return what `ready()` says then."""
+
+    def run_out(self) -> None:
+        """Let everything happen that is scheduled now or by what happens then."""
+        while self._due:
+            self.wait(lambda: not self._due, (self._due[-1][0] - self.now) / NS, "run_out", Phase.EVENT)
+
+    @abstractmethod
+    def want_descriptor(self) -> None:
+        """Somebody waits on a descriptor instead of in a call: time must pass without a waiting call."""
+
+    def close(self) -> None:
+        """Nothing scheduled happens any more."""
+        self._due.clear()
+
+    # `with clock:` is one call into the fabric.
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.release()
+
+
+class VirtualClock(Clock):
+    """Starts at 0 and moves only while a call waits, straight to the next due thing.
+
+    Once a descriptor has been asked for, nobody may ever wait in a call; from then on whatever a call
+    schedules happens before that call returns.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0
+        self._depth = 0
+        self._eager = False
+
+    @property
+    def now(self) -> int:
+        return self._now
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
+        if ready():
+            return True
+        if timeout is None:
+            while not ready():
+                if not self._due:
+                    raise SimulationStalled(call, phase)
+                self._step()
+            return True
+        limit = self._now + max(round(timeout * NS), POLL_NS)
+        while self._due and self._due[0][0] <= limit:
+            self._step()
+            if ready():
+                return True
+        self._now = limit
+        return False
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass, with all that falls due in them."""
+        with self:
+            self.wait(lambda: False, seconds, "advance", Phase.EVENT)
+
+    def want_descriptor(self) -> None:
+        self._eager = True
+
+    def _step(self) -> None:
+        self._now, _, action = heappop(self._due)
+        action()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._eager and self._depth == 1:
+                while self._due:
+                    self._step()
+        finally:
+            self._depth -= 1
+            self.lock.release()
+
+
+class WallClock(Clock):
+    """Real time, for several threads and for asyncio: a thread of its own does what falls due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = time.monotonic_ns()
+        self._pump: threading.Thread | None = None
+        self._open = True
+
+    @property
+    def now(self) -> int:
+        return time.monotonic_ns() - self._start
+
+    def call_later(self, delay: int, action: Callable[[], None]) -> None:
+        super().call_later(delay, action)
+        if self._pump is None:
+            self._pump = threading.Thread(target=self._run, name="mcast-sim-clock", daemon=True)
+            self._pump.start()
+        self.lock.notify_all()
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
+        return self.lock.wait_for(ready, timeout)
+
+    def want_descriptor(self) -> None:
+        """Real time passes anyway."""
+
+    def close(self) -> None:
+        super().close()
+        self._open = False
+        self.lock.notify_all()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.notify_all()
+        self.lock.release()
+
+    def _run(self) -> None:
+        with self.lock:
+            while self._open:
+                delay = self._due[0][0] - self.now if self._due else None
+                if delay is not None and delay <= 0:
+                    heappop(self._due)[2]()
+                    self.lock.notify_all()
+                else:
+                    self.lock.wait(None if delay is None else delay / NS)
+
+
+CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "wall": WallClock}

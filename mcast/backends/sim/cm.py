@@ -1,0 +1,352 @@
+"""The connection manager: ids, their groups, and the events of a channel (librdmacm and the kernel's CMA).
+
+Calls return an errno, 0 for success; what comes later is an event. No lock, no I/O: the fabric's clock is
+told what falls due, and `on_event` that an event is there.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
+
+from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
+from mcast.api import (
+    MULTICAST_QPN,
+    RDMA_UDP_QKEY,
+    CmEventType,
+    CompMask,
+    Destination,
+    JoinAttrEx,
+    JoinFlag,
+    PortSpace,
+    QpInit,
+    QpState,
+    QpType,
+    UdParam,
+)
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.mapping import infiniband_mgid, roce_mgid
+from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord
+from mcast.backends.sim.port import Interface
+from mcast.backends.sim.qp import Qp
+from mcast.backends.sim.sa_client import SaMembership
+from mcast.causes import ENOTSUPP
+
+ADDR_RESOLUTION_NS = 10_000
+"""A multicast address needs a route, no ARP: the event comes almost at once."""
+
+ROCE_HOP_LIMIT = 64
+_KNOWN_FAMILIES = (AF_INET, AF_INET6, AF_IB)
+_UD_TYPES = {PortSpace.UDP: {QpType.UD}, PortSpace.IPOIB: {QpType.UD}}
+_CONNECTED_TYPES = {QpType.RC, QpType.UC}
+_JOIN_MASK = McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS
+_IPOIB_MASK = McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
+
+
+class IdState(Enum):
+    """Where an id stands; groups are joined in BOUND and RESOLVED."""
+
+    IDLE = "idle"
+    QUERY = "query"
+    BOUND = "bound"
+    RESOLVED = "resolved"
+    REMOVED = "removed"
+
+
+class Event(NamedTuple):
+    """An event in the queue of a channel."""
+
+    type: CmEventType
+    id: Id
+    status: int = 0
+    errno: int = 0
+    membership: Membership | None = None
+    ud: UdParam | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Membership:
+    """A join of an id, from the call to its leave.
+
+    `queued` while its event waits to be read; `attached` once reading it has attached the QP.
+    """
+
+    address: McastAddress
+    context: object
+    send_only: bool
+    mgid: Gid
+    sa: SaMembership | None = None
+    igmp: bool = False
+    queued: bool = False
+    attached: tuple[Gid, int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """The event queue of a channel: in order of happening, purged by leave and destroy."""
+
+    on_event: Callable[[], None]
+    queue: deque[Event] = field(default_factory=deque)
+
+    def put(self, event: Event) -> None:
+        if event.membership is not None:
+            event.membership.queued = True
+        self.queue.append(event)
+        self.on_event()
+
+    def purge(self, unwanted: Callable[[Event], bool]) -> None:
+        """Take back events that nobody has read."""
+        self.queue = deque(event for event in self.queue if not unwanted(event))
+        self.on_event()
+
+    def get(self) -> Event:
+        """The next event, with the effects of retrieving it; there must be one."""
+        event = self.queue.popleft()
+        self.on_event()
+        if event.membership is not None:
+            event.membership.queued = False
+        if event.type is CmEventType.ADDR_RESOLVED:
+            event.id.state = IdState.RESOLVED
+        elif event.type is CmEventType.MULTICAST_JOIN:
+            return event.id.attach_on_retrieval(event)
+        return event
+
+
+class Id:
+    """An rdma_cm_id on the hosts `hosts`; `interface` once it is bound to a device.
+
+    `owner` is the object that events name as their id.
+    """
+
+    def __init__(
+        self, fabric: Fabric, hosts: frozenset[int], channel: Channel, port_space: PortSpace
+    ) -> None:
+        self.fabric, self.hosts, self.channel, self.port_space = fabric, hosts, channel, port_space
+        self.owner: object = self
+        self.state = IdState.IDLE
+        self.interface: Interface | None = None
+        self.source: IPv4Address | IPv6Address | None = None
+        self.qp: Qp | None = None
+        self.groups: dict[McastAddress, Membership] = {}
+
+    # --- bind and resolve ----------------------------------------------------------------
+
+    def bind(self, source: IPv4Address | IPv6Address) -> int:
+        """Take the device with that address; the wildcard and loopback leave the id without one."""
+        if self.state is not IdState.IDLE:
+            return errno.EINVAL
+        if self.port_space is PortSpace.IB:
+            return errno.ENODEV
+        if not (source.is_unspecified or source.is_loopback):
+            interface = self.fabric.interface(self.hosts, source)
+            if interface is None:
+                return errno.EADDRNOTAVAIL
+            if self.port_space is PortSpace.IPOIB and not interface.port.is_infiniband:
+                return errno.EINVAL
+            self.interface = interface
+        self.state, self.source = IdState.BOUND, source
+        return 0
+
+    def resolve(self, group: McastAddress, source: IPv4Address | IPv6Address | None) -> int:
+        """Take the device of the source, or of the route to the group; ADDR_RESOLVED follows."""
+        if self.state is IdState.IDLE and source is not None and (refused := self.bind(source)):
+            return refused
+        if self.state not in (IdState.IDLE, IdState.BOUND):
+            return errno.EINVAL
+        interface = self.interface or self.fabric.route(self.hosts, group.address)
+        if interface is None:
+            return errno.ENETUNREACH
+        self.interface, self.state = interface, IdState.QUERY
+        self.source = self.source or interface.ipv4
+        self.fabric.clock.call_later(ADDR_RESOLUTION_NS, self._resolved)
+        return 0
+
+    def _resolved(self) -> None:
+        if self.state is IdState.QUERY:
+            self.channel.put(Event(CmEventType.ADDR_RESOLVED, self))
+
+    # --- the QP --------------------------------------------------------------------------
+
+    def create_qp(self, init: QpInit) -> int:
+        """One QP an id, of a type that goes with the port space; UD goes to RTS, RC and UC to INIT."""
+        allowed = _UD_TYPES.get(self.port_space, _CONNECTED_TYPES)
+        if self.interface is None or self.qp is not None or init.qp_type not in allowed:
+            return errno.EINVAL
+        port = self.interface.port
+        if max(init.max_recv_wr, init.max_send_wr) > port.limits.queue_depth:
+            return errno.EINVAL
+        self.qp = self.fabric.create_qp(port, init, RDMA_UDP_QKEY, self.interface.pkey)
+        last = QpState.RTS if init.qp_type is QpType.UD else QpState.INIT
+        for state in (QpState.INIT, QpState.RTR, QpState.RTS)[: last.value]:
+            self.qp.modify(state)
+        return 0
+
+    def destroy_qp(self) -> None:
+        if self.qp is not None:
+            self.fabric.destroy_qp(self.qp)
+            self.qp = None
+
+    # --- join ----------------------------------------------------------------------------
+
+    def join(self, attr: JoinAttrEx, context: object) -> int:
+        """rdma_join_multicast_ex: first the library's checks, then the kernel's (facts: kernel, join)."""
+        refused = _refused_by_library(attr) or self._refused_by_kernel(attr.addr)
+        if refused:
+            return refused
+        assert self.interface is not None
+        join = self._join_infiniband if self.interface.port.is_infiniband else self._join_roce
+        return join(attr.addr, context, attr.join_flags == JoinFlag.SENDONLY_FULLMEMBER)
+
+    def _refused_by_kernel(self, address: McastAddress) -> int:
+        if self.state is IdState.REMOVED:
+            return errno.ENXIO
+        if self.state not in (IdState.BOUND, IdState.RESOLVED) or self.interface is None:
+            return errno.EINVAL
+        if self.port_space not in _UD_TYPES:
+            return errno.EINVAL
+        if self.interface.port.is_infiniband:
+            return 0 if self.interface.broadcast is not None else errno.EADDRNOTAVAIL
+        if not isinstance(address.address, Gid) and not int(address.address):
+            return errno.EINVAL
+        return 0 if isinstance(address.address, IPv4Address) else ENOTSUPP
+
+    def _join_roce(self, address: McastAddress, context: object, send_only: bool) -> int:
+        """IGMP goes out in the call itself, the event is there at once (facts: kernel, join)."""
+        assert self.interface is not None
+        assert not isinstance(address.address, Gid)
+        port, mgid = self.interface.port, roce_mgid(address.address)
+        membership = self.groups[address] = Membership(address, context, send_only, mgid)
+        if self.source not in self.interface.addresses:
+            self.channel.put(Event(CmEventType.MULTICAST_ERROR, self, membership=membership))
+            return 0
+        if not send_only:
+            self.fabric.igmp_join(port, mgid)
+            membership.igmp = True
+        to = Destination(gid=mgid, sgid_index=port.sgid_index(self.source), hop_limit=ROCE_HOP_LIMIT)
+        self._joined(membership, to)
+        return 0
+
+    def _join_infiniband(self, address: McastAddress, context: object, send_only: bool) -> int:
+        """A request to the SA, made from the IPoIB broadcast group's record (facts: SA, IB path)."""
+        assert self.interface is not None
+        assert self.interface.broadcast is not None
+        port, pattern = self.interface.port, self.interface.broadcast
+        mgid = infiniband_mgid(address.address, self.port_space, pattern.mgid)
+        is_ipoib = self.port_space is PortSpace.IPOIB
+        record = pattern._replace(
+            mgid=mgid,
+            mlid=0,
+            port_gid=port.gids[0],
+            qkey=pattern.qkey if is_ipoib else RDMA_UDP_QKEY,
+            join_state=JoinState.SEND_ONLY_FULL if send_only else JoinState.FULL,
+        )
+        membership = self.groups[address] = Membership(address, context, send_only, mgid)
+        membership.sa = self.fabric.sa_clients[port.index].join(
+            _JOIN_MASK | _IPOIB_MASK if is_ipoib else _JOIN_MASK,
+            record,
+            lambda failed, granted: self._answered(membership, failed, granted),
+        )
+        return 0
+
+    def _answered(self, membership: Membership, failed: int, record: McMemberRecord | None) -> None:
+        if failed or record is None:
+            self.channel.put(Event(CmEventType.MULTICAST_ERROR, self, -failed, failed, membership))
+            return
+        membership.mgid = Gid(record.mgid)
+        to = Destination(
+            gid=membership.mgid,
+            qkey=record.qkey,
+            dlid=record.mlid,
+            sl=record.sl,
+            hop_limit=record.hop_limit,
+            traffic_class=record.tclass,
+            flow_label=record.flow_label,
+        )
+        self._joined(membership, to)
+
+    def _joined(self, membership: Membership, to: Destination) -> None:
+        ud = UdParam(qp_num=MULTICAST_QPN, qkey=to.qkey, destination=to)
+        self.channel.put(Event(CmEventType.MULTICAST_JOIN, self, membership=membership, ud=ud))
+
+    def attach_on_retrieval(self, event: Event) -> Event:
+        """What librdmacm does when a JOIN is fetched: attach the QP; failing that, the event is an error."""
+        membership, ud = event.membership, event.ud
+        assert membership is not None
+        assert ud is not None
+        if self.qp is None or membership.send_only:
+            return event
+        pair = (membership.mgid, ud.destination.dlid)
+        if failed := self.fabric.attach(self.qp, *pair):
+            return event._replace(type=CmEventType.MULTICAST_ERROR, status=-1, errno=failed, ud=None)
+        membership.attached = pair
+        return event
+
+    # --- leave, destroy ------------------------------------------------------------------
+
+    def leave(self, address: McastAddress) -> int:
+        """Leave a group of this id: detach, take back what was not read, end the membership (LV-1, LV-2)."""
+        if address.family not in _KNOWN_FAMILIES:
+            return errno.EINVAL
+        if address not in self.groups:
+            return errno.EADDRNOTAVAIL
+        if self.state is IdState.REMOVED:
+            return errno.ENXIO
+        self._end(self.groups.pop(address))
+        return 0
+
+    def _end(self, membership: Membership) -> None:
+        if membership.queued:
+            self.channel.purge(lambda event: event.membership is membership)
+        if self.qp is not None:
+            pair = membership.attached or (membership.mgid, self.qp.attached.get(membership.mgid))
+            if pair[1] is not None and self.qp.attached.get(pair[0]) == pair[1]:
+                self.fabric.detach(self.qp, pair[0], pair[1])
+        self._give_up(membership)
+
+    def _give_up(self, membership: Membership) -> None:
+        """The port's part in the group ends: IGMP leave or SA Delete, when no other id holds it."""
+        assert self.interface is not None
+        port = self.interface.port
+        if membership.igmp:
+            self.fabric.igmp_leave(port, membership.mgid)
+        if membership.sa is not None:
+            self.fabric.sa_clients[port.index].leave(membership.sa)
+
+    def destroy(self) -> None:
+        """Leave every group, discard what was not read, destroy the QP (LV-4)."""
+        for membership in self.groups.values():
+            if self.state is not IdState.REMOVED:
+                self._end(membership)
+        self.groups.clear()
+        self.channel.purge(lambda event: event.id is self)
+        self.destroy_qp()
+        self.state = IdState.IDLE
+
+    def device_removed(self) -> None:
+        """The device is gone and its memberships with it; the id says so (facts: kernel, device events)."""
+        assert self.interface is not None
+        for membership in self.groups.values():
+            self._give_up(membership)
+        self.channel.purge(lambda event: event.id is self)
+        self.state = IdState.REMOVED
+        self.channel.put(Event(CmEventType.DEVICE_REMOVAL, self, errno=errno.ENODEV))
+
+
+def _refused_by_library(attr: JoinAttrEx) -> int:
+    """librdmacm's own checks, in its order."""
+    mask: int = attr.comp_mask
+    both = CompMask.ADDRESS | CompMask.JOIN_FLAGS
+    if mask & ~both:
+        return errno.EOPNOTSUPP
+    if mask != both:
+        return errno.EINVAL
+    address: object = attr.addr
+    if not isinstance(address, McastAddress) or address.family not in _KNOWN_FAMILIES:
+        return errno.EINVAL
+    flags: int = attr.join_flags
+    return 0 if flags in tuple(JoinFlag) else errno.EINVAL

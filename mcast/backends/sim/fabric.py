@@ -1,0 +1,418 @@
+"""A simulated fabric: ports, switches, routes, and who gets a copy of a message.
+
+RoCE: switches snoop IGMP, so a message goes to the ports that announced themselves. InfiniBand: switches hold
+an entry for each MLID, made from the SA's members, send-only ones included; a switch without an entry drops.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from random import Random
+
+from mcast.addresses import Gid
+from mcast.api import Destination, LinkLayer, QpInit, QpState, WcStatus
+from mcast.backends.sim.clock import CLOCKS, NS
+from mcast.backends.sim.faults import Delay, Delivery, Drop, Refuse, Rules, SaRequest
+from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Port
+from mcast.backends.sim.qp import Burst, Qp
+from mcast.backends.sim.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
+from mcast.backends.sim.sa_client import SaClient
+from mcast.backends.sim.trace import Trace
+
+SA_LATENCY_NS = 100_000
+SA_TIMEOUT_NS = 3 * NS
+"""An answer takes about 0.1 ms; without one the kernel's client gives up after 3 s (facts: SA)."""
+
+
+class Fabric:
+    """Hosts with ports, joined by switches. Make one with `Fabric.roce` or `Fabric.infiniband`.
+
+    ports       how many; each is a device of its own
+    hosts       how many hosts share them, in turn; by default every port has its own
+    switches    1, or a root (0) and leaves (1, 2, …) that the ports are dealt to in turn
+    mtu, rate   of every port: bytes, Gbit/s
+    partitions  InfiniBand: P_Key -> indices of the ports that have it (0x8001 full, 0x0001 limited); each
+                gives its ports an IPoIB interface 10.<n>.<port> beside the default partition's 10.0.<port>
+    clock       "virtual" (from 0, moves while a call waits) or "wall" (for threads and asyncio)
+    seed        of everything that is drawn at random
+    trace       record what happens in `trace`
+    """
+
+    def __init__(
+        self,
+        link_layer: LinkLayer,
+        ports: int,
+        hosts: int | None,
+        switches: int,
+        mtu: int,
+        rate: float,
+        seed: int,
+        clock: str,
+        trace: bool,
+        limits: Limits | None,
+    ) -> None:
+        _check("ports", ports, range(1, 65_000 + 1))
+        _check("switches", switches, range(1, 4_096))
+        _check("hosts", ports if hosts is None else hosts, range(1, ports + 1))
+        _check("mtu", mtu, MTU_CODES)
+        _check("rate", rate, RATE_CODES)
+        _check("clock", clock, CLOCKS)
+        self.link_layer = link_layer
+        self.clock = CLOCKS[clock]()
+        self.random = Random(seed)
+        self.rules = Rules()
+        self.trace = Trace() if trace else None
+        self.ports = [
+            Port(
+                i,
+                i % (hosts or ports),
+                link_layer,
+                1 + i % (switches - 1) if switches > 1 else 0,
+                mtu,
+                rate,
+                limits or Limits(),
+            )
+            for i in range(ports)
+        ]
+        self.on_removal: list[Callable[[Port], None]] = []
+        """Told when a device is removed."""
+        self.cut: set[int] = set()
+        """Leaf switches that have lost their link to the root."""
+        self.snooping: dict[Gid, dict[int, Port]] = {}
+        self.igmp_reports: dict[Gid, int] = {}
+        self.sa: SubnetAdmin | None = None
+        self.sa_clients: dict[int, SaClient] = {}
+        self._routes: list[tuple[int, IPv4Network, Interface]] = []
+        self._guids = {port.guid: port for port in self.ports}
+        self._receivers: dict[tuple[int, Gid, int], Sequence[Qp]] = {}
+        self._qps: dict[int, Qp] = {}
+        self._next_qp = 16
+        self._sent = 0
+
+    @classmethod
+    def roce(
+        cls,
+        ports: int = 4,
+        *,
+        hosts: int | None = None,
+        switches: int = 1,
+        mtu: int = 1024,
+        rate: float = 10,
+        seed: int = 0,
+        clock: str = "virtual",
+        trace: bool = False,
+        limits: Limits | None = None,
+    ) -> Fabric:
+        """A RoCEv2 fabric: switches with IGMP snooping and a querier. Raises ValueError for a bad option."""
+        return cls(LinkLayer.ETHERNET, ports, hosts, switches, mtu, rate, seed, clock, trace, limits)
+
+    @classmethod
+    def infiniband(
+        cls,
+        ports: int = 4,
+        *,
+        hosts: int | None = None,
+        switches: int = 1,
+        mtu: int = 2048,
+        rate: float = 40,
+        partitions: Mapping[int, Iterable[int]] | None = None,
+        ipoib: bool = True,
+        quirks: Quirks | None = None,
+        seed: int = 0,
+        clock: str = "virtual",
+        trace: bool = False,
+        limits: Limits | None = None,
+    ) -> Fabric:
+        """An InfiniBand fabric with its SA. `ipoib=False` leaves the IPoIB interfaces down, so that no join
+        finds its broadcast group. Raises ValueError for a bad option."""
+        fabric = cls(LinkLayer.INFINIBAND, ports, hosts, switches, mtu, rate, seed, clock, trace, limits)
+        fabric._start_sa(partitions or {}, quirks or Quirks(), ipoib)
+        return fabric
+
+    def close(self) -> None:
+        """Nothing that is still scheduled happens any more."""
+        with self.clock:
+            self.clock.close()
+
+    # --- hosts, addresses, routes --------------------------------------------------------
+
+    def port_of(self, address: IPv4Address | IPv6Address) -> Port:
+        """The port that has the address. Raises KeyError."""
+        for port in self.ports:
+            if address in port.addresses:
+                return port
+        raise KeyError(f"no port of this fabric has {address}")
+
+    def interface(self, hosts: frozenset[int], address: IPv4Address | IPv6Address) -> Interface | None:
+        """The interface on one of these hosts that has the address."""
+        found = (p.interface_of(address) for p in self.ports if p.host in hosts and not p.removed)
+        return next((interface for interface in found if interface), None)
+
+    def add_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
+        """The host sends `network` out of that interface."""
+        self._routes.append((host, network, interface))
+
+    def remove_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
+        self._routes.remove((host, network, interface))
+
+    def route(self, hosts: frozenset[int], address: object) -> Interface | None:
+        """The interface of the longest route to the address, None without a route."""
+        fits = [
+            (network.prefixlen, interface)
+            for host, network, interface in self._routes
+            if host in hosts and isinstance(address, IPv4Address) and address in network
+        ]
+        return max(fits, key=lambda fit: fit[0])[1] if fits else None
+
+    def set_link(self, port: Port, up: bool) -> None:
+        """Take the port's link down or up."""
+        port.up = up
+        self.topology_changed()
+        self.note("link", port=port.name, up=up)
+
+    def remove_device(self, port: Port) -> None:
+        """The port's device disappears, with all that hangs on it."""
+        self.note("device-removal", port=port.name)
+        for tell in self.on_removal:
+            tell(port)
+        port.removed = True
+        self.topology_changed()
+
+    def topology_changed(self) -> None:
+        """Who receives what must be worked out anew."""
+        self._receivers.clear()
+
+    def note(self, what: str, **fields: object) -> None:
+        """Record an event in the trace, if there is one."""
+        if self.trace is not None:
+            self.trace.add(self.clock.now, what, **fields)
+
+    # --- membership: IGMP on RoCE, the SA on InfiniBand ----------------------------------
+
+    def igmp_join(self, port: Port, group: Gid) -> None:
+        """A full member joined on the port: the first one is announced to the switches (JEX-10)."""
+        count = port.igmp[group] = port.igmp.get(group, 0) + 1
+        if count == 1:
+            self.igmp_reports[group] = self.igmp_reports.get(group, 0) + 1
+            if group.is_multicast:
+                self.snooping.setdefault(group, {})[port.index] = port
+            self.topology_changed()
+            self.note("igmp-report", port=port.name, group=group)
+
+    def igmp_leave(self, port: Port, group: Gid) -> None:
+        """A full member left; the last one is announced."""
+        port.igmp[group] -= 1
+        if not port.igmp[group]:
+            del port.igmp[group]
+            listeners = self.snooping.get(group, {})
+            listeners.pop(port.index, None)
+            if not listeners:
+                self.snooping.pop(group, None)
+            self.topology_changed()
+            self.note("igmp-leave", port=port.name, group=group)
+
+    def _start_sa(self, partitions: Mapping[int, Iterable[int]], quirks: Quirks, ipoib: bool) -> None:
+        mtu, rate = MTU_CODES[self.ports[0].mtu], RATE_CODES[self.ports[0].rate]
+        bases = dict.fromkeys([0x7FFF, *(pkey & 0x7FFF for pkey in partitions)])
+        self.sa = SubnetAdmin(
+            well_known=[WellKnownGroup(pkey=base | 0x8000, mtu=mtu, rate=rate) for base in bases],
+            quirks=quirks,
+        )
+        for number, base in enumerate(bases):
+            for pkey in (base | 0x8000, base):
+                for index in partitions.get(pkey, ()):
+                    _check("port index", index, range(len(self.ports)))
+                    self.ports[index].interfaces.append(Interface(self.ports[index], number, pkey))
+        for port in self.ports:
+            pkeys = tuple(interface.pkey for interface in port.interfaces)
+            self.sa.add_port(SaPort(port.guid, port.lid, pkeys, MTU_CODES[port.mtu], RATE_CODES[port.rate]))
+            self.sa_clients[port.index] = SaClient(self._ask_for(port))
+            for interface in port.interfaces if ipoib else ():
+                interface.broadcast = self._join_broadcast(port, interface.pkey)
+
+    def _join_broadcast(self, port: Port, pkey: int) -> McMemberRecord:
+        """What IPoIB does when its interface comes up; the group itself is the partition's."""
+        assert self.sa is not None
+        record = McMemberRecord(
+            mgid=ipoib_broadcast_mgid(pkey | 0x8000), port_gid=port.gids[0], join_state=JoinState.FULL
+        )
+        reply = self.sa.handle(port.guid, SaMethod.SET, McMask.JOIN, record)
+        assert reply is not None
+        assert reply.status is SaStatus.OK, reply
+        return reply.records[0]
+
+    def _ask_for(self, port: Port) -> Callable[..., None]:
+        """The SA client's way to the SA: through the rules, after the latency."""
+
+        def ask(
+            method: SaMethod, mask: int, record: McMemberRecord, answered: Callable[[SaReply | None], None]
+        ) -> None:
+            request = SaRequest(self.clock.now, port.name, method, record)
+            verdict = self.rules.judge_sa_request(request)
+            self.note(
+                "sa-request",
+                port=port.name,
+                method=method.name,
+                mgid=Gid(record.mgid),
+                bits=record.join_state,
+            )
+            if isinstance(verdict, Drop):
+                self.clock.call_later(SA_TIMEOUT_NS, lambda: answered(None))
+                return
+
+            def serve() -> None:
+                assert self.sa is not None
+                reply = (
+                    SaReply(verdict.status)
+                    if isinstance(verdict, Refuse)
+                    else self.sa.handle(port.guid, method, mask, record)
+                )
+                self.topology_changed()
+                status = "silence" if reply is None else reply.status.name
+                self.note(
+                    "sa-answer", port=port.name, method=method.name, mgid=Gid(record.mgid), status=status
+                )
+                answered(reply)
+
+            self.clock.call_later(SA_LATENCY_NS + (verdict.ns if isinstance(verdict, Delay) else 0), serve)
+
+        return ask
+
+    # --- queue pairs and their attachments -----------------------------------------------
+
+    def create_qp(self, port: Port, init: QpInit, qkey: int, pkey: int) -> Qp:
+        """A QP with a number of its own, in RESET."""
+        qp = self._qps[self._next_qp] = Qp(port, self._next_qp, init, qkey, pkey)
+        self._next_qp += 1
+        return qp
+
+    def destroy_qp(self, qp: Qp) -> None:
+        """Detach the QP from everything and forget it."""
+        for gid, lid in list(qp.attached.items()):
+            self.detach(qp, gid, lid)
+        qp.modify(QpState.RESET)
+        del self._qps[qp.number]
+
+    @property
+    def qps(self) -> tuple[Qp, ...]:
+        return tuple(self._qps.values())
+
+    def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
+        result = qp.port.attach(qp, gid, lid)
+        self.topology_changed()
+        self.note("attach", port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
+        return result
+
+    def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
+        result = qp.port.detach(qp, gid, lid)
+        self.topology_changed()
+        self.note("detach", port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
+        return result
+
+    # --- messages -------------------------------------------------------------------------
+
+    def send(self, qp: Qp, to: Destination, payloads: Sequence[bytes], imm: int | None) -> int:
+        """Post the messages and carry them out; the errno of the post.
+
+        A failure of the device itself puts the QP into ERR, and the post returns 0 (facts: kernel, data).
+        """
+        port = qp.port
+        source = port.gids.get(to.sgid_index)
+        if to.port_num != 1 or not to.is_global:
+            return errno.EINVAL
+        if (to.gid, to.sgid_index) not in qp.handles:
+            if source is None:
+                return errno.ENODATA
+            qp.handles.add((to.gid, to.sgid_index))
+        if qp.state is not QpState.RTS:
+            return 0 if qp.state is QpState.ERR else errno.EINVAL
+        if not port.is_infiniband and not _can_leave(port, source, to.gid):
+            qp.fail(WcStatus.LOC_QP_OP_ERR)
+            return 0
+        assert source is not None
+        qp.sent += len(payloads)
+        if port.up:
+            longest = max(map(len, payloads), default=0)
+            burst = Burst(payloads, longest, source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, imm)
+            self._carry(port, burst, self._targets(port, to))
+        self._sent += len(payloads)
+        return 0
+
+    def _carry(self, port: Port, burst: Burst, targets: Sequence[Qp]) -> None:
+        count = len(burst.payloads)
+        self.note("send", port=port.name, qp=burst.src_qp, group=burst.group, messages=count)
+        if not self.rules.deliveries:
+            for qp in targets:
+                qp.deliver(burst, 0, count)
+            return
+        for index in range(count):
+            for qp in targets:
+                self._carry_one(port, burst, index, qp)
+
+    def _carry_one(self, port: Port, burst: Burst, index: int, qp: Qp) -> None:
+        size = len(burst.payloads[index])
+        delivery = Delivery(
+            self.clock.now,
+            burst.group,
+            port.name,
+            qp.port.name,
+            burst.src_qp,
+            qp.number,
+            self._sent + index,
+            size,
+        )
+        verdict = self.rules.judge_delivery(delivery)
+        if isinstance(verdict, Delay):
+            self.clock.call_later(verdict.ns, lambda: qp.deliver(burst, index, index + 1))
+        elif verdict is None:
+            qp.deliver(burst, index, index + 1)
+        else:
+            self.note("drop", port=qp.port.name, qp=qp.number, group=burst.group, message=delivery.number)
+
+    def _targets(self, port: Port, to: Destination) -> Sequence[Qp]:
+        if not to.gid.is_multicast:
+            qp = self._qps.get(to.qp_num)
+            reached = qp is not None and to.gid in qp.port.gids.values() and self._reaches(port, qp.port)
+            return [qp] if qp is not None and reached else []
+        key = (port.index, to.gid, to.dlid)
+        targets = self._receivers.get(key)
+        if targets is None:
+            targets = self._receivers[key] = list(self._attached(port, to.gid, to.dlid))
+        return targets
+
+    def _attached(self, port: Port, gid: Gid, dlid: int) -> Iterator[Qp]:
+        """The QPs that get a copy, in order of their ports and of their attaching."""
+        members = self._members(port, gid, dlid)
+        for target in sorted(members, key=lambda member: member.index):
+            for qp, lid in target.attached.get(gid, {}).items():
+                if lid == dlid or not port.is_infiniband:
+                    yield qp
+
+    def _members(self, port: Port, gid: Gid, dlid: int) -> list[Port]:
+        """The ports that a message from `port` reaches, itself among them if the device loops it back."""
+        if self.sa is None:
+            members = self.snooping.get(gid, {})
+            return [member for member in members.values() if self._reaches(port, member)]
+        joined = [self._guids[guid] for guid in self.sa.forwarding(dlid)]
+        switch_has_entry = any(member.switch == port.switch for member in joined)
+        far = joined if switch_has_entry else []
+        # An InfiniBand device copies to its own QPs without the switch, member or not.
+        return [port, *(member for member in far if member is not port and self._reaches(port, member))]
+
+    def _reaches(self, source: Port, target: Port) -> bool:
+        cut = source.switch != target.switch and bool({source.switch, target.switch} & self.cut)
+        return target.up and not target.removed and not cut
+
+
+def _can_leave(port: Port, source: Gid | None, gid: Gid) -> bool:
+    """Whether RoCE can build the packet: link up, source GID there, same IP version as the group."""
+    return port.up and source is not None and (source.ipv4 is None) == (gid.ipv4 is None)
+
+
+def _check(name: str, value: object, allowed: Collection[object]) -> None:
+    if value not in allowed:
+        shown = f"{allowed[0]}..{allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
+        raise ValueError(f"{name} is {value!r}: allowed are {shown}")

@@ -1,0 +1,168 @@
+"""Ports: a device each, with its interfaces, limits, GID table, attach table and, on RoCE, its IGMP list."""
+
+from __future__ import annotations
+
+import errno
+from ipaddress import IPv4Address, IPv6Address
+
+from mcast.addresses import Gid
+from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState, QpType
+from mcast.backends.sim.mcmember import MLID_FIRST, MLID_LAST, McMemberRecord
+from mcast.backends.sim.qp import Qp
+
+MTU_CODES = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}
+RATE_CODES = {
+    2.5: 2,
+    5: 5,
+    10: 3,
+    14: 11,
+    20: 6,
+    30: 4,
+    40: 7,
+    56: 12,
+    60: 8,
+    80: 9,
+    100: 16,
+    120: 10,
+    200: 17,
+}
+"""IBTA encodings of MTU in bytes and rate in Gbit/s."""
+
+
+class Limits:
+    """What a device can hold; the defaults are Soft-RoCE's (facts: kernel, attach)."""
+
+    def __init__(self, groups: int = 8192, qps_per_group: int = 56, queue_depth: int = 1 << 20) -> None:
+        self.groups, self.qps_per_group, self.queue_depth = groups, qps_per_group, queue_depth
+
+
+class Interface:
+    """A network interface of a port: on InfiniBand an IPoIB one, of one partition.
+
+    `broadcast` is the record of its IPoIB broadcast group; None while the interface is down.
+    """
+
+    def __init__(self, port: Port, number: int, pkey: int) -> None:
+        tail = bytes((number,)) + (port.index + 1).to_bytes(2)
+        self.port, self.pkey = port, pkey
+        self.ipv4: IPv4Address | None = IPv4Address(b"\x0a" + tail)
+        self.ipv6 = IPv6Address(b"\xfd" + bytes(12) + tail)
+        self.broadcast: McMemberRecord | None = None
+
+    @property
+    def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
+        return (self.ipv6,) if self.ipv4 is None else (self.ipv4, self.ipv6)
+
+
+class Port:
+    """One port of one host, a device of its own. `gids` maps index to GID; `interfaces[0]` is the default."""
+
+    def __init__(
+        self,
+        index: int,
+        host: int,
+        link_layer: LinkLayer,
+        switch: int,
+        mtu: int,
+        rate: float,
+        limits: Limits,
+        multicast: bool = True,
+    ) -> None:
+        self.index, self.host, self.link_layer, self.switch = index, host, link_layer, switch
+        self.mtu, self.rate, self.limits, self.multicast = mtu, rate, limits, multicast
+        self.is_infiniband = link_layer is LinkLayer.INFINIBAND
+        self.name = f"{'ib' if self.is_infiniband else 'roce'}{index}"
+        self.guid = 0x0200_0000_0000_0000 | index + 1
+        self.lid = index + 1 if self.is_infiniband else 0
+        self.interfaces = [Interface(self, 0, 0xFFFF)]
+        link_local = Gid(b"\xfe\x80" + bytes(6) + self.guid.to_bytes(8))
+        self.gids: dict[int, Gid] = {0: link_local}
+        if not self.is_infiniband:
+            self.gids |= {i: Gid(address) for i, address in enumerate(self.addresses, 1)}
+        self.up = True
+        self.removed = False
+        self.qkey_violations = 0
+        self.pkey_violations = 0
+        self.oversized = 0
+        self.igmp: dict[Gid, int] = {}
+        self.attached: dict[Gid, dict[Qp, int]] = {}
+
+    @property
+    def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
+        return tuple(address for interface in self.interfaces for address in interface.addresses)
+
+    def interface_of(self, address: IPv4Address | IPv6Address) -> Interface | None:
+        """The interface that has the address, if any."""
+        return next((interface for interface in self.interfaces if address in interface.addresses), None)
+
+    def sgid_index(self, source: IPv4Address | IPv6Address) -> int:
+        """The GID table index that goes with an address of this port; 0 on InfiniBand."""
+        return 0 if self.is_infiniband else 1 if isinstance(source, IPv4Address) else 2
+
+    def drop_ipv4(self) -> None:
+        """The default interface loses its IPv4 address, and the GID made from it."""
+        self.interfaces[0].ipv4 = None
+        self.gids.pop(1, None)
+
+    def regain_ipv4(self, address: IPv4Address) -> None:
+        """The default interface has the address again."""
+        self.interfaces[0].ipv4 = address
+        if not self.is_infiniband:
+            self.gids[1] = Gid(address)
+
+    def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
+        """ibv_attach_mcast in the kernel (facts: SA, attach; kernel, attach); the errno."""
+        if (refused := self._refuses(qp, gid, lid)) or gid in qp.attached:
+            return refused
+        members = self.attached.get(gid)
+        if members is None:
+            if len(self.attached) >= self.limits.groups:
+                return errno.ENOMEM
+            members = self.attached[gid] = {}
+        elif len(members) >= self.limits.qps_per_group:
+            return errno.ENOMEM
+        members[qp] = lid
+        qp.attached[gid] = lid
+        return 0
+
+    def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
+        """ibv_detach_mcast: the pair must be that of the attach (DT-3); the errno."""
+        if refused := self._refuses(qp, gid, lid):
+            return refused
+        if qp.attached.get(gid) != lid:
+            return errno.EINVAL
+        del qp.attached[gid]
+        members = self.attached[gid]
+        del members[qp]
+        if not members:
+            del self.attached[gid]
+        return 0
+
+    def _refuses(self, qp: Qp, gid: Gid, lid: int) -> int:
+        if not self.multicast:
+            return errno.ENOSYS
+        if qp.type is not QpType.UD or not gid.is_multicast:
+            return errno.EINVAL
+        if self.is_infiniband and not MLID_FIRST <= lid <= MLID_LAST:
+            return errno.EINVAL
+        return 0
+
+    def info(self) -> DeviceInfo:
+        port = PortInfo(
+            port_num=1,
+            state=PortState.ACTIVE if self.up else PortState.DOWN,
+            link_layer=self.link_layer,
+            active_mtu=self.mtu,
+            rate=float(self.rate),
+            lid=self.lid,
+            gids=tuple(self.gids.values()),
+            addresses=self.addresses,
+        )
+        return DeviceInfo(
+            name=self.name,
+            node_guid=self.guid,
+            max_mcast_grp=self.limits.groups if self.multicast else 0,
+            max_mcast_qp_attach=self.limits.qps_per_group if self.multicast else 0,
+            max_qp_wr=self.limits.queue_depth,
+            ports=(port,),
+        )

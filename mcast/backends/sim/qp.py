@@ -1,0 +1,180 @@
+"""Queue pairs: states, the receive queue and its leases, and what becomes of a message that arrives.
+
+Pure: no clock, no lock. A burst is what one send call puts on the wire; receivers queue slices of it, so a
+message costs the same whether one or a thousand QPs get it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from mcast.addresses import Gid
+from mcast.api import QpCounters, QpInit, QpState, WcStatus
+
+if TYPE_CHECKING:
+    from mcast.backends.sim.port import Port
+
+_S = QpState
+STEPS = {
+    _S.RESET: {_S.INIT},
+    _S.INIT: {_S.INIT, _S.RTR},
+    _S.RTR: {_S.RTS},
+    _S.RTS: {_S.RTS, _S.SQD},
+    _S.SQD: {_S.SQD, _S.RTS},
+    _S.SQE: {_S.RTS},
+    _S.ERR: set(),
+}
+"""The UD state machine (IBA vol 1, 10.3.1); RESET and ERR are reached from every state besides."""
+
+RECEIVING = frozenset({_S.RTR, _S.RTS, _S.SQD, _S.SQE})
+
+
+class Burst(NamedTuple):
+    """Messages of one send call, with what their headers carry."""
+
+    payloads: Sequence[bytes]
+    longest: int
+    source: Gid
+    src_qp: int
+    group: Gid
+    dlid: int
+    qkey: int
+    pkey: int
+    imm: int | None
+
+
+class Qp:
+    """One queue pair on a port. `free` receives are posted, the others hold queued or leased messages."""
+
+    __slots__ = (
+        "_queue",
+        "attached",
+        "depth",
+        "error",
+        "free",
+        "handles",
+        "low_water",
+        "no_receive",
+        "number",
+        "pkey",
+        "port",
+        "qkey",
+        "received",
+        "room",
+        "sent",
+        "state",
+        "too_long",
+        "type",
+        "wrong_qkey",
+    )
+
+    def __init__(self, port: Port, number: int, init: QpInit, qkey: int, pkey: int) -> None:
+        self.port, self.number, self.type = port, number, init.qp_type
+        self.qkey, self.pkey = qkey, pkey
+        self.state = _S.RESET
+        self.error: WcStatus | None = None
+        self.attached: dict[Gid, int] = {}
+        self.handles: set[tuple[Gid, int]] = set()  # (GID, source GID index) with an address handle
+        self.depth = self.free = self.low_water = init.max_recv_wr
+        self.room = port.mtu if init.max_recv_size is None else init.max_recv_size
+        self.sent = self.received = 0
+        self.no_receive = self.too_long = self.wrong_qkey = 0
+        self._queue: deque[tuple[Burst, int, int]] = deque()
+
+    @property
+    def readable(self) -> bool:
+        """A recv would return at once: with messages, or with the reason of an error."""
+        return bool(self._queue) or self.error is not None
+
+    @property
+    def counters(self) -> QpCounters:
+        return QpCounters(
+            self.sent,
+            self.received,
+            self.no_receive,
+            self.too_long,
+            self.wrong_qkey,
+            self.free,
+            self.low_water,
+        )
+
+    def modify(self, state: QpState) -> int:
+        """Take a step of the state machine; the errno."""
+        if state not in STEPS[self.state] and state not in (_S.RESET, _S.ERR):
+            return errno.EINVAL
+        if state is _S.RESET:
+            self.error = None
+        elif state is _S.ERR and self.error is None:
+            self.error = WcStatus.WR_FLUSH_ERR
+        self.state = state
+        return 0
+
+    def fail(self, status: WcStatus) -> None:
+        """The device puts the QP into ERR and completes the work request with `status`."""
+        self.state, self.error = _S.ERR, status
+
+    def deliver(self, burst: Burst, start: int, stop: int) -> None:
+        """Messages start..stop of the burst arrive at the port for this QP."""
+        if self.state not in RECEIVING:
+            return
+        if (burst.pkey ^ self.pkey) & 0x7FFF or not (burst.pkey | self.pkey) & 0x8000:
+            self.port.pkey_violations += stop - start
+        elif burst.qkey != self.qkey:
+            self.wrong_qkey += stop - start
+            self.port.qkey_violations += stop - start
+        elif burst.longest > self.room:
+            self._deliver_singly(burst, start, stop)
+        else:
+            self._accept(burst, start, stop)
+
+    def is_own(self, burst: Burst) -> bool:
+        """Whether this QP sent the burst."""
+        return burst.src_qp == self.number and burst.source in self.port.gids.values()
+
+    def repost(self, depth: int, room: int) -> int:
+        """Replace all receives by `depth` ones of `room` bytes; EBUSY while one holds a message."""
+        if self.free != self.depth:
+            return errno.EBUSY
+        self.depth = self.free = self.low_water = depth
+        self.room = room
+        return 0
+
+    def take(self, limit: int) -> list[tuple[Burst, int, int]]:
+        """The first messages, `limit` at the most, as slices of bursts; their receives are leased."""
+        taken: list[tuple[Burst, int, int]] = []
+        while limit and self._queue:
+            burst, start, stop = self._queue.popleft()
+            if stop - start > limit:
+                self._queue.appendleft((burst, start + limit, stop))
+                stop = start + limit
+            taken.append((burst, start, stop))
+            limit -= stop - start
+        return taken
+
+    def _accept(self, burst: Burst, start: int, stop: int) -> None:
+        fits = min(stop - start, self.free)
+        if fits < stop - start:
+            self.no_receive += stop - start - fits
+        if fits:
+            self._queue.append((burst, start, start + fits))
+            self.received += fits
+            self.free -= fits
+            if self.free < self.low_water:
+                self.low_water = self.free
+
+    def _deliver_singly(self, burst: Burst, start: int, stop: int) -> None:
+        """Some message has no room in a receive: it takes the QP to ERR (facts: kernel, data)."""
+        for index in range(start, stop):
+            size = len(burst.payloads[index])
+            if size > self.port.mtu:
+                self.port.oversized += 1
+            elif size > self.room:
+                self.too_long += 1
+                if self.free:
+                    self.fail(WcStatus.LOC_QP_OP_ERR)
+                    return
+            else:
+                self._accept(burst, index, index + 1)

@@ -1,0 +1,155 @@
+"""The conformance suite's test bed on simulated fabrics, and the evidence it takes from their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
+
+from mcast.addresses import Gid
+from mcast.backends.sim.backend import SimBackend
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.mcmember import McMask, McMemberRecord, SaMethod
+from mcast.testbed import Feature, Observer, Testbed
+
+_COMMON = frozenset(
+    {
+        Feature.ROUTES,
+        Feature.IPV6_SOURCE,
+        Feature.LINK,
+        Feature.ADDRESS_REMOVAL,
+        Feature.DEVICE_REMOVAL,
+        Feature.NO_MULTICAST_DEVICE,
+        Feature.ATTACH_TABLE,
+        Feature.QKEY_VIOLATIONS,
+        Feature.DROP_COUNTERS,
+    }
+)
+
+
+class SimObserver(Observer):
+    """Reads the switches', the SA's and the devices' tables."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+
+    def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
+        fabric = self._fabric
+        if fabric.sa is None:
+            return frozenset(_address(fabric, index) for index in fabric.snooping.get(group, {}))
+        known = fabric.sa.group(group)
+        indices = {port.guid: port.index for port in fabric.ports}
+        return frozenset(_address(fabric, indices[guid]) for guid in (known.ports if known else ()))
+
+    def group_exists(self, group: Gid) -> bool:
+        fabric = self._fabric
+        if fabric.sa is None:
+            return group in fabric.snooping
+        reply = fabric.sa.handle(
+            fabric.ports[-1].guid, SaMethod.GET_TABLE, McMask.MGID, McMemberRecord(mgid=group)
+        )
+        return reply is not None and bool(reply.records)
+
+    def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
+        at = self._fabric.port_of(port)
+        if self._fabric.sa is None:
+            return frozenset(at.igmp)
+        return frozenset(self._fabric.sa_clients[at.index].memberships)
+
+    def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
+        return frozenset(qp.number for qp in self._fabric.port_of(port).attached.get(group, {}))
+
+    def igmp_reports(self, group: Gid) -> int:
+        return self._fabric.igmp_reports.get(group, 0)
+
+    def qkey_violations(self, port: IPv4Address) -> int:
+        return self._fabric.port_of(port).qkey_violations
+
+    def leftovers(self) -> tuple[str, ...]:
+        fabric = self._fabric
+        # What is on its way (the SA's answer to a Delete) may still arrive.
+        with fabric.clock:
+            fabric.clock.run_out()
+        found = [f"QP {qp.number} on {qp.port.name}" for qp in fabric.qps]
+        for port in fabric.ports:
+            found += [f"{group} attached on {port.name}" for group in port.attached]
+            found += [f"IGMP membership of {group} on {port.name}" for group in port.igmp]
+        for index, client in fabric.sa_clients.items():
+            found += [f"SA membership of {mgid} on {fabric.ports[index].name}" for mgid in client.memberships]
+        return tuple(found)
+
+
+class SimTestbed(Testbed):
+    """Four ports on four devices, and a fifth whose device has no multicast."""
+
+    def __init__(self, fabric: Fabric, name: str) -> None:
+        self.fabric = fabric
+        *self._ports, without = fabric.ports
+        without.multicast = False
+        self._without = _address(fabric, without.index)
+        self.ports = tuple(_address(fabric, port.index) for port in self._ports)
+        self.backend = SimBackend(fabric, name, owns_fabric=True)
+        self.observer = SimObserver(fabric)
+        shown = Feature.IGMP_ON_WIRE if fabric.sa is None else Feature.SM_WITHOUT_SEND_ONLY
+        self.features = _COMMON | {shown}
+
+    def ipv6_of(self, port: IPv4Address) -> IPv6Address:
+        return self.fabric.port_of(port).interfaces[0].ipv6
+
+    @contextmanager
+    def route(self, network: IPv4Network, port: IPv4Address) -> Iterator[None]:
+        at = self.fabric.port_of(port)
+        route = (at.host, network, at.interfaces[0])
+        self.fabric.add_route(*route)
+        try:
+            yield
+        finally:
+            self.fabric.remove_route(*route)
+
+    @contextmanager
+    def link_down(self, port: IPv4Address) -> Iterator[None]:
+        at = self.fabric.port_of(port)
+        self.fabric.set_link(at, up=False)
+        try:
+            yield
+        finally:
+            self.fabric.set_link(at, up=True)
+
+    @contextmanager
+    def without_address(self, port: IPv4Address) -> Iterator[None]:
+        at = self.fabric.port_of(port)
+        at.drop_ipv4()
+        try:
+            yield
+        finally:
+            at.regain_ipv4(port)
+
+    def remove_device(self, port: IPv4Address) -> None:
+        with self.fabric.clock:
+            self.fabric.remove_device(self.fabric.port_of(port))
+
+    @contextmanager
+    def sm_without_send_only(self) -> Iterator[None]:
+        assert self.fabric.sa is not None
+        self.fabric.sa.send_only_full_member = False
+        try:
+            yield
+        finally:
+            self.fabric.sa.send_only_full_member = True
+
+    @property
+    def port_without_multicast(self) -> IPv4Address:
+        return self._without
+
+
+def _address(fabric: Fabric, index: int) -> IPv4Address:
+    """The IPv4 address that the port was made with, which is its name here."""
+    return IPv4Address(b"\x0a\x00" + (index + 1).to_bytes(2))
+
+
+@contextmanager
+def sim_testbed(name: str, make: Callable[..., Fabric]) -> Iterator[Testbed]:
+    """A fresh fabric for one test, closed after it."""
+    bed = SimTestbed(make(ports=5), name)
+    with bed.backend:
+        yield bed
