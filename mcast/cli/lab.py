@@ -1,0 +1,141 @@
+"""`mcast lab`: run a command on real Soft-RoCE devices in a small virtual machine."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
+from mcast.lab import needs as look_up_needs
+from mcast.lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel
+from mcast.lab.needs import kvm_works
+
+app = typer.Typer(
+    help="Run commands on real Soft-RoCE devices, in a virtual machine that sees this machine's files.",
+    no_args_is_help=True,
+)
+
+Ports = Annotated[int, typer.Option(help=f"Soft-RoCE devices to make, 1 to {MAX_PORTS}.")]
+KernelSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--kernel",
+        help="6.1, a full version, or the directory of an unpacked kernel package.",
+        metavar="VERSION",
+    ),
+]
+Share = Annotated[
+    list[Path] | None, typer.Option(help="A directory the guest may write to; repeatable.", metavar="DIR")
+]
+Memory = Annotated[int, typer.Option(help="The guest's memory, MiB.", min=128)]
+Accelerator = Annotated[Accel, typer.Option(help="KVM where it really works, or one of the two.")]
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="What to run, after --.", metavar="-- COMMAND...")],
+    ports: Ports = PORTS,
+    kernel: KernelSpec = None,
+    share: Share = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Stop everything after so many seconds.", min=0)
+    ] = None,
+    boot_timeout: Annotated[
+        float, typer.Option(help="How long the guest may take to be ready, seconds.", min=0)
+    ] = BOOT_TIMEOUT,
+    memory: Memory = MEMORY,
+    accel: Accelerator = "auto",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say how the machine ran, on stderr.")
+    ] = False,
+) -> None:
+    """Run COMMAND in the lab: same directory, same environment, its output and its exit code.
+
+    What it writes is gone afterwards, except in the directories given with --share. Exit codes of our own, as
+    env and timeout have them: 127 no such command, 124 time limit, 125 the lab failed, 130 Ctrl-C.
+    """
+    with _plain_errors():
+        machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout)
+        result = machine.run(command, timeout=timeout)
+    _leave(result, verbose)
+
+
+@app.command()
+def shell(
+    ports: Ports = PORTS,
+    kernel: KernelSpec = None,
+    share: Share = None,
+    memory: Memory = MEMORY,
+    accel: Accelerator = "auto",
+) -> None:
+    """A prompt in the lab; leave it with exit, or Ctrl-A X to stop the machine."""
+    with _plain_errors():
+        result = LabMachine(ports, kernel, share or (), memory, accel).shell()
+    _leave(result, verbose=False)
+
+
+@app.command()
+def check(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+    """Say what the lab needs and has, and the line that installs the rest; exit status 1 if there is one."""
+    with _plain_errors():
+        found = look_up_needs()
+        missing = [need for need in found if need.found is None]
+        kvm = not any(need.boots for need in missing) and kvm_works()
+    if as_json:
+        print(
+            json.dumps(
+                {"needs": [asdict(need) for need in found], "kvm": kvm, "fix": apt_line(missing)}, indent=2
+            )
+        )
+    else:
+        for need in found:
+            print(f"{'missing' if need.found is None else 'ok':8} {need.name:28} {need.found or ''}".rstrip())
+        print(f"{'ok':8} {'acceleration':28} {'KVM' if kvm else 'none: emulation, about 5 s to start'}")
+        if missing:
+            print(f"\nto have it all: {apt_line(missing)}")
+    raise typer.Exit(1 if missing else 0)
+
+
+@app.command("kernel")
+def fetch_kernel(
+    version: Annotated[str, typer.Argument(help="The start of a version, such as 6.12.")],
+) -> None:
+    """Fetch Debian's newest kernel of VERSION for --kernel, without installing it."""
+    with _plain_errors():
+        kernel = kernels.fetch(version)
+    where = kernels.fetched_dir() / kernel.version
+    print(f"{kernel.version} is in {where}: mcast lab run --kernel {version} -- ...")
+
+
+def _leave(result: LabResult, verbose: bool) -> NoReturn:
+    if verbose:
+        how = "KVM" if result.kvm else "emulated"
+        times = f"ready after {result.ready_after:.1f} s, {result.seconds:.1f} s in all"
+        print(
+            f"mcast lab: Linux {result.kernel}, {how}, {times}, exit code {result.exit_code}", file=sys.stderr
+        )
+    raise typer.Exit(result.exit_code)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """One sentence and the exit code of the error; a signal that ends us ends the guest first."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda signum, _: sys.exit(128 + signum))
+    try:
+        yield
+    except LabError as error:
+        print(f"mcast lab: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("mcast lab: interrupted; the guest is stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except BrokenPipeError:  # nobody reads our output any more
+        sys.stdout = None
+        raise typer.Exit(141) from None

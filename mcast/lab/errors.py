@@ -1,0 +1,51 @@
+"""What can go wrong around a command in the lab, each with the exit status that env(1) and timeout(1) use."""
+
+from typing import ClassVar
+
+
+class LabError(Exception):
+    """The lab could not do its part; `console` holds the guest's last output, oldest line first.
+
+    LabError                    125
+      LabUnavailableError       125  no QEMU, no kernel, a kernel without rdma_rxe, a wrong option
+      GuestPanicError           125  the guest's kernel panicked
+      GuestStoppedError         125  the guest or QEMU ended before the command did
+      LabTimeoutError           124  also a TimeoutError: not ready, or the command not done, in time
+      CommandNotFoundError      127  also a FileNotFoundError: found before anything is booted
+    """
+
+    exit_code: ClassVar[int] = 125
+
+    def __init__(self, message: str, console: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.console = console
+
+    def __str__(self) -> str:
+        if not self.console:
+            return self.message
+        return "\n".join([self.message, "the guest's last output:", *(f"  {line}" for line in self.console)])
+
+
+class LabUnavailableError(LabError):
+    """This host cannot boot the machine asked for; the message ends with what to do."""
+
+
+class GuestPanicError(LabError):
+    """The guest's kernel panicked (an oops panics too)."""
+
+
+class GuestStoppedError(LabError):
+    """The guest could not be set up, or ended without an exit code."""
+
+
+class LabTimeoutError(LabError, TimeoutError):
+    """The guest was stopped because a time limit was reached."""
+
+    exit_code = 124
+
+
+class CommandNotFoundError(LabError, FileNotFoundError):
+    """The command is not on the PATH; the guest has the same files, so nothing was booted."""
+
+    exit_code = 127

@@ -1,0 +1,220 @@
+"""Which kernel the lab boots, where its modules are, and its image in the form that starts fastest."""
+
+import lzma
+import os
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcast.lab.errors import LabUnavailableError
+
+MODULES = ("overlay", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth", "bridge")
+"""What the guest loads, besides what virtme-ng needs to mount the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    version: str
+    """As `uname -r` says it."""
+    image: Path
+    modules: Path
+    """lib/modules/VERSION, with depmod's lists in it."""
+
+    def load_order(self) -> tuple[Path, ...]:
+        """The files of MODULES with all they depend on, in the order to insmod them; built-in ones left out.
+
+        Raises KeyError with the name of a module that this kernel does not have.
+        """
+        depends = {
+            _module_name(path): (path, needed.split())
+            for path, _, needed in (line.partition(":") for line in _lines(self.modules / "modules.dep"))
+        }
+        built_in = {_module_name(path) for path in _lines(self.modules / "modules.builtin")}
+        order: dict[str, None] = {}
+        for name in MODULES:
+            if name not in built_in:
+                path, needed = depends[name]
+                order |= dict.fromkeys([*reversed(needed), path])  # depmod lists the deepest need last
+        return tuple(self.modules / path for path in order)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _module_name(path: str) -> str:
+    return path.rpartition("/")[2].partition(".ko")[0].replace("-", "_")
+
+
+def cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mcast" / "lab"
+
+
+def fetched_dir() -> Path:
+    """Where `fetch` unpacks kernel packages, one directory each."""
+    return cache_dir() / "kernels"
+
+
+def default_roots() -> tuple[Path, ...]:
+    return (Path("/"), *sorted(fetched_dir().glob("[!.]*")))
+
+
+def matches(version: str, wanted: str) -> bool:
+    """Is `wanted` this version or the start of it? 6.1 is the start of 6.1.0-56-amd64, not of 6.12."""
+    return re.match(re.escape(wanted) + r"(?!\d)", version) is not None
+
+
+def _age(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def installed(roots: Sequence[Path]) -> list[Kernel]:
+    """Every kernel under `roots` whose image and modules are both there, newest first."""
+
+    def found() -> Iterator[Kernel]:
+        for root in roots:
+            for image in (root / "boot").glob("vmlinuz-*"):
+                version = image.name.removeprefix("vmlinuz-")
+                for modules in (root / "lib/modules" / version, root / "usr/lib/modules" / version):
+                    if (modules / "modules.dep").exists():
+                        yield Kernel(version, image.resolve(), modules.resolve())
+                        break
+
+    return sorted(found(), key=lambda kernel: _age(kernel.version), reverse=True)
+
+
+def find(wanted: str | None = None, roots: Sequence[Path] | None = None) -> Kernel:
+    """The newest kernel that can make Soft-RoCE devices.
+
+    `wanted` is a version (`6.12.117+deb12-amd64`), the start of one (`6.1` is not `6.12`), or the directory
+    of an unpacked kernel package.
+    Raises LabUnavailableError.
+    """
+    if wanted is not None and "/" in wanted:
+        roots, wanted = (Path(wanted),), None
+    roots = default_roots() if roots is None else roots
+    kernels = installed(roots)
+    if not kernels:
+        raise LabUnavailableError(
+            f"no kernel with its modules in {', '.join(str(root / 'boot') for root in roots)}: "
+            "install one (apt-get install linux-image-amd64); an unpacked package also needs depmod -b"
+        )
+    names = ", ".join(kernel.version for kernel in kernels)
+    if wanted is not None:
+        kernels = [kernel for kernel in kernels if matches(kernel.version, wanted)]
+        if not kernels:
+            raise LabUnavailableError(
+                f"no kernel {wanted} here, only {names}: fetch it with `mcast lab kernel {wanted}`"
+            )
+    lacking = []
+    for kernel in kernels:
+        try:
+            kernel.load_order()
+        except KeyError as missing:
+            lacking.append(f"{kernel.version} has no module {missing.args[0]}")
+            continue
+        if not os.access(kernel.image, os.R_OK):
+            lacking.append(f"{kernel.image} is not readable by you (chmod a+r it)")
+            continue
+        return kernel
+    raise LabUnavailableError(
+        f"no usable kernel: {'; '.join(lacking)}: apt-get install linux-image-amd64 has it all"
+    )
+
+
+def _inflate_zstd(data: bytes) -> bytes:
+    return subprocess.run(
+        ["zstd", "-dcq"], input=data, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ).stdout
+
+
+INFLATE = {
+    b"\xfd7zXZ\x00": lambda data: lzma.LZMADecompressor().decompress(data),
+    b"\x1f\x8b": lambda data: zlib.decompressobj(31).decompress(data),
+    b"\x28\xb5\x2f\xfd": _inflate_zstd,
+}
+"""Kernel payloads by their first bytes; each decoder ignores the length that follows the compressed data."""
+
+
+def vmlinux(bzimage: bytes) -> bytes | None:
+    """The ELF kernel inside a bzImage, or None when it cannot be had (Linux x86 boot protocol 2.08)."""
+    if bzimage[0x202:0x206] != b"HdrS":
+        return None
+    start, length = struct.unpack_from("<II", bzimage, 0x248)
+    start += (bzimage[0x1F1] + 1) * 512
+    payload = bzimage[start : start + length]
+    inflate = next((how for magic, how in INFLATE.items() if payload.startswith(magic)), None)
+    if inflate is None or (inflate is _inflate_zstd and shutil.which("zstd") is None):
+        return None
+    elf = inflate(payload)
+    return elf if elf.startswith(b"\x7fELF") else None
+
+
+def boot_image(kernel: Kernel) -> Path:
+    """`kernel.image`, unpacked once into the cache: an emulated guest takes 2.5 s for that at each boot."""
+    config = kernel.image.with_name(f"config-{kernel.version}")
+    if "CONFIG_PVH=y" not in _lines(config):  # QEMU starts an ELF kernel by its PVH entry only
+        return kernel.image
+    stat = kernel.image.stat()
+    unpacked = cache_dir() / f"vmlinux-{kernel.version}-{stat.st_size}-{stat.st_mtime_ns}"
+    try:
+        if not unpacked.exists():
+            elf = vmlinux(kernel.image.read_bytes())
+            if elf is None:
+                return kernel.image
+            unpacked.parent.mkdir(parents=True, exist_ok=True)
+            partial = unpacked.with_name(f"{unpacked.name}.{os.getpid()}")
+            partial.write_bytes(elf)
+            partial.rename(unpacked)
+    except OSError:  # no cache (a read-only or missing home): slower, not wrong
+        return kernel.image
+    return unpacked
+
+
+def fetch(wanted: str) -> Kernel:
+    """Download Debian's newest kernel package of version `wanted` from the configured sources, and unpack it.
+
+    Nothing is installed. Raises LabUnavailableError.
+    """
+    listed = _output(["apt-cache", "search", "--names-only", "^linux-image-[0-9].*-amd64$"])
+    versions = re.findall(r"^linux-image-(\d+\.\d+\.\d[^-]*(?:-\d+)?-amd64) ", listed, re.M)
+    versions = [version for version in versions if matches(version, wanted)]
+    if not versions:
+        raise LabUnavailableError(
+            f"the package sources have no kernel {wanted}: run apt-get update, or add the backports source"
+        )
+    version = max(versions, key=_age)
+    target = fetched_dir() / version
+    partial = target.with_name(f".{version}.{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        _output(["apt-get", "download", f"linux-image-{version}"], cwd=partial)
+        (deb,) = partial.glob("*.deb")
+        _output(["dpkg-deb", "--extract", str(deb), str(partial)])
+        deb.unlink()
+        _output(
+            [shutil.which("depmod", path="/usr/sbin:/sbin:/usr/bin") or "depmod", "-b", str(partial), version]
+        )
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return find(str(target))
+
+
+def _output(command: list[str], cwd: Path | None = None) -> str:
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    except FileNotFoundError as missing:
+        raise LabUnavailableError(
+            f"{command[0]} is not here: kernels are fetched on Debian only"
+        ) from missing
+    if done.returncode:
+        raise LabUnavailableError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,302 @@
+"""Boots the guest, runs one command in it, and bounds everything in time."""
+
+import os
+import re
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from mcast.lab import kernels, needs
+from mcast.lab.errors import (
+    CommandNotFoundError,
+    GuestPanicError,
+    GuestStoppedError,
+    LabTimeoutError,
+    LabUnavailableError,
+)
+from mcast.lab.plan import plan
+
+PORTS, MAX_PORTS = 3, 64
+MEMORY = 1024
+BOOT_TIMEOUT = 120.0
+CONSOLE_BYTES = 16 * 1024
+CONSOLE_LINES = 12
+STOP_SECONDS = 10.0
+"""How long a guest may take to stop after its command ended."""
+
+ENVIRONMENT = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TERM", "COLUMNS", "TZ", "CI", "TMPDIR"),
+    *(
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "VIRTUAL_ENV",
+        "PYTHON*",
+        "PYTEST_*",
+        "PY_COLORS",
+        "COVERAGE_*",
+        "HYPOTHESIS_*",
+    ),
+    *("MCAST_*", "RDMAV_*", "IBV_*", "?SAN_OPTIONS", "UBSAN_OPTIONS", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+)
+"""The variables, as shell patterns, that the command inherits; it also gets MCAST_LAB=1."""
+
+Accel = Literal["auto", "kvm", "tcg"]
+
+
+@dataclass(frozen=True, slots=True)
+class LabResult:
+    exit_code: int
+    """The command's own: 128 + n if signal n ended it."""
+    kernel: str
+    kvm: bool
+    ready_after: float
+    """Seconds from the call until the fabric stood and the command was started."""
+    seconds: float
+    """Seconds of the whole call."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabMachine:
+    """A guest with `ports` Soft-RoCE devices rxe1… on netdevs e1…, all on one bridge with IGMP snooping.
+
+    Port i has the addresses 10.77.0.i/24 and fd77::i/64; its other end is the bridge's port pi. The guest
+    sees this host's files; what it writes is gone with it, except in the directories of `share`.
+
+    `kernel` is what `kernels.find` takes; `memory` is in MiB; `boot_timeout` in seconds. `accel` "auto" takes
+    KVM where a kernel really starts under it. Values out of range raise LabUnavailableError at once.
+    """
+
+    ports: int = PORTS
+    kernel: str | None = None
+    share: Sequence[Path] = ()
+    memory: int = MEMORY
+    accel: Accel = "auto"
+    boot_timeout: float = BOOT_TIMEOUT
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ports <= MAX_PORTS:
+            raise LabUnavailableError(f"{self.ports} ports asked for: the lab makes 1 to {MAX_PORTS}")
+        for path in self.share:
+            if not path.is_dir():
+                raise LabUnavailableError(f"{path} cannot be shared: it is not a directory; make it first")
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout: float | None = None,
+        stdout: BinaryIO | None = None,
+        stderr: BinaryIO | None = None,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> LabResult:
+        """Boot, run `command` in `cwd` (here) with `env` (ENVIRONMENT of this process), and stop the guest.
+
+        The command's standard input is empty; its output is written as it comes to `stdout` and `stderr`
+        (this process's). `timeout` bounds the whole call, in seconds. An exception, KeyboardInterrupt
+        included, stops the guest before it leaves this call.
+        Raises the errors of `mcast.lab.errors`.
+        """
+        env = inherited(os.environ) if env is None else env
+        cwd = Path.cwd() if cwd is None else cwd.absolute()
+        self._look_up(command, cwd, env)
+        sinks = {
+            "mcast.out": _writer(sys.stdout.buffer if stdout is None else stdout),
+            "mcast.err": _writer(sys.stderr.buffer if stderr is None else stderr),
+        }
+        return self._boot(_command_script(command, cwd, env), sinks, timeout=timeout, tty=False)
+
+    def shell(self) -> LabResult:
+        """A prompt in the guest, on this terminal; ends when the shell does (or at once with Ctrl-A X)."""
+        if not sys.stdin.isatty():
+            raise LabUnavailableError("a prompt needs a terminal; use `mcast lab run -- COMMAND` without one")
+        env = inherited(os.environ)
+        size = shutil.get_terminal_size()
+        command = ["sh", "-c", f'stty rows {size.lines} cols {size.columns}; exec "${{SHELL:-/bin/sh}}" -i']
+        return self._boot(_command_script(command, Path.cwd(), env), {}, timeout=None, tty=True)
+
+    def _look_up(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        if not command:
+            raise CommandNotFoundError("no command to run in the lab: put it after --")
+        name = str(cwd / command[0]) if "/" in command[0] else command[0]
+        if shutil.which(name, path=env.get("PATH", needs.SYSTEM_PATH)) is None:
+            raise CommandNotFoundError(
+                f"{command[0]}: no such command on this machine, whose files the lab sees"
+            )
+
+    def _boot(
+        self, script: str, sinks: Mapping[str, Callable[[bytes], None]], *, timeout: float | None, tty: bool
+    ) -> LabResult:
+        started = time.monotonic()
+        needs.require()
+        kernel = kernels.find(self.kernel)
+        kvm = needs.kvm_works() if self.accel == "auto" else self.accel == "kvm"
+        with ExitStack() as stack:
+            job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mcast-lab-")))
+            shares = [path.resolve() for path in self.share]
+            _write_job(job, kernel, self.ports, shares, script, tty)
+            names = ("mcast.ctl", *sinks)
+            pipes = {name: os.pipe() for name in (*names, "console")}
+            ends = {name: stack.enter_context(os.fdopen(read, "rb", 0)) for name, (read, _) in pipes.items()}
+            with ExitStack() as writing:
+                for _, write in pipes.values():
+                    writing.callback(os.close, write)
+                fds = {name: pipes[name][1] for name in names}
+                argv = plan(kernel, job, memory=self.memory, kvm=kvm, shares=shares, ports=fds, tty=tty)
+                process = stack.enter_context(_running(argv, list(fds.values()), pipes["console"][1], tty))
+            watch = _Watch(process, started, self.boot_timeout, timeout)
+            handlers = {"mcast.ctl": watch.control, "console": watch.hear, **sinks}
+            watch.follow({end: handlers[name] for name, end in ends.items()})
+            exit_code, ready_after = watch.outcome()
+            return LabResult(exit_code, kernel.version, kvm, ready_after, time.monotonic() - started)
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of `environ` that matches ENVIRONMENT."""
+    return {
+        name: value for name, value in environ.items() if any(fnmatchcase(name, kind) for kind in ENVIRONMENT)
+    }
+
+
+def _writer(stream: BinaryIO) -> Callable[[bytes], None]:
+    def write(data: bytes) -> None:
+        stream.write(data)
+        stream.flush()
+
+    return write
+
+
+def _command_script(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> str:
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items() if name.isidentifier()]
+    lines = [f"cd {shlex.quote(str(cwd))} || exit 125", "export MCAST_LAB=1", *exports]
+    return "\n".join([*lines, f"exec {shlex.join(command)}", ""])
+
+
+def _write_job(
+    job: Path, kernel: kernels.Kernel, ports: int, shares: Sequence[Path], script: str, tty: bool
+) -> None:
+    settings = {"PORTS": str(ports), "MODULES_DIR": str(kernel.modules), "TTY": "1" if tty else ""}
+    files = {
+        "settings": [f"{name}={shlex.quote(value)}" for name, value in settings.items()],
+        "modules": [str(path) for path in kernel.load_order()],
+        "shares": [str(path) for path in shares],
+        "command": [script],
+    }
+    for name, lines in files.items():
+        (job / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+@contextmanager
+def _running(
+    argv: Sequence[str], fds: Sequence[int], console: int, tty: bool
+) -> Iterator[subprocess.Popen[bytes]]:
+    """QEMU, for as long as the block: it is gone after it, and when this process is killed."""
+    guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    process = subprocess.Popen(
+        [*guard, *argv],
+        stdin=None if tty else subprocess.DEVNULL,
+        stdout=None if tty else subprocess.DEVNULL,
+        stderr=console,
+        pass_fds=fds,
+        start_new_session=not tty,  # Ctrl-C is for us to act on, not for QEMU
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass
+class _Watch:
+    """What is known of a running guest, from its control port and its console."""
+
+    process: subprocess.Popen[bytes]
+    started: float
+    boot_timeout: float
+    timeout: float | None
+    console: bytearray = field(default_factory=bytearray)
+    words: bytearray = field(default_factory=bytearray)
+    ready_after: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    failure: str | None = None
+
+    def hear(self, data: bytes) -> None:
+        self.console += data
+        del self.console[:-CONSOLE_BYTES]
+
+    def control(self, data: bytes) -> None:
+        self.words += data
+        *lines, rest = self.words.split(b"\n")
+        self.words = bytearray(rest)
+        for line in lines:
+            verb, _, argument = line.decode(errors="replace").partition(" ")
+            if verb == "ready":
+                self.ready_after = time.monotonic() - self.started
+            elif verb == "exit":
+                self.exit_code, self.ended = int(argument), time.monotonic()
+            elif verb == "fail":
+                self.failure, self.ended = argument, time.monotonic()
+
+    def deadline(self) -> tuple[float, str]:
+        """The clock reading at which to give up, and what to say then."""
+        if self.ended is not None:
+            return self.ended + STOP_SECONDS, ""
+        limits = (
+            [] if self.timeout is None else [(self.started + self.timeout, f"not done in {self.timeout:g} s")]
+        )
+        if self.ready_after is None:
+            limits.append((self.started + self.boot_timeout, f"not ready in {self.boot_timeout:g} s"))
+        return min(limits, default=(float("inf"), ""))
+
+    def follow(self, handlers: Mapping[BinaryIO, Callable[[bytes], None]]) -> None:
+        """Hand on what comes until the guest has closed every end. Raises LabTimeoutError."""
+        with selectors.DefaultSelector() as selector:
+            for end, handler in handlers.items():
+                selector.register(end, selectors.EVENT_READ, handler)
+            while selector.get_map():
+                limit, why = self.deadline()
+                left = limit - time.monotonic()
+                if left <= 0:
+                    if self.ended is not None:
+                        return
+                    raise LabTimeoutError(f"the lab was stopped: {why}", self.last_lines())
+                for key, _ in selector.select(min(left, 3600)):
+                    if data := os.read(key.fd, 65536):
+                        key.data(data)
+                    else:
+                        selector.unregister(key.fileobj)
+
+    def outcome(self) -> tuple[int, float]:
+        """The command's exit code and when the guest was ready. Raises GuestPanicError, GuestStoppedError."""
+        if self.exit_code is not None and self.ready_after is not None:
+            return self.exit_code, self.ready_after
+        text = self.console.decode(errors="replace")
+        if panic := re.search(r"Kernel panic - not syncing: ([^\r\n]*)", text):
+            raise GuestPanicError(f"the guest's kernel panicked: {panic[1]}", self.last_lines())
+        if self.failure is not None:
+            raise GuestStoppedError(f"the guest could not be set up: {self.failure}", self.last_lines())
+        status = self.process.wait(STOP_SECONDS)
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        raise GuestStoppedError(f"the guest ended before the command did (QEMU: {how})", self.last_lines())
+
+    def last_lines(self) -> tuple[str, ...]:
+        lines = re.split(r"[\r\n]+", self.console.decode(errors="replace"))
+        return tuple(line for line in lines if line.strip())[-CONSOLE_LINES:]

@@ -1,0 +1,141 @@
+"""What the lab needs from this host, and the line to type when something is missing."""
+
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from mcast.lab import kernels
+from mcast.lab.errors import LabUnavailableError
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
+"""Where system tools are, also for a user whose PATH has no sbin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    name: str
+    found: str | None
+    """What was found; None when it is missing."""
+    package: str
+    """Debian's package for it; empty for virtme-ng, which pip installs."""
+    boots: bool
+    """Without it no guest starts; otherwise only commands in the guest miss it."""
+
+
+def tool(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
+
+
+def _tools(*names: str) -> Callable[[], str | None]:
+    def probe() -> str | None:
+        paths = [tool(name) for name in names]
+        return None if None in paths else ", ".join(path for path in paths if path)
+
+    return probe
+
+
+def virtme_run() -> list[str] | None:
+    """The start of a virtme-run command line: this Python's own virtme-ng, else one on the PATH."""
+    if find_spec("virtme") is not None:
+        return [sys.executable, "-c", "import sys; from virtme.commands.run import main; sys.exit(main())"]
+    script = tool("virtme-run")
+    return [script] if script else None
+
+
+def _virtme_found() -> str | None:
+    found = virtme_run()
+    if found is None:
+        return None
+    return "in this Python" if found[0] == sys.executable else found[0]
+
+
+def static_busybox() -> str | None:
+    """A busybox that runs before any library is there: an ELF file without a program interpreter."""
+    candidates = (tool(name) for name in ("busybox", "busybox-static", "busybox.static"))
+    return next((path for path in candidates if path and not _has_interpreter(Path(path))), None)
+
+
+def _has_interpreter(elf: Path) -> bool:
+    data = elf.read_bytes()
+    table, size, count = (*struct.unpack_from("<Q", data, 32), *struct.unpack_from("<HH", data, 54))
+    return any(struct.unpack_from("<I", data, table + size * i)[0] == 3 for i in range(count))  # PT_INTERP
+
+
+def _kernel() -> str | None:
+    try:
+        return kernels.find().version
+    except LabUnavailableError:
+        return None
+
+
+def _library(pattern: str) -> Callable[[], str | None]:
+    def probe() -> str | None:
+        roots = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib/x86_64-linux-gnu")
+        return next((str(path) for root in roots for path in sorted(Path(root).glob(pattern))), None)
+
+    return probe
+
+
+TABLE: tuple[tuple[str, str, bool, Callable[[], str | None]], ...] = (
+    ("qemu-system-x86_64", "qemu-system-x86", True, _tools("qemu-system-x86_64")),
+    ("a kernel with rdma_rxe", "linux-image-amd64", True, _kernel),
+    ("virtme-ng", "", True, _virtme_found),
+    ("a static busybox", "busybox-static", True, static_busybox),
+    ("modprobe", "kmod", True, _tools("modprobe")),
+    ("file", "file", True, _tools("file")),
+    ("ip, bridge, rdma", "iproute2", True, _tools("ip", "bridge", "rdma")),
+    ("librdmacm", "librdmacm1", False, _library("librdmacm.so.1")),
+    ("libibverbs", "libibverbs1", False, _library("libibverbs.so.1")),
+    ("Soft-RoCE's verbs provider", "ibverbs-providers", False, _library("libibverbs/librxe-rdmav*.so")),
+)
+
+
+def needs() -> tuple[Need, ...]:
+    """Every need, looked up now."""
+    return tuple(Need(name, probe(), package, boots) for name, package, boots, probe in TABLE)
+
+
+def apt_line(missing: Iterable[Need]) -> str:
+    """The one line that installs all of `missing`; empty when nothing is."""
+    missing = tuple(missing)
+    packages = sorted({need.package for need in missing if need.package})
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    apt = [f"{sudo}apt-get install -y {' '.join(packages)}"] if packages else []
+    pip = ["pip install 'mcast[lab]'"] if any(not need.package for need in missing) else []
+    return " && ".join(apt + pip)
+
+
+def require() -> None:
+    """Raise LabUnavailableError, with the line to type, unless a guest can be booted here."""
+    if (system := f"{platform.system()} {platform.machine()}") != "Linux x86_64":
+        raise LabUnavailableError(
+            f"the lab shares this machine's files with an x86-64 guest, and this is {system}"
+        )
+    if missing := [need for need in needs() if need.boots and need.found is None]:
+        names = ", ".join(need.name for need in missing)
+        raise LabUnavailableError(f"not on this machine: {names}: {apt_line(missing)}")
+
+
+@cache
+def kvm_works() -> bool:
+    """Does a kernel start under KVM? Found out by starting one: a VM that can be made may still not run."""
+    qemu = tool("qemu-system-x86_64")
+    if qemu is None or not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    image = kernels.boot_image(kernels.find())
+    command = [qemu, "-machine", "q35,accel=kvm", "-cpu", "host,topoext=on", "-m", "256", "-nodefaults"]
+    command += ["-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", str(image)]
+    command += ["-append", "console=ttyS0 earlyprintk=serial,ttyS0,115200 panic=-1"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+    except subprocess.TimeoutExpired:
+        return False
+    return b"Kernel panic" in done.stdout  # it got as far as missing its root

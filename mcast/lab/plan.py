@@ -1,0 +1,99 @@
+"""The QEMU command line of a machine: planned by virtme-ng, with the lab's devices and init added.
+
+virtme-ng gives the machine and an initramfs that mounts this host's files as a read-only root. The lab adds
+its serial log, its virtio ports and its 9p shares, and makes `guest.sh` the init: that saves the 5 s in which
+virtme-ng's own init starts udev, which nothing here needs.
+"""
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from mcast.lab import needs
+from mcast.lab.errors import LabUnavailableError
+from mcast.lab.kernels import Kernel, boot_image
+
+GUEST_INIT = Path(str(files("mcast.lab") / "guest.sh"))
+CPUS = 2
+"""One makes a two-process ping-pong 200 times slower (facts: kernel)."""
+
+
+def plan(
+    kernel: Kernel,
+    job: Path,
+    *,
+    memory: int,
+    kvm: bool,
+    shares: Sequence[Path],
+    ports: Mapping[str, int],
+    tty: bool = False,
+) -> list[str]:
+    """The argv that boots `kernel`, for a process whose file descriptor 2 takes the guest's console.
+
+    `memory` in MiB. `job` is the directory that guest.sh reads; the initramfs is put there as well. `ports`
+    maps the names of virtio ports to the file descriptors they write to. With `tty` the guest's ttyS0 is this
+    terminal.
+    Raises LabUnavailableError with virtme-ng's own words.
+    """
+    busybox = needs.static_busybox()
+    virtme = needs.virtme_run()
+    assert busybox is not None
+    assert virtme is not None
+    log = ["-chardev", "file,id=mcast.log,path=/proc/self/fd/2", "-serial", "chardev:mcast.log"]
+    mounts = [("mcast.root", Path("/"), True), ("mcast.job", job, True)]
+    mounts += [(f"mcast.share{i}", path, False) for i, path in enumerate(shares)]
+    append = "console=ttyS1 earlyprintk=serial,ttyS1,115200 panic=-1 oops=panic"
+    init = " ".join(f'"{word}"' for word in ("sh", GUEST_INIT, busybox))
+    extra = [
+        *["-nodefaults", "-no-reboot", "-kernel", str(boot_image(kernel))],
+        *["-append", f"{append} init={busybox} -- {init}"],
+        *log,
+        *["-device", "virtio-serial-pci,id=mcast"],
+    ]
+    for name, fd in ports.items():
+        extra += ["-chardev", f"file,id={name},path=/proc/self/fd/{fd}"]
+        extra += ["-device", f"virtserialport,bus=mcast.0,name={name},chardev={name}"]
+    for tag, path, readonly in mounts:
+        extra += [
+            "-fsdev",
+            fsdev(tag, path, readonly),
+            "-device",
+            f"virtio-9p-pci,fsdev={tag},mount_tag={tag}",
+        ]
+
+    command = [*virtme, "--kimg", str(kernel.image), "--mods", "auto", "--force-9p", "--disable-microvm"]
+    command += ["--busybox", busybox, "--cpus", str(CPUS), "--memory", f"{memory}M"]
+    command += ["--dry-run", "--show-command", "--save-initramfs", str(job / "initramfs")]
+    command += [] if kvm else ["--disable-kvm"]
+    command += [] if tty else ["--script-sh", "true"]  # decides who has standard input
+    command += [f"-q={word}" for word in extra]
+    # virtme-ng leaves a file in TMPDIR for an exit code that it will not fetch: the job directory is removed.
+    environ = os.environ | {"TMPDIR": str(job), "PATH": f"{os.environ.get('PATH', '')}:{needs.SYSTEM_PATH}"}
+    with tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(
+            command,
+            stdin=None if tty else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environ,
+        )
+        errors.seek(0)
+        words = shlex.split(done.stdout.strip().rpartition("\n")[2])
+        if done.returncode or not words:
+            raise LabUnavailableError(
+                f"virtme-ng cannot plan this machine: {errors.read().strip() or 'no reason given'}"
+            )
+    return words
+
+
+def fsdev(tag: str, path: Path, readonly: bool) -> str:
+    """QEMU's description of a 9p export; a comma in a path is doubled there."""
+    quoted = str(path).replace(",", ",,")
+    return f"local,id={tag},path={quoted},security_model=none,multidevs=remap" + (
+        ",readonly=on" if readonly else ""
+    )
