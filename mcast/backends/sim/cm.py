@@ -339,8 +339,7 @@ class Id:
 
 def _refused_by_library(attr: JoinAttrEx) -> int:
     """librdmacm's own checks, in its order."""
-    mask: int = attr.comp_mask
-    both = CompMask.ADDRESS | CompMask.JOIN_FLAGS
+    mask, both = int(attr.comp_mask), int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
     if mask & ~both:
         return errno.EOPNOTSUPP
     if mask != both:

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from mcast.addresses import Gid
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.mcmember import McMask, McMemberRecord, SaMethod
+from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord, SaMethod
 from mcast.testbed import Feature, Observer, Testbed
 
 _COMMON = frozenset(
@@ -26,6 +26,8 @@ _COMMON = frozenset(
     }
 )
 
+_RECEIVING = JoinState.FULL | JoinState.NON
+
 
 class SimObserver(Observer):
     """Reads the switches', the SA's and the devices' tables."""
@@ -38,8 +40,8 @@ class SimObserver(Observer):
         if fabric.sa is None:
             return frozenset(_address(fabric, index) for index in fabric.snooping.get(group, {}))
         known = fabric.sa.group(group)
-        indices = {port.guid: port.index for port in fabric.ports}
-        return frozenset(_address(fabric, indices[guid]) for guid in (known.ports if known else ()))
+        receiving = {m.guid for m in (known.members if known else ()) if m.join_state & _RECEIVING}
+        return frozenset(_address(fabric, port.index) for port in fabric.ports if port.guid in receiving)
 
     def group_exists(self, group: Gid) -> bool:
         fabric = self._fabric
@@ -88,7 +90,7 @@ class SimTestbed(Testbed):
         without.multicast = False
         self._without = _address(fabric, without.index)
         self.ports = tuple(_address(fabric, port.index) for port in self._ports)
-        self.backend = SimBackend(fabric, name, owns_fabric=True)
+        self.backend = SimBackend(fabric, name)
         self.observer = SimObserver(fabric)
         shown = Feature.IGMP_ON_WIRE if fabric.sa is None else Feature.SM_WITHOUT_SEND_ONLY
         self.features = _COMMON | {shown}
@@ -150,6 +152,10 @@ def _address(fabric: Fabric, index: int) -> IPv4Address:
 @contextmanager
 def sim_testbed(name: str, make: Callable[..., Fabric]) -> Iterator[Testbed]:
     """A fresh fabric for one test, closed after it."""
-    bed = SimTestbed(make(ports=5), name)
-    with bed.backend:
-        yield bed
+    fabric = make(ports=5)
+    bed = SimTestbed(fabric, name)
+    try:
+        with bed.backend:
+            yield bed
+    finally:
+        fabric.close()
