@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
+
+from mcast.conformance.clauses import CLAUSES, DOCUMENTS
+from mcast.conformance.facts import FACTS, TOPICS
 
 
 class Outcome(Enum):
@@ -24,3 +30,94 @@ class Result(NamedTuple):
     proves: tuple[str, ...]
     outcome: Outcome
     reason: str
+
+
+class Cell(NamedTuple):
+    """What a provider's tests say about one clause or fact."""
+
+    outcome: Outcome
+    results: tuple[Result, ...]
+    reason: str | None
+
+
+class Report(NamedTuple):
+    """The table: provider -> clause or fact -> cell.
+
+    unavailable  backends that cannot run here -> the reason and the fix; they have no column
+    loose        failures that belong to no clause or fact, and deviations that name no test
+    """
+
+    providers: Mapping[str, Mapping[str, Cell]]
+    unavailable: Mapping[str, str]
+    loose: tuple[Result, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Something was tested, and nothing failed."""
+        cells = [cell for column in self.providers.values() for cell in column.values()]
+        return bool(cells) and not self.loose and all(cell.outcome is not Outcome.FAILED for cell in cells)
+
+
+SECTIONS = tuple(
+    (title, tuple(name for name in CLAUSES if CLAUSES[name].document == title))
+    for title in DOCUMENTS.values()
+) + tuple(
+    (f"Measured: {title}", tuple(name for name in FACTS if FACTS[name].topic == title))
+    for title in TOPICS.values()
+)
+"""The rows of the table in order: (title, ids)."""
+
+_WORST_FIRST = (Outcome.FAILED, Outcome.DEVIATION, Outcome.PASSED, Outcome.NOT_APPLICABLE)
+
+
+def says(name: str) -> str:
+    """The sentence of a clause or fact."""
+    return CLAUSES[name].says if name in CLAUSES else FACTS[name].says
+
+
+def build_report(
+    results: Sequence[Result], backends: Iterable[str], unavailable: Mapping[str, str]
+) -> Report:
+    """The table of these results; a clause or fact without a test is a failure."""
+    columns = {
+        backend: {
+            name: _cell(name, [r for r in results if name in r.proves and r.backend in (backend, None)])
+            for name in (*CLAUSES, *FACTS)
+        }
+        for backend in backends
+        if backend not in unavailable
+    }
+    loose = (r for r in results if r.outcome is Outcome.FAILED and not r.proves)
+    return Report(columns, dict(unavailable), tuple(loose))
+
+
+def _cell(name: str, results: Sequence[Result]) -> Cell:
+    if not results:
+        beyond = FACTS[name].beyond if name in FACTS else ""
+        return Cell(Outcome.NOT_APPLICABLE if beyond else Outcome.FAILED, (), beyond or "no test proves it")
+    # A backend that can run has nothing to skip: a skip would hide a gap.
+    found = {Outcome.FAILED if r.outcome is Outcome.SKIPPED else r.outcome for r in results}
+    outcome = next(outcome for outcome in _WORST_FIRST if outcome in found)
+    reasons = dict.fromkeys(r.reason for r in results if r.reason and r.outcome in (outcome, Outcome.SKIPPED))
+    return Cell(outcome, tuple(results), "; ".join(reasons) or None)
+
+
+def to_json(report: Report) -> str:
+    """{"providers": {backend: {id: {"outcome", "tests", "reason"}}}, "unavailable": {backend: reason}}."""
+    providers = {
+        backend: {
+            name: {
+                "outcome": cell.outcome.value,
+                "tests": list(dict.fromkeys(result.test for result in cell.results)),
+                "reason": cell.reason,
+            }
+            for name, cell in column.items()
+        }
+        for backend, column in report.providers.items()
+    }
+    return json.dumps({"providers": providers, "unavailable": dict(report.unavailable)}, indent=1) + "\n"
+
+
+def counts(report: Report, backend: str, names: Iterable[str]) -> Counter[Outcome]:
+    """How many of these clauses or facts have which outcome."""
+    return Counter(report.providers[backend][name].outcome for name in names)
