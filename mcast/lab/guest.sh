@@ -59,10 +59,7 @@ share mcast.job /run/mcast ro || fail "the job directory cannot be mounted"
 
 # The host's files again, cached this time, under a layer in memory.
 while read -r module; do
-    case $module in
-    *.ko) insmod "$module" ;;
-    *) /sbin/insmod "$module" ;; # compressed: kmod's
-    esac || fail "the module $module cannot be loaded"
+    insmod "$module" || fail "the module $module cannot be loaded"
 done </run/mcast/modules
 share mcast.root /run/host ro,cache=loose || fail "the host's files cannot be mounted"
 mount -t tmpfs -o size=75% upper /run/upper

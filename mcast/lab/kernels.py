@@ -15,6 +15,8 @@ from mcast.lab.errors import LabUnavailableError
 
 MODULES = ("overlay", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth", "bridge")
 """What the guest loads, besides what virtme-ng needs to mount the root."""
+EXTRA_MODULES = ("crc32_generic",)
+"""Loaded where the kernel has them as modules: rdma_rxe would have them looked up, which takes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Kernel:
         }
         built_in = {_module_name(path) for path in _lines(self.modules / "modules.builtin")}
         order: dict[str, None] = {}
-        for name in MODULES:
+        for name in (*(name for name in EXTRA_MODULES if name in depends), *MODULES):
             if name not in built_in:
                 path, needed = depends[name]
                 order |= dict.fromkeys([*reversed(needed), path])  # depmod lists the deepest need last
@@ -139,7 +141,15 @@ INFLATE = {
     b"\x1f\x8b": lambda data: zlib.decompressobj(31).decompress(data),
     b"\x28\xb5\x2f\xfd": _inflate_zstd,
 }
-"""Kernel payloads by their first bytes; each decoder ignores the length that follows the compressed data."""
+"""Decoders by the first bytes of what they decode; each ignores what follows the compressed data."""
+
+
+def inflate(data: bytes) -> bytes | None:
+    """`data` decompressed, or None when it is in no known format or its decoder is not here."""
+    decode = next((how for magic, how in INFLATE.items() if data.startswith(magic)), None)
+    if decode is None or (decode is _inflate_zstd and shutil.which("zstd") is None):
+        return None
+    return decode(data)
 
 
 def vmlinux(bzimage: bytes) -> bytes | None:
@@ -149,11 +159,8 @@ def vmlinux(bzimage: bytes) -> bytes | None:
     start, length = struct.unpack_from("<II", bzimage, 0x248)
     start += (bzimage[0x1F1] + 1) * 512
     payload = bzimage[start : start + length]
-    inflate = next((how for magic, how in INFLATE.items() if payload.startswith(magic)), None)
-    if inflate is None or (inflate is _inflate_zstd and shutil.which("zstd") is None):
-        return None
     elf = inflate(payload)
-    return elf if elf.startswith(b"\x7fELF") else None
+    return elf if elf is not None and elf.startswith(b"\x7fELF") else None
 
 
 def boot_image(kernel: Kernel) -> Path:

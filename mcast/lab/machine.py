@@ -189,12 +189,24 @@ def _write_job(
     settings = {"PORTS": str(ports), "MODULES_DIR": str(kernel.modules), "TTY": "1" if tty else ""}
     files = {
         "settings": [f"{name}={shlex.quote(value)}" for name, value in settings.items()],
-        "modules": [str(path) for path in kernel.load_order()],
+        "modules": [_module_for_guest(job, path) for path in kernel.load_order()],
         "shares": [str(path) for path in shares],
         "command": [script],
     }
     for name, lines in files.items():
         (job / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+def _module_for_guest(job: Path, module: Path) -> str:
+    """The path at which the guest finds `module` uncompressed: busybox loads no other."""
+    if module.suffix == ".ko":
+        return str(module)
+    data = kernels.inflate(module.read_bytes())
+    if data is None:
+        raise LabUnavailableError(f"{module} cannot be decompressed here: apt-get install zstd")
+    copy = job / module.with_suffix("").name
+    copy.write_bytes(data)
+    return f"/run/mcast/{copy.name}"
 
 
 @contextmanager
