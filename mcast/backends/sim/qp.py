@@ -125,7 +125,7 @@ class Qp:
         elif burst.qkey != self.qkey:
             self.wrong_qkey += stop - start
             self.port.qkey_violations += stop - start
-        elif burst.longest > self.room:
+        elif burst.longest > self.room or burst.longest > self.port.mtu:
             self._deliver_singly(burst, start, stop)
         else:
             self._accept(burst, start, stop)

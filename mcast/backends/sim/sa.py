@@ -272,7 +272,7 @@ class SubnetAdmin:
         self._prefix = bytes(subnet_prefix)
         self._well_known = tuple(well_known)
         self._mlids = max_mlid - MLID_FIRST + 1
-        self._send_only_full = send_only_full_member
+        self.send_only_full_member = send_only_full_member
         compared = (_MTU_RULE, _RATE_RULE) + (() if quirks.ignores_packet_life else (_LIFE_RULE,))
         self._compared = tuple(
             (rule.alone if quirks.compares_lone_selector else rule.pair, *rule[2:]) for rule in compared
@@ -290,7 +290,7 @@ class SubnetAdmin:
     @property
     def capability_mask2(self) -> int:
         """ClassPortInfo:CapabilityMask2; only the SendOnlyFullMember bit is modelled."""
-        return SEND_ONLY_FULL_MEMBER_SUPPORTED if self._send_only_full else 0
+        return SEND_ONLY_FULL_MEMBER_SUPPORTED if self.send_only_full_member else 0
 
     @property
     def ports(self) -> dict[int, SaPort]:
@@ -428,7 +428,7 @@ class SubnetAdmin:
             port is None
             or (port is not requester and not port.shares_partition(requester))
             or (mask & _PKEY and not record.pkey & 0x7FFF)
-            or (bits & _SEND_ONLY_FULL and not self._send_only_full)
+            or (bits & _SEND_ONLY_FULL and not self.send_only_full_member)
         ):
             raise _Refused(SaStatus.REQ_INVALID)
 

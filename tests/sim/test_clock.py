@@ -1,0 +1,134 @@
+"""Time on a fabric: virtual time jumps, a stalled call says so, a descriptor lets time pass."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import select
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from mcast.api import CmEventType, Phase, QpInit
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.clock import NS, POLL_NS, SimulationStalled, VirtualClock
+
+GROUP = "239.1.1.1"
+
+
+def test_due_things_happen_in_order_of_time_then_of_scheduling() -> None:
+    clock, seen = VirtualClock(), list[str]()
+    for delay, name in ((20, "c"), (10, "a"), (10, "b")):
+        clock.call_later(delay, lambda name=name: seen.append(name))  # type: ignore[misc]
+    clock.advance(1)
+    assert seen == ["a", "b", "c"]
+    assert clock.now == NS
+
+
+def test_waiting_jumps_to_the_next_due_thing_and_not_past_it() -> None:
+    clock, seen = VirtualClock(), list[int]()
+    clock.call_later(5 * NS, lambda: seen.append(clock.now))
+    assert clock.wait(lambda: bool(seen), 60.0, "test", Phase.EVENT)
+    assert (seen, clock.now) == ([5 * NS], 5 * NS)
+
+
+def test_a_timeout_takes_its_time_and_a_poll_a_little() -> None:
+    clock = VirtualClock()
+    assert not clock.wait(lambda: False, 2.0, "test", Phase.EVENT)
+    assert clock.now == 2 * NS
+    assert not clock.wait(lambda: False, 0, "test", Phase.EVENT)
+    assert clock.now == 2 * NS + POLL_NS
+
+
+def test_waiting_for_what_never_comes_is_an_error_not_a_hang() -> None:
+    with open_fabric(Fabric.roce()) as backend, backend.event_channel() as channel:
+        with pytest.raises(SimulationStalled, match="would wait for ever") as stalled:
+            channel.get_event()
+        assert stalled.value.errno == errno.EDEADLK
+
+
+def test_polling_gets_an_event_that_is_still_on_its_way() -> None:
+    with open_fabric(Fabric.infiniband()) as backend, backend.event_channel() as channel:
+        cm_id = channel.create_id()
+        cm_id.bind_addr("10.0.0.1")
+        cm_id.join_multicast(GROUP)
+        polls = 1
+        while (event := channel.get_event(timeout=0)) is None:
+            polls += 1
+        assert event.check().type is CmEventType.MULTICAST_JOIN
+        assert 2 < polls < 1_000
+
+
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_a_descriptor_becomes_readable_although_nobody_waits_in_a_call(make: Callable[..., Fabric]) -> None:
+    with open_fabric(make()) as backend, backend.event_channel() as channel:
+        fd = channel.fileno()
+        assert not select.select([fd], [], [], 0)[0]
+        cm_id = channel.create_id()
+        cm_id.bind_addr("10.0.0.1")
+        cm_id.join_multicast(GROUP)
+        assert select.select([fd], [], [], 0)[0]
+        assert channel.get_event(0)
+        assert not select.select([fd], [], [], 0)[0]
+
+
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_two_threads_on_wall_clock_time(make: Callable[..., Fabric]) -> None:
+    fabric = make(clock="wall")
+    received: list[bytes] = []
+    joined = threading.Event()
+    with open_fabric(fabric) as backend:
+
+        def receive() -> None:
+            with backend.event_channel() as channel:
+                cm_id = channel.create_id()
+                cm_id.bind_addr("10.0.0.2")
+                qp = cm_id.create_qp(QpInit())
+                cm_id.join_multicast(GROUP)
+                event = channel.get_event(10)
+                assert event is not None
+                event.check()
+                joined.set()
+                while len(received) < 100:
+                    with qp.recv(64, timeout=10) as batch:
+                        received.extend(bytes(message.payload) for message in batch)
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        with backend.event_channel() as channel:
+            cm_id = channel.create_id()
+            cm_id.bind_addr("10.0.0.1")
+            qp = cm_id.create_qp()
+            cm_id.join_multicast(GROUP)
+            event = channel.get_event(10)
+            assert event is not None
+            assert event.ud is not None
+            assert joined.wait(10)
+            for number in range(100):
+                qp.send_one(event.ud.destination, b"%d" % number)
+            receiver.join(10)
+    fabric.close()
+    assert received == [b"%d" % number for number in range(100)]
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_asyncio_waits_on_the_descriptor(make: Callable[..., Fabric], clock: str) -> None:
+    async def join() -> CmEventType:
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        with open_fabric(fabric) as backend, backend.event_channel() as channel:
+            loop.add_reader(channel.fileno(), readable.set)
+            cm_id = channel.create_id()
+            cm_id.bind_addr("10.0.0.1")
+            cm_id.join_multicast(GROUP)
+            await asyncio.wait_for(readable.wait(), 10)
+            loop.remove_reader(channel.fileno())
+            event = channel.get_event(0)
+            assert event is not None
+            return event.type
+
+    fabric = make(clock=clock)
+    assert asyncio.run(join()) is CmEventType.MULTICAST_JOIN
+    fabric.close()

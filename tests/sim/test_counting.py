@@ -1,0 +1,129 @@
+"""Memberships of many ids on few ports are counted: the port is a member as long as one id is (facts: SA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mcast.api import CmId, JoinAttrEx
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.mcmember import JoinState
+
+GROUPS = ("239.1.1.1", "239.2.2.2")
+PORTS = 2
+
+
+class Counting(RuleBasedStateMachine):
+    """Joins and leaves of ids on two ports, at any moment of the other requests in flight."""
+
+    make: Callable[..., Fabric] = staticmethod(Fabric.infiniband)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fabric = self.make(ports=PORTS)
+        self.backend = open_fabric(self.fabric)
+        self.channel = self.backend.event_channel()
+        self.holds: dict[tuple[CmId, str], bool] = {}  # (id, group) -> send-only
+        self.ids: list[CmId] = []
+
+    @rule(port=st.integers(1, PORTS))
+    def new_id(self, port: int) -> None:
+        cm_id = self.channel.create_id()
+        cm_id.bind_addr(f"10.0.0.{port}")
+        self.ids.append(cm_id)
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data(), group=st.sampled_from(GROUPS), send_only=st.booleans())
+    def join(self, data: st.DataObject, group: str, send_only: bool) -> None:
+        cm_id = data.draw(st.sampled_from(self.ids))
+        if (cm_id, group) not in self.holds:
+            attr = JoinAttrEx.send_only(group) if send_only else JoinAttrEx.full_member(group)
+            cm_id.join_multicast_ex(attr)
+            self.holds[cm_id, group] = send_only
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        cm_id, group = data.draw(st.sampled_from(list(self.holds)))
+        cm_id.leave_multicast(group)
+        del self.holds[cm_id, group]
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data())
+    def destroy(self, data: st.DataObject) -> None:
+        cm_id = data.draw(st.sampled_from(self.ids))
+        cm_id.destroy()
+        self.ids.remove(cm_id)
+        self.holds = {key: send_only for key, send_only in self.holds.items() if key[0] is not cm_id}
+
+    @rule(timeout=st.sampled_from([0, 0.0001, 1.0]))
+    def let_time_pass(self, timeout: float) -> None:
+        if (event := self.channel.get_event(timeout)) is not None:
+            event.check()
+
+    @rule()
+    def settle(self) -> None:
+        while (event := self.channel.get_event(1.0)) is not None:
+            event.check()
+        for port in self.fabric.ports:
+            assert self.at_port(port.index) == self.expected(port.name), port.name
+
+    def expected(self, device: str) -> dict[str, int]:
+        bits: dict[str, int] = {}
+        for (cm_id, group), send_only in self.holds.items():
+            if cm_id.device == device:
+                bit = JoinState.SEND_ONLY_FULL if send_only else JoinState.FULL
+                bits[group] = bits.get(group, 0) | bit
+        return bits
+
+    def at_port(self, index: int) -> dict[str, int]:
+        held = self.fabric.sa_clients[index].memberships
+        assert self.fabric.sa is not None
+        for mgid, bits in held.items():
+            group = self.fabric.sa.group(mgid)
+            assert group is not None
+            assert group.join_state(self.fabric.ports[index].guid) == bits
+        return {f"239.{mgid[13]}.{mgid[14]}.{mgid[15]}": int(bits) for mgid, bits in held.items()}
+
+    def teardown(self) -> None:
+        self.backend.close()
+        self.fabric.clock.advance(1.0)  # type: ignore[attr-defined]
+        assert [client.memberships for client in self.fabric.sa_clients.values()] == [{}] * PORTS
+
+
+class CountingIgmp(Counting):
+    """The same on RoCE, where a full member is announced by IGMP and a send-only one is not (JEX-10)."""
+
+    make = staticmethod(Fabric.roce)
+
+    @invariant()
+    def the_switch_knows_the_ports(self) -> None:
+        for group in GROUPS:
+            ports = {
+                id_.device
+                for (id_, joined), send_only in self.holds.items()
+                if joined == group and not send_only
+            }
+            snooped = [g for g in self.fabric.snooping if str(g.ipv4) == group]
+            found = {port.name for g in snooped for port in self.fabric.snooping[g].values()}
+            assert found == ports
+
+    def at_port(self, index: int) -> dict[str, int]:
+        return {str(group.ipv4): 1 for group in self.fabric.ports[index].igmp}
+
+    def expected(self, device: str) -> dict[str, int]:
+        return {group: 1 for group, bits in super().expected(device).items() if bits & JoinState.FULL}
+
+    def teardown(self) -> None:
+        self.backend.close()
+        assert [port.igmp for port in self.fabric.ports] == [{}] * PORTS
+
+
+BOUNDS = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestSa = Counting.TestCase
+TestSa.settings = BOUNDS
+TestIgmp = CountingIgmp.TestCase
+TestIgmp.settings = BOUNDS

@@ -1,0 +1,240 @@
+"""Break one rule of the simulator at a time: a clause of the suite must notice, by name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import mcast.conformance
+from mcast.addresses import Gid
+from mcast.api import QpType
+from mcast.backends.sim import cm
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.port import Port
+from mcast.backends.sim.qp import Qp
+from mcast.backends.sim.sa import SubnetAdmin
+
+SUITE = Path(mcast.conformance.__file__).parent
+
+
+class Mutation(NamedTuple):
+    """Replace `owner.name` by `make(original)`; `clause` must fail on `backend`."""
+
+    clause: str
+    backend: str
+    owner: type
+    name: str
+    make: Callable[[Any], Any]
+
+
+def attach_twice_delivers_twice(original: Any) -> Any:
+    def attached(self: Fabric, port: Port, gid: Gid, dlid: int) -> Iterator[Qp]:
+        for qp in original(self, port, gid, dlid):
+            yield from [qp] * TIMES_ATTACHED.get((qp, gid), 1)
+
+    return attached
+
+
+TIMES_ATTACHED: dict[tuple[Qp, Gid], int] = {}
+
+
+def counting_attach(original: Any) -> Any:
+    def attach(self: Port, qp: Qp, gid: Gid, lid: int) -> int:
+        TIMES_ATTACHED[qp, gid] = TIMES_ATTACHED.get((qp, gid), 0) + 1
+        return int(original(self, qp, gid, lid))
+
+    return attach
+
+
+def detach_ignores_the_mlid(original: Any) -> Any:
+    return lambda self, qp, gid, lid: original(self, qp, gid, qp.attached.get(gid, lid))
+
+
+def attach_before_retrieval(original: Any) -> Any:
+    def joined(self: cm.Id, membership: cm.Membership, to: Any) -> None:
+        if self.qp is not None and not membership.send_only:
+            self.fabric.attach(self.qp, membership.mgid, to.dlid)
+        original(self, membership, to)
+
+    return joined
+
+
+def send_only_is_forgotten(original: Any) -> Any:
+    return lambda self, address, context, send_only: original(self, address, context, False)
+
+
+def send_only_attaches(original: Any) -> Any:
+    def attach(self: cm.Id, event: cm.Event) -> cm.Event:
+        assert event.membership is not None
+        event.membership.send_only = False
+        return original(self, event)  # type: ignore[no-any-return]
+
+    return attach
+
+
+def leave_keeps_the_attachment(original: Any) -> Any:
+    def end(self: cm.Id, membership: cm.Membership) -> None:
+        qp, self.qp = self.qp, None
+        original(self, membership)
+        self.qp = qp
+
+    return end
+
+
+def leave_discards_messages(original: Any) -> Any:
+    def leave(self: cm.Id, address: Any) -> int:
+        if self.qp is not None:
+            self.qp._queue.clear()
+        return int(original(self, address))
+
+    return leave
+
+
+def detach_takes_all_groups(original: Any) -> Any:
+    def detach(self: Port, qp: Qp, gid: Gid, lid: int) -> int:
+        result = int(original(self, qp, gid, lid))
+        for other, mlid in list(qp.attached.items()):
+            original(self, qp, other, mlid)
+        return result
+
+    return detach
+
+
+def detach_leaves_the_fabric(original: Any) -> Any:
+    def detach(self: Fabric, qp: Qp, gid: Gid, lid: int) -> int:
+        self.snooping.pop(gid, None)
+        return int(original(self, qp, gid, lid))
+
+    return detach
+
+
+def any_qp_may_attach(original: Any) -> Any:
+    def refuses(self: Port, qp: Qp, gid: Gid, lid: int) -> int:
+        kind, qp.type = qp.type, QpType.UD
+        try:
+            return int(original(self, qp, gid, lid))
+        finally:
+            qp.type = kind
+
+    return refuses
+
+
+def no_limits(original: Any) -> Any:
+    def attach(self: Port, qp: Qp, gid: Gid, lid: int) -> int:
+        limits = self.limits.groups, self.limits.qps_per_group
+        self.limits.groups = self.limits.qps_per_group = 1 << 20
+        try:
+            return int(original(self, qp, gid, lid))
+        finally:
+            self.limits.groups, self.limits.qps_per_group = limits
+
+    return attach
+
+
+def everyone_is_a_member(original: Any) -> Any:
+    return lambda self, port, gid, dlid: list(self.ports)
+
+
+def context_is_lost(original: Any) -> Any:
+    return lambda self, attr, context: original(self, attr, str(context))
+
+
+def sm_supports_send_only(original: Any) -> Any:
+    def handle(self: SubnetAdmin, *request: Any) -> Any:
+        before, self.send_only_full_member = self.send_only_full_member, True
+        try:
+            return original(self, *request)
+        finally:
+            self.send_only_full_member = before
+
+    return handle
+
+
+def nothing(_: Any) -> Any:
+    return lambda *arguments: None
+
+
+def answers(errno_: int) -> Callable[[Any], Any]:
+    return lambda original: lambda *arguments: original(*arguments) and errno_
+
+
+ROCE, IB = "sim-roce", "sim-ib"
+MUTATIONS = {
+    "duplicate attach delivers twice": (
+        Mutation("AT-4", ROCE, Port, "attach", counting_attach),
+        Mutation("AT-4", ROCE, Fabric, "_attached", attach_twice_delivers_twice),
+    ),
+    "detach ignores the MLID": (Mutation("DT-3", IB, Port, "detach", detach_ignores_the_mlid),),
+    "leave forgets to cancel": (Mutation("LV-2", ROCE, cm.Channel, "purge", nothing),),
+    "leave keeps the membership": (Mutation("JEX-14", ROCE, cm.Id, "_give_up", nothing),),
+    "leave keeps the attachment": (Mutation("LV-1", IB, cm.Id, "_end", leave_keeps_the_attachment),),
+    "leave discards messages": (Mutation("LV-3", ROCE, cm.Id, "leave", leave_discards_messages),),
+    "leave has the wrong errno": (Mutation("LV-5", IB, cm.Id, "leave", answers(errno.EINVAL)),),
+    "destroy leaves nothing": (Mutation("LV-4", IB, cm.Id, "_give_up", nothing),),
+    "attach before retrieval": (Mutation("JEX-15", ROCE, cm.Id, "_joined", attach_before_retrieval),),
+    "send-only attaches": (Mutation("JEX-8", IB, cm.Id, "attach_on_retrieval", send_only_attaches),),
+    "send-only receives": (Mutation("JEX-7", ROCE, cm.Id, "_join_roce", send_only_is_forgotten),),
+    "send-only sends IGMP": (Mutation("JEX-10", ROCE, cm.Id, "_join_roce", send_only_is_forgotten),),
+    "SM support is not asked": (Mutation("JEX-9", IB, SubnetAdmin, "handle", sm_supports_send_only),),
+    "full member sends no IGMP": (Mutation("JEX-3", ROCE, Fabric, "igmp_join", nothing),),
+    "join on an unbound id": (Mutation("JEX-12", ROCE, cm.Id, "_refused_by_kernel", nothing),),
+    "no route has the wrong errno": (Mutation("JEX-13", ROCE, cm.Id, "resolve", answers(errno.EIO)),),
+    "context is lost": (Mutation("JEX-17", IB, cm.Id, "join", context_is_lost),),
+    "detach takes all groups": (Mutation("DT-4", ROCE, Port, "detach", detach_takes_all_groups),),
+    "detach leaves the fabric": (Mutation("DT-2", ROCE, Fabric, "detach", detach_leaves_the_fabric),),
+    "RC and UC may attach": (Mutation("AT-3", ROCE, Port, "_refuses", any_qp_may_attach),),
+    "limits are ignored": (Mutation("DT-7", ROCE, Port, "attach", no_limits),),
+    "delivery without a join": (Mutation("AT-5", ROCE, Fabric, "_members", everyone_is_a_member),),
+}
+
+
+class OnlyClause:
+    """Runs the tests of one clause, and keeps what failed."""
+
+    def __init__(self, clause: str) -> None:
+        self.clause = clause
+        self.failed: list[str] = []
+        self.passed = 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [
+            item for item in items if any(self.clause in mark.args for mark in item.iter_markers("clause"))
+        ]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+        elif report.when == "call" and report.passed:
+            self.passed += 1
+
+
+def run_clause(clause: str, backend: str) -> OnlyClause:
+    outcome = OnlyClause(clause)
+    options = f"-q -c {os.devnull} --rootdir {SUITE} --import-mode importlib -p no:cacheprovider"
+    suite = f"-p mcast.conformance.plugin --require-backend {backend} {SUITE}"
+    pytest.main([*options.split(), *suite.split()], plugins=[outcome])
+    return outcome
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_a_broken_rule_fails_its_clause(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clause, backend = MUTATIONS[what][0][:2]
+    for mutation in MUTATIONS[what]:
+        original = getattr(mutation.owner, mutation.name)
+        monkeypatch.setattr(mutation.owner, mutation.name, mutation.make(original))
+    assert run_clause(clause, backend).failed, f"{clause} passes although {what}"
+
+
+@pytest.mark.parametrize("backend", [ROCE, IB])
+def test_the_unbroken_rules_pass(backend: str) -> None:
+    clauses = {m.clause for ms in MUTATIONS.values() for m in ms if m.backend == backend}
+    for clause in sorted(clauses):
+        outcome = run_clause(clause, backend)
+        assert outcome.passed, clause
+        assert not outcome.failed, clause
