@@ -24,7 +24,7 @@ import pytest
 from mcast.api import Capability, Status, UnknownBackend
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import Outcome, Result
+from mcast.conformance.report import Outcome, Report, Result, build_report
 from mcast.registry import backend_status, provider
 from mcast.testbed import Feature, Testbed
 
@@ -62,6 +62,16 @@ class Suite:
         if backend not in self._profiles:
             self._profiles[backend] = _read_profile(backend)
         return self._profiles[backend]
+
+    def report(self) -> Report:
+        """The report of a run of the whole suite; there, a deviation that names no test is a failure."""
+        stale = [
+            Result(name, backend, (), Outcome.FAILED, "a deviation is declared, but there is no such test")
+            for backend, name in self.unproven_deviations
+        ]
+        statuses = {name: backend_status(name) for name in self.backends}
+        missing = {name: unavailable(status) for name, status in statuses.items() if not status.available}
+        return build_report([*self.results, *stale], self.backends, missing)
 
 
 _SUITE = pytest.StashKey[Suite]()

@@ -1,0 +1,82 @@
+"""The command `mcast`: one file for each sub-command; what they need is imported when they run.
+
+Bad input ends with one sentence on stderr and status 2; a run that fails, with status 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+
+import typer
+
+from mcast import __version__
+from mcast.api import BackendError, McastError
+from mcast.cli import conformance, demo, info
+from mcast.cli.terminal import Failure
+
+app = typer.Typer(
+    name="mcast",
+    help="RDMA multicast: try it, ask what this host can do, prove a provider conforms.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(info.info)
+app.command()(demo.demo)
+app.command()(conformance.conformance)
+if find_spec("mcast.cli.lab"):
+    from mcast.cli.lab import app as lab
+
+    app.add_typer(lab, name="lab")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mcast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        status = app(standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        return _say(error.format_message(), error.exit_code, context.command_path if context else "mcast")
+    except Failure as error:
+        return _say(str(error), error.status)
+    except BackendError as error:
+        return _say(str(error), 2)
+    except BrokenPipeError:
+        # Whoever read us has left; the interpreter must not try to flush to it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except McastError as error:
+        return _say(str(error), 1)
+
+
+def _say(text: str, status: int, command: str = "mcast") -> int:
+    sys.stdout.flush()
+    print(f"{command}: {text}" if text else command, file=sys.stderr)
+    return status

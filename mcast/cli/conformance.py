@@ -1,0 +1,185 @@
+"""`mcast conformance`: run the shipped suite on backends, and report clause by clause."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mcast.cli.terminal import Failure, backend_name, console, output_file
+
+if TYPE_CHECKING:
+    from mcast.conformance.report import Report
+
+_TEST_TIMEOUT = 120
+"""Seconds that one test may take; a provider that hangs then fails it."""
+
+_PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+
+_WIDTH = 100
+
+
+def _backend_names(names: list[str] | None) -> list[str]:
+    return [backend_name(name) for name in names or []]
+
+
+def conformance(
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", callback=_backend_names, help="Backend to test; may be repeated."),
+    ] = None,
+    require_backend: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", callback=_backend_names, help="The same, and it must be able to run."),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", callback=output_file, help="Write the report as JSON."),
+    ] = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", callback=output_file, help="Write the report as a page."),
+    ] = None,
+) -> None:
+    """Prove that backends keep the contract.
+
+    Runs the conformance suite on each backend (default: sim-roce and sim-ib) and shows clause by clause what
+    holds. The status is 1 if anything fails.
+    """
+    for package in ("pytest", "pytest_timeout"):
+        if not find_spec(package):
+            raise Failure(f"the suite needs {package}: pip install 'mcast[conformance]'", 2)
+    report = _run(backend or [], require_backend or [])
+    if json_file:
+        from mcast.conformance.report import to_json
+
+        json_file.write_text(to_json(report), "utf-8")
+    if html_file:
+        from mcast import __version__, backend_status
+        from mcast.conformance.page import to_html
+
+        host = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
+        today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        summaries = {name: backend_status(name).detail for name in report.providers}
+        html_file.write_text(to_html(report, f"mcast {__version__}, {host}, {today}", summaries), "utf-8")
+    _show(report)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _run(backends: list[str], required: list[str]) -> Report:
+    """Run the shipped tests in this process, whatever pytest configuration lies about."""
+    import pytest
+
+    import mcast.conformance
+
+    (suite,) = mcast.conformance.__path__
+    options = [
+        *(
+            "-c",
+            os.devnull,
+            "--rootdir",
+            suite,
+            "--noconftest",
+            "--import-mode=importlib",
+            "--strict-markers",
+        ),
+        *("-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout", str(_TEST_TIMEOUT)),
+        *("-p", "mcast.conformance.plugin", "-q", "--tb=short"),
+        *(word for name in backends for word in ("--backend", name)),
+        *(word for name in required for word in ("--require-backend", name)),
+    ]
+    grip = _Grip()
+    with _no_outside_pytest_options():
+        status = pytest.main([*options, suite], plugins=[grip])
+    if status == pytest.ExitCode.INTERRUPTED:
+        raise Failure("interrupted", 130)
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or grip.config is None:
+        raise Failure(f"the suite did not run to its end (pytest's status {int(status)}); see above", 2)
+
+    from mcast.conformance.plugin import suite_of
+
+    return suite_of(grip.config).report()
+
+
+class _Grip:
+    """A pytest plugin that keeps the run's configuration, where the suite's results are."""
+
+    config: Any = None
+
+    def pytest_configure(self, config: Any) -> None:
+        self.config = config
+
+
+@contextmanager
+def _no_outside_pytest_options() -> Iterator[None]:
+    kept = {name: os.environ.pop(name) for name in _PYTEST_VARIABLES if name in os.environ}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+        os.environ.update(kept)
+
+
+def _show(report: Report) -> None:
+    """A row for each clause, and one for the facts of each topic; then what is not as it should be."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from mcast.conformance.clauses import CLAUSES
+    from mcast.conformance.report import SECTIONS, Outcome, counts, says
+
+    styles = {
+        Outcome.PASSED: "[green]passed[/]",
+        Outcome.FAILED: "[bold red]FAILED[/]",
+        Outcome.DEVIATION: "[yellow]deviation[/]",
+        Outcome.NOT_APPLICABLE: "[dim]n/a[/]",
+    }
+    out = console()
+    out.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=min(out.width, _WIDTH))
+    table.add_column("clause", no_wrap=True)
+    table.add_column("says", no_wrap=True, overflow="ellipsis", ratio=1)
+    for backend in report.providers:
+        table.add_column(backend, no_wrap=True)
+    for title, names in SECTIONS:
+        if names[0] in CLAUSES:
+            for name in names:
+                cells = (styles[column[name].outcome] for column in report.providers.values())
+                table.add_row(name, escape(says(name)), *cells)
+        else:
+            found = [counts(report, backend, names) for backend in report.providers]
+            cells = ("\n".join(f"{count[o]} {styles[o]}" for o in styles if count[o]) for count in found)
+            table.add_row(f"{len(names)} facts", escape(title), *cells)
+    out.print(table)
+    for backend, column in report.providers.items():
+        for name, cell in column.items():
+            if cell.outcome in (Outcome.FAILED, Outcome.DEVIATION):
+                out.print(f"{backend} {name} {styles[cell.outcome]}: {escape(cell.reason or '')}")
+    for result in report.loose:
+        out.print(
+            f"{result.backend or 'all'} {styles[Outcome.FAILED]}: {escape(f'{result.test}: {result.reason}')}"
+        )
+    for backend, reason in report.unavailable.items():
+        out.print(f"{backend} not tested: {escape(reason)}")
+    verdicts = {backend: _verdict(report, backend) for backend in report.providers}
+    typer.echo(
+        "conformance: "
+        + (", ".join(f"{name} {verdict}" for name, verdict in verdicts.items()) or "nothing was tested")
+    )
+
+
+def _verdict(report: Report, backend: str) -> str:
+    from mcast.conformance.report import Outcome
+
+    failed = sum(cell.outcome is Outcome.FAILED for cell in report.providers[backend].values())
+    loose = sum(result.backend in (backend, None) for result in report.loose)
+    return f"fails in {failed + loose}" if failed + loose else "conforms"

@@ -1,0 +1,87 @@
+"""`mcast info`: what this host can do."""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import Annotated, Any
+
+import typer
+
+from mcast.api import Backend, BackendUnavailable, Status
+from mcast.cli.terminal import console
+
+
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show what works here, and how to mend what does not."""
+    from mcast import __version__, backend_names
+
+    found = {
+        "mcast": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "providers": {name: _look(name) for name in backend_names()},
+    }
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        _show(found)
+
+
+def _look(name: str) -> dict[str, Any]:
+    """What can be said of a backend: its status, and its ports if it opens."""
+    from mcast import backend_status, open_backend
+
+    status, ports = backend_status(name), list[dict[str, Any]]()
+    if status.available:
+        try:
+            with open_backend(name) as backend:
+                ports = _ports(backend)
+        except BackendUnavailable as error:
+            status = Status(False, error.detail, error.reason, error.fix)
+    return {
+        "available": status.available,
+        "detail": status.detail,
+        "reason": status.reason.value if status.reason else None,
+        "fix": status.fix or None,
+        "ports": ports,
+    }
+
+
+def _ports(backend: Backend) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": device.name,
+            "port": port.port_num,
+            "state": port.state.name,
+            "link_layer": port.link_layer.value,
+            "mtu": port.active_mtu,
+            "rate": port.rate,
+            "addresses": [str(address) for address in port.addresses],
+        }
+        for device in backend.devices()
+        for port in device.ports
+    ]
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    out = console()
+    out.print(f"mcast {found['mcast']}, Python {found['python']}, {found['system']}\n", markup=False)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, provider in found["providers"].items():
+        if provider["available"]:
+            table.add_row(name, "[green]available[/]", provider["detail"])
+            for port in provider["ports"]:
+                addresses = ", ".join(port["addresses"]) or "no address"
+                table.add_row("", "", f"[dim]{port['device']}/{port['port']} {port['state']}  {addresses}[/]")
+        else:
+            table.add_row(name, "[red]not here[/]", f"{provider['reason']}: {provider['detail']}")
+            table.add_row("", "[yellow]fix[/]", provider["fix"] or "")
+    out.print(table)

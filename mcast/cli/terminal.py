@@ -1,0 +1,74 @@
+"""What the commands share: how they fail, how they write, and the values they read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mcast.api import McastAddress
+from mcast.registry import backend_names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Failure(Exception):
+    """Ends the command with this sentence on stderr and this exit status."""
+
+    def __init__(self, sentence: str, status: int = 1) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def console(stderr: bool = False) -> Console:
+    """Plain text where it is not a terminal; no colour where NO_COLOR is set."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def backend_name(name: str) -> str:
+    """The name of a registered backend."""
+    if name not in backend_names():
+        raise typer.BadParameter(f"{name!r} is no backend; there are {', '.join(backend_names())}")
+    return name
+
+
+def group(text: str) -> McastAddress:
+    """A group address, with the reason in one sentence when it is none."""
+    try:
+        return McastAddress.of(text)
+    except ValueError as error:
+        raise typer.BadParameter(sentence(error)) from None
+
+
+def sentence(error: ValueError) -> str:
+    """What a model refuses, without pydantic's frame around it."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        return "; ".join(found["msg"].removeprefix("Value error, ") for found in error.errors())
+    return str(error)
+
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text: str) -> int:
+    """A number of bytes: 4194304, 4096K, 4M or 1G."""
+    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].upper() in _UNITS else (text, "")
+    if not (number.isascii() and number.isdecimal()):
+        raise typer.BadParameter(f"{text!r} is no size: write bytes, or a number with K, M or G, like 4M")
+    return int(number) * _UNITS.get(unit, 1)
+
+
+def output_file(path: Path | None) -> Path | None:
+    """A file that can be written; asked before the work, not after it."""
+    if path is not None:
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write {path}: {error.strerror}") from None
+    return path
