@@ -103,7 +103,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ("K-LEAVE-7", "leave after MULTICAST_ERROR succeeds and releases the IGMP reference"),
     ("K-LEAVE-8", "leave after DEVICE_REMOVAL: ENXIO; destroy still works"),
     ("K-LEAVE-9", "leave with 10 completions not yet polled: all 10 can be; new messages 0"),
-    ("K-LEAVE-10", "destroying a QP while attached: EBUSY"),
+    ("K-LEAVE-10", "destroying a QP while attached: EBUSY; here closing it detaches it first"),
     (
         "K-LEAVE-11",
         "rdma_destroy_qp while joined: EBUSY inside, the QP leaks: here nothing is left behind",

@@ -1,0 +1,761 @@
+"""What the contract says beyond the five documents: values, errors, leases, buffers, descriptors, closing."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import ctypes
+import errno as E
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+
+from mcast.addresses import Gid, McastAddress, Mgid
+from mcast.api import (
+    GRH_BYTES,
+    Capability,
+    Closed,
+    CmEventType,
+    Destination,
+    InvalidArgument,
+    JoinAttrEx,
+    McastError,
+    Phase,
+    QpError,
+    QpInit,
+    QpState,
+    UdParam,
+    mcast_error,
+)
+from mcast.batch import Batch
+from mcast.conformance.peers import (
+    BOUND,
+    Peer,
+    clause,
+    eventually,
+    fact,
+    needs,
+    new_group,
+    numbered,
+    port_info,
+    raw_address,
+    readable,
+)
+from mcast.testbed import Feature, Testbed
+
+# --- values and errors -----------------------------------------------------
+
+GID = Gid("ff0e::1")
+
+
+def attr(**fields: Any) -> JoinAttrEx:
+    return JoinAttrEx(**fields)
+
+
+def to(**fields: Any) -> Destination:
+    return Destination(**fields)
+
+
+@clause("JEX-1", "JEX-2")
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: attr(comp_mask=1, addr="239.1.1.1"), ("comp_mask", "1", "ADDRESS | JOIN_FLAGS (3)")),
+        (lambda: attr(comp_mask=7, addr="239.1.1.1"), ("comp_mask", "7", "ADDRESS | JOIN_FLAGS (3)")),
+        (
+            lambda: attr(join_flags=2, addr="239.1.1.1"),
+            ("join_flags", "2", "FULLMEMBER (0), SENDONLY_FULLMEMBER (1)"),
+        ),
+        (lambda: JoinAttrEx.send_only("10.0.0.1"), ("address", "10.0.0.1", "224.0.0.0/4, ff00::/8")),
+        (lambda: McastAddress.of("0.0.0.0"), ("address", "zero", "224.0.0.0/4, ff00::/8")),
+        (lambda: McastAddress.of("239.1.1.1:70000"), ("port", "70000", "65535")),
+        (lambda: McastAddress.of("group"), ("address", "group", "IPv4 or IPv6")),
+        (lambda: McastAddress.of("ff02::1%eth0"), ("address", "eth0", "leave out")),
+        (lambda: Mgid("fe80::1"), ("fe80::1", "begins with ff")),
+        (lambda: Gid("fe80::x"), ("fe80::x", "IPv6 address")),
+        (lambda: QpInit(max_send_wr=0), ("max_send_wr", "input_value=0", "greater than or equal to 1")),
+        (lambda: QpInit(max_recv_wr=0), ("max_recv_wr", "input_value=0", "greater than or equal to 1")),
+        (lambda: QpInit(max_recv_size=-1), ("max_recv_size", "-1", "greater than or equal to 0")),
+        (lambda: Destination(gid=GID, qp_num=1 << 24), ("qp_num", "16777216", "16777215")),
+        (lambda: Destination(gid=GID, qkey=-1), ("qkey", "-1", "greater than or equal to 0")),
+        (lambda: Destination(gid=GID, dlid=1 << 16), ("dlid", "65536", "65535")),
+        (lambda: Destination(gid=GID, sl=16), ("sl", "16", "15")),
+        (lambda: Destination(gid=GID, port_num=0), ("port_num", "0", "greater than or equal to 1")),
+        (lambda: to(gid="somewhere"), ("gid", "somewhere", "IPv6 address")),
+        (lambda: to(gid=GID, flags=1), ("flags", "1", "not permitted")),
+    ],
+)
+def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(
+    make: Callable[[], object], names: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        make()
+    for name in names:
+        assert name in str(caught.value)
+
+
+def test_values_do_not_change(bed: Testbed) -> None:
+    peer = Peer(bed)
+    destination = peer.join(new_group())
+    for value, field in ((destination, "qkey"), (bed.backend.devices()[0], "name"), (QpInit(), "qp_type")):
+        with pytest.raises(ValueError, match="frozen"):
+            setattr(value, field, 1)
+
+
+@clause("JEX-11")
+@pytest.mark.parametrize(
+    ("errno", "builtin"),
+    [
+        (E.EINVAL, ValueError),
+        (E.EOPNOTSUPP, OSError),
+        (E.ETIMEDOUT, TimeoutError),
+        (E.EACCES, PermissionError),
+        (E.ENETRESET, ConnectionResetError),
+        (E.ENOMEM, OSError),
+        (E.EDOM, OSError),
+    ],
+)
+def test_errors_are_of_the_families_that_people_catch(errno: int, builtin: type[Exception]) -> None:
+    error = mcast_error(errno, "join_multicast", Phase.JOIN, {"addr": "239.1.1.1"})
+    assert isinstance(error, McastError)
+    assert isinstance(error, builtin)
+    assert (error.errno, error.call, error.arguments["addr"]) == (errno, "join_multicast", "239.1.1.1")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+
+
+@fact("K-FABRIC-1")
+def test_an_errno_without_a_name_reads_well() -> None:
+    text = str(mcast_error(524, "join_multicast", Phase.JOIN, {"addr": "ff0e::1"}))
+    assert text.startswith("join_multicast(addr=ff0e::1): ENOTSUPP: Not supported")
+    assert "IPv4 group" in text
+
+
+def test_an_error_names_call_arguments_causes_and_next_step(bed: Testbed) -> None:
+    with pytest.raises(McastError) as caught:
+        Peer(bed).id.leave_multicast("239.9.9.9")
+    error = caught.value
+    assert str(error.arguments["addr"]) == "239.9.9.9"
+    assert error.causes
+    for cause in error.causes:
+        assert f"likely: {cause.why} -> {cause.next_step}" in str(error)
+
+
+# --- events and descriptors ------------------------------------------------
+
+
+def test_a_join_event_carries_ud_parameters_and_its_id(bed: Testbed) -> None:
+    peer = Peer(bed)
+    peer.id.join_multicast(new_group())
+    event = peer.event()
+    assert event.check() is event
+    assert isinstance(event.ud, UdParam)
+    assert event.ud.qp_num == event.ud.destination.qp_num == 0xFFFFFF
+    assert event.ud.qkey == event.ud.destination.qkey
+    assert event.ud.destination.gid.is_multicast
+
+
+@needs(Capability.IGMP)  # on InfiniBand the SA maps a unicast address to a group like any other
+def test_a_failed_join_event_raises_its_errno_when_checked(bed: Testbed) -> None:
+    peer = Peer(bed)
+    peer.id.join_multicast(raw_address(IPv4Address("10.9.9.9")))
+    event = peer.event(CmEventType.MULTICAST_ERROR, -1)
+    with pytest.raises(InvalidArgument) as caught:
+        event.check()
+    assert (caught.value.errno, caught.value.phase) == (event.errno, Phase.JOIN)
+
+
+def test_get_event_keeps_to_its_timeout(bed: Testbed) -> None:
+    channel = bed.backend.event_channel()
+    assert channel.get_event(0) is None
+    assert channel.get_event(0.01) is None
+
+
+def test_the_descriptor_is_readable_exactly_while_an_event_waits(bed: Testbed) -> None:
+    peer, other = Peer(bed), Peer(bed)
+    assert not readable(peer.channel)
+    os.fstat(peer.channel.fileno())
+    for _ in range(2):
+        peer.id.join_multicast(new_group())
+    eventually(bed, lambda: readable(peer.channel))
+    assert not readable(other.channel)
+    peer.event()
+    eventually(bed, lambda: readable(peer.channel))
+    peer.event()
+    assert not readable(peer.channel)
+
+
+def test_asyncio_sleeps_on_the_descriptor(bed: Testbed) -> None:
+    peer, context = Peer(bed), object()
+
+    async def joined() -> object:
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+        loop.add_reader(peer.channel.fileno(), woken.set)
+        peer.id.join_multicast(new_group(), context)
+        await asyncio.wait_for(woken.wait(), BOUND)
+        loop.remove_reader(peer.channel.fileno())
+        event = peer.channel.get_event(0)
+        return event and event.context
+
+    assert asyncio.run(joined()) is context
+
+
+def test_events_of_one_channel_come_in_order_each_with_its_id(bed: Testbed) -> None:
+    channel = bed.backend.event_channel()
+    peers = [Peer(bed, index % len(bed.ports), channel=channel) for index in range(6)]
+    for peer in peers:
+        peer.id.join_multicast(new_group(), peer)
+        assert peer.event().context is peer
+
+
+def test_a_channel_is_shared_by_threads(bed: Testbed) -> None:
+    channel, start = bed.backend.event_channel(), threading.Barrier(4)
+
+    def join_and_leave(number: int) -> None:
+        id_ = channel.create_id()
+        id_.bind_addr(bed.ports[number % len(bed.ports)])
+        id_.create_qp()
+        start.wait(BOUND)
+        for group in [new_group() for _ in range(10)]:
+            id_.join_multicast(group, (number, group))
+        start.wait(BOUND)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(join_and_leave, number) for number in range(4)]:
+            done.result(BOUND)
+    contexts = set()
+    for _ in range(40):
+        event = channel.get_event(BOUND)
+        assert event is not None
+        contexts.add(event.check().context)
+    assert len(contexts) == 40
+
+
+# --- sending: buffers, batches, immediates ---------------------------------
+
+
+def buffers() -> Iterator[Any]:
+    """One of every kind of buffer, 8 bytes each, all with the bytes 0 to 7."""
+    data = bytes(range(8))
+    yield from (data, bytearray(data), memoryview(data), memoryview(b"x" + data)[1:])
+    yield from (array.array("I", data), (ctypes.c_ubyte * 8)(*data), memoryview(data).cast("H", (2, 2)))
+    yield pickle.PickleBuffer(data)
+    if find_spec("numpy"):
+        import numpy as np
+
+        yield np.frombuffer(data, np.uint16).reshape(2, 2)
+
+
+def test_any_buffer_is_a_message(bed: Testbed) -> None:
+    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    batch = list(buffers())
+    assert sender.qp.send(outward, batch) == len(batch)
+    assert sender.qp.send(outward, iter(batch)) == len(batch)
+    assert receiver.receive(2 * len(batch)) == [bytes(range(8))] * (2 * len(batch))
+
+
+def test_a_buffer_may_be_reused_when_send_returns(bed: Testbed) -> None:
+    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    buffer = bytearray(b"before")
+    sender.qp.send_one(outward, buffer)
+    buffer[:] = b"after and longer"  # would raise while somebody still held the buffer
+    assert receiver.receive(1) == [b"before"]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [b"one", bytearray(b"one"), memoryview(b"one"), "text", ["text"], [7], [memoryview(b"stride")[::2]]],
+    ids=["bytes", "bytearray", "memoryview", "str", "str-message", "int-message", "strided"],
+)
+def test_what_is_no_batch_of_buffers_is_refused(bed: Testbed, batch: Any) -> None:
+    peer = Peer(bed)
+    outward = peer.join(new_group())
+    with pytest.raises(TypeError):
+        peer.qp.send(outward, batch)
+    assert peer.seen(by=peer) == []
+
+
+def test_an_empty_batch_sends_nothing(bed: Testbed) -> None:
+    peer = Peer(bed)
+    assert peer.qp.send(peer.join(new_group()), []) == 0
+    assert peer.qp.counters.sent == 0
+
+
+@fact("K-DATA-9")
+def test_immediates_and_empty_messages_arrive(bed: Testbed) -> None:
+    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    for imm in (None, 0, 0x01020304, 0xFFFFFFFF):
+        sender.qp.send(outward, [b"", b"payload"], imm)
+        for payload in (b"", b"payload"):
+            message = receiver.qp.recv_one(BOUND)
+            assert message is not None
+            assert (bytes(message.payload), message.imm) == (payload, imm)
+    for imm in (-1, 1 << 32):
+        with pytest.raises(ValueError, match="32 bits"):
+            sender.qp.send(outward, [b""], imm)
+
+
+@fact("K-DATA-14")
+def test_batches_keep_the_order_and_the_maximum(bed: Testbed) -> None:
+    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    sent = numbered(100)
+    for start in range(0, 100, 20):
+        sender.send(outward, *sent[start : start + 20])
+    received: list[bytes] = []
+    while len(received) < 100:
+        with receiver.qp.recv(7, BOUND) as batch:
+            assert 1 <= len(batch) <= 7
+            payloads = [bytes(message.payload) for message in batch]
+            assert list(batch.lengths) == [*map(len, payloads)]
+            assert bytes(batch[-1].payload) == payloads[-1]
+            assert bytes(batch[0].payload) == payloads[0]
+            for index in (len(batch), -len(batch) - 1):
+                with pytest.raises(IndexError):
+                    batch[index]
+            received += payloads
+    assert received == [*sent]
+    with pytest.raises(ValueError):
+        receiver.qp.recv(0)
+
+
+def test_more_messages_than_the_send_queue_holds_go_in_one_batch(bed: Testbed) -> None:
+    group, sender, receiver = new_group(), Peer(bed, 0, QpInit(max_send_wr=4)), Peer(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    sender.send(outward, *numbered(50))
+    assert receiver.receive(50) == [*numbered(50)]
+
+
+@clause("AT-4")
+@fact("K-DATA-2", "K-DATA-10", "K-DATA-12")
+def test_a_message_names_source_group_and_whether_it_is_ones_own(bed: Testbed) -> None:
+    group = new_group()
+    sender, neighbour, far = Peer(bed, 0), Peer(bed, 0), Peer(bed, 1)
+    outward = sender.join(group)
+    for peer in (neighbour, far):
+        peer.join(group)
+    source = port_info(bed, sender.port).gids[outward.sgid_index]
+    sender.send(outward, b"who am I")
+    for peer in (sender, neighbour, far):
+        message = peer.qp.recv_one(BOUND)
+        assert message is not None
+        assert bytes(message.payload) == b"who am I"
+        assert (message.source, message.src_qp) == (source, sender.qp.qp_num)
+        assert (message.group, message.from_self) == (outward.gid, peer is sender)
+        assert message.imm is None
+
+
+@fact("K-DATA-13")
+def test_a_reply_goes_to_the_source_of_a_message_alone(bed: Testbed) -> None:
+    group, asker, answerer = new_group(), Peer(bed, 0), Peer(bed, 1)
+    outward, back = asker.join(group, send_only=True), answerer.join(group)
+    asker.send(outward, b"question")
+    question = answerer.qp.recv_one(BOUND)
+    assert question is not None
+    lid = port_info(bed, asker.port).lid
+    reply = back.model_copy(update={"gid": question.source, "qp_num": question.src_qp, "dlid": lid})
+    answerer.send(reply, b"answer")
+    assert asker.receive(1) == [b"answer"]
+    assert answerer.seen(by=answerer) == []
+
+
+# --- receiving: leases -----------------------------------------------------
+
+
+def received(peer: Peer, count: int) -> Batch:
+    """A batch of exactly `count` messages."""
+    batch = peer.qp.recv(count, BOUND)
+    assert len(batch) == count
+    return batch
+
+
+def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Peer, Destination, Peer]:
+    """A sender, where it sends to, and a receiver of that."""
+    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1, init or QpInit())
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    return sender, outward, receiver
+
+
+def test_recv_returns_an_empty_batch_when_nothing_comes_in_time(bed: Testbed) -> None:
+    _, _, receiver = pair(bed)
+    for timeout in (0, 0.01):
+        with receiver.qp.recv(1, timeout) as batch:
+            assert len(batch) == 0
+            assert list(batch) == []
+    assert receiver.qp.recv_one(0) is None
+
+
+def test_a_view_used_after_release_raises(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed)
+    sender.send(outward, *numbered(3))
+    batch = received(receiver, 3)
+    views = [batch[0].payload, *(message.payload for message in batch)]
+    assert all(view.readonly for view in views)
+    batch.release()
+    batch.release()
+    for view in views:
+        with pytest.raises(ValueError):
+            bytes(view)
+    with pytest.raises(ValueError):
+        batch[0]
+    with pytest.raises(ValueError):
+        list(batch)
+
+
+def test_the_end_of_a_with_releases_and_recv_one_copies(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed)
+    sender.send(outward, *numbered(2))
+    with received(receiver, 1) as batch:
+        view = batch[0].payload
+    with pytest.raises(ValueError):
+        bytes(view)
+    message = receiver.qp.recv_one(BOUND)
+    assert message is not None
+    sender.send(outward, b"overwritten?")
+    assert receiver.receive(1) == [b"overwritten?"]
+    assert bytes(message.payload) == numbered(2)[1]
+
+
+def test_release_is_refused_while_something_else_uses_a_payload(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed)
+    sender.send(outward, b"in use")
+    batch = received(receiver, 1)
+    user = pickle.PickleBuffer(batch[0].payload)
+    free = receiver.qp.counters.recv_free
+    with pytest.raises(BufferError):
+        batch.release()
+    assert bytes(user) == b"in use"
+    assert receiver.qp.counters.recv_free == free
+    user.release()
+    batch.release()
+    assert receiver.qp.counters.recv_free == free + 1
+
+
+def test_a_slice_of_a_payload_never_shows_another_message(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed, QpInit(max_recv_wr=1))
+    sender.send(outward, b"first message")
+    batch = received(receiver, 1)
+    part = batch[0].payload[:5]
+    try:
+        batch.release()
+    except BufferError:
+        assert bytes(part) == b"first"
+        part.release()
+        batch.release()
+        return
+    sender.send(outward, b"other message")
+    assert receiver.receive(1) == [b"other message"]
+    try:
+        assert bytes(part) == b"first"
+    except ValueError:
+        pass
+
+
+@fact("K-DATA-8")
+def test_a_held_batch_starves_the_queue_and_release_restores_it(bed: Testbed) -> None:
+    group, sender, witness = new_group(), Peer(bed, 0), Peer(bed, 1)
+    receiver = Peer(bed, 1, QpInit(max_recv_wr=4))
+    outward = sender.join(group, send_only=True)
+    for peer in (receiver, witness):
+        peer.join(group)
+    assert receiver.qp.counters.recv_free == 4
+    sender.send(outward, *numbered(4))
+    held = received(receiver, 4)
+    assert receiver.qp.counters.recv_free == 0
+    sender.send(outward, *numbered(3, "lost"))
+    assert witness.seen(by=sender) == [*numbered(4), *numbered(3, "lost")]  # they did reach the port
+    assert [bytes(message.payload) for message in held] == [*numbered(4)]
+    held.release()
+    sender.send(outward, b"later")
+    assert receiver.receive(1) == [b"later"]
+    counters = receiver.qp.counters
+    assert (counters.recv_free, counters.recv_low_water) == (4, 0)
+
+
+def test_a_dropped_batch_is_released(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed, QpInit(max_recv_wr=2))
+    for _ in range(3):
+        sender.send(outward, *numbered(2))
+        view = received(receiver, 2)[0].payload
+        with pytest.raises(ValueError):
+            bytes(view)
+        assert receiver.qp.counters.recv_free == 2
+
+
+# --- counters --------------------------------------------------------------
+
+
+def test_counters_count(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed, QpInit(max_recv_wr=16))
+    assert receiver.qp.counters[:2] == (0, 0)
+    sender.send(outward, *numbered(10))
+    with received(receiver, 10):
+        assert receiver.qp.counters.recv_free == 6
+    assert sender.qp.counters.sent == 10
+    counters = receiver.qp.counters
+    assert (counters.received, counters.recv_free, counters.recv_low_water) == (10, 16, 6)
+
+
+@needs(Feature.DROP_COUNTERS)
+def test_every_reason_to_drop_has_a_counter(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed, QpInit(max_recv_wr=4, max_recv_size=64))
+    sender.send(outward.model_copy(update={"qkey": outward.qkey ^ 1}), *numbered(2))
+    sender.send(outward, *numbered(4))
+    held = received(receiver, 4)
+    sender.send(outward, *numbered(3))
+    eventually(bed, lambda: receiver.qp.counters.dropped_no_receive == 3)
+    held.release()
+    sender.send(outward, b"x" * 65)
+    eventually(bed, lambda: receiver.qp.counters.dropped_too_long == 1)
+    counters = receiver.qp.counters
+    assert (counters.dropped_no_receive, counters.dropped_qkey, counters.received) == (3, 2, 4)
+
+
+# --- registered memory -----------------------------------------------------
+
+
+def test_registered_memory_is_sent_from(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed)
+    memory = bytearray(b"0123456789abcdef")
+    with sender.qp.register(memory) as region:
+        assert bytes(region.buffer) == memory
+        view = memoryview(memory)
+        assert sender.qp.send(outward, [view[4:8], view[8:16], region.buffer[:2], b"foreign"]) == 4
+        assert receiver.receive(4) == [b"4567", b"89abcdef", b"01", b"foreign"]
+        view[:4] = b"wxyz"
+        sender.qp.send_one(outward, view[:4])
+        assert receiver.receive(1) == [b"wxyz"]
+        view.release()
+    assert region.closed
+    sender.qp.send_one(outward, memory)
+    assert receiver.receive(1) == [bytes(memory)]
+
+
+def test_receive_slots_put_the_payloads_into_the_users_memory(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed)
+    size = GRH_BYTES + 64
+    memory = bytearray(4 * size)
+    with receiver.qp.register(memory, recv_slot=size):
+        assert receiver.qp.counters.recv_free == 4
+        for payloads in (numbered(4, "round one"), numbered(4, "round two")):
+            sender.send(outward, *payloads)
+            with received(receiver, 4) as batch:
+                assert [bytes(message.payload) for message in batch] == [*payloads]
+                assert all(bytes(memory).count(payload) == 1 for payload in payloads)
+                addresses = [address_of(message.payload) for message in batch]
+            start = address_of(memory)
+            assert sorted((address - start) // size for address in addresses) == [0, 1, 2, 3]
+    sender.send(outward, b"back in its own memory")
+    assert receiver.receive(1) == [b"back in its own memory"]
+    assert b"back in its own memory" not in memory
+
+
+def address_of(buffer: Any) -> int:
+    """Where a buffer lies in memory."""
+    view = memoryview(buffer)
+    if not view.readonly:
+        return ctypes.addressof(ctypes.c_char.from_buffer(view))
+    pointer = ctypes.pythonapi.PyObject_GetBuffer  # from_buffer takes no read-only memory
+    block = (ctypes.c_ssize_t * 20)()
+    pointer.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
+    assert pointer(view, ctypes.byref(block), 0) == 0
+    address = block[0]
+    release = ctypes.pythonapi.PyBuffer_Release
+    release.argtypes, release.restype = [ctypes.c_void_p], None
+    release(ctypes.byref(block))
+    return address
+
+
+@pytest.mark.parametrize(
+    ("buffer", "slot"),
+    [(b"read-only" * 20, 64), (bytearray(256), 0), (bytearray(256), 257), (bytearray(256), -1)],
+)
+def test_wrong_receive_memory_is_refused(bed: Testbed, buffer: Any, slot: int) -> None:
+    peer = Peer(bed)
+    with pytest.raises(ValueError, match="recv_slot"):
+        peer.qp.register(buffer, recv_slot=slot)
+
+
+# --- QP states -------------------------------------------------------------
+
+
+def test_a_qp_is_made_ready_and_its_states_have_an_order(bed: Testbed) -> None:
+    qp = Peer(bed).qp
+    states = [qp.state]
+    qp.modify(QpState.RESET)
+    for wrong in (QpState.RTR, QpState.RTS, QpState.SQD):
+        with pytest.raises(InvalidArgument):
+            qp.modify(wrong)
+        states.append(qp.state)
+    way = [QpState.INIT, QpState.RTR, QpState.RTS, QpState.SQD, QpState.RTS, QpState.ERR]
+    for state in way:
+        qp.modify(state)
+        states.append(qp.state)
+    qp.reset()
+    assert states == [QpState.RTS, *[QpState.RESET] * 3, *way]
+    assert qp.state is QpState.RTS
+
+
+@pytest.mark.parametrize("steps", [(QpState.RESET,), (QpState.RESET, QpState.INIT)])
+def test_a_qp_that_is_not_ready_does_not_send(bed: Testbed, steps: tuple[QpState, ...]) -> None:
+    sender, outward, receiver = pair(bed)
+    for state in steps:
+        sender.qp.modify(state)
+    with pytest.raises(InvalidArgument):
+        sender.qp.send_one(outward, b"too early")
+    sender.qp.reset()
+    assert receiver.seen(by=sender) == []
+
+
+def test_a_qp_in_err_says_so_and_reset_brings_it_back(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed)
+    sender.send(outward, b"before")
+    assert receiver.seen(by=sender) == [b"before"]
+    for peer in (sender, receiver):
+        peer.qp.modify(QpState.ERR)
+    with pytest.raises(QpError) as caught:
+        receiver.qp.recv(1, BOUND)
+    assert caught.value.errno == E.EIO
+    with pytest.raises(QpError):
+        sender.qp.send_one(outward, b"in ERR")
+    for peer in (sender, receiver):
+        peer.qp.reset()
+    sender.send(outward, b"after")
+    assert receiver.receive(1) == [b"after"]
+
+
+def test_messages_received_before_a_failure_are_read_first(bed: Testbed) -> None:
+    group, sender, receiver, witness = new_group(), Peer(bed, 0), Peer(bed, 1), Peer(bed, 1)
+    outward = sender.join(group, send_only=True)
+    for peer in (receiver, witness):
+        peer.join(group)
+    sender.send(outward, *numbered(5))
+    assert witness.seen(by=sender) == [*numbered(5)]
+    receiver.qp.modify(QpState.ERR)
+    assert receiver.receive(5) == [*numbered(5)]
+    with pytest.raises(QpError):
+        receiver.qp.recv(1, BOUND)
+
+
+# --- closing ---------------------------------------------------------------
+
+Call = Callable[[Peer], object]
+ID_CALLS: tuple[Call, ...] = (
+    lambda p: p.id.bind_addr(p.port),
+    lambda p: p.id.resolve_addr("239.1.1.1", p.port),
+    lambda p: p.id.create_qp(),
+    lambda p: p.id.join_multicast("239.1.1.1"),
+    lambda p: p.id.join_multicast_ex(JoinAttrEx.send_only("239.1.1.1")),
+    lambda p: p.id.leave_multicast("239.1.1.1"),
+)
+CHANNEL_CALLS: tuple[Call, ...] = (
+    lambda p: p.channel.create_id(),
+    lambda p: p.channel.get_event(0),
+    lambda p: p.channel.fileno(),
+)
+BACKEND_CALLS: tuple[Call, ...] = (
+    lambda p: p.bed.backend.devices(),
+    lambda p: p.bed.backend.event_channel(),
+)
+
+
+def qp_calls(peer: Peer) -> tuple[Call, ...]:
+    """The calls of the peer's QP, which its id forgets when it is closed."""
+    qp = peer.qp
+    return (
+        lambda _: qp.modify(QpState.ERR),
+        lambda _: qp.attach_mcast("ff0e::1", 0xC001),
+        lambda _: qp.detach_mcast("ff0e::1", 0xC001),
+        lambda _: qp.send(Destination(gid=GID), [b""]),
+        lambda _: qp.recv(1, 0),
+        lambda _: qp.register(bytearray(8)),
+    )
+
+
+@pytest.mark.parametrize("what", ["qp", "id", "channel", "backend"])
+def test_a_closed_object_says_so(bed: Testbed, what: str) -> None:
+    peer = Peer(bed)
+    mgid = peer.join(new_group()).gid
+    qp, calls = peer.qp, qp_calls(peer)
+    match what:
+        case "qp":
+            close: Callable[[], None] = peer.qp.close
+        case "id":
+            close, calls = peer.id.destroy, calls + ID_CALLS
+        case "channel":
+            close, calls = peer.channel.close, calls + ID_CALLS + CHANNEL_CALLS
+        case _:
+            close, calls = peer.bed.backend.close, calls + ID_CALLS + CHANNEL_CALLS + BACKEND_CALLS
+    close()
+    close()
+    assert qp.closed
+    for call in calls:
+        with pytest.raises(Closed) as caught:
+            call(peer)
+        assert caught.value.errno == E.EBADF
+    if what in {"id", "channel"}:
+        eventually(bed, lambda: mgid not in bed.observer.port_memberships(peer.port))
+
+
+def test_a_with_closes(bed: Testbed) -> None:
+    with bed.backend.event_channel() as channel:
+        with channel.create_id() as id_:
+            id_.bind_addr(bed.ports[0])
+            with id_.create_qp() as qp:
+                assert id_.qp is qp
+            ended = [qp.closed, id_.qp is None]
+        ended.append(id_.closed)
+    assert [*ended, channel.closed] == [True] * 4
+
+
+def test_closing_the_backend_frees_what_is_still_in_use(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed)
+    sender.send(outward, *numbered(3))
+    held, queued = received(receiver, 2), Peer(bed, 2)
+    view = held[0].payload
+    queued.id.join_multicast(new_group())
+    eventually(bed, lambda: readable(queued.channel))
+    Peer(bed, 2).id.join_multicast(new_group())
+    bed.backend.close()
+    assert bed.observer.leftovers() == ()
+    try:
+        assert bytes(view) == numbered(3)[0]
+    except ValueError:
+        pass
+    held.release()
+
+
+def test_qps_have_numbers_of_their_own(bed: Testbed) -> None:
+    numbers = [Peer(bed).qp.qp_num for _ in range(8)]
+    assert len(set(numbers)) == 8
+    assert all(1 < number < 1 << 24 for number in numbers)
+
+
+def test_devices_tell_ports_addresses_and_limits(bed: Testbed) -> None:
+    infos = [port_info(bed, port) for port in bed.ports]
+    assert len({info.gids for info in infos}) == len(infos)
+    for device in bed.backend.devices():
+        assert device.max_qp_wr > 0
+        assert device.ports
+    for peer in (Peer(bed, index) for index in range(len(bed.ports))):
+        (device,) = (device for device in bed.backend.devices() if device.name == peer.id.device)
+        assert device.max_mcast_grp > 0
+        assert device.max_mcast_qp_attach > 0
+        assert any(peer.port in port.addresses for port in device.ports)

@@ -1,0 +1,67 @@
+"""What was measured about attaching; see `mcast.conformance.facts`. Most rows are clauses: test_detach.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from mcast.addresses import Gid
+from mcast.api import Capability, InvalidArgument, QpState
+from mcast.conformance.peers import Peer, fact, needs, new_group, numbered
+from mcast.testbed import Feature, Testbed
+
+LIDS = [0, 1, 0xBFFF, 0xC000, 0xFFFE, 0xFFFF]
+
+
+@fact("K-ATTACH-5")
+@needs(Capability.IGMP)
+@pytest.mark.parametrize("lid", LIDS)
+def test_ethernet_takes_any_lid_and_the_same_back(bed: Testbed, lid: int) -> None:
+    group, peer, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    where, outward = keeper.join(group), sender.join(group)
+    peer.qp.attach_mcast(where.gid, lid)
+    assert dict(peer.qp.attachments) == {where.gid: lid}
+    sender.send(outward, b"whatever the lid")
+    assert peer.receive(1) == [b"whatever the lid"]
+    with pytest.raises(InvalidArgument):
+        peer.qp.detach_mcast(where.gid, lid ^ 1)
+    peer.qp.detach_mcast(where.gid, lid)
+    sender.send(outward, b"detached")
+    assert peer.seen(by=sender) == []
+
+
+@needs(Capability.MLID)
+@pytest.mark.parametrize("lid", LIDS)
+def test_infiniband_takes_multicast_lids_only(bed: Testbed, lid: int) -> None:
+    peer, gid = Peer(bed), Gid("ff0e::5")
+    if 0xC000 <= lid <= 0xFFFE:
+        peer.qp.attach_mcast(gid, lid)
+        peer.qp.detach_mcast(gid, lid)
+        return
+    for call in (peer.qp.attach_mcast, peer.qp.detach_mcast):
+        with pytest.raises(InvalidArgument):
+            call(gid, lid)
+    assert dict(peer.qp.attachments) == {}
+
+
+@fact("K-ATTACH-1")
+@needs(Feature.ATTACH_TABLE)
+def test_an_attachment_survives_every_state(bed: Testbed) -> None:
+    peer = Peer(bed)
+    where = peer.join(new_group())
+    for state in (QpState.ERR, QpState.RESET, QpState.INIT, QpState.RTR, QpState.RTS):
+        peer.qp.modify(state)
+        assert bed.observer.attached(peer.port, where.gid) == {peer.qp.qp_num}
+        assert dict(peer.qp.attachments) == {where.gid: where.dlid}
+
+
+@fact("K-ATTACH-6")
+@needs(Feature.ATTACH_TABLE)
+def test_a_duplicate_attach_is_one_entry_and_ends_with_one_detach(bed: Testbed) -> None:
+    group, peer, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    where, outward = peer.join(group), sender.join(group)
+    peer.qp.attach_mcast(where.gid, where.dlid)
+    assert bed.observer.attached(peer.port, where.gid) == {peer.qp.qp_num}
+    peer.qp.detach_mcast(where.gid, where.dlid)
+    assert bed.observer.attached(peer.port, where.gid) == set()
+    sender.send(outward, *numbered(10))
+    assert peer.seen(by=sender) == []

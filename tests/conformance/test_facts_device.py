@@ -1,0 +1,76 @@
+"""What was measured about devices, links and the switch; see `mcast.conformance.facts`."""
+
+from __future__ import annotations
+
+from mcast.api import Capability, CmEventType
+from mcast.conformance.peers import Peer, eventually, fact, needs, new_group, numbered, readable
+from mcast.testbed import Feature, Testbed
+
+roce = needs(Capability.IGMP)
+
+
+@fact("K-DEVICE-1")
+@roce
+@needs(Feature.DEVICE_REMOVAL)
+def test_removing_a_device_is_an_event_of_its_ids_and_ends_igmp(bed: Testbed) -> None:
+    ids, other = [Peer(bed, 0), Peer(bed, 0, None)], Peer(bed, 1)
+    mgid = ids[0].join(new_group()).gid
+    bed.remove_device(bed.ports[0])
+    for peer in ids:
+        assert peer.event(CmEventType.DEVICE_REMOVAL).context is None
+    eventually(bed, lambda: not bed.observer.group_ports(mgid))
+    assert not readable(other.channel)
+    assert ids[1].id.device not in {device.name for device in bed.backend.devices()}
+
+
+@fact("K-DEVICE-2")
+@roce
+@needs(Feature.LINK)
+def test_a_link_that_comes_back_carries_the_group_again(bed: Testbed) -> None:
+    group, receiver, sender, witness = new_group(), Peer(bed, 1), Peer(bed, 0), Peer(bed, 2)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    mgid = witness.join(group).gid
+    with bed.link_down(receiver.port):
+        assert mgid in bed.observer.port_memberships(receiver.port)
+        sender.send(outward, b"while it was down")
+        assert witness.receive(1) == [b"while it was down"]
+    assert mgid in bed.observer.port_memberships(receiver.port)
+    receiver.wait_delivery(mgid)
+    assert receiver.seen(by=sender) == []
+    sender.send(outward, *numbered(5))
+    assert receiver.receive(5) == [*numbered(5)]
+    assert not readable(receiver.channel)
+
+
+@fact("K-DEVICE-4")
+@roce
+@needs(Feature.ADDRESS_REMOVAL)
+def test_losing_an_address_is_no_event(bed: Testbed) -> None:
+    peer = Peer(bed)
+    peer.join(new_group())
+    with bed.without_address(peer.port):
+        assert peer.channel.get_event(0) is None
+    assert peer.channel.get_event(0) is None
+    other = Peer(bed, 1, None, channel=peer.channel)
+    other.join(new_group())  # its event is the next one there
+
+
+@fact("K-DEVICE-8")
+@roce
+def test_the_switch_learns_full_members_and_nothing_else(bed: Testbed) -> None:
+    group, full, silent, outsider = new_group(), Peer(bed, 1), Peer(bed, 2), Peer(bed, 3 % len(bed.ports))
+    silent.join(group, send_only=True)
+    mgid = full.join(group).gid
+    silent.join(new_group())  # announced by the same port, later
+    assert bed.observer.group_ports(mgid) == {full.port}
+    for peer in (silent, outsider):  # attached, so that only the switch keeps messages from them
+        peer.qp.attach_mcast(mgid, 0)
+    sender = Peer(bed, 0)
+    sender.send(sender.join(group, send_only=True), b"through the switch")
+    assert full.receive(1) == [b"through the switch"]
+    assert silent.seen(by=sender) == []
+    if outsider.port != sender.port:
+        assert outsider.seen(by=sender) == []
+    full.id.leave_multicast(group)
+    eventually(bed, lambda: not bed.observer.group_ports(mgid))

@@ -1,0 +1,173 @@
+"""The guards: where the real stack does harm in silence, every provider says no first."""
+
+from __future__ import annotations
+
+import errno as E
+from collections.abc import Callable
+from ipaddress import IPv4Address
+
+import pytest
+from typing_extensions import Buffer
+
+from mcast.addresses import McastAddress
+from mcast.api import (
+    AlreadyJoined,
+    Capability,
+    CmEventType,
+    CmId,
+    JoinAttrEx,
+    MessageTooLarge,
+    SecondMlid,
+)
+from mcast.conformance.peers import (
+    Peer,
+    clause,
+    fact,
+    needs,
+    new_group,
+    numbered,
+    other_lid,
+    raw_address,
+    readable,
+)
+from mcast.testbed import Testbed
+
+NO_GROUPS = ["10.9.9.9", "240.0.0.1", "255.255.255.255", "0.0.0.0", "::", "fe80::1", "::ffff:10.1.2.3"]
+
+
+# --- G-GROUP ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda id_, address: id_.join_multicast(address),
+        lambda id_, address: id_.join_multicast_ex(JoinAttrEx.full_member(address)),
+        lambda id_, address: id_.join_multicast_ex(JoinAttrEx.send_only(address)),
+        lambda id_, address: id_.leave_multicast(address),
+        lambda id_, address: id_.resolve_addr(address),
+    ],
+    ids=["join", "full_member", "send_only", "leave", "resolve"],
+)
+@pytest.mark.parametrize("address", NO_GROUPS)
+def test_an_address_that_is_no_group_is_refused_when_made(
+    bed: Testbed, call: Callable[[CmId, str], None], address: str
+) -> None:
+    peer = Peer(bed)
+    with pytest.raises(ValueError, match=r"not a multicast group: allowed are"):
+        call(peer.id, address)
+    assert not readable(peer.channel)
+    assert dict(peer.qp.attachments) == {}
+
+
+# --- G-JOIN ----------------------------------------------------------------
+
+
+@fact("K-EVENT-5")
+@pytest.mark.parametrize("fetched", [True, False], ids=["joined", "joining"])
+@pytest.mark.parametrize("attr", [JoinAttrEx.full_member, JoinAttrEx.send_only])
+def test_a_second_join_of_an_address_is_refused(
+    bed: Testbed, attr: Callable[[McastAddress], JoinAttrEx], fetched: bool
+) -> None:
+    group, peer, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    peer.id.join_multicast(group)
+    if fetched:
+        peer.event()
+    for again in (peer.id.join_multicast, lambda g: peer.id.join_multicast_ex(attr(g))):
+        with pytest.raises(AlreadyJoined) as caught:
+            again(group)
+        assert (caught.value.errno, caught.value.address) == (E.EADDRINUSE, group)
+    if not fetched:
+        peer.event()
+    assert not readable(peer.channel)
+    outward = sender.join(group)
+    peer.wait_delivery(outward.gid)
+    sender.send(outward, b"one copy")
+    assert peer.seen(by=sender) == [b"one copy"]
+    peer.id.leave_multicast(group)
+    peer.join(group)
+
+
+def test_the_guard_is_of_one_id_and_one_address(bed: Testbed) -> None:
+    group, other = new_group(), new_group()
+    one, two = Peer(bed), Peer(bed)
+    for peer in (one, two):
+        peer.join(group)
+        peer.join(other)
+
+
+def test_a_refused_join_is_not_remembered_as_joined(bed: Testbed) -> None:
+    group, channel = new_group(), bed.backend.event_channel()
+    id_ = channel.create_id()
+    with pytest.raises(ValueError):
+        id_.join_multicast(group)
+    id_.bind_addr(bed.ports[0])
+    id_.join_multicast(group)
+
+
+@fact("K-LEAVE-7")
+@needs(Capability.IGMP)  # on InfiniBand the SA maps a unicast address to a group like any other
+def test_a_join_that_failed_later_wants_its_leave(bed: Testbed) -> None:
+    peer, address = Peer(bed), raw_address(IPv4Address("10.9.9.9"))
+    peer.id.join_multicast(address)
+    peer.event(CmEventType.MULTICAST_ERROR, -1)
+    with pytest.raises(AlreadyJoined):
+        peer.id.join_multicast(address)
+    peer.id.leave_multicast(address)
+    peer.id.join_multicast(address)
+
+
+# --- G-MTU -----------------------------------------------------------------
+
+
+@fact("K-DATA-6")
+def test_a_message_larger_than_the_mtu_takes_its_batch_with_it(bed: Testbed) -> None:
+    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    limit = sender.qp.max_message_size
+    fits, too_large = bytes(range(256)) * (limit // 256), b"x" * (limit + 1)
+    assert len(fits) == limit
+    batches: list[list[Buffer]] = [[b"first", too_large, b"last"], [b"first", bytearray(too_large)]]
+    for batch in batches:
+        with pytest.raises(MessageTooLarge) as caught:
+            sender.qp.send(outward, batch)
+        error = caught.value
+        assert (error.errno, error.size, error.limit, error.index) == (E.EMSGSIZE, limit + 1, limit, 1)
+    assert sender.qp.counters.sent == 0
+    assert receiver.seen(by=sender) == []
+    sender.send(outward, fits)
+    assert receiver.receive(1) == [fits]
+
+
+def test_the_limit_is_the_mtu_of_the_port(bed: Testbed) -> None:
+    peer = Peer(bed)
+    (device,) = (device for device in bed.backend.devices() if device.name == peer.id.device)
+    assert peer.qp.max_message_size == device.ports[0].active_mtu
+
+
+# --- G-MLID ----------------------------------------------------------------
+
+
+@clause("AT-1")
+@fact("K-ATTACH-7")
+@pytest.mark.parametrize("by_user", [False, True], ids=["joined", "attached"])
+def test_a_second_mlid_of_one_mgid_is_refused(bed: Testbed, by_user: bool) -> None:
+    group, peer, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    outward, where = sender.join(group), keeper.join(group)
+    second = other_lid(where.dlid)
+    if by_user:
+        peer.qp.attach_mcast(where.gid, where.dlid)
+    else:
+        peer.join(group)
+    with pytest.raises(SecondMlid) as caught:
+        peer.qp.attach_mcast(where.gid, second)
+    error = caught.value
+    assert (error.errno, error.gid, error.lid) == (E.EEXIST, where.gid, second)
+    assert error.attached_lid == where.dlid
+    assert dict(peer.qp.attachments) == {where.gid: where.dlid}
+    sender.send(outward, *numbered(3))
+    assert peer.seen(by=sender) == [*numbered(3)]
+    peer.qp.detach_mcast(where.gid, where.dlid)
+    peer.qp.attach_mcast(where.gid, second)
+    peer.qp.detach_mcast(where.gid, second)
