@@ -40,7 +40,9 @@ def to_html(report: Report, details: str, summaries: Mapping[str, str]) -> str:
             for outcome in _SHOWN
         ),
         providers="".join(f"<span>{escape(backend)}</span>" for backend in report.providers),
-        loose="".join(f"<li>{_test(result)}</li>" for result in report.loose),
+        loose="".join(
+            f"<li>{escape(result.backend or 'all')} {_test(result)}</li>" for result in report.loose
+        ),
         sections="\n".join(_section(report, title, names) for title, names in SECTIONS),
     )
 
@@ -50,7 +52,7 @@ def _words(outcome: Outcome) -> str:
 
 
 def _prose(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"\*(\w+)\*", r"<em>\1</em>", re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text)))
 
 
 def _card(report: Report, backend: str, summary: str) -> str:

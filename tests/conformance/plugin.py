@@ -227,7 +227,8 @@ def _backend(item: pytest.Item) -> str | None:
 def _lacking(item: pytest.Item, profile: Profile) -> str:
     """The words of what the test needs and the backend lacks; "" if nothing."""
     needed = dict.fromkeys(_marked(item, "needs"))
-    return "; ".join(f"not here: {member.value}" for member in needed if member not in profile.present)
+    lacking = "; ".join(member.value for member in needed if member not in profile.present)
+    return f"not here: {lacking}" if lacking else ""
 
 
 def _names(item: pytest.Item) -> tuple[str, str]:
