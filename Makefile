@@ -1,0 +1,48 @@
+# make demo    see a file multicast and verified, on any machine
+# make test    prove everything
+PYTHON ?= $(shell command -v python3 || command -v python3.13 || command -v python3.12 || command -v python3.11)
+N ?= 2000000
+BIN := .venv/bin
+SOURCES := pyproject.toml $(wildcard setup.py mcast/backends/rdma/csrc/*)
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DELETE_ON_ERROR:
+.PHONY: demo test lint bench oracle clean test-packages
+
+demo: .venv/demo
+	@$(BIN)/mcast demo $(ARGS)
+
+test: .venv/test
+	$(BIN)/pytest $(ARGS)
+
+lint: .venv/test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/test
+	$(BIN)/pytest benchmarks $(ARGS)
+
+# A long run of the comparison with OpenSM; `make test` has a short one.
+oracle: .venv/test
+	MCAST_ORACLE_REQUESTS=$(N) $(BIN)/pytest tests/oracle --timeout 0 $(ARGS)
+
+clean:
+	rm -rf .venv build dist report .benchmarks .hypothesis *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+.venv/bin/python:
+	@PYTHON="$(PYTHON)" scripts/bootstrap demo
+	@"$(PYTHON)" -m venv .venv
+
+.venv/demo: .venv/bin/python $(SOURCES)
+	@echo "installing mcast into .venv"
+	@$(BIN)/pip install -q -e .
+	@touch $@
+
+.venv/test: .venv/bin/python $(SOURCES) | test-packages
+	@echo "installing mcast and its test tools into .venv"
+	@$(BIN)/pip install -q -e '.[test,lab]'
+	@touch $@ .venv/demo
+
+test-packages: | .venv/bin/python
+	@PYTHON="$(PYTHON)" scripts/bootstrap test
