@@ -363,8 +363,9 @@ def test_a_message_names_source_group_and_whether_it_is_ones_own(bed: Testbed) -
 
 @fact("K-DATA-13")
 def test_a_reply_goes_to_the_source_of_a_message_alone(bed: Testbed) -> None:
-    group, asker, answerer = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, bystander, asker, answerer = new_group(), Peer(bed, 0), Peer(bed, 0), Peer(bed, 1)
     outward, back = asker.join(group, send_only=True), answerer.join(group)
+    bystander.join(group)
     asker.send(outward, b"question")
     question = answerer.qp.recv_one(BOUND)
     assert question is not None
@@ -372,6 +373,7 @@ def test_a_reply_goes_to_the_source_of_a_message_alone(bed: Testbed) -> None:
     reply = back.model_copy(update={"gid": question.source, "qp_num": question.src_qp, "dlid": lid})
     answerer.send(reply, b"answer")
     assert asker.receive(1) == [b"answer"]
+    assert bystander.seen(by=answerer) == [b"question"]
     assert answerer.seen(by=answerer) == []
 
 

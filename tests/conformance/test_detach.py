@@ -80,7 +80,7 @@ def test_other_groups_of_the_qp_are_not_affected(bed: Testbed) -> None:
 
 
 @clause("DT-5")
-@pytest.mark.parametrize("state", FROM_RTS)
+@pytest.mark.parametrize("state", FROM_RTS, ids=lambda state: state.name)
 def test_detach_works_in_any_state(bed: Testbed, state: QpState) -> None:
     group, peer, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
     where, outward = peer.join(group), sender.join(group)
@@ -97,7 +97,7 @@ def test_detach_works_in_any_state(bed: Testbed, state: QpState) -> None:
 
 
 @fact("K-ATTACH-1")
-@pytest.mark.parametrize("state", FROM_RTS)
+@pytest.mark.parametrize("state", FROM_RTS, ids=lambda state: state.name)
 def test_attach_works_in_any_state_and_survives_the_way_back(bed: Testbed, state: QpState) -> None:
     group, peer, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
     where, outward = keeper.join(group), sender.join(group)
@@ -112,7 +112,7 @@ def test_attach_works_in_any_state_and_survives_the_way_back(bed: Testbed, state
 
 @clause("DT-6")
 @fact("K-ATTACH-4")
-@pytest.mark.parametrize("gid", ["fe80::1", "::", "::ffff:10.1.2.3"])
+@pytest.mark.parametrize("gid", ["fe80::1", "::", "::ffff:10.1.2.3"], ids=["link-local", "zero", "unicast"])
 def test_a_gid_that_is_not_multicast_is_refused(bed: Testbed, gid: str) -> None:
     peer = Peer(bed)
     for call in (peer.qp.attach_mcast, peer.qp.detach_mcast):
@@ -193,7 +193,7 @@ def test_attached_twice_one_detach_is_enough(bed: Testbed) -> None:
 
 @clause("DT-10")
 @fact("K-ATTACH-3")
-@pytest.mark.parametrize("gid", ["ff01:0:2:c985::", "ff0e::1234"])
+@pytest.mark.parametrize("gid", ["ff01:0:2:c985::", "ff0e::1234"], ids=["example", "other"])
 def test_the_example_of_the_document(bed: Testbed, gid: str) -> None:
     peer = Peer(bed)
     peer.qp.attach_mcast(gid, 0xC001)

@@ -65,7 +65,7 @@ def test_an_address_of_no_family_is_refused(bed: Testbed, address: McastAddress 
 
 @fact("K-JOIN-6")
 @roce
-@pytest.mark.parametrize("address", [IPv4Address(0), IPv6Address(0)], ids=str)
+@pytest.mark.parametrize("address", [IPv4Address(0), IPv6Address(0)], ids=["v4", "v6"])
 def test_a_zero_address_is_refused(bed: Testbed, address: object) -> None:
     peer = Peer(bed)
     with pytest.raises(InvalidArgument):
@@ -75,7 +75,7 @@ def test_a_zero_address_is_refused(bed: Testbed, address: object) -> None:
 
 @fact("K-JOIN-7", "K-LEAVE-7")
 @roce
-@pytest.mark.parametrize("address", [*NO_GROUPS, OWN_ADDRESS])
+@pytest.mark.parametrize("address", [*NO_GROUPS, OWN_ADDRESS], ids=str)
 def test_a_unicast_join_with_a_qp_fails_at_the_attach(bed: Testbed, address: IPv4Address | None) -> None:
     peer = Peer(bed)
     address = address or peer.port
@@ -90,7 +90,7 @@ def test_a_unicast_join_with_a_qp_fails_at_the_attach(bed: Testbed, address: IPv
 
 @fact("K-JOIN-8")
 @roce
-@pytest.mark.parametrize("address", [*NO_GROUPS, OWN_ADDRESS])
+@pytest.mark.parametrize("address", [*NO_GROUPS, OWN_ADDRESS], ids=str)
 def test_a_unicast_join_without_a_qp_succeeds(bed: Testbed, address: IPv4Address | None) -> None:
     peer = Peer(bed, init=None)
     address = address or peer.port
@@ -126,7 +126,9 @@ def test_the_port_is_part_of_what_leave_compares(bed: Testbed) -> None:
 @fact("K-JOIN-11")
 @roce
 @pytest.mark.parametrize(
-    "address", ["ff0e::1", "ff02::1", Mgid("ff12:401b:ffff::1"), Mgid("::ffff:239.1.1.1")]
+    "address",
+    ["ff0e::1", "ff02::1", Mgid("ff12:401b:ffff::1"), Mgid("::ffff:239.1.1.1")],
+    ids=["v6", "v6-link-local", "mgid", "mgid-of-v4"],
 )
 def test_ipv6_groups_and_raw_mgids_are_not_supported(bed: Testbed, address: str | Mgid) -> None:
     for init in (QpInit(), None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno as E
+from collections.abc import Callable
 
 import pytest
 
@@ -25,9 +26,14 @@ def test_holding_an_event_blocks_neither_leave_nor_destroy(bed: Testbed) -> None
 
 
 @fact("K-LEAVE-3")
-def test_an_event_that_nobody_fetched_dies_with_its_id(bed: Testbed) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [lambda peer: peer.id.join_multicast(new_group()), lambda peer: peer.id.resolve_addr(new_group())],
+    ids=["join", "resolve"],
+)
+def test_an_event_that_nobody_fetched_dies_with_its_id(bed: Testbed, ask: Callable[[Peer], None]) -> None:
     peer = Peer(bed)
-    peer.id.join_multicast(new_group())
+    ask(peer)
     eventually(bed, lambda: readable(peer.channel))
     peer.id.destroy()
     assert not readable(peer.channel)

@@ -49,7 +49,7 @@ NO_GROUPS = ["10.9.9.9", "240.0.0.1", "255.255.255.255", "0.0.0.0", "::", "fe80:
     ],
     ids=["join", "full_member", "send_only", "leave", "resolve"],
 )
-@pytest.mark.parametrize("address", NO_GROUPS)
+@pytest.mark.parametrize("address", NO_GROUPS, ids=lambda address: address.replace(":", "_"))
 def test_an_address_that_is_no_group_is_refused_when_made(
     bed: Testbed, call: Callable[[CmId, str], None], address: str
 ) -> None:
