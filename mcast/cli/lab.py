@@ -13,8 +13,8 @@ import typer
 
 from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
 from mcast.lab import needs as look_up_needs
+from mcast.lab.host import kvm_works
 from mcast.lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel
-from mcast.lab.needs import kvm_works
 
 app = typer.Typer(
     help="Run commands on real Soft-RoCE devices, in a virtual machine that sees this machine's files.",

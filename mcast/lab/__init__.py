@@ -12,8 +12,8 @@ from mcast.lab.errors import (
     LabTimeoutError,
     LabUnavailableError,
 )
+from mcast.lab.host import Need, apt_line, needs
 from mcast.lab.machine import LabMachine, LabResult
-from mcast.lab.needs import Need, apt_line, needs
 
 __all__ = [
     "CommandNotFoundError",

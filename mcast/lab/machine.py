@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from mcast.lab import kernels, needs
+from mcast.lab import host, kernels
 from mcast.lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
@@ -130,7 +130,7 @@ class LabMachine:
         if not command:
             raise CommandNotFoundError("no command to run in the lab: put it after --")
         name = str(cwd / command[0]) if "/" in command[0] else command[0]
-        if shutil.which(name, path=env.get("PATH", needs.SYSTEM_PATH)) is None:
+        if shutil.which(name, path=env.get("PATH", host.SYSTEM_PATH)) is None:
             raise CommandNotFoundError(
                 f"{command[0]}: no such command on this machine, whose files the lab sees"
             )
@@ -139,9 +139,9 @@ class LabMachine:
         self, script: str, sinks: Mapping[str, Callable[[bytes], None]], *, timeout: float | None, tty: bool
     ) -> LabResult:
         started = time.monotonic()
-        needs.require()
+        host.require()
         kernel = kernels.find(self.kernel)
-        kvm = needs.kvm_works() if self.accel == "auto" else self.accel == "kvm"
+        kvm = host.kvm_works() if self.accel == "auto" else self.accel == "kvm"
         with ExitStack() as stack:
             job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mcast-lab-")))
             shares = [path.resolve() for path in self.share]

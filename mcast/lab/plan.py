@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from mcast.lab import needs
+from mcast.lab import host
 from mcast.lab.errors import LabUnavailableError
 from mcast.lab.kernels import Kernel, boot_image
 
@@ -39,8 +39,8 @@ def plan(
     terminal.
     Raises LabUnavailableError with virtme-ng's own words.
     """
-    busybox = needs.static_busybox()
-    virtme = needs.virtme_run()
+    busybox = host.static_busybox()
+    virtme = host.virtme_run()
     assert busybox is not None
     assert virtme is not None
     log = ["-chardev", "file,id=mcast.log,path=/proc/self/fd/2", "-serial", "chardev:mcast.log"]
@@ -72,7 +72,7 @@ def plan(
     command += [] if tty else ["--script-sh", "true"]  # decides who has standard input
     command += [f"-q={word}" for word in extra]
     # virtme-ng leaves a file in TMPDIR for an exit code that it will not fetch: the job directory is removed.
-    environ = os.environ | {"TMPDIR": str(job), "PATH": f"{os.environ.get('PATH', '')}:{needs.SYSTEM_PATH}"}
+    environ = os.environ | {"TMPDIR": str(job), "PATH": f"{os.environ.get('PATH', '')}:{host.SYSTEM_PATH}"}
     with tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(
             command,

@@ -1,0 +1,282 @@
+"""What a command finds in a real guest, and that no guest outlives its caller.
+
+Each boot takes about 5 s emulated. Without QEMU these fail, with the line that installs it.
+"""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcast.lab import GuestPanicError, LabMachine, LabResult, LabTimeoutError
+
+COMMAND = [sys.executable, "-c", "from mcast.cli.lab import app; app(prog_name='mcast lab')"]
+
+VISIT = r"""
+import json, os, pathlib, socket, subprocess, sys, time
+
+def out(*command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+def joined(group, address):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    request = socket.inet_aton(group) + socket.inet_aton(address)
+    s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+    return s
+
+def packets(port):
+    return int(pathlib.Path(f"/sys/class/net/{port}/statistics/tx_packets").read_text())
+
+bridge = pathlib.Path("/sys/class/net/br0/bridge")
+print("first", flush=True)
+time.sleep(1)
+member = joined("239.1.2.3", "10.77.0.2")
+for _ in range(50):
+    mdb = json.loads(out("bridge", "-j", "mdb", "show"))[0]["mdb"]
+    if any(entry["grp"] == "239.1.2.3" for entry in mdb):
+        break
+    time.sleep(0.1)
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("10.77.0.1"))
+before = {port: packets(port) for port in ("p2", "p3")}
+for _ in range(100):
+    sender.sendto(b"x", ("239.1.2.3", 9))
+time.sleep(0.2)
+found = {
+    "rdma": json.loads(out("rdma", "-j", "link")),
+    "addresses": json.loads(out("ip", "-j", "addr")),
+    "bridge": json.loads(out("ip", "-j", "-d", "link", "show", "br0"))[0]["linkinfo"]["info_data"],
+    "response_interval": int(bridge.joinpath("multicast_query_response_interval").read_text()),
+    "mdb": mdb,
+    "igmp": pathlib.Path("/proc/net/igmp").read_text(),
+    "forwarded": {port: packets(port) - count for port, count in before.items()},
+    "cwd": os.getcwd(),
+    "lab": os.environ.get("MCAST_LAB"),
+    "seed": os.environ.get("MCAST_SEED"),
+    "uverbs": sorted(os.listdir("/dev/infiniband")),
+    "cpus": os.cpu_count(),
+    "stdin": sys.stdin.read(),
+    "accept_local": pathlib.Path("/proc/sys/net/ipv4/conf/e1/accept_local").read_text().strip(),
+}
+shared, private = sys.argv[1:]
+pathlib.Path(shared, "found.json").write_text(json.dumps(found))
+pathlib.Path(private, "lost").write_text("written in the guest")
+assert pathlib.Path(private, "lost").exists()
+print("last", flush=True)
+print("a complaint", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+class Clocked(io.BytesIO):
+    """Remembers when each line was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[str, float] = {}
+
+    def write(self, data: Any) -> int:
+        for line in bytes(data).decode().split():
+            self.times[line] = time.monotonic()
+        return super().write(data)
+
+
+@dataclass(frozen=True)
+class Visit:
+    result: LabResult
+    found: dict[str, Any]
+    out: Clocked
+    err: str
+    cwd: Path
+    private: Path
+
+
+@pytest.fixture(scope="module")
+def visit(tmp_path_factory: pytest.TempPathFactory) -> Visit:
+    """One boot with everything to look at."""
+    shared, private = (tmp_path_factory.mktemp(name) for name in ("shared", "private"))
+    out, err = Clocked(), io.BytesIO()
+    result = LabMachine(ports=3, share=[shared]).run(
+        ["python3", "-c", VISIT, str(shared), str(private)],
+        timeout=90,
+        stdout=out,
+        stderr=err,
+        cwd=private,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "MCAST_SEED": "7"},
+    )
+    found = json.loads((shared / "found.json").read_text())
+    return Visit(result, found, out, err.getvalue().decode(), private, private)
+
+
+def test_exit_code_and_output_come_through(visit: Visit) -> None:
+    assert visit.result.exit_code == 3
+    assert visit.out.getvalue() == b"first\nlast\n"
+    assert visit.err == "a complaint\n"
+
+
+def test_output_comes_while_the_command_runs(visit: Visit) -> None:
+    assert visit.out.times["last"] - visit.out.times["first"] > 0.9
+
+
+def test_every_port_has_its_device(visit: Visit) -> None:
+    links = {link["ifname"]: (link["netdev"], link["state"]) for link in visit.found["rdma"]}
+    assert links == {f"rxe{i}": (f"e{i}", "ACTIVE") for i in (1, 2, 3)}
+    assert visit.found["uverbs"] == ["rdma_cm", "uverbs0", "uverbs1", "uverbs2"]
+
+
+def test_every_port_has_its_addresses(visit: Visit) -> None:
+    addresses = {
+        link["ifname"]: [f"{info['local']}/{info['prefixlen']}" for info in link["addr_info"]]
+        for link in visit.found["addresses"]
+    }
+    for i in (1, 2, 3):
+        assert {f"10.77.0.{i}/24", f"fd77::{i}/64"} <= set(addresses[f"e{i}"])
+    assert visit.found["accept_local"] == "1"
+
+
+def test_the_bridge_snoops_and_queries(visit: Visit) -> None:
+    assert visit.found["bridge"]["mcast_snooping"] == 1
+    assert visit.found["bridge"]["mcast_querier"] == 1
+    assert visit.found["response_interval"] == 1000, "the default again, in 1/100 s"
+
+
+def test_a_membership_is_in_the_bridge_and_steers_packets(visit: Visit) -> None:
+    members = [entry["port"] for entry in visit.found["mdb"] if entry["grp"] == "239.1.2.3"]
+    assert members == ["p2"]
+    assert "030201EF" in visit.found["igmp"]
+    assert visit.found["forwarded"]["p2"] >= 100
+    assert visit.found["forwarded"]["p3"] < 20, "not flooded, from the first packet on"
+
+
+def test_the_command_has_its_directory_and_environment(visit: Visit) -> None:
+    assert (visit.found["cwd"], visit.found["seed"], visit.found["lab"]) == (str(visit.cwd), "7", "1")
+    assert visit.found["stdin"] == ""
+    assert visit.found["cpus"] == 2
+
+
+def test_only_what_is_shared_is_written_here(visit: Visit) -> None:
+    assert list(visit.private.iterdir()) == []
+
+
+def test_it_is_ready_soon(visit: Visit) -> None:
+    """About 5 s emulated on an idle host; the limit leaves room for a busy one."""
+    assert visit.result.ready_after < 40
+
+
+def test_a_panic_is_reported_with_the_console() -> None:
+    with pytest.raises(GuestPanicError, match="panicked: sysrq triggered crash") as told:
+        LabMachine(ports=1).run(["sh", "-c", "echo c >/proc/sysrq-trigger"], timeout=60)
+    assert any(
+        "RIP" in line or "Call Trace" in line or "Kernel Offset" in line for line in told.value.console
+    )
+
+
+def test_a_boot_that_takes_too_long_is_ended_with_the_console() -> None:
+    with pytest.raises(LabTimeoutError, match=r"not ready in 2 s") as told:
+        LabMachine(boot_timeout=2).run(["true"])
+    assert told.value.console
+
+
+def test_a_command_that_takes_too_long_is_ended() -> None:
+    started = time.monotonic()
+    with pytest.raises(LabTimeoutError, match="not done in 12 s"):
+        LabMachine(ports=1).run(["sleep", "1000"], timeout=12)
+    assert time.monotonic() - started < 17
+
+
+def qemus(mark: Path) -> list[int]:
+    """The processes of machines whose job directory is under `mark`."""
+
+    def command(pid: str) -> str:
+        try:
+            return Path("/proc", pid, "cmdline").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
+
+    pids = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [
+        int(pid) for pid in pids if "qemu-system" in (line := command(pid)) and f"{mark}/mcast-lab-" in line
+    ]
+
+
+def until(holds: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`mcast lab run` with a guest that is just starting."""
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--", "sleep", "1000"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert until(lambda: bool(qemus(tmp_path)) or process.poll() is not None, 30)
+        assert process.poll() is None, process.communicate()[1]
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_the_guest(
+    running: subprocess.Popen[str], tmp_path: Path, sent: int, status: int
+) -> None:
+    running.send_signal(sent)
+    _, err = running.communicate(timeout=10)
+    assert running.returncode == status
+    assert "Traceback" not in err
+    assert qemus(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [], "the job directory is gone"
+
+
+def test_a_killed_caller_takes_the_guest_with_it(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    running.kill()
+    assert until(lambda: qemus(tmp_path) == [], 5)
+
+
+def test_a_shell_has_a_terminal_and_its_exit_code() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["SHELL"] = "/bin/sh"
+        os.execv(COMMAND[0], [*COMMAND, "shell", "--ports", "1"])
+    said = b""
+    typed = False
+    end = time.monotonic() + 60
+    try:
+        while time.monotonic() < end:
+            try:
+                said += os.read(terminal, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not typed and b"# " in said:
+                os.write(terminal, b"tty; rdma link; exit 6\n")
+                typed = True
+    finally:
+        if time.monotonic() >= end:
+            os.kill(pid, signal.SIGTERM)
+        _, status = os.waitpid(pid, 0)
+        os.close(terminal)
+    assert b"/dev/ttyS0" in said, said
+    assert b"rxe1/1 state ACTIVE" in said
+    assert os.waitstatus_to_exitcode(status) == 6

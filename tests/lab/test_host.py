@@ -1,0 +1,99 @@
+"""What the lab says of a host that lacks something; no guest is booted."""
+
+import json
+import os
+import subprocess
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mcast.cli.lab import app
+from mcast.lab import host, kernels
+from mcast.lab.errors import LabUnavailableError
+
+PACKAGES = ("busybox-static", "file", "iproute2", "kmod", "linux-image-amd64", "qemu-system-x86")
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with nothing on the PATH, no kernel and no virtme-ng."""
+
+    def no_module(name: str) -> ModuleSpec | None:
+        return None
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(host, "SYSTEM_PATH", str(tmp_path))
+    monkeypatch.setattr(host, "find_spec", no_module)
+    monkeypatch.setattr(kernels, "default_roots", lambda: (tmp_path,))
+
+
+@pytest.mark.usefixtures("bare")
+def test_one_line_installs_all_that_is_missing() -> None:
+    missing = [need for need in host.needs() if need.boots]
+    assert all(need.found is None for need in missing)
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    assert (
+        host.apt_line(missing) == f"{sudo}apt-get install -y {' '.join(PACKAGES)} && pip install 'mcast[lab]'"
+    )
+
+
+def test_no_line_when_nothing_is_missing() -> None:
+    assert host.apt_line([]) == ""
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_boot_is_refused_with_that_line() -> None:
+    with pytest.raises(
+        LabUnavailableError, match=r"qemu-system-x86_64.*: .*apt-get install -y busybox-static"
+    ):
+        host.require()
+
+
+@pytest.mark.usefixtures("bare")
+def test_run_says_it_in_one_line_without_a_traceback() -> None:
+    done = CliRunner().invoke(app, ["run", "--", "/bin/true"])
+    assert done.exit_code == 125
+    assert done.stdout == ""
+    assert done.stderr.startswith("mcast lab: not on this machine: qemu-system-x86_64, ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("bare")
+def test_check_lists_it_and_exits_1() -> None:
+    done = CliRunner().invoke(app, ["check"])
+    assert done.exit_code == 1
+    assert "missing  qemu-system-x86_64\n" in done.stdout
+    assert "\nto have it all: " in done.stdout
+    told = json.loads(CliRunner().invoke(app, ["check", "--json"]).stdout)
+    assert {need["package"] for need in told["needs"] if need["boots"]} == {*PACKAGES, ""}
+    assert told["kvm"] is False
+    assert all(package in told["fix"] for package in PACKAGES)
+
+
+def test_check_is_content_here() -> None:
+    done = CliRunner().invoke(app, ["check"])
+    assert done.exit_code == 0, done.stdout
+    assert "missing" not in done.stdout
+
+
+def test_only_a_static_busybox_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guest's root has no libraries until the script that busybox runs has mounted them."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(host, "SYSTEM_PATH", "")
+    (tmp_path / "busybox").symlink_to("/bin/sh")
+    assert host.static_busybox() is None
+
+
+def test_a_kvm_that_hangs_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(*_: object, **how: object) -> None:
+        raise subprocess.TimeoutExpired("qemu", 5)
+
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    monkeypatch.setattr(subprocess, "run", hangs)
+    host.kvm_works.cache_clear()
+    try:
+        assert host.kvm_works() is False
+    finally:
+        host.kvm_works.cache_clear()

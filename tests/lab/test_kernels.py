@@ -1,0 +1,162 @@
+"""Which kernel is chosen, what it loads, and how its image is unpacked; no guest is booted."""
+
+import gzip
+import lzma
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mcast.lab import kernels
+from mcast.lab.errors import LabUnavailableError
+
+DEPENDS = """\
+kernel/fs/overlayfs/overlay.ko:
+kernel/net/ipv4/udp_tunnel.ko.xz:
+kernel/drivers/infiniband/core/ib_core.ko:
+kernel/drivers/infiniband/core/ib_uverbs.ko: kernel/drivers/infiniband/core/ib_core.ko
+kernel/sw/rdma-rxe.ko: kernel/drivers/infiniband/core/ib_uverbs.ko kernel/drivers/infiniband/core/ib_core.ko \
+kernel/net/ipv4/udp_tunnel.ko.xz
+kernel/drivers/infiniband/core/rdma_ucm.ko: kernel/drivers/infiniband/core/ib_core.ko
+kernel/drivers/net/veth.ko:
+"""
+
+
+def unpacked(root: Path, version: str, depends: str = DEPENDS) -> Path:
+    (root / "boot").mkdir(parents=True, exist_ok=True)
+    (root / "boot" / f"vmlinuz-{version}").write_bytes(b"image")
+    modules = root / "lib/modules" / version
+    modules.mkdir(parents=True)
+    (modules / "modules.dep").write_text(depends)
+    (modules / "modules.builtin").write_text("kernel/net/bridge/bridge.ko\n")
+    return root
+
+
+def test_the_newest_kernel_is_taken(tmp_path: Path) -> None:
+    for version in ("6.1.0-9-amd64", "6.12.9-amd64", "6.1.0-56-amd64"):
+        unpacked(tmp_path, version)
+    assert kernels.find(roots=[tmp_path]).version == "6.12.9-amd64"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version"),
+    [
+        ("6.1", "6.1.0-56-amd64"),
+        ("6.12", "6.12.9-amd64"),
+        ("6.1.0-9", "6.1.0-9-amd64"),
+        ("6.1.0-9-amd64", "6.1.0-9-amd64"),
+    ],
+)
+def test_the_start_of_a_version_is_enough(tmp_path: Path, wanted: str, version: str) -> None:
+    for here in ("6.1.0-9-amd64", "6.12.9-amd64", "6.1.0-56-amd64"):
+        unpacked(tmp_path, here)
+    assert kernels.find(wanted, roots=[tmp_path]).version == version
+
+
+def test_a_directory_is_an_unpacked_package(tmp_path: Path) -> None:
+    root = unpacked(tmp_path / "package", "6.12.9-amd64")
+    kernel = kernels.find(str(root))
+    assert (kernel.version, kernel.image) == ("6.12.9-amd64", root / "boot/vmlinuz-6.12.9-amd64")
+
+
+def test_an_unknown_version_names_what_is_here_and_how_to_fetch_it(tmp_path: Path) -> None:
+    unpacked(tmp_path, "6.1.0-56-amd64")
+    with pytest.raises(
+        LabUnavailableError, match=r"no kernel 6\.13 here, only 6\.1\.0-56-amd64.*lab kernel 6\.13"
+    ):
+        kernels.find("6.13", roots=[tmp_path])
+
+
+def test_no_kernel_names_the_package(tmp_path: Path) -> None:
+    with pytest.raises(LabUnavailableError, match="apt-get install linux-image-amd64"):
+        kernels.find(roots=[tmp_path])
+
+
+def test_a_kernel_without_rxe_is_refused_by_name_and_passed_over_otherwise(tmp_path: Path) -> None:
+    plain = "".join(line for line in DEPENDS.splitlines(keepends=True) if "rxe" not in line)
+    unpacked(tmp_path, "6.12.9-cloud-amd64", plain)
+    with pytest.raises(LabUnavailableError, match=r"6\.12\.9-cloud-amd64 has no module rdma_rxe"):
+        kernels.find("6.12", roots=[tmp_path])
+    unpacked(tmp_path, "6.1.0-56-amd64")
+    assert kernels.find(roots=[tmp_path]).version == "6.1.0-56-amd64"
+
+
+def test_modules_are_loaded_after_what_they_depend_on(tmp_path: Path) -> None:
+    unpacked(tmp_path, "6.12.9-amd64")
+    order = [path.name for path in kernels.find(roots=[tmp_path]).load_order()]
+    assert order == [
+        *(
+            "overlay.ko",
+            "udp_tunnel.ko.xz",
+            "ib_core.ko",
+            "ib_uverbs.ko",
+            "rdma-rxe.ko",
+            "rdma_ucm.ko",
+            "veth.ko",
+        ),
+    ]
+
+
+def test_the_order_is_the_one_modprobe_takes() -> None:
+    kernel = kernels.find()
+    modprobe = shutil.which("modprobe", path="/usr/sbin:/sbin")
+    assert modprobe is not None
+    shown: dict[str, None] = {}
+    for name in (*kernels.EXTRA_MODULES, *kernels.MODULES):
+        command = [modprobe, "-C", os.devnull, "-S", kernel.version, "--show-depends", name]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        shown |= dict.fromkeys(Path(line.split()[1]).name for line in lines if line.startswith("insmod"))
+    assert [path.name for path in kernel.load_order()] == list(shown)
+
+
+def bzimage(payload: bytes) -> bytes:
+    """The parts of the x86 boot protocol's header that tell where the payload is."""
+    head = bytearray(3 * 512)
+    head[0x1F1] = 2
+    head[0x202:0x206] = b"HdrS"
+    struct.pack_into("<II", head, 0x248, 16, len(payload))
+    return bytes(head) + bytes(16) + payload + b"signature"
+
+
+ELF = b"\x7fELF" + bytes(range(256)) * 64
+
+
+@pytest.mark.parametrize("compress", [lzma.compress, gzip.compress])
+def test_the_kernel_comes_out_of_its_image(compress: object) -> None:
+    assert callable(compress)
+    payload = compress(ELF) + struct.pack("<I", len(ELF))  # the build appends the size
+    assert kernels.vmlinux(bzimage(payload)) == ELF
+
+
+@pytest.mark.parametrize(
+    "image", [b"not a kernel" * 100, bzimage(b"\x02\x21L\x18lz4"), bzimage(gzip.compress(b"no"))]
+)
+def test_an_image_in_no_known_form_is_booted_as_it_is(image: bytes) -> None:
+    assert kernels.vmlinux(image) is None
+
+
+def test_an_unpacked_image_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
+    assert kernels.boot_image(kernel) == kernel.image, "no PVH entry: as it is"
+    (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
+    kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
+    image = kernels.boot_image(kernel)
+    assert image.read_bytes() == ELF
+    inode = image.stat().st_ino
+    assert kernels.boot_image(kernel).stat().st_ino == inode
+    assert [path.name for path in image.parent.iterdir()] == [image.name], "no partial file stays"
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
+    (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
+    kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
+    assert kernels.boot_image(kernel) == kernel.image

@@ -1,0 +1,178 @@
+"""How a run ends, with a shell script in QEMU's place; no guest is booted."""
+
+import io
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from mcast.lab import LabMachine, machine
+from mcast.lab.errors import (
+    CommandNotFoundError,
+    GuestPanicError,
+    GuestStoppedError,
+    LabTimeoutError,
+    LabUnavailableError,
+)
+
+Pretend = Callable[[str], None]
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
+    """Run a script instead of QEMU: $ctl, $out and $err are the guest's ports, stderr is its console."""
+
+    def use(script: str) -> None:
+        def plan(*_: object, ports: Mapping[str, int], **__: object) -> list[str]:
+            names = (f"{name.removeprefix('mcast.')}=/proc/self/fd/{fd}" for name, fd in ports.items())
+            return ["sh", "-c", "; ".join([*names, script])]
+
+        monkeypatch.setattr(machine, "plan", plan)
+
+    return use
+
+
+def lab(**limits: float) -> LabMachine:
+    return LabMachine(accel="tcg", boot_timeout=limits.get("boot_timeout", 20))
+
+
+def test_output_and_exit_code_come_through(pretend: Pretend) -> None:
+    pretend("echo ready >$ctl; echo hello >$out; echo oops >$err; echo exit 7 >$ctl")
+    out, err = io.BytesIO(), io.BytesIO()
+    result = lab().run(["true"], stdout=out, stderr=err)
+    assert (result.exit_code, out.getvalue(), err.getvalue()) == (7, b"hello\n", b"oops\n")
+    assert 0 < result.ready_after <= result.seconds
+
+
+def test_a_control_line_may_come_in_pieces(pretend: Pretend) -> None:
+    pretend("printf rea >$ctl; sleep 0.1; printf 'dy\\nexi' >$ctl; sleep 0.1; echo t 7 >$ctl")
+    assert lab().run(["true"]).exit_code == 7
+
+
+def test_output_is_handed_on_when_it_comes(pretend: Pretend) -> None:
+    pretend("echo ready >$ctl; echo one >$out; sleep 1; echo two >$out; echo exit 0 >$ctl")
+
+    class Clocked(io.BytesIO):
+        times: dict[bytes, float] = {}  # noqa: RUF012
+
+        def write(self, data: object) -> int:
+            assert isinstance(data, bytes)
+            self.times[data] = time.monotonic()
+            return len(data)
+
+    lab().run(["true"], stdout=Clocked())
+    assert Clocked.times[b"two\n"] - Clocked.times[b"one\n"] > 0.8
+
+
+def test_a_panic_is_told_with_its_reason_and_the_console(pretend: Pretend) -> None:
+    console = "[ 1.0] Kernel panic - not syncing: Fatal exception\n[ 1.1] bye"
+    pretend(f"echo ready >$ctl; echo '{console}' >&2")
+    with pytest.raises(GuestPanicError, match="the guest's kernel panicked: Fatal exception") as told:
+        lab().run(["true"])
+    assert told.value.console[-1] == "[ 1.1] bye"
+    assert str(told.value).endswith("  [ 1.1] bye")
+
+
+def test_a_guest_that_cannot_be_set_up_says_why(pretend: Pretend) -> None:
+    pretend("echo fail the bridge cannot be made >$ctl")
+    with pytest.raises(GuestStoppedError, match="could not be set up: the bridge cannot be made"):
+        lab().run(["true"])
+
+
+def test_a_qemu_that_refuses_says_why(pretend: Pretend) -> None:
+    pretend("echo 'qemu: no such machine' >&2; exit 1")
+    with pytest.raises(GuestStoppedError, match=r"before the command did \(QEMU: exit status 1\)") as told:
+        lab().run(["true"])
+    assert told.value.console == ("qemu: no such machine",)
+
+
+def test_a_qemu_that_is_killed_says_so(pretend: Pretend) -> None:
+    pretend("echo ready >$ctl; kill -KILL $$")
+    with pytest.raises(GuestStoppedError, match="QEMU: signal SIGKILL"):
+        lab().run(["true"])
+
+
+def test_a_boot_that_hangs_is_ended(pretend: Pretend) -> None:
+    pretend("echo 'waiting for root' >&2; exec sleep 60")
+    started = time.monotonic()
+    with pytest.raises(LabTimeoutError, match=r"not ready in 0\.5 s") as told:
+        lab(boot_timeout=0.5).run(["true"])
+    assert time.monotonic() - started < 5
+    assert told.value.console == ("waiting for root",)
+
+
+def test_a_command_that_hangs_is_ended_by_the_overall_limit_only(pretend: Pretend) -> None:
+    pretend("echo ready >$ctl; while :; do echo more >$out; done")
+    with pytest.raises(LabTimeoutError, match="not done in 2 s"):
+        lab(boot_timeout=1.5).run(["true"], timeout=2, stdout=io.BytesIO())
+
+
+def test_a_qemu_that_ignores_sigterm_is_killed(pretend: Pretend, tmp_path: Path) -> None:
+    pretend(f"trap '' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.1; done")
+    with pytest.raises(LabTimeoutError):
+        lab(boot_timeout=0.5).run(["true"])
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_unknown_command_is_found_out_before_anything_is_booted(tmp_path: Path) -> None:
+    for name in ("no-such-command", "./no-such-file", str(tmp_path)):
+        with pytest.raises(CommandNotFoundError, match="no such command"):
+            lab().run([name])
+    with pytest.raises(CommandNotFoundError, match="put it after --"):
+        lab().run([])
+
+
+def test_a_relative_command_is_looked_for_in_the_working_directory(pretend: Pretend, tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("#!/bin/sh\n")
+    (tmp_path / "here").chmod(0o755)
+    pretend("echo ready >$ctl; echo exit 0 >$ctl")
+    assert lab().run(["./here"], cwd=tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize("ports", [0, 65])
+def test_the_number_of_ports_is_bounded(ports: int) -> None:
+    with pytest.raises(LabUnavailableError, match=f"{ports} ports asked for: the lab makes 1 to 64"):
+        LabMachine(ports=ports)
+
+
+def test_only_a_directory_can_be_shared(tmp_path: Path) -> None:
+    with pytest.raises(LabUnavailableError, match="is not a directory"):
+        LabMachine(share=[tmp_path / "none"])
+
+
+def test_the_environment_is_a_chosen_part() -> None:
+    environ = {
+        "PATH": "/bin",
+        "PYTHONPATH": "/x",
+        "MCAST_SEED": "1",
+        "LC_ALL": "C",
+        "SSH_AUTH_SOCK": "/s",
+        "HOSTNAME": "h",
+    }
+    assert machine.inherited(environ) == {
+        "PATH": "/bin",
+        "PYTHONPATH": "/x",
+        "MCAST_SEED": "1",
+        "LC_ALL": "C",
+    }
+
+
+def test_the_script_becomes_the_command_whatever_its_words(tmp_path: Path) -> None:
+    words = ["printf", r"<%s>\n", "a b", "$HOME", "it's", "*", ""]
+    cwd = tmp_path / "a 'dir'"
+    cwd.mkdir()
+    script = machine._command_script(
+        [*words], cwd, {"MCAST_X": "two\nlines $PATH", "PATH": os.environ["PATH"], "a-b": "no"}
+    )
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "<a b>\n<$HOME>\n<it's>\n<*>\n<>\n"
+    script = machine._command_script(
+        ["sh", "-c", 'echo "$MCAST_X|$MCAST_LAB"; pwd'], cwd, {"MCAST_X": "two\nlines $PATH"}
+    )
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"two\nlines $PATH|1\n{cwd}\n"
