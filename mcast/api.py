@@ -356,6 +356,7 @@ class CmEvent(_Model):
     context  the object given to the join, the same one (JEX-17)
     id       the CmId it belongs to
     ud       for MULTICAST_JOIN: qp_num 0xFFFFFF, Q_Key, and the Destination to send to
+    detail   what the provider knows beyond the errno, such as the SA's status; empty if that is all
     """
 
     type: CmEventType
@@ -364,15 +365,15 @@ class CmEvent(_Model):
     context: Any
     id: Any
     ud: UdParam | None
+    detail: str = ""
 
     def check(self) -> Self:
         """Return the event; raise the `McastError` of its errno if it reports a failure."""
         failed = self.type in _FAILURES or self.errno
         if failed:
             call, phase = _EVENT_CALL.get(self.type, ("get_event", Phase.EVENT))
-            raise mcast_error(
-                self.errno or E.EIO, call, phase, {"event": self.type.name, "status": self.status}
-            )
+            about = {"event": self.type.name, "status": self.status}
+            raise mcast_error(self.errno or E.EIO, call, phase, about, self.detail)
         return self
 
 
