@@ -583,6 +583,14 @@ def test_join_with_a_rate(quirks: Quirks, selector: Selector, rate: int, status:
     assert sa.join(B, mask=JOIN | RATE_BOTH, rate=rate, rate_selector=selector).status == status
 
 
+@pytest.mark.parametrize(("quirks", "status"), [(SPEC, OK), (OPENSM, REQ_INVALID)], ids=["spec", "opensm"])
+def test_the_fastest_rates(quirks: Quirks, status: SaStatus) -> None:
+    sa = Sa(quirks)
+    sa.create()
+    assert sa.join(B, mask=JOIN | RATE_BOTH, rate=24, rate_selector=LT).status == status
+    assert sa.join(B, mask=JOIN | RATE_BOTH, rate=22, rate_selector=LT).status == OK
+
+
 @BOTH
 @pytest.mark.parametrize("mask", [McMask.MTU, McMask.RATE])
 def test_a_value_without_its_selector_is_ignored(quirks: Quirks, mask: McMask) -> None:
@@ -765,6 +773,7 @@ def test_the_default_prefix_stands_for_the_subnets() -> None:
     assert sa.create().records[0].port_gid == gid(A)
     assert sa.ask(SaMethod.SET, record(B)._replace(port_gid=gid(B, prefix)), JOIN, B).status == OK
     assert [rec.port_gid for rec in sa.table()] == [gid(A, prefix), gid(B, prefix)]
+    assert Sa(OPENSM, subnet_prefix=prefix).create().status == SaStatus.INVALID_GID
 
 
 @BOTH
@@ -830,7 +839,8 @@ def test_a_wrong_sm_key_gets_no_answer(quirks: Quirks) -> None:
 
 def test_an_unknown_method() -> None:
     assert Sa().ask(0x14, record(), 0, A).status == SaStatus.UNSUP_METHOD_ATTR
-    assert Sa(OPENSM).handle(A, 0x14, 0, record()) is None
+    assert Sa(OPENSM).ask(0x14, record(), 0, A).status == SaStatus.UNSUP_METHOD_ATTR, "GetMulti"
+    assert Sa(OPENSM).handle(A, 0x13, 0, record()) is None
 
 
 def populated(quirks: Quirks) -> Sa:

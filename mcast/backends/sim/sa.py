@@ -61,6 +61,7 @@ IPOIB_QKEY = 0x00000B1B
 SEND_ONLY_FULL_MEMBER_SUPPORTED = 1 << 12
 """Bit 12 of ClassPortInfo:CapabilityMask2."""
 
+_GET_MULTI = 0x14
 _LINK_LOCAL = 2
 _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
 _SA_SIGNATURE = b"\xa0\x1b"
@@ -89,12 +90,16 @@ class Quirks:
     """Queries match ProxyJoin, and untrusted ones JoinState, with the request that created the group."""
     ignores_port_prefix: bool = False
     """A query finds a member by GUID alone, whatever the prefix of PortGID."""
+    refuses_default_prefix: bool = False
+    """On a subnet with a prefix of its own, a PortGID with the default prefix is refused (IBA 4.1.1)."""
     skips_ipoib_flags: bool = False
     """The reserved flag bits of an MGID signed 401B or 601B are not checked."""
     counter_over_prefix: bool = False
     """An assigned MGID counts little-endian in bytes 10..13, over the prefix, and failures use numbers up."""
+    knows_no_ndr_rates: bool = False
+    """The codes of 800 and 1200 Gb/s, 23 and 24, are no rates yet."""
     silent_on_unknown_method: bool = False
-    """A method that MCMemberRecord does not have gets no answer instead of UNSUP_METHOD_ATTR."""
+    """Of the methods that MCMemberRecord does not have, only GetMulti is answered with UNSUP_METHOD_ATTR."""
 
     OPENSM_3_3: ClassVar[Quirks]
     """OpenSM 3.3 as measured (facts: SA)."""
@@ -277,6 +282,7 @@ class SubnetAdmin:
         self._compared = tuple(
             (rule.alone if quirks.compares_lone_selector else rule.pair, *rule[2:]) for rule in compared
         )
+        self._rates = RATES[: RATES.index(23)] if quirks.knows_no_ndr_rates else RATES
         self._unmasked = _HOP | _SCOPE | _LIFE | _MLID if quirks.takes_unmasked else 0
         self._ports: dict[int, _Port] = {}
         self._down: dict[int, SaPort] = {}
@@ -416,11 +422,13 @@ class SubnetAdmin:
                 return SaReply(SaStatus.OK, found)
         except _Refused as refused:
             return _REFUSALS[refused.args[0]]
-        return None if self.quirks.silent_on_unknown_method else _REFUSALS[SaStatus.UNSUP_METHOD_ATTR]
+        if self.quirks.silent_on_unknown_method and method != _GET_MULTI:
+            return None
+        return _REFUSALS[SaStatus.UNSUP_METHOD_ATTR]
 
     def _set(self, requester_guid: int, mask: int, record: McMemberRecord) -> SaReply:
         """Join, and create the group first if there is none; the order of checks is OpenSM's (facts: SA)."""
-        _check_components(mask, record)
+        self._check_components(mask, record)
         guid = self._port_guid(record)
         port, requester = self._ports.get(guid), self._ports[requester_guid]
         bits = int(record.join_state)
@@ -472,7 +480,7 @@ class SubnetAdmin:
 
     def _delete(self, requester_guid: int, mask: int, record: McMemberRecord) -> SaReply:
         """Leave (o15-0.1.14): only bits that are all held, and only by a port that may modify the record."""
-        _check_components(mask, record)
+        self._check_components(mask, record)
         guid = self._port_guid(record)
         group = self._by_mgid.get(record.mgid)
         bits = int(record.join_state)
@@ -499,7 +507,7 @@ class SubnetAdmin:
         self, requester_guid: int, mask: int, record: McMemberRecord, trusted: bool
     ) -> Iterator[McMemberRecord]:
         """Records that match, of groups in a partition of the requester."""
-        _check_enums(mask, record)
+        self._check_codes(mask, record)
         partitions = self._ports[requester_guid].partitions
         one = self._by_mgid.get(record.mgid)
         for group in self.groups if not mask & _MGID else () if one is None else (one,):
@@ -546,9 +554,20 @@ class SubnetAdmin:
 
     # -- rules
 
+    def _check_components(self, mask: int, record: McMemberRecord) -> None:
+        if mask & _JOIN != _JOIN:
+            raise _Refused(SaStatus.INSUF_COMPS)
+        self._check_codes(mask, record)
+
+    def _check_codes(self, mask: int, record: McMemberRecord) -> None:
+        if mask & _RATE_RULE.pair == _RATE_RULE.pair and record.rate not in self._rates:
+            raise _Refused(SaStatus.REQ_INVALID)
+        if mask & _MTU_RULE.pair == _MTU_RULE.pair and record.mtu not in MTUS:
+            raise _Refused(SaStatus.REQ_INVALID)
+
     def _owns_prefix(self, port_gid: bytes) -> bool:
         prefix = port_gid[:8]
-        return prefix == self._prefix or prefix == DEFAULT_PREFIX
+        return prefix == self._prefix or (prefix == DEFAULT_PREFIX and not self.quirks.refuses_default_prefix)
 
     def _port_guid(self, record: McMemberRecord) -> int:
         if not self._owns_prefix(record.port_gid):
@@ -693,19 +712,6 @@ class SubnetAdmin:
 def ipoib_broadcast_mgid(pkey: int = 0xFFFF, scope: int = _LINK_LOCAL) -> bytes:
     """The IPoIB broadcast group of a partition, ff1<scope>:401b:<pkey>::ffff:ffff (RFC 4391, 4)."""
     return bytes((0xFF, 0x10 | scope)) + _IPOIB_SIGNATURES[0] + pkey.to_bytes(2) + bytes(6) + b"\xff" * 4
-
-
-def _check_components(mask: int, record: McMemberRecord) -> None:
-    if mask & _JOIN != _JOIN:
-        raise _Refused(SaStatus.INSUF_COMPS)
-    _check_enums(mask, record)
-
-
-def _check_enums(mask: int, record: McMemberRecord) -> None:
-    if mask & _RATE_RULE.pair == _RATE_RULE.pair and record.rate not in RATES:
-        raise _Refused(SaStatus.REQ_INVALID)
-    if mask & _MTU_RULE.pair == _MTU_RULE.pair and record.mtu not in MTUS:
-        raise _Refused(SaStatus.REQ_INVALID)
 
 
 def _may_modify(group: Group, held: int, guid: int, requester: _Port) -> bool:

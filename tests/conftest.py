@@ -1,0 +1,13 @@
+"""Options of the whole test suite."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    oracle = parser.getgroup("oracle", "comparison with OpenSM (tests/oracle)")
+    oracle.addoption(
+        "--oracle-requests", type=int, default=20_000, metavar="N", help="compare at least N requests"
+    )
+    oracle.addoption("--oracle-seed", type=int, default=0, metavar="SEED", help="draw from this seed on")

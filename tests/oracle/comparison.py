@@ -1,0 +1,246 @@
+"""OpenSM and `sa.py` side by side: every request goes to both, and every answer must be the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from mcast.backends.sim.sa import (
+    MLID_FIRST,
+    ZERO_GID,
+    Group,
+    McMask,
+    McMemberRecord,
+    Member,
+    SaMethod,
+    SaReply,
+    SaStatus,
+    SubnetAdmin,
+)
+
+from .opensm import ROWS_IN_A_MAD, Answer, OpenSm, Silence
+from .requests import HELD, LAST_ASSIGNED, METHODS, Kind, Step, plain_mgid
+from .topology import HOSTS, Host
+
+UNKNOWN_GUID = 0xDEAD
+NO_GROUP = McMemberRecord(mgid=b"\xff\x1f" + bytes(14))
+CHECKED_MLIDS = 64
+"""MLIDs looked at by `check`, from the first; a subnet with more does not fill them."""
+
+
+class Difference(AssertionError):
+    """OpenSM and the model disagree."""
+
+
+class Request(NamedTuple):
+    host: str
+    method: int
+    mask: int
+    record: McMemberRecord
+    sm_key: int
+
+    def __str__(self) -> str:
+        mask = McMask(self.mask & (1 << 18) - 1)
+        return (
+            f"{self.host} method={self.method:#04x} mask={self.mask:#x} ({mask!r}) sm_key={self.sm_key}\n"
+            f"    {shown(self.record)}"
+        )
+
+
+class Comparison:
+    """One subnet, twice."""
+
+    def __init__(self, opensm: OpenSm) -> None:
+        self.opensm = opensm
+        self.topology = opensm.topology
+        self.hosts: dict[str, Host] = {host.name: host for host in self.topology.hosts}
+        self.model: SubnetAdmin = self.topology.model()
+        self.down: set[str] = set()
+        self.compared = 0
+        self.statuses: Counter[int | None] = Counter()  # None: no answer
+        self._assigned = plain_mgid(1)
+
+    # -- steps
+
+    def take(self, step: Step) -> None:
+        """Let one step happen on both sides. Raises Difference."""
+        up = self._up(step.host)
+        match step.kind:
+            case Kind.NOTHING:
+                pass
+            case Kind.DOWN:
+                if step.host not in self.down and len(self.down) < len(HOSTS) - 2:
+                    self.down.add(step.host)
+                    self.opensm.unlink(step.host)
+                    self.model.port_down(self.hosts[step.host].guid)
+            case Kind.UP:
+                if self.down:
+                    self._relink(min(self.down))
+            case Kind.RESTART:
+                self.opensm.restart_sm()
+                self.model.restart()
+            case Kind.CHECK:
+                self.check()
+            case Kind.FILL:
+                self._fill(up)
+            case _:
+                self.compare(self._request(step, up))
+
+    def _up(self, name: str) -> str:
+        """The host, or the first that is not down: without a cable there is no request."""
+        return name if name not in self.down else next(host for host in HOSTS if host not in self.down)
+
+    def _relink(self, name: str) -> None:
+        self.opensm.relink(name)
+        self.model.port_up(self.hosts[name].guid)
+        self.down.remove(name)
+
+    def _fill(self, host: str) -> None:
+        """Create groups until the MLIDs are used up, where they are few."""
+        for number in range(self.topology.mlids if self.topology.mlids <= CHECKED_MLIDS else 2):
+            record = self._base(host, plain_mgid(0x10000 + number))
+            self.compare(Request(host, SaMethod.SET, int(McMask.CREATE), record, 0))
+
+    def _base(self, host: str, mgid: bytes) -> McMemberRecord:
+        gid = self.topology.subnet_prefix + self.hosts[host].guid.to_bytes(8)
+        return McMemberRecord(mgid=mgid, port_gid=gid, qkey=0x01234567, pkey=0xFFFF, join_state=1)
+
+    def _request(self, step: Step, host: str) -> Request:
+        target = {"itself": host, "the SM's": self.topology.hosts[0].name}.get(step.target, step.target)
+        guid = {"unknown": UNKNOWN_GUID, "zero": 0}.get(target) if target not in self.hosts else None
+        if guid is None:
+            guid = self.hosts[target].guid
+        mgid = self._assigned if step.mgid == LAST_ASSIGNED else step.mgid
+        state = step.state
+        if state == HELD:
+            group = self.model.group(mgid)
+            state = int(group.join_state(guid)) if group else 1
+        fields: dict[str, Any] = {"port_gid": self.topology.subnet_prefix + guid.to_bytes(8), "mgid": mgid}
+        if step.kind is Kind.WILD:
+            record = step.wild if step.whole else step.wild._replace(**fields)
+            return Request(host, step.method, step.mask, record, 0)
+        record = self._base(host, mgid)._replace(**fields, join_state=state)
+        mask = {Kind.CREATE: McMask.CREATE, Kind.JOIN: McMask.JOIN, Kind.LEAVE: McMask.JOIN}.get(
+            step.kind, step.mask
+        )
+        mask = int(mask)
+        sm_key = 1 if step.kind in (Kind.GET, Kind.TABLE) else 0
+        for tweak in step.tweaks:
+            values = dict(tweak.values)
+            sm_key = values.pop("sm_key", sm_key)
+            if prefix := values.pop("prefix", None):
+                values["port_gid"] = prefix + guid.to_bytes(8)
+            record = record._replace(**values)
+            mask = (mask | tweak.on) & ~tweak.off
+        return Request(host, METHODS.get(step.kind, step.method), mask, record, sm_key)
+
+    # -- comparing
+
+    def compare(self, request: Request) -> SaReply | None:
+        """Send the request both ways. Raises Difference unless status and every field are the same."""
+        reply = self.model.handle(self.hosts[request.host].guid, *request[1:])
+        self.compared += 1
+        expected = None if reply is None else Answer(int(reply.status), self._rows(request, reply))
+        try:
+            answer = self.opensm.ask(*request) if expected else self._silence(request)
+        except Silence as heard:
+            raise Difference(
+                f"request  {request}\n  OpenSM   {heard}\n  sa.py    {_shown(expected)}"
+            ) from None
+        if answer != expected:
+            raise Difference(
+                f"request  {request}\n  OpenSM   {_shown(answer)}\n  sa.py    {_shown(expected)}"
+            )
+        self.statuses[answer.status if answer else None] += 1
+        if request.method == SaMethod.SET and request.record.mgid == ZERO_GID and answer and answer.records:
+            self._assigned = answer.records[0].mgid
+        return reply
+
+    def _silence(self, request: Request) -> None:
+        """Send what must not be answered, and then something that makes the client look for an answer."""
+        self.opensm.tell(*request)
+        self.opensm.ask(request.host, SaMethod.GET, int(McMask.MGID), NO_GROUP)
+
+    def _rows(self, request: Request, reply: SaReply) -> tuple[McMemberRecord, ...]:
+        """The model's records as OpenSM lists them: by MGID, then by GUID read backwards, the first three."""
+        rows = sorted(reply.records, key=lambda row: (row.mgid, row.port_gid[:7:-1]))
+        return tuple(rows[:ROWS_IN_A_MAD])
+
+    def check(self) -> None:
+        """Compare everything: the group under each MLID, and the membership of each port in each group."""
+        readers = [host for host in self.hosts.values() if host.name in HOSTS and host.name not in self.down]
+        for reader in readers:
+            partitions = {pkey & 0x7FFF for pkey in reader.pkeys}
+            if partitions == {0x7FFF, 1, 2}:
+                break
+        else:
+            reader = readers[0]
+            partitions = {pkey & 0x7FFF for pkey in reader.pkeys}
+        used = {group.mlid for group in self.model.groups}
+        for mlid in sorted(
+            used | set(range(MLID_FIRST, MLID_FIRST + min(CHECKED_MLIDS, self.topology.mlids)))
+        ):
+            self.compare(Request(reader.name, SaMethod.GET, int(McMask.MLID), McMemberRecord(mlid=mlid), 0))
+        for group in list(self.model.groups):
+            if group.values.pkey & 0x7FFF in partitions:
+                for host in self.hosts.values():
+                    gid = self.topology.subnet_prefix + host.guid.to_bytes(8)
+                    record = McMemberRecord(mgid=group.mgid, port_gid=gid)
+                    mask = int(McMask.MGID | McMask.PORT_GID)
+                    self.compare(Request(reader.name, SaMethod.GET, mask, record, 1))
+
+    # -- between sequences
+
+    def clear(self) -> None:
+        """Back to the empty subnet, comparing on the way: mend every cable, let every member leave."""
+        for name in sorted(self.down):
+            self._relink(name)
+        for group in list(self.model.groups):
+            for member in list(group.members):
+                if member.guid in group.ports:
+                    self._leave(group, member)
+        if any(not group.well_known for group in self.model.groups):  # emptied, yet it stays for ever
+            self.take(Step(Kind.RESTART))
+
+    def _leave(self, group: Group, member: Member) -> None:
+        by = self._leaver(group, member)
+        gid = self.topology.subnet_prefix + member.guid.to_bytes(8)
+        record = McMemberRecord(mgid=group.mgid, port_gid=gid, join_state=member.join_state)
+        reply = self.compare(Request(by, SaMethod.DELETE, int(McMask.JOIN), record, 0))
+        assert reply, "every request to leave is answered"
+        assert reply.status == SaStatus.OK, "the member could not leave"
+
+    def _leaver(self, group: Group, member: Member) -> str:
+        """A host that may end the membership: its own port, or any of the partition for a proxied one."""
+        for host in self.hosts.values():
+            if host.name in HOSTS and (
+                host.guid == member.guid
+                or (member.proxy_join and group.values.pkey & 0x7FFF in {p & 0x7FFF for p in host.pkeys})
+            ):
+                return host.name
+        raise AssertionError(f"nobody may end {member} of {group.mgid.hex()}")
+
+    def begin_anew(self) -> None:
+        """After a difference the two sides have parted: a new SM and a new model."""
+        for name in sorted(self.down):
+            self.opensm.relink(name)
+        self.down.clear()
+        self.opensm.restart_sm()
+        self.model = self.topology.model()
+
+
+def shown(record: McMemberRecord) -> str:
+    """The record's fields that are not 0, GIDs in hexadecimal."""
+    values = record._asdict().items()
+    return ", ".join(
+        f"{name}={value.hex() if isinstance(value, bytes) else f'{value:#x}'}"
+        for name, value in values
+        if value
+    )
+
+
+def _shown(answer: Answer | None) -> str:
+    if answer is None:
+        return "no answer"
+    status = SaStatus(answer.status) if answer.status in set(SaStatus) else answer.status
+    return "\n           ".join([f"{status!r}", *map(shown, answer.records)])
