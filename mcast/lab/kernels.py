@@ -64,7 +64,8 @@ def fetched_dir() -> Path:
 
 
 def default_roots() -> tuple[Path, ...]:
-    return (Path("/"), *sorted(fetched_dir().glob("[!.]*")))
+    """This system, then what was fetched, newest first."""
+    return (Path("/"), *sorted(fetched_dir().glob("[!.]*"), key=lambda path: _age(path.name), reverse=True))
 
 
 def matches(version: str, wanted: str) -> bool:
@@ -77,22 +78,25 @@ def _age(version: str) -> list[int]:
 
 
 def installed(roots: Sequence[Path]) -> list[Kernel]:
-    """Every kernel under `roots` whose image and modules are both there, newest first."""
+    """Every kernel whose image and modules are both there: root by root, the newest of each first."""
 
-    def found() -> Iterator[Kernel]:
-        for root in roots:
-            for image in (root / "boot").glob("vmlinuz-*"):
-                version = image.name.removeprefix("vmlinuz-")
-                for modules in (root / "lib/modules" / version, root / "usr/lib/modules" / version):
-                    if (modules / "modules.dep").exists():
-                        yield Kernel(version, image.resolve(), modules.resolve())
-                        break
+    def under(root: Path) -> Iterator[Kernel]:
+        for image in (root / "boot").glob("vmlinuz-*"):
+            version = image.name.removeprefix("vmlinuz-")
+            for modules in (root / "lib/modules" / version, root / "usr/lib/modules" / version):
+                if (modules / "modules.dep").exists():
+                    yield Kernel(version, image.resolve(), modules.resolve())
+                    break
 
-    return sorted(found(), key=lambda kernel: _age(kernel.version), reverse=True)
+    return [
+        kernel
+        for root in roots
+        for kernel in sorted(under(root), key=lambda kernel: _age(kernel.version), reverse=True)
+    ]
 
 
 def find(wanted: str | None = None, roots: Sequence[Path] | None = None) -> Kernel:
-    """The newest kernel that can make Soft-RoCE devices.
+    """The first kernel, in the order of `installed`, that can make Soft-RoCE devices.
 
     `wanted` is a version (`6.12.117+deb12-amd64`), the start of one (`6.1` is not `6.12`), or the directory
     of an unpacked kernel package.
@@ -176,8 +180,10 @@ def boot_image(kernel: Kernel) -> Path:
             if elf is None:
                 return kernel.image
             unpacked.parent.mkdir(parents=True, exist_ok=True)
-            partial = unpacked.with_name(f"{unpacked.name}.{os.getpid()}")
+            partial = unpacked.with_name(f".{unpacked.name}.{os.getpid()}")
             partial.write_bytes(elf)
+            for old in unpacked.parent.glob(f"vmlinux-{kernel.version}-*"):
+                old.unlink()  # of a package that was upgraded
             partial.rename(unpacked)
     except OSError:  # no cache (a read-only or missing home): slower, not wrong
         return kernel.image

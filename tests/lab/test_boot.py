@@ -234,6 +234,8 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
+        for pid in qemus(tmp_path):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,19 @@ def test_the_newest_kernel_is_taken(tmp_path: Path) -> None:
     assert kernels.find(roots=[tmp_path]).version == "6.12.9-amd64"
 
 
+def test_the_kernel_of_this_system_goes_before_a_fetched_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for version in ("6.12.9-amd64", "6.12.10-amd64"):
+        unpacked(kernels.fetched_dir() / version, version)
+    system, *fetched = kernels.default_roots()
+    assert system == Path("/")
+    here = unpacked(tmp_path / "system", "6.1.0-56-amd64")
+    assert kernels.find(roots=[here, *fetched]).version == "6.1.0-56-amd64"
+    assert kernels.find("6.12", roots=[here, *fetched]).version == "6.12.10-amd64"
+
+
 @pytest.mark.parametrize(
     ("wanted", "version"),
     [
@@ -148,7 +161,10 @@ def test_an_unpacked_image_is_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert image.read_bytes() == ELF
     inode = image.stat().st_ino
     assert kernels.boot_image(kernel).stat().st_ino == inode
-    assert [path.name for path in image.parent.iterdir()] == [image.name], "no partial file stays"
+    kernel.image.write_bytes(bzimage(gzip.compress(ELF + b"upgraded")))
+    image = kernels.boot_image(kernel)
+    assert image.read_bytes() == ELF + b"upgraded"
+    assert list(image.parent.iterdir()) == [image], "neither a partial file nor the old one stays"
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(
