@@ -32,9 +32,10 @@ from mcast.api import (
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.mapping import infiniband_mgid, roce_mgid
 from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord
-from mcast.backends.sim.port import Interface
+from mcast.backends.sim.port import Interface, Port
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.sa_client import SaMembership
+from mcast.backends.sim.trace import CmEvent, Join, Leave
 from mcast.causes import ENOTSUPP
 
 ADDR_RESOLUTION_NS = 10_000
@@ -96,6 +97,7 @@ class Channel:
     def put(self, event: Event) -> None:
         if event.membership is not None:
             event.membership.queued = True
+        event.id.note_event(event)
         self.queue.append(event)
         self.on_event()
 
@@ -128,6 +130,7 @@ class Id:
     ) -> None:
         self.fabric, self.hosts, self.channel, self.port_space = fabric, hosts, channel, port_space
         self.owner: object = self
+        self.number = fabric.number_id()
         self.state = IdState.IDLE
         self.interface: Interface | None = None
         self.source: IPv4Address | IPv6Address | None = None
@@ -220,7 +223,7 @@ class Id:
         assert self.interface is not None
         assert not isinstance(address.address, Gid)
         port, mgid = self.interface.port, roce_mgid(address.address)
-        membership = self.groups[address] = Membership(address, context, send_only, mgid)
+        membership = self._new_membership(port, address, context, send_only, mgid)
         if self.source not in self.interface.addresses:
             self.channel.put(Event(CmEventType.MULTICAST_ERROR, self, membership=membership))
             return 0
@@ -245,13 +248,40 @@ class Id:
             qkey=pattern.qkey if is_ipoib else RDMA_UDP_QKEY,
             join_state=JoinState.SEND_ONLY_FULL if send_only else JoinState.FULL,
         )
-        membership = self.groups[address] = Membership(address, context, send_only, mgid)
+        membership = self._new_membership(port, address, context, send_only, mgid)
         membership.sa = self.fabric.sa_clients[port.index].join(
             _JOIN_MASK | _IPOIB_MASK if is_ipoib else _JOIN_MASK,
             record,
             lambda failed, granted: self._answered(membership, failed, granted),
         )
         return 0
+
+    def _new_membership(
+        self, port: Port, address: McastAddress, context: object, send_only: bool, mgid: Gid
+    ) -> Membership:
+        self.fabric.note(
+            Join,
+            port=port.name,
+            id=self.number,
+            qp=None if self.qp is None else self.qp.number,
+            address=str(address),
+            group=mgid,
+            send_only=send_only,
+        )
+        membership = self.groups[address] = Membership(address, context, send_only, mgid)
+        return membership
+
+    def note_event(self, event: Event) -> None:
+        """Record an event of this id in the trace."""
+        self.fabric.note(
+            CmEvent,
+            port=None if self.interface is None else self.interface.port.name,
+            id=self.number,
+            type=event.type.name,
+            status=event.status,
+            errno=event.errno,
+            group=None if event.membership is None else event.membership.mgid,
+        )
 
     def _answered(self, membership: Membership, failed: int, record: McMemberRecord | None) -> None:
         if failed or record is None:
@@ -312,6 +342,7 @@ class Id:
         """The port's part in the group ends: IGMP leave or SA Delete, when no other id holds it."""
         assert self.interface is not None
         port = self.interface.port
+        self.fabric.note(Leave, port=port.name, id=self.number, group=membership.mgid)
         if membership.igmp:
             self.fabric.igmp_leave(port, membership.mgid)
         if membership.sa is not None:

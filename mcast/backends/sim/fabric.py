@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from random import Random
+from typing import ParamSpec
 
 from mcast.addresses import Gid
 from mcast.api import Destination, LinkLayer, QpInit, QpState, WcStatus
@@ -20,11 +23,40 @@ from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Po
 from mcast.backends.sim.qp import Burst, Qp
 from mcast.backends.sim.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
 from mcast.backends.sim.sa_client import SaClient
-from mcast.backends.sim.trace import Trace
+from mcast.backends.sim.trace import (
+    Attach,
+    Deliver,
+    Detach,
+    DeviceRemoval,
+    Event,
+    FabricMade,
+    IgmpLeave,
+    IgmpReport,
+    Link,
+    Lost,
+    PortMade,
+    SaAnswered,
+    SaAsked,
+    Send,
+    Trace,
+    Unsent,
+)
 
 SA_LATENCY_NS = 100_000
 SA_TIMEOUT_NS = 3 * NS
 """An answer takes about 0.1 ms; without one the kernel's client gives up after 3 s (facts: SA)."""
+
+P = ParamSpec("P")
+
+FATES: tuple[tuple[Callable[[Qp], int], str], ...] = (
+    (attrgetter("received"), ""),
+    (attrgetter("no_receive"), "no receive is free"),
+    (attrgetter("too_long"), "a receive has too little room"),
+    (attrgetter("wrong_qkey"), "the Q_Key differs"),
+    (attrgetter("port.pkey_violations"), "the P_Key differs"),
+    (attrgetter("port.oversized"), "it is larger than the MTU"),
+)
+"""Which counter moves when a QP is given a message -> why it was lost, "" if it was not."""
 
 
 class Fabric:
@@ -90,6 +122,8 @@ class Fabric:
         self._receivers: dict[tuple[int, Gid, int], Sequence[Qp]] = {}
         self._qps: dict[int, Qp] = {}
         self._next_qp = 16
+        self._next_id = 1
+        self._transactions = 0
         self._sent = 0
 
     @classmethod
@@ -107,7 +141,9 @@ class Fabric:
         limits: Limits | None = None,
     ) -> Fabric:
         """A RoCEv2 fabric: switches with IGMP snooping and a querier. Raises ValueError for a bad option."""
-        return cls(LinkLayer.ETHERNET, ports, hosts, switches, mtu, rate, seed, clock, trace, limits)
+        fabric = cls(LinkLayer.ETHERNET, ports, hosts, switches, mtu, rate, seed, clock, trace, limits)
+        fabric._introduce(seed)
+        return fabric
 
     @classmethod
     def infiniband(
@@ -130,6 +166,7 @@ class Fabric:
         finds its broadcast group. Raises ValueError for a bad option."""
         fabric = cls(LinkLayer.INFINIBAND, ports, hosts, switches, mtu, rate, seed, clock, trace, limits)
         fabric._start_sa(partitions or {}, quirks or Quirks(), ipoib)
+        fabric._introduce(seed)
         return fabric
 
     def close(self) -> None:
@@ -171,11 +208,11 @@ class Fabric:
         """Take the port's link down or up."""
         port.up = up
         self.topology_changed()
-        self.note("link", port=port.name, up=up)
+        self.note(Link, port=port.name, up=up)
 
     def remove_device(self, port: Port) -> None:
         """The port's device disappears, with all that hangs on it."""
-        self.note("device-removal", port=port.name)
+        self.note(DeviceRemoval, port=port.name)
         for tell in self.on_removal:
             tell(port)
         port.removed = True
@@ -185,10 +222,30 @@ class Fabric:
         """Who receives what must be worked out anew."""
         self._receivers.clear()
 
-    def note(self, what: str, **fields: object) -> None:
+    def note(self, kind: Callable[P, Event], *args: P.args, **fields: P.kwargs) -> None:
         """Record an event in the trace, if there is one."""
         if self.trace is not None:
-            self.trace.add(self.clock.now, what, **fields)
+            self.trace.add(self.clock.now, kind(*args, **fields))
+
+    def _introduce(self, seed: int) -> None:
+        self.note(FabricMade, link_layer=self.link_layer.value, seed=seed)
+        for port in self.ports if self.trace is not None else ():
+            self.note(
+                PortMade,
+                port=port.name,
+                host=port.host,
+                switch=port.switch,
+                guid=port.guid,
+                lid=port.lid,
+                mtu=port.mtu,
+                addresses=tuple(map(str, port.addresses)),
+                gids=tuple(port.gids.values()),
+            )
+
+    def number_id(self) -> int:
+        """A number of its own for an id."""
+        self._next_id += 1
+        return self._next_id - 1
 
     # --- membership: IGMP on RoCE, the SA on InfiniBand ----------------------------------
 
@@ -200,7 +257,7 @@ class Fabric:
             if group.is_multicast:
                 self.snooping.setdefault(group, {})[port.index] = port
             self.topology_changed()
-            self.note("igmp-report", port=port.name, group=group)
+            self.note(IgmpReport, port=port.name, source=_igmp_source(port), group=group)
 
     def igmp_leave(self, port: Port, group: Gid) -> None:
         """A full member left; the last one is announced."""
@@ -212,7 +269,7 @@ class Fabric:
             if not listeners:
                 self.snooping.pop(group, None)
             self.topology_changed()
-            self.note("igmp-leave", port=port.name, group=group)
+            self.note(IgmpLeave, port=port.name, source=_igmp_source(port), group=group)
 
     def _start_sa(self, partitions: Mapping[int, Iterable[int]], quirks: Quirks, ipoib: bool) -> None:
         mtu, rate = MTU_CODES[self.ports[0].mtu], RATE_CODES[self.ports[0].rate]
@@ -252,15 +309,23 @@ class Fabric:
         ) -> None:
             request = SaRequest(self.clock.now, port.name, method, record)
             verdict = self.rules.judge_sa_request(request)
-            self.note(
-                "sa-request",
-                port=port.name,
-                method=method.name,
-                mgid=Gid(record.mgid),
-                bits=record.join_state,
-            )
+            tid = self._transactions = self._transactions + 1
+            self.note(SaAsked, port=port.name, tid=tid, method=method.name, mask=mask, record=record)
+
+            def answer(reply: SaReply | None) -> None:
+                self.note(
+                    SaAnswered,
+                    port=port.name,
+                    tid=tid,
+                    method=method.name,
+                    mask=mask,
+                    status=None if reply is None else reply.status.name,
+                    record=reply.records[0] if reply is not None and reply.records else None,
+                )
+                answered(reply)
+
             if isinstance(verdict, Drop):
-                self.clock.call_later(SA_TIMEOUT_NS, lambda: answered(None))
+                self.clock.call_later(SA_TIMEOUT_NS, lambda: answer(None))
                 return
 
             def serve() -> None:
@@ -271,11 +336,7 @@ class Fabric:
                     else self.sa.handle(port.guid, method, mask, record)
                 )
                 self.topology_changed()
-                status = "silence" if reply is None else reply.status.name
-                self.note(
-                    "sa-answer", port=port.name, method=method.name, mgid=Gid(record.mgid), status=status
-                )
-                answered(reply)
+                answer(reply)
 
             self.clock.call_later(SA_LATENCY_NS + (verdict.ns if isinstance(verdict, Delay) else 0), serve)
 
@@ -303,13 +364,13 @@ class Fabric:
     def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.attach(qp, gid, lid)
         self.topology_changed()
-        self.note("attach", port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
+        self.note(Attach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
     def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.detach(qp, gid, lid)
         self.topology_changed()
-        self.note("detach", port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
+        self.note(Detach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
     # --- messages -------------------------------------------------------------------------
@@ -331,22 +392,32 @@ class Fabric:
             return 0 if qp.state is QpState.ERR else errno.EINVAL
         if not port.is_infiniband and not _can_leave(port, source, to.gid):
             qp.fail(WcStatus.LOC_QP_OP_ERR)
+            self._note_unsent(qp, to, payloads, WcStatus.LOC_QP_OP_ERR.name)
             return 0
         assert source is not None
-        qp.sent += len(payloads)
         if port.up:
             longest = max(map(len, payloads), default=0)
-            burst = Burst(payloads, longest, source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, imm)
+            burst = Burst(
+                payloads, longest, source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, imm, self._sent
+            )
+            if self.trace is not None:
+                self._note_send(qp, to, burst)
             self._carry(port, burst, self._targets(port, to))
+        else:
+            self._note_unsent(qp, to, payloads, "the sender's link is down")
+        qp.sent += len(payloads)
         self._sent += len(payloads)
         return 0
 
     def _carry(self, port: Port, burst: Burst, targets: Sequence[Qp]) -> None:
         count = len(burst.payloads)
-        self.note("send", port=port.name, qp=burst.src_qp, group=burst.group, messages=count)
-        if not self.rules.deliveries:
+        if not self.rules.deliveries and self.trace is None:
             for qp in targets:
                 qp.deliver(burst, 0, count)
+            return
+        if not self.rules.deliveries:
+            for qp in targets:
+                self._deliver(qp, burst, 0, count)
             return
         for index in range(count):
             for qp in targets:
@@ -361,16 +432,94 @@ class Fabric:
             qp.port.name,
             burst.src_qp,
             qp.number,
-            self._sent + index,
+            burst.first + index,
             size,
         )
         verdict = self.rules.judge_delivery(delivery)
         if isinstance(verdict, Delay):
-            self.clock.call_later(verdict.ns, lambda: qp.deliver(burst, index, index + 1))
+            self.clock.call_later(verdict.ns, lambda: self._deliver(qp, burst, index, index + 1))
         elif verdict is None:
-            qp.deliver(burst, index, index + 1)
+            self._deliver(qp, burst, index, index + 1)
         else:
-            self.note("drop", port=qp.port.name, qp=qp.number, group=burst.group, message=delivery.number)
+            self._note_lost(qp, burst, index, 1, "a fault rule dropped it")
+
+    def _deliver(self, qp: Qp, burst: Burst, start: int, stop: int) -> None:
+        """Messages start..stop arrive; a trace says what became of each, one line for a run of one fate."""
+        if self.trace is None:
+            qp.deliver(burst, start, stop)
+            return
+        fates = []
+        for index in range(start, stop):
+            before = [count(qp) for count, _ in FATES]
+            qp.deliver(burst, index, index + 1)
+            moved = (fate for (count, fate), was in zip(FATES, before, strict=True) if count(qp) != was)
+            fates.append((index, next(moved, f"the QP is in {qp.state.name}")))
+        for fate, run in groupby(fates, key=itemgetter(1)):
+            indices = [index for index, _ in run]
+            if fate:
+                self._note_lost(qp, burst, indices[0], len(indices), fate)
+            else:
+                self.note(
+                    Deliver,
+                    port=qp.port.name,
+                    qp=qp.number,
+                    group=burst.group,
+                    first=burst.first + indices[0],
+                    count=len(indices),
+                )
+
+    def _note_send(self, qp: Qp, to: Destination, burst: Burst) -> None:
+        """Record the burst, and which attached QPs it will not reach."""
+        self.note(
+            Send,
+            port=qp.port.name,
+            qp=qp.number,
+            first=burst.first,
+            psn=qp.sent & 0xFFFFFF,
+            source=burst.source,
+            group=to.gid,
+            dest_qp=to.qp_num,
+            dlid=to.dlid,
+            sl=to.sl,
+            qkey=to.qkey,
+            pkey=burst.pkey,
+            hop_limit=to.hop_limit,
+            traffic_class=to.traffic_class,
+            flow_label=to.flow_label,
+            imm=burst.imm,
+            payloads=tuple(burst.payloads),
+        )
+        reached = set(self._targets(qp.port, to))
+        for port in self.ports:
+            for member, lid in port.attached.get(to.gid, {}).items():
+                if member not in reached:
+                    reason = self._why_unreached(qp.port, port, lid, to.dlid)
+                    self._note_lost(member, burst, 0, len(burst.payloads), reason)
+
+    def _why_unreached(self, source: Port, target: Port, lid: int, dlid: int) -> str:
+        if target.removed:
+            return "the device is gone"
+        if not target.up:
+            return "the link is down"
+        if source.switch != target.switch and {source.switch, target.switch} & self.cut:
+            return "a switch is cut off"
+        if target.is_infiniband and lid != dlid:
+            return f"it is attached with MLID {lid:#x}, not {dlid:#x}"
+        return "the fabric does not deliver the group to the port"
+
+    def _note_lost(self, qp: Qp, burst: Burst, index: int, count: int, reason: str) -> None:
+        self.note(
+            Lost,
+            port=qp.port.name,
+            qp=qp.number,
+            group=burst.group,
+            first=burst.first + index,
+            count=count,
+            reason=reason,
+        )
+
+    def _note_unsent(self, qp: Qp, to: Destination, payloads: Sequence[bytes], reason: str) -> None:
+        self.note(Unsent, port=qp.port.name, qp=qp.number, group=to.gid, count=len(payloads), reason=reason)
 
     def _targets(self, port: Port, to: Destination) -> Sequence[Qp]:
         if not to.gid.is_multicast:
@@ -405,6 +554,10 @@ class Fabric:
     def _reaches(self, source: Port, target: Port) -> bool:
         cut = source.switch != target.switch and bool({source.switch, target.switch} & self.cut)
         return target.up and not target.removed and not cut
+
+
+def _igmp_source(port: Port) -> str:
+    return str(port.interfaces[0].ipv4 or IPv4Address(0))
 
 
 def _can_leave(port: Port, source: Gid | None, gid: Gid) -> bool:

@@ -33,7 +33,7 @@ RECEIVING = frozenset({_S.RTR, _S.RTS, _S.SQD, _S.SQE})
 
 
 class Burst(NamedTuple):
-    """Messages of one send call, with what their headers carry."""
+    """Messages of one send call, with what their headers carry; `first` numbers them on the fabric."""
 
     payloads: Sequence[bytes]
     longest: int
@@ -44,6 +44,7 @@ class Burst(NamedTuple):
     qkey: int
     pkey: int
     imm: int | None
+    first: int
 
 
 class Qp:

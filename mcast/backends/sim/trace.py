@@ -1,19 +1,326 @@
-"""What happened on a fabric, in order, with virtual time: the same seed gives the same bytes."""
+"""What happened on a fabric, in order, with virtual time: the same seed gives the same bytes.
+
+A trace is a list of entries: a time in ns and an event. The events are the classes below, one kind each;
+`what` is a kind's name in a line of JSON, and `KINDS` the table of all. A line holds `t`, `what` and the
+event's own fields: GIDs and addresses as text, payloads in hex, statuses by name. `Trace.load` reads it back.
+
+A message has a number of its own on the fabric; `first` and `count` name a run of them. A membership is named
+by the `id` that joined and its group.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+)
+
+from mcast.addresses import Gid
+from mcast.backends.sim.mcmember import McMemberRecord
+
+__all__ = ["KINDS", "Entry", "Event", "Trace"]
+
+
+def _record_to_json(record: McMemberRecord) -> dict[str, object]:
+    gids = {name: str(Gid(getattr(record, name))) for name in ("mgid", "port_gid")}
+    return {**record._asdict(), "join_state": int(record.join_state), **gids}
+
+
+def _record_from_json(value: object) -> McMemberRecord:
+    if isinstance(value, McMemberRecord):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("an MCMemberRecord is an object of its fields")
+    gids = {name: bytes(Gid(value[name])) for name in ("mgid", "port_gid")}
+    return McMemberRecord(**{**value, **gids})
+
+
+Payload = Annotated[
+    bytes,
+    BeforeValidator(lambda value: bytes.fromhex(value) if isinstance(value, str) else value),
+    PlainSerializer(bytes.hex, when_used="json"),
+]
+Record = Annotated[
+    McMemberRecord, PlainValidator(_record_from_json), PlainSerializer(_record_to_json, when_used="json")
+]
+"""In JSON an object of its fields."""
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FabricMade(_Event):
+    """The fabric; the first line."""
+
+    what: Literal["fabric"] = "fabric"
+    link_layer: str
+    seed: int
+
+
+class PortMade(_Event):
+    """A port as it was made; `addresses` are those of its interfaces, `lid` is 0 on Ethernet."""
+
+    what: Literal["port"] = "port"
+    port: str
+    host: int
+    switch: int
+    guid: int
+    lid: int
+    mtu: int
+    addresses: tuple[str, ...]
+    gids: tuple[Gid, ...]
+
+
+class Join(_Event):
+    """A join call of an id is accepted; `qp` is the id's QP if it has one."""
+
+    what: Literal["join"] = "join"
+    port: str
+    id: int
+    qp: int | None
+    address: str
+    group: Gid
+    send_only: bool
+
+
+class CmEvent(_Event):
+    """An event is queued for an id; `group` is that of the membership it is about."""
+
+    what: Literal["event"] = "event"
+    port: str | None
+    id: int
+    type: str
+    status: int
+    errno: int
+    group: Gid | None
+
+
+class Leave(_Event):
+    """A membership ends: by leave, by destroy, or with its device."""
+
+    what: Literal["leave"] = "leave"
+    port: str
+    id: int
+    group: Gid
+
+
+class SaAsked(_Event):
+    """A port asks the SA; `tid` pairs the request with its answer, `mask` is its component mask."""
+
+    what: Literal["sa-request"] = "sa-request"
+    port: str
+    tid: int
+    method: str
+    mask: int
+    record: Record
+
+
+class SaAnswered(_Event):
+    """The SA's answer: `status` as in SaStatus; without a status, the port has given up waiting."""
+
+    what: Literal["sa-answer"] = "sa-answer"
+    port: str
+    tid: int
+    method: str
+    mask: int
+    status: str | None
+    record: Record | None
+
+
+class IgmpReport(_Event):
+    """The port's first membership of the group is announced; `source` is the address it is sent from."""
+
+    what: Literal["igmp-report"] = "igmp-report"
+    port: str
+    source: str
+    group: Gid
+
+
+class IgmpLeave(_Event):
+    """The port's last membership of the group is given up."""
+
+    what: Literal["igmp-leave"] = "igmp-leave"
+    port: str
+    source: str
+    group: Gid
+
+
+class Attach(_Event):
+    """A QP is attached, or why not."""
+
+    what: Literal["attach"] = "attach"
+    port: str
+    qp: int
+    group: Gid
+    lid: int
+    errno: int
+
+
+class Detach(_Event):
+    """A QP is detached, or why not."""
+
+    what: Literal["detach"] = "detach"
+    port: str
+    qp: int
+    group: Gid
+    lid: int
+    errno: int
+
+
+class Send(_Event):
+    """The messages of one send call go on the wire: all that their headers carry. `psn` is the first's."""
+
+    what: Literal["send"] = "send"
+    port: str
+    qp: int
+    first: int
+    psn: int
+    source: Gid
+    group: Gid
+    dest_qp: int
+    dlid: int
+    sl: int
+    qkey: int
+    pkey: int
+    hop_limit: int
+    traffic_class: int
+    flow_label: int
+    imm: int | None
+    payloads: tuple[Payload, ...]
+
+
+class Unsent(_Event):
+    """The messages of one send call that never left the port, and why."""
+
+    what: Literal["unsent"] = "unsent"
+    port: str
+    qp: int
+    group: Gid
+    count: int
+    reason: str
+
+
+class Deliver(_Event):
+    """Messages are in the receive queue of a QP."""
+
+    what: Literal["deliver"] = "deliver"
+    port: str
+    qp: int
+    group: Gid
+    first: int
+    count: int
+
+
+class Lost(_Event):
+    """Messages that a QP attached to their group did not get, and why."""
+
+    what: Literal["drop"] = "drop"
+    port: str
+    qp: int
+    group: Gid
+    first: int
+    count: int
+    reason: str
+
+
+class Link(_Event):
+    """A port's link goes down or comes up."""
+
+    what: Literal["link"] = "link"
+    port: str
+    up: bool
+
+
+class DeviceRemoval(_Event):
+    """A device is removed, and its memberships with it."""
+
+    what: Literal["device-removal"] = "device-removal"
+    port: str
+
+
+class Fault(_Event):
+    """What the fabric was told to do to its users; `port` if it happens at one, `detail` in words."""
+
+    what: Literal["fault"] = "fault"
+    name: str
+    port: str | None = None
+    detail: str = ""
+
+
+Event: TypeAlias = (
+    FabricMade
+    | PortMade
+    | Join
+    | CmEvent
+    | Leave
+    | SaAsked
+    | SaAnswered
+    | IgmpReport
+    | IgmpLeave
+    | Attach
+    | Detach
+    | Send
+    | Unsent
+    | Deliver
+    | Lost
+    | Link
+    | DeviceRemoval
+    | Fault
+)
+
+KINDS: dict[str, type[_Event]] = {kind.model_fields["what"].default: kind for kind in get_args(Event)}
+"""Name in the trace -> class."""
+
+_EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Discriminator("what")])
+
+
+class Entry(NamedTuple):
+    """An event and when it happened, in ns since the fabric was made."""
+
+    t: int
+    event: Event
+
+    def __str__(self) -> str:
+        return json.dumps({"t": self.t, **self.event.model_dump(mode="json")})
 
 
 class Trace:
-    """A list of events as JSON lines: `t` in ns, `what`, and the event's own fields."""
+    """The entries of a run; `str(trace)` is its JSON lines."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries = list(entries)
 
-    def add(self, now: int, what: str, **fields: object) -> None:
-        """Record one event; values that JSON lacks are written as text."""
-        self.lines.append(json.dumps({"t": now, "what": what, **fields}, default=str))
+    def add(self, now: int, event: Event) -> None:
+        self._entries.append(Entry(now, event))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join(map(str, self._entries))
+
+    @classmethod
+    def load(cls, text: str) -> Trace:
+        """The trace in JSON lines. Raises ValueError with the number of the line that is none."""
+        return cls(_parse(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+
+
+def _parse(number: int, line: str) -> Entry:
+    try:
+        fields = json.loads(line)
+        return Entry(int(fields.pop("t")), _EVENT.validate_python(fields))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"line {number} is no line of a trace: {error}") from None
