@@ -1,0 +1,34 @@
+"""The real librdmacm and libibverbs. Importing this works everywhere; `PROVIDER.status()` says the rest."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from mcast.api import Backend, Provider, Status
+
+if TYPE_CHECKING:
+    from mcast.testbed import Testbed
+
+
+def _status() -> Status:
+    from mcast.backends.rdma.availability import gather, judge
+
+    return judge(gather())
+
+
+def _open() -> Backend:
+    from mcast.backends.rdma.backend import RdmaBackend
+
+    return RdmaBackend()
+
+
+def _testbed() -> AbstractContextManager[Testbed]:
+    from mcast.backends.rdma.testbed import rdma_testbed
+
+    return rdma_testbed()
+
+
+PROVIDER = Provider(
+    "rdma", "RDMA devices of this host, through librdmacm and libibverbs", _status, _open, _testbed
+)

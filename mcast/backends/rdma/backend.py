@@ -1,0 +1,75 @@
+"""The real stack, opened."""
+
+from __future__ import annotations
+
+import threading
+
+from mcast.api import (
+    Backend,
+    BackendUnavailable,
+    Capability,
+    DeviceInfo,
+    EventChannel,
+    LinkLayer,
+    Phase,
+    UnavailableReason,
+)
+from mcast.backends.rdma import native
+from mcast.backends.rdma.availability import gather, judge
+from mcast.backends.rdma.channel import RdmaChannel
+from mcast.backends.rdma.devices import read_devices
+from mcast.backends.rdma.pds import ProtectionDomains
+from mcast.backends.rdma.process import OwnedByProcess, Process
+
+_SHOWN_BY = {
+    LinkLayer.ETHERNET: frozenset({Capability.IGMP}),
+    LinkLayer.INFINIBAND: frozenset(
+        {Capability.SA, Capability.MLID, Capability.IPV6_GROUP, Capability.RAW_MGID}
+    ),
+}
+"""What a port of that link layer can show."""
+
+
+class RdmaBackend(OwnedByProcess, Backend):
+    name = "rdma"
+
+    def __init__(self) -> None:
+        status = judge(gather())
+        if not status.available:
+            reason = status.reason or UnavailableReason.BROKEN
+            raise BackendUnavailable(self.name, reason, status.detail, status.fix)
+        self.process = Process()
+        self._native = native.load()
+        self._pds = ProtectionDomains(self._native)
+        self._channels: list[RdmaChannel] = []
+        self._lock = threading.Lock()
+        self._removed = False
+        layers = {port.link_layer for device in self.devices() for port in device.ports}
+        shown = (_SHOWN_BY[layer] for layer in layers)
+        self.capabilities = frozenset({Capability.CONNECTED_QP}).union(*shown)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        self._require_open("devices", Phase.OPEN)
+        return read_devices(self._native)
+
+    def event_channel(self) -> EventChannel:
+        self._require_open("event_channel", Phase.OPEN)
+        channel = RdmaChannel(self._native, self.process, self._pds, self._note_removal)
+        with self._lock:
+            self._channels = [one for one in self._channels if not one.closed]
+            self._channels.append(channel)
+        return channel
+
+    def _note_removal(self) -> None:
+        self._removed = True
+
+    def close(self) -> None:
+        """Close every channel, and with it every id, QP and membership."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for channel in self._channels:
+            channel.close()
+        if self._removed and self.process.is_here:
+            self._native.sync_devices()

@@ -1,0 +1,64 @@
+"""Received messages: records that C filled in, payloads where the device put them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from functools import lru_cache
+from struct import Struct
+
+from mcast.api import Batch, Gid, Message
+from mcast.backends.rdma.native import Pointer
+
+RECORD = Struct("=QIIIIBB2xI16s16s")
+"""struct mcast_message of csrc/cdefs.h."""
+
+_LENGTH_AT, _WORDS = 2, RECORD.size // 4
+
+
+@lru_cache(maxsize=4096)
+def _gid(raw: bytes) -> Gid:
+    return Gid(raw)
+
+
+class RdmaBatch(Batch):
+    """Views of a QP's receive memory; `give_back` posts the receives again, in one chain."""
+
+    def __init__(
+        self,
+        pointer: Pointer,
+        records: memoryview,
+        count: int,
+        payloads: memoryview,
+        sources: Set[Gid],
+        give_back: Callable[[Pointer, int], None],
+    ) -> None:
+        super().__init__()
+        self._pointer, self._records, self._count = pointer, records, count
+        self._payloads, self._sources = payloads, sources
+        self._give_back = give_back
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def lengths(self) -> list[int]:
+        words = self._records.cast("B").cast("I")
+        return words[_LENGTH_AT : self._count * _WORDS : _WORDS].tolist()
+
+    def _message(self, index: int) -> Message:
+        offset, length, src_qp, imm, _slot, has_imm, own, _generation, source, group = RECORD.unpack_from(
+            self._records, index * RECORD.size
+        )
+        sender = _gid(source)
+        return Message(
+            self._payloads[offset : offset + length],
+            sender,
+            src_qp,
+            _gid(group),
+            imm if has_imm else None,
+            bool(own) and sender in self._sources,
+        )
+
+    def _release(self) -> None:
+        if self._count:
+            self._give_back(self._pointer, self._count)

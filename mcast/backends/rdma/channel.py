@@ -1,0 +1,123 @@
+"""The event channel: events in, values out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+
+from mcast.api import (
+    CmEvent,
+    CmEventType,
+    CmId,
+    Destination,
+    EventChannel,
+    Gid,
+    McastAddress,
+    Phase,
+    PortSpace,
+    UdParam,
+)
+from mcast.backends.rdma.cm_id import Join, RdmaCmId
+from mcast.backends.rdma.deadline import Deadline, held
+from mcast.backends.rdma.native import Event, Native
+from mcast.backends.rdma.pds import ProtectionDomains
+from mcast.backends.rdma.process import OwnedByProcess, Process
+
+
+class RdmaChannel(OwnedByProcess, EventChannel):
+    """`lock` is held while an event is taken and booked, a membership changed, an object ended.
+
+    No call made with it held blocks on another thread: events are acked in the call that takes them.
+    """
+
+    def __init__(
+        self, native: Native, process: Process, pds: ProtectionDomains, on_removal: Callable[[], None]
+    ) -> None:
+        self.native, self.process, self.pds, self._on_removal = native, process, pds, on_removal
+        self.lock = threading.RLock()
+        self._waiting = threading.RLock()
+        self._handle = native.open_channel()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._tokens = itertools.count(1)
+        self._ids: dict[int, RdmaCmId] = {}
+        self._joins: dict[int, Join] = {}
+
+    def fileno(self) -> int:
+        self._require_open("fileno", Phase.EVENT)
+        return self.native.channel_fd(self._handle)
+
+    def _create_id(self, port_space: PortSpace) -> CmId:
+        with self.lock:
+            token = next(self._tokens)
+            cm_id = RdmaCmId(self, token, self.native.create_id(self._handle, token, port_space))
+            self._ids[token] = cm_id
+            return cm_id
+
+    def forget_id(self, cm_id: RdmaCmId) -> None:
+        """The id is about to be destroyed."""
+        self._ids.pop(cm_id.token, None)
+
+    def new_join(self, address: McastAddress, receives: bool, context: object) -> Join:
+        """A join whose event will carry its token."""
+        join = Join(next(self._tokens), address, receives, context)
+        self._joins[join.token] = join
+        return join
+
+    def forget_join(self, join: Join) -> None:
+        """No event of it can come any more."""
+        self._joins.pop(join.token, None)
+
+    def _get_event(self, timeout: float | None) -> CmEvent | None:
+        deadline = Deadline(timeout)
+        with held(self._waiting, deadline) as mine:
+            while mine:
+                self._require_open("get_event", Phase.EVENT)
+                with self.lock:
+                    event = self.native.take_event(self._handle)
+                    if event is not None:
+                        return self._book(event)
+                if deadline.over():
+                    break
+                self.native.wait_event(self._handle, self._wake, deadline.slice_ns())
+        return None
+
+    def _book(self, event: Event) -> CmEvent:
+        """Note what librdmacm did when the event was read; make the value."""
+        kind = CmEventType(event.type)
+        cm_id = self._ids.get(event.id_token)
+        join = self._joins.get(event.join_token)
+        if kind is CmEventType.DEVICE_REMOVAL:
+            self._on_removal()
+        return CmEvent(
+            type=kind,
+            status=event.status,
+            errno=event.errno,
+            context=None if join is None else join.context,
+            id=cm_id,
+            ud=self._joined(event, cm_id, join) if kind is CmEventType.MULTICAST_JOIN else None,
+        )
+
+    def _joined(self, event: Event, cm_id: RdmaCmId | None, join: Join | None) -> UdParam:
+        group = Destination(gid=Gid(event.dgid), qp_num=event.qp_num, qkey=event.qkey, **event.address_handle)
+        if join is not None and join.receives:
+            join.attachment = group.gid, group.dlid
+            if cm_id is not None and cm_id.qp is not None:
+                cm_id.qp.note_attached(*join.attachment)
+        return UdParam(qp_num=event.qp_num, qkey=event.qkey, destination=group)
+
+    def close(self) -> None:
+        """Destroy the ids, wake who waits for an event, close the channel."""
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+        if not self.process.is_here:
+            return
+        os.eventfd_write(self._wake, 1)
+        for cm_id in list(self._ids.values()):
+            cm_id.destroy()
+        with self._waiting, self.lock:
+            self.native.close_channel(self._handle)
+            os.close(self._wake)

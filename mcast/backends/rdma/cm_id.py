@@ -1,0 +1,150 @@
+"""The communication id: binding, joining, leaving, and the one QP it owns."""
+
+from __future__ import annotations
+
+import errno as E
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING
+
+from mcast.api import (
+    CmId,
+    JoinAttrEx,
+    JoinFlag,
+    McastAddress,
+    McastError,
+    Phase,
+    QpInit,
+    QueuePair,
+    mcast_error,
+)
+from mcast.backends.rdma import sockaddr
+from mcast.backends.rdma.native import Context, Id, Native
+from mcast.backends.rdma.process import OwnedByProcess
+from mcast.backends.rdma.qp import RdmaQueuePair
+
+if TYPE_CHECKING:
+    from mcast.api import Gid
+    from mcast.backends.rdma.channel import RdmaChannel
+
+_NOTHING_LEFT = frozenset({E.EADDRNOTAVAIL, E.EINVAL})
+"""Errnos of a leave that found no membership; after any other librdmacm has dropped it."""
+
+
+class Join:
+    """One membership of an id: found by `token` when its event comes."""
+
+    def __init__(self, token: int, address: McastAddress, receives: bool, context: object) -> None:
+        self.token, self.address, self.receives, self.context = token, address, receives, context
+        self.attachment: tuple[Gid, int] | None = None
+        """What librdmacm detaches at the leave; known once the event was read."""
+
+
+class RdmaCmId(OwnedByProcess, CmId):
+    def __init__(self, channel: RdmaChannel, token: int, handle: Id) -> None:
+        super().__init__()
+        self.native: Native = channel.native
+        self.process, self.lock = channel.process, channel.lock
+        self.handle, self.token, self._channel = handle, token, channel
+        self._qp: RdmaQueuePair | None = None
+        self._joins: dict[McastAddress, Join] = {}
+
+    @property
+    def device(self) -> str | None:
+        self._require_open("device", Phase.BIND)
+        return self.native.id_device(self.handle)
+
+    @property
+    def qp(self) -> RdmaQueuePair | None:
+        return self._qp
+
+    def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
+        self.native.bind_addr(self.handle, sockaddr.source(src), {"src": src})
+
+    def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
+        source = None if src is None else sockaddr.source(src)
+        destination = sockaddr.group(dst)
+        self.native.resolve_addr(
+            self.handle, source, destination, int(timeout * 1000), {"dst": dst, "src": src}
+        )
+
+    def _create_qp(self, init: QpInit) -> QueuePair:
+        with self.lock:
+            context = self.native.id_context(self.handle)
+            if context is None:
+                detail = "the id is bound to no device"
+                raise mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, None, detail)
+            pd = self._channel.pds.acquire(context, self.handle)
+            try:
+                self._qp = RdmaQueuePair(self, init, context, pd)
+            except BaseException:
+                self._channel.pds.release(context)
+                raise
+            return self._qp
+
+    def qp_is_gone(self, context: Context) -> None:
+        """The QP has been destroyed."""
+        self._qp = None
+        self._channel.pds.release(context)
+
+    def _join_multicast(self, addr: McastAddress, context: object) -> None:
+        def call(address: bytes | None, token: int) -> None:
+            self.native.join(self.handle, address, token, {"addr": addr})
+
+        self._join(addr, True, context, call)
+
+    def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
+        mask, flags = int(attr.comp_mask), int(attr.join_flags)
+
+        def call(address: bytes | None, token: int) -> None:
+            arguments = {"comp_mask": mask, "join_flags": flags, "addr": attr.addr}
+            self.native.join_ex(self.handle, mask, flags, address, token, arguments)
+
+        self._join(attr.addr, flags == JoinFlag.FULLMEMBER, context, call)
+
+    def _join(
+        self,
+        address: McastAddress,
+        receives: bool,
+        context: object,
+        call: Callable[[bytes | None, int], None],
+    ) -> None:
+        with self.lock:
+            join = self._channel.new_join(address, receives, context)
+            try:
+                call(sockaddr.group(address), join.token)
+            except BaseException:
+                self._channel.forget_join(join)
+                raise
+            self._joins[address] = join
+
+    def _leave_multicast(self, addr: McastAddress) -> None:
+        with self.lock:
+            try:
+                self.native.leave(self.handle, sockaddr.group(addr), {"addr": addr})
+            except McastError as error:
+                if error.errno not in _NOTHING_LEFT:
+                    self._forget(addr)
+                raise
+            self._forget(addr)
+
+    def _forget(self, address: McastAddress) -> None:
+        join = self._joins.pop(address, None)
+        if join is not None:
+            self._channel.forget_join(join)
+            if join.attachment and self._qp is not None:
+                self._qp.note_detached(*join.attachment)
+
+    def _destroy(self) -> None:
+        if not self.process.is_here:
+            return
+        with self.lock:
+            for address in list(self._joins):
+                # also a join that failed holds a reference; a removed device answers ENXIO
+                with suppress(McastError):
+                    self._leave_multicast(address)
+            if self._qp is not None:
+                self._qp.close()
+            self._channel.forget_id(self)
+            self.native.destroy_id(self.handle)

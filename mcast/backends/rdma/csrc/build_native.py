@@ -1,0 +1,28 @@
+"""Builds `mcast.backends.rdma._native` (cffi, API mode, stable ABI). Nothing but libc is linked.
+
+MCAST_SANITIZE=1 builds it with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""
+
+import os
+from pathlib import Path
+
+from cffi import FFI  # type: ignore[import-untyped]
+
+HERE = Path(__file__).parent
+SOURCES = sorted(HERE.glob("*.c"))
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+EXTRA = SANITIZERS if os.environ.get("MCAST_SANITIZE") == "1" else []
+
+ffibuilder = FFI()
+ffibuilder.cdef((HERE / "cdefs.h").read_text())
+ffibuilder.set_source(
+    "mcast.backends.rdma._native",
+    '#include "native.h"\n',
+    # relative to setup.py: setuptools refuses absolute paths
+    sources=[os.path.relpath(path) for path in SOURCES],
+    depends=[os.path.relpath(path) for path in sorted(HERE.glob("*.h"))],
+    include_dirs=[os.path.relpath(HERE)],
+    extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g", *EXTRA],
+    extra_link_args=["-ldl", *EXTRA],
+    py_limited_api=True,
+)

@@ -1,0 +1,194 @@
+/* What Python sees. Read by cffi and by the C compiler alike: declarations only, no directives.
+ *
+ * Calls return 0 or a count, or -errno. Times are nanoseconds. Sockaddrs come as the kernel lays them out.
+ */
+
+struct rdma_event_channel;
+struct rdma_cm_id;
+struct ibv_pd;
+struct ibv_ah;
+struct ibv_mr;
+struct ibv_context;
+struct mcast_qp;
+
+/* --- dynload.c --- */
+
+int mcast_load(const char *rdmacm, const char *ibverbs, char *reason, size_t size);
+int mcast_has_join_ex(void);
+
+/* --- devices.c --- */
+
+struct mcast_device {
+	char name[64];
+	uint64_t node_guid;
+	uint32_t max_mcast_grp;
+	uint32_t max_mcast_qp_attach;
+	uint32_t max_qp_wr;
+	uint32_t ports;
+};
+
+struct mcast_port {
+	uint32_t state;
+	uint32_t is_ethernet;
+	uint32_t active_mtu;
+	uint32_t max_mtu;
+	uint32_t lid;
+	uint32_t gids;
+	uint32_t qkey_violations;
+	double rate;
+};
+
+struct mcast_gid {
+	uint32_t port;
+	uint32_t index;
+	uint32_t ifindex; /* 0: unknown */
+	uint8_t gid[16];
+};
+
+struct mcast_netdev_address {
+	char netdev[16];
+	uint32_t bytes;
+	uint8_t address[16];
+};
+
+int mcast_device_names(char (*names)[64], uint32_t max);
+int mcast_open_device(const char *name, struct ibv_context **context);
+void mcast_close_device(struct ibv_context *context);
+int mcast_query_device(struct ibv_context *context, struct mcast_device *device);
+int mcast_query_port(struct ibv_context *context, uint32_t port, struct mcast_port *out);
+int mcast_query_gid(struct ibv_context *context, uint32_t port, uint32_t index, uint8_t *gid);
+int mcast_query_gids(struct ibv_context *context, struct mcast_gid *out, uint32_t max);
+int mcast_netdev_addresses(struct mcast_netdev_address *out, uint32_t max);
+int mcast_sync_devices(void);
+
+/* --- cm.c --- */
+
+struct mcast_event {
+	int32_t type;
+	int32_t status;
+	int32_t error;
+	uint32_t qp_num;
+	uint64_t id_token;
+	uint64_t join_token;
+	uint32_t qkey;
+	uint32_t flow_label;
+	uint16_t dlid;
+	uint8_t sl;
+	uint8_t port_num;
+	uint8_t is_global;
+	uint8_t sgid_index;
+	uint8_t hop_limit;
+	uint8_t traffic_class;
+	uint8_t dgid[16];
+};
+
+int mcast_open_channel(struct rdma_event_channel **channel);
+int mcast_channel_fd(struct rdma_event_channel *channel);
+void mcast_close_channel(struct rdma_event_channel *channel);
+int mcast_wait_event(struct rdma_event_channel *channel, int wake_fd, int64_t budget);
+int mcast_take_event(struct rdma_event_channel *channel, struct mcast_event *event);
+
+int mcast_create_id(struct rdma_event_channel *channel, uint64_t token, int port_space, struct rdma_cm_id **id);
+int mcast_destroy_id(struct rdma_cm_id *id);
+int mcast_bind_addr(struct rdma_cm_id *id, const void *address);
+int mcast_resolve_addr(struct rdma_cm_id *id, const void *source, const void *destination, int timeout_ms);
+int mcast_join(struct rdma_cm_id *id, const void *address, uint64_t token);
+int mcast_join_ex(struct rdma_cm_id *id, uint32_t comp_mask, uint32_t join_flags, const void *address,
+		  uint64_t token);
+int mcast_leave(struct rdma_cm_id *id, const void *address);
+const char *mcast_id_device(struct rdma_cm_id *id);
+struct ibv_context *mcast_id_context(struct rdma_cm_id *id);
+int mcast_id_port(struct rdma_cm_id *id);
+
+/* --- qp.c --- */
+
+struct mcast_qp_init {
+	int qp_type;
+	uint32_t send_depth;
+	uint32_t send_room;
+	uint32_t send_stride;
+	uint64_t send_offset;
+	uint32_t recv_depth;
+	uint32_t recv_room;
+	uint32_t recv_stride;
+	uint64_t recv_offset;
+	uint32_t grh_stride;
+	void *slab;
+	uint64_t slab_bytes;
+};
+
+int mcast_alloc_pd(struct rdma_cm_id *id, struct ibv_pd **pd);
+int mcast_dealloc_pd(struct ibv_pd *pd);
+int mcast_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, const struct mcast_qp_init *init,
+		    struct mcast_qp **out);
+int mcast_destroy_qp(struct mcast_qp *qp);
+uint32_t mcast_qp_num(struct mcast_qp *qp);
+int mcast_query_qp(struct mcast_qp *qp);
+int mcast_modify_qp(struct mcast_qp *qp, int state);
+int mcast_attach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
+int mcast_detach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
+int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, struct ibv_mr **mr);
+uint32_t mcast_lkey(struct ibv_mr *mr);
+int mcast_deregister(struct ibv_mr *mr);
+
+struct mcast_ah_init {
+	uint8_t gid[16];
+	uint32_t flow_label;
+	uint16_t dlid;
+	uint8_t sl;
+	uint8_t port_num;
+	uint8_t sgid_index;
+	uint8_t hop_limit;
+	uint8_t traffic_class;
+	uint8_t is_global;
+};
+
+int mcast_create_ah(struct ibv_pd *pd, const struct mcast_ah_init *init, struct ibv_ah **ah);
+int mcast_destroy_ah(struct ibv_ah *ah);
+
+/* --- datapath.c --- */
+
+struct mcast_message {
+	uint64_t offset;
+	uint32_t length;
+	uint32_t src_qp;
+	uint32_t imm;
+	uint32_t slot;
+	uint8_t has_imm;
+	uint8_t own_qp_num;
+	uint8_t reserved[2];
+	uint32_t generation;
+	uint8_t source[16];
+	uint8_t group[16];
+};
+
+struct mcast_send_job {
+	struct ibv_ah *ah;
+	uint32_t remote_qp_num;
+	uint32_t remote_qkey;
+	uint32_t imm;
+	int has_imm;
+	const uint32_t *lengths;
+	const uint8_t *joined;
+	const uintptr_t *addresses;
+	const int64_t *lkeys;
+	uint32_t count;
+	uint32_t posted;
+	uint64_t joined_offset;
+};
+
+struct mcast_counters {
+	uint64_t sent;
+	uint64_t received;
+	uint32_t recv_free;
+	uint32_t recv_low_water;
+};
+
+int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int64_t budget);
+int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count);
+int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget);
+int mcast_drain_sends(struct mcast_qp *qp, int64_t budget);
+void mcast_wake(struct mcast_qp *qp);
+int mcast_failure(struct mcast_qp *qp);
+void mcast_read_counters(struct mcast_qp *qp, struct mcast_counters *out);
+int mcast_receive_into(struct mcast_qp *qp, struct ibv_mr *mr, uint64_t address, uint32_t room, uint32_t count);

@@ -1,0 +1,62 @@
+/* A QP with its completion queues, its slab and its receive slots. */
+#ifndef MCAST_QP_H
+#define MCAST_QP_H
+
+#include "dynload.h"
+
+#include <pthread.h>
+
+/* Where a receive slot is. */
+enum slot_state {
+	SLOT_FREE,   /* with us, not posted */
+	SLOT_POSTED, /* with the device */
+	SLOT_HELD,   /* leased to a batch */
+};
+
+struct completions {
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+};
+
+/* The memory that payloads arrive in; GRHs always arrive in the slab. */
+struct receive_memory {
+	uint64_t address;
+	uint32_t lkey;
+	uint32_t room;
+	uint32_t stride;
+	uint32_t count;
+	uint32_t generation; /* 0 is the slab; each user memory has a new one */
+	uint8_t *slots;	     /* enum slot_state of each */
+};
+
+struct mcast_qp {
+	struct rdma_cm_id *id;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	int wake_fd;
+	struct completions send, recv;
+	struct mcast_qp_init init;
+
+	/* Guards all below: polling, posting and modifying are short; sleeping is done without it. */
+	pthread_mutex_t lock;
+	enum ibv_qp_state state; /* as asked for; ERR also when the device did it */
+	enum ibv_wc_status failure;
+
+	uint64_t head, tail; /* sends posted, sends completed */
+	uint32_t signal_every;
+	uint32_t max_inline;
+	struct ibv_send_wr *send_wrs;
+	struct ibv_sge *send_sges;
+
+	struct receive_memory slab, user;
+	struct receive_memory *memory; /* one of the two */
+	struct mcast_counters counters;
+};
+
+/* Post every free slot; call with the lock held. */
+int mcast_post_free_slots(struct mcast_qp *qp);
+
+/* Forget what was posted, as the device does at RESET; call with the lock held. */
+void mcast_forget_posted(struct mcast_qp *qp);
+
+#endif

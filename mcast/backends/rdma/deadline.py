@@ -1,0 +1,43 @@
+"""Time limits, in slices: no call into C lasts longer than one, so Ctrl-C and close get their turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+SLICE = 0.2
+"""Seconds; bounds how long a signal that slips in just before a sleep goes unseen."""
+
+
+class Deadline:
+    """`timeout` seconds from now; None is never."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._end = None if timeout is None else monotonic() + timeout
+
+    def over(self, grace: float = 0) -> bool:
+        """Whether it passed, `grace` seconds ago or more."""
+        return self._end is not None and monotonic() >= self._end + grace
+
+    def left(self) -> float | None:
+        """Seconds, not below 0; None for never."""
+        return None if self._end is None else max(0.0, self._end - monotonic())
+
+    def slice_ns(self) -> int:
+        """Nanoseconds until the deadline, at most a slice."""
+        left = self.left()
+        return int((SLICE if left is None else min(left, SLICE)) * 1e9)
+
+
+@contextmanager
+def held(lock: threading.RLock, deadline: Deadline) -> Iterator[bool]:
+    """Hold the lock, or give False when the deadline came first."""
+    left = deadline.left()
+    got = lock.acquire(timeout=-1 if left is None else left)
+    try:
+        yield got
+    finally:
+        if got:
+            lock.release()

@@ -1,0 +1,78 @@
+"""Devices and ports as values."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState
+from mcast.backends.rdma.native import Context, Native
+
+SYSFS = Path("/sys/class/infiniband")
+
+
+def read_devices(native: Native) -> tuple[DeviceInfo, ...]:
+    """Every device of this host, asked now."""
+    addresses: dict[str, list[IPv4Address | IPv6Address]] = {}
+    for netdev, packed in native.netdev_addresses():
+        address = ip_address(packed)
+        if not address.is_link_local:  # an id cannot be bound to one without naming an interface
+            addresses.setdefault(netdev, []).append(address)
+    return tuple(_read_device(native, name, addresses) for name in native.device_names())
+
+
+def _read_device(
+    native: Native, name: str, addresses: dict[str, list[IPv4Address | IPv6Address]]
+) -> DeviceInfo:
+    context = native.open_device(name)
+    try:
+        device = native.query_device(context)
+        gids = native.query_gids(context)
+        ports = [
+            _read_port(native, context, name, port, [one[1:] for one in gids if one[0] == port], addresses)
+            for port in range(1, device.ports + 1)
+        ]
+    finally:
+        native.close_device(context)
+    return DeviceInfo(
+        name=name,
+        node_guid=device.node_guid,
+        max_mcast_grp=device.max_mcast_grp,
+        max_mcast_qp_attach=device.max_mcast_qp_attach,
+        max_qp_wr=device.max_qp_wr,
+        ports=tuple(ports),
+    )
+
+
+def _read_port(
+    native: Native,
+    context: Context,
+    device: str,
+    port: int,
+    gids: list[tuple[int, bytes]],
+    addresses: dict[str, list[IPv4Address | IPv6Address]],
+) -> PortInfo:
+    attr = native.query_port(context, port)
+    netdevs = _netdevs(device, {ifindex for ifindex, _ in gids})
+    return PortInfo(
+        port_num=port,
+        state=PortState(attr.state),
+        link_layer=LinkLayer.ETHERNET if attr.is_ethernet else LinkLayer.INFINIBAND,
+        active_mtu=attr.active_mtu,
+        rate=attr.rate,
+        lid=attr.lid,
+        gids=tuple(Gid(gid) for _, gid in gids),
+        addresses=tuple(address for netdev in netdevs for address in addresses.get(netdev, [])),
+    )
+
+
+def _netdevs(device: str, ifindexes: set[int]) -> list[str]:
+    """Interfaces of a port: those its GIDs belong to (Ethernet), or the IPoIB ones of the device."""
+    names = []
+    for ifindex in sorted(ifindexes - {0}):
+        with suppress(OSError):  # it went away meanwhile
+            names.append(socket.if_indextoname(ifindex))
+    net = SYSFS / device / "device" / "net"
+    return names or (sorted(path.name for path in net.iterdir()) if net.is_dir() else [])

@@ -1,0 +1,106 @@
+"""Asks and changes the host's network and RDMA settings: ip, bridge, rdma, sysfs, /proc."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_NET = Path("/sys/class/net")
+_IGMP = Path("/proc/net/igmp")
+_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+_ALL_SYSTEMS = IPv4Address("224.0.0.1")
+"""Every interface is a member of it always."""
+
+
+class Address(NamedTuple):
+    """An address of an interface, and its prefix length."""
+
+    ip: IPv4Address | IPv6Address
+    prefix: int
+
+    def __str__(self) -> str:
+        return f"{self.ip}/{self.prefix}"
+
+
+def program(name: str) -> str:
+    """Its path, also where PATH leaves out the administrator's directories."""
+    found = shutil.which(name, path=_PATH)
+    if found is None:
+        raise FileNotFoundError(f"{name} is not installed: apt-get install iproute2")
+    return found
+
+
+def run(*command: str) -> str:
+    """Standard output of a command. Raises RuntimeError with what it said."""
+    done = subprocess.run([program(command[0]), *command[1:]], capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def ask(*command: str) -> Any:
+    """JSON output of a command; None when it said nothing."""
+    return json.loads(run(*command) or "null")
+
+
+def addresses(netdev: str) -> list[Address]:
+    """Addresses of an interface, link-local ones left out."""
+    entries = [info for link in ask("ip", "-j", "addr", "show", "dev", netdev) for info in link["addr_info"]]
+    found = (Address(ip_address(entry["local"]), entry["prefixlen"]) for entry in entries)
+    return [address for address in found if not address.ip.is_link_local]
+
+
+def bridge_port_of(netdev: str) -> str | None:
+    """The other end of a veth, if that is a port of a bridge."""
+    try:
+        peer = int((_NET / netdev / "iflink").read_text())
+        names = (path.name for path in _NET.iterdir() if int((path / "ifindex").read_text()) == peer)
+        return next((name for name in names if name != netdev and (_NET / name / "brport").exists()), None)
+    except OSError:
+        return None
+
+
+def bridge_of(port: str) -> str:
+    """The bridge that a port belongs to."""
+    return (_NET / port / "brport" / "bridge").readlink().name
+
+
+def snooping_table() -> list[dict[str, Any]]:
+    """Entries of every bridge's multicast database: `dev`, `port`, `grp`."""
+    return [entry for table in ask("bridge", "-j", "mdb", "show") or [] for entry in table.get("mdb", [])]
+
+
+def forget_group(entry: dict[str, Any]) -> None:
+    """Take an entry out of the multicast database, where it would stay until its members time out."""
+    run("bridge", "mdb", "del", "dev", entry["dev"], "port", entry["port"], "grp", entry["grp"])
+
+
+def igmp_memberships() -> dict[str, set[IPv4Address]]:
+    """Interface -> groups it is a member of, 224.0.0.1 left out (/proc/net/igmp)."""
+    found: dict[str, set[IPv4Address]] = {}
+    netdev = ""
+    for line in _IGMP.read_text().splitlines()[1:]:
+        fields = line.split()
+        if not line[0].isspace():
+            netdev = fields[1].rstrip(":")
+        else:
+            # the kernel prints the network-order word as a host-order number
+            group = IPv4Address(int(fields[0], 16).to_bytes(4, "little"))
+            if group != _ALL_SYSTEMS:
+                found.setdefault(netdev, set()).add(group)
+    return found
+
+
+def rdma_objects() -> dict[tuple[str, str], int]:
+    """(device, kind of object) -> how many there are, verbs contexts left out: librdmacm keeps these."""
+    return {
+        (device["ifname"], kind): count
+        for device in ask("rdma", "-j", "resource", "show") or []
+        for kind, count in device.items()
+        if kind not in ("ifindex", "ifname", "ctx")
+    }

@@ -1,0 +1,67 @@
+"""Counts IGMP membership reports on the wire, as they enter the ports of a bridge."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+
+_ETH_P_IP = 0x0800
+_SO_ATTACH_FILTER = 26
+_IGMP_PROTOCOL = 2
+_V1_REPORT, _V2_REPORT, _V3_REPORT = 0x12, 0x16, 0x22
+_V3_EXCLUDES = frozenset({2, 4})
+"""Group record types that ask for every source: MODE_IS_EXCLUDE, CHANGE_TO_EXCLUDE (RFC 3376, 4.2.12)."""
+
+_ONLY_IGMP = (
+    (0x30, 0, 0, 9),  # load the protocol byte of the IPv4 header
+    (0x15, 0, 1, _IGMP_PROTOCOL),
+    (0x06, 0, 0, 0xFFFF),  # take the packet
+    (0x06, 0, 0, 0),  # drop it: data must not fill the socket's buffer
+)
+"""Classic BPF: code, jump if true, jump if false, operand."""
+
+
+def reports(packet: bytes) -> Iterator[IPv4Address]:
+    """The groups that an IPv4 packet with IGMP inside reports membership of (RFC 2236, RFC 3376)."""
+    igmp = packet[(packet[0] & 0xF) * 4 :]
+    kind = igmp[0]
+    if kind in (_V1_REPORT, _V2_REPORT):
+        yield IPv4Address(igmp[4:8])
+    elif kind == _V3_REPORT:
+        (count,) = struct.unpack_from("!H", igmp, 6)
+        at = 8
+        for _ in range(count):
+            record, auxiliary, sources, group = struct.unpack_from("!BBH4s", igmp, at)
+            if record in _V3_EXCLUDES:
+                yield IPv4Address(group)
+            at += 8 + 4 * sources + 4 * auxiliary
+
+
+class IgmpListener:
+    """Listens from its creation on; needs CAP_NET_RAW."""
+
+    def __init__(self, bridge_ports: frozenset[str]) -> None:
+        self._ports = bridge_ports
+        self._seen: Counter[IPv4Address] = Counter()
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
+        self._socket.setblocking(False)
+        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in _ONLY_IGMP))
+        program = struct.pack("@HP", len(_ONLY_IGMP), ctypes.addressof(code))
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+    def count(self, group: IPv4Address) -> int:
+        """Reports for the group so far."""
+        while True:
+            try:
+                packet, address = self._socket.recvfrom(2048)
+            except BlockingIOError:
+                return self._seen[group]
+            if address[0] in self._ports:
+                self._seen.update(reports(packet))
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,478 @@
+"""The C core, typed: the one module that touches cffi's `ffi` and `lib`.
+
+Handles are opaque. A call that fails raises the `McastError` of its errno; C itself only returns -errno.
+"""
+
+from __future__ import annotations
+
+import errno as E
+import importlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NewType, Protocol, cast
+
+from mcast.causes import Phase
+from mcast.errors import UnavailableReason, mcast_error
+
+Channel = NewType("Channel", object)
+Id = NewType("Id", object)
+Qp = NewType("Qp", object)
+Pd = NewType("Pd", object)
+Ah = NewType("Ah", object)
+Mr = NewType("Mr", object)
+Context = NewType("Context", object)
+Pointer = Any
+"""A cffi pointer to one of the structs of cdefs.h."""
+Arguments = Mapping[str, object] | None
+"""What the caller gave, for the error's text."""
+
+
+class Lib(Protocol):
+    """What the extension exports (csrc/cdefs.h)."""
+
+    def mcast_load(self, rdmacm: bytes, ibverbs: bytes, reason: Pointer, size: int, /) -> int: ...
+    def mcast_has_join_ex(self) -> int: ...
+    def mcast_device_names(self, names: Pointer, max: int, /) -> int: ...
+    def mcast_open_device(self, name: bytes, context: Pointer, /) -> int: ...
+    def mcast_close_device(self, context: Context, /) -> None: ...
+    def mcast_query_device(self, context: Context, device: Pointer, /) -> int: ...
+    def mcast_query_port(self, context: Context, port: int, out: Pointer, /) -> int: ...
+    def mcast_query_gid(self, context: Context, port: int, index: int, gid: Pointer, /) -> int: ...
+    def mcast_query_gids(self, context: Context, out: Pointer, max: int, /) -> int: ...
+    def mcast_netdev_addresses(self, out: Pointer, max: int, /) -> int: ...
+    def mcast_sync_devices(self) -> int: ...
+    def mcast_open_channel(self, channel: Pointer, /) -> int: ...
+    def mcast_channel_fd(self, channel: Channel, /) -> int: ...
+    def mcast_close_channel(self, channel: Channel, /) -> None: ...
+    def mcast_wait_event(self, channel: Channel, wake_fd: int, budget: int, /) -> int: ...
+    def mcast_take_event(self, channel: Channel, event: Pointer, /) -> int: ...
+    def mcast_create_id(self, channel: Channel, token: int, port_space: int, id: Pointer, /) -> int: ...
+    def mcast_destroy_id(self, id: Id, /) -> int: ...
+    def mcast_bind_addr(self, id: Id, address: Pointer, /) -> int: ...
+    def mcast_resolve_addr(self, id: Id, source: Pointer, dst: Pointer, timeout_ms: int, /) -> int: ...
+    def mcast_join(self, id: Id, address: Pointer, token: int, /) -> int: ...
+    def mcast_join_ex(self, id: Id, mask: int, flags: int, address: Pointer, token: int, /) -> int: ...
+    def mcast_leave(self, id: Id, address: Pointer, /) -> int: ...
+    def mcast_id_device(self, id: Id, /) -> Pointer: ...
+    def mcast_id_context(self, id: Id, /) -> Context: ...
+    def mcast_id_port(self, id: Id, /) -> int: ...
+    def mcast_alloc_pd(self, id: Id, pd: Pointer, /) -> int: ...
+    def mcast_dealloc_pd(self, pd: Pd, /) -> int: ...
+    def mcast_create_qp(self, id: Id, pd: Pd, init: Pointer, out: Pointer, /) -> int: ...
+    def mcast_destroy_qp(self, qp: Qp, /) -> int: ...
+    def mcast_qp_num(self, qp: Qp, /) -> int: ...
+    def mcast_query_qp(self, qp: Qp, /) -> int: ...
+    def mcast_modify_qp(self, qp: Qp, state: int, /) -> int: ...
+    def mcast_attach(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
+    def mcast_detach(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
+    def mcast_register(self, pd: Pd, address: Pointer, size: int, writable: int, mr: Pointer, /) -> int: ...
+    def mcast_lkey(self, mr: Mr, /) -> int: ...
+    def mcast_deregister(self, mr: Mr, /) -> int: ...
+    def mcast_create_ah(self, pd: Pd, init: Pointer, ah: Pointer, /) -> int: ...
+    def mcast_destroy_ah(self, ah: Ah, /) -> int: ...
+    def mcast_run(self, qp: Qp, out: Pointer, max: int, budget: int, /) -> int: ...
+    def mcast_release(self, qp: Qp, generation: int, messages: Pointer, count: int, /) -> int: ...
+    def mcast_send(self, qp: Qp, job: Pointer, budget: int, /) -> int: ...
+    def mcast_drain_sends(self, qp: Qp, budget: int, /) -> int: ...
+    def mcast_wake(self, qp: Qp, /) -> None: ...
+    def mcast_failure(self, qp: Qp, /) -> int: ...
+    def mcast_read_counters(self, qp: Qp, out: Pointer, /) -> None: ...
+    def mcast_receive_into(self, qp: Qp, mr: Pointer, address: int, room: int, count: int, /) -> int: ...
+
+
+class Unusable(Exception):
+    """The extension or a library is not there; `reason` and `detail` say which and why."""
+
+    def __init__(self, reason: UnavailableReason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+class Event(NamedTuple):
+    """One communication event, as C copied it; the fields after `dgid` only for multicast events."""
+
+    type: int
+    status: int
+    errno: int
+    id_token: int
+    join_token: int
+    qp_num: int
+    qkey: int
+    dgid: bytes
+    address_handle: Mapping[str, Any]
+
+
+class QpPlan(NamedTuple):
+    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes."""
+
+    qp_type: int
+    send_depth: int
+    send_room: int
+    send_stride: int
+    send_offset: int
+    recv_depth: int
+    recv_room: int
+    recv_stride: int
+    recv_offset: int
+    grh_stride: int
+
+
+_AH_FIELDS = ("dlid", "sl", "port_num", "sgid_index", "hop_limit", "traffic_class", "flow_label")
+_MAX_DEVICES = 256
+_MAX_ADDRESSES = 4096
+_MAX_GIDS = 2000
+"""Of one device; what a query takes ends at 64 KiB of 32-byte entries."""
+
+
+class Native:
+    """The loaded libraries. Every method is one call into C, the GIL released while it runs."""
+
+    def __init__(self, ffi: Any, lib: Lib) -> None:
+        self._ffi, self._lib = ffi, lib
+        self.null: Pointer = ffi.NULL
+
+    @property
+    def has_join_ex(self) -> bool:
+        """Whether this librdmacm has rdma_join_multicast_ex."""
+        return bool(self._lib.mcast_has_join_ex())
+
+    # --- devices ---
+
+    def device_names(self) -> tuple[str, ...]:
+        names = self._ffi.new("char[][64]", _MAX_DEVICES)
+        count = self._check(self._lib.mcast_device_names(names, _MAX_DEVICES), "devices", Phase.OPEN)
+        return tuple(self._text(names[index]) for index in range(count))
+
+    def open_device(self, name: str) -> Context:
+        out = self._ffi.new("struct ibv_context **")
+        result = self._lib.mcast_open_device(name.encode(), out)
+        self._check(result, "open_device", Phase.OPEN, {"device": name})
+        return cast(Context, out[0])
+
+    def close_device(self, context: Context) -> None:
+        self._lib.mcast_close_device(context)
+
+    def query_device(self, context: Context) -> Pointer:
+        out = self._ffi.new("struct mcast_device *")
+        self._check(self._lib.mcast_query_device(context, out), "query_device", Phase.OPEN)
+        return out
+
+    def query_port(self, context: Context, port: int) -> Pointer:
+        out = self._ffi.new("struct mcast_port *")
+        self._check(self._lib.mcast_query_port(context, port, out), "query_port", Phase.OPEN, {"port": port})
+        return out
+
+    def query_gid(self, context: Context, port: int, index: int) -> bytes:
+        out = self._ffi.new("uint8_t[16]")
+        result = self._lib.mcast_query_gid(context, port, index, out)
+        self._check(result, "query_gid", Phase.OPEN, {"port": port, "index": index})
+        return bytes(self._ffi.buffer(out))
+
+    def query_gids(self, context: Context) -> list[tuple[int, int, bytes]]:
+        """(port, index of the network interface or 0, GID) of every GID that is set, in table order."""
+        out = self._ffi.new("struct mcast_gid[]", _MAX_GIDS)
+        count = self._check(self._lib.mcast_query_gids(context, out, _MAX_GIDS), "query_gids", Phase.OPEN)
+        return [
+            (one.port, one.ifindex, bytes(self._ffi.buffer(one.gid)))
+            for one in (out[index] for index in range(count))
+        ]
+
+    def netdev_addresses(self) -> list[tuple[str, bytes]]:
+        """(interface, packed IPv4 or IPv6 address) of this host."""
+        out = self._ffi.new("struct mcast_netdev_address[]", _MAX_ADDRESSES)
+        count = self._check(self._lib.mcast_netdev_addresses(out, _MAX_ADDRESSES), "getifaddrs", Phase.OPEN)
+        return [
+            (self._text(one.netdev), bytes(self._ffi.buffer(one.address, one.bytes)))
+            for one in (out[index] for index in range(count))
+        ]
+
+    def sync_devices(self) -> None:
+        """Let librdmacm close the contexts of removed devices that no id holds any more."""
+        self._lib.mcast_sync_devices()
+
+    # --- channels and ids ---
+
+    def open_channel(self) -> Channel:
+        out = self._ffi.new("struct rdma_event_channel **")
+        self._check(self._lib.mcast_open_channel(out), "event_channel", Phase.OPEN)
+        return cast(Channel, out[0])
+
+    def channel_fd(self, channel: Channel) -> int:
+        return self._lib.mcast_channel_fd(channel)
+
+    def close_channel(self, channel: Channel) -> None:
+        self._lib.mcast_close_channel(channel)
+
+    def wait_event(self, channel: Channel, wake_fd: int, budget: int) -> None:
+        """Sleep until an event is there, `wake_fd` is rung, a signal came, or `budget` ns are over."""
+        result = self._lib.mcast_wait_event(channel, wake_fd, budget)
+        if result != -E.EINTR:
+            self._check(result, "get_event", Phase.EVENT)
+
+    def take_event(self, channel: Channel) -> Event | None:
+        """Read, copy and ack the next event; None when there is none. Never waits."""
+        out = self._ffi.new("struct mcast_event *")
+        if not self._check(self._lib.mcast_take_event(channel, out), "get_event", Phase.EVENT):
+            return None
+        handle = {field: getattr(out, field) for field in _AH_FIELDS}
+        handle["is_global"] = bool(out.is_global)
+        return Event(
+            out.type,
+            out.status,
+            out.error,
+            out.id_token,
+            out.join_token,
+            out.qp_num,
+            out.qkey,
+            bytes(self._ffi.buffer(out.dgid)),
+            handle,
+        )
+
+    def create_id(self, channel: Channel, token: int, port_space: int) -> Id:
+        out = self._ffi.new("struct rdma_cm_id **")
+        result = self._lib.mcast_create_id(channel, token, port_space, out)
+        self._check(result, "create_id", Phase.OPEN, {"port_space": port_space})
+        return cast(Id, out[0])
+
+    def destroy_id(self, id: Id) -> None:
+        self._check(self._lib.mcast_destroy_id(id), "destroy", Phase.DESTROY)
+
+    def bind_addr(self, id: Id, address: bytes, arguments: Arguments = None) -> None:
+        self._check(self._lib.mcast_bind_addr(id, address), "bind_addr", Phase.BIND, arguments)
+
+    def resolve_addr(
+        self,
+        id: Id,
+        source: bytes | None,
+        destination: bytes | None,
+        timeout_ms: int,
+        arguments: Arguments = None,
+    ) -> None:
+        result = self._lib.mcast_resolve_addr(id, source or self.null, destination or self.null, timeout_ms)
+        self._check(result, "resolve_addr", Phase.RESOLVE, arguments)
+
+    def join(self, id: Id, address: bytes | None, token: int, arguments: Arguments = None) -> None:
+        result = self._lib.mcast_join(id, address or self.null, token)
+        self._check(result, "join_multicast", Phase.JOIN, arguments)
+
+    def join_ex(
+        self, id: Id, mask: int, flags: int, address: bytes | None, token: int, arguments: Arguments = None
+    ) -> None:
+        result = self._lib.mcast_join_ex(id, mask, flags, address or self.null, token)
+        detail = ""
+        if result == -E.ENOSYS and not self.has_join_ex:
+            detail = (
+                "this librdmacm has no rdma_join_multicast_ex (RDMACM_1.1): upgrade rdma-core to 17 or newer"
+            )
+        self._check(result, "join_multicast_ex", Phase.JOIN, arguments, detail)
+
+    def leave(self, id: Id, address: bytes | None, arguments: Arguments = None) -> None:
+        result = self._lib.mcast_leave(id, address or self.null)
+        self._check(result, "leave_multicast", Phase.LEAVE, arguments)
+
+    def id_device(self, id: Id) -> str | None:
+        name = self._lib.mcast_id_device(id)
+        return None if name == self.null else self._text(name)
+
+    def id_context(self, id: Id) -> Context | None:
+        """The verbs context of the device the id is bound to; equal ones hash alike."""
+        context = self._lib.mcast_id_context(id)
+        return None if context == self.null else context
+
+    def id_port(self, id: Id) -> int:
+        return self._lib.mcast_id_port(id)
+
+    # --- QPs ---
+
+    def alloc_pd(self, id: Id) -> Pd:
+        out = self._ffi.new("struct ibv_pd **")
+        self._check(self._lib.mcast_alloc_pd(id, out), "create_qp", Phase.CREATE_QP)
+        return cast(Pd, out[0])
+
+    def dealloc_pd(self, pd: Pd) -> None:
+        self._check(self._lib.mcast_dealloc_pd(pd), "dealloc_pd", Phase.CLOSE)
+
+    def create_qp(self, id: Id, pd: Pd, plan: QpPlan, slab: Any, arguments: Arguments = None) -> Qp:
+        """The caller keeps `slab`, a writable buffer, alive as long as the QP."""
+        memory = self._ffi.from_buffer(slab)
+        init = self._ffi.new("struct mcast_qp_init *", plan._asdict())
+        init.slab, init.slab_bytes = memory, len(memory)
+        out = self._ffi.new("struct mcast_qp **")
+        result = self._lib.mcast_create_qp(id, pd, init, out)
+        self._check(result, "create_qp", Phase.CREATE_QP, arguments)
+        return cast(Qp, out[0])
+
+    def destroy_qp(self, qp: Qp) -> None:
+        self._check(self._lib.mcast_destroy_qp(qp), "close", Phase.DESTROY)
+
+    def qp_num(self, qp: Qp) -> int:
+        return self._lib.mcast_qp_num(qp)
+
+    def query_qp(self, qp: Qp) -> int:
+        """The ibv_qp_state now."""
+        return self._check(self._lib.mcast_query_qp(qp), "query_qp", Phase.MODIFY)
+
+    def modify_qp(self, qp: Qp, state: int, arguments: Arguments = None) -> None:
+        self._check(self._lib.mcast_modify_qp(qp, state), "modify", Phase.MODIFY, arguments)
+
+    def attach(self, qp: Qp, gid: bytes, lid: int, arguments: Arguments = None) -> None:
+        self._check(self._lib.mcast_attach(qp, gid, lid), "attach_mcast", Phase.ATTACH, arguments)
+
+    def detach(self, qp: Qp, gid: bytes, lid: int, arguments: Arguments = None) -> None:
+        self._check(self._lib.mcast_detach(qp, gid, lid), "detach_mcast", Phase.DETACH, arguments)
+
+    def register(self, pd: Pd, buffer: memoryview, arguments: Arguments = None) -> Mr:
+        memory = self._ffi.from_buffer(buffer)
+        out = self._ffi.new("struct ibv_mr **")
+        result = self._lib.mcast_register(pd, memory, len(memory), not buffer.readonly, out)
+        self._check(result, "register", Phase.REGISTER, arguments)
+        return cast(Mr, out[0])
+
+    def lkey(self, mr: Mr) -> int:
+        return self._lib.mcast_lkey(mr)
+
+    def deregister(self, mr: Mr) -> None:
+        self._check(self._lib.mcast_deregister(mr), "close", Phase.REGISTER)
+
+    def address_of(self, buffer: Any) -> int:
+        """Where the buffer's bytes are; valid while the caller keeps it."""
+        return int(self._ffi.cast("uintptr_t", self._ffi.from_buffer(buffer)))
+
+    def create_ah(self, pd: Pd, gid: bytes, fields: Mapping[str, int], arguments: Arguments = None) -> Ah:
+        init = self._ffi.new("struct mcast_ah_init *", {"gid": list(gid), **fields})
+        out = self._ffi.new("struct ibv_ah **")
+        self._check(self._lib.mcast_create_ah(pd, init, out), "send", Phase.SEND, arguments)
+        return cast(Ah, out[0])
+
+    def destroy_ah(self, ah: Ah) -> None:
+        self._lib.mcast_destroy_ah(ah)
+
+    # --- data ---
+
+    def messages(self, max: int) -> Pointer:
+        """Room for `max` records of struct mcast_message."""
+        return self._ffi.new("struct mcast_message[]", max)
+
+    def bytes_of(self, pointer: Pointer) -> memoryview:
+        """The memory of an array made here, as bytes."""
+        return memoryview(self._ffi.buffer(pointer))
+
+    def run(self, qp: Qp, out: Pointer, max: int, budget: int) -> int:
+        """Messages received, 0 when `budget` ns are over; -EIO when the QP is in ERR, -EINTR, or raises."""
+        result = self._lib.mcast_run(qp, out, max, budget)
+        if result < 0 and result not in (-E.EIO, -E.EINTR):
+            self._check(result, "recv", Phase.RECV)
+        return result
+
+    def release(self, qp: Qp, generation: int, messages: Pointer, count: int) -> None:
+        result = self._lib.mcast_release(qp, generation, messages, count)
+        self._check(result, "release", Phase.RECV)
+
+    def send_job(
+        self,
+        ah: Ah,
+        qp_num: int,
+        qkey: int,
+        imm: int | None,
+        lengths: Any,
+        joined: bytes | None,
+        addresses: Any,
+        lkeys: Any,
+    ) -> tuple[Pointer, object]:
+        """A struct mcast_send_job, and what must live as long as it.
+
+        The payloads lie end to end in `joined`; or at `addresses`, with the lkeys of their memory (-1: none).
+        """
+        job = self._ffi.new("struct mcast_send_job *")
+        job.ah, job.remote_qp_num, job.remote_qkey = ah, qp_num, qkey
+        job.has_imm, job.imm = imm is not None, imm or 0
+        count = job.count = len(lengths)
+        keep: list[object] = [lengths, joined, addresses, lkeys]
+        job.lengths = self._array("uint32_t[]", lengths, count, keep)
+        if joined is not None:
+            job.joined = self._array("uint8_t[]", joined, count, keep)
+        else:
+            job.addresses = self._array("uintptr_t[]", addresses, count, keep)
+            job.lkeys = self._array("int64_t[]", lkeys, count, keep)
+        return job, keep
+
+    def send(self, qp: Qp, job: Pointer, budget: int) -> int:
+        """1 when all is sent and completed, 0 when `budget` ns are over; -EIO, -EINTR as run; or raises."""
+        result = self._lib.mcast_send(qp, job, budget)
+        if result < 0 and result not in (-E.EIO, -E.EINTR):
+            self._check(result, "send", Phase.SEND)
+        return result
+
+    def drain_sends(self, qp: Qp, budget: int) -> None:
+        """Wait for the sends that are under way, at most `budget` ns."""
+        self._lib.mcast_drain_sends(qp, budget)
+
+    def wake(self, qp: Qp) -> None:
+        """End every sleep in `run` and `send`, now and from now on."""
+        self._lib.mcast_wake(qp)
+
+    def failure(self, qp: Qp) -> int:
+        """The ibv_wc_status that put the QP into ERR; 0 if none was seen."""
+        return self._lib.mcast_failure(qp)
+
+    def counters(self, qp: Qp) -> tuple[int, int, int, int]:
+        """Sent, received, receives free now, the fewest that ever were."""
+        out = self._ffi.new("struct mcast_counters *")
+        self._lib.mcast_read_counters(qp, out)
+        return out.sent, out.received, out.recv_free, out.recv_low_water
+
+    def receive_into(self, qp: Qp, mr: Mr | None, address: int = 0, room: int = 0, count: int = 0) -> int:
+        """In RESET: take payloads into the memory of `mr`, `room` bytes each; None: into the slab.
+
+        Returns the generation that the records of messages received there carry.
+        """
+        result = self._lib.mcast_receive_into(qp, self.null if mr is None else mr, address, room, count)
+        return self._check(result, "register", Phase.REGISTER)
+
+    # --- helpers ---
+
+    def _array(self, kind: str, data: Any, count: int, keep: list[object]) -> Pointer:
+        pointer = self._ffi.from_buffer(kind, data) if count else self.null
+        keep.append(pointer)
+        return pointer
+
+    def _text(self, pointer: Pointer) -> str:
+        return str(self._ffi.string(pointer).decode())
+
+    def _check(
+        self, result: int, call: str, phase: Phase, arguments: Arguments = None, detail: str = ""
+    ) -> int:
+        if result < 0:
+            raise mcast_error(-result, call, phase, arguments, detail)
+        return result
+
+
+LIBRARIES = {"MCAST_LIBRDMACM": "librdmacm.so.1", "MCAST_LIBIBVERBS": "libibverbs.so.1"}
+"""Environment variable that names another file -> the library loaded without it."""
+
+_loading = threading.Lock()
+_loaded: Native | None = None
+
+
+def load() -> Native:
+    """The libraries, loaded once. Raises Unusable; a failure is not kept, so what was mended is seen."""
+    global _loaded
+    with _loading:
+        if _loaded is None:
+            _loaded = _load()
+        return _loaded
+
+
+def _load() -> Native:
+    try:
+        module: Any = importlib.import_module("mcast.backends.rdma._native")
+    except ModuleNotFoundError as error:
+        raise Unusable(UnavailableReason.NOT_BUILT, f"there is no module {error.name}") from error
+    except ImportError as error:
+        raise Unusable(UnavailableReason.BROKEN, str(error)) from error
+    rdmacm, ibverbs = (os.environ.get(name) or usual for name, usual in LIBRARIES.items())
+    reason = module.ffi.new("char[]", 1024)
+    if module.lib.mcast_load(rdmacm.encode(), ibverbs.encode(), reason, len(reason)):
+        raise Unusable(UnavailableReason.NO_LIBRARY, module.ffi.string(reason).decode())
+    return Native(module.ffi, module.lib)

@@ -1,0 +1,49 @@
+"""One block of memory a QP: GRHs, receive payloads, and the copies that are sent."""
+
+from __future__ import annotations
+
+import mmap
+
+from mcast.api import QpInit
+from mcast.backends.rdma.native import QpPlan
+
+CACHE_LINE = 64
+_MADV_WIPEONFORK = 18
+
+
+def layout(init: QpInit, active_mtu: int, max_mtu: int) -> tuple[QpPlan, int]:
+    """Where everything lies, and how many bytes it takes.
+
+    A receive has room for one MTU unless the user says otherwise; a send for the largest MTU the port may
+    ever have.
+    """
+    recv_room = active_mtu if init.max_recv_size is None else init.max_recv_size
+    recv_stride = _round_up(recv_room)
+    recv_offset = init.max_recv_wr * CACHE_LINE
+    send_stride = _round_up(max_mtu)
+    send_offset = recv_offset + init.max_recv_wr * recv_stride
+    plan = QpPlan(
+        qp_type=int(init.qp_type),
+        send_depth=init.max_send_wr,
+        send_room=max_mtu,
+        send_stride=send_stride,
+        send_offset=send_offset,
+        recv_depth=init.max_recv_wr,
+        recv_room=recv_room,
+        recv_stride=recv_stride,
+        recv_offset=recv_offset,
+        grh_stride=CACHE_LINE,
+    )
+    return plan, send_offset + init.max_send_wr * send_stride
+
+
+def allocate(size: int) -> mmap.mmap:
+    """Page-aligned private memory. It lives as long as a view of it, so a payload outlasts its QP."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A fork gets zeros: its writes must not move pages that the device writes to.
+    memory.madvise(_MADV_WIPEONFORK)
+    return memory
+
+
+def _round_up(size: int) -> int:
+    return -(-size // CACHE_LINE) * CACHE_LINE

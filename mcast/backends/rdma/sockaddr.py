@@ -1,0 +1,42 @@
+"""Addresses as the kernel takes them. Raw values pass through: the stack, not this module, refuses them."""
+
+from __future__ import annotations
+
+import struct
+from ipaddress import IPv4Address, IPv6Address
+
+from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
+
+_STORAGE = 128
+_FULL_MEMBER_PKEY = 0xFFFF
+
+
+def source(address: IPv4Address | IPv6Address) -> bytes:
+    """sockaddr_in or sockaddr_in6 of a unicast address, port 0."""
+    return _inet(address, 0) if isinstance(address, IPv4Address) else _inet6(address, 0)
+
+
+def group(address: McastAddress | None) -> bytes | None:
+    """The sockaddr of a group; None for None (NULL), a bare family for what has no address."""
+    if address is None:
+        return None
+    value: object = address.address
+    if isinstance(value, IPv4Address):
+        return _inet(value, address.port)
+    if isinstance(value, IPv6Address):
+        return _inet6(value, address.port)
+    if isinstance(value, Gid):
+        return _ib(value, address.port)
+    return struct.pack("=H", address.family).ljust(_STORAGE, b"\0")
+
+
+def _inet(address: IPv4Address, port: int) -> bytes:
+    return struct.pack("=H", AF_INET) + struct.pack("!H4s8x", port, address.packed)
+
+
+def _inet6(address: IPv6Address, port: int) -> bytes:
+    return struct.pack("=H", AF_INET6) + struct.pack("!HI16s4x", port, 0, address.packed)
+
+
+def _ib(gid: Gid, port: int) -> bytes:
+    return struct.pack("=H", AF_IB) + struct.pack("!HI16sQQQ", _FULL_MEMBER_PKEY, 0, gid, port, 0, 0)

@@ -1,0 +1,225 @@
+"""The conformance suite's test bed on a Linux host: Soft-RoCE devices on the ports of a snooping bridge.
+
+The lab makes such a host (`mcast lab run`). Evidence is the kernel's: the bridge's multicast database,
+/proc/net/igmp, `rdma resource`, packets on the bridge's ports. All of it is read at the moment; the
+multicast database follows a join or leave with a delay.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from pathlib import Path
+from time import monotonic, sleep
+from typing import NamedTuple
+
+from mcast.api import Backend, BackendUnavailable, Gid, PortState, UnavailableReason
+from mcast.backends.rdma import hostnet
+from mcast.backends.rdma.backend import RdmaBackend
+from mcast.backends.rdma.devices import read_devices
+from mcast.backends.rdma.igmp_listener import IgmpListener
+from mcast.backends.rdma.native import Native, load
+from mcast.testbed import Feature, Observer, Testbed
+
+PORTS_NEEDED = 3
+_SETTLE = 20.0
+"""Seconds that the kernel may take to carry a change through."""
+
+FEATURES = frozenset(
+    {
+        Feature.ROUTES,
+        Feature.IPV6_SOURCE,
+        Feature.LINK,
+        Feature.ADDRESS_REMOVAL,
+        Feature.DEVICE_REMOVAL,
+        Feature.IGMP_ON_WIRE,
+        Feature.QKEY_VIOLATIONS,
+    }
+)
+
+
+class Port(NamedTuple):
+    """A Soft-RoCE device, its interface, and the bridge port at the other end."""
+
+    device: str
+    netdev: str
+    bridge_port: str
+    ipv4: hostnet.Address
+    ipv6: hostnet.Address | None
+
+
+def find_ports() -> dict[IPv4Address, Port]:
+    """The devices of this host that sit on a bridge's port, by their IPv4 address."""
+    found: dict[IPv4Address, Port] = {}
+    for link in hostnet.ask("rdma", "-j", "link", "show") or []:
+        netdev = link.get("netdev", "")
+        bridge_port = hostnet.bridge_port_of(netdev) if netdev else None
+        if bridge_port is None:
+            continue
+        addresses = hostnet.addresses(netdev)
+        ipv4 = next((one for one in addresses if isinstance(one.ip, IPv4Address)), None)
+        ipv6 = next((one for one in addresses if isinstance(one.ip, IPv6Address)), None)
+        if ipv4 is not None:
+            assert isinstance(ipv4.ip, IPv4Address)
+            found[ipv4.ip] = Port(link["ifname"], netdev, bridge_port, ipv4, ipv6)
+    return found
+
+
+class RdmaObserver(Observer):
+    def __init__(self, native: Native, ports: dict[IPv4Address, Port]) -> None:
+        self._native, self._ports = native, ports
+        self._by_bridge_port = {port.bridge_port: address for address, port in ports.items()}
+        self._objects_before = hostnet.rdma_objects()
+        self._igmp = IgmpListener(frozenset(self._by_bridge_port))
+
+    def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
+        name = str(group.ipv4)
+        entries = [entry for entry in hostnet.snooping_table() if entry["grp"] == name]
+        ports = (self._by_bridge_port.get(entry["port"]) for entry in entries)
+        return frozenset(port for port in ports if port is not None)
+
+    def group_exists(self, group: Gid) -> bool:
+        return any(entry["grp"] == str(group.ipv4) for entry in hostnet.snooping_table())
+
+    def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
+        return frozenset(map(Gid, hostnet.igmp_memberships().get(self._ports[port].netdev, ())))
+
+    def leftovers(self) -> tuple[str, ...]:
+        objects = [
+            f"{count - self._objects_before.get((device, kind), 0)} {kind} on {device}"
+            for (device, kind), count in hostnet.rdma_objects().items()
+            if count > self._objects_before.get((device, kind), 0)
+        ]
+        memberships = [
+            f"{port} is a member of {group}"
+            for port in self._ports
+            for group in sorted(self.port_memberships(port))
+        ]
+        return (*objects, *memberships)
+
+    def igmp_reports(self, group: Gid) -> int:
+        return 0 if group.ipv4 is None else self._igmp.count(group.ipv4)
+
+    def qkey_violations(self, port: IPv4Address) -> int:
+        context = self._native.open_device(self._ports[port].device)
+        try:
+            return int(self._native.query_port(context, 1).qkey_violations)
+        finally:
+            self._native.close_device(context)
+
+    def close(self) -> None:
+        self._igmp.close()
+
+
+class RdmaTestbed(Testbed):
+    def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, Port]) -> None:
+        self.features = (
+            FEATURES if all(port.ipv6 for port in ports.values()) else FEATURES - {Feature.IPV6_SOURCE}
+        )
+        self.backend, self._native, self._ports = backend, native, ports
+        self.ports = tuple(sorted(ports))
+        self.observer: RdmaObserver = RdmaObserver(native, ports)
+        self._removals: dict[IPv4Address, subprocess.Popen[bytes]] = {}
+
+    def ipv6_of(self, port: IPv4Address) -> IPv6Address:
+        address = self._ports[port].ipv6
+        assert address is not None, f"{port} has no IPv6 address"
+        assert isinstance(address.ip, IPv6Address)
+        return address.ip
+
+    @contextmanager
+    def route(self, network: IPv4Network, port: IPv4Address) -> Iterator[None]:
+        where = (str(network), "dev", self._ports[port].netdev)
+        hostnet.run("ip", "route", "add", *where)
+        try:
+            yield
+        finally:
+            hostnet.run("ip", "route", "del", *where)
+
+    @contextmanager
+    def link_down(self, port: IPv4Address) -> Iterator[None]:
+        netdev = self._ports[port].netdev
+        # else the IPv6 addresses, and the GIDs made of them, go with the link
+        Path(f"/proc/sys/net/ipv6/conf/{netdev}/keep_addr_on_down").write_text("1")
+        hostnet.run("ip", "link", "set", netdev, "down")
+        try:
+            _eventually(lambda: not self._is_usable(port), f"the link of {port} does not go down")
+            yield
+        finally:
+            hostnet.run("ip", "link", "set", netdev, "up")
+            _eventually(lambda: self._is_usable(port), f"the link of {port} does not come back")
+
+    @contextmanager
+    def without_address(self, port: IPv4Address) -> Iterator[None]:
+        where = (str(self._ports[port].ipv4), "dev", self._ports[port].netdev)
+        hostnet.run("ip", "addr", "del", *where)
+        try:
+            _eventually(lambda: not self._is_usable(port), f"{port} does not lose its GID")
+            yield
+        finally:
+            hostnet.run("ip", "addr", "add", *where)
+            _eventually(lambda: self._is_usable(port), f"{port} does not get its GID back")
+
+    def remove_device(self, port: IPv4Address) -> None:
+        device = self._ports[port].device
+        # the command ends when every process has closed its verbs context, this one too (facts: kernel)
+        command = [hostnet.program("rdma"), "link", "delete", device]
+        self._removals[port] = subprocess.Popen(command)
+        _eventually(lambda: device not in self._native.device_names(), f"{device} does not go away")
+
+    def restore(self) -> None:
+        """Make the host as it was: devices back, no group left over in the bridge."""
+        for port, removal in self._removals.items():
+            self._native.sync_devices()
+            removal.wait(_SETTLE)
+            where = self._ports[port]
+            hostnet.run("rdma", "link", "add", where.device, "type", "rxe", "netdev", where.netdev)
+            _eventually(partial(self._is_usable, port), f"{where.device} does not come back")
+        ours = {port.bridge_port for port in self._ports.values()}
+        for entry in hostnet.snooping_table():
+            if entry["port"] in ours and "." in entry["grp"]:
+                hostnet.forget_group(entry)
+        self.observer.close()
+
+    def _is_usable(self, port: IPv4Address) -> bool:
+        """Whether the device's port is up and has the address as a GID."""
+        return any(
+            info.state == PortState.ACTIVE and Gid(port) in info.gids
+            for device in read_devices(self._native)
+            if device.name == self._ports[port].device
+            for info in device.ports
+        )
+
+
+def _eventually(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = monotonic() + _SETTLE
+    while not condition():
+        if monotonic() > deadline:
+            raise TimeoutError(otherwise)
+        sleep(0.05)
+
+
+@contextmanager
+def rdma_testbed() -> Iterator[Testbed]:
+    """A test bed on this host. Raises BackendUnavailable, also when it is no such host."""
+    backend = RdmaBackend()
+    try:
+        ports = find_ports()
+        if len(ports) < PORTS_NEEDED:
+            raise BackendUnavailable(
+                "rdma",
+                UnavailableReason.NO_DEVICE,
+                f"{len(ports)} Soft-RoCE devices on ports of a snooping bridge, the suite needs {PORTS_NEEDED}",
+                "run it in the lab: mcast lab run -- COMMAND",
+            )
+        bed = RdmaTestbed(backend, load(), ports)
+        try:
+            yield bed
+        finally:
+            backend.close()
+            bed.restore()
+    finally:
+        backend.close()
