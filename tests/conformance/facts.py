@@ -181,7 +181,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ("K-DATA-22", "RC on PS_UDP, a second QP on an id: EINVAL"),
     ("K-DATA-23", "a PD of another device: EINVAL", "the contract has no PDs"),
     ("K-DATA-24", "not being root works", "who runs the suite is not the suite's to choose"),
-    ("K-DEVICE-1", "device removed: DEVICE_REMOVAL, IGMP gone"),
+    ("K-DEVICE-1", "device removed: DEVICE_REMOVAL, IGMP gone, no receive flushed"),
     ("K-DEVICE-2", "link down and up: no event; the membership is kept, traffic resumes"),
     ("K-DEVICE-3", "asynchronous PORT_ERR, PORT_ACTIVE", "the contract has no asynchronous device events"),
     ("K-DEVICE-4", "an address change makes no event"),

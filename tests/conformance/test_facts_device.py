@@ -19,6 +19,7 @@ def test_removing_a_device_is_an_event_of_its_ids_and_ends_igmp(bed: Testbed) ->
     for peer in ids:
         assert peer.event(CmEventType.DEVICE_REMOVAL).context is None
     eventually(bed, lambda: not bed.observer.group_ports(mgid))
+    assert len(ids[0].qp.recv(1, 0)) == 0  # a flush would raise QpError
     assert not readable(other.channel)
     assert ids[1].id.device not in {device.name for device in bed.backend.devices()}
 
