@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 
 import typer
 
 from mcast import __version__
-from mcast.api import BackendError, McastError
+from mcast.api import BackendError
 from mcast.cli import conformance, demo, info
 from mcast.cli.terminal import Failure
 
@@ -72,11 +73,13 @@ def _run() -> int:
         # Whoever read us has left; the interpreter must not try to flush to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except McastError as error:
+    except OSError as error:
+        # Errors of the contract say call and causes; another is the system's: a full disk, say.
         return _say(str(error), 1)
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:
-    sys.stdout.flush()
-    print(f"{command}: {text}" if text else command, file=sys.stderr)
+    with suppress(OSError):
+        sys.stdout.flush()
+    print(text if text.startswith("Usage:") else f"{command}: {text}", file=sys.stderr)
     return status

@@ -49,19 +49,30 @@ def sentence(error: ValueError) -> str:
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
-        return "; ".join(found["msg"].removeprefix("Value error, ") for found in error.errors())
+        return "; ".join(
+            found["msg"].removeprefix("Value error, ")
+            if found["type"] == "value_error"
+            else f"{'.'.join(map(str, found['loc']))} is {found['input']!r}: {found['msg']}"
+            for found in error.errors()
+        )
     return str(error)
 
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
+MAX_SIZE = 1 << 30
+"""The largest file that is made up: it takes room on the disk, which others need too."""
+
+
 def size(text: str) -> int:
-    """A number of bytes: 4194304, 4096K, 4M or 1G."""
+    """A number of bytes up to MAX_SIZE: 4194304, 4096K, 4M or 1G."""
     number, unit = (text[:-1], text[-1:].upper()) if text[-1:].upper() in _UNITS else (text, "")
     if not (number.isascii() and number.isdecimal()):
         raise typer.BadParameter(f"{text!r} is no size: write bytes, or a number with K, M or G, like 4M")
-    return int(number) * _UNITS.get(unit, 1)
+    if len(number) > 20 or (wanted := int(number) * _UNITS.get(unit, 1)) > MAX_SIZE:
+        raise typer.BadParameter(f"{text} is too much: at most 1G is made up; give a FILE to send more")
+    return wanted
 
 
 def output_file(path: Path | None) -> Path | None:
