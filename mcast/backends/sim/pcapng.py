@@ -1,0 +1,196 @@
+"""A trace as a pcapng file: the packets of the run, as Wireshark reads them.
+
+One interface a port. A message stands once, on its sender's interface, as it leaves; an answer of the SA on
+the interface of the port that asked. A message that somebody did not get has a comment that says who and why.
+Times are virtual, in ns from 1970. InfiniBand packets stand in ERF records, since Wireshark 4.0 does not know
+LINKTYPE_INFINIBAND. Formats: draft-ietf-opsawg-pcapng, 4.1 to 4.3; Endace ERF, type 21.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from ipaddress import IPv4Address
+from typing import BinaryIO, NamedTuple
+
+from mcast.addresses import Gid
+from mcast.api import LinkLayer
+from mcast.backends.sim import packets
+from mcast.backends.sim.clock import NS
+from mcast.backends.sim.mcmember import McMemberRecord, SaMethod, SaStatus
+from mcast.backends.sim.trace import (
+    Event,
+    FabricMade,
+    IgmpLeave,
+    IgmpReport,
+    Lost,
+    PortMade,
+    SaAnswered,
+    SaAsked,
+    Send,
+    Trace,
+)
+
+_SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
+_COMMENT, _NAME, _FLAGS, _RESOLUTION, _APPLICATION = 1, 2, 2, 9, 4
+_NANOSECONDS = b"\x09"
+_LINKTYPES = {LinkLayer.ETHERNET.value: 1, LinkLayer.INFINIBAND.value: 197}
+_ERF_INFINIBAND, _ERF_VARYING_LENGTH = 21, 4
+
+
+class Direction(IntEnum):
+    """How a packet passed its interface: the low bits of epb_flags."""
+
+    IN = 1
+    OUT = 2
+
+
+class Packet(NamedTuple):
+    """One packet on the interface of `port`, `t` ns after the fabric was made."""
+
+    t: int
+    port: str
+    direction: Direction
+    data: bytes
+    comment: str = ""
+
+
+def write(trace: Trace, file: BinaryIO) -> None:
+    """Write the trace's packets. Raises ValueError if it does not begin with its fabric and ports."""
+    fabric = next((event for _, event in trace if isinstance(event, FabricMade)), None)
+    if fabric is None:
+        raise ValueError("the trace does not say what its fabric is: it must begin with a line 'fabric'")
+    ports = [event for _, event in trace if isinstance(event, PortMade)]
+    file.write(_section())
+    for port in ports:
+        file.write(_interface(_LINKTYPES[fabric.link_layer], port.port))
+    number = {port.port: index for index, port in enumerate(ports)}
+    in_record = _erf if fabric.link_layer == LinkLayer.INFINIBAND.value else _bare
+    for packet in packets_of(trace):
+        file.write(_packet(number[packet.port], packet, in_record(packet)))
+
+
+def packets_of(trace: Trace) -> Iterator[Packet]:
+    """The packets of a trace, in order."""
+    wire = _Wire(trace)
+    for t, event in trace:
+        for port, direction, data, comment in wire.packets(event):
+            yield Packet(t, port, direction, data, comment)
+
+
+class _Wire:
+    """Makes packets of events; knows the ports, what became of messages, and what the SA was asked."""
+
+    def __init__(self, trace: Trace) -> None:
+        events = [event for _, event in trace]
+        self._ports = {event.port: event for event in events if isinstance(event, PortMade)}
+        self._by_gid = {gid: port for port in self._ports.values() for gid in port.gids}
+        self._asked: dict[int, McMemberRecord] = {}
+        self._losses: dict[int, list[str]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, Lost):
+                for message in range(event.first, event.first + event.count):
+                    self._losses[message].append(f"lost at {event.port} QP {event.qp}: {event.reason}")
+
+    def packets(self, event: Event) -> Iterator[tuple[str, Direction, bytes, str]]:
+        if isinstance(event, Send):
+            for index, payload in enumerate(event.payloads):
+                # A device sends nothing of a message larger than its MTU (facts: kernel, data).
+                if len(payload) <= self._ports[event.port].mtu:
+                    comment = "\n".join(self._losses[event.first + index])
+                    yield event.port, Direction.OUT, self._message(event, index, payload), comment
+        elif isinstance(event, IgmpReport | IgmpLeave):
+            if event.group.is_multicast and event.group.ipv4 is not None:
+                yield event.port, Direction.OUT, self._igmp(event, event.group.ipv4), ""
+        elif isinstance(event, SaAsked):
+            self._asked[event.tid] = event.record
+            lid, method = self._ports[event.port].lid, SaMethod[event.method]
+            data = packets.sa_request(method, event.tid, event.mask, event.record, lid)
+            yield event.port, Direction.OUT, data, ""
+        elif isinstance(event, SaAnswered) and event.status is not None:
+            # A refusal carries the record of its request.
+            record = event.record or self._asked[event.tid]
+            lid, method, status = self._ports[event.port].lid, SaMethod[event.method], SaStatus[event.status]
+            data = packets.sa_answer(method, status, event.tid, event.mask, record, lid)
+            yield event.port, Direction.IN, data, ""
+
+    def _igmp(self, event: IgmpReport | IgmpLeave, group: IPv4Address) -> bytes:
+        mac = packets.mac_of(self._ports[event.port].guid)
+        return packets.igmp_report(IPv4Address(event.source), group, isinstance(event, IgmpReport), mac)
+
+    def _message(self, send: Send, index: int, payload: bytes) -> bytes:
+        port = self._ports[send.port]
+        message = packets.Datagram(
+            source=send.source,
+            dest=send.group,
+            src_qp=send.qp,
+            dest_qp=send.dest_qp,
+            qkey=send.qkey,
+            pkey=send.pkey,
+            psn=send.psn + index & 0xFFFFFF,
+            payload=payload,
+            imm=send.imm,
+            hop_limit=send.hop_limit,
+            traffic_class=send.traffic_class,
+            flow_label=send.flow_label,
+            slid=port.lid,
+            dlid=send.dlid,
+            sl=send.sl,
+        )
+        if port.lid:
+            return packets.infiniband(message)
+        return packets.roce(message, packets.mac_of(port.guid), self._mac_of(send.group))
+
+    def _mac_of(self, gid: Gid) -> bytes:
+        target = self._by_gid.get(gid)
+        return packets.group_mac(gid) if target is None else packets.mac_of(target.guid)
+
+
+# --- blocks ------------------------------------------------------------------------------
+
+
+def _section() -> bytes:
+    version, unknown_length = (1, 0), -1
+    body = struct.pack("<IHHq", 0x1A2B3C4D, *version, unknown_length)
+    return _block(_SECTION, body, [(_APPLICATION, b"mcast simulator")])
+
+
+def _interface(link_type: int, name: str) -> bytes:
+    options = [(_NAME, name.encode()), (_RESOLUTION, _NANOSECONDS)]
+    return _block(_INTERFACE, struct.pack("<HHI", link_type, 0, 0), options)
+
+
+def _bare(packet: Packet) -> bytes:
+    return packet.data
+
+
+def _erf(packet: Packet) -> bytes:
+    """The packet in an ERF record; its time is in seconds, 32 bits before the point and 32 after."""
+    size, time = len(packet.data), (packet.t << 32) // NS
+    return (
+        struct.pack("<QBB", time, _ERF_INFINIBAND, _ERF_VARYING_LENGTH)
+        + struct.pack(">HHH", 16 + size, 0, size)
+        + packet.data
+    )
+
+
+def _packet(interface: int, packet: Packet, data: bytes) -> bytes:
+    size = len(data)
+    head = struct.pack("<IIIII", interface, packet.t >> 32, packet.t & 0xFFFFFFFF, size, size)
+    options = [(_FLAGS, struct.pack("<I", packet.direction))]
+    if packet.comment:
+        options.append((_COMMENT, packet.comment.encode()))
+    return _block(_PACKET, head + _padded(data), options)
+
+
+def _block(kind: int, body: bytes, options: Iterable[tuple[int, bytes]]) -> bytes:
+    listed = b"".join(struct.pack("<HH", code, len(value)) + _padded(value) for code, value in options)
+    end_of_options = bytes(4)
+    length = 12 + len(body) + len(listed) + len(end_of_options)
+    return struct.pack("<II", kind, length) + body + listed + end_of_options + struct.pack("<I", length)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4)
