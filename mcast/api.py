@@ -5,7 +5,7 @@ names its fact sheet. Providers subclass `Backend`, `EventChannel`, `CmId` and `
 the underscored methods; the public ones enforce what is the same everywhere:
 
 G-GROUP  a unicast or zero address is no group: refused when `McastAddress` is made
-G-JOIN   a second join of an address that the id has joined: `AlreadyJoined`
+G-JOIN   a second join of a group that the id has joined, whatever the port: `AlreadyJoined`
 G-MTU    a message larger than one MTU: `MessageTooLarge`, and nothing of its batch is sent
 G-MLID   one MGID with a second MLID on one QP: `SecondMlid`
 
@@ -299,8 +299,8 @@ class QpInit(_Model):
 class Destination(_Model):
     """Where a UD message goes: an address handle's attributes, and the remote QP number and Q_Key.
 
-    A join event carries its group's, ready to use; a reply to a message is made from its source and
-    src_qp. `dlid` is the MLID on InfiniBand and 0 on RoCE.
+    A join event carries its group's, ready to use; `reply_to` makes one from it for a reply. `dlid` is
+    the MLID on InfiniBand and 0 on RoCE.
     """
 
     gid: Gid
@@ -315,6 +315,11 @@ class Destination(_Model):
     flow_label: int = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
 
+    def reply_to(self, message: Message) -> Destination:
+        """Where to answer a message that came over this group: its sender's QP alone."""
+        sender = {"gid": message.source, "qp_num": message.src_qp, "dlid": message.src_lid}
+        return self.model_copy(update=sender)
+
 
 class UdParam(_Model):
     """rdma_ud_param of a join event."""
@@ -325,7 +330,10 @@ class UdParam(_Model):
 
 
 class PortInfo(_Model):
-    """One port of a device. `active_mtu` in bytes, `rate` in Gbit/s, `lid` 0 on Ethernet."""
+    """One port of a device. `active_mtu` in bytes, `rate` in Gbit/s, `lid` 0 on Ethernet.
+
+    `gids` is the GID table: `Destination.sgid_index` -> GID, without its empty entries.
+    """
 
     port_num: int
     state: PortState
@@ -333,7 +341,7 @@ class PortInfo(_Model):
     active_mtu: int
     rate: float
     lid: int
-    gids: tuple[Gid, ...]
+    gids: Mapping[int, Gid]
     addresses: tuple[IPv4Address | IPv6Address, ...]
 
 
@@ -512,7 +520,7 @@ class CmId(_Closeable):
     """rdma_cm_id: bound to a device, joins and leaves groups, owns at most one QP."""
 
     def __init__(self) -> None:
-        self._joined: set[McastAddress] = set()
+        self._joined: dict[object, McastAddress] = {}  # by group: the port is no part of its identity
 
     @property
     @abstractmethod
@@ -562,7 +570,7 @@ class CmId(_Closeable):
         address = McastAddress.of(addr)
         self._refuse_second_join("join_multicast", address)
         self._join_multicast(address, context)
-        self._joined.add(address)
+        self._joined[address.address] = address
 
     def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
         """rdma_join_multicast_ex: start to join; the outcome is an event that carries `context` (JEX-17).
@@ -575,7 +583,7 @@ class CmId(_Closeable):
         self._require_open("join_multicast_ex", Phase.JOIN)
         self._refuse_second_join("join_multicast_ex", attr.addr)
         self._join_multicast_ex(attr, context)
-        self._joined.add(attr.addr)
+        self._joined[attr.addr.address] = attr.addr
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
         """rdma_leave_multicast: leave and detach the id's QP (LV-1); never blocks on an event.
@@ -587,7 +595,7 @@ class CmId(_Closeable):
         self._require_open("leave_multicast", Phase.LEAVE)
         address = McastAddress.of(addr)
         self._leave_multicast(address)
-        self._joined.discard(address)
+        self._joined.pop(address.address, None)
 
     def destroy(self) -> None:
         """rdma_destroy_id, after leaving all groups (LV-4) and destroying the QP. Idempotent."""
@@ -601,8 +609,9 @@ class CmId(_Closeable):
         self.destroy()
 
     def _refuse_second_join(self, call: str, address: McastAddress) -> None:
-        if address in self._joined:
-            raise AlreadyJoined(call, address)
+        joined = self._joined.get(getattr(address, "address", None))
+        if joined is not None:
+            raise AlreadyJoined(call, joined)
 
     @abstractmethod
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None: ...
@@ -719,8 +728,9 @@ class QueuePair(_Closeable):
 
         Any C-contiguous buffer works; all may be reused when the call returns. A full send queue makes
         the call wait, up to `timeout`. `imm` is a 32-bit immediate for every message. Errors:
-        MessageTooLarge (G-MTU), EINVAL (QP not in RTS; destination not of this device), QpError (the
-        device put the QP into ERR), TimedOut. UD gives no receipt: success says sent, not received.
+        MessageTooLarge (G-MTU), EINVAL (QP not in RTS; destination not of this device), ENODATA (the GID
+        table has no such sgid_index), QpError (the QP is in ERR, or this send put it there), TimedOut.
+        UD gives no receipt: success says sent, not received.
         """
         self._require_open("send", Phase.SEND)
         if isinstance(batch, bytes | bytearray | memoryview | str):

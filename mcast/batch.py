@@ -19,6 +19,7 @@ class Message(NamedTuple):
     group      the MGID it was sent to
     imm        the 32-bit immediate, or None
     from_self  True when this very QP sent it (same GID and QP number)
+    src_lid    the sender's LID on InfiniBand, 0 on Ethernet
     """
 
     payload: memoryview
@@ -27,6 +28,7 @@ class Message(NamedTuple):
     group: Gid
     imm: int | None
     from_self: bool
+    src_lid: int = 0
 
 
 class Batch(ABC):

@@ -51,11 +51,11 @@ def _read_port(
     context: Context,
     device: str,
     port: int,
-    gids: list[tuple[int, bytes]],
+    gids: list[tuple[int, int, bytes]],
     addresses: dict[str, list[IPv4Address | IPv6Address]],
 ) -> PortInfo:
     attr = native.query_port(context, port)
-    netdevs = _netdevs(device, {ifindex for ifindex, _ in gids})
+    netdevs = _netdevs(device, {ifindex for _, ifindex, _ in gids})
     return PortInfo(
         port_num=port,
         state=PortState(attr.state),
@@ -63,7 +63,7 @@ def _read_port(
         active_mtu=attr.active_mtu,
         rate=attr.rate,
         lid=attr.lid,
-        gids=tuple(Gid(gid) for _, gid in gids),
+        gids={index: Gid(gid) for index, _, gid in gids},
         addresses=tuple(address for netdev in netdevs for address in addresses.get(netdev, [])),
     )
 

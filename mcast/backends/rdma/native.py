@@ -169,12 +169,12 @@ class Native:
         self._check(result, "query_gid", Phase.OPEN, {"port": port, "index": index})
         return bytes(self._ffi.buffer(out))
 
-    def query_gids(self, context: Context) -> list[tuple[int, int, bytes]]:
-        """(port, index of the network interface or 0, GID) of every GID that is set, in table order."""
+    def query_gids(self, context: Context) -> list[tuple[int, int, int, bytes]]:
+        """(port, table index, index of the network interface or 0, GID) of every GID that is set."""
         out = self._ffi.new("struct mcast_gid[]", _MAX_GIDS)
         count = self._check(self._lib.mcast_query_gids(context, out, _MAX_GIDS), "query_gids", Phase.OPEN)
         return [
-            (one.port, one.ifindex, bytes(self._ffi.buffer(one.gid)))
+            (one.port, one.index, one.ifindex, bytes(self._ffi.buffer(one.gid)))
             for one in (out[index] for index in range(count))
         ]
 

@@ -187,7 +187,7 @@ class RdmaTestbed(Testbed):
     def _is_usable(self, port: IPv4Address) -> bool:
         """Whether the device's port is up and has the address as a GID."""
         return any(
-            info.state == PortState.ACTIVE and Gid(port) in info.gids
+            info.state == PortState.ACTIVE and Gid(port) in info.gids.values()
             for device in read_devices(self._native)
             if device.name == self._ports[port].device
             for info in device.ports
@@ -212,7 +212,7 @@ def rdma_testbed() -> Iterator[Testbed]:
             raise BackendUnavailable(
                 "rdma",
                 UnavailableReason.NO_DEVICE,
-                f"{len(ports)} Soft-RoCE devices on ports of a snooping bridge, the suite needs {PORTS_NEEDED}",
+                f"{len(ports)} Soft-RoCE devices on a snooping bridge, the suite needs {PORTS_NEEDED}",
                 "run it in the lab: mcast lab run -- COMMAND",
             )
         bed = RdmaTestbed(backend, load(), ports)

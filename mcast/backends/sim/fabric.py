@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -16,9 +18,21 @@ from typing import ParamSpec
 
 from mcast.addresses import Gid
 from mcast.api import Destination, LinkLayer, QpInit, QpState, WcStatus
+from mcast.backends.sim import incidents
 from mcast.backends.sim.clock import CLOCKS, NS
-from mcast.backends.sim.faults import Delay, Delivery, Drop, Refuse, Rules, SaRequest
-from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.backends.sim.faults import (
+    HOLD_NS,
+    CorruptQkey,
+    Delay,
+    Delivery,
+    Drop,
+    Duplicate,
+    Refuse,
+    Reorder,
+    Rules,
+    SaRequest,
+)
+from mcast.backends.sim.mcmember import MLID_LAST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Port
 from mcast.backends.sim.qp import Burst, Qp
 from mcast.backends.sim.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
@@ -27,12 +41,11 @@ from mcast.backends.sim.trace import (
     Attach,
     Deliver,
     Detach,
-    DeviceRemoval,
     Event,
     FabricMade,
+    Fault,
     IgmpLeave,
     IgmpReport,
-    Link,
     Lost,
     PortMade,
     SaAnswered,
@@ -47,6 +60,8 @@ SA_TIMEOUT_NS = 3 * NS
 """An answer takes about 0.1 ms; without one the kernel's client gives up after 3 s (facts: SA)."""
 
 P = ParamSpec("P")
+Tables = dict[int, Sequence[int]]
+"""MLID -> GUIDs of the ports that the switches connect."""
 
 FATES: tuple[tuple[Callable[[Qp], int], str], ...] = (
     (attrgetter("received"), ""),
@@ -71,7 +86,26 @@ class Fabric:
     clock       "virtual" (from 0, moves while a call waits) or "wall" (for threads and asyncio)
     seed        of everything that is drawn at random
     trace       record what happens in `trace`
+    max_mlid    InfiniBand: the last MLID that the switches can hold, 0xC000..0xFFFE
+
+    Above 49 151 ports an InfiniBand fabric has more than a subnet has unicast LIDs; nothing depends on them.
     """
+
+    # Faults; see `incidents`, and `rules` for those of single messages.
+    set_link = incidents.set_link
+    remove_device = incidents.remove_device
+    bond_failover = incidents.bond_failover
+    cut_cable = incidents.cut_cable
+    mend_cable = incidents.mend_cable
+    restart_sm = incidents.restart_sm
+    change_lid = incidents.change_lid
+    set_pkeys = incidents.set_pkeys
+    program_late = incidents.program_late
+    stop_querier = incidents.stop_querier
+    start_querier = incidents.start_querier
+    starved = incidents.starved
+    overrun_cq = incidents.overrun_cq
+    fail_qp = incidents.fail_qp
 
     def __init__(
         self,
@@ -95,8 +129,10 @@ class Fabric:
         self.link_layer = link_layer
         self.clock = CLOCKS[clock]()
         self.random = Random(seed)
-        self.rules = Rules()
+        self.rules = Rules(self.random)
         self.trace = Trace() if trace else None
+        self.switches = switches
+        self.hosts = frozenset(range(hosts or ports))
         self.ports = [
             Port(
                 i,
@@ -109,17 +145,26 @@ class Fabric:
             )
             for i in range(ports)
         ]
-        self.on_removal: list[Callable[[Port], None]] = []
-        """Told when a device is removed."""
         self.cut: set[int] = set()
         """Leaf switches that have lost their link to the root."""
         self.snooping: dict[Gid, dict[int, Port]] = {}
         self.igmp_reports: dict[Gid, int] = {}
+        self.querier = True
+        self._ages: dict[tuple[Gid, int], int] = {}
         self.sa: SubnetAdmin | None = None
         self.sa_clients: dict[int, SaClient] = {}
+        self.sa_ports: set[int] = set()
+        """GUIDs of the ports that the SM sees."""
+        self.sm_up = True
+        self._ipoib = True
+        self._programming_ns = 0
+        self._late: Tables | None = None  # what the switches hold, while they lag behind the SA
+        self._kept: dict[int, Tables] = {}  # what switches hold that the SM does not reach
         self._routes: list[tuple[int, IPv4Network, Interface]] = []
         self._guids = {port.guid: port for port in self.ports}
-        self._receivers: dict[tuple[int, Gid, int], Sequence[Qp]] = {}
+        self._by_address = {a: i for p in self.ports for i in p.interfaces for a in i.addresses}
+        self._receivers: dict[int | Gid, dict[tuple[int, Gid], Sequence[Qp]]] = {}
+        self._held: dict[Qp, list[_Held]] = {}
         self._qps: dict[int, Qp] = {}
         self._next_qp = 16
         self._next_id = 1
@@ -157,6 +202,7 @@ class Fabric:
         partitions: Mapping[int, Iterable[int]] | None = None,
         ipoib: bool = True,
         quirks: Quirks | None = None,
+        max_mlid: int = MLID_LAST,
         seed: int = 0,
         clock: str = "virtual",
         trace: bool = False,
@@ -165,7 +211,7 @@ class Fabric:
         """An InfiniBand fabric with its SA. `ipoib=False` leaves the IPoIB interfaces down, so that no join
         finds its broadcast group. Raises ValueError for a bad option."""
         fabric = cls(LinkLayer.INFINIBAND, ports, hosts, switches, mtu, rate, seed, clock, trace, limits)
-        fabric._start_sa(partitions or {}, quirks or Quirks(), ipoib)
+        fabric._start_sa(partitions or {}, quirks or Quirks(), ipoib, max_mlid)
         fabric._introduce(seed)
         return fabric
 
@@ -178,15 +224,28 @@ class Fabric:
 
     def port_of(self, address: IPv4Address | IPv6Address) -> Port:
         """The port that has the address. Raises KeyError."""
-        for port in self.ports:
-            if address in port.addresses:
-                return port
-        raise KeyError(f"no port of this fabric has {address}")
+        interface = self._by_address.get(address)
+        if interface is None or address not in interface.addresses:
+            raise KeyError(f"no port of this fabric has {address}")
+        return interface.port
+
+    def port_with(self, guid: int) -> Port:
+        """The port with that GUID. Raises KeyError."""
+        return self._guids[guid]
+
+    def ports_of(self, hosts: frozenset[int]) -> list[Port]:
+        """The ports of these hosts, by index."""
+        if hosts == self.hosts:
+            return self.ports
+        dealt = (self.ports[host :: len(self.hosts)] for host in hosts)
+        return sorted((port for ports in dealt for port in ports), key=attrgetter("index"))
 
     def interface(self, hosts: frozenset[int], address: IPv4Address | IPv6Address) -> Interface | None:
         """The interface on one of these hosts that has the address."""
-        found = (p.interface_of(address) for p in self.ports if p.host in hosts and not p.removed)
-        return next((interface for interface in found if interface), None)
+        found = self._by_address.get(address)
+        if found is None or address not in found.addresses or found.port.removed:
+            return None
+        return found if found.port.host in hosts else None
 
     def add_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
         """The host sends `network` out of that interface."""
@@ -204,22 +263,8 @@ class Fabric:
         ]
         return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
-    def set_link(self, port: Port, up: bool) -> None:
-        """Take the port's link down or up."""
-        port.up = up
-        self.topology_changed()
-        self.note(Link, port=port.name, up=up)
-
-    def remove_device(self, port: Port) -> None:
-        """The port's device disappears, with all that hangs on it."""
-        self.note(DeviceRemoval, port=port.name)
-        for tell in self.on_removal:
-            tell(port)
-        port.removed = True
-        self.topology_changed()
-
     def topology_changed(self) -> None:
-        """Who receives what must be worked out anew."""
+        """Who receives what must be worked out anew, in every group."""
         self._receivers.clear()
 
     def note(self, kind: Callable[P, Event], *args: P.args, **fields: P.kwargs) -> None:
@@ -253,42 +298,124 @@ class Fabric:
         """A full member joined on the port: the first one is announced to the switches (JEX-10)."""
         count = port.igmp[group] = port.igmp.get(group, 0) + 1
         if count == 1:
-            self.igmp_reports[group] = self.igmp_reports.get(group, 0) + 1
-            if group.is_multicast:
-                self.snooping.setdefault(group, {})[port.index] = port
-            self.topology_changed()
-            self.note(IgmpReport, port=port.name, source=_igmp_source(port), group=group)
+            self.snoop(port, group)
 
     def igmp_leave(self, port: Port, group: Gid) -> None:
         """A full member left; the last one is announced."""
         port.igmp[group] -= 1
         if not port.igmp[group]:
             del port.igmp[group]
-            listeners = self.snooping.get(group, {})
-            listeners.pop(port.index, None)
-            if not listeners:
-                self.snooping.pop(group, None)
-            self.topology_changed()
+            self._unsnoop(port, group)
             self.note(IgmpLeave, port=port.name, source=_igmp_source(port), group=group)
 
-    def _start_sa(self, partitions: Mapping[int, Iterable[int]], quirks: Quirks, ipoib: bool) -> None:
+    def snoop(self, port: Port, group: Gid) -> None:
+        """The port reports its membership, and the switches learn it."""
+        self.igmp_reports[group] = self.igmp_reports.get(group, 0) + 1
+        if group.is_multicast:
+            self.snooping.setdefault(group, {})[port.index] = port
+            self._ages.pop((group, port.index), None)
+            if not self.querier:
+                self.age(port, group)
+        self._receivers.pop(group, None)
+        self.note(IgmpReport, port=port.name, source=_igmp_source(port), group=group)
+
+    def _unsnoop(self, port: Port, group: Gid) -> None:
+        listeners = self.snooping.get(group, {})
+        listeners.pop(port.index, None)
+        if not listeners:
+            self.snooping.pop(group, None)
+        self._ages.pop((group, port.index), None)
+        self._receivers.pop(group, None)
+
+    def age(self, port: Port, group: Gid) -> None:
+        """Nobody asks for reports: what the switches have learnt ends with the membership interval."""
+        end = self._ages[group, port.index] = self.clock.now + incidents.MEMBERSHIP_INTERVAL_NS
+
+        def expire() -> None:
+            if self._ages.get((group, port.index)) == end:
+                self._unsnoop(port, group)
+                self.note(Fault, name="igmp-aged-out", port=port.name, detail=str(group))
+
+        self.clock.call_later(incidents.MEMBERSHIP_INTERVAL_NS, expire)
+
+    def _start_sa(
+        self, partitions: Mapping[int, Iterable[int]], quirks: Quirks, ipoib: bool, max_mlid: int
+    ) -> None:
+        self._ipoib = ipoib
         mtu, rate = MTU_CODES[self.ports[0].mtu], RATE_CODES[self.ports[0].rate]
         bases = dict.fromkeys([0x7FFF, *(pkey & 0x7FFF for pkey in partitions)])
         self.sa = SubnetAdmin(
             well_known=[WellKnownGroup(pkey=base | 0x8000, mtu=mtu, rate=rate) for base in bases],
             quirks=quirks,
+            max_mlid=max_mlid,
         )
         for number, base in enumerate(bases):
             for pkey in (base | 0x8000, base):
                 for index in partitions.get(pkey, ()):
                     _check("port index", index, range(len(self.ports)))
-                    self.ports[index].interfaces.append(Interface(self.ports[index], number, pkey))
+                    interface = Interface(self.ports[index], number, pkey)
+                    self.ports[index].interfaces.append(interface)
+                    self._by_address |= dict.fromkeys(interface.addresses, interface)
         for port in self.ports:
-            pkeys = tuple(interface.pkey for interface in port.interfaces)
-            self.sa.add_port(SaPort(port.guid, port.lid, pkeys, MTU_CODES[port.mtu], RATE_CODES[port.rate]))
+            port.pkeys = tuple(interface.pkey for interface in port.interfaces)
+            self.sa.add_port(self.sa_port(port))
+            self.sa_ports.add(port.guid)
             self.sa_clients[port.index] = SaClient(self._ask_for(port))
-            for interface in port.interfaces if ipoib else ():
+            self.join_broadcasts(port)
+
+    def sa_port(self, port: Port) -> SaPort:
+        """What the SA knows of a port."""
+        return SaPort(port.guid, port.lid, port.pkeys, MTU_CODES[port.mtu], RATE_CODES[port.rate])
+
+    def join_broadcasts(self, port: Port) -> None:
+        """What IPoIB does by itself when its interfaces come up or the SM has forgotten them."""
+        for interface in port.interfaces if self._ipoib else ():
+            if interface.pkey in port.pkeys and port.up and self._sa_hears(port):
                 interface.broadcast = self._join_broadcast(port, interface.pkey)
+        self.tables_changed()
+
+    def _sa_hears(self, port: Port) -> bool:
+        return self.sm_up and port.up and port.switch not in self.cut
+
+    # --- the switches' tables on InfiniBand ------------------------------------------------
+
+    def tables_changed(self) -> None:
+        """The SA has changed groups: the switches learn it, at once unless they are slow."""
+        assert self.sa is not None
+        for mlid in self.sa.drain_changes():
+            if self._late is None:
+                self._receivers.pop(mlid, None)
+            else:
+                self.clock.call_later(self._programming_ns, partial(self._program, mlid))
+
+    def _program(self, mlid: int) -> None:
+        assert self.sa is not None
+        if self._late is not None:
+            self._late[mlid] = self.sa.forwarding(mlid)
+            self._receivers.pop(mlid, None)
+
+    def set_programming(self, delay: int) -> None:
+        """From now on a change reaches the switches `delay` ns late."""
+        self._programming_ns = delay
+        self._late = (self._late or self._tables()) if delay else None
+        self.topology_changed()
+
+    def keep_tables(self, switch: int) -> None:
+        """The SM no longer reaches the switch: it keeps the entries that it has."""
+        self._kept[switch] = dict(self._late) if self._late is not None else self._tables()
+
+    def forget_kept_tables(self, switch: int) -> None:
+        self._kept.pop(switch, None)
+
+    def _tables(self) -> Tables:
+        assert self.sa is not None
+        return {group.mlid: self.sa.forwarding(group.mlid) for group in self.sa.groups}
+
+    def _entry(self, switch: int, mlid: int) -> Sequence[int]:
+        """GUIDs of the ports that a message on that switch is sent towards."""
+        assert self.sa is not None
+        tables = self._kept.get(switch, self._late)
+        return self.sa.forwarding(mlid) if tables is None else tables.get(mlid, ())
 
     def _join_broadcast(self, port: Port, pkey: int) -> McMemberRecord:
         """What IPoIB does when its interface comes up; the group itself is the partition's."""
@@ -324,21 +451,25 @@ class Fabric:
                 )
                 answered(reply)
 
-            if isinstance(verdict, Drop):
-                self.clock.call_later(SA_TIMEOUT_NS, lambda: answer(None))
-                return
+            deadline = self.clock.now + SA_TIMEOUT_NS
 
             def serve() -> None:
                 assert self.sa is not None
-                reply = (
-                    SaReply(verdict.status)
-                    if isinstance(verdict, Refuse)
-                    else self.sa.handle(port.guid, method, mask, record)
-                )
-                self.topology_changed()
-                answer(reply)
+                reply = None
+                if isinstance(verdict, Refuse):
+                    reply = SaReply(verdict.status)
+                elif not isinstance(verdict, Drop) and self._sa_hears(port):
+                    reply = self.sa.handle(port.guid, method, mask, record)
+                    self.tables_changed()
+                if reply is None:
+                    self.clock.call_later(max(deadline - self.clock.now, 0), lambda: answer(None))
+                elif self.clock.now < deadline:
+                    answer(reply)
 
-            self.clock.call_later(SA_LATENCY_NS + (verdict.ns if isinstance(verdict, Delay) else 0), serve)
+            wait = SA_LATENCY_NS + (verdict.ns if isinstance(verdict, Delay) else 0)
+            self.clock.call_later(wait, serve)
+            if wait >= SA_TIMEOUT_NS:
+                self.clock.call_later(SA_TIMEOUT_NS, lambda: answer(None))
 
         return ask
 
@@ -363,13 +494,13 @@ class Fabric:
 
     def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.attach(qp, gid, lid)
-        self.topology_changed()
+        self._receivers.pop(self._route(gid, lid), None)
         self.note(Attach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
     def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.detach(qp, gid, lid)
-        self.topology_changed()
+        self._receivers.pop(self._route(gid, lid), None)
         self.note(Detach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
@@ -398,7 +529,17 @@ class Fabric:
         if port.up:
             longest = max(map(len, payloads), default=0)
             burst = Burst(
-                payloads, longest, source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, imm, self._sent
+                payloads,
+                longest,
+                source,
+                qp.number,
+                to.gid,
+                to.dlid,
+                to.qkey,
+                qp.pkey,
+                imm,
+                self._sent,
+                port.lid,
             )
             if self.trace is not None:
                 self._note_send(qp, to, burst)
@@ -436,12 +577,43 @@ class Fabric:
             size,
         )
         verdict = self.rules.judge_delivery(delivery)
-        if isinstance(verdict, Delay):
-            self.clock.call_later(verdict.ns, lambda: self._deliver(qp, burst, index, index + 1))
-        elif verdict is None:
-            self._deliver(qp, burst, index, index + 1)
-        else:
+        if isinstance(verdict, Drop):
             self._note_lost(qp, burst, index, 1, "a fault rule dropped it")
+        elif isinstance(verdict, Delay):
+            self.clock.call_later(verdict.ns, lambda: self._deliver_late(qp, burst, index))
+        elif isinstance(verdict, Reorder):
+            held = _Held(verdict.after, burst, index)
+            self._held.setdefault(qp, []).append(held)
+            self.clock.call_later(HOLD_NS, lambda: self._let_go(qp, held))
+        else:
+            if isinstance(verdict, CorruptQkey):
+                burst = burst._replace(qkey=burst.qkey ^ 1 if verdict.qkey is None else verdict.qkey)
+            for _ in range(1 + verdict.copies if isinstance(verdict, Duplicate) else 1):
+                self._deliver(qp, burst, index, index + 1)
+            self._overtaken(qp)
+
+    def _deliver_late(self, qp: Qp, burst: Burst, index: int) -> None:
+        """A message comes after its time: only if the QP still is where it was sent to."""
+        lid = qp.attached.get(burst.group)
+        attached = lid == burst.dlid or (lid is not None and not qp.port.is_infiniband)
+        if not qp.port.up or qp.port.removed or (burst.group.is_multicast and not attached):
+            self._note_lost(qp, burst, index, 1, "it came too late")
+        else:
+            self._deliver(qp, burst, index, index + 1)
+
+    def _overtaken(self, qp: Qp) -> None:
+        """A message has come to the QP: those held back for it are nearer."""
+        for held in tuple(self._held.get(qp, ())):
+            held.after -= 1
+            if held.after <= 0:
+                self._let_go(qp, held)
+
+    def _let_go(self, qp: Qp, held: _Held) -> None:
+        if held in (waiting := self._held.get(qp, [])):
+            waiting.remove(held)
+            if not waiting:
+                del self._held[qp]
+            self._deliver_late(qp, held.burst, held.index)
 
     def _deliver(self, qp: Qp, burst: Burst, start: int, stop: int) -> None:
         """Messages start..stop arrive; a trace says what became of each, one line for a run of one fate."""
@@ -526,11 +698,16 @@ class Fabric:
             qp = self._qps.get(to.qp_num)
             reached = qp is not None and to.gid in qp.port.gids.values() and self._reaches(port, qp.port)
             return [qp] if qp is not None and reached else []
-        key = (port.index, to.gid, to.dlid)
-        targets = self._receivers.get(key)
+        known = self._receivers.setdefault(self._route(to.gid, to.dlid), {})
+        key = (port.index, to.gid)
+        targets = known.get(key)
         if targets is None:
-            targets = self._receivers[key] = list(self._attached(port, to.gid, to.dlid))
+            targets = known[key] = list(self._attached(port, to.gid, to.dlid))
         return targets
+
+    def _route(self, gid: Gid, lid: int) -> int | Gid:
+        """What switches know a group by: the MLID on InfiniBand, on RoCE the group itself."""
+        return gid if self.sa is None else lid
 
     def _attached(self, port: Port, gid: Gid, dlid: int) -> Iterator[Qp]:
         """The QPs that get a copy, in order of their ports and of their attaching."""
@@ -545,7 +722,7 @@ class Fabric:
         if self.sa is None:
             members = self.snooping.get(gid, {})
             return [member for member in members.values() if self._reaches(port, member)]
-        joined = [self._guids[guid] for guid in self.sa.forwarding(dlid)]
+        joined = [self._guids[guid] for guid in self._entry(port.switch, dlid)]
         switch_has_entry = any(member.switch == port.switch for member in joined)
         far = joined if switch_has_entry else []
         # An InfiniBand device copies to its own QPs without the switch, member or not.
@@ -554,6 +731,15 @@ class Fabric:
     def _reaches(self, source: Port, target: Port) -> bool:
         cut = source.switch != target.switch and bool({source.switch, target.switch} & self.cut)
         return target.up and not target.removed and not cut
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A message that waits for `after` others to pass."""
+
+    after: int
+    burst: Burst
+    index: int
 
 
 def _igmp_source(port: Port) -> str:

@@ -74,7 +74,7 @@ class SimBatch(Batch):
 
 
 def _message(burst: Burst, payload: memoryview, own: bool) -> Message:
-    return Message(payload, burst.source, burst.src_qp, burst.group, burst.imm, own)
+    return Message(payload, burst.source, burst.src_qp, burst.group, burst.imm, own, burst.slid)
 
 
 class Slots:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
+from typing import Protocol
 
 from mcast.addresses import Gid
 from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState, QpType
@@ -54,6 +56,13 @@ class Interface:
         return (self.ipv6,) if self.ipv4 is None else (self.ipv4, self.ipv6)
 
 
+class Bound(Protocol):
+    """What is bound to a port, and told what befalls it."""
+
+    def device_removed(self) -> None: ...
+    def address_changed(self) -> None: ...
+
+
 class Port:
     """One port of one host, a device of its own. `gids` maps index to GID; `interfaces[0]` is the default."""
 
@@ -75,6 +84,8 @@ class Port:
         self.guid = 0x0200_0000_0000_0000 | index + 1
         self.lid = index + 1 if self.is_infiniband else 0
         self.interfaces = [Interface(self, 0, 0xFFFF)]
+        self.pkeys: tuple[int, ...] = (0xFFFF,)
+        self.ids: dict[Bound, None] = {}
         link_local = Gid(b"\xfe\x80" + bytes(6) + self.guid.to_bytes(8))
         self.gids: dict[int, Gid] = {0: link_local}
         if not self.is_infiniband:
@@ -155,7 +166,7 @@ class Port:
             active_mtu=self.mtu,
             rate=float(self.rate),
             lid=self.lid,
-            gids=tuple(self.gids.values()),
+            gids=dict(self.gids),
             addresses=self.addresses,
         )
         return DeviceInfo(
@@ -166,3 +177,9 @@ class Port:
             max_qp_wr=self.limits.queue_depth,
             ports=(port,),
         )
+
+
+def find_pkey(table: Sequence[int], pkey: int) -> int | None:
+    """Where a P_Key table has that partition, as a full member if it can, else as a limited one."""
+    places = [index for index, entry in enumerate(table) if not (entry ^ pkey) & 0x7FFF]
+    return min(places, key=lambda index: (not table[index] & 0x8000, index), default=None)

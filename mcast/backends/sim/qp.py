@@ -45,6 +45,7 @@ class Burst(NamedTuple):
     pkey: int
     imm: int | None
     first: int
+    slid: int
 
 
 class Qp:
@@ -60,6 +61,7 @@ class Qp:
         "low_water",
         "no_receive",
         "number",
+        "partition",
         "pkey",
         "port",
         "qkey",
@@ -74,7 +76,8 @@ class Qp:
 
     def __init__(self, port: Port, number: int, init: QpInit, qkey: int, pkey: int) -> None:
         self.port, self.number, self.type = port, number, init.qp_type
-        self.qkey, self.pkey = qkey, pkey
+        self.qkey, self.partition = qkey, pkey
+        self.pkey = pkey  # 0 while the port has lost the partition
         self.state = _S.RESET
         self.error: WcStatus | None = None
         self.attached: dict[Gid, int] = {}
