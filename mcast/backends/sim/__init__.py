@@ -22,8 +22,8 @@ __all__ = ["INFINIBAND", "ROCE", "Fabric", "Quirks", "open_fabric"]
 def open_fabric(fabric: Fabric, host: int | None = None) -> Backend:
     """The backend of a program on one host of the fabric, or on all of them at once."""
     name = "sim-roce" if fabric.sa is None else "sim-ib"
-    if host is not None and host not in {port.host for port in fabric.ports}:
-        raise ValueError(f"host is {host!r}: this fabric has hosts 0..{max(p.host for p in fabric.ports)}")
+    if host is not None and host not in fabric.hosts:
+        raise ValueError(f"host is {host!r}: this fabric has hosts 0..{len(fabric.hosts) - 1}")
     return SimBackend(fabric, name, None if host is None else frozenset({host}))
 
 

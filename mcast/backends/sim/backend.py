@@ -33,7 +33,6 @@ from mcast.api import (
 from mcast.backends.sim import cm
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import SimBatch, Slots
-from mcast.backends.sim.port import Port
 from mcast.backends.sim.qp import Qp
 
 _BOTH = {Capability.CONNECTED_QP}
@@ -54,15 +53,14 @@ class SimBackend(Backend):
     ) -> None:
         self.fabric, self.name = fabric, name
         self.capabilities = ROCE_CAPABILITIES if fabric.sa is None else INFINIBAND_CAPABILITIES
-        self._hosts = hosts if hosts is not None else frozenset(port.host for port in fabric.ports)
+        self._hosts = hosts if hosts is not None else fabric.hosts
         self._owns_fabric = owns_fabric
         self._channels: dict[SimEventChannel, None] = {}
-        fabric.on_removal.append(self._device_removed)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         self._require_open("devices", Phase.OPEN)
         with self.fabric.clock:
-            return tuple(p.info() for p in self.fabric.ports if p.host in self._hosts and not p.removed)
+            return tuple(port.info() for port in self.fabric.ports_of(self._hosts) if not port.removed)
 
     def event_channel(self) -> EventChannel:
         self._require_open("event_channel", Phase.OPEN)
@@ -76,15 +74,8 @@ class SimBackend(Backend):
         for channel in list(self._channels):
             channel.close()
         self._closed = True
-        self.fabric.on_removal.remove(self._device_removed)
         if self._owns_fabric:
             self.fabric.close()
-
-    def _device_removed(self, port: Port) -> None:
-        for channel in self._channels:
-            for cm_id in channel.ids:
-                if cm_id.core.interface is not None and cm_id.core.interface.port is port:
-                    cm_id.core.device_removed()
 
 
 class SimEventChannel(EventChannel):
@@ -136,6 +127,7 @@ class SimEventChannel(EventChannel):
             context=None if membership is None else membership.context,
             id=event.id.owner,
             ud=event.ud,
+            detail=event.detail,
         )
 
     def close(self) -> None:

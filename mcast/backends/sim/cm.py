@@ -7,7 +7,7 @@ told what falls due, and `on_event` that an event is there.
 from __future__ import annotations
 
 import errno
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,13 +68,19 @@ class Event(NamedTuple):
     errno: int = 0
     membership: Membership | None = None
     ud: UdParam | None = None
+    detail: str = ""
+
+    @property
+    def owners(self) -> tuple[Id | Membership, ...]:
+        """Whose end takes the event back."""
+        return (self.id,) if self.membership is None else (self.id, self.membership)
 
 
 @dataclass(slots=True, eq=False)
 class Membership:
     """A join of an id, from the call to its leave.
 
-    `queued` while its event waits to be read; `attached` once reading it has attached the QP.
+    `attached` once reading its JOIN event has attached the QP.
     """
 
     address: McastAddress
@@ -83,7 +89,6 @@ class Membership:
     mgid: Gid
     sa: SaMembership | None = None
     igmp: bool = False
-    queued: bool = False
     attached: tuple[Gid, int] | None = None
 
 
@@ -92,26 +97,36 @@ class Channel:
     """The event queue of a channel: in order of happening, purged by leave and destroy."""
 
     on_event: Callable[[], None]
-    queue: deque[Event] = field(default_factory=deque)
+    queue: OrderedDict[int, Event] = field(default_factory=OrderedDict)
+    _unread: dict[Id | Membership, dict[int, None]] = field(default_factory=dict)
+    _last: int = 0
 
     def put(self, event: Event) -> None:
-        if event.membership is not None:
-            event.membership.queued = True
         event.id.note_event(event)
-        self.queue.append(event)
+        self._last += 1
+        self.queue[self._last] = event
+        for owner in event.owners:
+            self._unread.setdefault(owner, {})[self._last] = None
         self.on_event()
 
-    def purge(self, unwanted: Callable[[Event], bool]) -> None:
-        """Take back events that nobody has read."""
-        self.queue = deque(event for event in self.queue if not unwanted(event))
+    def purge(self, owner: Id | Membership) -> None:
+        """Take back the events of an id or of a membership that nobody has read."""
+        for number in tuple(self._unread.get(owner, ())):
+            self._take(number)
         self.on_event()
+
+    def _take(self, number: int) -> Event:
+        event = self.queue.pop(number)
+        for owner in event.owners:
+            del self._unread[owner][number]
+            if not self._unread[owner]:
+                del self._unread[owner]
+        return event
 
     def get(self) -> Event:
         """The next event, with the effects of retrieving it; there must be one."""
-        event = self.queue.popleft()
+        event = self._take(next(iter(self.queue)))
         self.on_event()
-        if event.membership is not None:
-            event.membership.queued = False
         if event.type is CmEventType.ADDR_RESOLVED:
             event.id.state = IdState.RESOLVED
         elif event.type is CmEventType.MULTICAST_JOIN:
@@ -151,7 +166,7 @@ class Id:
                 return errno.EADDRNOTAVAIL
             if self.port_space is PortSpace.IPOIB and not interface.port.is_infiniband:
                 return errno.EINVAL
-            self.interface = interface
+            self._take(interface)
         self.state, self.source = IdState.BOUND, source
         return 0
 
@@ -164,10 +179,15 @@ class Id:
         interface = self.interface or self.fabric.route(self.hosts, group.address)
         if interface is None:
             return errno.ENETUNREACH
-        self.interface, self.state = interface, IdState.QUERY
+        self._take(interface)
+        self.state = IdState.QUERY
         self.source = self.source or interface.ipv4
         self.fabric.clock.call_later(ADDR_RESOLUTION_NS, self._resolved)
         return 0
+
+    def _take(self, interface: Interface) -> None:
+        self.interface = interface
+        interface.port.ids[self] = None
 
     def _resolved(self) -> None:
         if self.state is IdState.QUERY:
@@ -252,7 +272,7 @@ class Id:
         membership.sa = self.fabric.sa_clients[port.index].join(
             _JOIN_MASK | _IPOIB_MASK if is_ipoib else _JOIN_MASK,
             record,
-            lambda failed, granted: self._answered(membership, failed, granted),
+            lambda failed, granted, why: self._answered(membership, failed, granted, why),
         )
         return 0
 
@@ -283,9 +303,10 @@ class Id:
             group=None if event.membership is None else event.membership.mgid,
         )
 
-    def _answered(self, membership: Membership, failed: int, record: McMemberRecord | None) -> None:
+    def _answered(self, membership: Membership, failed: int, record: McMemberRecord | None, why: str) -> None:
         if failed or record is None:
-            self.channel.put(Event(CmEventType.MULTICAST_ERROR, self, -failed, failed, membership))
+            event = Event(CmEventType.MULTICAST_ERROR, self, -failed, failed, membership, detail=why)
+            self.channel.put(event)
             return
         membership.mgid = Gid(record.mgid)
         to = Destination(
@@ -330,8 +351,7 @@ class Id:
         return 0
 
     def _end(self, membership: Membership) -> None:
-        if membership.queued:
-            self.channel.purge(lambda event: event.membership is membership)
+        self.channel.purge(membership)
         if self.qp is not None:
             pair = membership.attached or (membership.mgid, self.qp.attached.get(membership.mgid))
             if pair[1] is not None and self.qp.attached.get(pair[0]) == pair[1]:
@@ -354,8 +374,10 @@ class Id:
             if self.state is not IdState.REMOVED:
                 self._end(membership)
         self.groups.clear()
-        self.channel.purge(lambda event: event.id is self)
+        self.channel.purge(self)
         self.destroy_qp()
+        if self.interface is not None:
+            self.interface.port.ids.pop(self, None)
         self.state = IdState.IDLE
 
     def device_removed(self) -> None:
@@ -363,9 +385,13 @@ class Id:
         assert self.interface is not None
         for membership in self.groups.values():
             self._give_up(membership)
-        self.channel.purge(lambda event: event.id is self)
+        self.channel.purge(self)
         self.state = IdState.REMOVED
         self.channel.put(Event(CmEventType.DEVICE_REMOVAL, self, errno=errno.ENODEV))
+
+    def address_changed(self) -> None:
+        """The bond below the device has changed its link; the rest is the user's (facts: kernel)."""
+        self.channel.put(Event(CmEventType.ADDR_CHANGE, self))
 
 
 def _refused_by_library(attr: JoinAttrEx) -> int:

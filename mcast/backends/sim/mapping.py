@@ -39,3 +39,15 @@ def infiniband_mgid(address: GroupName, port_space: PortSpace, broadcast: bytes)
 def roce_mgid(address: IPv4Address | IPv6Address) -> Gid:
     """The MGID on RoCEv2: `::ffff:a.b.c.d` for IPv4, IPv6 as it is."""
     return Gid(address)
+
+
+def is_mapped(address: GroupName, mgid: bytes) -> bool:
+    """Whether a join of `address` leads to `mgid`, on either link layer, in some partition and port space."""
+    if mgid == bytes(Gid(address)):
+        return True
+    if isinstance(address, Gid):
+        return False
+    broadcast = mgid[:2] + bytes(2) + mgid[4:6]
+    return any(
+        infiniband_mgid(address, space, broadcast) == mgid for space in (PortSpace.UDP, PortSpace.IPOIB)
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 
 from mcast.addresses import Gid
 from mcast.backends.sim.mapping import ZERO_GID
@@ -18,7 +19,28 @@ from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord, SaMet
 from mcast.backends.sim.sa import SaReply
 
 Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], None]
-Joined = Callable[[int, McMemberRecord | None], None]
+Joined = Callable[[int, McMemberRecord | None, str], None]
+
+MEANING = {
+    SaStatus.NO_RESOURCES: "no MLID is left, or the SA is out of another resource",
+    SaStatus.REQ_INVALID: "a field does not fit the group, the partition or what the SM can do",
+    SaStatus.NO_RECORDS: "there is no such record",
+    SaStatus.TOO_MANY_RECORDS: "more than one record fits",
+    SaStatus.INVALID_GID: "the port's GID is not of this subnet",
+    SaStatus.INSUF_COMPS: "the group does not exist, and the request names too little to create it",
+    SaStatus.UNSUP_METHOD_ATTR: "the SM does not know this request",
+}
+"""What the kernel's -EINVAL hides: the SA's status in words (facts: SA)."""
+
+
+class Reset(Enum):
+    """Port events that end the port's memberships (facts: SA, -ENETRESET)."""
+
+    PORT_ERR = "the port's link went down"
+    LID_CHANGE = "the port was given another LID"
+    CLIENT_REREGISTER = "the SM restarted, or another took over"
+    PKEY_CHANGE = "the group's P_Key moved in the port's table, or left it"
+
 
 DELETE_REPEATS = 3
 
@@ -34,7 +56,8 @@ _COMPARED = {
 
 
 class SaMembership:
-    """One id's part in a group of the port. `joined(errno, record)` is called once, unless left before."""
+    """One id's part in a group of the port. `joined(errno, record, why)` is called with the
+    outcome, and again with ENETRESET when the membership is lost; never after it was left."""
 
     __slots__ = ("active", "bits", "group", "joined", "left", "mask", "record")
 
@@ -45,15 +68,15 @@ class SaMembership:
 
 
 class _Group:
-    """What the port holds of one MGID: counts per bit, the SA's record, members that wait for an answer."""
+    """What the port holds of one MGID: members by bit, the SA's record, members that wait for an answer."""
 
-    __slots__ = ("busy", "counts", "held", "mgid", "record", "waiting")
+    __slots__ = ("active", "busy", "held", "mgid", "record", "waiting")
 
     def __init__(self, mgid: Gid) -> None:
         self.mgid = mgid
         self.record: McMemberRecord | None = None
         self.held = JoinState(0)
-        self.counts: dict[int, int] = dict.fromkeys(_BITS, 0)
+        self.active: dict[int, dict[SaMembership, None]] = {}
         self.waiting: deque[SaMembership] = deque()
         self.busy = False
 
@@ -88,8 +111,21 @@ class SaClient:
         member.left = True
         if member.active:
             member.active = False
-            member.group.counts[member.bits] -= 1
+            del member.group.active[member.bits][member]
         self._proceed(member.group)
+
+    def reset(self, why: Reset, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
+        """A port event ends the memberships in the groups that are `lost`: ENETRESET for every active member,
+        no Delete, and no join by itself (facts: SA)."""
+        for group in list(self._groups.values()):
+            if group.record is not None and lost(group.record):
+                members = [member for some in group.active.values() for member in some]
+                group.active.clear()
+                group.held = JoinState(0)
+                for member in members:
+                    member.active = False
+                    member.joined(errno.ENETRESET, None, f"{why.name}: {why.value}")
+                self._proceed(group)
 
     def _proceed(self, group: _Group) -> None:
         """Serve who waits; then give back what nobody holds any more; one request at a time."""
@@ -98,7 +134,7 @@ class SaClient:
                 member = group.waiting.popleft()
                 if not member.left:
                     self._serve(group, member)
-            elif unused := [bit for bit in _BITS if group.held & bit and not group.counts[bit]]:
+            elif unused := [bit for bit in _BITS if group.held & bit and not group.active.get(bit)]:
                 self._give_back(group, JoinState(sum(unused)), DELETE_REPEATS)
             else:
                 if not group.held:
@@ -113,7 +149,7 @@ class SaClient:
                 SaMethod.SET, member.mask, member.record, lambda reply: self._granted(group, member, reply)
             )
         elif _differs(member.mask, member.record, group.record):
-            member.joined(errno.EINVAL, None)
+            member.joined(errno.EINVAL, None, "it differs from what this port holds of the group")
         else:
             self._activate(group, member)
 
@@ -126,14 +162,19 @@ class SaClient:
             group.held |= member.bits
             if not member.left:
                 self._activate(group, member)
-        elif not member.left:
-            member.joined(errno.ETIMEDOUT if reply is None else errno.EINVAL, None)
+        elif member.left:
+            pass
+        elif reply is None:
+            member.joined(errno.ETIMEDOUT, None, "the SA did not answer")
+        else:
+            status = f"{reply.status.name} ({reply.status:#06x})"
+            member.joined(errno.EINVAL, None, f"the SA refused with {status}: {MEANING[reply.status]}")
         self._proceed(group)
 
     def _activate(self, group: _Group, member: SaMembership) -> None:
         member.active = True
-        group.counts[member.bits] += 1
-        member.joined(0, group.record)
+        group.active.setdefault(member.bits, {})[member] = None
+        member.joined(0, group.record, "")
 
     def _give_back(self, group: _Group, bits: JoinState, repeats: int) -> None:
         assert group.record is not None

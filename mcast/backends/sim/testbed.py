@@ -40,8 +40,8 @@ class SimObserver(Observer):
         if fabric.sa is None:
             return frozenset(_address(fabric, index) for index in fabric.snooping.get(group, {}))
         known = fabric.sa.group(group)
-        receiving = {m.guid for m in (known.members if known else ()) if m.join_state & _RECEIVING}
-        return frozenset(_address(fabric, port.index) for port in fabric.ports if port.guid in receiving)
+        receiving = (m.guid for m in (known.members if known else ()) if m.join_state & _RECEIVING)
+        return frozenset(_address(fabric, fabric.port_with(guid).index) for guid in receiving)
 
     def group_exists(self, group: Gid) -> bool:
         fabric = self._fabric
