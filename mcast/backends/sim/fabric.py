@@ -437,12 +437,15 @@ class Fabric:
             request = SaRequest(self.clock.now, port.name, method, record)
             verdict = self.rules.judge_sa_request(request)
             tid = self._transactions = self._transactions + 1
-            self.note(SaAsked, port=port.name, tid=tid, method=method.name, mask=mask, record=record)
+            self.note(
+                SaAsked, port=port.name, lid=port.lid, tid=tid, method=method.name, mask=mask, record=record
+            )
 
             def answer(reply: SaReply | None) -> None:
                 self.note(
                     SaAnswered,
                     port=port.name,
+                    lid=port.lid,
                     tid=tid,
                     method=method.name,
                     mask=mask,
@@ -651,6 +654,7 @@ class Fabric:
             source=burst.source,
             group=to.gid,
             dest_qp=to.qp_num,
+            slid=burst.slid,
             dlid=to.dlid,
             sl=to.sl,
             qkey=to.qkey,

@@ -106,14 +106,14 @@ class _Wire:
                 yield event.port, Direction.OUT, self._igmp(event, event.group.ipv4), ""
         elif isinstance(event, SaAsked):
             self._asked[event.tid] = event.record
-            lid, method = self._ports[event.port].lid, SaMethod[event.method]
-            data = packets.sa_request(method, event.tid, event.mask, event.record, lid)
+            method = SaMethod[event.method]
+            data = packets.sa_request(method, event.tid, event.mask, event.record, event.lid)
             yield event.port, Direction.OUT, data, ""
         elif isinstance(event, SaAnswered) and event.status is not None:
             # A refusal carries the record of its request.
             record = event.record or self._asked[event.tid]
-            lid, method, status = self._ports[event.port].lid, SaMethod[event.method], SaStatus[event.status]
-            data = packets.sa_answer(method, status, event.tid, event.mask, record, lid)
+            method, status = SaMethod[event.method], SaStatus[event.status]
+            data = packets.sa_answer(method, status, event.tid, event.mask, record, event.lid)
             yield event.port, Direction.IN, data, ""
 
     def _igmp(self, event: IgmpReport | IgmpLeave, group: IPv4Address) -> bytes:
@@ -135,7 +135,7 @@ class _Wire:
             hop_limit=send.hop_limit,
             traffic_class=send.traffic_class,
             flow_label=send.flow_label,
-            slid=port.lid,
+            slid=send.slid,
             dlid=send.dlid,
             sl=send.sl,
         )

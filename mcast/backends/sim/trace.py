@@ -119,6 +119,7 @@ class SaAsked(_Event):
 
     what: Literal["sa-request"] = "sa-request"
     port: str
+    lid: int
     tid: int
     method: str
     mask: int
@@ -130,6 +131,7 @@ class SaAnswered(_Event):
 
     what: Literal["sa-answer"] = "sa-answer"
     port: str
+    lid: int
     tid: int
     method: str
     mask: int
@@ -188,6 +190,7 @@ class Send(_Event):
     source: Gid
     group: Gid
     dest_qp: int
+    slid: int
     dlid: int
     sl: int
     qkey: int
