@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,12 +63,13 @@ def conformance(
 
         json_file.write_text(to_json(report), "utf-8")
     if html_file:
-        from mcast import __version__, backend_status
+        from mcast import __version__
         from mcast.conformance.page import to_html
+        from mcast.registry import provider
 
         host = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
         today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        summaries = {name: backend_status(name).detail for name in report.providers}
+        summaries = {name: provider(name).summary for name in report.providers}
         html_file.write_text(to_html(report, f"mcast {__version__}, {host}, {today}", summaries), "utf-8")
     _show(report)
     if not report.passed:
@@ -160,16 +162,18 @@ def _show(report: Report) -> None:
             cells = ("\n".join(f"{count[o]} {styles[o]}" for o in styles if count[o]) for count in found)
             table.add_row(f"{len(names)} facts", escape(title), *cells)
     out.print(table)
+    # Wrapped by the terminal alone, so that a line can be searched for.
+    say = partial(out.print, soft_wrap=True)
     for backend, column in report.providers.items():
         for name, cell in column.items():
             if cell.outcome in (Outcome.FAILED, Outcome.DEVIATION):
-                out.print(f"{backend} {name} {styles[cell.outcome]}: {escape(cell.reason or '')}")
+                say(f"{backend} {name} {styles[cell.outcome]}: {escape(cell.reason or '')}")
     for result in report.loose:
-        out.print(
+        say(
             f"{result.backend or 'all'} {styles[Outcome.FAILED]}: {escape(f'{result.test}: {result.reason}')}"
         )
     for backend, reason in report.unavailable.items():
-        out.print(f"{backend} not tested: {escape(reason)}")
+        say(f"{backend} not tested: {escape(reason)}")
     verdicts = {backend: _verdict(report, backend) for backend in report.providers}
     typer.echo(
         "conformance: "

@@ -1,0 +1,74 @@
+"""What the tests of the command share: running it, and a package of a third party."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+MCAST = Path(sys.executable).with_name("mcast")
+
+PROVIDER = """
+from contextlib import contextmanager
+from mcast.backends.sim import ROCE
+
+NAME, DEVIATIONS, LEAK = {name!r}, {deviations!r}, {leak!r}
+
+@contextmanager
+def testbed():
+    with ROCE.testbed() as bed:
+        bed.deviations = DEVIATIONS
+        if LEAK:
+            bed.observer.leftovers = lambda: (LEAK,)
+        yield bed
+
+PROVIDER = ROCE._replace(name=NAME, summary="a provider of somebody else", testbed=testbed)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run a command in a directory of its own, without a terminal; more variables as `env`."""
+
+    def call(*command: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COLUMNS"))}
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=tmp_path,
+            env=kept | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    return call
+
+
+@pytest.fixture
+def mcast(run: Run) -> Run:
+    """Run the command `mcast`."""
+    return lambda *arguments, **options: run(MCAST, *arguments, **options)
+
+
+@pytest.fixture
+def third_party(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Make a package with an entry point in `mcast.backends`; the answer is the environment that has it."""
+
+    def install(
+        name: str = "acme", deviations: dict[str, str] | None = None, leak: str = "", source: str = ""
+    ) -> dict[str, str]:
+        site = tmp_path / "site"
+        info = site / "acme_mcast-1.0.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-mcast\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[mcast.backends]\n{name} = acme_mcast:PROVIDER\n")
+        module = source or PROVIDER.format(name=name, deviations=deviations or {}, leak=leak)
+        (site / "acme_mcast.py").write_text(module)
+        return {"PYTHONPATH": str(site)}
+
+    return install
