@@ -69,6 +69,6 @@ def third_party(tmp_path: Path) -> Callable[..., dict[str, str]]:
         (info / "entry_points.txt").write_text(f"[mcast.backends]\n{name} = acme_mcast:PROVIDER\n")
         module = source or PROVIDER.format(name=name, deviations=deviations or {}, leak=leak)
         (site / "acme_mcast.py").write_text(module)
-        return {"PYTHONPATH": str(site)}
+        return {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
     return install
