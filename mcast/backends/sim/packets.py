@@ -75,7 +75,7 @@ def udp_source_port(qp_num: int) -> int:
 
 def roce(message: Datagram, src_mac: bytes, dest_mac: bytes) -> bytes:
     """An Ethernet frame, without FCS; IPv4 if the GIDs hold IPv4 addresses."""
-    transport = _transport(message, ack_request=True)
+    transport = _transport(message)
     length = 8 + len(transport) + 4
     udp = struct.pack(">HHHH", udp_source_port(message.src_qp), ROCE_UDP_PORT, length, 0)
     source, dest = message.source.ipv4, message.dest.ipv4
@@ -207,7 +207,7 @@ def _lrh(message: Datagram, next_header: int, length: int) -> bytes:
 # --- both --------------------------------------------------------------------------------
 
 
-def _transport(message: Datagram, ack_request: bool = False) -> bytes:
+def _transport(message: Datagram) -> bytes:
     """BTH, DETH, immediate if there is one, payload, padding to words."""
     pad = -len(message.payload) % 4
     has_imm = message.imm is not None
@@ -217,7 +217,7 @@ def _transport(message: Datagram, ack_request: bool = False) -> bytes:
         pad << 4,
         message.pkey,
         message.dest_qp,
-        ack_request << 31 | message.psn,
+        message.psn,
     )
     deth = struct.pack(">II", message.qkey, message.src_qp)
     imm = b"" if message.imm is None else message.imm.to_bytes(4)
