@@ -1,0 +1,485 @@
+"""Scenarios: a whole faulty run, written down, and what came of it.
+
+`load("slow-receiver")`, or `load(Path("my.toml"))`, gives a `Scenario`; `run(scenario)` plays it on a fabric
+with virtual time and returns a `ScenarioResult`. Pure: the same scenario, the same result, trace included.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from mcast.api import (
+    CmEvent,
+    CmEventType,
+    Destination,
+    EventChannel,
+    JoinAttrEx,
+    McastError,
+    QpCounters,
+    QpError,
+    QpInit,
+)
+from mcast.backends.sim import faults
+from mcast.backends.sim import scenario_model as model
+from mcast.backends.sim.backend import SimBackend, SimCmId, SimQueuePair
+from mcast.backends.sim.clock import NS
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.faults import Messages, Requests
+from mcast.backends.sim.port import Port
+from mcast.backends.sim.qp import Qp
+from mcast.backends.sim.scenario_model import BadScenario, Scenario, load, ready_made
+from mcast.backends.sim.trace import Fault, Lost, Send, Trace
+from mcast.errors import errno_name
+
+__all__ = ["BadScenario", "MemberResult", "Scenario", "ScenarioResult", "Seen", "load", "ready_made", "run"]
+
+RETRY_NS = 100_000_000
+"""A member that is to rejoin tries again 0.1 s after a refusal."""
+SETTLE_NS = 1 * NS
+"""What is on its way at the end may still come for 1 s."""
+_NUMBER_BYTES = 8
+"""A payload begins with the number of its message in the run."""
+_UNDERWAY = "still on its way"
+
+
+class Seen(NamedTuple):
+    """What an application was told: a CM event, or an error of its QP. `at` is s, `errno` by name or ""."""
+
+    at: float
+    device: str
+    group: str
+    what: str
+    errno: str
+    detail: str
+
+
+class MemberResult(NamedTuple):
+    """A member at the end. Messages are counted once each, however many copies of one came.
+
+    joined        s, None if it never was a member
+    sent          messages it sent; `held_back`: those that it could not, not being a member
+    expected      messages sent to the group while it wanted to hear them, its own included
+    lost          expected and never received, `causes` says why: reason -> messages
+    duplicates    further copies of messages it had
+    out_of_order  messages that came after a later one of the same sender
+    """
+
+    device: str
+    group: str
+    send_only: bool
+    joined: float | None
+    joins: int
+    sent: int
+    held_back: int
+    expected: int
+    received: int
+    lost: int
+    duplicates: int
+    out_of_order: int
+    causes: dict[str, int]
+    counters: QpCounters
+
+
+class ScenarioResult(NamedTuple):
+    """What came of a scenario; `trace` is all that happened on the fabric."""
+
+    scenario: Scenario
+    members: tuple[MemberResult, ...]
+    seen: tuple[Seen, ...]
+    trace: Trace
+
+    def as_json(self) -> dict[str, Any]:
+        """The result without its trace, in values that JSON has."""
+        return {
+            "scenario": self.scenario.model_dump(mode="json"),
+            "members": [{**m._asdict(), "counters": m.counters._asdict()} for m in self.members],
+            "seen": [seen._asdict() for seen in self.seen],
+        }
+
+
+def run(scenario: Scenario) -> ScenarioResult:
+    """Play the scenario to its end."""
+    return _Play(scenario).play()
+
+
+class _Member:
+    """An application on one port: it wants to be in a group, and is `joined`, or `why_out` says why not."""
+
+    def __init__(self, plan: model.Members, port: Port, channel: EventChannel) -> None:
+        self.plan, self.port = plan, port
+        cm_id = channel.create_id()
+        assert isinstance(cm_id, SimCmId)
+        self.id = cm_id
+        self.id.bind_addr(port.addresses[0])
+        qp = self.id.create_qp(QpInit(max_recv_wr=plan.receives))
+        assert isinstance(qp, SimQueuePair)
+        self.qp = qp
+        self.number = qp.qp_num
+        self.wants = False
+        self.why_out = ""
+        self.destination: Destination | None = None
+        self.joined: list[int] = []
+        self.sent = self.held_back = 0
+        self.expected: dict[int, str] = {}  # message -> why it cannot come, "" if it can
+        self.copies: Counter[int] = Counter()
+        self.out_of_order = 0
+        self._last: dict[int, int] = {}  # sender's QP -> its latest message here
+
+    def read(self, most: int) -> None:
+        """Take messages that are there. Raises QpError."""
+        with self.qp.recv(most or 1 << 20, timeout=0) as batch:
+            for message in batch:
+                number = int.from_bytes(message.payload[:_NUMBER_BYTES])
+                self.copies[number] += 1
+                self.out_of_order += number < self._last.get(message.src_qp, 0)
+                self._last[message.src_qp] = max(number, self._last.get(message.src_qp, 0))
+
+    def result(self, reasons: dict[tuple[int, int], str], counters: QpCounters) -> MemberResult:
+        lost = [(number, why) for number, why in self.expected.items() if number not in self.copies]
+        causes = Counter(why or reasons.get((self.number, number), _UNDERWAY) for number, why in lost)
+        return MemberResult(
+            device=self.port.name,
+            group=self.plan.group,
+            send_only=self.plan.send_only,
+            joined=self.joined[0] / NS if self.joined else None,
+            joins=len(self.joined),
+            sent=self.sent,
+            held_back=self.held_back,
+            expected=len(self.expected),
+            received=len(self.copies),
+            lost=len(lost),
+            duplicates=self.copies.total() - len(self.copies),
+            out_of_order=self.out_of_order,
+            causes=dict(causes.most_common()),
+            counters=counters,
+        )
+
+
+class _Play:
+    """One run: an agenda of actions by time; between them the clock moves and events are read."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        about = scenario.fabric
+        options: dict[str, Any] = {"ports": about.ports, "switches": about.switches, "mtu": about.mtu}
+        options |= {"seed": scenario.seed, "trace": True}
+        if about.link_layer == "roce":
+            self.fabric = Fabric.roce(**options)
+        else:
+            self.fabric = Fabric.infiniband(**options, max_mlid=about.max_mlid)
+        self.backend = SimBackend(self.fabric, about.link_layer, owns_fabric=True)
+        self.channel = self.backend.event_channel()
+        self.end = round(scenario.seconds * NS)
+        self.seen: list[Seen] = []
+        self.members = [
+            _Member(plan, self.fabric.ports[port], self.channel)
+            for plan in scenario.members
+            for port in plan.ports
+        ]
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._scheduled = itertools.count()
+        self._numbers = itertools.count(1)
+
+    def at(self, when: int, action: Callable[[], None]) -> None:
+        if when <= self.end:
+            heapq.heappush(self._agenda, (when, next(self._scheduled), action))
+
+    def play(self) -> ScenarioResult:
+        for fault in self.scenario.faults:
+            self._plan_fault(fault)
+        for member in self.members:
+            self._plan_member(member)
+        for traffic in self.scenario.traffic:
+            self._plan_traffic(traffic)
+        while self._agenda:
+            when, _, action = self._agenda[0]
+            if not self._wait_until(when):
+                heapq.heappop(self._agenda)
+                action()
+                self._read_the_eager()
+        settled = max(self.end, self.fabric.clock.now) + SETTLE_NS
+        while self._wait_until(settled):
+            pass
+        for member in self.members:
+            self._read(member, 0)
+        return self._conclude()
+
+    def _wait_until(self, when: int) -> bool:
+        """Let time pass; True if an event came first."""
+        wait = when - self.fabric.clock.now
+        event = self.channel.get_event(wait / NS) if wait > 0 else None
+        if event is not None:
+            self._told(event)
+        return event is not None
+
+    def _conclude(self) -> ScenarioResult:
+        assert self.fabric.trace is not None
+        counters = [member.qp.counters for member in self.members]
+        self.backend.close()
+        reasons = dict(_reasons(self.fabric.trace))
+        results = map(_Member.result, self.members, itertools.repeat(reasons), counters)
+        return ScenarioResult(self.scenario, tuple(results), tuple(self.seen), self.fabric.trace)
+
+    def _see(self, member: _Member, what: str, errno: int = 0, detail: str = "") -> None:
+        name = errno_name(errno) if errno else ""
+        at = self.fabric.clock.now / NS
+        self.seen.append(Seen(at, member.port.name, member.plan.group, what, name, detail))
+
+    # --- members -------------------------------------------------------------------------
+
+    def _plan_member(self, member: _Member) -> None:
+        plan = member.plan
+        self.at(round(plan.join * NS), lambda: self._want(member))
+        if plan.leave is not None:
+            self.at(round(plan.leave * NS), lambda: self._stop_wanting(member))
+        if plan.read_every:
+            self._every(plan.join, plan.read_every, lambda: self._read(member, plan.read_most))
+
+    def _every(
+        self, start: float, every: float, action: Callable[[], None], stop: float | None = None
+    ) -> None:
+        """`action` at start, start + every, …, until `stop`."""
+        last = self.end if stop is None else round(stop * NS)
+
+        def act(count: int) -> None:
+            action()
+            plan(count + 1)
+
+        def plan(count: int) -> None:
+            when = round((start + count * every) * NS)
+            if when < last:
+                self.at(when, lambda: act(count))
+
+        plan(0)
+
+    def _want(self, member: _Member) -> None:
+        member.wants = True
+        self._join(member)
+
+    def _stop_wanting(self, member: _Member) -> None:
+        member.wants = False
+        self._leave(member)
+
+    def _join(self, member: _Member) -> None:
+        make = JoinAttrEx.send_only if member.plan.send_only else JoinAttrEx.full_member
+        member.why_out = "the join was not complete"
+        try:
+            member.id.join_multicast_ex(make(member.plan.group), member)
+        except McastError as error:
+            self._see(member, "join refused", error.errno or 0, error.detail)
+            self._out(member, "the join was refused", RETRY_NS)
+
+    def _leave(self, member: _Member) -> None:
+        member.destination = None
+        try:
+            member.id.leave_multicast(member.plan.group)
+        except McastError:
+            pass  # the join was refused, or the device is gone: nothing is left to leave
+
+    def _out(self, member: _Member, why: str, wait: int) -> None:
+        """No member (any more): leave, and join again if the plan says so."""
+        member.why_out, member.destination = why, None
+        if member.plan.rejoin and not member.port.removed:
+            self._leave(member)
+            self.at(self.fabric.clock.now + wait, lambda: self._join(member) if member.wants else None)
+
+    def _told(self, event: CmEvent) -> None:
+        concerned = [m for m in self.members if m.id is event.id and event.context in (None, m)]
+        for member in concerned:
+            self._see(member, event.type.name, event.errno, event.detail)
+            if event.type is CmEventType.MULTICAST_JOIN and event.ud is not None:
+                member.why_out, member.destination = "", event.ud.destination
+                member.joined.append(self.fabric.clock.now)
+            elif event.type is CmEventType.MULTICAST_ERROR:
+                lost = bool(member.joined) and not member.why_out
+                why = "the membership was lost" if lost else "the join failed"
+                self._out(member, why, 0 if lost else RETRY_NS)
+            elif event.type is CmEventType.DEVICE_REMOVAL:
+                self._out(member, "the device is gone", 0)
+
+    def _read(self, member: _Member, most: int) -> None:
+        if member.qp.core.readable:
+            try:
+                member.read(most)
+            except QpError as error:
+                self._reset(member, error)
+
+    def _read_the_eager(self) -> None:
+        for member in self.members:
+            if not member.plan.read_every:
+                self._read(member, 0)
+
+    def _reset(self, member: _Member, error: QpError) -> None:
+        self._see(member, "QP in ERR, reset", error.errno or 0, error.status.name)
+        member.qp.reset()
+
+    # --- traffic -------------------------------------------------------------------------
+
+    def _plan_traffic(self, traffic: model.Traffic) -> None:
+        sender = next(
+            m for m in self.members if (m.plan.group, m.port.index) == (traffic.group, traffic.port)
+        )
+        self._every(traffic.start, traffic.every, lambda: self._send(sender, traffic), traffic.stop)
+
+    def _send(self, sender: _Member, traffic: model.Traffic) -> None:
+        if sender.destination is None:
+            sender.held_back += traffic.burst
+            return
+        numbers = list(itertools.islice(self._numbers, traffic.burst))
+        unsent = "" if sender.port.up else "the sender's link was down"
+        for member in self.members:
+            if member.wants and not member.plan.send_only and member.plan.group == traffic.group:
+                member.expected |= dict.fromkeys(numbers, member.why_out or unsent)
+        try:
+            payloads = [number.to_bytes(_NUMBER_BYTES).ljust(traffic.size, b"\0") for number in numbers]
+            sender.sent += sender.qp.send(sender.destination, payloads)
+        except QpError as error:
+            for member in self.members:
+                for number in numbers:
+                    member.expected.pop(number, None)
+            self._reset(sender, error)
+
+    # --- faults --------------------------------------------------------------------------
+
+    def _plan_fault(self, fault: Any) -> None:
+        def begin() -> None:
+            undo = _BEGIN[type(fault)](self, fault)
+            until = getattr(fault, "until", None)
+            if undo is not None:
+                self.at(self.end if until is None else round(until * NS), undo)
+
+        self.at(round(fault.at * NS), begin)
+
+    def note(self, fault: Any, detail: str = "") -> None:
+        """Record in the trace a fault that leaves no line of its own."""
+        port = getattr(fault, "port", None)
+        self.fabric.note(
+            Fault, name=fault.kind, port=None if port is None else self.name(port), detail=detail
+        )
+
+    def name(self, port: int | None) -> str | None:
+        return None if port is None else self.fabric.ports[port].name
+
+    def qps(self, port: int) -> list[Qp]:
+        return [member.qp.core for member in self.members if member.port.index == port]
+
+
+Undo = Callable[[], None] | None
+
+
+def _on_messages(make: Callable[[Any], faults.DeliveryVerdict]) -> Callable[[_Play, Any], Undo]:
+    def begin(play: _Play, fault: model.OnMessages) -> Undo:
+        source, target = play.name(fault.source), play.name(fault.target)
+        which = Messages(fault.group, source, target, nth=fault.nth, rate=fault.rate)
+        return _install(play, fault, play.fabric.rules.when(which, make(fault)))
+
+    return begin
+
+
+def _on_requests(make: Callable[[Any], faults.SaVerdict]) -> Callable[[_Play, Any], Undo]:
+    def begin(play: _Play, fault: model.OnRequests) -> Undo:
+        which = Requests(fault.method, play.name(fault.port), fault.group, nth=fault.nth, rate=fault.rate)
+        return _install(play, fault, play.fabric.rules.when(which, make(fault)))
+
+    return begin
+
+
+def _install(play: _Play, fault: Any, rule: Any) -> Undo:
+    stack = ExitStack()
+    stack.enter_context(rule)
+    play.note(fault, "begins")
+
+    def undo() -> None:
+        stack.close()
+        play.note(fault, "ends")
+
+    return undo
+
+
+def _link_down(play: _Play, fault: model.LinkDown) -> Undo:
+    port = play.fabric.ports[fault.port]
+    play.fabric.set_link(port, up=False)
+    return lambda: play.fabric.set_link(port, up=True)
+
+
+def _cut(play: _Play, fault: model.CutCable) -> Undo:
+    play.fabric.cut_cable(fault.switch)
+    return lambda: play.fabric.mend_cable(fault.switch)
+
+
+def _pkey_change(play: _Play, fault: model.PkeyChange) -> Undo:
+    port = play.fabric.ports[fault.port]
+    before = port.pkeys
+    play.fabric.set_pkeys(port, fault.pkeys)
+    return lambda: play.fabric.set_pkeys(port, before)
+
+
+def _late_switches(play: _Play, fault: model.LateSwitches) -> Undo:
+    play.fabric.program_late(fault.seconds)
+    return lambda: play.fabric.program_late(0)
+
+
+def _no_querier(play: _Play, fault: model.NoQuerier) -> Undo:
+    play.fabric.stop_querier()
+    return play.fabric.start_querier
+
+
+def _starve(play: _Play, fault: model.Starve) -> Undo:
+    stack = ExitStack()
+    for qp in play.qps(fault.port):
+        stack.enter_context(play.fabric.starved(qp))
+    return stack.close
+
+
+def _overrun_cq(play: _Play, fault: model.OverrunCq) -> Undo:
+    for qp in play.qps(fault.port):
+        play.fabric.overrun_cq(qp)
+    return None
+
+
+def _fail_qp(play: _Play, fault: model.FailQp) -> Undo:
+    for qp in play.qps(fault.port):
+        play.fabric.fail_qp(qp, fault.status)
+    return None
+
+
+_BEGIN: dict[type, Callable[[_Play, Any], Undo]] = {
+    model.DropMessages: _on_messages(lambda fault: faults.Drop()),
+    model.DelayMessages: _on_messages(lambda fault: faults.Delay(round(fault.seconds * NS))),
+    model.DuplicateMessages: _on_messages(lambda fault: faults.Duplicate(fault.copies)),
+    model.ReorderMessages: _on_messages(lambda fault: faults.Reorder(fault.after)),
+    model.CorruptQkeys: _on_messages(lambda fault: faults.CorruptQkey()),
+    model.SaSilent: _on_requests(lambda fault: faults.Drop()),
+    model.SaSlow: _on_requests(lambda fault: faults.Delay(round(fault.seconds * NS))),
+    model.SaRefuses: _on_requests(lambda fault: faults.Refuse(fault.status)),
+    model.RestartSm: lambda play, fault: play.fabric.restart_sm(fault.outage),
+    model.LinkDown: _link_down,
+    model.CutCable: _cut,
+    model.LidChange: lambda play, fault: play.fabric.change_lid(play.fabric.ports[fault.port]),
+    model.PkeyChange: _pkey_change,
+    model.LateSwitches: _late_switches,
+    model.NoQuerier: _no_querier,
+    model.RemoveDevice: lambda play, fault: play.fabric.remove_device(play.fabric.ports[fault.port]),
+    model.BondFailover: lambda play, fault: play.fabric.bond_failover(play.fabric.ports[fault.port]),
+    model.Starve: _starve,
+    model.OverrunCq: _overrun_cq,
+    model.FailQp: _fail_qp,
+}
+"""How each fault begins; it returns how to undo it."""
+
+
+def _reasons(trace: Iterable[Any]) -> Iterator[tuple[tuple[int, int], str]]:
+    """(QP, message of the run) -> why it was lost, from the trace."""
+    numbers: dict[int, int] = {}
+    for _, event in trace:
+        if isinstance(event, Send):
+            for place, payload in enumerate(event.payloads, event.first):
+                numbers[place] = int.from_bytes(payload[:_NUMBER_BYTES])
+        elif isinstance(event, Lost):
+            for place in range(event.first, event.first + event.count):
+                yield (event.qp, numbers[place]), event.reason

@@ -1,0 +1,388 @@
+"""What a scenario is, and how it is read from TOML or YAML: the model behind `scenario.run`.
+
+Times are seconds from the start; ports are counted from 0.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mcast.api import McastAddress, WcStatus
+from mcast.backends.sim.mcmember import MLID_LAST, SaMethod, SaStatus
+
+READY_MADE = files("mcast.backends.sim") / "scenarios"
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+PortNumber = Annotated[int, Field(ge=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _group(value: object) -> str:
+    return str(McastAddress.of(value))  # type: ignore[arg-type]  # it says what is wrong
+
+
+Group = Annotated[str, BeforeValidator(_group)]
+
+
+def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: object) -> object:
+    """An enum member by its name, with the names there are when it is none."""
+    if isinstance(value, str) and value not in enum.__members__:
+        raise ValueError(f"{value!r} is none of {', '.join(enum.__members__)}")
+    return enum[value] if isinstance(value, str) else value
+
+
+# --- the model -------------------------------------------------------------------------------
+
+
+class Topology(_Model):
+    """The fabric: link layer, ports, leaf switches, and sizes as in `Fabric`."""
+
+    link_layer: Literal["roce", "infiniband"] = "roce"
+    ports: int = Field(default=4, ge=1, le=65_000)
+    switches: int = Field(default=1, ge=1, le=4095)
+    mtu: Literal[256, 512, 1024, 2048, 4096] = 1024
+    max_mlid: int = Field(default=MLID_LAST, ge=0xC000, le=MLID_LAST)
+
+
+class Members(_Model):
+    """Members of one group, one on each of `ports`.
+
+    join, leave  when; a member that never leaves does so at the end
+    send_only    cannot receive
+    rejoin       leaves and joins again when its join failed or its membership was lost
+    receives     posted on its QP
+    read_every   seconds between two reads; 0 reads each message as it comes
+    read_most    messages taken in one read; 0 takes all there are
+    """
+
+    group: Group
+    ports: tuple[PortNumber, ...] = Field(min_length=1)
+    join: Seconds = 0.0
+    leave: Seconds | None = None
+    send_only: bool = False
+    rejoin: bool = False
+    receives: int = Field(default=512, ge=1, le=1 << 20)
+    read_every: Seconds = 0.0
+    read_most: int = Field(default=0, ge=0)
+
+
+class Traffic(_Model):
+    """The member of `group` on `port` sends `burst` messages of `size` bytes every `every` s."""
+
+    group: Group
+    port: PortNumber
+    start: Seconds = 0.0
+    stop: Seconds | None = None
+    every: float = Field(default=0.01, gt=0)
+    burst: int = Field(default=1, ge=1, le=10_000)
+    size: int = Field(default=64, ge=8, le=4096)
+
+
+class _Fault(_Model):
+    at: Seconds = 0.0
+
+
+class Lasting(_Fault):
+    """From `at` until `until`, by default to the end."""
+
+    until: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.until is not None and self.until <= self.at:
+            raise ValueError(f"until = {self.until:g} is not after at = {self.at:g}")
+        return self
+
+
+class OnMessages(Lasting):
+    group: Group | None = None
+    source: PortNumber | None = None
+    target: PortNumber | None = None
+    nth: tuple[int, ...] | None = None
+    rate: float = Field(default=1.0, gt=0, le=1)
+
+
+class DropMessages(OnMessages):
+    """Messages are lost."""
+
+    kind: Literal["drop"]
+
+
+class DelayMessages(OnMessages):
+    """Messages come `seconds` late."""
+
+    kind: Literal["delay"]
+    seconds: Seconds
+
+
+class DuplicateMessages(OnMessages):
+    """Messages come `copies` times more."""
+
+    kind: Literal["duplicate"]
+    copies: int = Field(default=1, ge=1, le=1000)
+
+
+class ReorderMessages(OnMessages):
+    """Messages come `after` later ones."""
+
+    kind: Literal["reorder"]
+    after: int = Field(default=1, ge=1)
+
+
+class CorruptQkeys(OnMessages):
+    """Messages arrive with another Q_Key."""
+
+    kind: Literal["corrupt-qkey"]
+
+
+class OnRequests(Lasting):
+    port: PortNumber | None = None
+    group: Group | None = None
+    method: Annotated[SaMethod | None, BeforeValidator(partial(_by_name, SaMethod))] = None
+    nth: tuple[int, ...] | None = None
+    rate: float = Field(default=1.0, gt=0, le=1)
+
+
+class SaSilent(OnRequests):
+    """The SA does not answer."""
+
+    kind: Literal["sa-silent"]
+
+
+class SaSlow(OnRequests):
+    """The SA answers `seconds` late."""
+
+    kind: Literal["sa-slow"]
+    seconds: Seconds
+
+
+class SaRefuses(OnRequests):
+    """The SA refuses with `status`, a name of SaStatus."""
+
+    kind: Literal["sa-refuses"]
+    status: Annotated[SaStatus, BeforeValidator(partial(_by_name, SaStatus))] = SaStatus.REQ_INVALID
+
+
+class RestartSm(_Fault):
+    """The SM restarts or fails over, `outage` seconds without one."""
+
+    kind: Literal["sm-restart"]
+    outage: Seconds = 0.0
+
+
+class LinkDown(Lasting):
+    """A port's link is down."""
+
+    kind: Literal["link-down"]
+    port: PortNumber
+
+
+class CutCable(Lasting):
+    """A leaf switch is cut off."""
+
+    kind: Literal["cut"]
+    switch: int
+
+
+class LidChange(_Fault):
+    """A port gets another LID."""
+
+    kind: Literal["lid-change"]
+    port: PortNumber
+
+
+class PkeyChange(Lasting):
+    """A port has this P_Key table."""
+
+    kind: Literal["pkey-change"]
+    port: PortNumber
+    pkeys: tuple[Annotated[int, Field(ge=0, le=0xFFFF)], ...] = ()
+
+
+class LateSwitches(Lasting):
+    """Switches learn of changes `seconds` late."""
+
+    kind: Literal["late-switches"]
+    seconds: Seconds
+
+
+class NoQuerier(Lasting):
+    """There is no IGMP querier."""
+
+    kind: Literal["no-querier"]
+
+
+class RemoveDevice(_Fault):
+    """A port's device is removed."""
+
+    kind: Literal["device-removal"]
+    port: PortNumber
+
+
+class BondFailover(_Fault):
+    """The bond below a port fails over."""
+
+    kind: Literal["bond-failover"]
+    port: PortNumber
+
+
+class Starve(Lasting):
+    """The QPs of a port have no receive."""
+
+    kind: Literal["starve"]
+    port: PortNumber
+
+
+class OverrunCq(_Fault):
+    """The receive CQs of a port overflow."""
+
+    kind: Literal["cq-overrun"]
+    port: PortNumber
+
+
+class FailQp(_Fault):
+    """The QPs of a port fall into ERR with `status`."""
+
+    kind: Literal["qp-error"]
+    port: PortNumber
+    status: Annotated[WcStatus, BeforeValidator(partial(_by_name, WcStatus))] = WcStatus.LOC_QP_OP_ERR
+
+
+Fault = Annotated[
+    DropMessages
+    | DelayMessages
+    | DuplicateMessages
+    | ReorderMessages
+    | CorruptQkeys
+    | SaSilent
+    | SaSlow
+    | SaRefuses
+    | RestartSm
+    | LinkDown
+    | CutCable
+    | LidChange
+    | PkeyChange
+    | LateSwitches
+    | NoQuerier
+    | RemoveDevice
+    | BondFailover
+    | Starve
+    | OverrunCq
+    | FailQp,
+    Field(discriminator="kind"),
+]
+
+_NEEDS_SA = (SaSilent, SaSlow, SaRefuses, RestartSm, LidChange, PkeyChange, LateSwitches)
+
+
+class Scenario(_Model):
+    """A faulty run: the fabric, who joins what, who sends, and what goes wrong when."""
+
+    name: str = Field(min_length=1)
+    summary: str = ""
+    seconds: float = Field(gt=0, le=1e6)
+    seed: int = 0
+    fabric: Topology = Topology()
+    members: tuple[Members, ...] = Field(min_length=1)
+    traffic: tuple[Traffic, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        places = [(member.group, port) for member in self.members for port in member.ports]
+        for place, count in Counter(places).items():
+            if count > 1:
+                raise ValueError(f"port {place[1]} is a member of {place[0]} twice")
+        for traffic in self.traffic:
+            if (traffic.group, traffic.port) not in places:
+                raise ValueError(f"port {traffic.port} sends to {traffic.group} but is no member of it")
+            if traffic.size > self.fabric.mtu:
+                raise ValueError(f"size {traffic.size} is larger than the MTU, {self.fabric.mtu} bytes")
+        for number in (*(port for _, port in places), *_ports_named(self.faults)):
+            if number >= self.fabric.ports:
+                raise ValueError(f"port {number}: this fabric has ports 0..{self.fabric.ports - 1}")
+        for fault in self.faults:
+            if isinstance(fault, CutCable) and fault.switch not in range(1, self.fabric.switches):
+                raise ValueError(f"switch {fault.switch}: the leaves are 1..{self.fabric.switches - 1}")
+            infiniband = self.fabric.link_layer == "infiniband"
+            if isinstance(fault, _NEEDS_SA) and not infiniband:
+                raise ValueError(f'{fault.kind!r} needs an SM: set link_layer = "infiniband" in [fabric]')
+            if isinstance(fault, NoQuerier) and infiniband:
+                raise ValueError(f'{fault.kind!r} needs IGMP: set link_layer = "roce" in [fabric]')
+        return self
+
+
+def _ports_named(faults: tuple[Any, ...]) -> Iterator[int]:
+    for fault in faults:
+        named = (getattr(fault, name, None) for name in ("port", "source", "target"))
+        yield from (port for port in named if port is not None)
+
+
+# --- reading one -----------------------------------------------------------------------------
+
+
+class BadScenario(ValueError):
+    """A scenario that cannot be read, in one sentence."""
+
+
+def ready_made() -> tuple[str, ...]:
+    """Names of the scenarios that come with the package."""
+    names = (file.name for file in READY_MADE.iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
+
+
+def load(source: str | Path) -> Scenario:
+    """The scenario of a ready-made name, or in a TOML or YAML file. Raises BadScenario."""
+    if isinstance(source, str) and source in ready_made():
+        return _parse(source, (READY_MADE / f"{source}.toml").read_text(encoding="utf-8"), "toml")
+    path = Path(source)
+    if not path.exists() and path.suffix not in (".toml", ".yaml", ".yml"):
+        known = ", ".join(ready_made())
+        raise BadScenario(f"{source} is no file and no ready-made scenario: there are {known}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadScenario(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadScenario(f"{path} is not text: a scenario is TOML or YAML in UTF-8") from None
+    return _parse(str(path), text, "yaml" if path.suffix in (".yaml", ".yml") else "toml")
+
+
+def _parse(name: str, text: str, syntax: str) -> Scenario:
+    data = _from_yaml(name, text) if syntax == "yaml" else _from_toml(name, text)
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        what = first["msg"].removeprefix("Value error, ")
+        raise BadScenario(f"{name}: {f'{where}: ' if where else ''}{what}{more}") from None
+
+
+def _from_toml(name: str, text: str) -> object:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadScenario(f"{name} is not TOML: {error}") from None
+
+
+def _from_yaml(name: str, text: str) -> object:
+    try:
+        import yaml
+    except ImportError:
+        raise BadScenario(f"{name}: YAML needs PyYAML: pip install 'mcast[yaml]', or write TOML") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadScenario(f"{name} is not YAML: {' '.join(str(error).split())}") from None
