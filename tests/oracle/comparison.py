@@ -6,12 +6,14 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from mcast.backends.sim.sa import (
+    IPOIB_QKEY,
     MLID_FIRST,
     ZERO_GID,
     Group,
     McMask,
     McMemberRecord,
     Member,
+    Quirks,
     SaMethod,
     SaReply,
     SaStatus,
@@ -19,9 +21,19 @@ from mcast.backends.sim.sa import (
 )
 
 from .opensm import ROWS_IN_A_MAD, Answer, OpenSm, Silence
-from .requests import HELD, LAST_ASSIGNED, METHODS, Kind, Step, plain_mgid
+from .requests import (
+    HELD,
+    HIGHEST_HELD,
+    LAST_ASSIGNED,
+    LOWEST_HELD,
+    METHODS,
+    Kind,
+    Step,
+    plain_mgid,
+)
 from .topology import HOSTS, Host
 
+IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
 UNKNOWN_GUID = 0xDEAD
 NO_GROUP = McMemberRecord(mgid=b"\xff\x1f" + bytes(14))
 CHECKED_MLIDS = 64
@@ -50,12 +62,12 @@ class Request(NamedTuple):
 class Comparison:
     """One subnet, twice."""
 
-    def __init__(self, opensm: OpenSm) -> None:
+    def __init__(self, opensm: OpenSm, quirks: Quirks = Quirks.OPENSM_3_3) -> None:
+        self.quirks = quirks
         self.opensm = opensm
         self.topology = opensm.topology
         self.hosts: dict[str, Host] = {host.name: host for host in self.topology.hosts}
-        self.model: SubnetAdmin = self.topology.model()
-        self.down: set[str] = set()
+        self.model: SubnetAdmin = self.topology.model(quirks)
         self.compared = 0
         self.statuses: Counter[int | None] = Counter()  # None: no answer
         self._assigned = plain_mgid(1)
@@ -69,13 +81,12 @@ class Comparison:
             case Kind.NOTHING:
                 pass
             case Kind.DOWN:
-                if step.host not in self.down and len(self.down) < len(HOSTS) - 2:
-                    self.down.add(step.host)
+                if step.host not in self.opensm.unlinked and len(self.opensm.unlinked) < len(HOSTS) - 2:
                     self.opensm.unlink(step.host)
                     self.model.port_down(self.hosts[step.host].guid)
             case Kind.UP:
-                if self.down:
-                    self._relink(min(self.down))
+                if self.opensm.unlinked:
+                    self._relink(min(self.opensm.unlinked))
             case Kind.RESTART:
                 self.opensm.restart_sm()
                 self.model.restart()
@@ -88,12 +99,15 @@ class Comparison:
 
     def _up(self, name: str) -> str:
         """The host, or the first that is not down: without a cable there is no request."""
-        return name if name not in self.down else next(host for host in HOSTS if host not in self.down)
+        return (
+            name
+            if name not in self.opensm.unlinked
+            else next(host for host in HOSTS if host not in self.opensm.unlinked)
+        )
 
     def _relink(self, name: str) -> None:
         self.opensm.relink(name)
         self.model.port_up(self.hosts[name].guid)
-        self.down.remove(name)
 
     def _fill(self, host: str) -> None:
         """Create groups until the MLIDs are used up, where they are few."""
@@ -103,7 +117,10 @@ class Comparison:
 
     def _base(self, host: str, mgid: bytes) -> McMemberRecord:
         gid = self.topology.subnet_prefix + self.hosts[host].guid.to_bytes(8)
-        return McMemberRecord(mgid=mgid, port_gid=gid, qkey=0x01234567, pkey=0xFFFF, join_state=1)
+        qkey, pkey = 0x01234567, 0xFFFF
+        if mgid[2:4] in IPOIB_SIGNATURES:
+            qkey, pkey = IPOIB_QKEY, int.from_bytes(mgid[4:6])
+        return McMemberRecord(mgid=mgid, port_gid=gid, qkey=qkey, pkey=pkey, join_state=1)
 
     def _request(self, step: Step, host: str) -> Request:
         target = {"itself": host, "the SM's": self.topology.hosts[0].name}.get(step.target, step.target)
@@ -112,9 +129,11 @@ class Comparison:
             guid = self.hosts[target].guid
         mgid = self._assigned if step.mgid == LAST_ASSIGNED else step.mgid
         state = step.state
-        if state == HELD:
+        if state >= HELD:
             group = self.model.group(mgid)
-            state = int(group.join_state(guid)) if group else 1
+            held = int(group.join_state(guid)) if group else 1
+            lowest, highest = held & -held, 1 << held.bit_length() >> 1
+            state = {HELD: held, LOWEST_HELD: lowest, HIGHEST_HELD: highest}[state]
         fields: dict[str, Any] = {"port_gid": self.topology.subnet_prefix + guid.to_bytes(8), "mgid": mgid}
         if step.kind is Kind.WILD:
             record = step.wild if step.whole else step.wild._replace(**fields)
@@ -144,22 +163,19 @@ class Comparison:
         try:
             answer = self.opensm.ask(*request) if expected else self._silence(request)
         except Silence as heard:
-            raise Difference(
-                f"request  {request}\n  OpenSM   {heard}\n  sa.py    {_shown(expected)}"
-            ) from None
+            raise Difference(_both_sides(request, str(heard), expected)) from None
         if answer != expected:
-            raise Difference(
-                f"request  {request}\n  OpenSM   {_shown(answer)}\n  sa.py    {_shown(expected)}"
-            )
+            raise Difference(_both_sides(request, _shown(answer), expected))
         self.statuses[answer.status if answer else None] += 1
         if request.method == SaMethod.SET and request.record.mgid == ZERO_GID and answer and answer.records:
             self._assigned = answer.records[0].mgid
         return reply
 
-    def _silence(self, request: Request) -> None:
+    def _silence(self, request: Request) -> Answer | None:
         """Send what must not be answered, and then something that makes the client look for an answer."""
         self.opensm.tell(*request)
         self.opensm.ask(request.host, SaMethod.GET, int(McMask.MGID), NO_GROUP)
+        return None
 
     def _rows(self, request: Request, reply: SaReply) -> tuple[McMemberRecord, ...]:
         """The model's records as OpenSM lists them: by MGID, then by GUID read backwards, the first three."""
@@ -168,7 +184,11 @@ class Comparison:
 
     def check(self) -> None:
         """Compare everything: the group under each MLID, and the membership of each port in each group."""
-        readers = [host for host in self.hosts.values() if host.name in HOSTS and host.name not in self.down]
+        readers = [
+            host
+            for host in self.hosts.values()
+            if host.name in HOSTS and host.name not in self.opensm.unlinked
+        ]
         for reader in readers:
             partitions = {pkey & 0x7FFF for pkey in reader.pkeys}
             if partitions == {0x7FFF, 1, 2}:
@@ -193,7 +213,7 @@ class Comparison:
 
     def clear(self) -> None:
         """Back to the empty subnet, comparing on the way: mend every cable, let every member leave."""
-        for name in sorted(self.down):
+        for name in sorted(self.opensm.unlinked):
             self._relink(name)
         for group in list(self.model.groups):
             for member in list(group.members):
@@ -222,11 +242,10 @@ class Comparison:
 
     def begin_anew(self) -> None:
         """After a difference the two sides have parted: a new SM and a new model."""
-        for name in sorted(self.down):
+        for name in sorted(self.opensm.unlinked):
             self.opensm.relink(name)
-        self.down.clear()
         self.opensm.restart_sm()
-        self.model = self.topology.model()
+        self.model = self.topology.model(self.quirks)
 
 
 def shown(record: McMemberRecord) -> str:
@@ -244,3 +263,7 @@ def _shown(answer: Answer | None) -> str:
         return "no answer"
     status = SaStatus(answer.status) if answer.status in set(SaStatus) else answer.status
     return "\n           ".join([f"{status!r}", *map(shown, answer.records)])
+
+
+def _both_sides(request: Request, opensm: str, model: Answer | None) -> str:
+    return f"request  {request}\n  OpenSM   {opensm}\n  sa.py    {_shown(model)}"

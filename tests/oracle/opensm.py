@@ -70,11 +70,11 @@ def preload() -> Path | None:
     return None
 
 
-def until(what: str, done: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
+def until(what: str, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not done():
         if time.monotonic() > deadline:
-            raise OracleError(f"{what}: not within {seconds:.0f} s")
+            raise OracleError(f"{what}: not within {PATIENCE:.0f} s")
         time.sleep(0.001)
 
 
@@ -85,6 +85,8 @@ class OpenSm:
         self.topology = topology
         self.directory = directory
         self.requests = 0
+        self.unlinked: set[str] = set()
+        """Hosts whose cable is cut."""
         self._clients: dict[str, tuple[socket.socket, subprocess.Popen[bytes]]] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._log = directory / "opensm.log"
@@ -108,6 +110,8 @@ class OpenSm:
             for host in self.topology.hosts:
                 if host.name != SM_HOST:
                     self._start_client(host.name)
+            for channel, _ in self._clients.values():
+                channel.recv(16)  # "ready"
         except BaseException:
             self.stop()
             raise
@@ -181,15 +185,11 @@ class OpenSm:
         return self._log.read_text().count("SUBNET UP")
 
     def _change(self, command: str) -> None:
-        """A change of the fabric: wait until OpenSM has swept it, and urge it if the switch's trap got lost."""
+        """A change of the fabric and its sweep, asked for: OpenSM ignores a switch that traps often."""
         before = self._swept()
         self._console(command)
-        try:
-            until("OpenSM's sweep", lambda: self._swept() > before, PATIENCE / 20)
-        except OracleError:
-            self._sm.send_signal(signal.SIGHUP)
-            until("OpenSM's sweep", lambda: self._swept() > before)
-            time.sleep(0.5)  # a sweep of the trap may come on top
+        self._sm.send_signal(signal.SIGHUP)
+        until("OpenSM's sweep", lambda: self._swept() > before)
 
     def _start_client(self, name: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -227,16 +227,20 @@ class OpenSm:
         self._sm.kill()
         self._sm.wait()
         self._processes.remove(self._sm)
-        self._console("X 0")  # it was the first client
+        self._console(
+            "X 0"
+        )  # its seat at ibsim is the first, as it came first and they are refilled in order
         self._start_sm()
 
     def unlink(self, host: str) -> None:
         """Cut the host's cable and wait until OpenSM has seen it."""
+        self.unlinked.add(host)
         self._change(f'Unlink "{host}"[1]')
 
     def relink(self, host: str) -> None:
         """Mend the cable and wait until the port is in service again."""
         self._change(f'ReLink "{host}"[1]')
+        self.unlinked.remove(host)
 
     # -- requests
 

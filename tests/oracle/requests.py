@@ -66,8 +66,8 @@ METHODS = {
     Kind.TABLE: SaMethod.GET_TABLE,
 }
 GET_MULTI, GET_TRACE_TABLE = 0x14, 0x13
-HELD = 16
-"""As a JoinState: all the bits that the port holds at this point."""
+HELD, LOWEST_HELD, HIGHEST_HELD = 16, 17, 18
+"""As a JoinState: the bits that the port holds at this point, or the lowest or highest of them."""
 LAST_ASSIGNED = b"assigned"
 """As an MGID: the one that the SA assigned last."""
 
@@ -96,7 +96,7 @@ MGIDS = (
     ),
 )
 TARGETS = ("itself", *HOSTS, "the SM's", "unknown", "zero")
-STATES = (1, *(1, 2, 4, 8), *(HELD, HELD), 9, 5, 12, 3, *range(16))
+STATES = (1, *(1, 2, 4, 8), *(HELD, HELD, LOWEST_HELD, HIGHEST_HELD), *(9, 9, 9, 5, 12, 3), *range(16))
 
 
 class Tweak(NamedTuple):
@@ -208,6 +208,16 @@ def steps(draw: st.DrawFn) -> Step:
     return step._replace(tweaks=tuple(draw(draw(_FIELD)) for _ in range(draw(_HOW_MANY))))
 
 
-def sequences(length: int) -> st.SearchStrategy[list[Step]]:
+class Sequence(tuple[Step, ...]):
+    """Steps one after the other; in short they are counted, in full one is a line."""
+
+    def __repr__(self) -> str:
+        return f"<{sum(step.kind is not Kind.NOTHING for step in self)} steps>"
+
+    def __str__(self) -> str:
+        return "\n".join(f"  {step}" for step in self if step.kind is not Kind.NOTHING)
+
+
+def sequences(length: int) -> st.SearchStrategy[Sequence]:
     """Sequences of exactly `length` steps, some of them nothing."""
-    return st.lists(steps(), min_size=length, max_size=length)
+    return st.lists(steps(), min_size=length, max_size=length).map(Sequence)

@@ -12,7 +12,6 @@ from mcast.backends.sim.sa import (
     SaPort,
     SubnetAdmin,
     WellKnownGroup,
-    ipoib_broadcast_mgid,
 )
 
 SM_HOST = "HSM"
@@ -96,20 +95,24 @@ class Topology:
         return "\n".join(lines) + "\n"
 
     def options(self) -> str:
-        """OpenSM's option file: no periodic sweeps, and a log from which "SUBNET UP" can be read at once."""
+        """OpenSM's option file: no sweeps but those asked for, a log that shows at once when one is done."""
         prefix = int.from_bytes(self.subnet_prefix)
-        return (
-            f"subnet_prefix {prefix:#018x}\nsweep_interval 0\nlog_flags 0x02\nforce_log_flush TRUE\n"
-            "max_wire_smps 4\n"
-        )
+        options = {
+            "subnet_prefix": f"{prefix:#018x}",
+            "sweep_interval": "0",
+            "sweep_on_trap": "FALSE",
+            "log_flags": "0x02",
+            "force_log_flush": "TRUE",
+        }
+        return "".join(f"{name} {value}\n" for name, value in options.items())
 
-    def model(self) -> SubnetAdmin:
-        """The same subnet in `sa.py`, with OpenSM's quirks."""
+    def model(self, quirks: Quirks) -> SubnetAdmin:
+        """The same subnet in `sa.py`."""
         sa = SubnetAdmin(
             subnet_prefix=self.subnet_prefix,
             well_known=(*self.ipoib, *self.others),
             max_mlid=MLID_FIRST + self.mlids - 1,
-            quirks=Quirks.OPENSM_3_3,
+            quirks=quirks,
         )
         for host in self.hosts:
             sa.add_port(host.values)
@@ -129,7 +132,8 @@ def generate(seed: int) -> Topology:
         pkeys = (PARTITIONS[0] | default, *extra)
         hosts.append(Host(name, 0x100001 + 0x10 * at, rng.randrange(switches), width, speed, pkeys))
     ipoib = [WellKnownGroup()]
-    if rng.random() < 0.5:
+    # OpenSM forgets a partition without a member, and its groups.
+    if any(0x0001 in {pkey & 0x7FFF for pkey in host.pkeys} for host in hosts) and rng.random() < 0.5:
         ipoib.append(WellKnownGroup(pkey=0x8001, rate=2, mtu=3, qkey=0x1234))
     others = [WellKnownGroup(mgid=SITE_MGID, qkey=7, rate=2, mtu=4, tclass=3, flow_label=9)]
     return Topology(
@@ -141,6 +145,3 @@ def generate(seed: int) -> Topology:
         ipoib=tuple(ipoib),
         others=tuple(others) if rng.random() < 0.5 else (),
     )
-
-
-__all__ = ["HOSTS", "SM_HOST", "Host", "Topology", "generate", "ipoib_broadcast_mgid"]

@@ -1,10 +1,10 @@
 """One simulated host's door to the fabric: a program that sends SA MADs through libibumad.
 
 libumad2sim makes one process one host, so each host is a process of its own; this one is run with
-SIM_HOST and LD_PRELOAD set. It speaks over a SOCK_SEQPACKET descriptor given as its only argument:
-in, one MAD of 256 bytes and a byte that is 1 if an answer is wanted; out, for those alone, the status
-(int32, 0 or an errno), the number of answers to other requests met on the way (uint32), the length
-of the answer (uint32) and the 256 bytes of the answer.
+SIM_HOST and LD_PRELOAD set. Its arguments are a SOCK_SEQPACKET descriptor and the LID of the SM. Over
+the descriptor it says "ready" once. Then come requests: a MAD of 256 bytes and a byte that is 1 if an
+answer is wanted. For those alone it returns the status (int32, 0 or an errno), the number of answers
+to other requests met on the way (uint32), the length of the answer (uint32) and its first 256 bytes.
 """
 
 import ctypes
@@ -38,6 +38,7 @@ def serve(channel: socket.socket, sm_lid: int) -> None:
     mad_back = memoryview(back).cast("B")[header:]
     length = ctypes.c_int()
     packet = bytearray(MAD_SIZE + 1)
+    channel.send(b"ready")
     while channel.recv_into(packet):
         mad_out[:] = packet[:MAD_SIZE]
         umad.umad_set_addr(out, sm_lid, SA_QP, 0, QP1_QKEY)
