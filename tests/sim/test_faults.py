@@ -1,0 +1,694 @@
+"""Each fault, and what an application sees of it: events, errnos, counters."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection
+
+import pytest
+
+from mcast.api import (
+    CmEvent,
+    CmEventType,
+    CmId,
+    Destination,
+    JoinAttrEx,
+    McastError,
+    MembershipLost,
+    QpError,
+    QpInit,
+    QpState,
+    QueuePair,
+    WcStatus,
+)
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.backend import SimQueuePair
+from mcast.backends.sim.clock import VirtualClock
+from mcast.backends.sim.faults import (
+    HOLD_NS,
+    CorruptQkey,
+    Delay,
+    Drop,
+    Duplicate,
+    Messages,
+    Pass,
+    Refuse,
+    Reorder,
+    Requests,
+)
+from mcast.backends.sim.mcmember import SaMethod, SaStatus
+from mcast.backends.sim.qp import Qp
+
+GROUP, OTHER = "239.1.1.1", "239.2.2.2"
+MAKE = [Fabric.roce, Fabric.infiniband]
+NS = 1_000_000_000
+
+
+class Node:
+    """An application on one port: an id with a QP, and a channel of its own."""
+
+    def __init__(self, fabric: Fabric, number: int, init: QpInit | None = None, network: int = 0) -> None:
+        self.fabric, self.port = fabric, fabric.ports[number]
+        self.channel = open_fabric(fabric).event_channel()
+        self.id: CmId = self.channel.create_id()
+        self.id.bind_addr(f"10.{network}.0.{number + 1}")
+        self.qp: QueuePair = self.id.create_qp(init)
+
+    @property
+    def core(self) -> Qp:
+        assert isinstance(self.qp, SimQueuePair)
+        return self.qp.core
+
+    def event(self, within: float = 60.0) -> CmEvent:
+        event = self.channel.get_event(within)
+        assert event is not None
+        return event
+
+    def told(self) -> tuple[CmEventType, int, int] | None:
+        """Type, status and errno of the next event; None if none comes within a minute."""
+        event = self.channel.get_event(60.0)
+        return None if event is None else (event.type, event.status, event.errno)
+
+    def join(self, group: str = GROUP, send_only: bool = False) -> Destination:
+        make = JoinAttrEx.send_only if send_only else JoinAttrEx.full_member
+        self.id.join_multicast_ex(make(group), group)
+        event = self.event().check()
+        assert event.ud is not None
+        return event.ud.destination
+
+    def rejoin(self, group: str = GROUP) -> Destination:
+        self.id.leave_multicast(group)
+        return self.join(group)
+
+    def received(self) -> list[bytes]:
+        with self.qp.recv(10_000, timeout=0.01) as batch:
+            return [bytes(message.payload) for message in batch]
+
+
+def joined(fabric: Fabric, count: int) -> tuple[list[Node], Destination]:
+    """`count` members of GROUP on the first ports, and where to send."""
+    nodes = [Node(fabric, number) for number in range(count)]
+    return nodes, [node.join() for node in nodes][-1]
+
+
+LOST = (CmEventType.MULTICAST_ERROR, -errno.ENETRESET, errno.ENETRESET)
+
+
+def pass_time(fabric: Fabric, seconds: float) -> None:
+    assert isinstance(fabric.clock, VirtualClock)
+    fabric.clock.advance(seconds)
+
+
+def numbered(*numbers: int) -> list[bytes]:
+    return [b"%d" % number for number in numbers]
+
+
+# --- rules on messages -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_drop_exactly_this_message(make: Callable[..., Fabric]) -> None:
+    """UD gives no receipt: the sender sees nothing of it (facts: users, 23)."""
+    fabric = make(ports=3)
+    (sender, one, two), to = joined(fabric, 3)
+    sender.qp.send(to, numbered(0))
+    with fabric.rules.when(Messages(source=sender.port.name, target=two.port.name, nth=3), Drop()):
+        sender.qp.send(to, numbered(1, 2))
+        one.qp.send(to, [b"another sender"])
+        sender.qp.send(to, numbered(3, 4))
+    sender.qp.send(to, numbered(5))
+    everything = [*numbered(0, 1, 2), b"another sender", *numbered(3, 4, 5)]
+    assert one.received() == everything
+    assert two.received() == [payload for payload in everything if payload != b"3"]
+    assert sender.qp.counters.sent == 6
+
+
+@pytest.mark.parametrize(
+    ("which", "lost"),
+    [
+        (Messages(), [0, 1, 2, 3]),
+        (Messages(group=GROUP), [0, 1]),
+        (Messages(group=OTHER), [2, 3]),
+        (Messages(group="ff12:4001:ffff::f02:202"), [2, 3]),
+        (Messages(group="239.3.3.3"), []),
+        (Messages(source="ib0"), [0, 2]),
+        (Messages(source=("ib0", "ib1")), [0, 1, 2, 3]),
+        (Messages(target="ib0"), []),
+        (Messages(target="ib2"), [0, 1, 2, 3]),
+        (Messages(since=1 * NS), [2, 3]),
+        (Messages(until=1 * NS), [0, 1]),
+        (Messages(nth=2), [1]),
+        (Messages(nth=(1, 4)), [0, 3]),
+        (Messages(source="ib1", nth=2), [3]),
+    ],
+    ids=str,
+)
+def test_what_a_rule_matches(which: Messages, lost: list[int]) -> None:
+    fabric = Fabric.infiniband(ports=3)
+    one, two, receiver = (Node(fabric, number) for number in range(3))
+    to = {group: [node.join(group) for node in (one, two, receiver)][-1] for group in (GROUP, OTHER)}
+    with fabric.rules.when(which, Drop()):
+        one.qp.send(to[GROUP], numbered(0))
+        two.qp.send(to[GROUP], numbered(1))
+        pass_time(fabric, 1.0)
+        one.qp.send(to[OTHER], numbered(2))
+        two.qp.send(to[OTHER], numbered(3))
+    assert receiver.received() == [payload for payload in numbered(0, 1, 2, 3) if int(payload) not in lost]
+
+
+def test_rates_are_drawn_from_the_fabrics_seed() -> None:
+    def lost(seed: int) -> set[int]:
+        fabric = Fabric.roce(ports=2, seed=seed)
+        (sender, receiver), to = joined(fabric, 2)
+        with fabric.rules.when(Messages(target="roce1", rate=0.1), Drop()):
+            sender.qp.send(to, numbered(*range(500)))
+        return set(range(500)) - set(map(int, receiver.received()))
+
+    assert 25 < len(lost(1)) < 80
+    assert lost(1) == lost(1)
+    assert lost(1) != lost(2)
+
+
+def test_the_first_rule_decides_and_pass_shields_from_later_ones() -> None:
+    fabric = Fabric.roce(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    with fabric.rules.when(Messages(nth=1), Pass()), fabric.rules.when(Messages(), Drop()):
+        sender.qp.send(to, numbered(0, 1))
+    sender.qp.send(to, numbered(2))
+    assert receiver.received() == numbered(0, 2)
+
+
+def test_a_verdict_that_does_not_fit_is_refused() -> None:
+    rules = Fabric.roce().rules
+    with pytest.raises(TypeError, match="Messages cannot get Refuse"):
+        rules.when(Messages(), Refuse(SaStatus.REQ_INVALID))  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="Requests cannot get Duplicate"):
+        rules.when(Requests(), Duplicate())  # type: ignore[call-overload]
+
+
+def test_a_duplicated_message_comes_again() -> None:
+    """IBA vol 1, 9.8.3: unreliable datagram; a fabric may deliver a packet more than once."""
+    fabric = Fabric.roce(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    with fabric.rules.when(Messages(target="roce1", nth=2), Duplicate(copies=2)):
+        sender.qp.send(to, numbered(0, 1, 2))
+    assert receiver.received() == numbered(0, 1, 1, 1, 2)
+    assert receiver.qp.counters.received == 5
+
+
+def test_a_reordered_message_is_overtaken_and_comes_at_last() -> None:
+    fabric = Fabric.roce(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    with fabric.rules.when(Messages(target="roce1", nth=(1, 5)), Reorder(after=2)):
+        sender.qp.send(to, numbered(0, 1, 2, 3, 4))
+    assert receiver.received() == numbered(1, 2, 0, 3)
+    pass_time(fabric, HOLD_NS / NS)
+    assert receiver.received() == numbered(4)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_delayed_message_is_not_delivered_after_the_leave(make: Callable[..., Fabric]) -> None:
+    """LV-1: after leaving nothing new arrives, late messages included."""
+    fabric = make(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    with fabric.rules.when(Messages(), Delay(1_000_000)):
+        sender.qp.send(to, [b"late"])
+        receiver.id.leave_multicast(GROUP)
+    assert receiver.received() == []
+    assert sender.received() == [b"late"]
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("qkey", [None, 0x80000001])
+def test_a_corrupt_qkey_is_a_silent_drop_that_counters_show(
+    make: Callable[..., Fabric], qkey: int | None
+) -> None:
+    """Facts: kernel, data: the send succeeds, nothing is received, qkey_viol_cntr +1 per message and QP."""
+    fabric = make(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    with fabric.rules.when(Messages(target=receiver.port.name), CorruptQkey(qkey)):
+        sender.qp.send(to, numbered(0, 1))
+    sender.qp.send(to, numbered(2))
+    assert receiver.received() == numbered(2)
+    assert receiver.qp.counters.dropped_qkey == receiver.port.qkey_violations == 2
+    assert sender.port.qkey_violations == 0
+
+
+# --- the SA ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (SaStatus.NO_RESOURCES, "NO_RESOURCES (0x0100): no MLID is left"),
+        (SaStatus.REQ_INVALID, "REQ_INVALID (0x0200)"),
+        (SaStatus.INSUF_COMPS, "INSUF_COMPS (0x0600)"),
+    ],
+)
+def test_a_refusal_is_einval_and_keeps_its_cause(status: SaStatus, words: str) -> None:
+    """Facts: SA, event status: any SA status is -EINVAL, so ten causes look alike; the detail tells them."""
+    fabric = Fabric.infiniband()
+    node = Node(fabric, 0)
+    with fabric.rules.when(Requests(method=SaMethod.SET), Refuse(status)):
+        node.id.join_multicast(GROUP)
+        event = node.event()
+    assert (event.type, event.status) == (CmEventType.MULTICAST_ERROR, -errno.EINVAL)
+    assert words in event.detail
+    with pytest.raises(McastError) as raised:
+        event.check()
+    assert raised.value.errno == errno.EINVAL
+    assert words in str(raised.value)
+    node.rejoin()
+
+
+def test_a_silent_sa_is_etimedout_after_3_s() -> None:
+    """Facts: SA: a Set is waited for 3000 ms, no answer is -ETIMEDOUT."""
+    fabric = Fabric.infiniband()
+    node = Node(fabric, 0)
+    with fabric.rules.when(Requests(port="ib0"), Drop()):
+        node.id.join_multicast(GROUP)
+        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+    assert fabric.clock.now == 3 * NS
+
+
+def test_a_slow_sa_is_waited_for() -> None:
+    """Facts: SA: 3000 ms."""
+    fabric = Fabric.infiniband()
+    with fabric.rules.when(Requests(), Delay(2 * NS)):
+        Node(fabric, 0).join()
+    assert 2 * NS < fabric.clock.now < 2.01 * NS
+
+
+def test_an_sa_slower_than_the_timeout_has_joined_a_port_that_gave_up() -> None:
+    """Facts: SA: the kernel gives up after 3000 ms, which the SA cannot know; a re-join is idempotent."""
+    fabric = Fabric.infiniband()
+    assert fabric.sa is not None
+    node = Node(fabric, 0)
+    with fabric.rules.when(Requests(nth=1), Delay(5 * NS)):
+        node.id.join_multicast(GROUP)
+        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+        assert fabric.clock.now == 3 * NS
+        assert node.told() is None
+        (group,) = (group for group in fabric.sa.groups if not group.well_known)
+        assert list(group.ports) == [node.port.guid]
+        node.rejoin()
+
+
+def test_a_lost_delete_is_repeated_three_times() -> None:
+    """Facts: SA, one port, many ids: a Delete is repeated up to 3 times, its result is never reported."""
+    fabric = Fabric.infiniband()
+    assert fabric.sa is not None
+    node = Node(fabric, 0)
+    node.join()
+    with fabric.rules.when(Requests(method=SaMethod.DELETE, nth=(1, 2, 3)), Drop()):
+        node.id.leave_multicast(GROUP)
+        assert node.told() is None
+    assert [group.well_known for group in fabric.sa.groups] == [True]
+
+
+def test_mlids_run_out_for_new_groups_only() -> None:
+    """Facts: SA, MLID: out of MLIDs is 0x0100, joins of existing groups work; 31 groups of 32 entries."""
+    fabric = Fabric.infiniband(ports=2, max_mlid=0xC01F)
+    one, two = Node(fabric, 0), Node(fabric, 1)
+    groups = [f"239.0.0.{number}" for number in range(1, 32)]
+    assert {one.join(group).dlid for group in groups} == set(range(0xC001, 0xC020))
+    two.id.join_multicast(GROUP)
+    refused = two.event()
+    assert (refused.status, refused.type) == (-errno.EINVAL, CmEventType.MULTICAST_ERROR)
+    assert "no MLID is left" in refused.detail
+    two.join(groups[0])
+    one.id.leave_multicast(groups[7])
+    assert two.rejoin().dlid == 0xC008
+
+
+# --- the SM ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outage", [0.0, 5.0])
+def test_sm_restart_resets_every_active_membership(outage: float) -> None:
+    """Facts: SA, SM restart or takeover: groups lost, MLIDs start again, ClientReregister to every host, so
+    -ENETRESET to every active member of the port; no automatic rejoin.
+    """
+    fabric = Fabric.infiniband(ports=3)
+    assert fabric.sa is not None
+    (first, second, third), to = joined(fabric, 3)
+    third.join(OTHER)
+    second.id.leave_multicast(GROUP)
+    fabric.restart_sm(outage)
+    first.qp.send(to, [b"during"] if outage else [])
+    assert third.received() == ([b"during"] if outage else [])  # the switches keep their tables
+    event = first.event()
+    assert event.context == GROUP
+    with pytest.raises(MembershipLost, match="CLIENT_REREGISTER: the SM restarted, or another took over"):
+        event.check()
+    assert first.told() is None
+    assert [third.told(), third.told()] == [LOST, LOST]
+    assert second.told() is None
+    assert [group.well_known for group in fabric.sa.groups] == [True]
+    first.qp.send(to, [b"to nobody"])
+    assert third.received() == []
+    assert third.rejoin(OTHER).dlid == 0xC001  # MLIDs start again
+    first.rejoin()
+    third.rejoin()
+    first.qp.send(first.rejoin(), [b"again"])
+    assert third.received() == [b"again"]
+
+
+def test_a_join_without_an_sm_times_out_and_works_with_the_next() -> None:
+    """Facts: SA: no answer is -ETIMEDOUT."""
+    fabric = Fabric.infiniband()
+    node = Node(fabric, 0)
+    fabric.restart_sm(outage=4.0)
+    node.id.join_multicast(GROUP)
+    assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+    assert node.told() is None  # it was no active member when the SM came back
+    node.rejoin()
+
+
+def test_ids_that_share_a_membership_all_lose_it() -> None:
+    """Facts: SA: memberships are counted per port, and every active member gets -ENETRESET."""
+    fabric = Fabric.infiniband()
+    nodes = [Node(fabric, 0) for _ in range(3)]
+    for node, send_only in zip(nodes, (False, False, True), strict=True):
+        node.join(send_only=send_only)
+    fabric.restart_sm()
+    assert [node.told() for node in nodes] == [LOST] * 3
+    for node in nodes:
+        node.id.leave_multicast(GROUP)
+    nodes[0].join()
+
+
+def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
+    """Facts: SA, leave: undelivered events of that join are purged."""
+    fabric = Fabric.infiniband()
+    node = Node(fabric, 0)
+    node.id.join_multicast(GROUP)
+    fabric.clock.run_out()
+    fabric.restart_sm()
+    assert node.event().type is CmEventType.MULTICAST_JOIN
+    node.id.leave_multicast(GROUP)
+    assert node.told() is None
+
+
+def test_a_lid_change_resets_and_the_sa_keeps_the_membership() -> None:
+    """Facts: SA: LID_CHANGE is -ENETRESET to every active member, no SA Delete is sent."""
+    fabric = Fabric.infiniband(ports=2)
+    (node, _), to = joined(fabric, 2)
+    fabric.change_lid(node.port, 77)
+    assert node.told() == LOST
+    assert open_fabric(fabric).devices()[0].ports[0].lid == 77
+    assert node.rejoin() == to
+    with pytest.raises(ValueError, match=r"lid is 2: give one in 1\.\.0xBFFF that no port has"):
+        fabric.change_lid(node.port, 2)
+
+
+@pytest.mark.parametrize(
+    ("pkeys", "lost"),
+    [
+        ((0xFFFF, 0x8001, 0x8002), []),  # another one is added
+        ((0xFFFF, 0x0001), []),  # still found at its place, as a limited member
+        ((0x8001, 0xFFFF), [0, 1]),  # both moved
+        ((0xFFFF,), [1]),
+        ((0xFFFF, 0x8002), [1]),
+    ],
+)
+def test_a_pkey_change_resets_what_moved_or_vanished(pkeys: Collection[int], lost: list[int]) -> None:
+    """Facts: SA: PKEY_CHANGE is -ENETRESET only if the P_Key moved or vanished."""
+    fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0, 1]})
+    nodes = [Node(fabric, 0, network=network) for network in (0, 1)]
+    for node in nodes:
+        node.join()
+    fabric.set_pkeys(fabric.ports[0], pkeys)
+    assert [node.told() for node in nodes] == [LOST if network in lost else None for network in (0, 1)]
+
+
+def test_a_vanished_partition_is_closed_until_it_returns() -> None:
+    """Facts: SA: no IPoIB broadcast group is EADDRNOTAVAIL at once; IBA vol 1, 10.9.3: the P_Key check."""
+    fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0, 1]})
+    node, peer = Node(fabric, 0, network=1), Node(fabric, 1, network=1)
+    node.join()
+    to = peer.join()
+    fabric.set_pkeys(node.port, [0xFFFF])
+    assert node.told() == LOST
+    peer.qp.send(to, [b"x"])
+    assert (node.received(), node.port.pkey_violations) == ([], 1)
+    node.id.leave_multicast(GROUP)
+    with pytest.raises(McastError) as raised:
+        node.join()
+    assert raised.value.errno == errno.EADDRNOTAVAIL
+    fabric.set_pkeys(node.port, [0xFFFF, 0x8001])
+    node.join()
+    peer.qp.send(to, [b"y"])
+    assert node.received() == [b"y"]
+
+
+def test_late_switches_lose_the_first_messages() -> None:
+    """Facts: SA, forwarding: reply and Set(MFT) are unordered; facts: users, 3: data before the switches are
+    programmed is lost.
+    """
+    fabric = Fabric.infiniband(ports=3, switches=4)
+    (sender, early), to = joined(fabric, 2)
+    fabric.program_late(0.5)
+    late = Node(fabric, 2)
+    late.join()
+    sender.qp.send(to, [b"first"])
+    assert late.received() == []
+    pass_time(fabric, 0.5)
+    sender.qp.send(to, [b"second"])
+    assert late.received() == [b"second"]
+    assert early.received() == [b"first", b"second"]
+    fabric.program_late(0)
+    late.id.leave_multicast(GROUP)
+    fabric.clock.run_out()
+    sender.qp.send(to, [b"third"])
+    assert early.received() == [b"third"]
+
+
+# --- links, cables, devices ------------------------------------------------------------------
+
+
+def test_a_flapping_infiniband_port_loses_its_memberships() -> None:
+    """Facts: SA: PORT_ERR is -ENETRESET to every active member; port down: members gone ~50 ms after the
+    trap, relink restores nothing.
+    """
+    fabric = Fabric.infiniband(ports=3)
+    assert fabric.sa is not None
+    (sender, flapping, other), to = joined(fabric, 3)
+    mgid = to.gid
+    fabric.set_link(flapping.port, up=False)
+    with pytest.raises(MembershipLost, match="PORT_ERR"):
+        flapping.event().check()
+    assert flapping.told() is None
+    group = fabric.sa.group(mgid)
+    assert group is not None
+    assert flapping.port.guid not in group.ports
+    flapping.id.leave_multicast(GROUP)
+    with pytest.raises(McastError) as raised:
+        flapping.join()
+    assert raised.value.errno == errno.EADDRNOTAVAIL
+    fabric.set_link(flapping.port, up=True)
+    assert flapping.told() is None
+    sender.qp.send(to, [b"1"])
+    assert flapping.join() == to
+    sender.qp.send(to, [b"2"])
+    assert (flapping.received(), other.received()) == ([b"2"], [b"1", b"2"])
+
+
+def test_the_sa_forgets_a_port_50_ms_after_its_link() -> None:
+    """Facts: SA, port down: members gone ~50 ms after the trap. A shorter flap is not noticed by the SA."""
+    fabric = Fabric.infiniband(ports=2)
+    assert fabric.sa is not None
+    (node, _), to = joined(fabric, 2)
+
+    def is_member() -> bool:
+        group = fabric.sa and fabric.sa.group(to.gid)
+        return group is not None and node.port.guid in group.ports
+
+    for down, remains in ((0.04, True), (0.06, False)):
+        fabric.set_link(node.port, up=False)
+        pass_time(fabric, down)
+        fabric.set_link(node.port, up=True)
+        assert node.told() == LOST
+        assert is_member() is remains
+        node.rejoin()
+
+
+def test_a_flapping_roce_port_keeps_its_memberships() -> None:
+    """Facts: kernel, device events: link down and up is no CM event; membership kept, traffic resumes."""
+    fabric = Fabric.roce(ports=3)
+    (sender, flapping, _), to = joined(fabric, 3)
+    fabric.set_link(flapping.port, up=False)
+    sender.qp.send(to, [b"1"])
+    fabric.set_link(flapping.port, up=True)
+    sender.qp.send(to, [b"2"])
+    assert flapping.received() == [b"2"]
+    assert flapping.told() is None
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_cut_cable_parts_the_group_and_no_host_is_told(make: Callable[..., Fabric]) -> None:
+    """The hosts' own links stay up, so no PORT_ERR (facts: SA). When the SM finds the ports again they are
+    told to register anew: -ENETRESET (facts: SA, port down, ClientReregister); RoCE: traffic resumes.
+    """
+    fabric = make(ports=5, switches=3)  # ports 0, 2 and 4 are on leaf 1, ports 1 and 3 on leaf 2
+    (near, far, neighbour), to = joined(fabric, 3)
+    fabric.cut_cable(1)
+    near.qp.send(to, [b"cut"])
+    assert (far.received(), neighbour.received()) == ([], [b"cut"])
+    assert [near.told(), far.told()] == [None, None]
+    near.qp.send(to, [b"still"])
+    assert neighbour.received() == [b"still"]
+    far.qp.send(to, [b"the other side"])
+    assert (far.received(), near.received()) == ([b"the other side"], [b"cut", b"still"])
+    fabric.mend_cable(1)
+    if fabric.sa is not None:
+        assert (near.told(), neighbour.told(), far.told()) == (LOST, LOST, None)
+        near.rejoin()
+        neighbour.rejoin()
+    near.qp.send(to, [b"mended"])
+    assert (far.received(), neighbour.received()) == ([b"mended"], [b"mended"])
+
+
+def test_a_join_behind_a_cut_times_out() -> None:
+    """Facts: SA: no answer is -ETIMEDOUT."""
+    fabric = Fabric.infiniband(ports=2, switches=3)
+    node = Node(fabric, 0)
+    fabric.cut_cable(1)
+    node.id.join_multicast(GROUP)
+    assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+    with pytest.raises(ValueError, match=r"switch is 3: the leaves of this fabric are 1\.\.2"):
+        fabric.cut_cable(3)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_removed_device_ends_everything_on_it(make: Callable[..., Fabric]) -> None:
+    """Facts: kernel, device events: DEVICE_REMOVAL, IGMP gone; then join and leave are ENXIO."""
+    fabric = make(ports=2)
+    (node, other), to = joined(fabric, 2)
+    fabric.remove_device(node.port)
+    event = node.event()
+    assert event.type is CmEventType.DEVICE_REMOVAL
+    for call in (node.id.leave_multicast, node.id.join_multicast):
+        with pytest.raises(McastError) as raised:
+            call(GROUP if call == node.id.leave_multicast else OTHER)
+        assert raised.value.errno == errno.ENXIO
+    other.qp.send(to, [b"x"])
+    assert (node.received(), other.received()) == ([], [b"x"])
+    node.id.destroy()
+    assert not node.port.ids
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_bond_failover_is_addr_change_and_nothing_else(make: Callable[..., Fabric]) -> None:
+    """Facts: kernel, device events: ADDR_CHANGE only on bond failover."""
+    fabric = make(ports=2)
+    (node, other), to = joined(fabric, 2)
+    fabric.bond_failover(node.port)
+    assert node.told() == (CmEventType.ADDR_CHANGE, 0, 0)
+    assert other.told() is None
+    other.qp.send(to, [b"x"])
+    assert node.received() == [b"x"]
+
+
+# --- IGMP ------------------------------------------------------------------------------------
+
+
+def test_without_a_querier_memberships_age_out_in_silence() -> None:
+    """Facts: users, 22: no IGMP querier with snooping, traffic stops after minutes. RFC 3376, 8.4: 260 s."""
+    fabric = Fabric.roce(ports=3)
+    (sender, early), to = joined(fabric, 2)
+    fabric.stop_querier()
+    late = Node(fabric, 2)
+    assert late.channel.get_event(100.0) is None
+    late.join()
+    assert early.channel.get_event(159.0) is None  # 259 s
+    sender.qp.send(to, [b"259 s"])
+    assert early.channel.get_event(2.0) is None  # 261 s, and 161 s after the late join
+    sender.qp.send(to, [b"261 s"])
+    assert (early.received(), late.received()) == ([b"259 s"], [b"259 s", b"261 s"])
+    assert early.port.igmp == {to.gid: 1}  # it is a member and knows nothing of it
+    assert late.channel.get_event(100.0) is None
+    sender.qp.send(to, [b"361 s"])
+    assert late.received() == []
+    fabric.start_querier()
+    sender.qp.send(to, [b"asked"])
+    assert (early.received(), late.received()) == ([b"asked"], [b"asked"])
+    assert early.channel.get_event(1_000.0) is None
+    sender.qp.send(to, [b"for good"])
+    assert early.received() == [b"for good"]
+
+
+# --- queue pairs -----------------------------------------------------------------------------
+
+
+def test_a_starved_receive_queue_loses_in_silence() -> None:
+    """Facts: kernel, data: empty receive queue is a silent drop, later messages arrive."""
+    fabric = Fabric.roce(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    with fabric.starved(receiver.core):
+        sender.qp.send(to, numbered(0, 1))
+    sender.qp.send(to, numbered(2))
+    assert receiver.received() == numbered(2)
+    counters = receiver.qp.counters
+    assert (counters.dropped_no_receive, counters.recv_low_water) == (2, 0)
+    assert counters.recv_free == 512
+
+
+def test_a_receiver_that_does_not_read_starves_itself() -> None:
+    """Facts: kernel, data; facts: users, 15."""
+    fabric = Fabric.roce(ports=2)
+    sender, slow = Node(fabric, 0), Node(fabric, 1, QpInit(max_recv_wr=4))
+    sender.join()
+    sender.qp.send(slow.join(), numbered(*range(10)))
+    assert slow.received() == numbered(0, 1, 2, 3)
+    assert slow.qp.counters.dropped_no_receive == 6
+
+
+@pytest.mark.parametrize(
+    ("status", "strike"),
+    [
+        (WcStatus.WR_FLUSH_ERR, lambda fabric, qp: fabric.overrun_cq(qp)),
+        (WcStatus.LOC_QP_OP_ERR, lambda fabric, qp: fabric.fail_qp(qp)),
+        (WcStatus.LOC_PROT_ERR, lambda fabric, qp: fabric.fail_qp(qp, WcStatus.LOC_PROT_ERR)),
+    ],
+    ids=["CQ overrun", "QP error", "protection error"],
+)
+@pytest.mark.parametrize("make", MAKE)
+def test_a_qp_in_err_says_so_after_its_messages_and_reset_mends_it(
+    make: Callable[..., Fabric], status: WcStatus, strike: Callable[[Fabric, Qp], None]
+) -> None:
+    """Facts: kernel, data: CQ overrun is CQ_ERR and the QP goes to ERR; it stays there."""
+    fabric = make(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    sender.qp.send(to, numbered(0))
+    strike(fabric, receiver.core)
+    sender.qp.send(to, numbered(1))
+    assert receiver.qp.state is QpState.ERR
+    assert receiver.received() == numbered(0)
+    for call in (receiver.received, lambda: receiver.qp.send(to, numbered(9))):
+        with pytest.raises(QpError) as raised:
+            call()
+        assert raised.value.status is status
+    receiver.qp.reset()
+    sender.qp.send(to, numbered(2))
+    assert receiver.received() == numbered(2)  # the attachment has outlived it
+
+
+# --- the wrong link layer --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (Fabric.roce, lambda fabric: fabric.restart_sm()),
+        (Fabric.roce, lambda fabric: fabric.change_lid(fabric.ports[0])),
+        (Fabric.roce, lambda fabric: fabric.set_pkeys(fabric.ports[0], [0xFFFF])),
+        (Fabric.roce, lambda fabric: fabric.program_late(1)),
+        (Fabric.infiniband, lambda fabric: fabric.stop_querier()),
+    ],
+)
+def test_a_fault_of_the_other_link_layer_is_refused(
+    make: Callable[..., Fabric], call: Callable[[Fabric], None]
+) -> None:
+    with pytest.raises(ValueError, match=r"make (one|the fabric) with Fabric\.(infiniband|roce)"):
+        call(make())
