@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.terminal import Failure, console
+from mcast.cli.terminal import Failure, console, output_file
 
 if TYPE_CHECKING:
     from mcast.backends.sim.scenario import MemberResult, ScenarioResult, Seen
@@ -16,6 +17,10 @@ app = typer.Typer(help="Play faulty runs on a simulated fabric.", no_args_is_hel
 
 _SHOWN = 20
 """As many lines of what was seen are shown; JSON has all."""
+
+
+def _file(option: str, words: str) -> Any:
+    return typer.Option(option, metavar="FILE", callback=output_file, help=words)
 
 
 @app.command("list")
@@ -34,6 +39,11 @@ def list_() -> None:
 def run(
     scenario: Annotated[str, typer.Argument(help="A ready-made name, or a TOML or YAML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    html: Annotated[
+        Path | None, _file("--html", "Draw the run as a page: members, messages, losses.")
+    ] = None,
+    pcap: Annotated[Path | None, _file("--pcap", "Write its packets as pcapng, for Wireshark.")] = None,
+    trace: Annotated[Path | None, _file("--trace", "Write all that happened as lines of JSON.")] = None,
 ) -> None:
     """Play SCENARIO and show who got what, who did not, and why.
 
@@ -46,10 +56,23 @@ def run(
     except scenarios.BadScenario as error:
         raise Failure(str(error), 2) from None
     result = scenarios.run(wanted)
+    _write_trace(result, html, pcap, trace)
     if as_json:
         typer.echo(json.dumps(result.as_json(), indent=1))
     else:
         _show(result)
+
+
+def _write_trace(result: ScenarioResult, html: Path | None, pcap: Path | None, trace: Path | None) -> None:
+    from mcast.backends.sim import pcapng, timeline
+
+    if html:
+        html.write_text(timeline.page(result.trace, result.scenario.name), "utf-8")
+    if pcap:
+        with pcap.open("wb") as file:
+            pcapng.write(result.trace, file)
+    if trace:
+        trace.write_text(f"{result.trace}\n", "utf-8")
 
 
 def _show(result: ScenarioResult) -> None:

@@ -46,7 +46,7 @@ def page(trace: Trace, title: str) -> str:
         cards="".join(_cards(told, lost)),
         ticks="".join(_ticks(axis)),
         lines="".join(_lines(axis, told.faults)),
-        faults=_row("faults", "what was done to it", _notes(axis, told.faults)) if told.faults else "",
+        faults=_row("faults", "faults", _notes(axis, told.faults)) if told.faults else "",
         control=_row("control", "SA, IGMP, events", _notes(axis, told.control)),
         groups="".join(
             _group(axis, told, group, [lane for lane in drawn if lane.group == group]) for group in groups
@@ -62,7 +62,7 @@ def duration(ns: int) -> str:
     for size, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "µs")):
         if ns >= size:
             return f"{ns / size:.6g} {unit}"
-    return f"{ns} ns"
+    return f"{ns} ns" if ns else "0"
 
 
 class Axis:
