@@ -57,7 +57,7 @@ class Batch(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Give the buffers back to the receive queue; called once."""
+        """Give the buffers back to the receive queue; called once, or again after a BufferError."""
 
     def __getitem__(self, index: int) -> Message:
         if self._released:
@@ -89,8 +89,8 @@ class Batch(ABC):
                     "drop it, or copy the payload first"
                 ) from None
             self._views.pop()
-        self._released = True
         self._release()
+        self._released = True
 
     def __enter__(self) -> Self:
         return self
