@@ -34,7 +34,8 @@ class RdmaBackend(OwnedByProcess, Backend):
     name = "rdma"
 
     def __init__(self) -> None:
-        status = judge(gather())
+        facts = gather()
+        status = judge(facts)
         if not status.available:
             reason = status.reason or UnavailableReason.BROKEN
             raise BackendUnavailable(self.name, reason, status.detail, status.fix)
@@ -44,7 +45,7 @@ class RdmaBackend(OwnedByProcess, Backend):
         self._channels: list[RdmaChannel] = []
         self._lock = threading.Lock()
         self._removed = False
-        layers = {port.link_layer for device in self.devices() for port in device.ports}
+        layers = {port.link_layer for device in facts.devices for port in device.ports}
         shown = (_SHOWN_BY[layer] for layer in layers)
         self.capabilities = frozenset({Capability.CONNECTED_QP}).union(*shown)
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ class Address(NamedTuple):
         return f"{self.ip}/{self.prefix}"
 
 
+@cache
 def program(name: str) -> str:
     """Its path, also where PATH leaves out the administrator's directories."""
     found = shutil.which(name, path=_PATH)
@@ -48,11 +50,16 @@ def ask(*command: str) -> Any:
     return json.loads(run(*command) or "null")
 
 
-def addresses(netdev: str) -> list[Address]:
-    """Addresses of an interface, link-local ones left out."""
-    entries = [info for link in ask("ip", "-j", "addr", "show", "dev", netdev) for info in link["addr_info"]]
-    found = (Address(ip_address(entry["local"]), entry["prefixlen"]) for entry in entries)
-    return [address for address in found if not address.ip.is_link_local]
+def addresses() -> dict[str, list[Address]]:
+    """Interface -> its addresses, link-local ones left out."""
+    return {
+        link["ifname"]: [
+            address
+            for info in link["addr_info"]
+            if not (address := Address(ip_address(info["local"]), info["prefixlen"])).ip.is_link_local
+        ]
+        for link in ask("ip", "-j", "addr", "show")
+    }
 
 
 def bridge_port_of(netdev: str) -> str | None:
@@ -65,11 +72,6 @@ def bridge_port_of(netdev: str) -> str | None:
         return None
 
 
-def bridge_of(port: str) -> str:
-    """The bridge that a port belongs to."""
-    return (_NET / port / "brport" / "bridge").readlink().name
-
-
 def snooping_table() -> list[dict[str, Any]]:
     """Entries of every bridge's multicast database: `dev`, `port`, `grp`."""
     return [entry for table in ask("bridge", "-j", "mdb", "show") or [] for entry in table.get("mdb", [])]
@@ -77,7 +79,12 @@ def snooping_table() -> list[dict[str, Any]]:
 
 def forget_group(entry: dict[str, Any]) -> None:
     """Take an entry out of the multicast database, where it would stay until its members time out."""
-    run("bridge", "mdb", "del", "dev", entry["dev"], "port", entry["port"], "grp", entry["grp"])
+    try:
+        run("bridge", "mdb", "del", "dev", entry["dev"], "port", entry["port"], "grp", entry["grp"])
+    except RuntimeError:
+        where = (entry["port"], entry["grp"])
+        if any((one["port"], one["grp"]) == where for one in snooping_table()):
+            raise  # else it timed out meanwhile
 
 
 def igmp_memberships() -> dict[str, set[IPv4Address]]:

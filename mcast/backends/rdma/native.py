@@ -9,6 +9,7 @@ import errno as E
 import importlib
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NewType, Protocol, cast
 
@@ -78,6 +79,7 @@ class Lib(Protocol):
     def mcast_wake(self, qp: Qp, /) -> None: ...
     def mcast_failure(self, qp: Qp, /) -> int: ...
     def mcast_read_counters(self, qp: Qp, out: Pointer, /) -> None: ...
+    def mcast_is_receiving(self, qp: Qp, /) -> int: ...
     def mcast_receive_into(self, qp: Qp, mr: Pointer, address: int, room: int, count: int, /) -> int: ...
 
 
@@ -358,6 +360,15 @@ class Native:
         """The memory of an array made here, as bytes."""
         return memoryview(self._ffi.buffer(pointer))
 
+    def window(self, buffer: Any) -> Pointer:
+        """A hold on the buffer's memory, for `payloads`."""
+        return self._ffi.from_buffer(buffer)
+
+    def payloads(self, window: Pointer) -> tuple[memoryview, weakref.ref[Any]]:
+        """A read-only view, and a reference that is dead once neither it nor any slice of it is left."""
+        exporter = self._ffi.buffer(window)
+        return memoryview(exporter).toreadonly(), weakref.ref(exporter)
+
     def run(self, qp: Qp, out: Pointer, max: int, budget: int) -> int:
         """Messages received, 0 when `budget` ns are over; -EIO when the QP is in ERR, -EINTR, or raises."""
         result = self._lib.mcast_run(qp, out, max, budget)
@@ -421,6 +432,10 @@ class Native:
         out = self._ffi.new("struct mcast_counters *")
         self._lib.mcast_read_counters(qp, out)
         return out.sent, out.received, out.recv_free, out.recv_low_water
+
+    def is_receiving(self, qp: Qp) -> bool:
+        """Whether a message is leased, or waits to be received."""
+        return bool(self._lib.mcast_is_receiving(qp))
 
     def receive_into(self, qp: Qp, mr: Mr | None, address: int = 0, room: int = 0, count: int = 0) -> int:
         """In RESET: take payloads into the memory of `mr`, `room` bytes each; None: into the slab.

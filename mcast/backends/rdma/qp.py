@@ -45,7 +45,7 @@ _GRACE = 5.0
 _MTU_LASTS = 0.1
 """Seconds; no event tells of a new MTU, and asking takes longer than sending a message."""
 
-_GENERATION_AT = 7
+_GENERATION_AT = 8
 """Index of the generation in a record."""
 
 _STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
@@ -69,8 +69,8 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
         self._handle = self.native.create_qp(cm_id.handle, pd, plan, self._slab, arguments)
         self._qp_num = self.native.qp_num(self._handle)
         self._recv_depth = plan.recv_depth
-        payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset].toreadonly()
-        self._memories: dict[int, memoryview] = {0: payloads}
+        payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
+        self._memories: dict[int, Pointer] = {0: self.native.window(payloads)}
         self._attachments: dict[Gid, int] = {}
         self._regions: list[RdmaRegion] = []
         self._handles = AddressHandles(self.native, context, pd)
@@ -227,14 +227,14 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
     def _batch(self, pointer: Pointer, count: int) -> Batch:
         records = self.native.bytes_of(pointer)
         generation = RECORD.unpack_from(records)[_GENERATION_AT] if count else 0
-        memory = self._memories[generation]
+        payloads, in_use = self.native.payloads(self._memories[generation])
 
         def give_back(pointer: Pointer, count: int) -> None:
             with self._giving_back:
                 if not self._closed and self.process.is_here:
                     self.native.release(self._handle, generation, pointer, count)
 
-        return RdmaBatch(pointer, records, count, memory, self._handles.sources, give_back)
+        return RdmaBatch(pointer, records, count, payloads, in_use, self._handles.sources, give_back)
 
     def _qp_error(self, call: str, phase: Phase) -> QpError:
         status = WcStatus(self.native.failure(self._handle))
@@ -245,13 +245,16 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
 
     def _register(self, buffer: memoryview, recv_slot: int | None) -> Region:
         with self._cm_id.lock:
+            if recv_slot is not None and self.native.is_receiving(self._handle):
+                detail = "messages are queued or leased: register receive memory before the QP joins"
+                raise mcast_error(E.EBUSY, "register", Phase.REGISTER, None, detail)
             mr = self.native.register(self._pd, buffer, {"bytes": buffer.nbytes})
             region = RdmaRegion(self, buffer, mr, recv_slot is not None)
             self._regions.append(region)
             if recv_slot is not None:
                 count = buffer.nbytes // recv_slot
                 generation = self._receive_into(region, recv_slot, count)
-                self._memories[generation] = buffer.toreadonly()
+                self._memories = {0: self._memories[0], generation: self.native.window(buffer)}
         return region
 
     def forget_region(self, region: RdmaRegion) -> None:
@@ -263,6 +266,7 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
             with self._sending:
                 if region.receives:
                     self._receive_into(None)
+                    self._memories = {0: self._memories[0]}
                 self.native.deregister(region.mr)
 
     def _receive_into(self, region: RdmaRegion | None, room: int = 0, count: int = 0) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mcast.api import Phase, Region
@@ -33,3 +34,5 @@ class RdmaRegion(OwnedByProcess, Region):
         if not self._closed:
             self._closed = True
             self._qp.forget_region(self)
+            with suppress(BufferError):  # somebody uses the view; it ends with that use
+                self.view.release()

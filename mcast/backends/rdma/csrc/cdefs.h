@@ -156,7 +156,7 @@ struct mcast_message {
 	uint32_t slot;
 	uint8_t has_imm;
 	uint8_t own_qp_num;
-	uint8_t reserved[2];
+	uint16_t src_lid;
 	uint32_t generation;
 	uint8_t source[16];
 	uint8_t group[16];
@@ -191,4 +191,5 @@ int mcast_drain_sends(struct mcast_qp *qp, int64_t budget);
 void mcast_wake(struct mcast_qp *qp);
 int mcast_failure(struct mcast_qp *qp);
 void mcast_read_counters(struct mcast_qp *qp, struct mcast_counters *out);
+int mcast_is_receiving(struct mcast_qp *qp);
 int mcast_receive_into(struct mcast_qp *qp, struct ibv_mr *mr, uint64_t address, uint32_t room, uint32_t count);

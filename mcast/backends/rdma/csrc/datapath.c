@@ -94,6 +94,19 @@ int mcast_post_free_slots(struct mcast_qp *qp)
 	return ret ? ret : post_chain(qp, &chain);
 }
 
+/* What mcast_is_receiving has looked at comes first. */
+static int poll_receives(struct mcast_qp *qp, int max, struct ibv_wc *wcs)
+{
+	int polled;
+
+	if (!qp->has_seen)
+		return ibv_poll_cq(qp->recv.cq, max, wcs);
+	wcs[0] = qp->seen;
+	qp->has_seen = 0;
+	polled = max > 1 ? ibv_poll_cq(qp->recv.cq, max - 1, wcs + 1) : 0;
+	return polled < 0 ? polled : polled + 1;
+}
+
 void mcast_forget_posted(struct mcast_qp *qp)
 {
 	struct ibv_wc wcs[POLL_BATCH];
@@ -101,7 +114,7 @@ void mcast_forget_posted(struct mcast_qp *qp)
 	/* completions that nobody read belong to work that is gone */
 	while (ibv_poll_cq(qp->send.cq, POLL_BATCH, wcs) > 0)
 		;
-	while (ibv_poll_cq(qp->recv.cq, POLL_BATCH, wcs) > 0)
+	while (poll_receives(qp, POLL_BATCH, wcs) > 0)
 		;
 	for (uint32_t slot = 0; slot < qp->memory->count; slot++)
 		if (qp->memory->slots[slot] == SLOT_POSTED)
@@ -136,6 +149,7 @@ static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, struct mc
 		.length = wc->byte_len - GRH_BYTES,
 		.src_qp = wc->src_qp,
 		.slot = slot,
+		.src_lid = wc->slid,
 		.own_qp_num = wc->src_qp == qp->qp->qp_num,
 		.generation = qp->memory->generation,
 	};
@@ -147,11 +161,26 @@ static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, struct mc
 		read_grh(grh_of(qp, slot), out);
 }
 
+/* 1: a message is leased, or waits to be received. */
+int mcast_is_receiving(struct mcast_qp *qp)
+{
+	int ret;
+
+	pthread_mutex_lock(&qp->lock);
+	if (!qp->has_seen)
+		qp->has_seen = ibv_poll_cq(qp->recv.cq, 1, &qp->seen) == 1;
+	ret = qp->has_seen;
+	for (uint32_t slot = 0; slot < qp->memory->count && !ret; slot++)
+		ret = qp->memory->slots[slot] == SLOT_HELD;
+	pthread_mutex_unlock(&qp->lock);
+	return ret;
+}
+
 /* One cycle: poll an array of completions, turn them into messages. */
 static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t max)
 {
 	struct ibv_wc wcs[POLL_BATCH];
-	int polled = ibv_poll_cq(qp->recv.cq, max < POLL_BATCH ? (int)max : POLL_BATCH, wcs);
+	int polled = poll_receives(qp, max < POLL_BATCH ? (int)max : POLL_BATCH, wcs);
 	int count = 0;
 
 	if (polled < 0)

@@ -216,12 +216,12 @@ int mcast_query_qp(struct mcast_qp *self)
 }
 
 /* INIT takes its P_Key, port and Q_Key from the id; the later steps of a UD QP take next to nothing. */
-static int fill_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+static int fill_attr(struct rdma_cm_id *id, enum ibv_qp_state from, struct ibv_qp_attr *attr, int *mask)
 {
 	*mask = IBV_QP_STATE;
 	if (attr->qp_state == IBV_QPS_INIT)
 		return mcast_sym.rdma_init_qp_attr(id, attr, mask) ? -errno : 0;
-	if (attr->qp_state == IBV_QPS_RTS)
+	if (attr->qp_state == IBV_QPS_RTS && from == IBV_QPS_RTR)
 		*mask |= IBV_QP_SQ_PSN;
 	return 0;
 }
@@ -230,7 +230,7 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr = { .qp_state = state };
 	int mask;
-	int ret = fill_attr(self->id, &attr, &mask);
+	int ret = fill_attr(self->id, self->state, &attr, &mask);
 
 	if (!ret)
 		ret = -mcast_sym.ibv_modify_qp(self->qp, &attr, mask);

@@ -48,6 +48,8 @@ struct mcast_qp {
 	struct ibv_send_wr *send_wrs;
 	struct ibv_sge *send_sges;
 
+	struct ibv_wc seen; /* polled, not yet received */
+	int has_seen;
 	struct receive_memory slab, user;
 	struct receive_memory *memory; /* one of the two */
 	struct mcast_counters counters;
