@@ -390,6 +390,25 @@ def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
     assert node.told() is None
 
 
+def test_a_lost_membership_is_left_without_a_delete_and_joined_anew_with_a_set() -> None:
+    """Facts: SA, -ENETRESET: no SA Delete, no automatic rejoin: leave and join again is the user's job."""
+    fabric = Fabric.infiniband()
+    node = Node(fabric, 0)
+    node.join()
+    asked: list[SaMethod] = []
+    with fabric.rules.on_sa_request(lambda request: asked.append(request.method)):
+        fabric.restart_sm()
+        assert node.told() == LOST
+        assert asked == []
+        node.id.leave_multicast(GROUP)
+        assert node.told() is None
+        assert asked == []
+        node.join()
+        assert asked == [SaMethod.SET]
+        node.id.leave_multicast(GROUP)
+        assert asked == [SaMethod.SET, SaMethod.DELETE]
+
+
 def test_a_lid_change_resets_and_the_sa_keeps_the_membership() -> None:
     """Facts: SA: LID_CHANGE is -ENETRESET to every active member, no SA Delete is sent."""
     fabric = Fabric.infiniband(ports=2)
@@ -547,6 +566,10 @@ def test_a_cut_cable_parts_the_group_and_no_host_is_told(make: Callable[..., Fab
         neighbour.rejoin()
     near.qp.send(to, [b"mended"])
     assert (far.received(), neighbour.received()) == ([b"mended"], [b"mended"])
+    newcomer = Node(fabric, 4)
+    newcomer.join()
+    near.qp.send(to, [b"welcome"])
+    assert newcomer.received() == [b"welcome"]
 
 
 def test_a_join_behind_a_cut_times_out() -> None:
