@@ -1,0 +1,88 @@
+"""What setup.py makes of a host with and without the headers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HIDDEN = {"CFLAGS": "-nostdinc"}
+"""No header is found: the libraries' least of all."""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, with what an earlier build may have left in build/."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    rdma = Path("mcast/backends/rdma")
+    shutil.copytree(ROOT / rdma, tree / rdma, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (tree / "mcast" / "__init__.py").touch()
+    for build in ("lib", "lib.linux-x86_64-cpython-311"):
+        stale = tree / "build" / build / rdma / "_native.abi3.so"
+        stale.parent.mkdir(parents=True)
+        stale.write_bytes(b"from an earlier build")
+    return tree
+
+
+def build(tree: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(out)]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=110)
+
+
+def extensions(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {Path(name).name: archive.read(name) for name in archive.namelist() if name.endswith(".so")}
+
+
+def wheel_in(out: Path) -> Path:
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.parametrize("environment", [HIDDEN, {"MCAST_RDMA": "0"}], ids=["no headers", "switched off"])
+def test_without_the_extension_the_wheel_is_pure(
+    tree: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = build(tree, tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    assert "mcast: without the rdma extension" in done.stderr
+    assert wheel_in(tmp_path).name.endswith("-py3-none-any.whl")
+    assert extensions(wheel_in(tmp_path)) == {}
+
+
+def test_with_headers_one_wheel_serves_every_python(tree: Path, tmp_path: Path) -> None:
+    done = build(tree, tmp_path, MCAST_RDMA="1")
+    assert done.returncode == 0, done.stderr
+    assert "-cp311-abi3-linux_" in wheel_in(tmp_path).name
+    ((name, content),) = extensions(wheel_in(tmp_path)).items()
+    assert name == "_native.abi3.so"
+    assert content.startswith(b"\x7fELF")
+
+
+def test_required_but_without_headers_it_stops_and_names_the_packages(tree: Path, tmp_path: Path) -> None:
+    done = build(tree, tmp_path, MCAST_RDMA="1", **HIDDEN)
+    assert done.returncode != 0
+    assert "rdma/rdma_cma.h" in done.stderr
+    assert "apt-get install gcc libc6-dev librdmacm-dev libibverbs-dev" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_compiler_is_said(tree: Path, tmp_path: Path) -> None:
+    done = build(tree, tmp_path, MCAST_RDMA="1", CC="/nowhere/cc")
+    assert done.returncode != 0
+    assert "no C compiler" in done.stderr
+
+
+def test_another_word_is_refused(tree: Path, tmp_path: Path) -> None:
+    done = build(tree, tmp_path, MCAST_RDMA="yes")
+    assert done.returncode != 0
+    assert "it is auto, 1 or 0" in done.stderr
