@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import os
 import subprocess
 import sys
+from itertools import zip_longest
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from mcast.api import McastError
-from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim import Fabric, open_fabric, pcapng, timeline
 from mcast.backends.sim.faults import Delay, Delivery, Drop
+from mcast.backends.sim.trace import Trace
 
 
 def run(kind: str, seed: int) -> str:
@@ -46,27 +49,78 @@ def run(kind: str, seed: int) -> str:
     return str(fabric.trace)
 
 
-def digest(kind: str, seed: int) -> str:
-    return hashlib.sha256(run(kind, seed).encode()).hexdigest()
+def elsewhere(kind: str, seed: int, hash_seed: str) -> str:
+    """The trace of the same run in a process of its own."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, __file__, kind, str(seed)]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+def require_same(kind: str, seed: int, first: str, second: str) -> None:
+    """Fails at the first line that differs, with the seed and the line that replays the run."""
+    for number, lines in enumerate(zip_longest(first.splitlines(), second.splitlines()), 1):
+        if lines[0] != lines[1]:
+            replay = f"{sys.executable} {__file__} {kind} {seed}"
+            pytest.fail(
+                f"seed {seed} gave two traces, which differ from line {number} on:\n"
+                f"  {lines[0]}\n  {lines[1]}\nreplay: {replay}",
+                pytrace=False,
+            )
+
+
+@pytest.mark.parametrize("seed", [7, 8, 2026])
 @pytest.mark.parametrize("kind", ["roce", "ib"])
-def test_the_same_seed_gives_the_same_trace(kind: str) -> None:
-    first = run(kind, 7)
+def test_the_same_seed_gives_the_same_trace(kind: str, seed: int) -> None:
+    first = run(kind, seed)
     assert first.count("\n") > 300
-    assert run(kind, 7) == first
-    assert run(kind, 8) != first
+    require_same(kind, seed, first, run(kind, seed))
+    assert run(kind, seed + 1) != first
 
 
 @pytest.mark.parametrize("kind", ["roce", "ib"])
 def test_the_trace_does_not_depend_on_the_process_or_its_hash_seed(kind: str) -> None:
-    def elsewhere(hash_seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, __file__, kind, "7"]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    here = run(kind, 7)
+    for hash_seed in ("1", "2"):
+        require_same(kind, 7, here, elsewhere(kind, 7, hash_seed))
 
-    assert {elsewhere("1"), elsewhere("2")} == {digest(kind, 7)}
+
+def test_a_difference_names_the_seed_and_the_line_that_replays_it() -> None:
+    trace = run("ib", 7)
+    lines = trace.splitlines()
+    for changed in ("\n".join([*lines[:20], "other", *lines[21:]]), "\n".join(lines[:20])):
+        with pytest.raises(pytest.fail.Exception) as told:
+            require_same("ib", 7, trace, changed)
+        text = str(told.value)
+        assert "seed 7" in text
+        assert "from line 21 on" in text
+        assert lines[20] in text
+        replay = text.rpartition("replay: ")[2].split()
+        assert subprocess.run(replay, check=True, capture_output=True, text=True).stdout == trace
+
+
+def test_the_same_trace_gives_the_same_page_and_packets() -> None:
+    def exported(trace: Trace) -> tuple[str, bytes]:
+        file = io.BytesIO()
+        pcapng.write(trace, file)
+        return timeline.page(trace, "a run"), file.getvalue()
+
+    here, there = (Trace.load(text) for text in (run("ib", 7), elsewhere("ib", 7, "3")))
+    assert exported(here) == exported(there)
+
+
+@pytest.mark.parametrize("name", ["sm-failover-under-load", "lossy-link"])
+def test_a_ready_made_scenario_is_the_same_in_every_process(name: str, tmp_path: Path) -> None:
+    traces = []
+    for hash_seed in ("1", "2"):
+        file = tmp_path / hash_seed
+        play = "import sys; from mcast.cli import main; main()"
+        command = [sys.executable, "-c", play, "sim", "run", name, "--trace", str(file)]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        traces.append(file.read_text())
+    assert traces[0].count("\n") > 1_000
+    assert traces[0] == traces[1], f"replay: mcast sim run {name} --trace FILE"
 
 
 if __name__ == "__main__":
-    print(digest(sys.argv[1], int(sys.argv[2])), end="")
+    print(run(sys.argv[1], int(sys.argv[2])), end="")

@@ -1,0 +1,292 @@
+"""The page of a run: it needs no other file, and shows who was a member when, and what was lost and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mcast.addresses import Gid
+from mcast.api import JoinAttrEx
+from mcast.backends.sim import Fabric, open_fabric, timeline
+from mcast.backends.sim.faults import Drop
+from mcast.backends.sim.scenario import load, run
+from mcast.backends.sim.story import Span, State, story
+from mcast.backends.sim.timeline import Axis, duration, page
+from mcast.backends.sim.trace import Deliver, Lost, Send, Trace
+from mcast.cli import app
+
+SECOND = 10**9
+VOID = {"meta", "input", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close as they open, and collects text, titles, and what would be loaded."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.titles: list[str] = []
+        self.loaded: list[str] = []
+        self.marks: Counter[str] = Counter()
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self._open.append(tag)
+        values = {name: value or "" for name, value in attrs}
+        self.loaded += [value for name, value in values.items() if name in ("src", "href")]
+        self.titles.append(values.get("title", ""))
+        self.marks[values.get("class", "")] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def failover() -> Trace:
+    return run(load("sm-failover-under-load")).trace
+
+
+def total(trace: Trace, kind: type[Lost] | type[Deliver]) -> int:
+    return sum(event.count for _, event in trace if isinstance(event, kind))
+
+
+# --- the page ----------------------------------------------------------------------------
+
+
+def test_the_page_needs_no_other_file(failover: Trace) -> None:
+    html = page(failover, "SM failover")
+    read = Page(html)
+    assert read.loaded == []
+    assert not re.search(r"https?://|@import|url\(", html)
+    assert "$" not in re.sub(r"<script>.*</script>", "", html, flags=re.S)
+
+
+def test_names_are_escaped(failover: Trace) -> None:
+    html = page(failover, '<script>"&')
+    Page(html)
+    assert "<script>&quot;" not in html
+    assert html.count("&lt;script&gt;&quot;&amp;") == 2
+
+
+def test_the_page_counts_what_the_trace_holds(failover: Trace) -> None:
+    text = " ".join(" ".join(Page(page(failover, "run")).text).split())
+    sent = sum(len(event.payloads) for _, event in failover if isinstance(event, Send))
+    for number, words in (
+        (sent, "messages sent"),
+        (total(failover, Deliver), "copies received"),
+        (total(failover, Lost), "copies lost"),
+        (2, "faults"),
+        (6, "members"),
+    ):
+        assert number
+        assert f"{number:,} {words}" in text
+
+
+def test_the_page_says_what_was_lost_and_why(failover: Trace) -> None:
+    text = " ".join(" ".join(Page(page(failover, "run")).text).split())
+    reasons = Counter[str]()
+    for _, event in failover:
+        if isinstance(event, Lost):
+            reasons[event.reason] += event.count
+    assert reasons
+    for reason, count in reasons.items():
+        assert f"{count:,} {reason}" in text
+
+
+def test_marks_tell_their_time_and_number(failover: Trace) -> None:
+    read = Page(page(failover, "run"))
+    for what in ("sent", "received", "lost"):
+        counted = [re.findall(rf"^([\d,]+) {what}", title, re.M) for title in read.titles]
+        numbers = [int(number.replace(",", "")) for found in counted for number in found]
+        kind = {"sent": None, "received": Deliver, "lost": Lost}[what]
+        expected = (
+            sum(len(event.payloads) for _, event in failover if isinstance(event, Send))
+            if kind is None
+            else total(failover, kind)
+        )
+        assert sum(numbers) == expected
+        assert 0 < read.marks[f"mark {what}"] <= 6 * timeline.COLUMNS
+
+
+def test_faults_and_refusals_are_on_the_page(failover: Trace) -> None:
+    read = Page(page(failover, "run"))
+    titles = [unescape(title) for title in read.titles]
+    assert any("sm down" in title for title in titles)
+    assert any("MULTICAST_ERROR" in title and "ENETRESET" in title for title in titles)
+
+
+def test_a_quiet_run_says_that_nothing_was_lost() -> None:
+    fabric = Fabric.roce(trace=True)
+    assert fabric.trace is not None
+    text = " ".join(Page(page(fabric.trace, "quiet")).text)
+    assert "nothing lost" in text
+    assert "Every copy that was due arrived." in text
+
+
+def test_more_members_than_a_page_draws_are_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MOST_LANES", 2)
+    text = " ".join(" ".join(Page(page(members(5), "many")).text).split())
+    assert "3 more members are not drawn" in text
+    assert "5 members" in text
+
+
+def members(count: int) -> Trace:
+    fabric = Fabric.roce(ports=count, trace=True)
+    with open_fabric(fabric) as backend, backend.event_channel() as channel:
+        for device in backend.devices():
+            cm_id = channel.create_id()
+            cm_id.bind_addr(device.ports[0].addresses[0])
+            cm_id.create_qp()
+            cm_id.join_multicast("239.1.1.1")
+            channel.get_event(1)
+    assert fabric.trace is not None
+    return fabric.trace
+
+
+# --- the story ---------------------------------------------------------------------------
+
+
+def test_a_member_goes_through_its_states() -> None:
+    fabric = Fabric.infiniband(trace=True)
+    clock = fabric.clock
+    with open_fabric(fabric) as backend, backend.event_channel() as channel:
+        cm_id, sender = channel.create_id(), channel.create_id()
+        for each, device in zip((cm_id, sender), backend.devices(), strict=False):
+            each.bind_addr(device.ports[0].addresses[0])
+            each.create_qp()
+        cm_id.join_multicast("239.1.1.1")
+        assert channel.get_event(1) is not None
+        joined = clock.now
+        channel.get_event(1)
+        left = clock.now
+        cm_id.leave_multicast("239.1.1.1")
+        sender.join_multicast_ex(JoinAttrEx.send_only("239.1.1.1"))
+        event = channel.get_event(1)
+        with fabric.rules.on_sa_request(lambda _: Drop()):
+            asked = clock.now
+            cm_id.join_multicast("239.1.1.1")
+            failed = channel.get_event(10)
+        assert event is not None
+        assert failed is not None
+        assert failed.errno
+        lost = clock.now
+    assert fabric.trace is not None
+    told = story(fabric.trace)
+    receiver, send_only = told.lanes
+    assert receiver.spans[:6] == [
+        Span(State.ASKING, 0, joined),
+        Span(State.JOINED, joined, joined),
+        Span(State.RECEIVING, joined, left),
+        Span(State.JOINED, left, left),
+        Span(State.ASKING, asked, lost),
+        Span(State.FAILED, lost, told.end),
+    ]
+    assert [span.state for span in send_only.spans] == [State.ASKING, State.SEND_ONLY]
+    assert told.names[Gid(receiver.group)] == "239.1.1.1"
+    assert any(note.kind == "bad" and "no answer" in note.text for note in told.control)
+
+
+def test_a_qp_attached_by_hand_has_the_lane_of_its_membership() -> None:
+    fabric = Fabric.roce(trace=True)
+    with open_fabric(fabric) as backend, backend.event_channel() as channel:
+        cm_id = channel.create_id()
+        cm_id.bind_addr(backend.devices()[0].ports[0].addresses[0])
+        cm_id.join_multicast("239.1.1.1")
+        event = channel.get_event(1)
+        assert event is not None
+        assert event.ud is not None
+        qp = cm_id.create_qp()
+        qp.attach_mcast(event.ud.destination.gid, 0)
+        qp.attach_mcast(Gid("ff0e::1"), 0)
+    assert fabric.trace is not None
+    joined, by_hand = story(fabric.trace).lanes
+    assert (joined.id, joined.qp) == (1, qp.qp_num)
+    assert State.RECEIVING in [span.state for span in joined.spans]
+    assert (by_hand.id, by_hand.qp) == (None, qp.qp_num)
+
+
+def test_a_link_is_down_until_it_is_up_or_the_end() -> None:
+    fabric = Fabric.roce(trace=True)
+    first, second = fabric.ports[:2]
+    for _ in range(2):
+        fabric.set_link(first, up=False)
+    fabric.clock.wait(lambda: False, 1, "", None)  # type: ignore[arg-type]
+    fabric.set_link(first, up=True)
+    fabric.set_link(second, up=False)
+    fabric.clock.wait(lambda: False, 1, "", None)  # type: ignore[arg-type]
+    fabric.bond_failover(fabric.ports[2])
+    assert fabric.trace is not None
+    assert story(fabric.trace).down == {first.name: [(0, SECOND)], second.name: [(SECOND, 2 * SECOND)]}
+
+
+# --- the axis ----------------------------------------------------------------------------
+
+
+def test_the_axis_rises_from_0_to_100() -> None:
+    times = [
+        0,
+        *range(1_000, 100_000, 1_000),
+        3 * SECOND,
+        3 * SECOND + 5_000,
+        9 * SECOND,
+        9 * SECOND + 20_000,
+    ]
+    axis = Axis(times)
+    places = [axis.at(t) for t in times]
+    assert places == sorted(places)
+    assert len(set(places)) == len(times)
+    assert (round(places[0], 6), round(places[-1], 6)) == (0, 100)
+    assert axis.breaks == [(99_000, 3 * SECOND), (3 * SECOND + 5_000, 9 * SECOND)]
+    # What happens within 0.1 ms has most of the width, though 9 s pass.
+    assert axis.at(99_000) > 60
+
+
+def test_even_traffic_is_not_cut() -> None:
+    assert Axis(range(0, 10 * SECOND, SECOND // 100)).breaks == []
+    assert Axis([]).at(0) == 0
+
+
+def test_ticks_are_round_and_apart() -> None:
+    axis = Axis(range(0, 11 * SECOND, SECOND // 100))
+    assert [duration(t) for t in axis.ticks()] == ["0", "2 s", "4 s", "6 s", "8 s", "10 s"]
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0"),
+        (999, "999 ns"),
+        (1_500, "1.5 µs"),
+        (100_000, "100 µs"),
+        (12_000_000, "12 ms"),
+        (3 * SECOND, "3 s"),
+    ],
+)
+def test_durations_read_well(ns: int, text: str) -> None:
+    assert duration(ns) == text
+
+
+# --- the command -------------------------------------------------------------------------
+
+
+def test_the_command_writes_page_packets_and_trace(tmp_path: Path) -> None:
+    html, pcap, trace = (tmp_path / name for name in ("run.html", "run.pcapng", "run.jsonl"))
+    options = ["--html", str(html), "--pcap", str(pcap), "--trace", str(trace)]
+    done = CliRunner().invoke(app, ["sim", "run", "late-join", *options])
+    assert done.exit_code == 0, done.output
+    loaded = Trace.load(trace.read_text())
+    assert page(loaded, load("late-join").name) == html.read_text()
+    assert pcap.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"
