@@ -378,6 +378,23 @@ def test_ids_that_share_a_membership_all_lose_it() -> None:
     nodes[0].join()
 
 
+def test_a_membership_lost_while_another_of_the_port_is_being_joined() -> None:
+    """Facts: SA, one port, many ids: counted per JoinState bit; what was lost holds nothing afterwards."""
+    fabric = Fabric.infiniband()
+    assert fabric.sa is not None
+    full, send_only = Node(fabric, 0), Node(fabric, 0)
+    full.join()
+    send_only.id.join_multicast_ex(JoinAttrEx.send_only(GROUP))
+    fabric.restart_sm()
+    assert full.told() == LOST
+    send_only.event().check()
+    full.rejoin()
+    for node in (full, send_only):
+        node.id.leave_multicast(GROUP)
+    fabric.clock.run_out()
+    assert [group.well_known for group in fabric.sa.groups] == [True]
+
+
 def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
     """Facts: SA, leave: undelivered events of that join are purged."""
     fabric = Fabric.infiniband()
@@ -639,6 +656,22 @@ def test_without_a_querier_memberships_age_out_in_silence() -> None:
     assert early.channel.get_event(1_000.0) is None
     sender.qp.send(to, [b"for good"])
     assert early.received() == [b"for good"]
+
+
+def test_a_querier_that_comes_and_goes_renews_what_it_hears() -> None:
+    """RFC 3376, 8.4: the interval counts from the last report; a member that left has none to lose."""
+    fabric = Fabric.roce(ports=3, trace=True)
+    (sender, receiver, leaver), to = joined(fabric, 3)
+    for act, seconds in ((fabric.stop_querier, 100), (fabric.start_querier, 100), (fabric.stop_querier, 100)):
+        act()
+        pass_time(fabric, seconds)
+    leaver.id.leave_multicast(GROUP)
+    sender.qp.send(to, [b"300 s"])
+    pass_time(fabric, 200)
+    sender.qp.send(to, [b"500 s"])
+    assert receiver.received() == [b"300 s"]
+    aged = [entry for entry in fabric.trace or () if "igmp-aged-out" in str(entry)]
+    assert len(aged) == 2
 
 
 # --- queue pairs -----------------------------------------------------------------------------
