@@ -591,6 +591,13 @@ def test_the_fastest_rates(quirks: Quirks, status: SaStatus) -> None:
     assert sa.join(B, mask=JOIN | RATE_BOTH, rate=22, rate_selector=LT).status == OK
 
 
+@pytest.mark.parametrize(("rate", "status"), [(22, REQ_INVALID), (23, OK), (63, OK)])
+def test_a_code_that_is_no_rate_ranks_below_all(rate: int, status: SaStatus) -> None:
+    """Only a lone selector lets one through the check of codes."""
+    reply = Sa(OPENSM).create(mask=CREATE | McMask.RATE_SELECTOR, rate=rate, rate_selector=GT)
+    assert reply.status == status
+
+
 @BOTH
 @pytest.mark.parametrize("mask", [McMask.MTU, McMask.RATE])
 def test_a_value_without_its_selector_is_ignored(quirks: Quirks, mask: McMask) -> None:

@@ -97,7 +97,7 @@ class Quirks:
     counter_over_prefix: bool = False
     """An assigned MGID counts little-endian in bytes 10..13, over the prefix, and failures use numbers up."""
     knows_no_ndr_rates: bool = False
-    """The codes of 800 and 1200 Gb/s, 23 and 24, are no rates yet."""
+    """The codes of 800 and 1200 Gb/s, 23 and 24, are no rates yet, and rank below all that are."""
     silent_on_unknown_method: bool = False
     """Of the methods that MCMemberRecord does not have, only GetMulti is answered with UNSUP_METHOD_ATTR."""
 
@@ -172,6 +172,7 @@ _MEMBER_FIELDS = _PORT_GID | _JOIN_STATE | _PROXY_JOIN
 _EQUAL_MASK = McMask.QKEY | McMask.TCLASS | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT
 _EQUAL = tuple((1 << at, at) for at in range(len(McMemberRecord._fields)) if _EQUAL_MASK >> at & 1)
 _EQUAL_BITS = int(_EQUAL_MASK)
+_RATE_PAIR = int(McMask.RATE | McMask.RATE_SELECTOR)
 
 
 class _Selected(NamedTuple):
@@ -191,9 +192,7 @@ def _selected(field: str, order: tuple[int, ...]) -> _Selected:
 
 
 _MTU_RULE = _selected("mtu", tuple(range(64)))
-_RATE_RULE = _selected("rate", RATES)
 _LIFE_RULE = _selected("packet_life", tuple(range(64)))
-_RATE_RANK = _RATE_RULE.rank
 
 _REFUSALS = {status: SaReply(status) for status in SaStatus}
 
@@ -278,11 +277,12 @@ class SubnetAdmin:
         self._well_known = tuple(well_known)
         self._mlids = max_mlid - MLID_FIRST + 1
         self.send_only_full_member = send_only_full_member
-        compared = (_MTU_RULE, _RATE_RULE) + (() if quirks.ignores_packet_life else (_LIFE_RULE,))
+        self._rates = RATES[: RATES.index(23)] if quirks.knows_no_ndr_rates else RATES
+        self._rate_rule = _selected("rate", self._rates)
+        compared = (_MTU_RULE, self._rate_rule) + (() if quirks.ignores_packet_life else (_LIFE_RULE,))
         self._compared = tuple(
             (rule.alone if quirks.compares_lone_selector else rule.pair, *rule[2:]) for rule in compared
         )
-        self._rates = RATES[: RATES.index(23)] if quirks.knows_no_ndr_rates else RATES
         self._unmasked = _HOP | _SCOPE | _LIFE | _MLID if quirks.takes_unmasked else 0
         self._ports: dict[int, _Port] = {}
         self._down: dict[int, SaPort] = {}
@@ -448,11 +448,11 @@ class SubnetAdmin:
         else:
             raise _Refused(SaStatus.REQ_INVALID)
 
-        held = group._states.get(guid, 0)
+        held, rank = group._states.get(guid, 0), self._rate_rule.rank
         if (
             not self._selectors_match(mask, record, group)
             or port.values.mtu < group.values.mtu
-            or _RATE_RANK[port.values.rate] < _RATE_RANK[group.values.rate]
+            or rank[port.values.rate] < rank[group.values.rate]
             or not bits
             or group.values.pkey & 0x7FFF not in port.partitions
             or (held and not _may_modify(group, held, guid, requester))
@@ -560,7 +560,7 @@ class SubnetAdmin:
         self._check_codes(mask, record)
 
     def _check_codes(self, mask: int, record: McMemberRecord) -> None:
-        if mask & _RATE_RULE.pair == _RATE_RULE.pair and record.rate not in self._rates:
+        if mask & _RATE_PAIR == _RATE_PAIR and record.rate not in self._rates:
             raise _Refused(SaStatus.REQ_INVALID)
         if mask & _MTU_RULE.pair == _MTU_RULE.pair and record.mtu not in MTUS:
             raise _Refused(SaStatus.REQ_INVALID)
@@ -627,7 +627,7 @@ class SubnetAdmin:
         if mask & _SCOPE and record.scope != scope and not self.quirks.ignores_scope_and_mlid:
             raise _Refused(SaStatus.REQ_INVALID)
         mtu = _choose(mask, record, _MTU_RULE, MTUS, port.mtu)
-        rate = _choose(mask, record, _RATE_RULE, RATES, port.rate)
+        rate = _choose(mask, record, self._rate_rule, self._rates, port.rate)
         taken = mask | self._unmasked
         life = record.packet_life if taken & _LIFE else 0
         if not self.quirks.ignores_packet_life and mask & _LIFE_RULE.pair == _LIFE_RULE.pair:
