@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import shutil
-import subprocess
-import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -23,11 +18,11 @@ from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.mcmember import SaMethod, SaStatus
 from mcast.backends.sim.trace import Attach, PortMade, SaAnswered, SaAsked, Send, Trace
 
+from .wireshark import Decoded, every, has, is_message, scapy_icrc
+
 GROUP = "239.129.2.3"
 PAYLOADS = [b"first", b"x" * 1000, b"", b"the fourth is lost"]
 LATE = b"after somebody left"
-Row = dict[str, str]
-Shown = Callable[[dict[str, list[str]]], bool]
 
 
 def exchange(make: Callable[..., Fabric]) -> Trace:
@@ -81,77 +76,14 @@ def join(channel: EventChannel, cm_id: CmId) -> CmEvent:
     return event.check()
 
 
-def flat(layers: Any) -> dict[str, list[str]]:
-    """Every field at any depth, with all its values."""
-    found: dict[str, list[str]] = defaultdict(list)
+class Capture(Decoded):
+    """A trace in a file, and what tshark reads there."""
 
-    def walk(node: Any, name: str) -> None:
-        if isinstance(node, dict):
-            found[name] += []
-            for key, value in node.items():
-                walk(value, key)
-        elif isinstance(node, list):
-            for item in node:
-                walk(item, name)
-        else:
-            found[name].append(str(node))
-
-    walk(layers, "layers")
-    return dict(found)
-
-
-def has(field: str, value: str | None = None) -> Shown:
-    """Packets with that field, and that value among its values."""
-    return lambda packet: field in packet and (value is None or value in packet[field])
-
-
-def is_message(packet: dict[str, list[str]]) -> bool:
-    """A datagram of a user, not a MAD."""
-    return "infiniband.deth" in packet and "infiniband.mad" not in packet
-
-
-def every(packet: dict[str, list[str]]) -> bool:
-    return True
-
-
-@pytest.fixture(scope="module")
-def tshark() -> str:
-    found = shutil.which("tshark")
-    if found is None:
-        pytest.fail("these tests decode packets with tshark: apt-get install tshark", pytrace=False)
-    return found
-
-
-class Capture:
-    """A trace in a file, and what tshark reads there: for each packet, field -> its values as text."""
-
-    def __init__(self, tshark: str, trace: Trace, file: Path) -> None:
+    def __init__(self, trace: Trace, file: Path) -> None:
         self.trace = trace
         with file.open("wb") as out:
             pcapng.write(trace, out)
-        command = [
-            tshark,
-            "-r",
-            str(file),
-            "-T",
-            "json",
-            "--no-duplicate-keys",
-            "-o",
-            "ip.check_checksum:TRUE",
-        ]
-        # Wireshark 4.0's EoIB heuristic reads the first bytes of every payload, even of an empty one.
-        command += ["--disable-protocol", "infiniband.eoib"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        self.decoded = [flat(packet["_source"]["layers"]) for packet in json.loads(done.stdout)]
-
-    def rows(self, shown: Shown, *fields: str) -> list[Row]:
-        """The fields of the packets that are shown, as text; "" for a field that is not there."""
-        found = [packet for packet in self.decoded if shown(packet)]
-        return [{field: ",".join(dict.fromkeys(p.get(field, ()))) for field in fields} for p in found]
-
-    def column(self, shown: Shown, field: str) -> list[str]:
-        return [row[field] for row in self.rows(shown, field)]
+        super().__init__(file)
 
     @property
     def ports(self) -> dict[str, PortMade]:
@@ -162,13 +94,13 @@ class Capture:
 
 
 @pytest.fixture(scope="module")
-def roce(tshark: str, tmp_path_factory: pytest.TempPathFactory) -> Capture:
-    return Capture(tshark, exchange(Fabric.roce), tmp_path_factory.mktemp("roce") / "run.pcapng")
+def roce(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    return Capture(exchange(Fabric.roce), tmp_path_factory.mktemp("roce") / "run.pcapng")
 
 
 @pytest.fixture(scope="module")
-def infiniband(tshark: str, tmp_path_factory: pytest.TempPathFactory) -> Capture:
-    return Capture(tshark, exchange(Fabric.infiniband), tmp_path_factory.mktemp("ib") / "run.pcapng")
+def infiniband(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    return Capture(exchange(Fabric.infiniband), tmp_path_factory.mktemp("ib") / "run.pcapng")
 
 
 @pytest.fixture(params=["roce", "infiniband"])
@@ -319,16 +251,6 @@ def test_igmp_reports_announce_full_members(roce: Capture) -> None:
         ("10.0.0.1", to_include),
         ("10.0.0.2", to_include),
     ]
-
-
-def scapy_icrc(frame: bytes) -> tuple[bytes, bytes]:
-    """The ICRC that the frame carries, and the one that scapy computes for it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from scapy.contrib.roce import BTH
-        from scapy.layers.l2 import Ether
-    bth = Ether(frame)[BTH]
-    return bth.icrc.to_bytes(4), bth.compute_icrc(None)
 
 
 def test_scapy_computes_the_same_icrc_on_roce(roce: Capture) -> None:

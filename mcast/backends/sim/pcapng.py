@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from ipaddress import IPv4Address
 from typing import BinaryIO, NamedTuple
@@ -36,7 +36,7 @@ from mcast.backends.sim.trace import (
 _SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
 _COMMENT, _NAME, _FLAGS, _RESOLUTION, _APPLICATION = 1, 2, 2, 9, 4
 _NANOSECONDS = b"\x09"
-_LINKTYPES = {LinkLayer.ETHERNET.value: 1, LinkLayer.INFINIBAND.value: 197}
+_LINKTYPES = {LinkLayer.ETHERNET: 1, LinkLayer.INFINIBAND: 197}
 _ERF_INFINIBAND, _ERF_VARYING_LENGTH = 21, 4
 
 
@@ -62,13 +62,20 @@ def write(trace: Trace, file: BinaryIO) -> None:
     fabric = next((event for _, event in trace if isinstance(event, FabricMade)), None)
     if fabric is None:
         raise ValueError("the trace does not say what its fabric is: it must begin with a line 'fabric'")
-    ports = [event for _, event in trace if isinstance(event, PortMade)]
+    ports = [event.port for _, event in trace if isinstance(event, PortMade)]
+    write_packets(LinkLayer(fabric.link_layer), ports, packets_of(trace), file)
+
+
+def write_packets(
+    link_layer: LinkLayer, ports: Sequence[str], captured: Iterable[Packet], file: BinaryIO
+) -> None:
+    """Write packets of these ports, wherever they were captured."""
     file.write(_section())
     for port in ports:
-        file.write(_interface(_LINKTYPES[fabric.link_layer], port.port))
-    number = {port.port: index for index, port in enumerate(ports)}
-    in_record = _erf if fabric.link_layer == LinkLayer.INFINIBAND.value else _bare
-    for packet in packets_of(trace):
+        file.write(_interface(_LINKTYPES[link_layer], port))
+    number = {port: index for index, port in enumerate(ports)}
+    in_record = _erf if link_layer is LinkLayer.INFINIBAND else _bare
+    for packet in captured:
         file.write(_packet(number[packet.port], packet, in_record(packet)))
 
 
