@@ -23,10 +23,10 @@ from mcast.backends.rdma.cm_id import Join, RdmaCmId
 from mcast.backends.rdma.deadline import Deadline, held
 from mcast.backends.rdma.native import Event, Native
 from mcast.backends.rdma.pds import ProtectionDomains
-from mcast.backends.rdma.process import OwnedByProcess, Process
+from mcast.backends.rdma.process import Process, Shared
 
 
-class RdmaChannel(OwnedByProcess, EventChannel):
+class RdmaChannel(Shared, EventChannel):
     """`lock` is held while an event is taken and booked, a membership changed, an object ended.
 
     No call made with it held blocks on another thread: events are acked in the call that takes them.
@@ -45,11 +45,11 @@ class RdmaChannel(OwnedByProcess, EventChannel):
         self._joins: dict[int, Join] = {}
 
     def fileno(self) -> int:
-        self._require_open("fileno", Phase.EVENT)
-        return self.native.channel_fd(self._handle)
+        with self._in_use("fileno", Phase.EVENT):
+            return self.native.channel_fd(self._handle)
 
     def _create_id(self, port_space: PortSpace) -> CmId:
-        with self.lock:
+        with self._in_use("create_id", Phase.OPEN):
             token = next(self._tokens)
             cm_id = RdmaCmId(self, token, self.native.create_id(self._handle, token, port_space))
             self._ids[token] = cm_id

@@ -21,7 +21,7 @@ from mcast.api import (
 )
 from mcast.backends.rdma import sockaddr
 from mcast.backends.rdma.native import Context, Id, Native
-from mcast.backends.rdma.process import OwnedByProcess
+from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Join:
         """What librdmacm detaches at the leave; known once the event was read."""
 
 
-class RdmaCmId(OwnedByProcess, CmId):
+class RdmaCmId(Shared, CmId):
     def __init__(self, channel: RdmaChannel, token: int, handle: Id) -> None:
         super().__init__()
         self.native: Native = channel.native
@@ -52,25 +52,27 @@ class RdmaCmId(OwnedByProcess, CmId):
 
     @property
     def device(self) -> str | None:
-        self._require_open("device", Phase.BIND)
-        return self.native.id_device(self.handle)
+        with self._in_use("device", Phase.BIND):
+            return self.native.id_device(self.handle)
 
     @property
     def qp(self) -> RdmaQueuePair | None:
         return self._qp
 
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
-        self.native.bind_addr(self.handle, sockaddr.source(src), {"src": src})
+        with self._in_use("bind_addr", Phase.BIND):
+            self.native.bind_addr(self.handle, sockaddr.source(src), {"src": src})
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         source = None if src is None else sockaddr.source(src)
         destination = sockaddr.group(dst)
-        self.native.resolve_addr(
-            self.handle, source, destination, int(timeout * 1000), {"dst": dst, "src": src}
-        )
+        with self._in_use("resolve_addr", Phase.RESOLVE):
+            self.native.resolve_addr(
+                self.handle, source, destination, int(timeout * 1000), {"dst": dst, "src": src}
+            )
 
     def _create_qp(self, init: QpInit) -> QueuePair:
-        with self.lock:
+        with self._in_use("create_qp", Phase.CREATE_QP):
             context = self.native.id_context(self.handle)
             if context is None:
                 detail = "the id is bound to no device"
@@ -110,7 +112,7 @@ class RdmaCmId(OwnedByProcess, CmId):
         context: object,
         call: Callable[[bytes | None, int], None],
     ) -> None:
-        with self.lock:
+        with self._in_use("join_multicast", Phase.JOIN):
             join = self._channel.new_join(address, receives, context)
             try:
                 call(sockaddr.group(address), join.token)
@@ -120,14 +122,17 @@ class RdmaCmId(OwnedByProcess, CmId):
             self._joins[address] = join
 
     def _leave_multicast(self, addr: McastAddress) -> None:
-        with self.lock:
-            try:
-                self.native.leave(self.handle, sockaddr.group(addr), {"addr": addr})
-            except McastError as error:
-                if error.errno not in _NOTHING_LEFT:
-                    self._forget(addr)
-                raise
-            self._forget(addr)
+        with self._in_use("leave_multicast", Phase.LEAVE):
+            self._leave(addr)
+
+    def _leave(self, addr: McastAddress) -> None:
+        try:
+            self.native.leave(self.handle, sockaddr.group(addr), {"addr": addr})
+        except McastError as error:
+            if error.errno not in _NOTHING_LEFT:
+                self._forget(addr)
+            raise
+        self._forget(addr)
 
     def _forget(self, address: McastAddress) -> None:
         join = self._joins.pop(address, None)
@@ -143,8 +148,10 @@ class RdmaCmId(OwnedByProcess, CmId):
             for address in list(self._joins):
                 # also a join that failed holds a reference; a removed device answers ENXIO
                 with suppress(McastError):
-                    self._leave_multicast(address)
-            if self._qp is not None:
-                self._qp.close()
-            self._channel.forget_id(self)
-            self.native.destroy_id(self.handle)
+                    self._leave(address)
+            try:
+                if self._qp is not None:
+                    self._qp.close()
+            finally:
+                self._channel.forget_id(self)
+                self.native.destroy_id(self.handle)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno as E
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mcast.api import Phase, _Closeable, mcast_error
 
@@ -39,3 +42,16 @@ class OwnedByProcess(_Closeable):
     def _require_open(self, call: str, phase: Phase) -> None:
         super()._require_open(call, phase)
         self.process.require(call, phase)
+
+
+class Shared(OwnedByProcess):
+    """Used by several threads: what a call needs is not freed while it runs."""
+
+    lock: threading.RLock
+
+    @contextmanager
+    def _in_use(self, call: str, phase: Phase) -> Iterator[None]:
+        """Hold the lock that closing takes, and be sure that the object is still open."""
+        with self.lock:
+            self._require_open(call, phase)
+            yield

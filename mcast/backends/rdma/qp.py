@@ -33,7 +33,7 @@ from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import RECORD, RdmaBatch
 from mcast.backends.rdma.deadline import SLICE, Deadline, held
 from mcast.backends.rdma.native import Context, Native, Pd, Pointer
-from mcast.backends.rdma.process import OwnedByProcess
+from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.region import RdmaRegion
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _GENERATION_AT = 8
 _STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
 
 
-class RdmaQueuePair(OwnedByProcess, QueuePair):
+class RdmaQueuePair(Shared, QueuePair):
     """Locks, always taken in this order: the channel's (attachments, close), `_receiving`, `_sending`.
 
     Releasing a batch takes none of them, so it never waits for a receiver that sleeps.
@@ -59,7 +59,7 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
 
     def __init__(self, cm_id: RdmaCmId, init: QpInit, context: Context, pd: Pd) -> None:
         self.native: Native = cm_id.native
-        self.process = cm_id.process
+        self.process, self.lock = cm_id.process, cm_id.lock
         self._cm_id, self._context, self._pd, self._type = cm_id, context, pd, init.qp_type
         self._port = self.native.id_port(cm_id.handle)
         port = self.native.query_port(context, self._port)
@@ -91,15 +91,16 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
 
     @property
     def state(self) -> QpState:
-        self._require_open("state", Phase.MODIFY)
-        return QpState(self.native.query_qp(self._handle))
+        with self._in_use("state", Phase.MODIFY):
+            return QpState(self.native.query_qp(self._handle))
 
     @property
     def max_message_size(self) -> int:
         self._require_open("max_message_size", Phase.SEND)
         now = monotonic()
         if now >= self._mtu_until:
-            self._mtu = self.native.query_port(self._context, self._port).active_mtu
+            with self._in_use("max_message_size", Phase.SEND):
+                self._mtu = self.native.query_port(self._context, self._port).active_mtu
             self._mtu_until = now + _MTU_LASTS
         return self._mtu
 
@@ -109,24 +110,25 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
 
     @property
     def counters(self) -> QpCounters:
-        self._require_open("counters", Phase.RECV)
-        sent, received, free, low = self.native.counters(self._handle)
+        with self._in_use("counters", Phase.RECV):
+            sent, received, free, low = self.native.counters(self._handle)
         return QpCounters(sent, received, None, None, None, free, low)
 
     # --- state and attachments ---
 
     def _modify(self, state: QpState) -> None:
-        self.native.modify_qp(self._handle, state, {"state": state.name})
+        with self._in_use("modify", Phase.MODIFY):
+            self.native.modify_qp(self._handle, state, {"state": state.name})
         # A handle may name a source address that is gone, which may be why there is a reset at all.
         self._handles_are_stale |= state is QpState.RESET
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
-        with self._cm_id.lock:
+        with self._in_use("attach_mcast", Phase.ATTACH):
             self.native.attach(self._handle, gid, lid, {"gid": gid, "lid": f"{lid:#x}"})
             self.note_attached(gid, lid)
 
     def _detach_mcast(self, gid: Gid, lid: int) -> None:
-        with self._cm_id.lock:
+        with self._in_use("detach_mcast", Phase.DETACH):
             self.native.detach(self._handle, gid, lid, {"gid": gid, "lid": f"{lid:#x}"})
             self.note_detached(gid, lid)
 
@@ -166,8 +168,8 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
             except QpError:
                 raise
             except BaseException:
-                # What is under way may still read the payloads.
-                self.native.drain_sends(self._handle, int(_GRACE * 1e9))
+                if not self._closed:  # what is under way may still read the payloads
+                    self.native.drain_sends(self._handle, int(_GRACE * 1e9))
                 raise
             finally:
                 del keep
@@ -244,7 +246,7 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
     # --- registered memory ---
 
     def _register(self, buffer: memoryview, recv_slot: int | None) -> Region:
-        with self._cm_id.lock:
+        with self._in_use("register", Phase.REGISTER):
             if recv_slot is not None and self.native.is_receiving(self._handle):
                 detail = "messages are queued or leased: register receive memory before the QP joins"
                 raise mcast_error(E.EBUSY, "register", Phase.REGISTER, None, detail)
@@ -259,7 +261,7 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
 
     def forget_region(self, region: RdmaRegion) -> None:
         """End a region's registration, unless the QP has ended it already."""
-        with self._cm_id.lock:
+        with self.lock:
             if region not in self._regions or not self.process.is_here:
                 return
             self._regions.remove(region)
@@ -287,7 +289,7 @@ class RdmaQueuePair(OwnedByProcess, QueuePair):
 
     def close(self) -> None:
         """Detach, destroy the QP, free what it used. Views of received payloads stay valid."""
-        with self._cm_id.lock:
+        with self.lock:
             if self._closed:
                 return
             self._closed = True
