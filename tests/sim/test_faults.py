@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import select
+import threading
 from collections.abc import Callable, Collection
 
 import pytest
@@ -748,3 +750,34 @@ def test_a_fault_of_the_other_link_layer_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"make (one|the fabric) with Fabric\.(infiniband|roce)"):
         call(make())
+
+
+# --- who waits is woken ------------------------------------------------------------------------
+
+
+def test_a_fault_wakes_a_thread_that_waits_for_an_event() -> None:
+    fabric = Fabric.infiniband(clock="wall")
+    try:
+        node = Node(fabric, 0)
+        node.join()
+        told: list[object] = []
+        waiting = threading.Thread(target=lambda: told.append(node.told()))
+        waiting.start()
+        fabric.restart_sm()
+        waiting.join(10)
+        assert told == [LOST]
+    finally:
+        fabric.close()
+
+
+def test_a_fault_makes_the_descriptor_readable() -> None:
+    fabric = Fabric.infiniband()
+    node = Node(fabric, 0)
+    readable = select.poll()
+    readable.register(node.channel.fileno(), select.POLLIN)
+    node.join()
+    assert readable.poll(0) == []
+    fabric.set_link(node.port, up=False)
+    assert readable.poll(0) != []
+    assert node.told() == LOST
+    assert readable.poll(0) == []

@@ -6,9 +6,10 @@ it is said here, with the source. Seconds for the times that a user gives, as in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from mcast.api import WcStatus
 from mcast.backends.sim.clock import NS
@@ -30,9 +31,24 @@ MEMBERSHIP_INTERVAL_NS = 260 * NS
 LIDS = range(1, 0xC000)
 """Unicast LIDs (IBA vol 1, 4.1.3)."""
 
+P = ParamSpec("P")
+
+
+def _one_call(function: Callable[Concatenate[Fabric, P], None]) -> Callable[Concatenate[Fabric, P], None]:
+    """The function as one call into the fabric: under its lock, and waking whoever waits."""
+
+    @wraps(function)
+    def locked(fabric: Fabric, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        with fabric.clock:
+            function(fabric, *args, **kwargs)
+
+    return locked
+
+
 # --- links and devices ---------------------------------------------------------------------------
 
 
+@_one_call
 def set_link(fabric: Fabric, port: Port, up: bool) -> None:
     """Take the port's link down or up.
 
@@ -57,6 +73,7 @@ def set_link(fabric: Fabric, port: Port, up: bool) -> None:
         fabric.clock.call_later(SWEEP_NS, lambda: None if port.up else _missed(fabric, port))
 
 
+@_one_call
 def remove_device(fabric: Fabric, port: Port) -> None:
     """The port's device disappears: DEVICE_REMOVAL for every id on it, its memberships end
     (facts: kernel, device events).
@@ -68,6 +85,7 @@ def remove_device(fabric: Fabric, port: Port) -> None:
     fabric.topology_changed()
 
 
+@_one_call
 def bond_failover(fabric: Fabric, port: Port) -> None:
     """The bond below the port changes to its other link: ADDR_CHANGE for every id on it, the only cause of
     that event; memberships stay (facts: kernel, device events).
@@ -77,6 +95,7 @@ def bond_failover(fabric: Fabric, port: Port) -> None:
         cm_id.address_changed()
 
 
+@_one_call
 def cut_cable(fabric: Fabric, switch: int) -> None:
     """Cut leaf switch 1, 2, … off the root: no message and no SA request passes, traffic on the leaf does.
 
@@ -95,6 +114,7 @@ def cut_cable(fabric: Fabric, switch: int) -> None:
         fabric.clock.call_later(SWEEP_NS, lambda: _missed(fabric, *_behind(fabric, switch)))
 
 
+@_one_call
 def mend_cable(fabric: Fabric, switch: int) -> None:
     """Undo `cut_cable`. RoCE: traffic resumes. InfiniBand: the SM finds the ports anew and sets
     ClientReregister, so -ENETRESET for every active membership behind the cut.
@@ -138,6 +158,7 @@ def _found(fabric: Fabric, port: Port) -> bool:
 # --- the SM --------------------------------------------------------------------------------------
 
 
+@_one_call
 def restart_sm(fabric: Fabric, outage: float = 0.0) -> None:
     """The SM dies; `outage` s later it starts anew, or another takes over.
 
@@ -171,6 +192,7 @@ def _reregister(fabric: Fabric, port: Port) -> None:
     fabric.sa_clients[port.index].reset(Reset.CLIENT_REREGISTER)
 
 
+@_one_call
 def change_lid(fabric: Fabric, port: Port, lid: int | None = None) -> None:
     """The SM gives the port another LID, by default a free one: -ENETRESET for every active membership
     (facts: SA). Raises ValueError on RoCE, and for a LID outside 1..0xBFFF or of another port.
@@ -188,6 +210,7 @@ def change_lid(fabric: Fabric, port: Port, lid: int | None = None) -> None:
     fabric.sa_clients[port.index].reset(Reset.LID_CHANGE)
 
 
+@_one_call
 def set_pkeys(fabric: Fabric, port: Port, pkeys: Collection[int]) -> None:
     """The SM writes another P_Key table into the port.
 
@@ -215,6 +238,7 @@ def set_pkeys(fabric: Fabric, port: Port, pkeys: Collection[int]) -> None:
     fabric.topology_changed()
 
 
+@_one_call
 def program_late(fabric: Fabric, delay: float) -> None:
     """From now on a switch learns of a change `delay` s after the SA has answered; 0: at once, as normally.
 
@@ -235,6 +259,7 @@ def _sa(fabric: Fabric, what: str) -> SubnetAdmin:
 # --- IGMP ----------------------------------------------------------------------------------------
 
 
+@_one_call
 def stop_querier(fabric: Fabric) -> None:
     """The IGMP querier goes away. 260 s after its last report a membership ages out of the snooping switches:
     no event, the port is still a member, and nothing arrives (facts: users, 22; RFC 3376, 8.4).
@@ -249,6 +274,7 @@ def stop_querier(fabric: Fabric) -> None:
             fabric.age(port, group)
 
 
+@_one_call
 def start_querier(fabric: Fabric) -> None:
     """The querier is back and asks: every port reports its memberships, and traffic resumes."""
     fabric.note(Fault, name="querier-started")
@@ -267,21 +293,25 @@ def starved(fabric: Fabric, qp: Qp) -> Iterator[None]:
     """While open, the QP has no free receive: messages are lost in silence, and only its `no_receive` counter
     says so; later ones arrive (facts: kernel, data).
     """
-    fabric.note(Fault, name="starved", port=qp.port.name, detail=f"QP {qp.number}")
-    taken, qp.free, qp.low_water = qp.free, 0, 0
+    with fabric.clock:
+        fabric.note(Fault, name="starved", port=qp.port.name, detail=f"QP {qp.number}")
+        taken, qp.free, qp.low_water = qp.free, 0, 0
     try:
         yield
     finally:
-        fabric.note(Fault, name="fed", port=qp.port.name, detail=f"QP {qp.number}")
-        qp.free += taken
+        with fabric.clock:
+            fabric.note(Fault, name="fed", port=qp.port.name, detail=f"QP {qp.number}")
+            qp.free += taken
 
 
+@_one_call
 def overrun_cq(fabric: Fabric, qp: Qp) -> None:
     """The receive CQ overflows: CQ_ERR, and the QP falls into ERR (facts: kernel, data)."""
     fabric.note(Fault, name="cq-overrun", port=qp.port.name, detail=f"QP {qp.number}")
     qp.fail(WcStatus.WR_FLUSH_ERR)
 
 
+@_one_call
 def fail_qp(fabric: Fabric, qp: Qp, status: WcStatus = WcStatus.LOC_QP_OP_ERR) -> None:
     """The device puts the QP into ERR, and its work completes with `status`; reset() brings it back."""
     fabric.note(Fault, name="qp-error", port=qp.port.name, detail=f"QP {qp.number}: {status.name}")
