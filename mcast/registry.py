@@ -5,7 +5,6 @@ A name leads to a `Provider` value, imported when it is first asked for.
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from mcast.api import Backend, BackendUnavailable, Provider, Status, UnavailableReason, UnknownBackend
@@ -17,6 +16,9 @@ BUILTIN = {
     "rdma": "mcast.backends.rdma:PROVIDER",
 }
 """Name -> "module:Provider". `sim` is the short name of `sim-roce`."""
+
+SIMULATED = frozenset({"sim", "sim-roce", "sim-ib"})
+"""The names that need no hardware, and make as many ports as they are asked for."""
 
 GROUP = "mcast.backends"
 
@@ -32,10 +34,10 @@ def provider(name: str) -> Provider:
     Raises UnknownBackend, and BackendUnavailable (BROKEN) when its module cannot be imported.
     """
     if name in BUILTIN:
-        module, _, attribute = BUILTIN[name].partition(":")
-        found = getattr(import_module(module), attribute)
+        entry, fix = EntryPoint(name, BUILTIN[name], GROUP), "install mcast again"
     elif name in _installed():
-        found = _load(name, _installed()[name])
+        entry = _installed()[name]
+        fix = f"repair or remove the package that declares {entry.value!r} in {GROUP!r}"
     else:
         raise UnknownBackend(
             name,
@@ -43,8 +45,7 @@ def provider(name: str) -> Provider:
             f"there are {', '.join(backend_names())}",
             f"name one of these, or install the package with that entry point in {GROUP!r}",
         )
-    assert isinstance(found, Provider)
-    return found._replace(name=name)
+    return _load(entry, fix)._replace(name=name)
 
 
 def backend_status(name: str) -> Status:
@@ -67,14 +68,13 @@ def _installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def _load(name: str, entry: EntryPoint) -> Provider:
-    fix = f"repair or remove the package that declares {entry.value!r} in {GROUP!r}"
+def _load(entry: EntryPoint, fix: str) -> Provider:
     try:
         found = entry.load()
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"
-        raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix) from error
+        raise BackendUnavailable(entry.name, UnavailableReason.BROKEN, detail, fix) from error
     if not isinstance(found, Provider):
         detail = f"it is a {type(found).__name__}, not an mcast.api.Provider"
-        raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix)
+        raise BackendUnavailable(entry.name, UnavailableReason.BROKEN, detail, fix)
     return found

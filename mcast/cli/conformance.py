@@ -48,6 +48,9 @@ def conformance(
         Path | None,
         typer.Option("--html", metavar="FILE", callback=output_file, help="Write the report as a page."),
     ] = None,
+    lab: Annotated[
+        bool, typer.Option("--lab", help="Run what is not simulated in the lab, a machine with Soft-RoCE.")
+    ] = False,
 ) -> None:
     """Prove that backends keep the contract.
 
@@ -57,7 +60,7 @@ def conformance(
     for package in ("pytest", "pytest_timeout"):
         if not find_spec(package):
             raise Failure(f"the suite needs {package}: pip install 'mcast[conformance]'", 2)
-    report = _run(backend or [], require_backend or [])
+    report = (_run_with_lab if lab else run_suite)(backend or [], require_backend or [])
     if json_file:
         from mcast.conformance.report import to_json
 
@@ -76,7 +79,29 @@ def conformance(
         raise typer.Exit(1)
 
 
-def _run(backends: list[str], required: list[str]) -> Report:
+def _run_with_lab(backends: list[str], required: list[str]) -> Report:
+    """Simulated backends in this process, the others in the lab; one report of both."""
+    from mcast.conformance.report import merge
+    from mcast.lab import LabError
+    from mcast.lab.suite import run_in_lab
+    from mcast.registry import SIMULATED
+
+    named = dict.fromkeys([*backends, *required])
+    outside = [name for name in named if name not in SIMULATED]
+    if not outside:
+        raise typer.BadParameter("--lab is for backends that are not simulated: add --backend rdma")
+    reports = (
+        [run_suite([name for name in named if name in SIMULATED], [])] if len(named) > len(outside) else []
+    )
+    typer.echo(f"in the lab: {', '.join(outside)}")
+    try:
+        reports.append(run_in_lab(outside))
+    except LabError as error:
+        raise Failure(str(error), error.exit_code) from None
+    return merge(reports)
+
+
+def run_suite(backends: list[str], required: list[str]) -> Report:
     """Run the shipped tests in this process, whatever pytest configuration lies about."""
     import pytest
 

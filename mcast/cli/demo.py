@@ -20,9 +20,6 @@ from mcast.api import McastAddress
 from mcast.cli.terminal import backend_name, console, group, size
 from mcast.cli.transfer import Receiver, Transfer
 
-_PORTS_OPTION = frozenset({"sim", "sim-roce", "sim-ib"})
-"""Backends that make as many ports as they are asked for."""
-
 _DEFAULT_SIZE = 4 << 20
 _BLOCK = 1 << 20
 
@@ -43,11 +40,11 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Multicast a file, and verify each copy."""
-    from mcast import open_backend
+    from mcast.registry import SIMULATED, open_backend
 
     if file and file_size is not None:
         raise typer.BadParameter("--size is of the made-up file: leave it out, or leave out FILE")
-    options = {"ports": receivers + 1} if backend in _PORTS_OPTION else {}
+    options = {"ports": receivers + 1} if backend in SIMULATED else {}
     with (
         _opened(file) if file else _made_up(_DEFAULT_SIZE if file_size is None else file_size) as source,
         open_backend(backend, **options) as fabric,

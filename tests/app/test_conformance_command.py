@@ -11,7 +11,7 @@ import pytest
 
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import Outcome, Result, build_report, to_json
+from mcast.conformance.report import Outcome, Result, build_report, from_json, merge, to_json
 
 from .conftest import Run
 
@@ -120,3 +120,12 @@ def test_json_is_as_promised() -> None:
     assert report["providers"]["one"]["JEX-1"] == {"outcome": "passed", "tests": ["t.py::t"], "reason": None}
     assert "two" not in report["providers"]
     assert report["unavailable"] == {"two": "no device"}
+
+
+def test_a_report_survives_json_and_merging() -> None:
+    one = build_report([proof(P), Result("t.py::loose", None, (), F, "1 != 2")], ["one"], {})
+    two = build_report([proof(D, "as measured", backend="two")], ["two", "three"], {"three": "no device"})
+    assert from_json(to_json(one)) == one
+    both = merge([one, from_json(to_json(two))])
+    assert (both.providers["one"], both.providers["two"]) == (one.providers["one"], two.providers["two"])
+    assert (both.unavailable, both.loose) == (two.unavailable, one.loose)

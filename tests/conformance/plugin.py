@@ -2,6 +2,7 @@
 
 options   --backend NAME          repeatable; default sim-roce and sim-ib; unavailable: skipped, with the fix
           --require-backend NAME  repeatable; implies --backend; any skip of it is a failure
+          --conformance-report FILE  the outcome of each clause and fact, as JSON
 marks     clause(*ids), fact(*ids)   what the test proves (mcast.conformance.clauses, .facts)
           needs(*members)            Capability and Feature members; all must be there
 fixture   bed                        a fresh `mcast.testbed.Testbed` for each test and backend
@@ -17,6 +18,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,7 +26,7 @@ import pytest
 from mcast.api import Capability, Status, UnknownBackend
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import Outcome, Report, Result, build_report
+from mcast.conformance.report import Outcome, Report, Result, build_report, to_json
 from mcast.registry import backend_status, provider
 from mcast.testbed import Feature, Testbed
 
@@ -101,6 +103,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="NAME",
         help="test this backend; a skip of it is a failure (repeatable)",
+    )
+    group.addoption(
+        "--conformance-report", metavar="FILE", help="write what each clause and fact came to, as JSON"
     )
 
 
@@ -300,6 +305,11 @@ def _result(item: pytest.Item, outcome: Outcome, reason: str) -> Result:
     module, _, _ = test.partition("::")
     proves = tuple(str(name) for mark in _KNOWN for name in dict.fromkeys(_marked(item, mark)))
     return Result(f"{module}::{_names(item)[1]}", backend, proves, outcome, reason)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if path := session.config.getoption("--conformance-report"):
+        Path(path).write_text(to_json(suite_of(session.config).report()), "utf-8")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

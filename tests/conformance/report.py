@@ -52,6 +52,12 @@ class Report(NamedTuple):
     loose: tuple[Result, ...]
 
     @property
+    def results(self) -> tuple[Result, ...]:
+        """Each test's result that the table was made from, once."""
+        cells = (cell for column in self.providers.values() for cell in column.values())
+        return tuple(dict.fromkeys([*(result for cell in cells for result in cell.results), *self.loose]))
+
+    @property
     def passed(self) -> bool:
         """Something was tested, and nothing failed."""
         cells = [cell for column in self.providers.values() for cell in column.values()]
@@ -102,8 +108,30 @@ def _cell(name: str, results: Sequence[Result]) -> Cell:
     return Cell(outcome, tuple(results), "; ".join(reasons) or None)
 
 
+def merge(reports: Iterable[Report]) -> Report:
+    """One table of several runs, on different backends."""
+    parts = tuple(reports)
+    results = dict.fromkeys(result for part in parts for result in part.results)
+    missing = {name: reason for part in parts for name, reason in part.unavailable.items()}
+    return build_report(tuple(results), [name for part in parts for name in part.providers], missing)
+
+
+def from_json(text: str) -> Report:
+    """The report that `to_json` wrote."""
+    read = json.loads(text)
+    results = [
+        Result(test, backend, tuple(proves), Outcome(outcome), reason)
+        for test, backend, proves, outcome, reason in read["results"]
+    ]
+    return build_report(results, read["providers"], read["unavailable"])
+
+
 def to_json(report: Report) -> str:
-    """{"providers": {backend: {id: {"outcome", "tests", "reason"}}}, "unavailable": {backend: reason}}."""
+    """The table, and the results that it was made from.
+
+    {"providers": {backend: {id: {"outcome", "tests", "reason"}}}, "unavailable": {backend: reason},
+     "results": [[test, backend, ids, outcome, reason]]}
+    """
     providers = {
         backend: {
             name: {
@@ -115,7 +143,9 @@ def to_json(report: Report) -> str:
         }
         for backend, column in report.providers.items()
     }
-    return json.dumps({"providers": providers, "unavailable": dict(report.unavailable)}, indent=1) + "\n"
+    results = [[r.test, r.backend, r.proves, r.outcome.value, r.reason] for r in report.results]
+    tables = {"providers": providers, "unavailable": dict(report.unavailable), "results": results}
+    return json.dumps(tables, indent=1) + "\n"
 
 
 def counts(report: Report, backend: str, names: Iterable[str]) -> Counter[Outcome]:

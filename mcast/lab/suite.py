@@ -1,0 +1,40 @@
+"""The conformance suite in the lab: run there, its report brought back."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from mcast.conformance.report import Report, from_json
+from mcast.lab.errors import LabError
+from mcast.lab.machine import LabMachine
+
+TIMEOUT = 1800.0
+"""Seconds that the whole run may take on a slow, emulated machine."""
+
+
+def run_in_lab(
+    backends: Sequence[str],
+    machine: LabMachine | None = None,
+    *,
+    timeout: float = TIMEOUT,
+    output: BinaryIO | None = None,
+) -> Report:
+    """Run `mcast conformance` in a guest; every backend must be able to run there.
+
+    The run's own output is written to `output` (standard output) as it comes. Raises LabError if the guest
+    does not bring a report back.
+    """
+    with tempfile.TemporaryDirectory(prefix="mcast-lab-") as folder:
+        shared, report = Path(folder), Path(folder) / "report.json"
+        required = [word for name in backends for word in ("--require-backend", name)]
+        command = [sys.executable, "-m", "mcast", "conformance", *required, "--json", str(report)]
+        lab = replace(machine or LabMachine(), share=[shared])
+        result = lab.run(command, timeout=timeout, stdout=output, stderr=output)
+        if not report.exists():
+            raise LabError(
+                f"the suite ended in the lab without a report (status {result.exit_code}); see above"
+            )
+        return from_json(report.read_text("utf-8"))
