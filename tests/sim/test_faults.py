@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import select
 import threading
+import time
 from collections.abc import Callable, Collection
 
 import pytest
@@ -40,6 +41,7 @@ from mcast.backends.sim.faults import (
 )
 from mcast.backends.sim.mcmember import SaMethod, SaStatus
 from mcast.backends.sim.qp import Qp
+from mcast.backends.sim.trace import SaAnswered
 
 GROUP, OTHER = "239.1.1.1", "239.2.2.2"
 MAKE = [Fabric.roce, Fabric.infiniband]
@@ -294,6 +296,31 @@ def test_an_sa_slower_than_the_timeout_has_joined_a_port_that_gave_up() -> None:
         (group,) = (group for group in fabric.sa.groups if not group.well_known)
         assert list(group.ports) == [node.port.guid]
         node.rejoin()
+
+
+def test_a_port_that_gave_up_is_not_told_again_when_its_request_is_lost_late() -> None:
+    """Facts: SA: one request, one outcome."""
+    fabric = Fabric.infiniband(trace=True)
+    node = Node(fabric, 0)
+    with fabric.rules.when(Requests(nth=1), Delay(5 * NS)):
+        node.id.join_multicast(GROUP)
+        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+        node.id.leave_multicast(GROUP)
+        fabric.set_link(node.port, up=False)
+        fabric.clock.run_out()
+    assert sum(isinstance(event, SaAnswered) for _, event in fabric.trace or ()) == 1
+
+
+def test_a_port_that_the_sm_had_missed_comes_back_with_its_new_pkeys() -> None:
+    """The SM reads the P_Key table of every port that it finds (IBA vol 1, 14.4)."""
+    fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0]})
+    fabric.set_link(fabric.ports[0], up=False)
+    fabric.clock.run_out()
+    fabric.set_pkeys(fabric.ports[0], [0xFFFF])
+    fabric.set_link(fabric.ports[0], up=True)
+    Node(fabric, 0).join()
+    with pytest.raises(McastError, match="IPoIB broadcast group"):
+        Node(fabric, 0, network=1).join()
 
 
 def test_a_lost_delete_is_repeated_three_times() -> None:
@@ -614,6 +641,8 @@ def test_a_removed_device_ends_everything_on_it(make: Callable[..., Fabric]) -> 
         with pytest.raises(McastError) as raised:
             call(GROUP if call == node.id.leave_multicast else OTHER)
         assert raised.value.errno == errno.ENXIO
+    fabric.remove_device(node.port)
+    assert node.told() is None
     other.qp.send(to, [b"x"])
     assert (node.received(), other.received()) == ([], [b"x"])
     node.id.destroy()
@@ -763,6 +792,7 @@ def test_a_fault_wakes_a_thread_that_waits_for_an_event() -> None:
         told: list[object] = []
         waiting = threading.Thread(target=lambda: told.append(node.told()))
         waiting.start()
+        time.sleep(0.05)  # so that it does wait
         fabric.restart_sm()
         waiting.join(10)
         assert told == [LOST]

@@ -464,9 +464,11 @@ class Fabric:
                 elif not isinstance(verdict, Drop) and self._sa_hears(port):
                     reply = self.sa.handle(port.guid, method, mask, record)
                     self.tables_changed()
+                if self.clock.now >= deadline:
+                    return  # whoever asked has given up
                 if reply is None:
-                    self.clock.call_later(max(deadline - self.clock.now, 0), lambda: answer(None))
-                elif self.clock.now < deadline:
+                    self.clock.call_later(deadline - self.clock.now, lambda: answer(None))
+                else:
                     answer(reply)
 
             wait = SA_LATENCY_NS + (verdict.ns if isinstance(verdict, Delay) else 0)

@@ -78,6 +78,8 @@ def remove_device(fabric: Fabric, port: Port) -> None:
     """The port's device disappears: DEVICE_REMOVAL for every id on it, its memberships end
     (facts: kernel, device events).
     """
+    if port.removed:
+        return
     fabric.note(DeviceRemoval, port=port.name)
     for cm_id in list(port.ids):
         cm_id.device_removed()
@@ -150,7 +152,7 @@ def _found(fabric: Fabric, port: Port) -> bool:
     assert fabric.sa is not None
     missed = port.guid not in fabric.sa_ports and port.switch not in fabric.cut
     if missed:
-        fabric.sa.port_up(port.guid)
+        fabric.sa.add_port(fabric.sa_port(port))
         fabric.sa_ports.add(port.guid)
     return missed
 
