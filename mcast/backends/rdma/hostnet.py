@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -77,14 +78,19 @@ def snooping_table() -> list[dict[str, Any]]:
     return [entry for table in ask("bridge", "-j", "mdb", "show") or [] for entry in table.get("mdb", [])]
 
 
-def forget_group(entry: dict[str, Any]) -> None:
-    """Take an entry out of the multicast database, where it would stay until its members time out."""
-    try:
-        run("bridge", "mdb", "del", "dev", entry["dev"], "port", entry["port"], "grp", entry["grp"])
-    except RuntimeError:
-        where = (entry["port"], entry["grp"])
-        if any((one["port"], one["grp"]) == where for one in snooping_table()):
-            raise  # else it timed out meanwhile
+def forget_groups(entries: Iterable[dict[str, Any]]) -> None:
+    """Take entries out of the multicast database, where they would stay until their members time out.
+
+    One that is gone meanwhile is no error.
+    """
+    lines = [f"mdb del dev {one['dev']} port {one['port']} grp {one['grp']}\n" for one in entries]
+    subprocess.run(
+        [program("bridge"), "-force", "-batch", "-"],
+        input="".join(lines),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def igmp_memberships() -> dict[str, set[IPv4Address]]:
