@@ -372,6 +372,7 @@ MGIDS = {
     "T 1": ("ff12:4001", OK),
     "a01b link-local": ("ff12:a01b", REQ_INVALID),
     "a01b site-local": ("ff15:a01b", OK),
+    "a01b scope a": ("ff1a:a01b", OK),
     "4001": ("ff12:4001", OK),
     "6001": ("ff12:6001", OK),
 }
@@ -675,6 +676,7 @@ def test_create_with_a_rate(
     sa.add_port(SaPort(A, rate=port))
     reply = sa.create(mask=CREATE | RATE_BOTH, rate=rate, rate_selector=selector)
     assert (reply.records[0].rate if reply.records else None) == made
+    assert reply.status == (OK if made else REQ_INVALID)
 
 
 CREATED_LIFE = {
@@ -692,6 +694,7 @@ def test_create_with_a_packet_lifetime(selector: Selector, life: int, made: int 
     for quirks, wanted in ((SPEC, made), (OPENSM, life)):
         reply = Sa(quirks).create(mask=mask, packet_life=life, life_selector=selector)
         assert (reply.records[0].packet_life if reply.records else None) == wanted
+        assert reply.status == (REQ_INVALID if wanted is None else OK)
 
 
 @pytest.mark.parametrize(("quirks", "taken"), [(SPEC, False), (OPENSM, True)], ids=["spec", "opensm"])
@@ -951,6 +954,8 @@ def test_what_queries_match_against() -> None:
     proxied: dict[str, Any] = {"mask": McMask.MGID | McMask.PROXY_JOIN, "mgid": MGID, "proxy_join": True}
     assert [rec.port_gid for rec in populated(SPEC).table(**proxied)] == [gid(B)]
     assert populated(OPENSM).table(**proxied) == ()
+    unmasked: dict[str, Any] = {"mask": McMask.MGID, "mgid": MGID, "proxy_join": True}
+    assert [len(populated(quirks).table(**unmasked)) for quirks in (SPEC, OPENSM)] == [2, 2]
     foreign: dict[str, Any] = {"mask": McMask.PORT_GID, "port_gid": gid(A, bytes(8))}
     assert [len(populated(quirks).table(**foreign)) for quirks in (SPEC, OPENSM)] == [0, 1]
 
@@ -1038,6 +1043,15 @@ def test_traps(quirks: Quirks) -> None:
     broadcast = ipoib_broadcast_mgid()
     steps = [sa.join(A, 2, mgid=broadcast), sa.join(A, mgid=broadcast), sa.leave(A, 3, mgid=broadcast)]
     assert [reply.notices for reply in steps] == [(), (Notice(66, broadcast),), (Notice(67, broadcast),)]
+
+
+@pytest.mark.parametrize("state", [1, 8, 9, 15])
+def test_a_group_tells_its_members_bits(state: int) -> None:
+    sa = Sa()
+    sa.create(state=state)
+    group = sa.group(MGID)
+    assert group is not None
+    assert (group.join_state(A), group.join_state(B)) == (state, 0)
 
 
 def test_forwarding_and_its_changes() -> None:
