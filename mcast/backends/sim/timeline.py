@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from string import Template
 
 from mcast.addresses import Gid
@@ -32,8 +32,10 @@ def page(trace: Trace, title: str) -> str:
     told = story(trace)
     axis = Axis(told.times)
     lost = sum(mark.messages for lane in told.lanes for mark in lane.lost)
-    groups = dict.fromkeys(lane.group for lane in told.lanes)
-    drawn = told.lanes[:MOST_LANES]
+    groups: dict[Gid, list[Lane]] = defaultdict(list)
+    for lane in told.lanes:
+        groups[lane.group].append(lane)
+    drawn = {id(lane) for lane in islice(chain.from_iterable(groups.values()), MOST_LANES)}
     template = Template(files("mcast.backends.sim").joinpath("timeline.html").read_text("utf-8"))
     return template.substitute(
         title=escape(title),
@@ -49,7 +51,8 @@ def page(trace: Trace, title: str) -> str:
         faults=_row("faults", "faults", _notes(axis, told.faults)) if told.faults else "",
         control=_row("control", "SA, IGMP, events", _notes(axis, told.control)),
         groups="".join(
-            _group(axis, told, group, [lane for lane in drawn if lane.group == group]) for group in groups
+            _group(axis, told, group, lanes, [lane for lane in lanes if id(lane) in drawn])
+            for group, lanes in groups.items()
         ),
         undrawn=_undrawn(len(told.lanes) - len(drawn)),
         losses=_losses(told),
@@ -175,8 +178,7 @@ def _listed(notes: Sequence[Note], most: int = 12) -> str:
     return escape("\n".join(lines))
 
 
-def _group(axis: Axis, told: Story, group: Gid, lanes: Sequence[Lane]) -> str:
-    everyone = [lane for lane in told.lanes if lane.group == group]
+def _group(axis: Axis, told: Story, group: Gid, everyone: Sequence[Lane], drawn: Sequence[Lane]) -> str:
     sent, received, lost = (
         sum(mark.messages for lane in everyone for mark in getattr(lane, what))
         for what in ("sent", "received", "lost")
@@ -188,7 +190,7 @@ def _group(axis: Axis, told: Story, group: Gid, lanes: Sequence[Lane]) -> str:
         f'<span class="soft">{len(everyone)} members · {sent:,} sent · {received:,} received{bad}</span>'
         f"</div></div>\n"
     )
-    return f"<section>{heading}{''.join(_lane(axis, told, lane) for lane in lanes)}</section>"
+    return f"<section>{heading}{''.join(_lane(axis, told, lane) for lane in drawn)}</section>"
 
 
 def _lane(axis: Axis, told: Story, lane: Lane) -> str:
