@@ -25,7 +25,7 @@ bench: .venv/test
 
 # A long run of the comparison with OpenSM; `make test` has a short one.
 oracle: .venv/test
-	$(BIN)/pytest tests/oracle --oracle-requests $(N) --timeout 0 $(ARGS)
+	$(BIN)/pytest tests/oracle -s --oracle-requests $(N) $(ARGS)
 
 clean:
 	rm -rf .venv build dist report .benchmarks .hypothesis *.egg-info .mypy_cache .pytest_cache .ruff_cache
