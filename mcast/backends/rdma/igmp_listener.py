@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from ipaddress import IPv4Address
 
-_ETH_P_IP = 0x0800
+_ETH_P_ALL, _ETH_P_IP = 0x0003, 0x0800
 _SO_ATTACH_FILTER = 26
 _IGMP_PROTOCOL = 2
 _V1_REPORT, _V2_REPORT, _V3_REPORT = 0x12, 0x16, 0x22
@@ -17,6 +17,8 @@ _V3_EXCLUDES = frozenset({2, 4})
 """Group record types that ask for every source: MODE_IS_EXCLUDE, CHANGE_TO_EXCLUDE (RFC 3376, 4.2.12)."""
 
 _ONLY_IGMP = (
+    (0x28, 0, 0, 0xFFFFF000),  # load the protocol that the packet came as
+    (0x15, 0, 3, _ETH_P_IP),
     (0x30, 0, 0, 9),  # load the protocol byte of the IPv4 header
     (0x15, 0, 1, _IGMP_PROTOCOL),
     (0x06, 0, 0, 0xFFFF),  # take the packet
@@ -47,7 +49,8 @@ class IgmpListener:
     def __init__(self, bridge_ports: frozenset[str]) -> None:
         self._ports = bridge_ports
         self._seen: Counter[IPv4Address] = Counter()
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
+        # all protocols: a socket for IP alone comes after the bridge, which has taken the packet by then
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
         self._socket.setblocking(False)
         code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in _ONLY_IGMP))
         program = struct.pack("@HP", len(_ONLY_IGMP), ctypes.addressof(code))
@@ -60,7 +63,7 @@ class IgmpListener:
                 packet, address = self._socket.recvfrom(2048)
             except BlockingIOError:
                 return self._seen[group]
-            if address[0] in self._ports:
+            if address[0] in self._ports and address[2] != socket.PACKET_OUTGOING:
                 self._seen.update(reports(packet))
 
     def close(self) -> None:

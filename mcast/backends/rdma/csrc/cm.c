@@ -6,6 +6,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+enum { BOTH_FIELDS = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS };
+
 static int result(int ret)
 {
 	return ret ? -errno : 0;
@@ -129,8 +131,17 @@ int mcast_resolve_addr(struct rdma_cm_id *id, const void *source, const void *de
 						  (struct sockaddr *)(uintptr_t)destination, timeout_ms));
 }
 
+/* librdmacm knows the device only once ADDR_RESOLVED was read. The kernel knows it earlier: whether it would
+ * refuse a join before that is a race, so it is refused here, with the errno of an unbound id. */
+static int has_device(struct rdma_cm_id *id)
+{
+	return id->verbs != NULL;
+}
+
 int mcast_join(struct rdma_cm_id *id, const void *address, uint64_t token)
 {
+	if (!has_device(id))
+		return -EINVAL;
 	return result(mcast_sym.rdma_join_multicast(id, (struct sockaddr *)(uintptr_t)address, pointer_of(token)));
 }
 
@@ -145,6 +156,9 @@ int mcast_join_ex(struct rdma_cm_id *id, uint32_t comp_mask, uint32_t join_flags
 
 	if (!mcast_sym.rdma_join_multicast_ex)
 		return -ENOSYS;
+	/* librdmacm itself looks at the mask first */
+	if (!has_device(id) && comp_mask == BOTH_FIELDS)
+		return -EINVAL;
 	return result(mcast_sym.rdma_join_multicast_ex(id, &attr, pointer_of(token)));
 }
 
