@@ -86,12 +86,13 @@ while IFS= read -r dir; do
 done </run/mcast/shares
 
 # The fabric (facts: kernel, "Making the fabric"). The bridge floods every group for one query response
-# interval after it becomes querier, so that interval is short until then.
+# interval after it becomes querier, so that interval is short until then. After a leave it asks twice whether
+# another member is left, and waits for answers: 0.1 s each time, not a second.
 cd /proc/sys/net || fail "no network in this kernel"
 echo 0 >ipv6/conf/default/accept_dad
 host ip -batch - <<-END || fail "the bridge cannot be made"
 	link set lo up
-	link add br0 type bridge mcast_snooping 1 mcast_query_response_interval 1
+	link add br0 type bridge mcast_snooping 1 mcast_query_response_interval 1 mcast_last_member_interval 10
 	link set br0 up
 	link set br0 type bridge mcast_querier 1
 	link set br0 type bridge mcast_query_response_interval 1000
