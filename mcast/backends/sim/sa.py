@@ -98,6 +98,9 @@ class Quirks:
     """An assigned MGID counts little-endian in bytes 10..13, over the prefix, and failures use numbers up."""
     knows_no_ndr_rates: bool = False
     """The codes of 800 and 1200 Gb/s, 23 and 24, are no rates yet, and rank below all that are."""
+    purges_empty_partitions: bool = False
+    """A partition of which no port is in service loses its well-known groups; they come back, with the lowest
+    free MLIDs, with its first port."""
     silent_on_unknown_method: bool = False
     """Of the methods that MCMemberRecord does not have, only GetMulti is answered with UNSUP_METHOD_ATTR."""
 
@@ -310,6 +313,9 @@ class SubnetAdmin:
             self._ports[port.guid].update(port)
         else:
             self._ports[port.guid] = _Port(port)
+        for group in self._well_known if self.quirks.purges_empty_partitions else ():
+            if _well_known_mgid(group) not in self._by_mgid and self._in_use(group):
+                self._add_well_known(group)
 
     def port_down(self, guid: int) -> tuple[Notice, ...]:
         """The port leaves its groups by the leave rules and is unknown until `port_up`.
@@ -321,6 +327,9 @@ class SubnetAdmin:
         for mgid in tuple(port.groups):
             self._drop(self._by_mgid[mgid], guid, 15, notices)
         self._down[guid] = self._ports.pop(guid).values
+        for group in self._well_known:
+            if not self._in_use(group) and (made := self._by_mgid.get(_well_known_mgid(group))):
+                self._remove(made)
         return tuple(notices)
 
     def port_up(self, guid: int) -> None:
@@ -343,10 +352,17 @@ class SubnetAdmin:
         self._used = 0  # bit i: MLID_FIRST + i is taken
         self._assigned = 0  # MGIDs given out
         for group in self._well_known:
-            self._add_well_known(group)
+            if self._in_use(group):
+                self._add_well_known(group)
+
+    def _in_use(self, group: WellKnownGroup) -> bool:
+        """Whether the partition's groups are kept; before there is any port, all of them are."""
+        if not self.quirks.purges_empty_partitions or not self._ports:
+            return True
+        return any(group.pkey & 0x7FFF in port.partitions for port in self._ports.values())
 
     def _add_well_known(self, group: WellKnownGroup) -> None:
-        mgid = group.mgid if group.mgid is not None else ipoib_broadcast_mgid(group.pkey | 0x8000)
+        mgid = _well_known_mgid(group)
         scope = mgid[1] & 15
         mlid = self._free_mlid(0)
         if mgid in self._by_mgid:
@@ -705,8 +721,16 @@ class SubnetAdmin:
         group._states.clear()
         self._dirty[group.mlid] = None
         if not group.well_known:
-            del self._by_mgid[group.mgid], self._by_mlid[group.mlid]
-            self._used ^= 1 << group.mlid - MLID_FIRST
+            self._remove(group)
+
+    def _remove(self, group: Group) -> None:
+        del self._by_mgid[group.mgid], self._by_mlid[group.mlid]
+        self._used ^= 1 << group.mlid - MLID_FIRST
+        self._dirty[group.mlid] = None
+
+
+def _well_known_mgid(group: WellKnownGroup) -> bytes:
+    return group.mgid if group.mgid is not None else ipoib_broadcast_mgid(group.pkey | 0x8000)
 
 
 def ipoib_broadcast_mgid(pkey: int = 0xFFFF, scope: int = _LINK_LOCAL) -> bytes:
