@@ -7,6 +7,7 @@ delivers to its port (AT-1, AT-5), and each sender's messages once and in order 
 
 from __future__ import annotations
 
+import errno
 from collections import defaultdict
 from functools import partial
 
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from mcast.api import Capability, Destination, InvalidArgument, JoinAttrEx, McastAddress
+from mcast.api import Capability, CmEventType, Destination, InvalidArgument, JoinAttrEx, McastAddress
 from mcast.conformance.peers import Peer, eventually, new_group, ud_of
 from mcast.testbed import Feature, Testbed
 
@@ -162,6 +163,23 @@ class Model(RuleBasedStateMachine):
             self.receive_all()
         for known in self.where:
             self.settle(known)
+
+    @precondition(lambda self: Feature.LINK in self.bed.features and self.has_sa and self.may_send())
+    @rule(data=st.data())
+    def flap(self, data: st.DataObject) -> None:
+        """InfiniBand: a port that went down has lost its groups, and says so to each member (facts: SA)."""
+        port = data.draw(st.integers(0, PORTS - 1), label="port")
+        here = [peer for peer in self.peers if peer.port == port]
+        if any(peer.unfetched for peer in here):
+            return
+        address, ports_of = self.bed.ports[port], self.bed.observer.group_ports
+        with self.bed.link_down(address):  # until the SM has noticed it, too
+            eventually(self.bed, lambda: not any(address in ports_of(to.gid) for to in self.where.values()))
+        for peer in here:
+            for _ in list(peer.flags):
+                lost = peer.peer.event(CmEventType.MULTICAST_ERROR, -errno.ENETRESET)
+                peer.peer.id.leave_multicast(lost.context)
+                self.forget(peer, lost.context)
 
     def send_from(self, sender: Modelled, group: McastAddress, count: int, down: int | None) -> None:
         payloads = [b"%d" % number for number in range(self.sent, self.sent + count)]

@@ -1146,3 +1146,19 @@ def test_the_same_requests_get_the_same_answers(steps: list[Any]) -> None:
         sa = Sa()
         answers.append([sa.handle(*step) for step in steps] + [snapshot(sa), sa.drain_changes()])
     assert answers[0] == answers[1]
+
+
+def test_a_partition_without_ports_loses_its_groups_on_opensm() -> None:
+    """The next group gets the MLID that became free; the partition's own comes back with its first port."""
+    for quirks, first, second in ((SPEC, 0xC002, 0xC003), (OPENSM, 0xC001, 0xC002)):
+        sa = Sa(quirks, well_known=[WellKnownGroup(), WellKnownGroup(pkey=0x8001)])
+        sa.add_port(SaPort(0xD1, pkeys=(0xFFFF, 0x8001)))
+        sa.port_down(0xD1)
+        lonely = ipoib_broadcast_mgid(0x8001)
+        assert (sa.group(lonely) is None) == (quirks is OPENSM)
+        assert sa.create().records[0].mlid == first
+        sa.port_up(0xD1)
+        kept = sa.group(lonely)
+        assert kept is not None
+        assert sorted(group.mlid for group in sa.groups)[-1] == max(first, kept.mlid)
+        assert kept.mlid == (0xC001 if quirks is SPEC else second)
