@@ -21,6 +21,7 @@ from mcast.lab import LabMachine
 
 PROJECT = Path(mcast.__file__).parents[1]
 PORTS = 4
+RXE = {f"rxe{number}" for number in range(1, PORTS + 1)}
 GUEST_TIMEOUT = 780.0
 
 pytestmark = pytest.mark.timeout(GUEST_TIMEOUT + 60)
@@ -84,7 +85,7 @@ def test_whatever_ran_in_the_guest_passed_or_deviates_as_declared(run: Run) -> N
 
 
 def test_the_main_job_works_on_real_devices(run: Run) -> None:
-    assert {receiver["device"] for receiver in run.demo["receivers"]} == {"rxe2", "rxe3", "rxe4"}
+    assert len({receiver["device"] for receiver in run.demo["receivers"]} & RXE) == 3
     assert [receiver["verified"] for receiver in run.demo["receivers"]] == [True] * 3
     assert {receiver["sha256"] for receiver in run.demo["receivers"]} == {run.demo["sha256"]}
 
