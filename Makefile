@@ -7,7 +7,7 @@ SOURCES := pyproject.toml $(wildcard setup.py mcast/backends/rdma/csrc/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench oracle clean test-packages
+.PHONY: demo test lint bench oracle wheel test-asan clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -26,6 +26,13 @@ bench: .venv/test
 # A long run of the comparison with OpenSM; `make test` has a short one.
 oracle: .venv/test
 	$(BIN)/pytest tests/oracle -s --oracle-requests $(N) $(ARGS)
+
+wheel: .venv/test
+	MCAST_RDMA=1 $(BIN)/pip wheel -q --no-deps -w dist .
+
+# The C core under AddressSanitizer and UndefinedBehaviorSanitizer, in the lab.
+test-asan: .venv/test
+	scripts/asan $(ARGS)
 
 clean:
 	rm -rf .venv build dist report .benchmarks .hypothesis *.egg-info .mypy_cache .pytest_cache .ruff_cache

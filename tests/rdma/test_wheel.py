@@ -1,0 +1,101 @@
+"""One wheel serves machines with and without rdma-core: built once, installed in two clean environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcast.lab import LabMachine
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = re.compile(r"=> (\S*/lib(?:rdmacm|ibverbs)\.so\.1)$", re.MULTILINE)
+HIDE = """
+mkdir upper work
+mount -t overlay overlay -o "lowerdir=$0,upperdir=$PWD/upper,workdir=$PWD/work" "$0" &&
+rm "$0/librdmacm.so.1" "$0/libibverbs.so.1" && exec "$@"
+"""
+"""Runs a command that does not find the libraries of the directory $0; nobody else sees a difference."""
+PARTS = ("test_join_ex.py", "test_spine.py")
+"""What of the suite is run from the wheel; tests/lab runs all of it from the sources."""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=250)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the sources, as `make wheel` does."""
+    tree = tmp_path_factory.mktemp("wheel") / "mcast"
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*.so")
+    shutil.copytree(ROOT, tree, ignore=ignored)
+    env = {**os.environ, "MCAST_RDMA": "1"}
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
+    subprocess.run(command, cwd=tree, env=env, check=True, capture_output=True, timeout=200)
+    (built,) = tree.glob("dist/*.whl")
+    assert "-cp311-abi3-linux" in built.name
+    return built
+
+
+def install(wheel: Path, where: Path) -> Path:
+    """A new environment with the wheel and what it needs; its Python."""
+    subprocess.run([sys.executable, "-m", "venv", where], check=True, timeout=100)
+    python = where / "bin" / "python"
+    done = run(python, "-m", "pip", "install", "-q", f"{wheel}[conformance]", cwd=where)
+    assert done.returncode == 0, done.stderr
+    return python
+
+
+def test_with_the_libraries_the_suite_passes_on_real_devices(wheel: Path, tmp_path: Path) -> None:
+    python = install(wheel, tmp_path / "with")
+    where = run(
+        python, "-c", "import mcast.conformance as c; print(*c.__path__)", cwd=tmp_path
+    ).stdout.strip()
+    assert where.startswith(str(tmp_path))
+    options = (
+        "-c /dev/null --rootdir / --import-mode=importlib -p no:cacheprovider -p mcast.conformance.plugin"
+    )
+    suite = [
+        "--require-backend",
+        "rdma",
+        "--require-backend",
+        "sim-ib",
+        *(f"{where}/{part}" for part in PARTS),
+    ]
+    output = tmp_path / "output"
+    with output.open("wb") as out:
+        command = [str(python), "-m", "pytest", "-q", *options.split(), *suite]
+        result = LabMachine().run(command, cwd=tmp_path, timeout=240, stdout=out, stderr=out)
+    assert result.exit_code == 0, output.read_text()
+    assert re.search(r"\d{2,} passed", output.read_text())
+
+
+def test_without_the_libraries_info_explains_and_the_simulator_works(wheel: Path, tmp_path: Path) -> None:
+    python = install(wheel, tmp_path / "without")
+    libraries = [Path(found) for found in LIBRARIES.findall(run("/sbin/ldconfig", "-p", cwd=tmp_path).stdout)]
+    assert libraries, "there is nothing to hide: apt-get install librdmacm1 libibverbs1"
+    without = ["unshare", "-rm", "sh", "-c", HIDE, str(libraries[0].parent), str(python), "-m", "mcast"]
+
+    info = run(*without, "info", "--json", cwd=tmp_path)
+    assert info.returncode == 0, info.stderr
+    rdma = json.loads(info.stdout)["providers"]["rdma"]
+    assert (rdma["available"], rdma["reason"]) == (False, "library missing")
+    said = r"lib(rdmacm|ibverbs)\.so\.1: cannot open shared object file: No such file or directory"
+    assert re.search(said, rdma["detail"]), "the loader's own text"
+    assert "apt-get install" in rdma["fix"]
+
+    for folder in ("upper", "work"):
+        shutil.rmtree(tmp_path / folder)
+    demo = run(*without, "demo", "--size", "1M", cwd=tmp_path)
+    assert demo.returncode == 0, demo.stderr
+    assert demo.stdout.splitlines()[-1].startswith("demo: 3/3 receivers verified")
