@@ -703,6 +703,7 @@ class QueuePair(_Closeable):
         """
         self._require_open("attach_mcast", Phase.ATTACH)
         gid = Gid(gid)
+        _check_lid(lid)
         attached = self.attachments.get(gid, lid)
         if attached != lid:
             raise SecondMlid(gid, lid, attached)
@@ -715,6 +716,7 @@ class QueuePair(_Closeable):
         EINVAL: not a multicast GID, not UD, not attached with this pair (DT-6).
         """
         self._require_open("detach_mcast", Phase.DETACH)
+        _check_lid(lid)
         self._detach_mcast(Gid(gid), lid)
 
     def send(
@@ -830,6 +832,11 @@ def _as_bytes(buffer: Buffer, index: int) -> memoryview:
         raise TypeError(
             f"message {index} is a {type(buffer).__name__}: a payload is a C-contiguous buffer ({error})"
         ) from None
+
+
+def _check_lid(lid: int) -> None:
+    if not 0 <= lid <= 0xFFFF:
+        raise ValueError(f"lid is {lid:#x}: a LID has 16 bits; take it from the join event's destination")
 
 
 def _ip(value: IPv4Address | IPv6Address | str) -> IPv4Address | IPv6Address:

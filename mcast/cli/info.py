@@ -19,7 +19,7 @@ def info(
     from mcast import __version__, backend_names
 
     found = {
-        "mcast": __version__,
+        "version": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "providers": {name: _look(name) for name in backend_names()},
@@ -70,7 +70,7 @@ def _show(found: dict[str, Any]) -> None:
     from rich.table import Table
 
     out = console()
-    out.print(f"mcast {found['mcast']}, Python {found['python']}, {found['system']}\n", markup=False)
+    out.print(f"mcast {found['version']}, Python {found['python']}, {found['system']}\n", markup=False)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True)

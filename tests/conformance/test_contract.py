@@ -585,6 +585,14 @@ def test_wrong_receive_memory_is_refused(bed: Testbed, buffer: Any, slot: int) -
         peer.qp.register(buffer, recv_slot=slot)
 
 
+@pytest.mark.parametrize("lid", [-1, 0x10000])
+def test_a_lid_has_16_bits(bed: Testbed, lid: int) -> None:
+    qp = Peer(bed).qp
+    for call in (qp.attach_mcast, qp.detach_mcast):
+        with pytest.raises(ValueError, match="a LID has 16 bits"):
+            call(Gid("ff0e::1"), lid)
+
+
 # --- QP states -------------------------------------------------------------
 
 
