@@ -27,12 +27,15 @@ from mcast.cli.terminal import Failure
 BOUND = 10.0
 """The longest that a join or the first message may take, in seconds."""
 
-GRACE = 1.0
+GRACE = 3.0
 """How long a receiver waits for the last message of a window before it counts as lost, in seconds."""
 
 _KNOCK = 0.2
 _RECEIVE_MEMORY = 64 << 20
 _WINDOW = range(16, 513)
+_COPIES = 512
+"""In flight at the most, of all receivers together: on software devices each copy waits in a queue of the
+host, which drops what is beyond 1000 (net.core.netdev_max_backlog) without a word."""
 
 
 class Place(NamedTuple):
@@ -106,11 +109,12 @@ class Transfer:
             raise Failure(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
         self.place, *others = ports
         seats = list(islice(cycle(others or ports), receivers))
-        affordable = _RECEIVE_MEMORY // (receivers * max(place.mtu for place in ports))
+        affordable = min(_RECEIVE_MEMORY // max(place.mtu for place in ports), _COPIES) // receivers
         window = min(max(affordable, _WINDOW[0]), _WINDOW[-1], *(place.max_wr for place in ports))
 
         sender = _bind(channel, self.place, QpInit(max_send_wr=window, max_recv_wr=1))
-        ids = [_bind(channel, place, QpInit(max_recv_wr=window)) for place in seats]
+        # Twice the window: what the fabric doubles must not take the place of what is to come.
+        ids = [_bind(channel, place, QpInit(max_recv_wr=min(2 * window, place.max_wr))) for place in seats]
         for cm_id in ids:
             cm_id.join_multicast_ex(JoinAttrEx.full_member(group))
         sender.join_multicast_ex(JoinAttrEx.send_only(group))
@@ -137,7 +141,8 @@ class Transfer:
         self._file.seek(0)
         for messages in read_pieces(self._file, self._piece, self._window):
             while messages:
-                room = max(1, min(receiver.qp.counters.recv_free for receiver in self.receivers))
+                free = min(receiver.qp.counters.recv_free for receiver in self.receivers)
+                room = max(1, min(free, self._window))
                 sent += self._qp.send(self._destination, messages[:room], timeout=BOUND)
                 for receiver in self.receivers:
                     receiver.drain(sent - 1, self._qp.qp_num)
