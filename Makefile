@@ -12,8 +12,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
 
+# Two workers: the guest of the lab is busy with one core most of the time.
 test: .venv/test
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 lint: .venv/test
 	$(BIN)/ruff check
