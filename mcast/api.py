@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -479,6 +480,10 @@ class Backend(_Closeable):
     name: str
     capabilities: frozenset[Capability]
 
+    def now(self) -> float:
+        """Seconds on the monotonic clock that timeouts run on; a simulated fabric's may be virtual."""
+        return monotonic()
+
     @abstractmethod
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that are there now, with limits, MTU, link layer and GIDs."""
@@ -762,15 +767,17 @@ class QueuePair(_Closeable):
         """Send one message: `send` with a batch of one."""
         self.send(destination, [payload], imm, timeout)
 
-    def recv(self, max: int = 64, timeout: float | None = None) -> Batch:
+    def recv(self, max: int = 64, timeout: float | None = None, events: bool = False) -> Batch:
         """Receive 1..max messages, in order; an empty batch when `timeout` s have passed without one.
 
-        Returns as soon as there is one. QpError once the messages received before the failure are read.
+        Returns as soon as there is one; with `events` also, empty, when an event waits on the id's channel:
+        one call sleeps on both. QpError once the messages received before the failure are read. Closing the
+        QP ends the wait with `Closed`.
         """
         self._require_open("recv", Phase.RECV)
         if max < 1:
             raise ValueError(f"max is {max}: recv returns 1 or more messages")
-        return self._recv(max, timeout)
+        return self._recv(max, timeout, events)
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
         """Receive one message with a payload of its own (a copy), or None when `timeout` s have passed."""
@@ -815,7 +822,7 @@ class QueuePair(_Closeable):
     ) -> None: ...
 
     @abstractmethod
-    def _recv(self, max: int, timeout: float | None) -> Batch: ...
+    def _recv(self, max: int, timeout: float | None, events: bool) -> Batch: ...
 
     @abstractmethod
     def _register(self, buffer: memoryview, recv_slot: int | None) -> Region: ...

@@ -46,7 +46,7 @@ class RdmaCmId(Shared, CmId):
         super().__init__()
         self.native: Native = channel.native
         self.process, self.lock = channel.process, channel.lock
-        self.handle, self.token, self._channel = handle, token, channel
+        self.handle, self.token, self.channel = handle, token, channel
         self._qp: RdmaQueuePair | None = None
         self._joins: dict[McastAddress, Join] = {}
 
@@ -77,18 +77,18 @@ class RdmaCmId(Shared, CmId):
             if context is None:
                 detail = "the id is bound to no device"
                 raise mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, None, detail)
-            pd = self._channel.pds.acquire(context, self.handle)
+            pd = self.channel.pds.acquire(context, self.handle)
             try:
                 self._qp = RdmaQueuePair(self, init, context, pd)
             except BaseException:
-                self._channel.pds.release(context)
+                self.channel.pds.release(context)
                 raise
             return self._qp
 
     def qp_is_gone(self, context: Context) -> None:
         """The QP has been destroyed."""
         self._qp = None
-        self._channel.pds.release(context)
+        self.channel.pds.release(context)
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
         def call(address: bytes | None, token: int) -> None:
@@ -113,11 +113,11 @@ class RdmaCmId(Shared, CmId):
         call: Callable[[bytes | None, int], None],
     ) -> None:
         with self._in_use("join_multicast", Phase.JOIN):
-            join = self._channel.new_join(address, receives, context)
+            join = self.channel.new_join(address, receives, context)
             try:
                 call(sockaddr.group(address), join.token)
             except BaseException:
-                self._channel.forget_join(join)
+                self.channel.forget_join(join)
                 raise
             self._joins[address] = join
 
@@ -137,7 +137,7 @@ class RdmaCmId(Shared, CmId):
     def _forget(self, address: McastAddress) -> None:
         join = self._joins.pop(address, None)
         if join is not None:
-            self._channel.forget_join(join)
+            self.channel.forget_join(join)
             if join.attachment and self._qp is not None:
                 self._qp.note_detached(*join.attachment)
 
@@ -153,5 +153,5 @@ class RdmaCmId(Shared, CmId):
                 if self._qp is not None:
                     self._qp.close()
             finally:
-                self._channel.forget_id(self)
+                self.channel.forget_id(self)
                 self.native.destroy_id(self.handle)

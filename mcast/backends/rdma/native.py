@@ -72,7 +72,7 @@ class Lib(Protocol):
     def mcast_deregister(self, mr: Mr, /) -> int: ...
     def mcast_create_ah(self, pd: Pd, init: Pointer, ah: Pointer, /) -> int: ...
     def mcast_destroy_ah(self, ah: Ah, /) -> int: ...
-    def mcast_run(self, qp: Qp, out: Pointer, max: int, budget: int, /) -> int: ...
+    def mcast_run(self, qp: Qp, out: Pointer, max: int, event_fd: int, budget: int, /) -> int: ...
     def mcast_release(self, qp: Qp, generation: int, messages: Pointer, count: int, /) -> int: ...
     def mcast_send(self, qp: Qp, job: Pointer, budget: int, /) -> int: ...
     def mcast_drain_sends(self, qp: Qp, budget: int, /) -> int: ...
@@ -119,6 +119,9 @@ class QpPlan(NamedTuple):
     recv_offset: int
     grh_stride: int
 
+
+NO_FD = -1
+"""A descriptor that poll(2) passes over."""
 
 _AH_FIELDS = ("dlid", "sl", "port_num", "sgid_index", "hop_limit", "traffic_class", "flow_label")
 _MAX_DEVICES = 256
@@ -369,10 +372,11 @@ class Native:
         exporter = self._ffi.buffer(window)
         return memoryview(exporter).toreadonly(), weakref.ref(exporter)
 
-    def run(self, qp: Qp, out: Pointer, max: int, budget: int) -> int:
-        """Messages received, 0 when `budget` ns are over; -EIO when the QP is in ERR, -EINTR, or raises."""
-        result = self._lib.mcast_run(qp, out, max, budget)
-        if result < 0 and result not in (-E.EIO, -E.EINTR):
+    def run(self, qp: Qp, out: Pointer, max: int, event_fd: int, budget: int) -> int:
+        """Messages received, 0 when `budget` ns are over; -EAGAIN when `event_fd` (or NO_FD) became readable;
+        -EIO when the QP is in ERR, -EINTR, or raises."""
+        result = self._lib.mcast_run(qp, out, max, event_fd, budget)
+        if result < 0 and result not in (-E.EIO, -E.EINTR, -E.EAGAIN):
             self._check(result, "recv", Phase.RECV)
         return result
 

@@ -32,7 +32,7 @@ from mcast.backends.rdma import slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import RECORD, RdmaBatch
 from mcast.backends.rdma.deadline import SLICE, Deadline, held
-from mcast.backends.rdma.native import Context, Native, Pd, Pointer
+from mcast.backends.rdma.native import NO_FD, Context, Native, Pd, Pointer
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.region import RdmaRegion
 
@@ -207,19 +207,20 @@ class RdmaQueuePair(Shared, QueuePair):
 
     # --- receiving ---
 
-    def _recv(self, max: int, timeout: float | None) -> Batch:
+    def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
         deadline = Deadline(timeout)
         room = min(max, self._recv_depth)
         pointer = self.native.messages(room)
+        channel = self._cm_id.channel.fileno() if events else NO_FD
         with held(self._receiving, deadline) as mine:
             while mine:
                 self._require_open("recv", Phase.RECV)
-                count = self.native.run(self._handle, pointer, room, deadline.slice_ns())
+                count = self.native.run(self._handle, pointer, room, channel, deadline.slice_ns())
                 if count > 0:
                     return self._batch(pointer, count)
                 if count == -E.EIO:
                     raise self._qp_error("recv", Phase.RECV)
-                if deadline.over():
+                if deadline.over() or count == -E.EAGAIN:
                     break
                 if count == 0 and not self._closed:
                     # With no receive posted nothing is flushed: only asking shows an ERR.

@@ -31,6 +31,7 @@ from mcast.api import (
     mcast_error,
 )
 from mcast.backends.sim import cm
+from mcast.backends.sim.clock import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import SimBatch, Slots
 from mcast.backends.sim.qp import Qp
@@ -56,6 +57,10 @@ class SimBackend(Backend):
         self._hosts = hosts if hosts is not None else fabric.hosts
         self._owns_fabric = owns_fabric
         self._channels: dict[SimEventChannel, None] = {}
+
+    def now(self) -> float:
+        with self.fabric.clock:
+            return self.fabric.clock.now / NS
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         self._require_open("devices", Phase.OPEN)
@@ -296,11 +301,15 @@ class SimQueuePair(QueuePair):
         """In SQD a QP takes sends and holds them until it is in RTS again."""
         return self.core.state is not QpState.SQD
 
-    def _recv(self, max: int, timeout: float | None) -> Batch:
+    def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
         core = self.core
         with self._clock:
             if not core.readable:
-                self._clock.wait(lambda: core.readable, timeout, "recv", Phase.RECV)
+                pending = self._owner.core.channel.queue if events else ()
+                self._clock.wait(
+                    lambda: core.readable or bool(pending) or self._closed, timeout, "recv", Phase.RECV
+                )
+                self._require_open("recv", Phase.RECV)
             slices = core.take(max)
             if not slices and core.error is not None:
                 raise QpError(core.error, "recv", Phase.RECV)

@@ -184,7 +184,7 @@ struct mcast_counters {
 	uint32_t recv_low_water;
 };
 
-int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int64_t budget);
+int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget);
 int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count);
 int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget);
 int mcast_drain_sends(struct mcast_qp *qp, int64_t budget);

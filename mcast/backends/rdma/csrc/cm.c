@@ -44,7 +44,7 @@ void mcast_close_channel(struct rdma_event_channel *channel)
 
 int mcast_wait_event(struct rdma_event_channel *channel, int wake_fd, int64_t budget)
 {
-	return mcast_wait_readable(channel->fd, wake_fd, mcast_now() + budget);
+	return mcast_wait_readable(channel->fd, wake_fd, NO_FD, mcast_now() + budget);
 }
 
 static uint64_t token_of(const void *pointer)

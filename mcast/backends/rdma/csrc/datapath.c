@@ -22,12 +22,12 @@ static void note_failure(struct mcast_qp *qp, enum ibv_wc_status status)
 		qp->failure = status;
 }
 
-/* 1: look at the CQ again. 0: the deadline has passed, or woken. Or -errno. */
-static int sleep_on(struct mcast_qp *qp, struct completions *completions, int64_t deadline)
+/* 1: look at the CQ again. 0: the deadline has passed, or woken. -EAGAIN: event_fd is readable. Or -errno. */
+static int sleep_on(struct mcast_qp *qp, struct completions *completions, int event_fd, int64_t deadline)
 {
 	struct ibv_cq *cq;
 	void *context;
-	int ret = mcast_wait_readable(completions->channel->fd, qp->wake_fd, deadline);
+	int ret = mcast_wait_readable(completions->channel->fd, qp->wake_fd, event_fd, deadline);
 
 	if (ret <= 0)
 		return ret;
@@ -223,7 +223,7 @@ static int arm(struct ibv_cq *cq)
 	return -ibv_req_notify_cq(cq, 0);
 }
 
-int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int64_t budget)
+int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget)
 {
 	int64_t start = 0, deadline = 0;
 	int armed = 0;
@@ -244,7 +244,7 @@ int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int6
 		if (now < start + SPIN_NS)
 			continue;
 		/* armed, then polled once more: only now nothing can slip through */
-		got = armed ? sleep_on(qp, &qp->recv, deadline) : arm(qp->recv.cq);
+		got = armed ? sleep_on(qp, &qp->recv, event_fd, deadline) : arm(qp->recv.cq);
 		if (got < 0 || (armed && !got))
 			return got;
 		armed = !armed;
@@ -408,7 +408,7 @@ static int send_until(struct mcast_qp *qp, struct mcast_send_job *job, int64_t b
 		}
 		if (now < spin_until)
 			continue;
-		ret = armed ? sleep_on(qp, &qp->send, deadline) : arm(qp->send.cq);
+		ret = armed ? sleep_on(qp, &qp->send, NO_FD, deadline) : arm(qp->send.cq);
 		if (ret < 0 || (armed && !ret))
 			return ret;
 		armed = !armed;

@@ -11,9 +11,11 @@ int64_t mcast_now(void)
 	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-int mcast_wait_readable(int fd, int wake_fd, int64_t deadline)
+int mcast_wait_readable(int fd, int wake_fd, int event_fd, int64_t deadline)
 {
-	struct pollfd fds[] = { { .fd = fd, .events = POLLIN }, { .fd = wake_fd, .events = POLLIN } };
+	struct pollfd fds[] = { { .fd = fd, .events = POLLIN },
+				{ .fd = wake_fd, .events = POLLIN },
+				{ .fd = event_fd, .events = POLLIN } };
 	int64_t left = deadline - mcast_now();
 	struct timespec budget = { 0 };
 
@@ -21,7 +23,9 @@ int mcast_wait_readable(int fd, int wake_fd, int64_t deadline)
 		budget.tv_sec = (time_t)(left / 1000000000);
 		budget.tv_nsec = (long)(left % 1000000000);
 	}
-	if (ppoll(fds, 2, &budget, NULL) < 0)
+	if (ppoll(fds, sizeof(fds) / sizeof(*fds), &budget, NULL) < 0)
 		return -errno;
-	return fds[0].revents ? 1 : 0;
+	if (fds[0].revents)
+		return 1;
+	return fds[2].revents ? -EAGAIN : 0;
 }

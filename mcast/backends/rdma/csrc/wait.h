@@ -7,7 +7,10 @@
 /* CLOCK_MONOTONIC in nanoseconds. */
 int64_t mcast_now(void);
 
-/* 1: fd is readable. 0: the deadline has passed, or wake_fd was rung. -EINTR: a signal; or another -errno. */
-int mcast_wait_readable(int fd, int wake_fd, int64_t deadline);
+enum { NO_FD = -1 }; /* what poll(2) passes over */
+
+/* 1: fd is readable. -EAGAIN: event_fd is. 0: the deadline has passed, or wake_fd was rung. -EINTR: a signal;
+ * or another -errno. */
+int mcast_wait_readable(int fd, int wake_fd, int event_fd, int64_t deadline);
 
 #endif
