@@ -11,7 +11,7 @@ import pytest
 import mcast
 
 ROOT = Path(mcast.__file__).parent
-CORE = {"api", "addresses", "batch", "errors", "causes"}
+CORE = {"api", "addresses", "batch", "errors", "causes", "mapping", "mcmember"}
 BACKENDS = sorted(path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").exists())
 
 

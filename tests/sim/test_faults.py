@@ -39,9 +39,9 @@ from mcast.backends.sim.faults import (
     Reorder,
     Requests,
 )
-from mcast.backends.sim.mcmember import SaMethod, SaStatus
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.trace import SaAnswered
+from mcast.mcmember import SaMethod, SaStatus
 
 GROUP, OTHER = "239.1.1.1", "239.2.2.2"
 MAKE = [Fabric.roce, Fabric.infiniband]

@@ -12,7 +12,7 @@ import pytest
 from mcast.api import CmEventType, CmId, Destination, McastError, QpError, QpInit, QpState, QueuePair
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Delay, Delivery, Drop, Refuse, SaRequest
-from mcast.backends.sim.mcmember import SaMethod, SaStatus
+from mcast.mcmember import SaMethod, SaStatus
 
 GROUP = "239.1.1.1"
 

@@ -15,8 +15,8 @@ from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx
 from mcast.backends.sim import Fabric, open_fabric, packets, pcapng
 from mcast.backends.sim.clock import NS
 from mcast.backends.sim.faults import Drop
-from mcast.backends.sim.mcmember import SaMethod, SaStatus
 from mcast.backends.sim.trace import Attach, PortMade, SaAnswered, SaAsked, Send, Trace
+from mcast.mcmember import SaMethod, SaStatus
 
 from .wireshark import Decoded, every, has, is_message, scapy_icrc
 

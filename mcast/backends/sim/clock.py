@@ -38,8 +38,12 @@ class SimulationStalled(McastError, RuntimeError):
 class Clock(ABC):
     """What is due, in order of time, then of scheduling."""
 
+    watched: bool
+    """Somebody may wait elsewhere than in the call that runs: leaving a call must do more than unlock."""
+
     def __init__(self) -> None:
-        self.lock = threading.Condition(threading.RLock())
+        self.mutex = threading.RLock()
+        self.lock = threading.Condition(self.mutex)
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._scheduled = 0
 
@@ -68,7 +72,13 @@ class Clock(ABC):
         """Nothing scheduled happens any more."""
         self._due.clear()
 
-    # `with clock:` is one call into the fabric.
+    # `with clock:` is one call into the fabric. A call that counts in tenths of a microsecond holds the bare
+    # `mutex`, and afterwards, if the clock is `watched`, calls `settle`.
+
+    def settle(self) -> None:
+        """What leaving a call does besides unlocking."""
+        with self:
+            pass
 
     def __enter__(self) -> None:
         self.lock.acquire()
@@ -90,7 +100,7 @@ class VirtualClock(Clock):
         super().__init__()
         self._now = 0
         self._depth = 0
-        self._eager = False
+        self.watched = False
 
     @property
     def now(self) -> int:
@@ -119,7 +129,7 @@ class VirtualClock(Clock):
             self.wait(lambda: False, seconds, "advance", Phase.EVENT)
 
     def want_descriptor(self) -> None:
-        self._eager = True
+        self.watched = True
 
     def _step(self) -> None:
         self._now, _, action = heappop(self._due)
@@ -133,7 +143,7 @@ class VirtualClock(Clock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._eager and self._depth == 1:
+            if self.watched and self._depth == 1:
                 while self._due:
                     self._step()
         finally:
@@ -143,6 +153,8 @@ class VirtualClock(Clock):
 
 class WallClock(Clock):
     """Real time, for several threads and for asyncio: a thread of its own does what falls due."""
+
+    watched = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,13 +30,13 @@ from mcast.api import (
     UdParam,
 )
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.mapping import infiniband_mgid, roce_mgid
-from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord
 from mcast.backends.sim.port import Interface, Port
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.sa_client import SaMembership
 from mcast.backends.sim.trace import CmEvent, Join, Leave
 from mcast.causes import ENOTSUPP
+from mcast.mapping import infiniband_mgid, roce_mgid
+from mcast.mcmember import JoinState, McMask, McMemberRecord
 
 ADDR_RESOLUTION_NS = 10_000
 """A multicast address needs a route, no ARP: the event comes almost at once."""

@@ -32,7 +32,6 @@ from mcast.backends.sim.faults import (
     Rules,
     SaRequest,
 )
-from mcast.backends.sim.mcmember import MLID_LAST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Port
 from mcast.backends.sim.qp import Burst, Qp
 from mcast.backends.sim.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
@@ -54,6 +53,7 @@ from mcast.backends.sim.trace import (
     Trace,
     Unsent,
 )
+from mcast.mcmember import MLID_LAST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 
 SA_LATENCY_NS = 100_000
 SA_TIMEOUT_NS = 3 * NS

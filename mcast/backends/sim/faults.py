@@ -19,9 +19,9 @@ from random import Random
 from typing import NamedTuple, overload
 
 from mcast.addresses import McastAddress
-from mcast.backends.sim.mapping import is_mapped
-from mcast.backends.sim.mcmember import McMemberRecord
 from mcast.backends.sim.sa import SaMethod, SaStatus
+from mcast.mapping import is_mapped
+from mcast.mcmember import McMemberRecord
 
 HOLD_NS = 1_000_000
 """A message that is held back for later ones comes after 1 ms at the latest."""

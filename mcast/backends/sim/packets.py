@@ -12,7 +12,7 @@ from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from mcast.addresses import Gid
-from mcast.backends.sim.mcmember import McMemberRecord, SaMethod, SaStatus
+from mcast.mcmember import McMemberRecord, SaMethod, SaStatus
 
 ROCE_UDP_PORT = 4791
 IGMP_ROUTERS = IPv4Address("224.0.0.22")

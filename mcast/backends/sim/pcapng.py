@@ -19,7 +19,6 @@ from mcast.addresses import Gid
 from mcast.api import LinkLayer
 from mcast.backends.sim import packets
 from mcast.backends.sim.clock import NS
-from mcast.backends.sim.mcmember import McMemberRecord, SaMethod, SaStatus
 from mcast.backends.sim.trace import (
     Event,
     FabricMade,
@@ -32,6 +31,7 @@ from mcast.backends.sim.trace import (
     Send,
     Trace,
 )
+from mcast.mcmember import McMemberRecord, SaMethod, SaStatus
 
 _SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
 _COMMENT, _NAME, _FLAGS, _RESOLUTION, _APPLICATION = 1, 2, 2, 9, 4

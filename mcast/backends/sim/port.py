@@ -9,8 +9,8 @@ from typing import Protocol
 
 from mcast.addresses import Gid
 from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState, QpType
-from mcast.backends.sim.mcmember import MLID_FIRST, MLID_LAST, McMemberRecord
 from mcast.backends.sim.qp import Qp
+from mcast.mcmember import MLID_FIRST, MLID_LAST, McMemberRecord
 
 MTU_CODES = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}
 RATE_CODES = {

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
-from .mcmember import (
+from mcast.mapping import LINK_LOCAL, ipoib_broadcast_mgid
+from mcast.mcmember import (
     MLID_FIRST,
     MLID_LAST,
     MTUS,
@@ -62,7 +63,6 @@ SEND_ONLY_FULL_MEMBER_SUPPORTED = 1 << 12
 """Bit 12 of ClassPortInfo:CapabilityMask2."""
 
 _GET_MULTI = 0x14
-_LINK_LOCAL = 2
 _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
 _SA_SIGNATURE = b"\xa0\x1b"
 
@@ -383,7 +383,7 @@ class SubnetAdmin:
             packet_life=group.packet_life,
             sl=group.sl,
             flow_label=group.flow_label,
-            hop_limit=0 if scope == _LINK_LOCAL else 255,
+            hop_limit=0 if scope == LINK_LOCAL else 255,
             scope=scope,
             join_state=_FULL,
         )
@@ -618,7 +618,7 @@ class SubnetAdmin:
         ipoib = signature in _IPOIB_SIGNATURES
         if mgid[0] != 0xFF or (mgid[1] & 0xE0 and not (ipoib and self.quirks.skips_ipoib_flags)):
             return False
-        if signature == _SA_SIGNATURE and scope == _LINK_LOCAL:
+        if signature == _SA_SIGNATURE and scope == LINK_LOCAL:
             return False  # those are for the SA to assign
         broadcast = ipoib_broadcast_mgid(int.from_bytes(mgid[4:6]), scope)
         if not ipoib or mgid == broadcast:
@@ -636,7 +636,7 @@ class SubnetAdmin:
             raise _Refused(SaStatus.INSUF_COMPS)
         mgid, assigned = record.mgid, self._assigned
         if mgid == ZERO_GID:
-            mgid, assigned = self._assign_mgid(record.scope if mask & _SCOPE else _LINK_LOCAL)
+            mgid, assigned = self._assign_mgid(record.scope if mask & _SCOPE else LINK_LOCAL)
         elif not self._mgid_allowed(mask, record):
             raise _Refused(SaStatus.REQ_INVALID)
         scope = mgid[1] & 15
@@ -731,11 +731,6 @@ class SubnetAdmin:
 
 def _well_known_mgid(group: WellKnownGroup) -> bytes:
     return group.mgid if group.mgid is not None else ipoib_broadcast_mgid(group.pkey | 0x8000)
-
-
-def ipoib_broadcast_mgid(pkey: int = 0xFFFF, scope: int = _LINK_LOCAL) -> bytes:
-    """The IPoIB broadcast group of a partition, ff1<scope>:401b:<pkey>::ffff:ffff (RFC 4391, 4)."""
-    return bytes((0xFF, 0x10 | scope)) + _IPOIB_SIGNATURES[0] + pkey.to_bytes(2) + bytes(6) + b"\xff" * 4
 
 
 def _may_modify(group: Group, held: int, guid: int, requester: _Port) -> bool:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from enum import Enum
 
 from mcast.addresses import Gid
-from mcast.backends.sim.mapping import ZERO_GID
-from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 from mcast.backends.sim.sa import SaReply
+from mcast.mapping import ZERO_GID
+from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 
 Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], None]
 Joined = Callable[[int, McMemberRecord | None, str], None]

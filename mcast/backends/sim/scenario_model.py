@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mcast.api import McastAddress, WcStatus
-from mcast.backends.sim.mcmember import MLID_LAST, SaMethod, SaStatus
+from mcast.mcmember import MLID_LAST, SaMethod, SaStatus
 
 READY_MADE = files("mcast.backends.sim") / "scenarios"
 Seconds = Annotated[float, Field(ge=0, le=1e6)]

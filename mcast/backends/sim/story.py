@@ -12,7 +12,6 @@ from errno import errorcode
 from typing import Any, NamedTuple
 
 from mcast.addresses import Gid
-from mcast.backends.sim.mcmember import ZERO_GID
 from mcast.backends.sim.trace import (
     Attach,
     CmEvent,
@@ -35,6 +34,7 @@ from mcast.backends.sim.trace import (
     Trace,
     Unsent,
 )
+from mcast.mcmember import ZERO_GID
 
 
 class State(Enum):

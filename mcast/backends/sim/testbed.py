@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from mcast.addresses import Gid
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.mcmember import JoinState, McMask, McMemberRecord, SaMethod
+from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod
 from mcast.testbed import Feature, Observer, Testbed
 
 _COMMON = frozenset(

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from mcast.addresses import Gid
-from mcast.backends.sim.mcmember import McMemberRecord
+from mcast.mcmember import McMemberRecord
 
 __all__ = ["KINDS", "Entry", "Event", "Trace"]
 
