@@ -5,6 +5,8 @@ A name leads to a `Provider` value, imported when it is first asked for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
 from mcast.api import Backend, BackendUnavailable, Provider, Status, UnavailableReason, UnknownBackend
@@ -22,10 +24,13 @@ SIMULATED = frozenset({"sim", "sim-roce", "sim-ib"})
 
 GROUP = "mcast.backends"
 
+_OVERRIDES: dict[str, list[Provider]] = {}
+"""Name -> the providers that stand in for it, the latest last."""
+
 
 def backend_names() -> tuple[str, ...]:
     """Every name that open_backend takes, the built-in ones first."""
-    return (*BUILTIN, *(name for name in sorted(_installed()) if name not in BUILTIN))
+    return (*BUILTIN, *sorted((_installed().keys() | _OVERRIDES) - BUILTIN.keys()))
 
 
 def provider(name: str) -> Provider:
@@ -33,6 +38,8 @@ def provider(name: str) -> Provider:
 
     Raises UnknownBackend, and BackendUnavailable (BROKEN) when its module cannot be imported.
     """
+    if name in _OVERRIDES:
+        return _OVERRIDES[name][-1]._replace(name=name)
     if name in BUILTIN:
         entry, fix = EntryPoint(name, BUILTIN[name], GROUP), "install mcast again"
     elif name in _installed():
@@ -62,6 +69,20 @@ def open_backend(name: str, **options: object) -> Backend:
     Raises UnknownBackend, or BackendUnavailable with the reason and the fix.
     """
     return provider(name).open(**options)
+
+
+@contextmanager
+def override(name: str, stand_in: Provider) -> Iterator[None]:
+    """While open, `name` leads to `stand_in`, in every thread: what a test does to an application that opens
+    its backend by name. Overrides nest; the name need not exist.
+    """
+    _OVERRIDES.setdefault(name, []).append(stand_in)
+    try:
+        yield
+    finally:
+        _OVERRIDES[name].pop()
+        if not _OVERRIDES[name]:
+            del _OVERRIDES[name]
 
 
 def _installed() -> dict[str, EntryPoint]:

@@ -65,3 +65,18 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_an_option_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError, match="prots"):
         open_backend("sim", prots=4)
+
+
+def test_an_override_stands_in_for_a_name_while_it_is_open() -> None:
+    roce, infiniband = registry.provider("sim"), registry.provider("sim-ib")
+    with registry.override("rdma", infiniband), registry.override("new", roce):
+        assert backend_status("rdma").available
+        with registry.override("rdma", roce), open_backend("rdma", ports=1) as inner:
+            assert inner.name == "sim-roce"
+            assert "new" in backend_names()
+        with open_backend("rdma", ports=1) as outer, open_backend("new", ports=2) as new:
+            assert (outer.name, new.name) == ("sim-ib", "sim-roce")
+        assert registry.provider("rdma").name == "rdma"
+    assert registry.provider("rdma").open is not infiniband.open
+    with pytest.raises(UnknownBackend):
+        open_backend("new")
