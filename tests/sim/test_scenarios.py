@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mcast.backends.sim import scenario_model
+from mcast.backends.sim import scenario_faults, scenario_model
 from mcast.backends.sim.scenario import (
     BadScenario,
     MemberResult,
@@ -243,9 +243,9 @@ def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
         ({"faults": [{"kind": "drop", "at": 2, "until": 1}]}, "until = 1 is not after at = 2"),
         ({"faults": [{"kind": "drop", "rate": 2}]}, "rate: Input should be less than or equal to 1"),
         ({"faults": [{"kind": "cut", "switch": 3}]}, "switch 3: the leaves are 1..2"),
-        ({"faults": [{"kind": "no-querier"}]}, "'no-querier' needs IGMP: set link_layer = \"roce\""),
+        ({"faults": [{"kind": "no-querier"}]}, "'no-querier' needs IGMP: the fabric must be \"roce\""),
         ({"faults": [{"kind": "sa-refuses", "status": "NO"}]}, "'NO' is none of OK, UNSUP_METHOD_ATTR,"),
-        ({"fabric": {}, "faults": [{"kind": "sm-restart"}]}, "'sm-restart' needs an SM: set link_layer"),
+        ({"fabric": {}, "faults": [{"kind": "sm-restart"}]}, "'sm-restart' needs an SM: the fabric must be"),
     ],
 )
 def test_a_bad_scenario_is_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -278,9 +278,7 @@ def test_a_file_that_is_no_scenario(tmp_path: Path, name: str, content: bytes | 
 def test_every_kind_of_fault_can_begin() -> None:
     from typing import get_args
 
-    from mcast.backends.sim import scenario as player
-
-    assert set(player._BEGIN) == set(get_args(get_args(scenario_model.Fault)[0]))
+    assert set(scenario_faults._BEGIN) == set(get_args(get_args(scenario_model.Fault)[0]))
 
 
 # --- the command -----------------------------------------------------------------------------

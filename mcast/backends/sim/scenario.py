@@ -10,7 +10,6 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from mcast.api import (
@@ -24,16 +23,14 @@ from mcast.api import (
     QpError,
     QpInit,
 )
-from mcast.backends.sim import faults
 from mcast.backends.sim import scenario_model as model
 from mcast.backends.sim.backend import SimBackend, SimCmId, SimQueuePair
 from mcast.backends.sim.clock import NS
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.faults import Messages, Requests
 from mcast.backends.sim.port import Port
-from mcast.backends.sim.qp import Qp
+from mcast.backends.sim.scenario_faults import begin
 from mcast.backends.sim.scenario_model import BadScenario, Scenario, load, ready_made
-from mcast.backends.sim.trace import Fault, Lost, Send, Trace
+from mcast.backends.sim.trace import Lost, Send, Trace
 from mcast.errors import errno_name
 
 __all__ = ["BadScenario", "MemberResult", "Scenario", "ScenarioResult", "Seen", "load", "ready_made", "run"]
@@ -346,131 +343,14 @@ class _Play:
 
     # --- faults --------------------------------------------------------------------------
 
-    def _plan_fault(self, fault: Any) -> None:
-        def begin() -> None:
-            undo = _BEGIN[type(fault)](self, fault)
+    def _plan_fault(self, fault: model.Fault) -> None:
+        def start() -> None:
+            undo = begin(self.fabric, fault)
             until = getattr(fault, "until", None)
             if undo is not None:
                 self.at(self.end if until is None else round(until * NS), undo)
 
-        self.at(round(fault.at * NS), begin)
-
-    def note(self, fault: Any, detail: str = "") -> None:
-        """Record in the trace a fault that leaves no line of its own."""
-        port = getattr(fault, "port", None)
-        self.fabric.note(
-            Fault, name=fault.kind, port=None if port is None else self.name(port), detail=detail
-        )
-
-    def name(self, port: int | None) -> str | None:
-        return None if port is None else self.fabric.ports[port].name
-
-    def qps(self, port: int) -> list[Qp]:
-        return [member.qp.core for member in self.members if member.port.index == port]
-
-
-Undo = Callable[[], None] | None
-
-
-def _on_messages(make: Callable[[Any], faults.DeliveryVerdict]) -> Callable[[_Play, Any], Undo]:
-    def begin(play: _Play, fault: model.OnMessages) -> Undo:
-        source, target = play.name(fault.source), play.name(fault.target)
-        which = Messages(fault.group, source, target, nth=fault.nth, rate=fault.rate)
-        return _install(play, fault, play.fabric.rules.when(which, make(fault)))
-
-    return begin
-
-
-def _on_requests(make: Callable[[Any], faults.SaVerdict]) -> Callable[[_Play, Any], Undo]:
-    def begin(play: _Play, fault: model.OnRequests) -> Undo:
-        which = Requests(fault.method, play.name(fault.port), fault.group, nth=fault.nth, rate=fault.rate)
-        return _install(play, fault, play.fabric.rules.when(which, make(fault)))
-
-    return begin
-
-
-def _install(play: _Play, fault: Any, rule: Any) -> Undo:
-    stack = ExitStack()
-    stack.enter_context(rule)
-    play.note(fault, "begins")
-
-    def undo() -> None:
-        stack.close()
-        play.note(fault, "ends")
-
-    return undo
-
-
-def _link_down(play: _Play, fault: model.LinkDown) -> Undo:
-    port = play.fabric.ports[fault.port]
-    play.fabric.set_link(port, up=False)
-    return lambda: play.fabric.set_link(port, up=True)
-
-
-def _cut(play: _Play, fault: model.CutCable) -> Undo:
-    play.fabric.cut_cable(fault.switch)
-    return lambda: play.fabric.mend_cable(fault.switch)
-
-
-def _pkey_change(play: _Play, fault: model.PkeyChange) -> Undo:
-    port = play.fabric.ports[fault.port]
-    before = port.pkeys
-    play.fabric.set_pkeys(port, fault.pkeys)
-    return lambda: play.fabric.set_pkeys(port, before)
-
-
-def _late_switches(play: _Play, fault: model.LateSwitches) -> Undo:
-    play.fabric.program_late(fault.seconds)
-    return lambda: play.fabric.program_late(0)
-
-
-def _no_querier(play: _Play, fault: model.NoQuerier) -> Undo:
-    play.fabric.stop_querier()
-    return play.fabric.start_querier
-
-
-def _starve(play: _Play, fault: model.Starve) -> Undo:
-    stack = ExitStack()
-    for qp in play.qps(fault.port):
-        stack.enter_context(play.fabric.starved(qp))
-    return stack.close
-
-
-def _overrun_cq(play: _Play, fault: model.OverrunCq) -> Undo:
-    for qp in play.qps(fault.port):
-        play.fabric.overrun_cq(qp)
-    return None
-
-
-def _fail_qp(play: _Play, fault: model.FailQp) -> Undo:
-    for qp in play.qps(fault.port):
-        play.fabric.fail_qp(qp, fault.status)
-    return None
-
-
-_BEGIN: dict[type, Callable[[_Play, Any], Undo]] = {
-    model.DropMessages: _on_messages(lambda fault: faults.Drop()),
-    model.DelayMessages: _on_messages(lambda fault: faults.Delay(round(fault.seconds * NS))),
-    model.DuplicateMessages: _on_messages(lambda fault: faults.Duplicate(fault.copies)),
-    model.ReorderMessages: _on_messages(lambda fault: faults.Reorder(fault.after)),
-    model.CorruptQkeys: _on_messages(lambda fault: faults.CorruptQkey()),
-    model.SaSilent: _on_requests(lambda fault: faults.Drop()),
-    model.SaSlow: _on_requests(lambda fault: faults.Delay(round(fault.seconds * NS))),
-    model.SaRefuses: _on_requests(lambda fault: faults.Refuse(fault.status)),
-    model.RestartSm: lambda play, fault: play.fabric.restart_sm(fault.outage),
-    model.LinkDown: _link_down,
-    model.CutCable: _cut,
-    model.LidChange: lambda play, fault: play.fabric.change_lid(play.fabric.ports[fault.port]),
-    model.PkeyChange: _pkey_change,
-    model.LateSwitches: _late_switches,
-    model.NoQuerier: _no_querier,
-    model.RemoveDevice: lambda play, fault: play.fabric.remove_device(play.fabric.ports[fault.port]),
-    model.BondFailover: lambda play, fault: play.fabric.bond_failover(play.fabric.ports[fault.port]),
-    model.Starve: _starve,
-    model.OverrunCq: _overrun_cq,
-    model.FailQp: _fail_qp,
-}
-"""How each fault begins; it returns how to undo it."""
+        self.at(round(fault.at * NS), start)
 
 
 def _reasons(trace: Iterable[Any]) -> Iterator[tuple[tuple[int, int], str]]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -32,6 +31,13 @@ def _group(value: object) -> str:
 
 
 Group = Annotated[str, BeforeValidator(_group)]
+
+
+Numbers = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
+]
+"""Counted from 1; one number may stand alone."""
 
 
 def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: object) -> object:
@@ -108,7 +114,7 @@ class OnMessages(Lasting):
     group: Group | None = None
     source: PortNumber | None = None
     target: PortNumber | None = None
-    nth: tuple[int, ...] | None = None
+    nth: Numbers | None = None
     rate: float = Field(default=1.0, gt=0, le=1)
 
 
@@ -149,7 +155,7 @@ class OnRequests(Lasting):
     port: PortNumber | None = None
     group: Group | None = None
     method: Annotated[SaMethod | None, BeforeValidator(partial(_by_name, SaMethod))] = None
-    nth: tuple[int, ...] | None = None
+    nth: Numbers | None = None
     rate: float = Field(default=1.0, gt=0, le=1)
 
 
@@ -308,24 +314,30 @@ class Scenario(_Model):
                 raise ValueError(f"port {traffic.port} sends to {traffic.group} but is no member of it")
             if traffic.size > self.fabric.mtu:
                 raise ValueError(f"size {traffic.size} is larger than the MTU, {self.fabric.mtu} bytes")
-        for number in (*(port for _, port in places), *_ports_named(self.faults)):
-            if number >= self.fabric.ports:
-                raise ValueError(f"port {number}: this fabric has ports 0..{self.fabric.ports - 1}")
+        for _, port in places:
+            _check_port(port, self.fabric.ports)
         for fault in self.faults:
-            if isinstance(fault, CutCable) and fault.switch not in range(1, self.fabric.switches):
-                raise ValueError(f"switch {fault.switch}: the leaves are 1..{self.fabric.switches - 1}")
-            infiniband = self.fabric.link_layer == "infiniband"
-            if isinstance(fault, _NEEDS_SA) and not infiniband:
-                raise ValueError(f'{fault.kind!r} needs an SM: set link_layer = "infiniband" in [fabric]')
-            if isinstance(fault, NoQuerier) and infiniband:
-                raise ValueError(f'{fault.kind!r} needs IGMP: set link_layer = "roce" in [fabric]')
+            check_fault(fault, self.fabric)
         return self
 
 
-def _ports_named(faults: tuple[Any, ...]) -> Iterator[int]:
-    for fault in faults:
-        named = (getattr(fault, name, None) for name in ("port", "source", "target"))
-        yield from (port for port in named if port is not None)
+def check_fault(fault: Fault, fabric: Topology) -> None:
+    """Raise ValueError if the fault names what the fabric does not have."""
+    for name in ("port", "source", "target"):
+        if (port := getattr(fault, name, None)) is not None:
+            _check_port(port, fabric.ports)
+    if isinstance(fault, CutCable) and fault.switch not in range(1, fabric.switches):
+        raise ValueError(f"switch {fault.switch}: the leaves are 1..{fabric.switches - 1}")
+    infiniband = fabric.link_layer == "infiniband"
+    if isinstance(fault, _NEEDS_SA) and not infiniband:
+        raise ValueError(f'{fault.kind!r} needs an SM: the fabric must be "infiniband"')
+    if isinstance(fault, NoQuerier) and infiniband:
+        raise ValueError(f'{fault.kind!r} needs IGMP: the fabric must be "roce"')
+
+
+def _check_port(port: int, ports: int) -> None:
+    if port >= ports:
+        raise ValueError(f"port {port}: this fabric has ports 0..{ports - 1}")
 
 
 # --- reading one -----------------------------------------------------------------------------
