@@ -53,9 +53,13 @@ def test_the_contract_stands_on_nothing(module: str) -> None:
     assert offences([ROOT / f"{module}.py"], allowed) == []
 
 
+def test_captures_know_the_contract_alone() -> None:
+    assert offences((ROOT / "capture").glob("*.py"), CORE | {"capture"}) == []
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_backend_knows_the_contract_alone(backend: str) -> None:
-    allowed = CORE | {"testbed", f"backends.{backend}"}
+    allowed = CORE | {"testbed", "capture", f"backends.{backend}"}
     assert offences((ROOT / "backends" / backend).rglob("*.py"), allowed) == []
 
 
@@ -66,7 +70,7 @@ SUBJECT = {"sim.py": "backends.sim"}
 @pytest.mark.parametrize("path", sorted((ROOT / "cli").rglob("*.py")), ids=lambda path: path.name)
 def test_a_command_names_no_backend(path: Path) -> None:
     public = {name for name in mcast.__all__ if not (ROOT / name).exists()}
-    above = {"registry", "endpoint", "aio", "cli", "conformance", "lab"}
+    above = {"registry", "endpoint", "aio", "capture", "cli", "conformance", "lab"}
     subject = {SUBJECT[path.name]} if path.name in SUBJECT else set()
     assert offences([path], CORE | public | above | subject) == []
 

@@ -19,8 +19,11 @@ import pytest
 
 from mcast.addresses import Gid
 from mcast.api import LinkLayer
-from mcast.backends.sim import Fabric, open_fabric, packets, pcapng
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.pcapng import packets_of
+from mcast.capture import packets, pcapng
 from mcast.lab import LabMachine
+from mcast.mapping import group_mac
 
 from ..sim.wireshark import Decoded, Row, has, is_message, scapy_icrc
 
@@ -154,7 +157,7 @@ def simulated(kernel: Side, tmp_path_factory: pytest.TempPathFactory) -> Side:
         for cm_id in ids:
             cm_id.leave_multicast(GROUP)
     assert fabric.trace is not None
-    captured = list(pcapng.packets_of(fabric.trace))
+    captured = list(packets_of(fabric.trace))
     return side([port.name for port in fabric.ports], captured, tmp_path_factory.mktemp("sim") / "sim.pcapng")
 
 
@@ -288,7 +291,7 @@ def test_a_message_is_the_kernels_to_the_byte_but_for_its_ip_id(kernel: Side) ->
             payload=data[-4 - SIZE - 3 : -4 - 3],
             imm=imm,
         )
-        made = packets.roce(message, data[6:12], packets.group_mac(message.dest))
+        made = packets.roce(message, data[6:12], group_mac(message.dest))
         assert without_id(made) == without_id(data)
 
 

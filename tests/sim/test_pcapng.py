@@ -12,10 +12,12 @@ import pytest
 
 from mcast.addresses import Gid
 from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx
-from mcast.backends.sim import Fabric, open_fabric, packets, pcapng
+from mcast.backends.sim import Fabric, open_fabric, pcapng
 from mcast.backends.sim.clock import NS
 from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.trace import Attach, PortMade, SaAnswered, SaAsked, Send, Trace
+from mcast.capture import packets
+from mcast.capture.pcapng import Packet
 from mcast.mcmember import SaMethod, SaStatus
 
 from .wireshark import Decoded, every, has, is_message, scapy_icrc
@@ -89,7 +91,7 @@ class Capture(Decoded):
     def ports(self) -> dict[str, PortMade]:
         return {event.port: event for _, event in self.trace if isinstance(event, PortMade)}
 
-    def frames(self) -> list[pcapng.Packet]:
+    def frames(self) -> list[Packet]:
         return list(pcapng.packets_of(self.trace))
 
 

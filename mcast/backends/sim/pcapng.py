@@ -2,23 +2,18 @@
 
 One interface a port. A message stands once, on its sender's interface, as it leaves; an answer of the SA on
 the interface of the port that asked. A message that somebody did not get has a comment that says who and why.
-Times are virtual, in ns from 1970. InfiniBand packets stand in ERF records, since Wireshark 4.0 does not know
-LINKTYPE_INFINIBAND. Formats: draft-ietf-opsawg-pcapng, 4.1 to 4.3; Endace ERF, type 21.
+Times are virtual, in ns from 1970.
 """
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from enum import IntEnum
+from collections.abc import Iterator
 from ipaddress import IPv4Address
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from mcast.addresses import Gid
 from mcast.api import LinkLayer
-from mcast.backends.sim import packets
-from mcast.backends.sim.clock import NS
 from mcast.backends.sim.trace import (
     Event,
     FabricMade,
@@ -31,30 +26,10 @@ from mcast.backends.sim.trace import (
     Send,
     Trace,
 )
+from mcast.capture import packets
+from mcast.capture.pcapng import Direction, Packet, write_packets
+from mcast.mapping import group_mac
 from mcast.mcmember import McMemberRecord, SaMethod, SaStatus
-
-_SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
-_COMMENT, _NAME, _FLAGS, _RESOLUTION, _APPLICATION = 1, 2, 2, 9, 4
-_NANOSECONDS = b"\x09"
-_LINKTYPES = {LinkLayer.ETHERNET: 1, LinkLayer.INFINIBAND: 197}
-_ERF_INFINIBAND, _ERF_VARYING_LENGTH = 21, 4
-
-
-class Direction(IntEnum):
-    """How a packet passed its interface: the low bits of epb_flags."""
-
-    IN = 1
-    OUT = 2
-
-
-class Packet(NamedTuple):
-    """One packet on the interface of `port`, `t` ns after the fabric was made."""
-
-    t: int
-    port: str
-    direction: Direction
-    data: bytes
-    comment: str = ""
 
 
 def write(trace: Trace, file: BinaryIO) -> None:
@@ -64,19 +39,6 @@ def write(trace: Trace, file: BinaryIO) -> None:
         raise ValueError("the trace does not say what its fabric is: it must begin with a line 'fabric'")
     ports = [event.port for _, event in trace if isinstance(event, PortMade)]
     write_packets(LinkLayer(fabric.link_layer), ports, packets_of(trace), file)
-
-
-def write_packets(
-    link_layer: LinkLayer, ports: Sequence[str], captured: Iterable[Packet], file: BinaryIO
-) -> None:
-    """Write packets of these ports, wherever they were captured."""
-    file.write(_section())
-    for port in ports:
-        file.write(_interface(_LINKTYPES[link_layer], port))
-    number = {port: index for index, port in enumerate(ports)}
-    in_record = _erf if link_layer is LinkLayer.INFINIBAND else _bare
-    for packet in captured:
-        file.write(_packet(number[packet.port], packet, in_record(packet)))
 
 
 def packets_of(trace: Trace) -> Iterator[Packet]:
@@ -152,52 +114,4 @@ class _Wire:
 
     def _mac_of(self, gid: Gid) -> bytes:
         target = self._by_gid.get(gid)
-        return packets.group_mac(gid) if target is None else packets.mac_of(target.guid)
-
-
-# --- blocks ------------------------------------------------------------------------------
-
-
-def _section() -> bytes:
-    version, unknown_length = (1, 0), -1
-    body = struct.pack("<IHHq", 0x1A2B3C4D, *version, unknown_length)
-    return _block(_SECTION, body, [(_APPLICATION, b"mcast simulator")])
-
-
-def _interface(link_type: int, name: str) -> bytes:
-    options = [(_NAME, name.encode()), (_RESOLUTION, _NANOSECONDS)]
-    return _block(_INTERFACE, struct.pack("<HHI", link_type, 0, 0), options)
-
-
-def _bare(packet: Packet) -> bytes:
-    return packet.data
-
-
-def _erf(packet: Packet) -> bytes:
-    """The packet in an ERF record; its time is in seconds, 32 bits before the point and 32 after."""
-    size, time = len(packet.data), (packet.t << 32) // NS
-    return (
-        struct.pack("<QBB", time, _ERF_INFINIBAND, _ERF_VARYING_LENGTH)
-        + struct.pack(">HHH", 16 + size, 0, size)
-        + packet.data
-    )
-
-
-def _packet(interface: int, packet: Packet, data: bytes) -> bytes:
-    size = len(data)
-    head = struct.pack("<IIIII", interface, packet.t >> 32, packet.t & 0xFFFFFFFF, size, size)
-    options = [(_FLAGS, struct.pack("<I", packet.direction))]
-    if packet.comment:
-        options.append((_COMMENT, packet.comment.encode()))
-    return _block(_PACKET, head + _padded(data), options)
-
-
-def _block(kind: int, body: bytes, options: Iterable[tuple[int, bytes]]) -> bytes:
-    listed = b"".join(struct.pack("<HH", code, len(value)) + _padded(value) for code, value in options)
-    end_of_options = bytes(4)
-    length = 12 + len(body) + len(listed) + len(end_of_options)
-    return struct.pack("<II", kind, length) + body + listed + end_of_options + struct.pack("<I", length)
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 4)
+        return group_mac(gid) if target is None else packets.mac_of(target.guid)

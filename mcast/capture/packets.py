@@ -1,7 +1,7 @@
 """What goes over the wire, as bytes: RoCEv2 and InfiniBand datagrams, SA MADs, IGMPv3 reports.
 
 Sources: IBA vol 1, 5.2 and 7.7 (LRH), 8.3 (GRH), 9.2 and 9.3 (BTH, DETH), 7.8 (ICRC, VCRC), 13.4.2 and 15.2.1
-(MAD, SA MAD); annex A17 (RoCEv2); RFC 3376 (IGMPv3), RFC 1112 and 2464 (MAC addresses of groups).
+(MAD, SA MAD); annex A17 (RoCEv2); RFC 3376 (IGMPv3).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from mcast.addresses import Gid
+from mcast.mapping import group_mac
 from mcast.mcmember import McMemberRecord, SaMethod, SaStatus
 
 ROCE_UDP_PORT = 4791
@@ -56,13 +57,6 @@ class Datagram(NamedTuple):
 def mac_of(guid: int) -> bytes:
     """The MAC address of a port: locally administered, ending in its GUID."""
     return b"\x02\x00" + (guid & 0xFFFFFFFF).to_bytes(4)
-
-
-def group_mac(group: Gid) -> bytes:
-    """The MAC address of a group: 23 bits of an IPv4 address, 32 of an IPv6 one."""
-    if group.ipv4 is not None:
-        return b"\x01\x00\x5e" + bytes((group[13] & 0x7F,)) + group[14:]
-    return b"\x33\x33" + group[12:]
 
 
 def udp_source_port(qp_num: int) -> int:
