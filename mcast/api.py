@@ -31,7 +31,7 @@ from typing_extensions import Buffer
 
 from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.batch import Batch, Message
-from mcast.causes import Cause, Phase
+from mcast.causes import Cause, LinkLayer, Phase
 from mcast.errors import (
     AddressNotAvailable,
     AlreadyJoined,
@@ -205,13 +205,6 @@ class CmEventType(IntEnum):
     @classmethod
     def _missing_(cls, value: object) -> CmEventType:
         return cls.UNKNOWN
-
-
-class LinkLayer(Enum):
-    """What a port speaks: InfiniBand has an SA, MLIDs and partitions; Ethernet has IGMP and none of these."""
-
-    INFINIBAND = "InfiniBand"
-    ETHERNET = "Ethernet"
 
 
 class PortState(IntEnum):
@@ -765,7 +758,11 @@ class QueuePair(_Closeable):
         timeout: float | None = None,
     ) -> None:
         """Send one message: `send` with a batch of one."""
-        self.send(destination, [payload], imm, timeout)
+        plain = imm is None and not self._closed
+        if plain and type(payload) is bytes and len(payload) <= self.max_message_size:
+            self._send(destination, [payload], None, timeout)  # `send` would refuse none of it
+        else:
+            self.send(destination, [payload], imm, timeout)
 
     def recv(self, max: int = 64, timeout: float | None = None, events: bool = False) -> Batch:
         """Receive 1..max messages, in order; an empty batch when `timeout` s have passed without one.
@@ -781,11 +778,8 @@ class QueuePair(_Closeable):
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
         """Receive one message with a payload of its own (a copy), or None when `timeout` s have passed."""
-        with self.recv(1, timeout) as batch:
-            if not len(batch):
-                return None
-            message = batch[0]
-            return message._replace(payload=memoryview(bytes(message.payload)))
+        self._require_open("recv", Phase.RECV)
+        return self._recv_one(timeout)
 
     def register(self, buffer: Buffer, recv_slot: int | None = None) -> Region:
         """Register a buffer: what is sent from inside it is not copied.
@@ -823,6 +817,13 @@ class QueuePair(_Closeable):
 
     @abstractmethod
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch: ...
+
+    def _recv_one(self, timeout: float | None) -> Message | None:
+        with self._recv(1, timeout, False) as batch:
+            if not len(batch):
+                return None
+            message = batch[0]
+            return message._replace(payload=memoryview(bytes(message.payload)))
 
     @abstractmethod
     def _register(self, buffer: memoryview, recv_slot: int | None) -> Region: ...

@@ -19,6 +19,7 @@ from mcast.api import (
     DeviceInfo,
     EventChannel,
     JoinAttrEx,
+    Message,
     Phase,
     PortSpace,
     QpCounters,
@@ -33,7 +34,7 @@ from mcast.api import (
 from mcast.backends.sim import cm
 from mcast.backends.sim.clock import NS
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.lease import SimBatch, Slots
+from mcast.backends.sim.lease import SimBatch, Slots, message_of
 from mcast.backends.sim.qp import Qp
 
 _BOTH = {Capability.CONNECTED_QP}
@@ -288,32 +289,57 @@ class SimQueuePair(QueuePair):
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        owned = list(map(bytes, payloads))
-        with self._clock:
-            ready = self._clock.wait(self._may_send, timeout, "send", Phase.SEND)
-            failed = self._fabric.send(self.core, destination, owned, imm) if ready else errno.ETIMEDOUT
-            error = self.core.error
-        _check(failed, "send", Phase.SEND, gid=destination.gid, messages=len(owned))
+        owned = [payload if type(payload) is bytes else bytes(payload) for payload in payloads]
+        core, clock = self.core, self._clock
+        with clock.mutex:
+            # In SQD a QP takes sends and holds them until it is in RTS again.
+            ready = core.state is not QpState.SQD or clock.wait(
+                lambda: core.state is not QpState.SQD, timeout, "send", Phase.SEND
+            )
+            failed = self._fabric.send(core, destination, owned, imm) if ready else errno.ETIMEDOUT
+            error = core.error
+        if clock.watched:
+            clock.settle()
+        if failed:
+            _check(failed, "send", Phase.SEND, gid=destination.gid, messages=len(owned))
         if error is not None:
             raise QpError(error, "send", Phase.SEND, {"gid": destination.gid})
-
-    def _may_send(self) -> bool:
-        """In SQD a QP takes sends and holds them until it is in RTS again."""
-        return self.core.state is not QpState.SQD
 
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
         core = self.core
         with self._clock:
-            if not core.readable:
-                pending = self._owner.core.channel.queue if events else ()
-                self._clock.wait(
-                    lambda: core.readable or bool(pending) or self._closed, timeout, "recv", Phase.RECV
-                )
-                self._require_open("recv", Phase.RECV)
+            self._wait_readable(timeout, events)
             slices = core.take(max)
             if not slices and core.error is not None:
                 raise QpError(core.error, "recv", Phase.RECV)
             return SimBatch(slices, core.is_own, self._give_back, self._slots)
+
+    def _recv_one(self, timeout: float | None) -> Message | None:
+        """Without a lease: payloads are immutable, and the receive is posted again at once."""
+        if self._slots is not None:
+            return super()._recv_one(timeout)
+        core = self.core
+        with self._clock.mutex:
+            found = core.take_one()
+            if found is None:
+                self._wait_readable(timeout, events=False)
+                found = core.take_one()
+                if found is None and core.error is not None:
+                    raise QpError(core.error, "recv", Phase.RECV)
+        if self._clock.watched:
+            self._clock.settle()
+        if found is None:
+            return None
+        burst, place = found
+        return message_of(burst, memoryview(burst.payloads[place]), core.is_own(burst.header))
+
+    def _wait_readable(self, timeout: float | None, events: bool) -> None:
+        core = self.core
+        if core.readable:
+            return
+        pending = self._owner.core.channel.queue if events else ()
+        self._clock.wait(lambda: core.readable or bool(pending) or self._closed, timeout, "recv", Phase.RECV)
+        self._require_open("recv", Phase.RECV)
 
     def _give_back(self, count: int) -> None:
         with self._clock:

@@ -16,7 +16,7 @@ from operator import attrgetter, itemgetter
 from random import Random
 from typing import ParamSpec
 
-from mcast.addresses import Gid
+from mcast.addresses import IPV4_MAPPED, Gid
 from mcast.api import Destination, LinkLayer, QpInit, QpState, WcStatus
 from mcast.backends.sim import incidents
 from mcast.backends.sim.clock import CLOCKS, NS
@@ -33,7 +33,7 @@ from mcast.backends.sim.faults import (
     SaRequest,
 )
 from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Port
-from mcast.backends.sim.qp import Burst, Qp
+from mcast.backends.sim.qp import Burst, Header, Path, Qp
 from mcast.backends.sim.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
 from mcast.backends.sim.sa_client import SaClient
 from mcast.backends.sim.trace import (
@@ -163,6 +163,7 @@ class Fabric:
         self._routes: list[tuple[int, IPv4Network, Interface]] = []
         self._guids = {port.guid: port for port in self.ports}
         self._by_address = {a: i for p in self.ports for i in p.interfaces for a in i.addresses}
+        self.version = 0
         self._receivers: dict[int | Gid, dict[tuple[int, Gid], Sequence[Qp]]] = {}
         self._held: dict[Qp, list[_Held]] = {}
         self._qps: dict[int, Qp] = {}
@@ -263,9 +264,21 @@ class Fabric:
         ]
         return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
+    def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
+        """The port's default interface gets another IPv4 address, or loses its own."""
+        with self.clock:
+            port.set_ipv4(address)
+            self.topology_changed()
+
     def topology_changed(self) -> None:
-        """Who receives what must be worked out anew, in every group."""
+        """Who receives what, and with which headers, must be worked out anew, in every group."""
         self._receivers.clear()
+        self.version += 1
+
+    def _group_changed(self, route: int | Gid) -> None:
+        """Who receives what must be worked out anew in the group that switches know by `route`."""
+        self._receivers.pop(route, None)
+        self.version += 1
 
     def note(self, kind: Callable[P, Event], *args: P.args, **fields: P.kwargs) -> None:
         """Record an event in the trace, if there is one."""
@@ -316,7 +329,7 @@ class Fabric:
             self._ages.pop((group, port.index), None)
             if not self.querier:
                 self.age(port, group)
-        self._receivers.pop(group, None)
+        self._group_changed(group)
         self.note(IgmpReport, port=port.name, source=_igmp_source(port), group=group)
 
     def _unsnoop(self, port: Port, group: Gid) -> None:
@@ -325,7 +338,7 @@ class Fabric:
         if not listeners:
             self.snooping.pop(group, None)
         self._ages.pop((group, port.index), None)
-        self._receivers.pop(group, None)
+        self._group_changed(group)
 
     def age(self, port: Port, group: Gid) -> None:
         """Nobody asks for reports: what the switches have learnt ends with the membership interval."""
@@ -384,7 +397,7 @@ class Fabric:
         assert self.sa is not None
         for mlid in self.sa.drain_changes():
             if self._late is None:
-                self._receivers.pop(mlid, None)
+                self._group_changed(mlid)
             else:
                 self.clock.call_later(self._programming_ns, partial(self._program, mlid))
 
@@ -392,7 +405,7 @@ class Fabric:
         assert self.sa is not None
         if self._late is not None:
             self._late[mlid] = self.sa.forwarding(mlid)
-            self._receivers.pop(mlid, None)
+            self._group_changed(mlid)
 
     def set_programming(self, delay: int) -> None:
         """From now on a change reaches the switches `delay` ns late."""
@@ -492,6 +505,7 @@ class Fabric:
             self.detach(qp, gid, lid)
         qp.modify(QpState.RESET)
         del self._qps[qp.number]
+        self.version += 1
 
     @property
     def qps(self) -> tuple[Qp, ...]:
@@ -499,13 +513,13 @@ class Fabric:
 
     def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.attach(qp, gid, lid)
-        self._receivers.pop(self._route(gid, lid), None)
+        self._group_changed(self._route(gid, lid))
         self.note(Attach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
     def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.detach(qp, gid, lid)
-        self._receivers.pop(self._route(gid, lid), None)
+        self._group_changed(self._route(gid, lid))
         self.note(Detach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
@@ -516,67 +530,63 @@ class Fabric:
 
         A failure of the device itself puts the QP into ERR, and the post returns 0 (facts: kernel, data).
         """
-        port = qp.port
-        source = port.gids.get(to.sgid_index)
-        if to.port_num != 1 or not to.is_global:
-            return errno.EINVAL
-        if (to.gid, to.sgid_index) not in qp.handles:
-            if source is None:
-                return errno.ENODATA
-            qp.handles.add((to.gid, to.sgid_index))
+        path = qp.path
+        known = path is not None and path.to is to and path.version == self.version
+        if not known and (refused := _refused(qp, to)):
+            return refused
         if qp.state is not QpState.RTS:
             return 0 if qp.state is QpState.ERR else errno.EINVAL
-        if not port.is_infiniband and not _can_leave(port, source, to.gid):
+        if not known:
+            path = qp.path = self._path(qp, to)
+        count = len(payloads)
+        if path is not None:
+            longest = len(payloads[0]) if count == 1 else max(map(len, payloads), default=0)
+            self._carry(qp, path, Burst(payloads, longest, path.header, imm, self._sent))
+        elif qp.port.is_infiniband:
+            self._note_unsent(qp, to, payloads, "the sender's link is down")
+        else:
             qp.fail(WcStatus.LOC_QP_OP_ERR)
             self._note_unsent(qp, to, payloads, WcStatus.LOC_QP_OP_ERR.name)
             return 0
-        assert source is not None
-        if port.up:
-            longest = max(map(len, payloads), default=0)
-            burst = Burst(
-                payloads,
-                longest,
-                source,
-                qp.number,
-                to.gid,
-                to.dlid,
-                to.qkey,
-                qp.pkey,
-                imm,
-                self._sent,
-                port.lid,
-            )
-            if self.trace is not None:
-                self._note_send(qp, to, burst)
-            self._carry(port, burst, self._targets(port, to))
-        else:
-            self._note_unsent(qp, to, payloads, "the sender's link is down")
-        qp.sent += len(payloads)
-        self._sent += len(payloads)
+        qp.sent += count
+        self._sent += count
         return 0
 
-    def _carry(self, port: Port, burst: Burst, targets: Sequence[Qp]) -> None:
-        count = len(burst.payloads)
-        if not self.rules.deliveries and self.trace is None:
-            for qp in targets:
-                qp.deliver(burst, 0, count)
-            return
-        if not self.rules.deliveries:
-            for qp in targets:
-                self._deliver(qp, burst, 0, count)
-            return
-        for index in range(count):
-            for qp in targets:
-                self._carry_one(port, burst, index, qp)
+    def _path(self, qp: Qp, to: Destination) -> Path | None:
+        """The way of a message, None if the device cannot send it.
+
+        What it depends on changes with `version`; RoCE needs a source GID of the group's IP version besides.
+        """
+        port, source = qp.port, qp.port.gids.get(to.sgid_index)
+        if not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
+            return None
+        header = Header(source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, port.lid)
+        return Path(to, self.version, header, self._targets(port, to))
+
+    def _carry(self, qp: Qp, path: Path, burst: Burst) -> None:
+        """Give the burst to all that the path reaches; faults judge each message for itself."""
+        if self.rules.deliveries:
+            if self.trace is not None:
+                self._note_send(qp, path.to, burst)
+            for index in range(len(burst.payloads)):
+                for target in path.targets:
+                    self._carry_one(qp.port, burst, index, target)
+        elif self.trace is not None:
+            self._note_send(qp, path.to, burst)
+            for target in path.targets:
+                self._deliver(target, burst, 0, len(burst.payloads))
+        else:
+            for target in path.targets:
+                target.deliver(burst, 0, len(burst.payloads))
 
     def _carry_one(self, port: Port, burst: Burst, index: int, qp: Qp) -> None:
         size = len(burst.payloads[index])
         delivery = Delivery(
             self.clock.now,
-            burst.group,
+            burst.header.group,
             port.name,
             qp.port.name,
-            burst.src_qp,
+            burst.header.src_qp,
             qp.number,
             burst.first + index,
             size,
@@ -592,16 +602,17 @@ class Fabric:
             self.clock.call_later(HOLD_NS, lambda: self._let_go(qp, held))
         else:
             if isinstance(verdict, CorruptQkey):
-                burst = burst._replace(qkey=burst.qkey ^ 1 if verdict.qkey is None else verdict.qkey)
+                qkey = burst.header.qkey ^ 1 if verdict.qkey is None else verdict.qkey
+                burst = burst._replace(header=burst.header._replace(qkey=qkey))
             for _ in range(1 + verdict.copies if isinstance(verdict, Duplicate) else 1):
                 self._deliver(qp, burst, index, index + 1)
             self._overtaken(qp)
 
     def _deliver_late(self, qp: Qp, burst: Burst, index: int) -> None:
         """A message comes after its time: only if the QP still is where it was sent to."""
-        lid = qp.attached.get(burst.group)
-        attached = lid == burst.dlid or (lid is not None and not qp.port.is_infiniband)
-        if not qp.port.up or qp.port.removed or (burst.group.is_multicast and not attached):
+        group, lid = burst.header.group, qp.attached.get(burst.header.group)
+        attached = lid == burst.header.dlid or (lid is not None and not qp.port.is_infiniband)
+        if not qp.port.up or qp.port.removed or (group.is_multicast and not attached):
             self._note_lost(qp, burst, index, 1, "it came too late")
         else:
             self._deliver(qp, burst, index, index + 1)
@@ -640,7 +651,7 @@ class Fabric:
                     Deliver,
                     port=qp.port.name,
                     qp=qp.number,
-                    group=burst.group,
+                    group=burst.header.group,
                     first=burst.first + indices[0],
                     count=len(indices),
                 )
@@ -653,14 +664,14 @@ class Fabric:
             qp=qp.number,
             first=burst.first,
             psn=qp.sent & 0xFFFFFF,
-            source=burst.source,
+            source=burst.header.source,
             group=to.gid,
             dest_qp=to.qp_num,
-            slid=burst.slid,
+            slid=burst.header.slid,
             dlid=to.dlid,
             sl=to.sl,
             qkey=to.qkey,
-            pkey=burst.pkey,
+            pkey=burst.header.pkey,
             hop_limit=to.hop_limit,
             traffic_class=to.traffic_class,
             flow_label=to.flow_label,
@@ -690,7 +701,7 @@ class Fabric:
             Lost,
             port=qp.port.name,
             qp=qp.number,
-            group=burst.group,
+            group=burst.header.group,
             first=burst.first + index,
             count=count,
             reason=reason,
@@ -752,9 +763,19 @@ def _igmp_source(port: Port) -> str:
     return str(port.interfaces[0].ipv4 or IPv4Address(0))
 
 
-def _can_leave(port: Port, source: Gid | None, gid: Gid) -> bool:
-    """Whether RoCE can build the packet: link up, source GID there, same IP version as the group."""
-    return port.up and source is not None and (source.ipv4 is None) == (gid.ipv4 is None)
+def _refused(qp: Qp, to: Destination) -> int:
+    """The errno of making an address handle; one that was made outlives its source GID."""
+    if to.port_num != 1 or not to.is_global:
+        return errno.EINVAL
+    if (to.gid, to.sgid_index) not in qp.handles:
+        if to.sgid_index not in qp.port.gids:
+            return errno.ENODATA
+        qp.handles.add((to.gid, to.sgid_index))
+    return 0
+
+
+def _same_ip(source: Gid, gid: Gid) -> bool:
+    return (source[:12] == IPV4_MAPPED) == (gid[:12] == IPV4_MAPPED)
 
 
 def _check(name: str, value: object, allowed: Collection[object]) -> None:

@@ -206,6 +206,7 @@ def change_lid(fabric: Fabric, port: Port, lid: int | None = None) -> None:
     if lid not in LIDS or lid in taken:
         raise ValueError(f"lid is {lid}: give one in 1..0xBFFF that no port has")
     port.lid = lid
+    fabric.topology_changed()
     fabric.note(Fault, name="lid-change", port=port.name, detail=f"LID {lid}")
     if port.guid in fabric.sa_ports:
         sa.add_port(fabric.sa_port(port))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from mcast.api import Batch, Message
-from mcast.backends.sim.qp import Burst
+from mcast.backends.sim.qp import Burst, Header
 
 Slices = list[tuple[Burst, int, int]]
 
@@ -18,7 +18,7 @@ class SimBatch(Batch):
     def __init__(
         self,
         slices: Slices,
-        is_own: Callable[[Burst], bool],
+        is_own: Callable[[Header], bool],
         give_back: Callable[[int], None],
         slots: Slots | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class SimBatch(Batch):
             payload = memoryview(burst.payloads[place])
         else:
             payload = self._slots.view(*self._filled[index])
-        return _message(burst, payload, self._is_own(burst))
+        return message_of(burst, payload, self._is_own(burst.header))
 
     def _find(self, index: int) -> tuple[Burst, int]:
         """The burst of a message, and its place there."""
@@ -61,11 +61,11 @@ class SimBatch(Batch):
             yield from super().__iter__()
             return
         for burst, start, stop in self._slices:
-            own = self._is_own(burst)
+            own = self._is_own(burst.header)
             for payload in islice(burst.payloads, start, stop):
                 view = memoryview(payload)
                 self._views.append(view)
-                yield _message(burst, view, own)
+                yield message_of(burst, view, own)
 
     def _release(self) -> None:
         if self._slots is not None and self._filled is not None:
@@ -73,8 +73,10 @@ class SimBatch(Batch):
         self._give_back(self._count)
 
 
-def _message(burst: Burst, payload: memoryview, own: bool) -> Message:
-    return Message(payload, burst.source, burst.src_qp, burst.group, burst.imm, own, burst.slid)
+def message_of(burst: Burst, payload: memoryview, own: bool) -> Message:
+    """A message of the burst, as its receiver sees it."""
+    source, src_qp, group, _, _, _, slid = burst.header
+    return Message(payload, source, src_qp, group, burst.imm, own, slid)
 
 
 class Slots:

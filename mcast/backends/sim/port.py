@@ -110,16 +110,12 @@ class Port:
         """The GID table index that goes with an address of this port; 0 on InfiniBand."""
         return 0 if self.is_infiniband else 1 if isinstance(source, IPv4Address) else 2
 
-    def drop_ipv4(self) -> None:
-        """The default interface loses its IPv4 address, and the GID made from it."""
-        self.interfaces[0].ipv4 = None
-        self.gids.pop(1, None)
-
-    def regain_ipv4(self, address: IPv4Address) -> None:
-        """The default interface has the address again."""
+    def set_ipv4(self, address: IPv4Address | None) -> None:
+        """The default interface has that address, or none; a RoCE GID goes with it. See `Fabric.set_ipv4`."""
         self.interfaces[0].ipv4 = address
         if not self.is_infiniband:
-            self.gids[1] = Gid(address)
+            self.gids.pop(1, None)
+            self.gids |= {} if address is None else {1: Gid(address)}
 
     def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
         """ibv_attach_mcast in the kernel (facts: SA, attach; kernel, attach); the errno."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mcast.addresses import Gid
-from mcast.api import QpCounters, QpInit, QpState, WcStatus
+from mcast.api import Destination, QpCounters, QpInit, QpState, WcStatus
 
 if TYPE_CHECKING:
     from mcast.backends.sim.port import Port
@@ -32,20 +32,35 @@ STEPS = {
 RECEIVING = frozenset({_S.RTR, _S.RTS, _S.SQD, _S.SQE})
 
 
-class Burst(NamedTuple):
-    """Messages of one send call, with what their headers carry; `first` numbers them on the fabric."""
+class Header(NamedTuple):
+    """What the headers of all messages from a QP to a destination carry."""
 
-    payloads: Sequence[bytes]
-    longest: int
     source: Gid
     src_qp: int
     group: Gid
     dlid: int
     qkey: int
     pkey: int
+    slid: int
+
+
+class Burst(NamedTuple):
+    """Messages of one send call; `first` numbers them on the fabric."""
+
+    payloads: Sequence[bytes]
+    longest: int
+    header: Header
     imm: int | None
     first: int
-    slid: int
+
+
+class Path(NamedTuple):
+    """What a QP's sends to one destination have in common, for as long as `Fabric.version` stays the same."""
+
+    to: Destination
+    version: int
+    header: Header
+    targets: Sequence[Qp]
 
 
 class Qp:
@@ -62,6 +77,7 @@ class Qp:
         "no_receive",
         "number",
         "partition",
+        "path",
         "pkey",
         "port",
         "qkey",
@@ -86,6 +102,7 @@ class Qp:
         self.room = port.mtu if init.max_recv_size is None else init.max_recv_size
         self.sent = self.received = 0
         self.no_receive = self.too_long = self.wrong_qkey = 0
+        self.path: Path | None = None  # of the last send
         self._queue: deque[tuple[Burst, int, int]] = deque()
 
     @property
@@ -124,9 +141,10 @@ class Qp:
         """Messages start..stop of the burst arrive at the port for this QP."""
         if self.state not in RECEIVING:
             return
-        if (burst.pkey ^ self.pkey) & 0x7FFF or not (burst.pkey | self.pkey) & 0x8000:
+        _, _, _, _, qkey, pkey, _ = burst.header
+        if (pkey ^ self.pkey) & 0x7FFF or not (pkey | self.pkey) & 0x8000:
             self.port.pkey_violations += stop - start
-        elif burst.qkey != self.qkey:
+        elif qkey != self.qkey:
             self.wrong_qkey += stop - start
             self.port.qkey_violations += stop - start
         elif burst.longest > self.room or burst.longest > self.port.mtu:
@@ -134,9 +152,9 @@ class Qp:
         else:
             self._accept(burst, start, stop)
 
-    def is_own(self, burst: Burst) -> bool:
-        """Whether this QP sent the burst."""
-        return burst.src_qp == self.number and burst.source in self.port.gids.values()
+    def is_own(self, header: Header) -> bool:
+        """Whether this QP sent messages with that header."""
+        return header.src_qp == self.number and header.source in self.port.gids.values()
 
     def repost(self, depth: int, room: int) -> int:
         """Replace all receives by `depth` ones of `room` bytes; EBUSY while one holds a message."""
@@ -158,10 +176,21 @@ class Qp:
             limit -= stop - start
         return taken
 
+    def take_one(self) -> tuple[Burst, int] | None:
+        """The first message, as a burst and a place in it; its receive is posted again."""
+        if not self._queue:
+            return None
+        burst, start, stop = self._queue.popleft()
+        if stop - start > 1:
+            self._queue.appendleft((burst, start + 1, stop))
+        self.free += 1
+        return burst, start
+
     def _accept(self, burst: Burst, start: int, stop: int) -> None:
-        fits = min(stop - start, self.free)
-        if fits < stop - start:
-            self.no_receive += stop - start - fits
+        fits = stop - start
+        if fits > self.free:
+            self.no_receive += fits - self.free
+            fits = self.free
         if fits:
             self._queue.append((burst, start, start + fits))
             self.received += fits

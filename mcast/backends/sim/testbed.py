@@ -120,11 +120,11 @@ class SimTestbed(Testbed):
     @contextmanager
     def without_address(self, port: IPv4Address) -> Iterator[None]:
         at = self.fabric.port_of(port)
-        at.drop_ipv4()
+        self.fabric.set_ipv4(at, None)
         try:
             yield
         finally:
-            at.regain_ipv4(port)
+            self.fabric.set_ipv4(at, port)
 
     def remove_device(self, port: IPv4Address) -> None:
         with self.fabric.clock:
