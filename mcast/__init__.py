@@ -19,26 +19,68 @@ if TYPE_CHECKING:
         Mgid,
         QpInit,
     )
+    from mcast.endpoint import Endpoint, Membership, Sender, open_endpoint
+    from mcast.policy import (
+        GaveUp,
+        LoopbackPolicy,
+        LoopbackReport,
+        Lost,
+        ReceiveQueueLow,
+        Rejoined,
+        RejoinPolicy,
+    )
+    from mcast.probe import Peer
     from mcast.registry import backend_names, backend_status, open_backend
+    from mcast.stats import EndpointStats, GroupStats, SourceStats
 
     __version__: str
 
 __all__ = [
     "Backend",
     "Destination",
+    "Endpoint",
+    "EndpointStats",
+    "GaveUp",
     "Gid",
+    "GroupStats",
     "JoinAttrEx",
+    "LoopbackPolicy",
+    "LoopbackReport",
+    "Lost",
     "McastAddress",
     "McastError",
+    "Membership",
     "Mgid",
+    "Peer",
     "QpInit",
+    "ReceiveQueueLow",
+    "RejoinPolicy",
+    "Rejoined",
+    "Sender",
+    "SourceStats",
     "__version__",
     "backend_names",
     "backend_status",
     "open_backend",
+    "open_endpoint",
 ]
 
-_HOME = {"backend_names": "registry", "backend_status": "registry", "open_backend": "registry"}
+_NAMES = {
+    "endpoint": ("Endpoint", "Membership", "Sender", "open_endpoint"),
+    "policy": (
+        "GaveUp",
+        "LoopbackPolicy",
+        "LoopbackReport",
+        "Lost",
+        "ReceiveQueueLow",
+        "RejoinPolicy",
+        "Rejoined",
+    ),
+    "probe": ("Peer",),
+    "registry": ("backend_names", "backend_status", "open_backend"),
+    "stats": ("EndpointStats", "GroupStats", "SourceStats"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 """Name -> its module; what is not here is of the contract, `api`."""
 
 if not TYPE_CHECKING:  # a checker shall refuse other names
@@ -48,6 +90,8 @@ if not TYPE_CHECKING:  # a checker shall refuse other names
             from importlib.metadata import version
 
             value: object = version("mcast")
+        elif name == "aio":
+            value = import_module("mcast.aio")
         elif name in __all__:
             value = getattr(import_module(f"mcast.{_HOME.get(name, 'api')}"), name)
         else:

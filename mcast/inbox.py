@@ -1,0 +1,76 @@
+"""Messages between the queue pair and who asks for them: bounded queues of copies, batches of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from mcast.batch import Batch, Message
+
+
+class Inbox:
+    """Copies of messages of one group, numbered by arrival over all groups of the endpoint."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._queue: deque[tuple[int, Message]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, arrival: int, message: Message) -> bool:
+        """Keep a copy; False if there is no room."""
+        if len(self._queue) >= self._depth:
+            return False
+        self._queue.append((arrival, message._replace(payload=memoryview(bytes(message.payload)))))
+        return True
+
+    @property
+    def next_arrival(self) -> int:
+        """The number of the first message; there must be one."""
+        return self._queue[0][0]
+
+    def pop(self) -> Message | None:
+        """The first message, None when there is none."""
+        return self._queue.popleft()[1] if self._queue else None
+
+    def clear(self) -> int:
+        """Forget all; how many there were."""
+        count = len(self._queue)
+        self._queue.clear()
+        return count
+
+
+class CopiedBatch(Batch):
+    """Messages with payloads of their own: nothing is leased."""
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        super().__init__()
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(message.payload) for message in self._messages]
+
+    def _message(self, index: int) -> Message:
+        message = self._messages[index]
+        return message._replace(payload=message.payload[:])
+
+    def _release(self) -> None:
+        """Nothing to give back."""
+
+
+class ChosenBatch(CopiedBatch):
+    """Some messages of a batch, or parts of them: the lease of the whole batch ends with it."""
+
+    def __init__(self, batch: Batch, messages: Sequence[Message]) -> None:
+        super().__init__(messages)
+        self._batch = batch
+
+    def _release(self) -> None:
+        for message in self._messages:
+            message.payload.release()
+        self._batch.release()

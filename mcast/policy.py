@@ -1,0 +1,89 @@
+"""What an endpoint does by itself, as chosen by its user, and the events by which it tells."""
+
+from __future__ import annotations
+
+from enum import Enum
+from random import Random
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mcast.addresses import McastAddress
+from mcast.api import McastError
+
+
+class LoopbackPolicy(Enum):
+    """What becomes of one's own messages, which a full member hears (facts: kernel, data).
+
+    on      they are delivered; `Message.from_self` tells them
+    off     the device is asked not to return them; a filter takes what it returns all the same
+    filter  the filter alone: by source GID and QP number
+    """
+
+    ON = "on"
+    OFF = "off"
+    FILTER = "filter"
+
+
+class RejoinPolicy(BaseModel):
+    """When to try again after a membership was lost; seconds.
+
+    The n-th attempt (from 1) comes `first * factor**(n-1)` after the one before, at most `maximum`, spread by
+    up to `jitter` (0.2: 20 %) either way. `give_up_after` counts from the loss; None: never.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    first: float = Field(default=0.05, gt=0)
+    factor: float = Field(default=2.0, ge=1)
+    maximum: float = Field(default=5.0, gt=0)
+    jitter: float = Field(default=0.2, ge=0, le=1)
+    give_up_after: float | None = Field(default=None, ge=0)
+
+    def delay(self, attempt: int, random: Random) -> float:
+        """How long to wait before that attempt, counted from 1."""
+        # The exponent is bounded: a fabric may be away for days.
+        exact = min(self.first * self.factor ** min(attempt - 1, 64), self.maximum)
+        return exact * random.uniform(1 - self.jitter, 1 + self.jitter)
+
+
+class Lost(NamedTuple):
+    """The membership of `group` was lost, because of `error`; the policy decides what follows."""
+
+    group: McastAddress
+    error: McastError
+
+
+class Rejoined(NamedTuple):
+    """The membership is back: what was sent in the `gap` seconds since the loss did not arrive here."""
+
+    group: McastAddress
+    gap: float
+    attempts: int
+
+
+class GaveUp(NamedTuple):
+    """`attempts` attempts failed, the last with `error`; recv and send raise from now on."""
+
+    group: McastAddress
+    error: McastError
+    attempts: int
+
+
+class ReceiveQueueLow(NamedTuple):
+    """Only `free` of `depth` receives were left at some moment; with none, messages are lost in silence."""
+
+    free: int
+    depth: int
+
+
+Event = Lost | Rejoined | GaveUp | ReceiveQueueLow
+
+
+class LoopbackReport(NamedTuple):
+    """What is in force: `hardware` whether the device took the flag, `filtered` whether the filter is on."""
+
+    policy: LoopbackPolicy
+    hardware: bool
+    filtered: bool
+    detail: str

@@ -1,0 +1,65 @@
+"""Which port an endpoint is on: by address, by device, or the only one there is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
+
+from mcast.api import Backend, DeviceInfo, PortInfo, PortState
+
+logger = logging.getLogger("mcast")
+
+Address = IPv4Address | IPv6Address
+
+
+class Place(NamedTuple):
+    """A port, and the address on it that an id is bound to."""
+
+    device: DeviceInfo
+    port: PortInfo
+    address: Address
+
+
+def choose(backend: Backend, bind: Address | str | None, device: str | None, port_num: int) -> Place:
+    """Where to open the endpoint. Raises ValueError that names what there is to choose from."""
+    found = list(_places(backend))
+    if bind is not None and device is not None:
+        raise ValueError(f"give bind or device, not both: bind is {bind}, device is {device!r}")
+    if bind is not None:
+        address = ip_address(bind)
+        fits = [place for place in found if place.address == address]
+        wanted = f"no port has the address {address}"
+    elif device is not None:
+        fits = [place for place in found if (place.device.name, place.port.port_num) == (device, port_num)]
+        wanted = f"port {port_num} of {device!r} is not there, or has no address"
+    else:
+        fits = [place for place in found if place.port.state is PortState.ACTIVE]
+        if len({(place.device.name, place.port.port_num) for place in fits}) != 1:
+            raise ValueError(f"several ports could be meant, or none: give bind=ADDRESS; {_listing(found)}")
+        logger.info("the only active port is %s port %d, %s", fits[0].device.name, *_where(fits[0]))
+        return fits[0]
+    if not fits:
+        raise ValueError(f"{wanted}; {_listing(found)}")
+    return fits[0]
+
+
+def _where(place: Place) -> tuple[int, Address]:
+    return place.port.port_num, place.address
+
+
+def _places(backend: Backend) -> Iterator[Place]:
+    """Every address of every port, IPv4 first: RoCEv2 has IPv4 groups only."""
+    for device in backend.devices():
+        for port in device.ports:
+            for address in sorted(port.addresses, key=lambda one: one.version):
+                yield Place(device, port, address)
+
+
+def _listing(places: list[Place]) -> str:
+    shown = ", ".join(
+        f"{place.address} ({place.device.name} port {place.port.port_num}, {place.port.state.name})"
+        for place in places
+    )
+    return f"there is {shown}" if shown else "no port here has an address"

@@ -1,0 +1,836 @@
+"""The core of an endpoint: its id and QP, its groups, what is due, and where messages belong.
+
+It never waits. What takes time is an `Operation`: a generator that yields a `Wait`, is resumed when
+something may have happened (with a batch, if messages were received), and looks again. `endpoint.py` runs
+operations by blocking, `aio.py` by awaiting. Whoever calls holds the endpoint's lock, but while waiting.
+"""
+
+from __future__ import annotations
+
+import errno as E
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from enum import Enum
+from random import Random
+from typing import Any, NamedTuple, TypeVar
+
+from typing_extensions import Buffer
+
+from mcast import probe
+from mcast.addresses import Gid, McastAddress
+from mcast.api import (
+    Backend,
+    Batch,
+    Closed,
+    CmEvent,
+    CmEventType,
+    CmId,
+    Destination,
+    DeviceGone,
+    InvalidArgument,
+    JoinAttrEx,
+    McastError,
+    MembershipLost,
+    Message,
+    MessageTooLarge,
+    NotSupported,
+    Phase,
+    QpCounters,
+    QpError,
+    QpInit,
+    QueuePair,
+    TimedOut,
+    mcast_error,
+)
+from mcast.inbox import ChosenBatch, CopiedBatch, Inbox
+from mcast.policy import (
+    Event,
+    GaveUp,
+    LoopbackPolicy,
+    LoopbackReport,
+    Lost,
+    ReceiveQueueLow,
+    Rejoined,
+    RejoinPolicy,
+)
+from mcast.ports import Address, Place
+from mcast.probe import PROBE_SIZE, Kind, Peer, Probe
+from mcast.stats import EndpointStats, GroupStats, SourceStats
+
+__all__ = [
+    "EndpointStats",
+    "Event",
+    "GaveUp",
+    "Group",
+    "GroupStats",
+    "LoopbackPolicy",
+    "LoopbackReport",
+    "Lost",
+    "Operation",
+    "Peer",
+    "ReceiveQueueLow",
+    "RejoinPolicy",
+    "Rejoined",
+    "Session",
+    "Settings",
+    "SourceStats",
+    "Wait",
+]
+
+logger = logging.getLogger("mcast")
+
+T = TypeVar("T")
+
+BATCH = 64
+"""Messages that one receive call takes, where the user does not say."""
+
+EVENTS_KEPT = 1024
+"""Events that wait for `next_event`; further ones push out the oldest, and are counted."""
+
+ASK_FIRST, ASK_MAX = 0.02, 1.0
+"""Seconds between two probes of `ready`: doubled from the first up to the last."""
+
+
+class Wait(NamedTuple):
+    """What an operation waits for: any change, at the latest at `until` (None: never), or `max` messages."""
+
+    until: float | None
+    max: int = BATCH
+
+
+Operation = Generator[Wait, Batch | None, T]
+
+
+class Settings(NamedTuple):
+    """The options of an endpoint, checked."""
+
+    loopback: LoopbackPolicy = LoopbackPolicy.ON
+    rejoin: RejoinPolicy | None = RejoinPolicy()
+    sequence: bool = False
+    receive_depth: int = 512
+    send_depth: int = 128
+    max_message: int | None = None
+    seed: int | None = None
+
+
+class GroupState(Enum):
+    """Where a membership stands."""
+
+    JOINING = "joining"
+    JOINED = "joined"
+    LOST = "lost, to be joined again"
+    GONE = "lost for good"
+    LEFT = "left"
+
+
+class Recovery:
+    """Attempts to get something back since `since`, the next one `due`; None while one is under way."""
+
+    def __init__(self, since: float, due: float) -> None:
+        self.since, self.due = since, due
+        self.attempts = 0
+
+
+class Group:
+    """One group of an endpoint, from join to leave."""
+
+    def __init__(self, address: McastAddress, send_only: bool, depth: int) -> None:
+        self.address, self.send_only = address, send_only
+        self.state = GroupState.JOINING
+        self.destination: Destination | None = None
+        self.error: McastError | None = None
+        self.recovery: Recovery | None = None
+        self.told = False
+        """Whether a call that serves all groups has raised the loss."""
+        self.inbox = Inbox(depth)
+        self.dropped: Counter[str] = Counter()
+        self.joins = self.rejoins = 0
+        self.sent = self.sent_bytes = self.sent_batches = 0
+        self.received = self.received_bytes = 0
+
+    def snapshot(self) -> GroupStats:
+        return GroupStats(
+            group=str(self.address),
+            mgid=None if self.destination is None else self.destination.gid,
+            joined=self.state is GroupState.JOINED,
+            sent=self.sent,
+            sent_bytes=self.sent_bytes,
+            sent_batches=self.sent_batches,
+            received=self.received,
+            received_bytes=self.received_bytes,
+            queued=len(self.inbox),
+            dropped=dict(self.dropped),
+            joins=self.joins,
+            rejoins=self.rejoins,
+            gaps=0,
+            late=0,
+            duplicates=0,
+            sources=(),
+        )
+
+
+class Quest:
+    """A question to a group, and who has answered."""
+
+    def __init__(self) -> None:
+        self.peers: set[Peer] = set()
+        self.heard_self = False
+
+
+class Session:
+    """See the module. `now` gives monotonic seconds on the clock that the driver waits by."""
+
+    def __init__(self, backend: Backend, place: Place, settings: Settings, now: Callable[[], float]) -> None:
+        self.backend, self.place, self.settings, self.now = backend, place, settings, now
+        self.closed = False
+        self.random = Random(settings.seed)
+        self.channel = backend.event_channel()
+        self.groups: dict[McastAddress, Group] = {}
+        self.by_mgid: dict[Gid, Group] = {}
+        self.strays = Inbox(settings.receive_depth)
+        self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.totals: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.quests: dict[int, Quest] = {}
+        self.recovery: Recovery | None = None
+        """Of the id and QP, or of the QP alone; while it is set the QP is not used."""
+        self.reopen = False
+        self._asked = 0
+        self._arrivals = 0
+        self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
+        self._warn_below = settings.receive_depth // 4
+        self.id: CmId
+        self.qp: QueuePair
+        self.blocks_loopback = False
+        self.filtering = settings.loopback is not LoopbackPolicy.ON
+        try:
+            self._open_id()
+        except BaseException:
+            self.channel.close()
+            raise
+
+    # --- the id and its QP -------------------------------------------------------------------
+
+    def _open_id(self) -> None:
+        """A new id on the endpoint's port, with a QP that receives."""
+        cm_id = self.channel.create_id()
+        try:
+            cm_id.bind_addr(self.place.address)
+            self.qp = self._make_qp(cm_id)
+        except BaseException:
+            cm_id.destroy()
+            raise
+        self.id = cm_id
+
+    def _make_qp(self, cm_id: CmId) -> QueuePair:
+        settings = self.settings
+        room = settings.max_message
+        init = QpInit(
+            max_recv_wr=settings.receive_depth,
+            max_send_wr=settings.send_depth,
+            max_recv_size=None if room is None else max(room, PROBE_SIZE),
+        )
+        return cm_id.create_qp(init)
+
+    def close(self) -> None:
+        """Leave every group, free everything. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            for group in self.groups.values():
+                group.state = GroupState.LEFT
+            self.channel.close()
+
+    def require_open(self, call: str, phase: Phase) -> None:
+        if self.closed:
+            raise Closed("Endpoint", call, phase)
+
+    @property
+    def usable_qp(self) -> QueuePair | None:
+        """The QP, None while it is in ERR or its device is away."""
+        return self.qp if self.recovery is None else None
+
+    # --- time and events ---------------------------------------------------------------------
+
+    def due(self) -> float | None:
+        """When `step` has something to do by itself; None: when an event comes."""
+        recoveries = (one.recovery for one in self.groups.values())
+        dues = [one.due for one in (self.recovery, *recoveries) if one is not None]
+        return min(dues, default=None)
+
+    def step(self) -> bool:
+        """Take in events, do what is due; whether there was anything."""
+        self.require_open("step", Phase.EVENT)
+        happened = False
+        while (event := self.channel.get_event(0)) is not None:
+            happened = True
+            self._on_event(event)
+        due = self.due()
+        if due is not None and due <= self.now():
+            happened = True
+            self._recover()
+        return happened
+
+    def on_event(self, event: CmEvent) -> None:
+        """Take in an event that a driver has read."""
+        self._on_event(event)
+
+    def _on_event(self, event: CmEvent) -> None:
+        group = event.context
+        match event.type:
+            case CmEventType.MULTICAST_JOIN if isinstance(group, Group):
+                assert event.ud is not None
+                self._on_joined(group, event.ud.destination)
+            case CmEventType.MULTICAST_ERROR if isinstance(group, Group):
+                self._on_join_error(group, _error_of(event))
+            case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE if event.id is self.id:
+                self._lose_all(_error_of(event), reopen=True)
+            case _:
+                logger.debug("event %s passed over", event.type.name)
+
+    def _on_joined(self, group: Group, destination: Destination) -> None:
+        known = self.by_mgid.get(destination.gid)
+        if known is not None and known is not group:
+            self._refuse_collision(group, known, destination)
+            return
+        group.destination = destination
+        self.by_mgid[destination.gid] = group
+        group.joins += 1
+        if group.state is GroupState.LOST:
+            self._on_rejoined(group)
+        group.state = GroupState.JOINED
+
+    def _refuse_collision(self, group: Group, known: Group, destination: Destination) -> None:
+        """Two addresses of one MGID: messages could not be told apart, and a leave would end both."""
+        detail = f"{group.address} and {known.address} have the MGID {destination.gid}: join one of them"
+        error = mcast_error(E.EADDRINUSE, "join", Phase.JOIN, {"group": group.address}, detail)
+        self._leave_quietly(group)
+        if not known.send_only:
+            self.qp.attach_mcast(destination.gid, destination.dlid)
+        group.error, group.state = error, GroupState.GONE
+
+    def _on_rejoined(self, group: Group) -> None:
+        recovery = group.recovery or self.recovery
+        assert recovery is not None
+        group.recovery, group.error = None, None
+        group.rejoins += 1
+        self.totals["rejoins"] += 1
+        self._tell(Rejoined(group.address, self.now() - recovery.since, recovery.attempts))
+
+    def _on_join_error(self, group: Group, error: McastError) -> None:
+        if group.state is GroupState.JOINING:
+            group.error, group.state = error, GroupState.GONE
+        elif group.state is GroupState.JOINED:
+            self._lose(group, error)
+        elif group.state is GroupState.LOST and group.recovery is not None:
+            self._failed(group, group.recovery, error)
+
+    # --- loss and recovery -------------------------------------------------------------------
+
+    def _lose(self, group: Group, error: McastError) -> None:
+        """A membership is gone: tell, and plan to get it back."""
+        self.totals["lost"] += 1
+        group.error, group.told = error, False
+        self._tell(Lost(group.address, error))
+        now, policy = self.now(), self.settings.rejoin
+        if policy is None:
+            group.state = GroupState.GONE
+            return
+        group.state = GroupState.LOST
+        group.recovery = Recovery(now, now + policy.delay(1, self.random))
+
+    def _lose_all(self, error: McastError, reopen: bool) -> None:
+        """The QP, or the id with it, is of no use any more."""
+        now, policy = self.now(), self.settings.rejoin
+        self.reopen |= reopen
+        for group in list(self.groups.values()):
+            if group.state is GroupState.JOINING:
+                group.error, group.state = error, GroupState.GONE
+            elif group.state is GroupState.JOINED:
+                self._lose(group, error)
+            if group.recovery is not None:
+                group.recovery.due = float("inf")  # after the QP
+        if self.recovery is None:
+            due = float("inf") if policy is None else now + policy.delay(1, self.random)
+            self.recovery = Recovery(now, due)
+
+    def on_qp_error(self, error: QpError) -> None:
+        """The QP went into ERR: with a policy it is reset, else the error is the caller's."""
+        if self.settings.rejoin is None:
+            raise error
+        if self.recovery is None:
+            self._lose_all(error, reopen=False)
+
+    def _recover(self) -> None:
+        now = self.now()
+        if self.recovery is not None:
+            if self.recovery.due <= now:
+                self._restore_qp(self.recovery)
+            return
+        for group in list(self.groups.values()):
+            recovery = group.recovery
+            if group.state is GroupState.LOST and recovery is not None and recovery.due <= now:
+                self._rejoin(group, recovery)
+
+    def _restore_qp(self, recovery: Recovery) -> None:
+        """Reset the QP; or a new id and a new QP on the same address, and every group joined there."""
+        policy = self.settings.rejoin
+        assert policy is not None
+        recovery.attempts += 1
+        try:
+            if self.reopen:
+                self._replace_id()
+            else:
+                self.qp.reset()
+        except McastError as error:
+            recovery.due = self.now() + policy.delay(recovery.attempts + 1, self.random)
+            self.reopen |= isinstance(error, DeviceGone | Closed)
+            self._give_up_if_late(recovery, error)
+            return
+        reopened, self.reopen, self.recovery = self.reopen, False, None
+        for group in list(self.groups.values()):
+            if group.state is GroupState.LOST and group.recovery is not None:
+                group.recovery.attempts = recovery.attempts - 1
+                if reopened or group.recovery.attempts < 0:
+                    self._rejoin(group, group.recovery)
+                else:
+                    group.recovery.attempts = recovery.attempts
+                    self._on_rejoined(group)
+                    group.state = GroupState.JOINED
+
+    def _replace_id(self) -> None:
+        if not self.id.closed:
+            self._past = _added(self._past, self._counters())
+            with suppress(McastError):
+                self.id.destroy()
+        self.by_mgid.clear()
+        self._open_id()
+
+    def _give_up_if_late(self, recovery: Recovery, error: McastError) -> None:
+        policy = self.settings.rejoin
+        assert policy is not None
+        if policy.give_up_after is not None and self.now() - recovery.since >= policy.give_up_after:
+            recovery.due = float("inf")
+            for group in list(self.groups.values()):
+                if group.state is GroupState.LOST:
+                    self._give_up(group, error, recovery.attempts)
+
+    def _rejoin(self, group: Group, recovery: Recovery) -> None:
+        recovery.attempts += 1
+        recovery.due = float("inf")  # the outcome is an event
+        self._leave_quietly(group)
+        try:
+            self.id.join_multicast_ex(_attr(group), group)
+        except McastError as error:
+            self._failed(group, recovery, error)
+
+    def _failed(self, group: Group, recovery: Recovery, error: McastError) -> None:
+        """An attempt failed: plan the next, or give up."""
+        policy = self.settings.rejoin
+        assert policy is not None
+        now = self.now()
+        group.error = error
+        if policy.give_up_after is not None and now - recovery.since >= policy.give_up_after:
+            self._give_up(group, error, recovery.attempts)
+        else:
+            recovery.due = now + policy.delay(recovery.attempts + 1, self.random)
+
+    def _give_up(self, group: Group, error: McastError, attempts: int) -> None:
+        group.error, group.state, group.recovery, group.told = error, GroupState.GONE, None, False
+        self.totals["gave_up"] += 1
+        self._tell(GaveUp(group.address, error, attempts))
+
+    def _tell(self, event: Event) -> None:
+        if len(self.events) == EVENTS_KEPT:
+            self.totals["events_dropped"] += 1
+        self.events.append(event)
+        level = logging.INFO if isinstance(event, Rejoined) else logging.WARNING
+        logger.log(level, "%s", event)
+
+    # --- joining and leaving -----------------------------------------------------------------
+
+    def join(
+        self, group_name: Any, send_only: bool, timeout: float | None, settle: float
+    ) -> Operation[Group]:
+        """Join, and wait until it is joined; nothing is left behind if that fails, ends or is cancelled."""
+        self.require_open("join", Phase.JOIN)
+        address = McastAddress.of(group_name)
+        deadline = self._deadline(timeout)
+        self._refuse_beyond_limits(address)
+        group = Group(address, send_only, self.settings.receive_depth)
+        self.id.join_multicast_ex(_attr(group), group)
+        self.groups[address] = group
+        try:
+            yield from self._until(lambda: group.state is not GroupState.JOINING, deadline)
+            if group.state is GroupState.JOINING:
+                detail = f"no outcome within {timeout} s"
+                raise mcast_error(E.ETIMEDOUT, "join", Phase.JOIN, {"group": address}, detail)
+            self.require_joined(group, "join", Phase.JOIN)
+            yield from self._until(lambda: False, self.now() + settle)
+        except BaseException:
+            self.leave(group)
+            raise
+        return group
+
+    def _refuse_beyond_limits(self, address: McastAddress) -> None:
+        device = self.place.device
+        about = {"group": address, "device": device.name}
+        if not device.max_mcast_grp or not device.max_mcast_qp_attach:
+            detail = f"{device.name} has no multicast: choose another device"
+            raise mcast_error(E.ENOSYS, "join", Phase.JOIN, about, detail)
+        if len(self.groups) >= device.max_mcast_grp and address not in self.groups:
+            detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
+            raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
+
+    def leave(self, group: Group) -> None:
+        """End the membership, whatever its state. Idempotent."""
+        if group.state is GroupState.LEFT:
+            return
+        group.state, group.recovery = GroupState.LEFT, None
+        if self.groups.get(group.address) is group:
+            del self.groups[group.address]
+        self._leave_quietly(group)
+        group.inbox.clear()
+
+    def _leave_quietly(self, group: Group) -> None:
+        """Leave, if the stack still knows the membership."""
+        if group.destination is not None and self.by_mgid.get(group.destination.gid) is group:
+            del self.by_mgid[group.destination.gid]
+        try:
+            self.id.leave_multicast(group.address)
+        except McastError as error:
+            logger.debug("leaving %s: %s", group.address, error)
+
+    def require_joined(self, group: Group, call: str, phase: Phase) -> None:
+        """Raise what ended the membership, if something did."""
+        self.require_open(call, phase)
+        if group.state is GroupState.LEFT:
+            raise Closed("membership", call, phase)
+        if group.state is GroupState.GONE:
+            group.told = True
+            error = group.error
+            assert error is not None
+            raise _loss(error, group, call, phase) if group.joins else error
+
+    # --- sending -----------------------------------------------------------------------------
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest payload in bytes: what one MTU carries, or less if the user said so."""
+        limit = self.qp.max_message_size
+        return limit if self.settings.max_message is None else min(limit, self.settings.max_message)
+
+    def route_to(self, group: Group, timeout: float | None) -> Operation[tuple[QueuePair, Destination]]:
+        """The QP and the destination to send with, once the group is joined."""
+        deadline = self._deadline(timeout)
+        yield from self._until(lambda: group.state is not GroupState.LOST, deadline)
+        self.require_joined(group, "send", Phase.SEND)
+        if group.state is GroupState.LOST:
+            detail = f"the membership was lost, and not restored within {timeout} s: {group.error}"
+            raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, {"group": group.address}, detail)
+        assert group.destination is not None
+        return self.qp, group.destination
+
+    def prepare(self, group: Group, payloads: Iterable[Buffer]) -> list[Buffer]:
+        """The payloads as they travel. Raises MessageTooLarge for one that is longer than this endpoint's."""
+        listed = payloads if isinstance(payloads, list) else list(payloads)
+        if self.settings.max_message is not None:
+            limit = self.max_message_size
+            for index, payload in enumerate(listed):
+                size = memoryview(payload).nbytes
+                if size > limit:
+                    raise MessageTooLarge(size, limit, index)
+        return listed
+
+    def note_sent(self, group: Group, payloads: Sequence[Any], size: int) -> None:
+        group.sent += len(payloads)
+        group.sent_bytes += size
+        group.sent_batches += 1
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def recv(self, group: Group | None, timeout: float | None) -> Operation[Message | None]:
+        """The next message of the group, or of any; None when `timeout` s have passed."""
+        deadline = self._deadline(timeout)
+        waited = False
+        while True:
+            message = self.pop(group)
+            if message is not None:
+                return message
+            self._require_receiving(group)
+            if waited and deadline is not None and self.now() >= deadline:
+                return None
+            yield from self._wait(deadline)
+            waited = True
+
+    def pop(self, group: Group | None) -> Message | None:
+        """A message that is here already."""
+        if group is not None:
+            return group.inbox.pop()
+        first = min(self._filled(), key=lambda inbox: inbox.next_arrival, default=None)
+        return None if first is None else first.pop()
+
+    def _filled(self) -> Iterator[Inbox]:
+        inboxes = [self.strays, *(group.inbox for group in self.groups.values())]
+        return (inbox for inbox in inboxes if len(inbox))
+
+    def recv_batch(self, max: int, timeout: float | None) -> Operation[Batch]:
+        """A leased batch as received, or of copies if another call has received them; empty: too late."""
+        if max < 1:
+            raise ValueError(f"max is {max}: a batch has 1 or more messages")
+        deadline = self._deadline(timeout)
+        waited = False
+        while True:
+            if any(self._filled()):
+                return CopiedBatch([message for _ in range(max) if (message := self.pop(None)) is not None])
+            self._require_receiving(None)
+            if waited and deadline is not None and self.now() >= deadline:
+                return CopiedBatch()
+            batch = yield Wait(deadline, max)
+            waited = True
+            if batch is not None:
+                sifted = self._sift(batch)
+                if len(sifted):
+                    return sifted
+
+    def _require_receiving(self, group: Group | None) -> None:
+        """Raise the loss of the group; for all groups, of each group once."""
+        self.require_open("recv", Phase.RECV)
+        if group is not None:
+            self.require_joined(group, "recv", Phase.RECV)
+            return
+        gone = [one for one in self.groups.values() if one.state is GroupState.GONE]
+        untold = next((one for one in gone if not one.told), None)
+        if untold is not None or (gone and len(gone) == len(self.groups)):
+            self.require_joined(untold or gone[0], "recv", Phase.RECV)
+
+    def _sift(self, batch: Batch) -> Batch:
+        """The batch without what is not the user's; the same one if all is."""
+        lengths = batch.lengths
+        self.totals["received_batches"] += 1
+        if not self.filtering and PROBE_SIZE not in lengths:
+            self.totals["received"] += len(lengths)
+            self.totals["received_bytes"] += sum(lengths)
+            self._watch_queue(len(lengths))
+            return batch
+        messages = [message for message in batch if self._is_wanted(message)]
+        self._note_received(messages)
+        return batch if len(messages) == len(batch) else ChosenBatch(batch, messages)
+
+    def route(self, batch: Batch) -> None:
+        """Put copies of the messages where they belong, and give the receives back."""
+        with batch:
+            messages = [message for message in batch if self._is_wanted(message)]
+            self._note_received(messages)
+            for message in messages:
+                self._arrivals += 1
+                group = self.by_mgid.get(message.group)
+                inbox, dropped = (
+                    (self.strays, self.dropped) if group is None else (group.inbox, group.dropped)
+                )
+                if not inbox.put(self._arrivals, message):
+                    dropped["nobody asked for it in time"] += 1
+
+    def _note_received(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            group = self.by_mgid.get(message.group)
+            size = len(message.payload)
+            self.totals["received"] += 1
+            self.totals["received_bytes"] += size
+            if group is not None:
+                group.received += 1
+                group.received_bytes += size
+
+    def _is_wanted(self, message: Message) -> bool:
+        """Whether the message is the user's. A probe is answered here."""
+        found = probe.parse(message.payload)
+        if found is not None:
+            self._on_probe(found, message)
+            return False
+        if self.filtering and message.from_self:
+            self.dropped["own message"] += 1
+            return False
+        return True
+
+    def _watch_queue(self, taken: int) -> None:
+        """Warn when the receive queue has run low; its counters are looked at after large batches only."""
+
+    # --- probes ------------------------------------------------------------------------------
+
+    def ready(self, group: Group, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
+        """Ask until `members` others have answered. Raises TimedOut that says who has."""
+        deadline = self._deadline(timeout)
+        quest, number = self._new_quest()
+        pause, ask_at = ASK_FIRST, self.now()
+        try:
+            while len(quest.peers) < members:
+                now = self.now()
+                if deadline is not None and now >= deadline:
+                    raise self._unanswered(group, quest, members, timeout)
+                if now >= ask_at:
+                    self._ask(group, number)
+                    ask_at, pause = now + pause, min(pause * 2, ASK_MAX)
+                    continue
+                yield from self._wait(ask_at if deadline is None else min(ask_at, deadline))
+        finally:
+            del self.quests[number]
+        return frozenset(quest.peers)
+
+    def _new_quest(self) -> tuple[Quest, int]:
+        self._asked = number = (self._asked + 1) & 0xFFFFFFFF
+        quest = self.quests[number] = Quest()
+        return quest, number
+
+    def _ask(self, group: Group, number: int) -> None:
+        self.require_joined(group, "ready", Phase.SEND)
+        kind = Kind.ASK_ALONE if group.send_only else Kind.ASK
+        if group.state is GroupState.JOINED and group.destination is not None:
+            self._post(group.destination, Probe(kind, number, self._me()))
+
+    def _me(self) -> Peer:
+        return Peer(Gid(bytes(16)), self.qp.qp_num)
+
+    def _post(self, destination: Destination, what: Probe) -> None:
+        """Send a probe if that takes no waiting; another will follow."""
+        qp = self.usable_qp
+        if qp is None:
+            return
+        try:
+            qp.send(destination, [what.pack()], timeout=0)
+            self.totals["probes"] += 1
+        except QpError as error:
+            self.on_qp_error(error)
+        except (TimedOut, Closed):
+            pass
+
+    def _on_probe(self, found: Probe, message: Message) -> None:
+        group = self.by_mgid.get(message.group)
+        if found.kind is Kind.ECHO:
+            quest = self.quests.get(found.number)
+            if quest is not None and found.asker.qp_num == self.qp.qp_num and not message.from_self:
+                quest.peers.add(Peer(message.source, message.src_qp))
+        elif message.from_self:
+            quest = self.quests.get(found.number)
+            if quest is not None:
+                quest.heard_self = True
+        elif group is not None and group.destination is not None and not group.send_only:
+            alone = found.kind is Kind.ASK_ALONE
+            destination = group.destination.reply_to(message) if alone else group.destination
+            asker = Peer(message.source, message.src_qp)
+            self._post(destination, Probe(Kind.ECHO, found.number, asker))
+
+    def _unanswered(self, group: Group, quest: Quest, members: int, timeout: float | None) -> McastError:
+        who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"
+        detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"
+        return mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)
+
+    # --- what a user asks for ----------------------------------------------------------------
+
+    def next_event(self, timeout: float | None) -> Operation[Event | None]:
+        """The next event, None when `timeout` s have passed."""
+        yield from self._until(lambda: bool(self.events), self._deadline(timeout), at_least_once=True)
+        return self.events.popleft() if self.events else None
+
+    def _counters(self) -> QpCounters:
+        return self.qp.counters
+
+    def snapshot(self) -> EndpointStats:
+        """Everything counted, now."""
+        counters = self._past if self.qp.closed else _added(self._past, self._counters())
+        groups = tuple(group.snapshot() for group in self.groups.values())
+        dropped = Counter(self.dropped)
+        for group in groups:
+            dropped.update(group.dropped)
+        return EndpointStats(
+            backend=self.backend.name,
+            device=self.place.device.name,
+            port_num=self.place.port.port_num,
+            qp_num=None if self.qp.closed else self.qp.qp_num,
+            sent=counters.sent,
+            sent_bytes=self.totals["sent_bytes"],
+            sent_batches=self.totals["sent_batches"],
+            received=counters.received,
+            received_bytes=self.totals["received_bytes"],
+            received_batches=self.totals["received_batches"],
+            receive_depth=self.settings.receive_depth,
+            receive_free=counters.recv_free,
+            receive_low_water=counters.recv_low_water,
+            receive_empty=None,
+            dropped=dropped,
+            probes=self.totals["probes"],
+            joins=self.totals["joins"],
+            lost=self.totals["lost"],
+            rejoins=self.totals["rejoins"],
+            gave_up=self.totals["gave_up"],
+            events_dropped=self.totals["events_dropped"],
+            gaps=sum(group.gaps for group in groups),
+            late=sum(group.late for group in groups),
+            duplicates=sum(group.duplicates for group in groups),
+            groups=groups,
+            port_counters={},
+        )
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self.now() + timeout
+
+    def _wait(self, until: float | None) -> Operation[None]:
+        """Wait for a change; what was received meanwhile goes where it belongs."""
+        batch = yield Wait(until)
+        if batch is not None:
+            self.route(batch)
+
+    def _until(
+        self, condition: Callable[[], bool], deadline: float | None, at_least_once: bool = False
+    ) -> Operation[None]:
+        """Wait until the condition holds, or the deadline has come."""
+        while not condition():
+            if not at_least_once and deadline is not None and self.now() >= deadline:
+                return
+            at_least_once = False
+            yield from self._wait(deadline)
+
+
+def _attr(group: Group) -> JoinAttrEx:
+    make = JoinAttrEx.send_only if group.send_only else JoinAttrEx.full_member
+    return make(group.address)
+
+
+def _error_of(event: CmEvent) -> McastError:
+    """The error that an event reports."""
+    try:
+        event.check()
+    except McastError as error:
+        return error
+    return mcast_error(E.ENETRESET, "event", Phase.EVENT, {"event": event.type.name})
+
+
+def _loss(error: McastError, group: Group, call: str, phase: Phase) -> McastError:
+    """What a call raises once the membership is lost for good."""
+    detail = f"the membership of {group.address} was lost, and is not restored: {error}"
+    lost = MembershipLost(E.ENETRESET, call, phase, {"group": group.address}, detail)
+    lost.__cause__ = error
+    return lost
+
+
+def _added(past: QpCounters, now: QpCounters) -> QpCounters:
+    """The counters of all QPs so far: sums, but what is free now, and the lowest low water."""
+
+    def plus(one: int | None, other: int | None) -> int | None:
+        return None if one is None or other is None else one + other
+
+    return QpCounters(
+        past.sent + now.sent,
+        past.received + now.received,
+        plus(past.dropped_no_receive, now.dropped_no_receive),
+        plus(past.dropped_too_long, now.dropped_too_long),
+        plus(past.dropped_qkey, now.dropped_qkey),
+        now.recv_free,
+        min(past.recv_low_water, now.recv_low_water),
+    )
+
+
+_REFUSED_FLAG = (NotSupported, InvalidArgument)
+_ = (_REFUSED_FLAG, Address, ReceiveQueueLow)
