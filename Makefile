@@ -7,7 +7,7 @@ SOURCES := pyproject.toml $(wildcard setup.py mcast/backends/rdma/csrc/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench oracle wheel test-asan clean test-packages
+.PHONY: demo test lint docs bench oracle wheel test-asan clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -20,6 +20,10 @@ lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Into build/site. The variable silences an advertisement.
+docs: .venv/test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: .venv/test
 	$(BIN)/pytest benchmarks $(ARGS)
