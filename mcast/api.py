@@ -18,8 +18,8 @@ from __future__ import annotations
 import errno as E
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from time import monotonic
@@ -32,6 +32,7 @@ from typing_extensions import Buffer
 from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.batch import Batch, Message
 from mcast.causes import Cause, LinkLayer, Phase
+from mcast.diagnosis import Finding, Level
 from mcast.errors import (
     AddressNotAvailable,
     AlreadyJoined,
@@ -81,11 +82,13 @@ __all__ = [
     "DeviceGone",
     "DeviceInfo",
     "EventChannel",
+    "Finding",
     "Gid",
     "GuardError",
     "InvalidArgument",
     "JoinAttrEx",
     "JoinFlag",
+    "Level",
     "LinkLayer",
     "McastAddress",
     "McastError",
@@ -359,6 +362,7 @@ class CmEvent(_Model):
     id       the CmId it belongs to
     ud       for MULTICAST_JOIN: qp_num 0xFFFFFF, Q_Key, and the Destination to send to
     detail   what the provider knows beyond the errno, such as the SA's status; empty if that is all
+    found    causes of a failure that the provider found by asking the fabric; empty where it could not
     """
 
     type: CmEventType
@@ -368,6 +372,7 @@ class CmEvent(_Model):
     id: Any
     ud: UdParam | None
     detail: str = ""
+    found: tuple[Cause, ...] = ()
 
     def check(self) -> Self:
         """Return the event; raise the `McastError` of its errno if it reports a failure."""
@@ -375,7 +380,9 @@ class CmEvent(_Model):
         if failed:
             call, phase = _EVENT_CALL.get(self.type, ("get_event", Phase.EVENT))
             about = {"event": self.type.name, "status": self.status}
-            raise mcast_error(self.errno or E.EIO, call, phase, about, self.detail)
+            error = mcast_error(self.errno or E.EIO, call, phase, about, self.detail)
+            error.found, error.link_layer = self.found, getattr(self.id, "link_layer", None)
+            raise error
         return self
 
 
@@ -429,6 +436,7 @@ class Provider(NamedTuple):
     status   asks, without side effects, whether it can run here
     open     opens it; keyword options are its own; raises BackendUnavailable
     testbed  opens it with what the conformance suite needs (mcast.testbed)
+    checks   looks at this host, changing nothing, and says of each thing the provider needs how it is
     """
 
     name: str
@@ -436,6 +444,7 @@ class Provider(NamedTuple):
     status: Callable[[], Status]
     open: Callable[..., Backend]
     testbed: Callable[[], AbstractContextManager[Testbed]]
+    checks: Callable[[], Sequence[Finding]] = lambda: ()
 
 
 # --- the four nouns --------------------------------------------------------
@@ -465,6 +474,24 @@ class _Closeable(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+class _OnPort(_Closeable):
+    """Belongs to a port of a device, once it is bound to one."""
+
+    @property
+    def link_layer(self) -> LinkLayer | None:
+        """What its port speaks; None where there is no port yet, or the provider does not say."""
+        return None
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the block know the link layer, and with it which causes are possible."""
+        try:
+            yield
+        except McastError as error:
+            error.link_layer = self.link_layer
+            raise
 
 
 class Backend(_Closeable):
@@ -514,7 +541,7 @@ class EventChannel(_Closeable):
     def _get_event(self, timeout: float | None) -> CmEvent | None: ...
 
 
-class CmId(_Closeable):
+class CmId(_OnPort):
     """rdma_cm_id: bound to a device, joins and leaves groups, owns at most one QP."""
 
     def __init__(self) -> None:
@@ -537,7 +564,8 @@ class CmId(_Closeable):
         PortSpace.IPOIB: EINVAL; PortSpace.IB: ENODEV. (facts: kernel, join)
         """
         self._require_open("bind_addr", Phase.BIND)
-        self._bind_addr(_ip(src))
+        with self._explained():
+            self._bind_addr(_ip(src))
 
     def resolve_addr(
         self,
@@ -567,7 +595,8 @@ class CmId(_Closeable):
         self._require_open("join_multicast", Phase.JOIN)
         address = McastAddress.of(addr)
         self._refuse_second_join("join_multicast", address)
-        self._join_multicast(address, context)
+        with self._explained():
+            self._join_multicast(address, context)
         self._joined[address.address] = address
 
     def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
@@ -580,7 +609,8 @@ class CmId(_Closeable):
         """
         self._require_open("join_multicast_ex", Phase.JOIN)
         self._refuse_second_join("join_multicast_ex", attr.addr)
-        self._join_multicast_ex(attr, context)
+        with self._explained():
+            self._join_multicast_ex(attr, context)
         self._joined[attr.addr.address] = attr.addr
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
@@ -592,7 +622,8 @@ class CmId(_Closeable):
         """
         self._require_open("leave_multicast", Phase.LEAVE)
         address = McastAddress.of(addr)
-        self._leave_multicast(address)
+        with self._explained():
+            self._leave_multicast(address)
         self._joined.pop(address.address, None)
 
     def destroy(self) -> None:
@@ -647,7 +678,7 @@ class Region(_Closeable):
         """The registered memory, as bytes."""
 
 
-class QueuePair(_Closeable):
+class QueuePair(_OnPort):
     """ibv_qp of a CmId. Sends and receives UD messages in batches; attaches to groups."""
 
     @property
@@ -685,7 +716,8 @@ class QueuePair(_Closeable):
     def modify(self, state: QpState) -> None:
         """ibv_modify_qp. INIT posts the receives again. A step the state machine lacks: EINVAL."""
         self._require_open("modify", Phase.MODIFY)
-        self._modify(state)
+        with self._explained():
+            self._modify(state)
 
     def reset(self) -> None:
         """From any state back to RTS, with attachments kept and receives posted."""
@@ -705,7 +737,8 @@ class QueuePair(_Closeable):
         attached = self.attachments.get(gid, lid)
         if attached != lid:
             raise SecondMlid(gid, lid, attached)
-        self._attach_mcast(gid, lid)
+        with self._explained():
+            self._attach_mcast(gid, lid)
 
     def detach_mcast(self, gid: Gid | str, lid: int) -> None:
         """ibv_detach_mcast, with the attributes of the attach (DT-3), in any state (DT-5).
@@ -715,7 +748,8 @@ class QueuePair(_Closeable):
         """
         self._require_open("detach_mcast", Phase.DETACH)
         _check_lid(lid)
-        self._detach_mcast(Gid(gid), lid)
+        with self._explained():
+            self._detach_mcast(Gid(gid), lid)
 
     def send(
         self,

@@ -1,12 +1,16 @@
-"""What an errno most likely means: (phase, errno) -> ranked causes, each with the next thing to do.
+"""What an errno most likely means: ranked causes, each with how to check it and what to do.
 
-Data, not code: `McastError.causes` and the command's messages are made from this table.
+Data, not code: `mcast.cause_rows` has a row for each cause. `McastError.causes`, its text, and the errno
+atlas of the documentation (`atlas`) are all made from these rows.
 """
 
 from __future__ import annotations
 
 import errno as E
+from collections.abc import Iterator
 from enum import Enum
+from functools import cache
+from itertools import groupby
 from typing import NamedTuple
 
 ENOTSUPP = 524
@@ -33,133 +37,101 @@ class Phase(Enum):
     CLOSE = "close"
 
 
+class LinkLayer(Enum):
+    """What a port speaks: InfiniBand has an SA, MLIDs and partitions; Ethernet has IGMP and none of these."""
+
+    INFINIBAND = "InfiniBand"
+    ETHERNET = "Ethernet"
+
+
 class Cause(NamedTuple):
-    """One likely cause, and what to do about it."""
+    """One cause: why, a command or an expression that shows whether it is so, and what to do about it."""
 
     why: str
+    check: str
     next_step: str
 
 
-CAUSES: dict[tuple[Phase, int], tuple[Cause, ...]] = {
-    (Phase.BIND, E.EADDRNOTAVAIL): (
-        Cause("the address is on no local interface", "bind to an address that `ip addr` shows"),
-    ),
-    (Phase.BIND, E.EINVAL): (Cause("this port space cannot bind to an IP address", "use PortSpace.UDP"),),
-    (Phase.BIND, E.ENODEV): (
-        Cause("no RDMA device belongs to that address", "bind to an address that `mcast info` lists"),
-    ),
-    (Phase.RESOLVE, E.ENETUNREACH): (
-        Cause("no route leads to the group", "give src=, or add a route: ip route add 239.0.0.0/8 dev DEV"),
-    ),
-    (Phase.RESOLVE, E.ETIMEDOUT): (
-        Cause("nothing answered the resolution in time", "check the link of the port, then try again"),
-    ),
-    (Phase.CREATE_QP, E.EINVAL): (
-        Cause("the QP type does not fit the port space", "UD goes with PortSpace.UDP, RC and UC with TCP"),
-        Cause("the id has a QP already, or is bound to no device", "one QP an id; bind it first"),
-    ),
-    (Phase.CREATE_QP, E.ENOMEM): (
-        Cause("a limit of the device or of locked memory", "ask for fewer receives; see `ulimit -l`"),
-    ),
-    (Phase.JOIN, E.EINVAL): (
-        Cause("the id is not bound to a device", "bind_addr, or resolve_addr and fetch ADDR_RESOLVED"),
-        Cause("the id is of a port space without UD", "create the id with PortSpace.UDP"),
-        Cause("a field of the join is out of range", "use JoinAttrEx.full_member or .send_only"),
-        Cause(
-            "on InfiniBand the SA refused: Q_Key, P_Key, SL, MTU or rate differ from the group's, "
-            "no MLID is left, or the SM lacks send-only support",
-            "compare with `saquery -g` for that MGID",
-        ),
-    ),
-    (Phase.JOIN, E.EOPNOTSUPP): (
-        Cause("a reserved bit of comp_mask is set", "comp_mask takes ADDRESS and JOIN_FLAGS only"),
-        Cause("the SM has no send-only support (kernels before 5.12)", "join as a full member"),
-    ),
-    (Phase.JOIN, ENOTSUPP): (
-        Cause("RoCEv2 carries no IPv6 group and no raw MGID", "join an IPv4 group, 239.0.0.0/8 for example"),
-    ),
-    (Phase.JOIN, E.EADDRNOTAVAIL): (
-        Cause(
-            "the IPoIB broadcast group is unknown on this port",
-            "bring the port's IPoIB interface up (ip link set ib0 up)",
-        ),
-    ),
-    (Phase.JOIN, E.EADDRINUSE): (
-        Cause("this id joined that address before", "leave it first, or join from another id"),
-    ),
-    (Phase.JOIN, E.ENOMEM): (
-        Cause(
-            "the group has all the QPs the device allows",
-            "detach one, or share a QP; see max_mcast_qp_attach",
-        ),
-    ),
-    (Phase.JOIN, E.ETIMEDOUT): (
-        Cause("the SA did not answer", "check that a subnet manager runs (`sminfo`), then join again"),
-    ),
-    (Phase.JOIN, E.ENXIO): (Cause("the device was removed", "close the id; bind to another device"),),
-    (Phase.JOIN, E.ENODEV): (Cause("the port has lost its interface", "check `rdma link`"),),
-    (Phase.JOIN, E.ENETRESET): (
-        Cause("the port or the SM restarted: the membership is gone", "leave, then join again"),
-    ),
-    (Phase.LEAVE, E.EADDRNOTAVAIL): (
-        Cause(
-            "the id has not joined exactly this address and port",
-            "leave with the same McastAddress, port included",
-        ),
-        Cause("it was left before", "leave once for each join"),
-    ),
-    (Phase.LEAVE, E.ENXIO): (Cause("the device was removed", "destroy the id: nothing is left to leave"),),
-    (Phase.ATTACH, E.EINVAL): (
-        Cause("the QP is not UD", "create it with QpType.UD"),
-        Cause("the GID is not a multicast GID", "take it from the join event's destination"),
-        Cause("on InfiniBand the MLID is outside 0xC000..0xFFFE", "take it from the event's destination"),
-    ),
-    (Phase.ATTACH, E.EEXIST): (
-        Cause("the QP is attached to this MGID with another MLID", "detach that pair first"),
-    ),
-    (Phase.ATTACH, E.ENOMEM): (
-        Cause("max_mcast_qp_attach or max_mcast_grp is reached", "detach something; see Backend.devices()"),
-    ),
-    (Phase.ATTACH, E.ENOSYS): (Cause("the device has no multicast", "use another device"),),
-    (Phase.DETACH, E.EINVAL): (
-        Cause(
-            "the QP is not attached with exactly this MGID and MLID",
-            "use the pair of the attach; see attachments",
-        ),
-        Cause("the GID is not multicast, or the QP is not UD", "nothing can be attached there"),
-    ),
-    (Phase.DETACH, E.ENOSYS): (Cause("the device has no multicast", "use another device"),),
-    (Phase.MODIFY, E.EINVAL): (
-        Cause("the state machine has no such step", "RESET, INIT, RTR, RTS in turn; RESET and ERR from any"),
-    ),
-    (Phase.SEND, E.EMSGSIZE): (
-        Cause(
-            "UD carries at most one MTU in a message; a longer one would vanish",
-            "split it: max_message_size says how much fits",
-        ),
-    ),
-    (Phase.SEND, E.EINVAL): (
-        Cause("the QP is not in RTS", "modify it to RTS"),
-        Cause("the destination's port or GID does not exist here", "use the destination of the join event"),
-    ),
-    (Phase.SEND, E.EIO): (
-        Cause(
-            "the QP went into ERR; the status says why",
-            "mend the cause, then reset() brings it back to RTS",
-        ),
-    ),
-    (Phase.RECV, E.EIO): (
-        Cause(
-            "the QP went into ERR; the status says why",
-            "mend the cause, then reset() brings it back to RTS",
-        ),
-    ),
-    (Phase.DESTROY, E.EBUSY): (
-        Cause("the QP is attached still", "leave its groups or detach it, then destroy"),
-    ),
-}
+class Row(NamedTuple):
+    """A cause, and what it is a cause of.
+
+    phase       None: in every phase
+    errno       what the stack answers
+    source      where this is known from: a clause, a fact sheet, a guard of the contract, the kernel's source
+    call        the only call it happens in; "" for each of the phase
+    link_layer  the only link layer it happens on; None for both
+    status      name of the only SaStatus (of a join) or WcStatus (of an EIO) that it goes with; "" for any
+    only        why no simulated fabric shows it; "" if one does
+    """
+
+    phase: Phase | None
+    errno: int
+    cause: Cause
+    source: str
+    call: str = ""
+    link_layer: LinkLayer | None = None
+    status: str = ""
+    only: str = ""
 
 
-def likely_causes(phase: Phase, errno: int) -> tuple[Cause, ...]:
-    """The ranked causes of `errno` in `phase`; empty where the errno says all there is to say."""
-    return CAUSES.get((phase, errno), ())
+def errno_name(errno: int) -> str:
+    """`EINVAL` for 22; 524, which libc does not name, is the kernel's `ENOTSUPP`."""
+    return "ENOTSUPP" if errno == ENOTSUPP else E.errorcode.get(errno, f"errno {errno}")
+
+
+def likely_causes(
+    phase: Phase, errno: int, call: str = "", link_layer: LinkLayer | None = None, status: str = ""
+) -> tuple[Cause, ...]:
+    """The causes of `errno` in `phase`, the likeliest first; empty where the errno says all there is to say.
+
+    What is not known ("" or None) leaves every row in; what is known leaves those out that need another.
+    """
+    return tuple(
+        row.cause
+        for row in _by_errno().get(errno, ())
+        if row.phase in (None, phase)
+        and (not call or row.call in ("", call))
+        and (link_layer is None or row.link_layer in (None, link_layer))
+        and (not status or row.status in ("", status))
+    )
+
+
+@cache
+def _by_errno() -> dict[int, tuple[Row, ...]]:
+    from mcast.cause_rows import ROWS  # read when the first error is explained
+
+    found: dict[int, tuple[Row, ...]] = {}
+    for row in ROWS:
+        found[row.errno] = (*found.get(row.errno, ()), row)
+    return found
+
+
+def atlas() -> str:
+    """The errno atlas as Markdown: a section for each phase, a table for each errno of it."""
+    from mcast.cause_rows import ROWS
+
+    return "\n".join(_atlas_lines(ROWS)) + "\n"
+
+
+def _atlas_lines(rows: tuple[Row, ...]) -> Iterator[str]:
+    order = [*Phase, None]
+    rows = tuple(sorted(rows, key=lambda row: order.index(row.phase)))
+    for phase, in_phase in groupby(rows, key=lambda row: row.phase):
+        yield f"## {phase.value if phase else 'In every phase'}\n"
+        by_errno: dict[int, list[Row]] = {}
+        for row in in_phase:
+            by_errno.setdefault(row.errno, []).append(row)
+        for errno, some in by_errno.items():
+            yield f"### {phase.value + ': ' if phase else ''}{errno_name(errno)}\n"
+            yield "| why | where | how to check | what to do | known from |"
+            yield "|---|---|---|---|---|"
+            for row in some:
+                cause = row.cause
+                cells = (cause.why, _where(row), f"`{cause.check}`", cause.next_step, row.source)
+                yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+            yield ""
+
+
+def _where(row: Row) -> str:
+    parts = (row.call, row.link_layer.value if row.link_layer else "", row.status, row.only)
+    return ", ".join(filter(None, parts)) or "everywhere"

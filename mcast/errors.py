@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
-from mcast.causes import ENOTSUPP, Cause, Phase, likely_causes
+from mcast.causes import ENOTSUPP, Cause, LinkLayer, Phase, errno_name, likely_causes
 
 
 class WcStatus(IntEnum):
@@ -61,11 +61,6 @@ class WcStatus(IntEnum):
         return cls.UNKNOWN
 
 
-def errno_name(errno: int) -> str:
-    """`EINVAL` for 22; 524, which libc does not name, is the kernel's `ENOTSUPP`."""
-    return "ENOTSUPP" if errno == ENOTSUPP else E.errorcode.get(errno, f"errno {errno}")
-
-
 def errno_text(errno: int) -> str:
     """What strerror says; for 524 what the kernel means by it."""
     return "Not supported (kernel-internal errno 524)" if errno == ENOTSUPP else os.strerror(errno)
@@ -74,8 +69,13 @@ def errno_text(errno: int) -> str:
 class McastError(OSError):
     """A call that failed: `errno`, `call`, `arguments`, `phase` (JEX-11, LV-5, AT-2).
 
-    `causes` ranks what it most likely means, each with the next step.
+    `causes` ranks what it most likely means, each with how to check it and the next step. `found` are causes
+    that the fabric itself was asked for: where there are any, nothing is guessed. `link_layer` is the port's,
+    None where it is not known.
     """
+
+    found: tuple[Cause, ...] = ()
+    link_layer: LinkLayer | None = None
 
     def __init__(
         self,
@@ -92,18 +92,29 @@ class McastError(OSError):
         self.detail = detail
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.errno, self.call, self.phase, dict(self.arguments), self.detail)
+        given = (self.errno, self.call, self.phase, dict(self.arguments), self.detail)
+        return type(self), given, self._known
+
+    @property
+    def _known(self) -> dict[str, object]:
+        """What was learnt after the error was made; a pickle keeps it."""
+        return {"found": self.found, "link_layer": self.link_layer}
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Likely causes, the likeliest first; from the table in `mcast.causes`."""
-        return likely_causes(self.phase, self.errno or 0)
+        """The causes that were found; else the likely ones, the likeliest first (`mcast.cause_rows`)."""
+        return self.found or self._likely("")
+
+    def _likely(self, status: str) -> tuple[Cause, ...]:
+        return likely_causes(self.phase, self.errno or 0, self.call, self.link_layer, status)
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
         number = self.errno or 0
         lines = [f"{self.call}({given}): {errno_name(number)}: {self.detail or errno_text(number)}"]
-        lines += [f"  likely: {cause.why} -> {cause.next_step}" for cause in self.causes]
+        sure = "found" if self.found else "likely"
+        for cause in self.causes:
+            lines += [f"  {sure}: {cause.why} -> {cause.next_step}", f"    check: {cause.check}"]
         return "\n".join(lines)
 
 
@@ -158,7 +169,16 @@ class QpError(McastError):
         self.status = status
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.status, self.call, self.phase, dict(self.arguments), self.detail)
+        return (
+            type(self),
+            (self.status, self.call, self.phase, dict(self.arguments), self.detail),
+            self._known,
+        )
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What the status most likely means."""
+        return self._likely(self.status.name)
 
 
 class Closed(McastError, ValueError):

@@ -11,7 +11,8 @@ import pytest
 import mcast
 
 ROOT = Path(mcast.__file__).parent
-CORE = {"api", "addresses", "batch", "errors", "causes", "mapping", "mcmember"}
+CORE = {"api", "addresses", "batch", "errors", "causes", "cause_rows", "diagnosis", "mapping", "mcmember"}
+APPLICATION = {"endpoint", "session", "inbox", "policy", "ports", "probe", "stats"}
 BACKENDS = sorted(path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").exists())
 
 
@@ -63,6 +64,11 @@ def test_a_backend_knows_the_contract_alone(backend: str) -> None:
     assert offences((ROOT / "backends" / backend).rglob("*.py"), allowed) == []
 
 
+@pytest.mark.parametrize("module", sorted(APPLICATION))
+def test_the_application_layer_stands_on_contract_and_registry(module: str) -> None:
+    assert offences([ROOT / f"{module}.py"], CORE | APPLICATION | {"registry"}) == []
+
+
 SUBJECT = {"sim.py": "backends.sim"}
 """The commands whose very subject is one provider, and which; every other works with any."""
 
@@ -70,7 +76,7 @@ SUBJECT = {"sim.py": "backends.sim"}
 @pytest.mark.parametrize("path", sorted((ROOT / "cli").rglob("*.py")), ids=lambda path: path.name)
 def test_a_command_names_no_backend(path: Path) -> None:
     public = {name for name in mcast.__all__ if not (ROOT / name).exists()}
-    above = {"registry", "endpoint", "aio", "capture", "cli", "conformance", "lab"}
+    above = APPLICATION | {"registry", "capture", "cli", "conformance", "lab"}
     subject = {SUBJECT[path.name]} if path.name in SUBJECT else set()
     assert offences([path], CORE | public | above | subject) == []
 

@@ -19,6 +19,7 @@ from mcast.api import (
     DeviceInfo,
     EventChannel,
     JoinAttrEx,
+    LinkLayer,
     Message,
     Phase,
     PortSpace,
@@ -165,6 +166,10 @@ class SimCmId(CmId):
         return None if self.core.interface is None else self.core.interface.port.name
 
     @property
+    def link_layer(self) -> LinkLayer | None:
+        return None if self.core.interface is None else self.core.interface.port.link_layer
+
+    @property
     def qp(self) -> QueuePair | None:
         return self._qp
 
@@ -242,6 +247,10 @@ class SimQueuePair(QueuePair):
         self._fabric = owner.core.fabric
         self._clock = self._fabric.clock
         self._slots: Slots | None = None
+
+    @property
+    def link_layer(self) -> LinkLayer:
+        return self.core.port.link_layer
 
     @property
     def qp_num(self) -> int:

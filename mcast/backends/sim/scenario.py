@@ -31,7 +31,7 @@ from mcast.backends.sim.port import Port
 from mcast.backends.sim.scenario_faults import begin
 from mcast.backends.sim.scenario_model import BadScenario, Scenario, load, ready_made
 from mcast.backends.sim.trace import Lost, Send, Trace
-from mcast.errors import errno_name
+from mcast.causes import errno_name
 
 __all__ = ["BadScenario", "MemberResult", "Scenario", "ScenarioResult", "Seen", "load", "ready_made", "run"]
 
