@@ -14,7 +14,7 @@ import typer
 
 from mcast import __version__
 from mcast.api import BackendError
-from mcast.cli import conformance, demo, info, sim
+from mcast.cli import conformance, demo, info, mgid, sim
 from mcast.cli.terminal import Failure
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(info.info)
 app.command()(demo.demo)
+app.command()(mgid.mgid)
 app.command()(conformance.conformance)
 app.add_typer(sim.app, name="sim")
 if find_spec("mcast.cli.lab"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,14 @@ def console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def wrapped(label: str, text: str) -> None:
+    """Print the label and beside it the text, in as many lines as the width asks for."""
+    indent = " " * len(label)
+    width = max(shutil.get_terminal_size().columns, len(label) + 20)
+    lines = textwrap.wrap(text, width - len(label), break_long_words=False, break_on_hyphens=False)
+    typer.echo(label + f"\n{indent}".join(lines or [""]))
 
 
 def backend_name(name: str) -> str:

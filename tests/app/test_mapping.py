@@ -11,7 +11,19 @@ from pydantic import ValidationError
 
 from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress, Mgid
 from mcast.api import PortSpace
-from mcast.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
+from mcast.mapping import (
+    ZERO_GID,
+    Signature,
+    group_mac,
+    infiniband_mgid,
+    ipoib_broadcast_mgid,
+    ipv4_group_of,
+    ipv4_groups_of,
+    is_mapped,
+    mgid_fields,
+    roce_mgid,
+    roce_v1_mgid,
+)
 
 groups_v4 = st.integers(0xE0000000, 0xEFFFFFFF).map(IPv4Address)
 groups_v6 = st.integers(0xFF << 120, (1 << 128) - 1).map(IPv6Address)
@@ -58,6 +70,67 @@ def test_roce_maps_ipv4_one_to_one(address: IPv4Address) -> None:
     assert mgid.ipv4 == address
     assert mgid.is_multicast
     assert str(mgid) == f"::ffff:{address}"
+
+
+@given(groups_v4, scopes, pkeys)
+def test_every_mgid_of_an_ipv4_group_leads_back_to_it(address: IPv4Address, scope: int, pkey: int) -> None:
+    broadcast = ipoib_broadcast_mgid(pkey, scope)
+    on_infiniband = [infiniband_mgid(address, space, broadcast) for space in (PortSpace.UDP, PortSpace.IPOIB)]
+    for mgid in (*on_infiniband, roce_mgid(address), roce_v1_mgid(address)):
+        assert ipv4_group_of(mgid) == address
+    for mgid, signature in zip(on_infiniband, (Signature.RDMA_CM_IPV4, Signature.IPOIB_IPV4), strict=True):
+        assert is_mapped(address, mgid)
+        assert mgid_fields(mgid) == (1, scope, signature, pkey)
+
+
+@given(st.binary(min_size=16, max_size=16).map(Gid) | groups_v6.map(Gid))
+def test_an_mgid_leads_back_only_to_what_leads_to_it(mgid: Gid) -> None:
+    address = ipv4_group_of(mgid)
+    if address is not None:
+        assert is_mapped(address, mgid) or mgid == roce_v1_mgid(address)
+
+
+@pytest.mark.parametrize(
+    "mgid",
+    [
+        "ff12:401b:ffff::ffff:ffff",  # IPoIB's broadcast is no group of IPv4
+        "ff12:401b:ffff:1::f01:101",
+        "ff12:6001:ffff::1:2",
+        "ff0e::1:2",
+        "ff0e::ffff:a00:1",  # the shape of RoCEv1's, of a unicast address
+        "::ffff:10.0.0.1",
+    ],
+)
+def test_what_no_ipv4_group_made_leads_to_none(mgid: str) -> None:
+    assert ipv4_group_of(Gid(mgid)) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "mac"),
+    [
+        ("::ffff:224.128.64.32", "01:00:5e:00:40:20"),  # RFC 1112, 6.4
+        ("::ffff:239.129.2.3", "01:00:5e:01:02:03"),
+        ("ff02::1:ff28:9c5a", "33:33:ff:28:9c:5a"),  # RFC 2464, 7
+        ("ff0e::ffff:ef01:101", "33:33:ef:01:01:01"),
+    ],
+)
+def test_the_mac_address_of_a_group(group: str, mac: str) -> None:
+    assert group_mac(Gid(group)).hex(":") == mac
+
+
+@given(groups_v4)
+def test_32_ipv4_groups_share_a_mac_address(address: IPv4Address) -> None:
+    mac = group_mac(roce_mgid(address))
+    same = ipv4_groups_of(mac)
+    assert len(set(same)) == 32
+    assert address in same
+    assert {group_mac(roce_mgid(other)) for other in same} == {mac}
+    assert all(other.is_multicast for other in same)
+
+
+@pytest.mark.parametrize("mac", ["01:00:5e:80:00:00", "33:33:00:00:00:01", "02:00:5e:01:02:03"])
+def test_another_mac_address_has_no_ipv4_group(mac: str) -> None:
+    assert ipv4_groups_of(bytes.fromhex(mac.replace(":", ""))) == ()
 
 
 @given(groups)

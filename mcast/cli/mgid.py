@@ -1,0 +1,405 @@
+"""`mcast mgid`: how an address becomes an MGID and a MAC address, and what else becomes the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from mcast import mapping
+from mcast.addresses import Gid, Mgid
+from mcast.api import RDMA_UDP_QKEY, PortSpace
+from mcast.capture.packets import ROCE_UDP_PORT
+from mcast.cli.terminal import wrapped
+from mcast.mapping import Signature
+from mcast.mcmember import MLID_FIRST, MLID_LAST
+
+_MAC = re.compile(r"[0-9a-f]{2}([:-][0-9a-f]{2}){5}", re.IGNORECASE)
+_MAC_FOLDS = "23 of the 28 bits in which they differ are kept"
+
+SCOPES = {
+    1: "interface-local",
+    2: "link-local",
+    3: "realm-local",
+    4: "admin-local",
+    5: "site-local",
+    8: "organization-local",
+    14: "global",
+}
+"""RFC 4291, 2.7 and RFC 7346; an InfiniBand subnet is link-local (IBA vol 1, 4.1.1)."""
+
+_FLAGS = {1: "T: transient", 2: "P: made of a unicast prefix", 4: "R: holds a rendezvous point"}
+
+_SIGNATURES = {
+    Signature.IPOIB_IPV4: "IPv4, by IPoIB or PS_IPOIB",
+    Signature.IPOIB_IPV6: "IPv6, by IPoIB or PS_IPOIB",
+    Signature.RDMA_CM_IPV4: "IPv4, by rdma_cm's PS_UDP",
+    Signature.RDMA_CM_IPV6: "IPv6, by rdma_cm's PS_UDP",
+    Signature.SA_ASSIGNED: "an MGID that an SA assigned",
+}
+
+_IPV4_BLOCKS = {
+    ip_network("224.0.0.0/24"): "local network control: routers keep it, switches flood it (RFC 5771)",
+    ip_network("224.0.1.0/24"): "internetwork control (RFC 5771)",
+    ip_network("232.0.0.0/8"): "source-specific multicast (RFC 4607)",
+    ip_network("233.0.0.0/8"): "GLOP, made of an AS number (RFC 3180)",
+    ip_network("239.255.0.0/16"): "administratively scoped, local (RFC 2365)",
+    ip_network("239.192.0.0/14"): "administratively scoped, organization-local (RFC 2365)",
+    ip_network("239.0.0.0/8"): "administratively scoped (RFC 2365)",
+    ip_network("224.0.0.0/4"): "globally scoped (RFC 5771)",
+}
+"""The first that holds the group says what it is for."""
+
+
+class Mac(bytes):
+    """The MAC address of groups."""
+
+    def __str__(self) -> str:
+        return self.hex(":")
+
+
+Given = IPv4Address | IPv6Address | Mgid | Mac
+Section = dict[str, Any]
+
+
+class _Shared(NamedTuple):
+    """Who else ends in the same place: how many others, and all or some of them."""
+
+    where: str
+    others: int
+    why: str
+    groups: tuple[str, ...] = ()
+
+
+def _given(text: str) -> Given:
+    """An IPv4 or IPv6 group, an MGID that carries its maker's signature, or a MAC address of groups."""
+    if _MAC.fullmatch(text):
+        mac = Mac(bytes.fromhex(text.replace("-", ":").replace(":", "")))
+        if mac[:2] == b"\x33\x33" or mapping.ipv4_groups_of(mac):
+            return mac
+        raise typer.BadParameter(
+            f"{text} is no MAC address of groups: they begin with 33:33, or 01:00:5e and a byte below 80"
+        )
+    try:
+        address = ip_address(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no address: give an IPv4 or IPv6 group, an MGID, or a MAC address"
+        ) from None
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:
+            raise typer.BadParameter(f"{text} names an interface: leave out '%{address.scope_id}'")
+        gid = Gid(address)
+        fields = mapping.mgid_fields(gid)
+        if gid.is_multicast and (fields is None or fields.signature or mapping.ipv4_group_of(gid)):
+            return Mgid(bytes(gid))
+    if not address.is_multicast:
+        raise typer.BadParameter(
+            f"{text} is a unicast address: groups are 224.0.0.0/4, ff00::/8 and ::ffff:<IPv4 group>"
+        )
+    return address
+
+
+def _pkey(text: str) -> int:
+    """A partition, with the membership bit that an IPoIB MGID has (RFC 4391, 4)."""
+    try:
+        number = int(text, 16)
+    except ValueError:
+        number = -1
+    if not 0 < number <= 0xFFFF or number == 0x8000:
+        raise typer.BadParameter(f"{text!r} is no P_Key: write 1 to ffff in hex, but not 8000, like 0x8001")
+    return number | 0x8000
+
+
+def _scope(text: str) -> int:
+    for number, name in SCOPES.items():
+        if text.lower() in (name, name.removesuffix("-local")):
+            return number
+    try:
+        number = int(text, 16)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 15:
+        names = ", ".join(SCOPES.values())
+        raise typer.BadParameter(f"{text!r} is no scope: write one hex digit, or {names}")
+    return number
+
+
+def mgid(
+    addresses: Annotated[
+        list[Any],  # each a Given: typer takes no union here
+        typer.Argument(parser=_given, metavar="ADDRESS...", help="IPv4 or IPv6 groups, MGIDs, MACs."),
+    ],
+    pkey: Annotated[
+        int, typer.Option(parser=_pkey, metavar="P_KEY", help="The partition on InfiniBand, in hex.")
+    ] = "0xffff",  # type: ignore[assignment]  # text, read by the parser
+    scope: Annotated[
+        int, typer.Option(parser=_scope, metavar="SCOPE", help="The scope of its IPoIB broadcast group.")
+    ] = "2",  # type: ignore[assignment]
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show what a group is called on each link layer, and what collides with it."""
+    explained = [_explain(address, mapping.ipoib_broadcast_mgid(pkey, scope)) for address in addresses]
+    collisions = _collisions(explained)
+    if as_json:
+        typer.echo(json.dumps({"addresses": explained, "collisions": collisions}, indent=1))
+        return
+    for number, explanation in enumerate(explained):
+        if number:
+            typer.echo()
+        _show(explanation, brief=len(explained) > 1)
+    if len(addresses) > 1:
+        _show_collisions(collisions)
+
+
+def _explain(given: Given, broadcast: bytes) -> Section:
+    if isinstance(given, Mac):
+        return _of_mac(given)
+    if isinstance(given, Mgid):
+        return _of_mgid(given, broadcast)
+    return _of_group(given, broadcast)
+
+
+# --- what is said of a group -------------------------------------------------------------
+
+
+def _of_group(group: IPv4Address | IPv6Address, broadcast: bytes) -> Section:
+    ipv4 = isinstance(group, IPv4Address)
+    return {
+        "given": str(group),
+        "kind": "IPv4 group" if ipv4 else "IPv6 group",
+        "meaning": _meaning(group),
+        "sections": [
+            _infiniband("InfiniBand, rdma_cm (PS_UDP)", group, PortSpace.UDP, broadcast),
+            _infiniband("InfiniBand, IPoIB and rdma_cm (PS_IPOIB)", group, PortSpace.IPOIB, broadcast),
+            _rocev2(group),
+            _rocev1(group),
+        ],
+        "shared": [shared._asdict() for shared in _shared(group)],
+    }
+
+
+def _infiniband(
+    title: str, group: IPv4Address | IPv6Address, port_space: PortSpace, broadcast: bytes
+) -> Section:
+    made = mapping.infiniband_mgid(group, port_space, broadcast)
+    qkey = RDMA_UDP_QKEY if port_space is PortSpace.UDP else None
+    return {"title": title, "mgid": str(made), **_fields(made), "qkey": qkey, "mlid": None}
+
+
+def _rocev2(group: IPv4Address | IPv6Address) -> Section:
+    if isinstance(group, IPv6Address):
+        return {"title": "RoCEv2", "mgid": None, "refused": "IPv6 groups (errno 524): use an IPv4 group"}
+    made = mapping.roce_mgid(group)
+    return {
+        "title": "RoCEv2",
+        "mgid": str(made),
+        "ip": str(group),
+        "udp_port": ROCE_UDP_PORT,
+        "mac": str(Mac(mapping.group_mac(made))),
+        "pkey": mapping.DEFAULT_PKEY,
+        "qkey": RDMA_UDP_QKEY,
+        "mlid": 0,
+    }
+
+
+def _rocev1(group: IPv4Address | IPv6Address) -> Section:
+    made = mapping.roce_v1_mgid(group)
+    return {"title": "RoCEv1", "mgid": str(made), "mac": str(Mac(mapping.group_mac(made)))}
+
+
+def _fields(made: Gid) -> Section:
+    fields = mapping.mgid_fields(made)
+    if fields is None:
+        return {}
+    found: Section = {"flags": fields.flags, "scope": fields.scope}
+    if fields.signature:
+        found["signature"] = fields.signature.value
+    if fields.pkey is not None:
+        found["pkey"] = fields.pkey
+    return found
+
+
+def _flags(flags: int) -> str:
+    return "; ".join(text for bit, text in _FLAGS.items() if flags & bit) or "assigned for good"
+
+
+def _meaning(group: IPv4Address | IPv6Address) -> str:
+    if isinstance(group, IPv4Address):
+        return next(text for block, text in _IPV4_BLOCKS.items() if group in block)
+    flags, scope = group.packed[1] >> 4, group.packed[1] & 15
+    return f"{SCOPES.get(scope, f'scope {scope:x}')}, {_flags(flags)}"
+
+
+# --- who else has the same name ----------------------------------------------------------
+
+
+def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
+    if isinstance(group, IPv4Address):
+        yield _Shared("InfiniBand MGID", 0, "all 28 bits in which they differ are kept")
+        others = mapping.ipv4_groups_of(mapping.group_mac(Gid(group)))
+        yield _Shared(
+            "RoCEv2 MAC",
+            len(others) - 1,
+            _MAC_FOLDS,
+            tuple(str(other) for other in others if other != group),
+        )
+        yield _Shared("RoCEv1 MAC", 0, "the whole IPv4 address is kept")
+    elif mapping.is_sa_assigned(group):
+        yield _Shared("InfiniBand MGID", 0, "it is used as it stands")
+        yield _of_ipv6_mac(group)
+    else:
+        examples = (ip_address(bytes((255, byte)) + group.packed[2:]) for byte in _OTHER_SCOPES)
+        yield _Shared(
+            "InfiniBand MGID",
+            (1 << 40) - 1,
+            "the last 80 bits are kept; flags and scope are not among them",
+            tuple(str(other) for other in examples if other != group),
+        )
+        yield _of_ipv6_mac(group)
+
+
+_OTHER_SCOPES = (0x02, 0x05, 0x08, 0x0E)
+
+
+def _of_ipv6_mac(group: IPv6Address) -> _Shared:
+    return _Shared("RoCEv1 MAC", (1 << 88) - 1, "the last 32 of 120 bits are kept")
+
+
+# --- and back ----------------------------------------------------------------------------
+
+
+def _of_mgid(given: Mgid, broadcast: bytes) -> Section:
+    fields, ipv4 = mapping.mgid_fields(given), mapping.ipv4_group_of(given)
+    if fields is None or fields.signature is None:
+        assert ipv4 is not None
+        version = "RoCEv2" if fields is None else "RoCEv1"
+        return _of_group(ipv4, broadcast) | {
+            "given": str(given),
+            "kind": f"MGID of {version} for the IPv4 group {ipv4}",
+        }
+    section = {"title": "InfiniBand", "mgid": str(given), **_fields(given), "stands_for": _stands_for(given)}
+    mapped = mapping.infiniband_mgid(IPv6Address(bytes(given)), PortSpace.UDP, broadcast)
+    if mapped != given:
+        section["as_ipv6_group"] = str(mapped)
+    return {
+        "given": str(given),
+        "kind": "MGID of InfiniBand",
+        "meaning": _SIGNATURES[fields.signature],
+        "sections": [
+            section,
+            {"title": "RoCE", "mgid": None, "refused": "raw MGIDs (errno 524): use an IPv4 group"},
+        ],
+        "shared": [],
+    }
+
+
+def _stands_for(given: Mgid) -> str:
+    ipv4 = mapping.ipv4_group_of(given)
+    fields = mapping.mgid_fields(given)
+    assert fields is not None
+    if ipv4 is not None:
+        return f"the IPv4 group {ipv4}"
+    if fields.pkey is not None and given == mapping.ipoib_broadcast_mgid(fields.pkey, fields.scope):
+        return "255.255.255.255: the broadcast group of IPoIB"
+    if fields.signature is Signature.SA_ASSIGNED:
+        return "itself: the SA made it up"
+    if fields.signature in (Signature.IPOIB_IPV6, Signature.RDMA_CM_IPV6):
+        return f"each of 2^40 IPv6 groups, such as {IPv6Address(bytes.fromhex('ff0e00000000') + given[6:])}"
+    return "no group: an IPv4 group leaves bytes 6 to 11 zero"
+
+
+def _of_mac(given: Mac) -> Section:
+    found, ipv4 = mapping.ipv4_groups_of(given), IPv4Address(given[2:])
+    if found:
+        kind, meaning = f"MAC address of {len(found)} IPv4 groups on RoCEv2", _MAC_FOLDS
+    else:
+        of_v1 = f" and of the IPv4 group {ipv4}" if ipv4.is_multicast else ""
+        kind = f"MAC address of IPv6 groups{of_v1} on RoCEv1"
+        meaning = "the last 32 bits of the MGID are kept"
+    section: Section = {"title": "RoCEv2" if found else "RoCEv1", "mac": str(given)}
+    if found:
+        section["stands_for"] = list(map(str, found))
+    return {"given": str(given), "kind": kind, "meaning": meaning, "sections": [section], "shared": []}
+
+
+def _collisions(explained: Iterable[Section]) -> list[Section]:
+    """Which of the given addresses have a name in common: `same`, `name`, `addresses`."""
+    named: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for explanation in explained:
+        for section in explanation["sections"]:
+            for what in ("mgid", "mac"):
+                name = section.get(what)
+                if name:
+                    key = (f"{section['title'].partition(',')[0]} {what.upper()}", name)
+                    named[key][explanation["given"]] = None
+    return [
+        {"same": what, "name": name, "addresses": list(given)}
+        for (what, name), given in named.items()
+        if len(given) > 1
+    ]
+
+
+# --- as text -----------------------------------------------------------------------------
+
+
+def _joined(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else ", ".join(text)
+
+
+_DEFAULT_PARTITION = " (the default partition)"
+_ANY_MLID = f"0x{MLID_FIRST:04x} to 0x{MLID_LAST:04x}, as the SA chooses when the group is made"
+_NO_MLID = "none: there is no SA; switches learn of members by IGMP"
+
+_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "mgid": ("MGID", lambda mgid: mgid or "none"),
+    "refused": ("", lambda what: f"the kernel refuses {what}"),
+    "ip": ("IP", str),
+    "udp_port": ("UDP port", str),
+    "mac": ("MAC", str),
+    "flags": ("flags", lambda flags: f"{flags:x} ({_flags(flags)})"),
+    "scope": ("scope", lambda scope: f"{scope:x} ({SCOPES.get(scope, 'reserved, or not assigned')})"),
+    "signature": ("signature", lambda number: f"{number:04x} ({_SIGNATURES[Signature(number)]})"),
+    "pkey": ("P_Key", lambda pkey: f"0x{pkey:04x}{_DEFAULT_PARTITION if pkey & 0x7FFF == 0x7FFF else ''}"),
+    "qkey": ("Q_Key", lambda qkey: f"0x{qkey:08x}" if qkey else "that of the IPoIB broadcast group"),
+    "mlid": ("MLID", lambda mlid: _NO_MLID if mlid == 0 else _ANY_MLID),
+    "stands_for": ("stands for", _joined),
+    "as_ipv6_group": ("but", lambda mgid: f"joined as an IPv6 group, not as an Mgid, it becomes {mgid}"),
+}
+"""Field -> its label, and its value as text."""
+
+
+def _show(explanation: Section, brief: bool) -> None:
+    """`brief` leaves out the groups that nobody asked about."""
+    meaning = f", {explanation['meaning']}" if explanation["meaning"] else ""
+    wrapped(f"{explanation['given']}  ", f"{explanation['kind']}{meaning}")
+    for section in explanation["sections"]:
+        typer.echo(f"\n{section['title']}")
+        for key, value in section.items():
+            if key != "title":
+                label, text = _FIELDS[key]
+                wrapped(f"  {label:12}", text(value))
+    if explanation["shared"]:
+        typer.echo("\nshared with")
+    for shared in explanation["shared"]:
+        wrapped(f"  {shared['where']:17}", _who(shared | {"groups": ()} if brief else shared))
+
+
+def _who(shared: Section) -> str:
+    others, groups = shared["others"], shared["groups"]
+    if not others:
+        return f"no other IPv4 group: {shared['why']}"
+    number = f"{others} other" if others < 1000 else f"about 2^{(others + 1).bit_length() - 1} other"
+    examples = f" ({'' if others == len(groups) else 'such as '}{', '.join(groups)})" if groups else ""
+    return f"{number} groups{examples}: {shared['why']}"
+
+
+def _show_collisions(collisions: list[Section]) -> None:
+    typer.echo("\ncollisions of these" if collisions else "\ncollisions of these: none")
+    for found in collisions:
+        wrapped(f"  {found['same']:17}", f"{found['name']}: {', '.join(found['addresses'])}")
