@@ -72,6 +72,11 @@ class Batch(ABC):
     def __iter__(self) -> Iterator[Message]:
         return (self[index] for index in range(len(self)))
 
+    @property
+    def released(self) -> bool:
+        """True after release(): the buffers are back in the receive queue."""
+        return self._released
+
     def release(self) -> None:
         """End the lease. Idempotent.
 

@@ -59,6 +59,8 @@ class SimBackend(Backend):
         self._hosts = hosts if hosts is not None else fabric.hosts
         self._owns_fabric = owns_fabric
         self._channels: dict[SimEventChannel, None] = {}
+        if fabric.watch is not None:
+            fabric.watch(self)
 
     def now(self) -> float:
         with self.fabric.clock:
@@ -94,6 +96,13 @@ class SimEventChannel(EventChannel):
         self._core = cm.Channel(self._on_event)
         self._fd: int | None = None
         self._signalled = False
+        if fabric.watch is not None:
+            fabric.watch(self)
+
+    @property
+    def unread(self) -> int:
+        """How many events wait."""
+        return len(self._core.queue)
 
     def fileno(self) -> int:
         self._require_open("fileno", Phase.EVENT)
@@ -160,6 +169,8 @@ class SimCmId(CmId):
         self._channel = channel
         self._clock = channel.fabric.clock
         self._qp: SimQueuePair | None = None
+        if channel.fabric.watch is not None:
+            channel.fabric.watch(self)
 
     @property
     def device(self) -> str | None:
@@ -247,6 +258,8 @@ class SimQueuePair(QueuePair):
         self._fabric = owner.core.fabric
         self._clock = self._fabric.clock
         self._slots: Slots | None = None
+        if self._fabric.watch is not None:
+            self._fabric.watch(self)
 
     @property
     def link_layer(self) -> LinkLayer:
@@ -321,7 +334,10 @@ class SimQueuePair(QueuePair):
             slices = core.take(max)
             if not slices and core.error is not None:
                 raise QpError(core.error, "recv", Phase.RECV)
-            return SimBatch(slices, core.is_own, self._give_back, self._slots)
+            batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
+        if self._fabric.watch is not None:
+            self._fabric.watch(batch, self)
+        return batch
 
     def _recv_one(self, timeout: float | None) -> Message | None:
         """Without a lease: payloads are immutable, and the receive is posted again at once."""

@@ -131,6 +131,8 @@ class Fabric:
         self.random = Random(seed)
         self.rules = Rules(self.random)
         self.trace = Trace() if trace else None
+        self.watch: Callable[..., None] | None = None
+        """Told of each backend, channel, id and QP that is opened, of each batch with its QP (`census`)."""
         self.switches = switches
         self.hosts = frozenset(range(hosts or ports))
         self.ports = [

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from mcast.api import McastAddress, WcStatus
 from mcast.mcmember import MLID_LAST, SaMethod, SaStatus
@@ -321,6 +330,21 @@ class Scenario(_Model):
         return self
 
 
+_FAULT: TypeAdapter[Fault] = TypeAdapter(Fault)
+
+
+def fault_of(fields: Mapping[str, object], fabric: Topology) -> Fault:
+    """The fault with these fields, as a scenario has them. Raises BadScenario."""
+    try:
+        fault = _FAULT.validate_python(fields)
+        check_fault(fault, fabric)
+    except ValidationError as error:
+        raise BadScenario(_sentence(error)) from None
+    except ValueError as error:
+        raise BadScenario(str(error)) from None
+    return fault
+
+
 def check_fault(fault: Fault, fabric: Topology) -> None:
     """Raise ValueError if the fault names what the fabric does not have."""
     for name in ("port", "source", "target"):
@@ -375,11 +399,15 @@ def _parse(name: str, text: str, syntax: str) -> Scenario:
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        what = first["msg"].removeprefix("Value error, ")
-        raise BadScenario(f"{name}: {f'{where}: ' if where else ''}{what}{more}") from None
+        raise BadScenario(f"{name}: {_sentence(error)}") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    what = first["msg"].removeprefix("Value error, ")
+    return f"{f'{where}: ' if where else ''}{what}{more}"
 
 
 def _from_toml(name: str, text: str) -> object:
