@@ -713,6 +713,13 @@ class QueuePair(_OnPort):
     def close(self) -> None:
         """ibv_destroy_qp, after detaching it from every group. Idempotent."""
 
+    @abstractmethod
+    def fileno(self) -> int:
+        """A real file descriptor for poll, select and asyncio: a `recv` that returned empty arms it.
+
+        From then on it is readable once a recv would give a message or a QpError, until one is empty again.
+        """
+
     def modify(self, state: QpState) -> None:
         """ibv_modify_qp. INIT posts the receives again. A step the state machine lacks: EINVAL."""
         self._require_open("modify", Phase.MODIFY)

@@ -9,7 +9,6 @@ import errno as E
 import importlib
 import os
 import threading
-import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NewType, Protocol, cast
 
@@ -73,8 +72,11 @@ class Lib(Protocol):
     def mcast_create_ah(self, pd: Pd, init: Pointer, ah: Pointer, /) -> int: ...
     def mcast_destroy_ah(self, ah: Ah, /) -> int: ...
     def mcast_run(self, qp: Qp, out: Pointer, max: int, event_fd: int, budget: int, /) -> int: ...
+    def mcast_recv_fd(self, qp: Qp, /) -> int: ...
     def mcast_release(self, qp: Qp, generation: int, messages: Pointer, count: int, /) -> int: ...
     def mcast_send(self, qp: Qp, job: Pointer, budget: int, /) -> int: ...
+    def mcast_send_at_once(self, qp: Qp, job: Pointer, /) -> int: ...
+    def mcast_wait_sent(self, qp: Qp, end: int, budget: int, /) -> int: ...
     def mcast_drain_sends(self, qp: Qp, budget: int, /) -> int: ...
     def mcast_wake(self, qp: Qp, /) -> None: ...
     def mcast_failure(self, qp: Qp, /) -> int: ...
@@ -119,9 +121,6 @@ class QpPlan(NamedTuple):
     recv_offset: int
     grh_stride: int
 
-
-NO_FD = -1
-"""A descriptor that poll(2) passes over."""
 
 _AH_FIELDS = ("dlid", "sl", "port_num", "sgid_index", "hop_limit", "traffic_class", "flow_label")
 _MAX_DEVICES = 256
@@ -355,34 +354,9 @@ class Native:
 
     # --- data ---
 
-    def messages(self, max: int) -> Pointer:
-        """Room for `max` records of struct mcast_message."""
-        return self._ffi.new("struct mcast_message[]", max)
-
-    def bytes_of(self, pointer: Pointer) -> memoryview:
-        """The memory of an array made here, as bytes."""
-        return memoryview(self._ffi.buffer(pointer))
-
-    def window(self, buffer: Any) -> Pointer:
-        """A hold on the buffer's memory, for `payloads`."""
-        return self._ffi.from_buffer(buffer)
-
-    def payloads(self, window: Pointer) -> tuple[memoryview, weakref.ref[Any]]:
-        """A read-only view, and a reference that is dead once neither it nor any slice of it is left."""
-        exporter = self._ffi.buffer(window)
-        return memoryview(exporter).toreadonly(), weakref.ref(exporter)
-
-    def run(self, qp: Qp, out: Pointer, max: int, event_fd: int, budget: int) -> int:
-        """Messages received, 0 when `budget` ns are over; -EAGAIN when `event_fd` (or NO_FD) became readable;
-        -EIO when the QP is in ERR, -EINTR, or raises."""
-        result = self._lib.mcast_run(qp, out, max, event_fd, budget)
-        if result < 0 and result not in (-E.EIO, -E.EINTR, -E.EAGAIN):
-            self._check(result, "recv", Phase.RECV)
-        return result
-
-    def release(self, qp: Qp, generation: int, messages: Pointer, count: int) -> None:
-        result = self._lib.mcast_release(qp, generation, messages, count)
-        self._check(result, "release", Phase.RECV)
+    def address(self, handle: object) -> int:
+        """Where an object of C is, for `Calls`."""
+        return int(self._ffi.cast("uintptr_t", handle))
 
     def send_job(
         self,
@@ -418,6 +392,10 @@ class Native:
         if result < 0 and result not in (-E.EIO, -E.EINTR):
             self._check(result, "send", Phase.SEND)
         return result
+
+    def wait_sent(self, qp: Qp, end: int, budget: int) -> int:
+        """As `send`, for what was posted before `end`."""
+        return self._lib.mcast_wait_sent(qp, end, budget)
 
     def drain_sends(self, qp: Qp, budget: int) -> None:
         """Wait for the sends that are under way, at most `budget` ns."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno as E
 import threading
 from array import array
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -30,9 +29,10 @@ from mcast.api import (
 )
 from mcast.backends.rdma import slab
 from mcast.backends.rdma.address_handles import AddressHandles
-from mcast.backends.rdma.batch import RECORD, RdmaBatch
+from mcast.backends.rdma.batch import RdmaBatch
+from mcast.backends.rdma.calls import Calls
 from mcast.backends.rdma.deadline import SLICE, Deadline, held
-from mcast.backends.rdma.native import NO_FD, Context, Native, Pd, Pointer
+from mcast.backends.rdma.native import Context, Native, Pd, Pointer
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.region import RdmaRegion
 
@@ -45,16 +45,14 @@ _GRACE = 5.0
 _MTU_LASTS = 0.1
 """Seconds; no event tells of a new MTU, and asking takes longer than sending a message."""
 
-_GENERATION_AT = 8
-"""Index of the generation in a record."""
-
 _STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
 
 
-class RdmaQueuePair(Shared, QueuePair):
-    """Locks, always taken in this order: the channel's (attachments, close), `_receiving`, `_sending`.
+class RdmaQueuePair(Calls, Shared, QueuePair):
+    """What `Calls` does in C when nothing is in the way, and all the rest here.
 
-    Releasing a batch takes none of them, so it never waits for a receiver that sleeps.
+    Locks, always taken in this order: the channel's (attachments, close), `_receiving`, `_sending`. The calls
+    in C take none of them, but closing waits for them.
     """
 
     def __init__(self, cm_id: RdmaCmId, init: QpInit, context: Context, pd: Pd) -> None:
@@ -70,14 +68,15 @@ class RdmaQueuePair(Shared, QueuePair):
         self._qp_num = self.native.qp_num(self._handle)
         self._recv_depth = plan.recv_depth
         payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
-        self._memories: dict[int, Pointer] = {0: self.native.window(payloads)}
+        self._memories = {0: payloads}
         self._attachments: dict[Gid, int] = {}
         self._regions: list[RdmaRegion] = []
         self._handles = AddressHandles(self.native, context, pd)
         self._handles_are_stale = False
         self._receiving, self._sending = threading.RLock(), threading.RLock()
-        self._giving_back = threading.RLock()
         self._mtu, self._mtu_until = 0, 0.0
+        address = self.native.address(self._handle)
+        self._arm(address, cm_id.channel.fileno(), self._memories, self._handles.sources)
 
     # --- what it is ---
 
@@ -102,6 +101,7 @@ class RdmaQueuePair(Shared, QueuePair):
             with self._in_use("max_message_size", Phase.SEND):
                 self._mtu = self.native.query_port(self._context, self._port).active_mtu
             self._mtu_until = now + _MTU_LASTS
+            self._limit(self._mtu, _MTU_LASTS)
         return self._mtu
 
     @property
@@ -120,7 +120,9 @@ class RdmaQueuePair(Shared, QueuePair):
         with self._in_use("modify", Phase.MODIFY):
             self.native.modify_qp(self._handle, state, {"state": state.name})
         # A handle may name a source address that is gone, which may be why there is a reset at all.
-        self._handles_are_stale |= state is QpState.RESET
+        if state is QpState.RESET:
+            self._handles_are_stale = True
+            self._aim(None, 0, 0, 0)
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         with self._in_use("attach_mcast", Phase.ATTACH):
@@ -162,34 +164,37 @@ class RdmaQueuePair(Shared, QueuePair):
             if self._handles_are_stale:
                 self._handles.clear()
                 self._handles_are_stale = False
-            job, keep = self._job(destination, payloads, imm)
+            handle = self._handles.get(destination)
+            self._aim(destination, self.native.address(handle), destination.qp_num, destination.qkey)
+            to = (handle, destination.qp_num, destination.qkey)
+            lengths = array("I", map(len, payloads))
+            if self._regions:
+                addresses = array("L", map(self.native.address_of, payloads))
+                lkeys = array("q", map(self._lkey_of, addresses, lengths))
+                job, keep = self.native.send_job(*to, imm, lengths, None, addresses, lkeys)
+            else:
+                job, keep = self.native.send_job(*to, imm, lengths, b"".join(payloads), None, None)
             try:
                 self._finish(job, len(payloads), deadline)
             except QpError:
                 raise
             except BaseException:
-                if not self._closed:  # what is under way may still read the payloads
-                    self.native.drain_sends(self._handle, int(_GRACE * 1e9))
+                self._drain()
                 raise
             finally:
                 del keep
 
-    def _job(
-        self, destination: Destination, payloads: Sequence[bytes | memoryview], imm: int | None
-    ) -> tuple[Pointer, object]:
-        to = (self._handles.get(destination), destination.qp_num, destination.qkey)
-        lengths = array("I", map(len, payloads))
-        if not self._regions:
-            return self.native.send_job(*to, imm, lengths, b"".join(payloads), None, None)
-        regions = sorted(self._regions, key=lambda region: region.start)
-        starts = [region.start for region in regions]
-        addresses = array("L", map(self.native.address_of, payloads))
-        lkeys = array("q", (-1,)) * len(payloads)
-        for index, (address, length) in enumerate(zip(addresses, lengths, strict=True)):
-            at = bisect_right(starts, address) - 1
-            if at >= 0 and address + length <= regions[at].end:
-                lkeys[index] = regions[at].lkey
-        return self.native.send_job(*to, imm, lengths, None, addresses, lkeys)
+    def _lkey_of(self, address: int, length: int) -> int:
+        """Of the region that the payload lies in; -1 for none."""
+        for region in self._regions:
+            if region.start <= address and address + length <= region.end:
+                return region.lkey
+        return -1
+
+    def _drain(self) -> None:
+        """What is under way may still read the payloads: wait for it."""
+        if not self._closed:
+            self.native.drain_sends(self._handle, int(_GRACE * 1e9))
 
     def _finish(self, job: Pointer, count: int, deadline: Deadline) -> None:
         """Until all is posted, at most to the deadline; then until the device has completed it."""
@@ -205,39 +210,49 @@ class RdmaQueuePair(Shared, QueuePair):
                 detail = f"{job.posted} of {count} messages were posted in time"
                 raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, None, detail)
 
+    def _finish_send(self, end: int, timeout: float | None, result: int) -> None:
+        """Called from C: what was posted up to `end` is not complete, as `result` says (0: not yet)."""
+        deadline = Deadline(timeout)
+        try:
+            while result != 1:
+                if result == -E.EIO:
+                    raise self._qp_error("send", Phase.SEND)
+                if result not in (0, -E.EINTR):
+                    raise mcast_error(-result, "send", Phase.SEND)
+                self._require_open("send", Phase.SEND)
+                if deadline.over(_GRACE):
+                    raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, None, "the device did not complete it")
+                result = self.native.wait_sent(self._handle, end, int(SLICE * 1e9))
+        except QpError:
+            raise
+        except BaseException:
+            self._drain()
+            raise
+
     # --- receiving ---
+
+    def fileno(self) -> int:
+        with self._in_use("fileno", Phase.RECV):
+            return self.native.recv_fd(self._handle)
 
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
         deadline = Deadline(timeout)
-        room = min(max, self._recv_depth)
-        pointer = self.native.messages(room)
-        channel = self._cm_id.channel.fileno() if events else NO_FD
         with held(self._receiving, deadline) as mine:
             while mine:
                 self._require_open("recv", Phase.RECV)
-                count = self.native.run(self._handle, pointer, room, channel, deadline.slice_ns())
-                if count > 0:
-                    return self._batch(pointer, count)
-                if count == -E.EIO:
+                found = self._run(max, events, deadline.slice_ns())
+                if isinstance(found, Batch):
+                    return found
+                if found == -E.EIO:
                     raise self._qp_error("recv", Phase.RECV)
-                if deadline.over() or count == -E.EAGAIN:
+                if deadline.over() or found == -E.EAGAIN:
                     break
-                if count == 0 and not self._closed:
+                if found == 0 and not self._closed:
                     # With no receive posted nothing is flushed: only asking shows an ERR.
                     self.native.query_qp(self._handle)
-        return self._batch(pointer, 0)
-
-    def _batch(self, pointer: Pointer, count: int) -> Batch:
-        records = self.native.bytes_of(pointer)
-        generation = RECORD.unpack_from(records)[_GENERATION_AT] if count else 0
-        payloads, in_use = self.native.payloads(self._memories[generation])
-
-        def give_back(pointer: Pointer, count: int) -> None:
-            with self._giving_back:
-                if not self._closed and self.process.is_here:
-                    self.native.release(self._handle, generation, pointer, count)
-
-        return RdmaBatch(pointer, records, count, payloads, in_use, self._handles.sources, give_back)
+                elif found not in (0, -E.EINTR):
+                    raise mcast_error(-found, "recv", Phase.RECV)
+        return self._run(max, False, -1)
 
     def _qp_error(self, call: str, phase: Phase) -> QpError:
         status = WcStatus(self.native.failure(self._handle))
@@ -257,7 +272,9 @@ class RdmaQueuePair(Shared, QueuePair):
             if recv_slot is not None:
                 count = buffer.nbytes // recv_slot
                 generation = self._receive_into(region, recv_slot, count)
-                self._memories = {0: self._memories[0], generation: self.native.window(buffer)}
+                self._forget_user_memory()
+                self._memories[generation] = buffer
+            self._tell_regions()
         return region
 
     def forget_region(self, region: RdmaRegion) -> None:
@@ -266,11 +283,19 @@ class RdmaQueuePair(Shared, QueuePair):
             if region not in self._regions or not self.process.is_here:
                 return
             self._regions.remove(region)
+            self._tell_regions()
             with self._sending:
                 if region.receives:
                     self._receive_into(None)
-                    self._memories = {0: self._memories[0]}
+                    self._forget_user_memory()
                 self.native.deregister(region.mr)
+
+    def _tell_regions(self) -> None:
+        self._set_regions([(region.start, region.end, region.lkey) for region in self._regions])
+
+    def _forget_user_memory(self) -> None:
+        for generation in [number for number in self._memories if number]:
+            del self._memories[generation]
 
     def _receive_into(self, region: RdmaRegion | None, room: int = 0, count: int = 0) -> int:
         """Go through RESET, where nothing is posted, and back; a QP in ERR comes back to RTS."""
@@ -296,8 +321,9 @@ class RdmaQueuePair(Shared, QueuePair):
             self._closed = True
             if not self.process.is_here:
                 return
+            self._disarm()
             self.native.wake(self._handle)
-            with self._receiving, self._sending, self._giving_back:
+            with self._receiving, self._sending:
                 self._free()
 
     def _free(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from types import MappingProxyType
@@ -37,6 +36,7 @@ from mcast.backends.sim.clock import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import SimBatch, Slots, message_of
 from mcast.backends.sim.qp import Qp
+from mcast.backends.sim.readiness import Readiness
 
 _BOTH = {Capability.CONNECTED_QP}
 ROCE_CAPABILITIES = frozenset(_BOTH | {Capability.IGMP})
@@ -94,8 +94,7 @@ class SimEventChannel(EventChannel):
         self.fabric, self._hosts, self._siblings = fabric, hosts, siblings
         self.ids: dict[SimCmId, None] = {}
         self._core = cm.Channel(self._on_event)
-        self._fd: int | None = None
-        self._signalled = False
+        self._readiness: Readiness | None = None
         if fabric.watch is not None:
             fabric.watch(self)
 
@@ -107,21 +106,16 @@ class SimEventChannel(EventChannel):
     def fileno(self) -> int:
         self._require_open("fileno", Phase.EVENT)
         with self.fabric.clock:
-            if self._fd is None:
-                self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            if self._readiness is None:
+                self._readiness = Readiness()
                 self.fabric.clock.want_descriptor()
                 self._on_event()
-            return self._fd
+            return self._readiness.fd
 
     def _on_event(self) -> None:
         """Keep the descriptor readable exactly while an event waits."""
-        if self._fd is None or self._signalled == bool(self._core.queue):
-            return
-        self._signalled = not self._signalled
-        if self._signalled:
-            os.eventfd_write(self._fd, 1)
-        else:
-            os.eventfd_read(self._fd)
+        if self._readiness is not None:
+            self._readiness.show(bool(self._core.queue))
 
     def _create_id(self, port_space: PortSpace) -> CmId:
         core = cm.Id(self.fabric, self._hosts, self._core, port_space)
@@ -154,9 +148,9 @@ class SimEventChannel(EventChannel):
         with self.fabric.clock:
             self._closed = True
             self._siblings.pop(self, None)
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
+            if self._readiness is not None:
+                self._readiness.close()
+                self._readiness = None
 
 
 class SimCmId(CmId):
@@ -258,6 +252,7 @@ class SimQueuePair(QueuePair):
         self._fabric = owner.core.fabric
         self._clock = self._fabric.clock
         self._slots: Slots | None = None
+        self._readiness: Readiness | None = None
         if self._fabric.watch is not None:
             self._fabric.watch(self)
 
@@ -332,6 +327,7 @@ class SimQueuePair(QueuePair):
         with self._clock:
             self._wait_readable(timeout, events)
             slices = core.take(max)
+            self._signal()
             if not slices and core.error is not None:
                 raise QpError(core.error, "recv", Phase.RECV)
             batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
@@ -349,6 +345,7 @@ class SimQueuePair(QueuePair):
             if found is None:
                 self._wait_readable(timeout, events=False)
                 found = core.take_one()
+                self._signal()
                 if found is None and core.error is not None:
                     raise QpError(core.error, "recv", Phase.RECV)
         if self._clock.watched:
@@ -365,6 +362,21 @@ class SimQueuePair(QueuePair):
         pending = self._owner.core.channel.queue if events else ()
         self._clock.wait(lambda: core.readable or bool(pending) or self._closed, timeout, "recv", Phase.RECV)
         self._require_open("recv", Phase.RECV)
+
+    def fileno(self) -> int:
+        self._require_open("fileno", Phase.RECV)
+        with self._clock:
+            if self._readiness is None:
+                self._readiness = Readiness()
+                self._clock.want_descriptor()
+                self.core.on_readable = self._signal
+                self._signal()
+            return self._readiness.fd
+
+    def _signal(self) -> None:
+        """Keep the descriptor, if there is one, readable exactly while a recv would not wait."""
+        if self._readiness is not None:
+            self._readiness.show(self.core.readable)
 
     def _give_back(self, count: int) -> None:
         with self._clock:
@@ -388,6 +400,11 @@ class SimQueuePair(QueuePair):
         if not self._closed:
             self._closed = True
             self._owner.forget_qp()
+            with self._clock:
+                self.core.on_readable = None
+                if self._readiness is not None:
+                    self._readiness.close()
+                    self._readiness = None
 
 
 def _check(failed: int, call: str, phase: Phase, **arguments: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mcast.addresses import Gid
@@ -76,6 +76,7 @@ class Qp:
         "low_water",
         "no_receive",
         "number",
+        "on_readable",
         "partition",
         "path",
         "pkey",
@@ -103,6 +104,7 @@ class Qp:
         self.sent = self.received = 0
         self.no_receive = self.too_long = self.wrong_qkey = 0
         self.path: Path | None = None  # of the last send
+        self.on_readable: Callable[[], None] | None = None
         self._queue: deque[tuple[Burst, int, int]] = deque()
 
     @property
@@ -129,13 +131,15 @@ class Qp:
         if state is _S.RESET:
             self.error = None
         elif state is _S.ERR and self.error is None:
-            self.error = WcStatus.WR_FLUSH_ERR
+            self.fail(WcStatus.WR_FLUSH_ERR)
         self.state = state
         return 0
 
     def fail(self, status: WcStatus) -> None:
         """The device puts the QP into ERR and completes the work request with `status`."""
         self.state, self.error = _S.ERR, status
+        if self.on_readable is not None:
+            self.on_readable()
 
     def deliver(self, burst: Burst, start: int, stop: int) -> None:
         """Messages start..stop of the burst arrive at the port for this QP."""
@@ -197,6 +201,8 @@ class Qp:
             self.free -= fits
             if self.free < self.low_water:
                 self.low_water = self.free
+            if self.on_readable is not None:
+                self.on_readable()
 
     def _deliver_singly(self, burst: Burst, start: int, stop: int) -> None:
         """Some message has no room in a receive: it takes the QP to ERR (facts: kernel, data)."""

@@ -185,6 +185,7 @@ struct mcast_counters {
 };
 
 int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget);
+int mcast_recv_fd(struct mcast_qp *qp);
 int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count);
 int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget);
 int mcast_drain_sends(struct mcast_qp *qp, int64_t budget);

@@ -22,18 +22,26 @@ static void note_failure(struct mcast_qp *qp, enum ibv_wc_status status)
 		qp->failure = status;
 }
 
-/* 1: look at the CQ again. 0: the deadline has passed, or woken. -EAGAIN: event_fd is readable. Or -errno. */
-static int sleep_on(struct mcast_qp *qp, struct completions *completions, int event_fd, int64_t deadline)
+/* Another thread may have taken it: the fd does not block. */
+static int take_completion_event(struct completions *completions)
 {
 	struct ibv_cq *cq;
 	void *context;
+
+	if (mcast_sym.ibv_get_cq_event(completions->channel, &cq, &context))
+		return 0;
+	mcast_sym.ibv_ack_cq_events(cq, 1);
+	return 1;
+}
+
+/* 1: look at the CQ again. 0: the deadline has passed, or woken. -EAGAIN: event_fd is readable. Or -errno. */
+static int sleep_on(struct mcast_qp *qp, struct completions *completions, int event_fd, int64_t deadline)
+{
 	int ret = mcast_wait_readable(completions->channel->fd, qp->wake_fd, event_fd, deadline);
 
 	if (ret <= 0)
 		return ret;
-	/* another thread may have taken it: the fd does not block */
-	if (!mcast_sym.ibv_get_cq_event(completions->channel, &cq, &context))
-		mcast_sym.ibv_ack_cq_events(cq, 1);
+	take_completion_event(completions);
 	return 1;
 }
 
@@ -223,7 +231,7 @@ static int arm(struct ibv_cq *cq)
 	return -ibv_req_notify_cq(cq, 0);
 }
 
-int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget)
+static int run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget)
 {
 	int64_t start = 0, deadline = 0;
 	int armed = 0;
@@ -249,6 +257,35 @@ int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int 
 			return got;
 		armed = !armed;
 	}
+}
+
+/* Nothing is there, and somebody sleeps on the fd: silence it, arm it, look again, so that nothing slips through. */
+static int rearm(struct mcast_qp *qp, struct mcast_message *out, uint32_t max)
+{
+	int ret;
+
+	while (take_completion_event(&qp->recv))
+		;
+	ret = arm(qp->recv.cq);
+	return ret ? ret : receive_all(qp, out, max);
+}
+
+int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget)
+{
+	int got = run(qp, out, max, event_fd, budget);
+	int late = 0;
+
+	if (qp->fd_is_watched && (!got || got == -EAGAIN))
+		late = rearm(qp, out, max);
+	return late ? late : got;
+}
+
+int mcast_recv_fd(struct mcast_qp *qp)
+{
+	pthread_mutex_lock(&qp->lock);
+	qp->fd_is_watched = 1;
+	pthread_mutex_unlock(&qp->lock);
+	return qp->recv.channel->fd;
 }
 
 /* Slots of a user memory that is gone are nobody's any more. */

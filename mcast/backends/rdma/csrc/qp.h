@@ -50,6 +50,7 @@ struct mcast_qp {
 
 	struct ibv_wc seen; /* polled, not yet received */
 	int has_seen;
+	int fd_is_watched; /* somebody else sleeps on the receive channel's fd: arm it */
 	struct receive_memory slab, user;
 	struct receive_memory *memory; /* one of the two */
 	struct mcast_counters counters;
