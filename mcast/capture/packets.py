@@ -75,13 +75,13 @@ def roce(message: Datagram, src_mac: bytes, dest_mac: bytes) -> bytes:
     source, dest = message.source.ipv4, message.dest.ipv4
     if source is not None and dest is not None:
         ip = _ipv4(source, dest, _UDP, length, message.hop_limit, message.traffic_class)
-        masked = ip[:1] + b"\xff" + ip[2:8] + b"\xff" + ip[9:10] + b"\xff\xff" + ip[12:]
+        masked = mask_ipv4(ip)
         ether_type = _IPV4
     else:
         ip = _ipv6(message, _UDP, length)
-        masked = _mask_ipv6(ip)
+        masked = mask_ipv6(ip)
         ether_type = _IPV6
-    crc = icrc(b"\xff" * 8 + masked + udp[:6] + b"\xff\xff" + _mask_bth(transport))
+    crc = icrc(b"\xff" * 8 + masked + mask_udp(udp) + mask_bth(transport))
     return ethernet(dest_mac, src_mac, ether_type) + ip + udp + transport + crc
 
 
@@ -143,7 +143,7 @@ def infiniband(message: Datagram) -> bytes:
     transport = _transport(message)
     grh = _ipv6(message, _IBA_NEXT_HEADER, len(transport) + 4)
     lrh = _lrh(message, _LNH_GLOBAL, len(grh) + len(transport))
-    crc = icrc(b"\xff" * 8 + _mask_ipv6(grh) + _mask_bth(transport))
+    crc = icrc(b"\xff" * 8 + mask_ipv6(grh) + mask_bth(transport))
     packet = lrh + grh + transport + crc
     return packet + vcrc(packet)
 
@@ -187,7 +187,7 @@ def _gsi(mad: bytes, psn: int, slid: int, dlid: int) -> bytes:
     )
     transport = _transport(message)
     lrh = _lrh(message, _LNH_LOCAL, len(transport))
-    crc = icrc(bytes((lrh[0] | 0xF0,)) + lrh[1:] + _mask_bth(transport))
+    crc = icrc(bytes((lrh[0] | 0xF0,)) + lrh[1:] + mask_bth(transport))
     packet = lrh + transport + crc
     return packet + vcrc(packet)
 
@@ -218,12 +218,22 @@ def _transport(message: Datagram) -> bytes:
     return bth + deth + imm + message.payload + bytes(pad)
 
 
-def _mask_bth(transport: bytes) -> bytes:
+def mask_ipv4(header: bytes) -> bytes:
+    """TOS, TTL and checksum may change on the way."""
+    return header[:1] + b"\xff" + header[2:8] + b"\xff" + header[9:10] + b"\xff\xff" + header[12:]
+
+
+def mask_udp(header: bytes) -> bytes:
+    """The checksum may change on the way."""
+    return header[:6] + b"\xff\xff"
+
+
+def mask_bth(transport: bytes) -> bytes:
     """The reserved byte 4 of the BTH may change on the way (FECN, BECN)."""
     return transport[:4] + b"\xff" + transport[5:]
 
 
-def _mask_ipv6(header: bytes) -> bytes:
+def mask_ipv6(header: bytes) -> bytes:
     """Traffic class, flow label and hop limit may change on the way."""
     return bytes((header[0] | 0x0F,)) + b"\xff" * 3 + header[4:7] + b"\xff" + header[8:]
 
