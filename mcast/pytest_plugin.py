@@ -101,6 +101,14 @@ def pytest_configure(config: pytest.Config) -> None:
         "mcast_faults(kind, **fields) or (which, verdict): a fault on the fabric of the test",
     ):
         config.addinivalue_line("markers", line)
+    if hasattr(config, "workerinput"):
+        config.option.mcast_seed = config.workerinput["mcast_seed"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker of pytest-xdist has the seed of the whole run, the random one too."""
+    node.workerinput["mcast_seed"] = node.config.getoption("mcast_seed")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -387,7 +395,8 @@ def _command(item: pytest.Item) -> str:
     config = item.config
     where = Path(os.path.relpath(item.path, config.invocation_params.dir)).as_posix()
     node = "::".join([where, *item.nodeid.split("::")[1:]])
+    settings = [one for one in config.option.override_ini or () if one.startswith("mcast_")]
     kept = [("-c", config.option.inifilename), ("--rootdir", config.option.rootdir)]
-    kept += [("-o", setting) for setting in config.option.override_ini or ()]
+    kept += [("-o", setting) for setting in settings]
     options = [word for option, value in kept if value for word in (option, str(value))]
     return shlex.join(["pytest", *options, node, f"--mcast-seed={config.getoption('mcast_seed')}"])
