@@ -14,7 +14,7 @@ import typer
 
 from mcast import __version__
 from mcast.api import BackendError
-from mcast.cli import conformance, demo, info, mgid, sim
+from mcast.cli import conformance, demo, doctor, info, mgid, sim
 from mcast.cli.terminal import Failure
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(info.info)
+app.command()(doctor.doctor)
 app.command()(demo.demo)
 app.command()(mgid.mgid)
 app.command()(conformance.conformance)

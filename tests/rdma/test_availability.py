@@ -46,7 +46,7 @@ CASES = [
         "cannot",
     ),
     (WELL._replace(names=(), devices=()), UnavailableReason.NO_DEVICE, "no RDMA device"),
-    (WELL._replace(no_module=True), UnavailableReason.NO_DEVICE, "/dev/infiniband/rdma_cm does not exist"),
+    (WELL._replace(absent=("/dev/x",)), UnavailableReason.NO_DEVICE, "no /dev/x"),
     (WELL._replace(barred=("/dev/x",)), UnavailableReason.NO_PERMISSION, "/dev/x"),
     (WELL._replace(memlock=999), UnavailableReason.MEMLOCK, "limit is 999 bytes, one QP needs 1000"),
     (WELL._replace(failed="query_port(): EIO"), UnavailableReason.BROKEN, "EIO"),

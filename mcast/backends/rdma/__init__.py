@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from mcast.api import Backend, Provider, Status
+from mcast.api import Backend, Finding, Provider, Status
 
 if TYPE_CHECKING:
     from mcast.testbed import Testbed
@@ -23,6 +23,12 @@ def _open() -> Backend:
     return RdmaBackend()
 
 
+def _checks() -> tuple[Finding, ...]:
+    from mcast.backends.rdma.checks import examine
+
+    return examine()
+
+
 def _testbed() -> AbstractContextManager[Testbed]:
     from mcast.backends.rdma.testbed import rdma_testbed
 
@@ -30,5 +36,5 @@ def _testbed() -> AbstractContextManager[Testbed]:
 
 
 PROVIDER = Provider(
-    "rdma", "RDMA devices of this host, through librdmacm and libibverbs", _status, _open, _testbed
+    "rdma", "RDMA devices of this host, through librdmacm and libibverbs", _status, _open, _testbed, _checks
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from mcast.api import DeviceInfo, McastError, PortState, QpInit, Status, UnavailableReason
+from mcast.api import DeviceInfo, McastError, PortInfo, PortState, QpInit, Status, UnavailableReason
 from mcast.backends.rdma import native, slab
 from mcast.backends.rdma.devices import read_devices
 
@@ -46,7 +47,7 @@ class Facts(NamedTuple):
     `lack`      the extension or a library that is not there, and how it failed
     `failed`    why the devices could not be asked, '' if they could
     `names`     devices the kernel has
-    `no_module` the connection manager's device file does not exist
+    `absent`    device files that these devices need, and that do not exist
     `barred`    device files this process may not open
     `memlock`   bytes it may lock, None without limit; `needed` those of one QP
     """
@@ -54,7 +55,7 @@ class Facts(NamedTuple):
     lack: tuple[UnavailableReason, str] | None = None
     failed: str = ""
     names: tuple[str, ...] = ()
-    no_module: bool = False
+    absent: tuple[str, ...] = ()
     barred: tuple[str, ...] = ()
     memlock: int | None = None
     needed: int = 0
@@ -63,32 +64,77 @@ class Facts(NamedTuple):
 
 def judge(facts: Facts) -> Status:
     """The first thing that is wrong, in the order in which they have to be mended."""
-    if facts.lack:
-        reason, detail = facts.lack
-        return _no(reason, detail)
-    if not facts.names:
-        return _no(UnavailableReason.NO_DEVICE, "the kernel has no RDMA device")
-    if facts.no_module:
-        file = _DEVICE_FILES / "rdma_cm"
-        fix = "modprobe rdma_ucm ib_uverbs (docker: --device=/dev/infiniband)"
-        return _no(UnavailableReason.NO_DEVICE, f"{file} does not exist", fix)
-    if facts.barred:
-        return _no(UnavailableReason.NO_PERMISSION, f"cannot open {', '.join(facts.barred)}")
-    if facts.memlock is not None and facts.memlock < facts.needed:
-        detail = f"the limit is {facts.memlock} bytes, one QP needs {facts.needed}"
-        return _no(UnavailableReason.MEMLOCK, detail)
-    if facts.failed:
-        return _no(UnavailableReason.BROKEN, facts.failed, "look at `ibv_devinfo -v` and `dmesg`")
-    ports = [(device.name, port) for device in facts.devices for port in device.ports]
-    up = [(name, port) for name, port in ports if port.state == PortState.ACTIVE]
-    if not up:
-        states = ", ".join(f"{name}/{port.port_num} is {port.state.name}" for name, port in ports)
-        return _no(UnavailableReason.PORT_DOWN, states)
-    usable = [f"{name} ({', '.join(map(str, port.addresses))})" for name, port in up if port.addresses]
-    if not usable:
-        names = ", ".join(name for name, _ in up)
-        return _no(UnavailableReason.NO_ADDRESS, f"no interface of {names} has an IP address")
-    return Status(True, ", ".join(usable))
+    hurdles = (hurdle(facts) for hurdle in HURDLES.values())
+    return next((status for status in hurdles if status is not None), Status(True, _usable(facts)))
+
+
+def _lack(facts: Facts) -> Status | None:
+    return _no(*facts.lack) if facts.lack else None
+
+
+def _no_device(facts: Facts) -> Status | None:
+    return None if facts.names else _no(UnavailableReason.NO_DEVICE, "the kernel has no RDMA device")
+
+
+def _no_files(facts: Facts) -> Status | None:
+    fix = "modprobe -a rdma_ucm ib_uverbs (docker: --device=/dev/infiniband)"
+    detail = f"no {', '.join(facts.absent)}"
+    return _no(UnavailableReason.NO_DEVICE, detail, fix) if facts.absent else None
+
+
+def _no_permission(facts: Facts) -> Status | None:
+    files = ", ".join(facts.barred)
+    return _no(UnavailableReason.NO_PERMISSION, f"cannot open {files}") if files else None
+
+
+def _memlock_too_small(facts: Facts) -> Status | None:
+    if facts.memlock is None or facts.memlock >= facts.needed:
+        return None
+    return _no(UnavailableReason.MEMLOCK, f"the limit is {facts.memlock} bytes, one QP needs {facts.needed}")
+
+
+def _unreadable(facts: Facts) -> Status | None:
+    fix = "look at `ibv_devinfo -v` and `dmesg`"
+    return _no(UnavailableReason.BROKEN, facts.failed, fix) if facts.failed else None
+
+
+def _all_down(facts: Facts) -> Status | None:
+    states = (f"{name}/{port.port_num} is {port.state.name}" for name, port in _ports(facts))
+    return None if _up(facts) else _no(UnavailableReason.PORT_DOWN, ", ".join(states))
+
+
+def _no_address(facts: Facts) -> Status | None:
+    names = ", ".join(name for name, _ in _up(facts))
+    detail = f"no interface of {names} has an IP address"
+    return None if _usable(facts) else _no(UnavailableReason.NO_ADDRESS, detail)
+
+
+HURDLES: dict[str, Callable[[Facts], Status | None]] = {
+    "libraries": _lack,
+    "device": _no_device,
+    "modules": _no_files,
+    "files": _no_permission,
+    "memlock": _memlock_too_small,
+    "verbs": _unreadable,
+    "link": _all_down,
+    "address": _no_address,
+}
+"""What has to be right, in the order in which it has to be mended; each says what is wrong, or None."""
+
+
+def _ports(facts: Facts) -> list[tuple[str, PortInfo]]:
+    return [(device.name, port) for device in facts.devices for port in device.ports]
+
+
+def _up(facts: Facts) -> list[tuple[str, PortInfo]]:
+    return [(name, port) for name, port in _ports(facts) if port.state == PortState.ACTIVE]
+
+
+def _usable(facts: Facts) -> str:
+    """The ports that can be bound to, and their addresses."""
+    return ", ".join(
+        f"{name} ({', '.join(map(str, port.addresses))})" for name, port in _up(facts) if port.addresses
+    )
 
 
 def _no(reason: UnavailableReason, detail: str, fix: str = "") -> Status:
@@ -102,14 +148,15 @@ def gather() -> Facts:
     except native.Unusable as error:
         return Facts(lack=(error.reason, error.detail))
     names = loaded.device_names()
+    files = _files(names)
     facts = Facts(
         names=names,
-        no_module=not (_DEVICE_FILES / "rdma_cm").exists(),
-        barred=_barred(names),
+        absent=tuple(str(file) for file in files if not file.exists()),
+        barred=tuple(str(file) for file in files if file.exists() and not os.access(file, os.R_OK | os.W_OK)),
         memlock=_memlock(),
         needed=slab.layout(QpInit(), _ROCE_MAX_MTU, _ROCE_MAX_MTU)[1],
     )
-    if not names or facts.barred:
+    if not names or facts.absent or facts.barred:
         return facts
     try:
         return facts._replace(devices=read_devices(loaded))
@@ -117,12 +164,11 @@ def gather() -> Facts:
         return facts._replace(failed=str(error))
 
 
-def _barred(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Device files that these devices need and this process may not open."""
+def _files(names: tuple[str, ...]) -> tuple[Path, ...]:
+    """The device files that these devices need."""
     entries = sorted(_VERBS.glob("uverbs*"))
     needed = [entry for entry in entries if (entry / "ibdev").read_text().strip() in names]
-    files = [_DEVICE_FILES / "rdma_cm", *(_DEVICE_FILES / entry.name for entry in needed)]
-    return tuple(str(file) for file in files if file.exists() and not os.access(file, os.R_OK | os.W_OK))
+    return (_DEVICE_FILES / "rdma_cm", *(_DEVICE_FILES / entry.name for entry in needed))
 
 
 def _memlock() -> int | None:

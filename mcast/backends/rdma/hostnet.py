@@ -34,7 +34,8 @@ def program(name: str) -> str:
     """Its path, also where PATH leaves out the administrator's directories."""
     found = shutil.which(name, path=_PATH)
     if found is None:
-        raise FileNotFoundError(f"{name} is not installed: apt-get install iproute2")
+        package = {"nft": "nftables"}.get(name, "iproute2")
+        raise FileNotFoundError(f"{name} is not installed: apt-get install {package}")
     return found
 
 
@@ -91,6 +92,12 @@ def forget_groups(entries: Iterable[dict[str, Any]]) -> None:
         text=True,
         timeout=60,
     )
+
+
+def igmp_versions() -> dict[str, str]:
+    """Interface -> "V1", "V2" or "V3": the IGMP that it speaks with the queriers it hears."""
+    lines = (line.split() for line in _IGMP.read_text().splitlines()[1:] if not line[0].isspace())
+    return {fields[1].rstrip(":"): fields[-1] for fields in lines}
 
 
 def igmp_memberships() -> dict[str, set[IPv4Address]]:

@@ -1,0 +1,91 @@
+"""Whether the host's packet filter drops RoCEv2, as far as its rules tell (`nft -j list ruleset`).
+
+It concerns Soft-RoCE and the like alone: what a RoCE adapter sends and receives passes no filter of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+ROCE_UDP_PORT = 4791
+_HOOKS = frozenset({"ingress", "prerouting", "input", "output", "postrouting"})
+_VERDICTS = {"drop": "drop", "reject": "drop", "accept": "accept"}
+_DEPTH = 16
+"""Chains that may call each other, as many as the kernel allows (NFT_JUMP_STACK_SIZE)."""
+
+
+def dropping_rule(ruleset: Sequence[dict[str, Any]]) -> str | None:
+    """The chain whose rules or policy drop every RoCEv2 packet, as `family table chain`; None if none does.
+
+    A rule that also asks for something else (an address, an interface, a state) counts as not matching:
+    what it does cannot be told from here.
+    """
+    chains = {_key(one["chain"]): one["chain"] for one in ruleset if "chain" in one}
+    rules: dict[tuple[str, str, str], list[Any]] = {}
+    for rule in (one["rule"] for one in ruleset if "rule" in one):
+        rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(rule["expr"])
+    for key, chain in chains.items():
+        if chain.get("hook") in _HOOKS and chain["family"] not in ("arp", "ip6"):
+            verdict = _verdict(key, rules, 0) or chain.get("policy", "accept")
+            if verdict == "drop":
+                return " ".join(key)
+    return None
+
+
+def _key(chain: dict[str, Any]) -> tuple[str, str, str]:
+    return chain["family"], chain["table"], chain["name"]
+
+
+def _verdict(
+    key: tuple[str, str, str], rules: dict[tuple[str, str, str], list[Any]], depth: int
+) -> str | None:
+    """What the rules of a chain do to a RoCEv2 packet; None: nothing that is certain."""
+    for expressions in rules.get(key, ()) if depth < _DEPTH else ():
+        if not all(_matches(one["match"]) for one in expressions if "match" in one):
+            continue
+        for one in expressions:
+            name = next(iter(one))
+            if name in _VERDICTS:
+                return _VERDICTS[name]
+            if name in ("jump", "goto"):
+                found = _verdict((*key[:2], one[name]["target"]), rules, depth + 1)
+                if found or name == "goto":
+                    return found
+            elif name == "return":
+                return None
+            elif name == "xt":  # a match of iptables that nft cannot show
+                break
+    return None
+
+
+def _matches(match: dict[str, Any]) -> bool:
+    """Whether the packet matches for certain, whatever its addresses and interface."""
+    left, values = match["left"], _values(match["right"])
+    if values is None:
+        return False
+    inside = match.get("op", "==") in ("==", "in")
+    if left in ({"payload": {"protocol": p, "field": "dport"}} for p in ("udp", "th")):
+        return inside == any(low <= ROCE_UDP_PORT <= high for low, high in values)
+    if left in (
+        {"meta": {"key": "l4proto"}},
+        {"payload": {"protocol": "ip", "field": "protocol"}},
+    ):
+        return inside == any(low in ("udp", 17) for low, _ in values)
+    return False
+
+
+def _values(right: Any) -> list[tuple[Any, Any]] | None:
+    """The right side as ranges; None if it is something else, such as a named set."""
+    items: Iterable[Any] = right["set"] if isinstance(right, dict) and "set" in right else [right]
+    found = []
+    for item in items:
+        if isinstance(item, dict):
+            if list(item) != ["range"]:
+                return None
+            found.append(tuple(item["range"]))
+        else:
+            found.append((item, item))
+    numbers = all(isinstance(low, int) for low, _ in found)
+    names = all(isinstance(low, str) and not low.startswith("@") for low, _ in found)
+    return found if numbers or names else None

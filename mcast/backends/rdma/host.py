@@ -1,0 +1,250 @@
+"""Looks at this host, changing nothing: what `checks` judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from ipaddress import IPv4Address, ip_interface
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mcast.api import DeviceInfo, LinkLayer, PortInfo
+from mcast.backends.rdma import availability, hostnet
+from mcast.backends.rdma.devices import SYSFS
+
+_NET = Path("/sys/class/net")
+_CONF = Path("/proc/sys/net/ipv4/conf")
+_CGROUPS = Path("/sys/fs/cgroup")
+_IPOIB_TYPE = "32"
+_IFF_UP = 1
+_A_GROUP = "239.255.0.1"
+"""Stands for any group when a route is looked up."""
+
+
+class Bridge(NamedTuple):
+    """A bridge of this host that a port hangs on. `other_querier`: address of one it hears, "" if none."""
+
+    name: str
+    snooping: bool
+    querier: bool
+    other_querier: str = ""
+
+
+class Ipoib(NamedTuple):
+    """An IPoIB interface. `carrier`: it has joined its broadcast group."""
+
+    name: str
+    up: bool
+    carrier: bool
+
+
+class PortFacts(NamedTuple):
+    """A port, and what the host does with it.
+
+    `gid_types`     GID index -> "RoCE v1", "RoCE v2" or "IB"
+    `netdev`        the interface that its GIDs belong to, "" if none
+    `netdev_here`   that interface is in this network namespace
+    `software`      its packets pass the host's IP stack (Soft-RoCE)
+    `igmp_version`  as the querier on that link made it, "" if the interface speaks no IGMP
+    `subnets`       the IPv4 networks of the interface
+    """
+
+    device: str
+    info: PortInfo
+    gid_types: Mapping[int, str] = {}
+    netdev: str = ""
+    netdev_here: bool = True
+    netdev_up: bool = True
+    netdev_mtu: int = 0
+    software: bool = False
+    igmp_version: str = ""
+    force_igmp_version: int = 0
+    rp_filter: int = 0
+    accept_local: bool = False
+    subnets: tuple[str, ...] = ()
+    bridge: Bridge | None = None
+    sm_lid: int = 0
+    capability_mask: int = 0
+    ipoib: tuple[Ipoib, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.device}/{self.info.port_num}"
+
+    @property
+    def is_roce(self) -> bool:
+        return self.info.link_layer is LinkLayer.ETHERNET
+
+
+class HostFacts(NamedTuple):
+    """What was found on this host.
+
+    `release`      the kernel's, as `uname -r` says it
+    `container`    what kind this is, "" if it is none
+    `netns_shared` whether every network namespace sees every device; None: cannot be told
+    `cgroup`       device -> what its rdma cgroup leaves, such as {"hca_handle": 2}
+    `ruleset`      of the packet filter; None: cannot be read
+    `route`        the interface that a group is routed to, "" if none
+    """
+
+    available: availability.Facts
+    release: str = ""
+    container: str = ""
+    netns_shared: bool | None = None
+    cgroup: Mapping[str, Mapping[str, int]] = {}
+    ruleset: tuple[dict[str, Any], ...] | None = ()
+    route: str = ""
+    ports: tuple[PortFacts, ...] = ()
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self.available.devices
+
+
+def gather() -> HostFacts:
+    """Look at this host now."""
+    found = availability.gather()
+    igmp = hostnet.igmp_versions() if found.devices else {}
+    return HostFacts(
+        available=found,
+        release=platform.release(),
+        container=_container(),
+        netns_shared={"Y": True, "N": False}.get(_read("/sys/module/ib_core/parameters/netns_mode")),
+        cgroup=_cgroup(),
+        ruleset=_ruleset(),
+        route=_route(),
+        ports=tuple(_port(device.name, port, igmp) for device in found.devices for port in device.ports),
+    )
+
+
+def _read(path: Path | str) -> str:
+    """The text of a small file, "" if there is none or it may not be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path | str) -> int:
+    return int(_read(path) or "0", 0)
+
+
+def _ask(*command: str) -> Any:
+    """JSON output of a command; None when it is not installed, refuses or says nothing."""
+    try:
+        return hostnet.ask(*command)
+    except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
+def _port(device: str, info: PortInfo, igmp: Mapping[str, str]) -> PortFacts:
+    sysfs = SYSFS / device / "ports" / str(info.port_num)
+    attributes = sysfs / "gid_attrs"
+    netdevs = [_read(attributes / "ndevs" / str(index)) for index in info.gids]
+    # Soft-RoCE names it as its parent, also while it has no GID
+    netdev = next(filter(None, netdevs), _read(SYSFS / device / "parent"))
+    conf = _CONF / netdev
+    return PortFacts(
+        device=device,
+        info=info,
+        gid_types={index: _read(attributes / "types" / str(index)) for index in info.gids},
+        netdev=netdev,
+        netdev_here=not netdev or (_NET / netdev).exists(),
+        netdev_up=bool(_number(_NET / netdev / "flags") & _IFF_UP) if netdev else True,
+        netdev_mtu=_number(_NET / netdev / "mtu") if netdev else 0,
+        software="/virtual/" in str((SYSFS / device).resolve()),
+        igmp_version=igmp.get(netdev, ""),
+        force_igmp_version=max(
+            _number(conf / "force_igmp_version"), _number(_CONF / "all/force_igmp_version")
+        ),
+        rp_filter=max(_number(conf / "rp_filter"), _number(_CONF / "all/rp_filter")),
+        accept_local=bool(_number(conf / "accept_local") or _number(_CONF / "all/accept_local")),
+        subnets=_subnets(netdev),
+        bridge=_bridge(netdev),
+        sm_lid=_number(sysfs / "sm_lid"),
+        capability_mask=_number(sysfs / "cap_mask"),
+        ipoib=_ipoib(device, info.port_num),
+    )
+
+
+def _subnets(netdev: str) -> tuple[str, ...]:
+    links = (_ask("ip", "-j", "addr", "show", "dev", netdev) or []) if netdev else []
+    addresses = [f"{info['local']}/{info['prefixlen']}" for link in links for info in link["addr_info"]]
+    interfaces = map(ip_interface, addresses)
+    return tuple(str(one.network) for one in interfaces if isinstance(one.ip, IPv4Address))
+
+
+def _bridge(netdev: str) -> Bridge | None:
+    """The bridge of this host that the interface is, is a port of, or is tied to by a veth pair."""
+    if not netdev:
+        return None
+    if (_NET / netdev / "bridge").exists():
+        name = netdev
+    else:
+        port = netdev if (_NET / netdev / "brport").exists() else hostnet.bridge_port_of(netdev)
+        if port is None:
+            return None
+        name = (_NET / port / "brport/bridge").resolve().name
+    sysfs = _NET / name / "bridge"
+    links = _ask("ip", "-j", "-d", "link", "show", "dev", name) or [{}]
+    details = links[0].get("linkinfo", {}).get("info_data", {})
+    return Bridge(
+        name,
+        snooping=_number(sysfs / "multicast_snooping") == 1,
+        querier=_number(sysfs / "multicast_querier") == 1,
+        other_querier=details.get("mcast_querier_ipv4_addr", ""),
+    )
+
+
+def _ipoib(device: str, port: int) -> tuple[Ipoib, ...]:
+    net = SYSFS / device / "device" / "net"
+    netdevs = sorted(net.iterdir()) if net.is_dir() else []
+    return tuple(
+        Ipoib(path.name, bool(_number(path / "flags") & _IFF_UP), _read(path / "carrier") == "1")
+        for path in netdevs
+        if _read(path / "type") == _IPOIB_TYPE and _number(path / "dev_port") == port - 1
+    )
+
+
+def _container() -> str:
+    """What the usual marks of a container say; "" where there is none."""
+    marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    named = _read("/run/systemd/container") or os.environ.get("container", "")  # noqa: SIM112
+    return named or next((kind for mark, kind in marks.items() if Path(mark).exists()), "")
+
+
+def _cgroup() -> dict[str, dict[str, int]]:
+    """Device -> the smallest limit of each kind in the cgroups above this process."""
+    own = next((line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")), None)
+    found: dict[str, dict[str, int]] = {}
+    path = _CGROUPS / own.lstrip("/") if own else _CGROUPS
+    while own and path != _CGROUPS and _CGROUPS in path.parents:
+        for line in _read(path / "rdma.max").splitlines():
+            device, *limits = line.split()
+            for kind, _, value in (limit.partition("=") for limit in limits):
+                if value != "max":
+                    known = found.setdefault(device, {})
+                    known[kind] = min(int(value), known.get(kind, int(value)))
+        path = path.parent
+    return found
+
+
+def _ruleset() -> tuple[dict[str, Any], ...] | None:
+    """The packet filter's rules; () where this kernel has none, None where they cannot be read."""
+    if not (Path("/proc/net/netfilter").exists() and "nf_tables" in _read("/proc/modules")):
+        return ()
+    try:
+        found: dict[str, Any] = json.loads(hostnet.run("nft", "-j", "list", "ruleset"))
+    except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return tuple(found["nftables"])
+
+
+def _route() -> str:
+    answer = _ask("ip", "-j", "route", "get", _A_GROUP) or [{}]
+    return str(answer[0].get("dev", ""))

@@ -1,0 +1,108 @@
+"""`mcast doctor`: what is wrong with this host, and what mends it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from mcast.api import BackendUnavailable, Finding, Level, Status
+from mcast.cli.terminal import backend_name, console
+
+Diagnosis = dict[str, Sequence[Finding]]
+"""What was found for each provider."""
+
+
+def doctor(
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend", parser=backend_name, help="Look for this one alone; repeatable.", metavar="NAME"
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Look at everything that multicast needs here; for what is wrong, say what mends it.
+
+    Nothing is changed. Exit status 1 if there is a problem; warnings leave it 0.
+    """
+    found = _examine(backend or ())
+    if as_json:
+        typer.echo(json.dumps(_as_json(found), indent=1))
+    else:
+        _show(found)
+    raise typer.Exit(1 if _count(found)[Level.PROBLEM] else 0)
+
+
+def _examine(names: Sequence[str]) -> Diagnosis:
+    """The findings of the named providers; of all, each under one name, if none is named."""
+    from mcast.registry import backend_names, provider
+
+    found: Diagnosis = {}
+    seen: list[object] = []
+    for name in dict.fromkeys(names or backend_names()):
+        try:
+            one = provider(name)
+        except BackendUnavailable as error:
+            found[name] = (Finding("provider", "", Level.PROBLEM, error.detail, error.fix),)
+            continue
+        nameless = one._replace(name="")
+        if names or nameless not in seen:
+            seen.append(nameless)
+            found[name] = one.checks() or (_available(one.status()),)
+    return found
+
+
+def _available(status: Status) -> Finding:
+    """The finding of a provider that has no checks of its own."""
+    level = Level.OK if status.available else Level.PROBLEM
+    return Finding("provider", "", level, status.detail, status.fix)
+
+
+def _count(found: Diagnosis) -> Counter[Level]:
+    return Counter(finding.level for findings in found.values() for finding in findings)
+
+
+def _as_json(found: Diagnosis) -> dict[str, object]:
+    count = _count(found)
+    return {
+        "problems": count[Level.PROBLEM],
+        "warnings": count[Level.WARNING],
+        "providers": {
+            name: [finding._asdict() | {"level": finding.level.value} for finding in findings]
+            for name, findings in found.items()
+        },
+    }
+
+
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+
+
+def _show(found: Diagnosis) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    for name, findings in found.items():
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for _ in range(3):
+            table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for finding in findings:
+            level = Text(finding.level.value, _COLOURS[finding.level])
+            table.add_row(level, finding.check, finding.subject, Text(finding.seen))
+            if finding.fix:
+                table.add_row("", "", Text("fix", "bold"), Text(finding.fix))
+        out.print(Text(name, "bold"))
+        out.print(table)
+        out.print()
+    count = _count(found)
+    problems, warnings = count[Level.PROBLEM], count[Level.WARNING]
+    out.print(f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}, {count.total()} checks")
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"

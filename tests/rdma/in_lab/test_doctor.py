@@ -1,0 +1,178 @@
+"""Defects planted on a real host, one by one: the doctor names each, and what it says mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import NamedTuple
+
+import pytest
+
+from mcast.api import Finding, Level
+from mcast.backends.rdma import PROVIDER
+from mcast.testbed import Testbed
+
+CONF = Path("/proc/sys/net/ipv4/conf")
+SETTLE = 20.0
+MCAST = f"{sys.executable} -m mcast doctor --backend rdma --json"
+
+
+def sh(script: str) -> None:
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{script}: {done.stderr}"
+
+
+def wrong(findings: Sequence[Finding]) -> dict[tuple[str, str], Finding]:
+    """Whatever is not ok, by check and subject."""
+    return {(one.check, one.subject): one for one in findings if one.level is not Level.OK}
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = monotonic() + SETTLE
+    while not condition():
+        if monotonic() > deadline:
+            return False
+        sleep(0.1)
+    return True
+
+
+class Defect(NamedTuple):
+    """How to plant it and to undo it (shell); what must be found, and nothing else; its fix mends it."""
+
+    plant: str
+    undo: str
+    found: dict[tuple[str, str], Level]
+    mends: bool = True
+
+
+ALL = tuple(sorted(f"{path.name}/1" for path in Path("/sys/class/infiniband").glob("rxe*")))
+DEFECTS = {
+    "the link is down": Defect(
+        "ip link set e2 down", "ip link set e2 up", {("link", "rxe2/1"): Level.PROBLEM}
+    ),
+    "no IPv4 address": Defect(
+        "ip addr del 10.77.0.2/24 dev e2",
+        "ip addr flush dev e2 scope global; ip addr add 10.77.0.2/24 dev e2;"
+        "ip addr add fd77::2/64 dev e2 nodad",
+        {("address", "rxe2/1"): Level.WARNING},
+    ),
+    "the MTU is small": Defect(
+        "ip link set e2 mtu 400",
+        "ip link set e2 mtu 1500; ip addr replace fd77::2/64 dev e2 nodad",
+        {("MTU", "rxe2/1"): Level.WARNING},
+    ),
+    "nobody asks for IGMP reports": Defect(
+        "ip link set br0 type bridge mcast_querier 0",
+        "ip link set br0 type bridge mcast_querier 1",
+        {("querier", name): Level.PROBLEM for name in ALL},
+    ),
+    "IGMPv1 is forced": Defect(
+        f"echo 1 >{CONF}/e2/force_igmp_version",
+        f"echo 0 >{CONF}/e2/force_igmp_version",
+        {("IGMP", "rxe2/1"): Level.WARNING},
+    ),
+    "the reverse path is checked": Defect(
+        f"for i in {CONF}/all {CONF}/e[0-9]*; do echo 1 >$i/rp_filter; done",
+        f"for i in {CONF}/all {CONF}/e[0-9]*; do echo 0 >$i/rp_filter; done",
+        {("rp_filter", name): Level.PROBLEM for name in ALL},
+    ),
+    "RoCE is filtered": Defect(
+        "nft add table inet t; nft 'add chain inet t in { type filter hook input priority 0; }';"
+        "nft add rule inet t in udp dport 4791 drop",
+        "nft delete table inet t",
+        {("firewall", ""): Level.PROBLEM},
+    ),
+    "the connection manager has no device file": Defect(
+        "mv /dev/infiniband/rdma_cm /dev/infiniband/hidden",
+        "mv /dev/infiniband/hidden /dev/infiniband/rdma_cm",
+        {("modules", ""): Level.PROBLEM},
+        mends=False,
+    ),
+}
+
+
+@contextmanager
+def planted(defect: Defect) -> Iterator[None]:
+    sh(defect.plant)
+    try:
+        yield
+    finally:
+        sh(defect.undo)
+        assert eventually(lambda: wrong(PROVIDER.checks()) == {}), wrong(PROVIDER.checks())
+
+
+def test_a_healthy_host_has_no_complaint() -> None:
+    findings = PROVIDER.checks()
+    assert wrong(findings) == {}
+    seen = {(one.check, one.subject) for one in findings}
+    for check in ("link", "address", "GIDs", "MTU", "IGMP", "querier", "rp_filter"):
+        assert {(check, name) for name in ALL} <= seen
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_is_found_and_its_fix_mends_it(name: str) -> None:
+    defect = DEFECTS[name]
+    assert wrong(PROVIDER.checks()) == {}
+    with planted(defect):
+        assert eventually(lambda: set(wrong(PROVIDER.checks())) >= set(defect.found))
+        found = wrong(PROVIDER.checks())
+        assert {key: one.level for key, one in found.items()} == defect.found
+        if defect.mends:
+            for fix in {one.fix for one in found.values()}:
+                sh(fix)
+            assert eventually(lambda: wrong(PROVIDER.checks()) == {}), wrong(PROVIDER.checks())
+
+
+DEPRIVED = {
+    "little memory may be locked": (
+        f"ulimit -l 64; exec setpriv --bounding-set=-ipc_lock {MCAST}",
+        {("memlock", "")},
+    ),
+    "a device file may not be opened": (
+        "chmod 600 /dev/infiniband/uverbs1; "
+        f"setpriv --reuid=65534 --regid=65534 --clear-groups {MCAST}; "
+        "status=$?; chmod 666 /dev/infiniband/uverbs1; exit $status",
+        {("files", "")},
+    ),
+    "the interfaces are in another network namespace": (
+        f"exec unshare -n {MCAST}",
+        {("namespace", name) for name in ALL},
+    ),
+    "librdmacm is missing": (f"MCAST_LIBRDMACM=/nowhere.so exec {MCAST}", {("libraries", "")}),
+}
+
+
+@pytest.mark.parametrize("name", DEPRIVED)
+def test_a_process_that_lacks_something_is_told(name: str) -> None:
+    script, expected = DEPRIVED[name]
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (1, "")
+    answer = json.loads(done.stdout)
+    bad = {(one["check"], one["subject"]) for one in answer["providers"]["rdma"] if one["level"] != "ok"}
+    assert bad == expected
+    assert answer["problems"] == len(expected)
+
+
+def test_a_host_without_a_device_is_told(lab_bed: Testbed) -> None:
+    for port in lab_bed.ports:
+        lab_bed.remove_device(port)
+    assert set(wrong(PROVIDER.checks())) == {("device", "")}
+
+
+def test_on_a_healthy_host_the_command_succeeds() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mcast", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"COLUMNS": "80"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("no problems, no warnings, ")
+    assert max(map(len, done.stdout.splitlines())) <= 80
