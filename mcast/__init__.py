@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mcast import aio as aio
     from mcast.api import (
         Backend,
         Destination,

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import errno as E
 import logging
+import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from enum import Enum
+from math import inf
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast import probe
+from mcast import probe, sequence
 from mcast.addresses import Gid, McastAddress
 from mcast.api import (
     Backend,
@@ -29,13 +31,11 @@ from mcast.api import (
     CmId,
     Destination,
     DeviceGone,
-    InvalidArgument,
     JoinAttrEx,
     McastError,
     MembershipLost,
     Message,
     MessageTooLarge,
-    NotSupported,
     Phase,
     QpCounters,
     QpError,
@@ -55,7 +55,7 @@ from mcast.policy import (
     Rejoined,
     RejoinPolicy,
 )
-from mcast.ports import Address, Place
+from mcast.ports import Place
 from mcast.probe import PROBE_SIZE, Kind, Peer, Probe
 from mcast.stats import EndpointStats, GroupStats, SourceStats
 
@@ -126,49 +126,59 @@ class GroupState(Enum):
 
 
 class Recovery:
-    """Attempts to get something back since `since`, the next one `due`; None while one is under way."""
+    """Attempts to get something back, lost at `since`; the next is `due`, inf while one is under way.
 
-    def __init__(self, since: float, due: float) -> None:
-        self.since, self.due = since, due
+    A group whose QP alone was lost needs no join.
+    """
+
+    def __init__(self, since: float, due: float, needs_join: bool = True) -> None:
+        self.since, self.due, self.needs_join = since, due, needs_join
         self.attempts = 0
 
 
 class Group:
     """One group of an endpoint, from join to leave."""
 
-    def __init__(self, address: McastAddress, send_only: bool, depth: int) -> None:
+    def __init__(self, address: McastAddress, send_only: bool, depth: int, stream: int) -> None:
         self.address, self.send_only = address, send_only
         self.state = GroupState.JOINING
         self.destination: Destination | None = None
         self.error: McastError | None = None
-        self.recovery: Recovery | None = None
         self.told = False
         """Whether a call that serves all groups has raised the loss."""
+        self.recovery: Recovery | None = None
         self.inbox = Inbox(depth)
+        self.sources = sequence.Sources()
+        self.stream, self.next_number = stream, 0
+        self.sending = threading.Lock()
+        """Held from numbering to posting, so that numbers go out in order."""
+        self.counts: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
-        self.joins = self.rejoins = 0
-        self.sent = self.sent_bytes = self.sent_batches = 0
-        self.received = self.received_bytes = 0
 
     def snapshot(self) -> GroupStats:
         return GroupStats(
             group=str(self.address),
             mgid=None if self.destination is None else self.destination.gid,
             joined=self.state is GroupState.JOINED,
-            sent=self.sent,
-            sent_bytes=self.sent_bytes,
-            sent_batches=self.sent_batches,
-            received=self.received,
-            received_bytes=self.received_bytes,
             queued=len(self.inbox),
             dropped=dict(self.dropped),
-            joins=self.joins,
-            rejoins=self.rejoins,
-            gaps=0,
-            late=0,
-            duplicates=0,
-            sources=(),
+            sources=self.sources.snapshot(),
+            forgotten_sources=self.sources.forgotten["streams"],
+            **{field: self.sources.total(field) for field in ("gaps", "late", "duplicates")},
+            **{field: self.counts[field] for field in GROUP_COUNTS},
         )
+
+
+GROUP_COUNTS = (
+    "sent",
+    "sent_bytes",
+    "sent_batches",
+    "received",
+    "received_bytes",
+    "joins",
+    "rejoins",
+)
+"""What is counted in `Group.counts`."""
 
 
 class Quest:
@@ -197,14 +207,17 @@ class Session:
         self.recovery: Recovery | None = None
         """Of the id and QP, or of the QP alone; while it is set the QP is not used."""
         self.reopen = False
+        self.before_qp_closes: Callable[[], None] = lambda: None
+        self.filtering = settings.loopback is not LoopbackPolicy.ON
+        self.blocking_loopback = settings.loopback is LoopbackPolicy.OFF
+        self._counting = threading.Lock()
         self._asked = 0
         self._arrivals = 0
         self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
-        self._warn_below = settings.receive_depth // 4
+        self._warn_at = settings.receive_depth // 4
+        self._stray_sources = sequence.Sources()
         self.id: CmId
         self.qp: QueuePair
-        self.blocks_loopback = False
-        self.filtering = settings.loopback is not LoopbackPolicy.ON
         try:
             self._open_id()
         except BaseException:
@@ -226,11 +239,11 @@ class Session:
 
     def _make_qp(self, cm_id: CmId) -> QueuePair:
         settings = self.settings
-        room = settings.max_message
+        most = settings.max_message
         init = QpInit(
             max_recv_wr=settings.receive_depth,
             max_send_wr=settings.send_depth,
-            max_recv_size=None if room is None else max(room, PROBE_SIZE),
+            max_recv_size=None if most is None else max(most + self.header_size, PROBE_SIZE),
         )
         return cm_id.create_qp(init)
 
@@ -240,6 +253,8 @@ class Session:
             self.closed = True
             for group in self.groups.values():
                 group.state = GroupState.LEFT
+            self._past = self._counters()
+            self.before_qp_closes()
             self.channel.close()
 
     def require_open(self, call: str, phase: Phase) -> None:
@@ -253,11 +268,10 @@ class Session:
 
     # --- time and events ---------------------------------------------------------------------
 
-    def due(self) -> float | None:
-        """When `step` has something to do by itself; None: when an event comes."""
-        recoveries = (one.recovery for one in self.groups.values())
-        dues = [one.due for one in (self.recovery, *recoveries) if one is not None]
-        return min(dues, default=None)
+    def due(self) -> float:
+        """When `step` has something to do by itself; inf: when an event comes."""
+        recoveries = [self.recovery, *(group.recovery for group in self.groups.values())]
+        return min((one.due for one in recoveries if one is not None), default=inf)
 
     def step(self) -> bool:
         """Take in events, do what is due; whether there was anything."""
@@ -265,18 +279,14 @@ class Session:
         happened = False
         while (event := self.channel.get_event(0)) is not None:
             happened = True
-            self._on_event(event)
-        due = self.due()
-        if due is not None and due <= self.now():
+            self.on_event(event)
+        if self.due() <= self.now():
             happened = True
             self._recover()
         return happened
 
     def on_event(self, event: CmEvent) -> None:
-        """Take in an event that a driver has read."""
-        self._on_event(event)
-
-    def _on_event(self, event: CmEvent) -> None:
+        """Take in an event that was read."""
         group = event.context
         match event.type:
             case CmEventType.MULTICAST_JOIN if isinstance(group, Group):
@@ -296,7 +306,7 @@ class Session:
             return
         group.destination = destination
         self.by_mgid[destination.gid] = group
-        group.joins += 1
+        group.counts["joins"] += 1
         if group.state is GroupState.LOST:
             self._on_rejoined(group)
         group.state = GroupState.JOINED
@@ -311,10 +321,10 @@ class Session:
         group.error, group.state = error, GroupState.GONE
 
     def _on_rejoined(self, group: Group) -> None:
-        recovery = group.recovery or self.recovery
+        recovery = group.recovery
         assert recovery is not None
         group.recovery, group.error = None, None
-        group.rejoins += 1
+        group.counts["rejoins"] += 1
         self.totals["rejoins"] += 1
         self._tell(Rejoined(group.address, self.now() - recovery.since, recovery.attempts))
 
@@ -328,31 +338,32 @@ class Session:
 
     # --- loss and recovery -------------------------------------------------------------------
 
-    def _lose(self, group: Group, error: McastError) -> None:
+    def _lose(self, group: Group, error: McastError, needs_join: bool = True) -> None:
         """A membership is gone: tell, and plan to get it back."""
         self.totals["lost"] += 1
         group.error, group.told = error, False
         self._tell(Lost(group.address, error))
-        now, policy = self.now(), self.settings.rejoin
+        policy = self.settings.rejoin
         if policy is None:
             group.state = GroupState.GONE
-            return
-        group.state = GroupState.LOST
-        group.recovery = Recovery(now, now + policy.delay(1, self.random))
+        else:
+            now = self.now()
+            group.state = GroupState.LOST
+            group.recovery = Recovery(now, now + policy.delay(1, self.random), needs_join)
 
     def _lose_all(self, error: McastError, reopen: bool) -> None:
-        """The QP, or the id with it, is of no use any more."""
-        now, policy = self.now(), self.settings.rejoin
+        """The QP is of no use any more; with `reopen` the id and every membership neither."""
         self.reopen |= reopen
-        for group in list(self.groups.values()):
-            if group.state is GroupState.JOINING:
+        for group in self.groups.values():
+            if group.state is GroupState.JOINED:
+                self._lose(group, error, needs_join=reopen)
+            elif group.state is GroupState.JOINING and reopen:
                 group.error, group.state = error, GroupState.GONE
-            elif group.state is GroupState.JOINED:
-                self._lose(group, error)
-            if group.recovery is not None:
-                group.recovery.due = float("inf")  # after the QP
+            if group.recovery is not None and (reopen or not group.recovery.needs_join):
+                group.recovery.due, group.recovery.needs_join = inf, reopen  # once the QP is back
         if self.recovery is None:
-            due = float("inf") if policy is None else now + policy.delay(1, self.random)
+            now, policy = self.now(), self.settings.rejoin
+            due = inf if policy is None else now + policy.delay(1, self.random)
             self.recovery = Recovery(now, due)
 
     def on_qp_error(self, error: QpError) -> None:
@@ -363,20 +374,16 @@ class Session:
             self._lose_all(error, reopen=False)
 
     def _recover(self) -> None:
+        """Do the attempts that are due."""
         now = self.now()
-        if self.recovery is not None:
-            if self.recovery.due <= now:
-                self._restore_qp(self.recovery)
-            return
-        for group in list(self.groups.values()):
-            recovery = group.recovery
-            if group.state is GroupState.LOST and recovery is not None and recovery.due <= now:
-                self._rejoin(group, recovery)
+        if self.recovery is not None and self.recovery.due <= now:
+            self._restore_qp(self.recovery)
+        for group in self.groups.values():
+            if group.recovery is not None and group.recovery.due <= now:
+                self._rejoin(group, group.recovery)
 
     def _restore_qp(self, recovery: Recovery) -> None:
         """Reset the QP; or a new id and a new QP on the same address, and every group joined there."""
-        policy = self.settings.rejoin
-        assert policy is not None
         recovery.attempts += 1
         try:
             if self.reopen:
@@ -384,41 +391,36 @@ class Session:
             else:
                 self.qp.reset()
         except McastError as error:
-            recovery.due = self.now() + policy.delay(recovery.attempts + 1, self.random)
             self.reopen |= isinstance(error, DeviceGone | Closed)
-            self._give_up_if_late(recovery, error)
+            if not self._plan_next(recovery):
+                for group in self.groups.values():
+                    if group.recovery is not None:
+                        self._give_up(group, error, recovery.attempts)
             return
-        reopened, self.reopen, self.recovery = self.reopen, False, None
-        for group in list(self.groups.values()):
-            if group.state is GroupState.LOST and group.recovery is not None:
-                group.recovery.attempts = recovery.attempts - 1
-                if reopened or group.recovery.attempts < 0:
-                    self._rejoin(group, group.recovery)
-                else:
-                    group.recovery.attempts = recovery.attempts
-                    self._on_rejoined(group)
-                    group.state = GroupState.JOINED
+        self.reopen, self.recovery = False, None
+        for group in self.groups.values():
+            if group.recovery is None or group.recovery.due < inf:
+                continue
+            group.recovery.attempts = recovery.attempts
+            if group.recovery.needs_join:
+                group.recovery.attempts -= 1  # the same attempt goes on
+                self._rejoin(group, group.recovery)
+            else:
+                self._on_rejoined(group)
+                group.state = GroupState.JOINED
 
     def _replace_id(self) -> None:
         if not self.id.closed:
-            self._past = _added(self._past, self._counters())
-            with suppress(McastError):
+            self._past = self._counters()
+            self.before_qp_closes()
+            with suppress(McastError):  # the device is gone, and refuses what belongs to it
                 self.id.destroy()
         self.by_mgid.clear()
         self._open_id()
 
-    def _give_up_if_late(self, recovery: Recovery, error: McastError) -> None:
-        policy = self.settings.rejoin
-        assert policy is not None
-        if policy.give_up_after is not None and self.now() - recovery.since >= policy.give_up_after:
-            recovery.due = float("inf")
-            for group in list(self.groups.values()):
-                if group.state is GroupState.LOST:
-                    self._give_up(group, error, recovery.attempts)
-
     def _rejoin(self, group: Group, recovery: Recovery) -> None:
         recovery.attempts += 1
-        recovery.due = float("inf")  # the outcome is an event
+        recovery.due = inf  # the outcome is an event
         self._leave_quietly(group)
         try:
             self.id.join_multicast_ex(_attr(group), group)
@@ -427,14 +429,19 @@ class Session:
 
     def _failed(self, group: Group, recovery: Recovery, error: McastError) -> None:
         """An attempt failed: plan the next, or give up."""
-        policy = self.settings.rejoin
-        assert policy is not None
-        now = self.now()
         group.error = error
-        if policy.give_up_after is not None and now - recovery.since >= policy.give_up_after:
+        if not self._plan_next(recovery):
             self._give_up(group, error, recovery.attempts)
-        else:
-            recovery.due = now + policy.delay(recovery.attempts + 1, self.random)
+
+    def _plan_next(self, recovery: Recovery) -> bool:
+        """Say when the next attempt is due; False if there shall be none."""
+        policy, now = self.settings.rejoin, self.now()
+        assert policy is not None
+        if policy.give_up_after is not None and now - recovery.since >= policy.give_up_after:
+            recovery.due = inf
+            return False
+        recovery.due = now + policy.delay(recovery.attempts + 1, self.random)
+        return True
 
     def _give_up(self, group: Group, error: McastError, attempts: int) -> None:
         group.error, group.state, group.recovery, group.told = error, GroupState.GONE, None, False
@@ -458,7 +465,8 @@ class Session:
         address = McastAddress.of(group_name)
         deadline = self._deadline(timeout)
         self._refuse_beyond_limits(address)
-        group = Group(address, send_only, self.settings.receive_depth)
+        stream = self.random.getrandbits(64)
+        group = Group(address, send_only, self.settings.receive_depth, stream)
         self.id.join_multicast_ex(_attr(group), group)
         self.groups[address] = group
         try:
@@ -490,6 +498,8 @@ class Session:
         group.state, group.recovery = GroupState.LEFT, None
         if self.groups.get(group.address) is group:
             del self.groups[group.address]
+            self.totals.update({f"left {field}": group.counts[field] for field in GROUP_COUNTS})
+            self.dropped.update(group.dropped)
         self._leave_quietly(group)
         group.inbox.clear()
 
@@ -511,14 +521,19 @@ class Session:
             group.told = True
             error = group.error
             assert error is not None
-            raise _loss(error, group, call, phase) if group.joins else error
+            raise _loss(error, group, call, phase) if group.counts["joins"] else error
 
     # --- sending -----------------------------------------------------------------------------
 
     @property
+    def header_size(self) -> int:
+        """Bytes of ours in every message."""
+        return sequence.HEADER_SIZE if self.settings.sequence else 0
+
+    @property
     def max_message_size(self) -> int:
         """The largest payload in bytes: what one MTU carries, or less if the user said so."""
-        limit = self.qp.max_message_size
+        limit = self.qp.max_message_size - self.header_size
         return limit if self.settings.max_message is None else min(limit, self.settings.max_message)
 
     def route_to(self, group: Group, timeout: float | None) -> Operation[tuple[QueuePair, Destination]]:
@@ -532,21 +547,36 @@ class Session:
         assert group.destination is not None
         return self.qp, group.destination
 
-    def prepare(self, group: Group, payloads: Iterable[Buffer]) -> list[Buffer]:
-        """The payloads as they travel. Raises MessageTooLarge for one that is longer than this endpoint's."""
-        listed = payloads if isinstance(payloads, list) else list(payloads)
-        if self.settings.max_message is not None:
+    def send(
+        self,
+        group: Group,
+        qp: QueuePair,
+        destination: Destination,
+        payloads: list[Buffer],
+        imm: int | None,
+        timeout: float | None,
+    ) -> int:
+        """Post the messages, numbered if they shall be; the driver's lock is not needed."""
+        sizes = list(map(_size, payloads))
+        if self.settings.sequence or self.settings.max_message is not None:
             limit = self.max_message_size
-            for index, payload in enumerate(listed):
-                size = memoryview(payload).nbytes
+            for index, size in enumerate(sizes):
                 if size > limit:
                     raise MessageTooLarge(size, limit, index)
-        return listed
-
-    def note_sent(self, group: Group, payloads: Sequence[Any], size: int) -> None:
-        group.sent += len(payloads)
-        group.sent_bytes += size
-        group.sent_batches += 1
+        if self.settings.sequence:
+            with group.sending:
+                numbers = range(group.next_number, group.next_number + len(payloads))
+                group.next_number = numbers.stop
+                headers = (sequence.pack(group.stream, number) for number in numbers)
+                numbered = [b"".join(pair) for pair in zip(headers, payloads, strict=True)]
+                qp.send(destination, numbered, imm, timeout)
+        else:
+            qp.send(destination, payloads, imm, timeout)
+        with self._counting:
+            group.counts["sent"] += len(sizes)
+            group.counts["sent_bytes"] += sum(sizes)
+            group.counts["sent_batches"] += 1
+        return len(sizes)
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -609,52 +639,73 @@ class Session:
         """The batch without what is not the user's; the same one if all is."""
         lengths = batch.lengths
         self.totals["received_batches"] += 1
-        if not self.filtering and PROBE_SIZE not in lengths:
-            self.totals["received"] += len(lengths)
-            self.totals["received_bytes"] += sum(lengths)
-            self._watch_queue(len(lengths))
-            return batch
-        messages = [message for message in batch if self._is_wanted(message)]
-        self._note_received(messages)
-        return batch if len(messages) == len(batch) else ChosenBatch(batch, messages)
+        if self.filtering or self.settings.sequence or PROBE_SIZE in lengths:
+            messages = self._wanted(batch)
+            unchanged = len(messages) == len(lengths) and not self.settings.sequence
+            return batch if unchanged else ChosenBatch(batch, messages)
+        if len(self.by_mgid) == 1:
+            (group,) = self.by_mgid.values()
+            group.counts["received"] += len(lengths)
+            group.counts["received_bytes"] += sum(lengths)
+        self.totals["received"] += len(lengths)
+        self.totals["received_bytes"] += sum(lengths)
+        self._watch_queue(len(lengths))
+        return batch
 
     def route(self, batch: Batch) -> None:
         """Put copies of the messages where they belong, and give the receives back."""
         with batch:
-            messages = [message for message in batch if self._is_wanted(message)]
-            self._note_received(messages)
-            for message in messages:
+            self.totals["received_batches"] += 1
+            for message in self._wanted(batch):
                 self._arrivals += 1
                 group = self.by_mgid.get(message.group)
-                inbox, dropped = (
-                    (self.strays, self.dropped) if group is None else (group.inbox, group.dropped)
-                )
+                inbox = self.strays if group is None else group.inbox
                 if not inbox.put(self._arrivals, message):
-                    dropped["nobody asked for it in time"] += 1
+                    self._drop(group, "nobody asked for it in time")
 
-    def _note_received(self, messages: Sequence[Message]) -> None:
-        for message in messages:
+    def _wanted(self, batch: Batch) -> list[Message]:
+        """The messages of the batch that are the user's, counted, with the user's payloads."""
+        wanted = [kept for message in batch if (kept := self._judge(message)) is not None]
+        for message in wanted:
             group = self.by_mgid.get(message.group)
             size = len(message.payload)
             self.totals["received"] += 1
             self.totals["received_bytes"] += size
             if group is not None:
-                group.received += 1
-                group.received_bytes += size
+                group.counts["received"] += 1
+                group.counts["received_bytes"] += size
+        self._watch_queue(len(batch))
+        return wanted
 
-    def _is_wanted(self, message: Message) -> bool:
-        """Whether the message is the user's. A probe is answered here."""
+    def _judge(self, message: Message) -> Message | None:
+        """The message as the user shall see it, or None. A probe is answered here."""
         found = probe.parse(message.payload)
+        group = self.by_mgid.get(message.group)
         if found is not None:
             self._on_probe(found, message)
-            return False
+            return None
         if self.filtering and message.from_self:
-            self.dropped["own message"] += 1
-            return False
-        return True
+            self._drop(group, "own message")
+            return None
+        if not self.settings.sequence:
+            return message
+        sources = self._stray_sources if group is None else group.sources
+        refusal = sources.take(message.source, message.src_qp, message.payload)
+        if refusal is not None:
+            self._drop(group, refusal.value)
+            return None
+        return message._replace(payload=message.payload[sequence.HEADER_SIZE :])
+
+    def _drop(self, group: Group | None, reason: str) -> None:
+        (self.dropped if group is None else group.dropped)[reason] += 1
 
     def _watch_queue(self, taken: int) -> None:
-        """Warn when the receive queue has run low; its counters are looked at after large batches only."""
+        """Warn when the receive queue has run low: asked of the QP after a batch that shows a backlog."""
+        if taken >= min(BATCH, self._warn_at):
+            low = self.qp.counters.recv_low_water
+            if low < self._warn_at:
+                self._warn_at = low // 2
+                self._tell(ReceiveQueueLow(low, self.settings.receive_depth))
 
     # --- probes ------------------------------------------------------------------------------
 
@@ -689,6 +740,7 @@ class Session:
             self._post(group.destination, Probe(kind, number, self._me()))
 
     def _me(self) -> Peer:
+        """A name for the asker that an echo repeats; the GID is what others see in its messages."""
         return Peer(Gid(bytes(16)), self.qp.qp_num)
 
     def _post(self, destination: Destination, what: Probe) -> None:
@@ -732,43 +784,57 @@ class Session:
         yield from self._until(lambda: bool(self.events), self._deadline(timeout), at_least_once=True)
         return self.events.popleft() if self.events else None
 
+    def loopback_report(self) -> LoopbackReport:
+        """What is in force for own messages."""
+        return LoopbackReport(self.settings.loopback, self.blocking_loopback, self.filtering, "")
+
     def _counters(self) -> QpCounters:
-        return self.qp.counters
+        """Of all QPs so far: sums, but what is free now, and the lowest low water."""
+        if self.id.closed or self.qp.closed:
+            return self._past
+        return _added(self._past, self.qp.counters)
 
     def snapshot(self) -> EndpointStats:
         """Everything counted, now."""
-        counters = self._past if self.qp.closed else _added(self._past, self._counters())
+        counters = self._counters()
         groups = tuple(group.snapshot() for group in self.groups.values())
-        dropped = Counter(self.dropped)
+        dropped: Counter[str] = Counter(self.dropped)
         for group in groups:
             dropped.update(group.dropped)
+        silent = {
+            "no receive was free": counters.dropped_no_receive,
+            "larger than a receive": counters.dropped_too_long,
+            "wrong Q_Key": counters.dropped_qkey,
+        }
+        sums = {
+            field: self.totals[f"left {field}"] + sum(group.counts[field] for group in self.groups.values())
+            for field in ("sent_bytes", "sent_batches", "joins")
+        }
+        totals = {
+            field: self.totals[field]
+            for field in ("received_bytes", "received_batches", "lost", "rejoins", "gave_up")
+        }
         return EndpointStats(
             backend=self.backend.name,
             device=self.place.device.name,
             port_num=self.place.port.port_num,
             qp_num=None if self.qp.closed else self.qp.qp_num,
             sent=counters.sent,
-            sent_bytes=self.totals["sent_bytes"],
-            sent_batches=self.totals["sent_batches"],
             received=counters.received,
-            received_bytes=self.totals["received_bytes"],
-            received_batches=self.totals["received_batches"],
             receive_depth=self.settings.receive_depth,
             receive_free=counters.recv_free,
             receive_low_water=counters.recv_low_water,
             receive_empty=None,
-            dropped=dropped,
+            dropped=dropped | {reason: count for reason, count in silent.items() if count is not None},
             probes=self.totals["probes"],
-            joins=self.totals["joins"],
-            lost=self.totals["lost"],
-            rejoins=self.totals["rejoins"],
-            gave_up=self.totals["gave_up"],
             events_dropped=self.totals["events_dropped"],
             gaps=sum(group.gaps for group in groups),
             late=sum(group.late for group in groups),
             duplicates=sum(group.duplicates for group in groups),
             groups=groups,
             port_counters={},
+            **sums,
+            **totals,
         )
 
     # --- waiting -----------------------------------------------------------------------------
@@ -815,6 +881,11 @@ def _loss(error: McastError, group: Group, call: str, phase: Phase) -> McastErro
     return lost
 
 
+def _size(payload: Buffer) -> int:
+    """Bytes of a payload."""
+    return len(payload) if type(payload) is bytes else memoryview(payload).nbytes
+
+
 def _added(past: QpCounters, now: QpCounters) -> QpCounters:
     """The counters of all QPs so far: sums, but what is free now, and the lowest low water."""
 
@@ -830,7 +901,3 @@ def _added(past: QpCounters, now: QpCounters) -> QpCounters:
         now.recv_free,
         min(past.recv_low_water, now.recv_low_water),
     )
-
-
-_REFUSED_FLAG = (NotSupported, InvalidArgument)
-_ = (_REFUSED_FLAG, Address, ReceiveQueueLow)

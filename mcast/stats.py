@@ -37,6 +37,7 @@ class GroupStats(_Snapshot):
     dropped   why messages of the group were not delivered -> how many
     joins     joins that succeeded, the first one and each rejoin
     rejoins   of these, after a loss
+    received  by `recv`; batches are counted too while the endpoint has one group
     gaps, late, duplicates   sums over `sources`, and those forgotten
     """
 
@@ -56,6 +57,7 @@ class GroupStats(_Snapshot):
     late: int
     duplicates: int
     sources: tuple[SourceStats, ...]
+    forgotten_sources: int
 
 
 class EndpointStats(_Snapshot):

@@ -12,7 +12,7 @@ import mcast
 
 ROOT = Path(mcast.__file__).parent
 CORE = {"api", "addresses", "batch", "errors", "causes", "cause_rows", "diagnosis", "mapping", "mcmember"}
-APPLICATION = {"endpoint", "session", "inbox", "policy", "ports", "probe", "stats"}
+APPLICATION = {"endpoint", "session", "sequence", "inbox", "policy", "ports", "probe", "stats", "view", "aio"}
 BACKENDS = sorted(path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").exists())
 
 

@@ -1,0 +1,368 @@
+"""The endpoint for asyncio: the same names as in `mcast.endpoint`, awaited.
+
+```python
+async with mcast.aio.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
+    async with endpoint.join("239.1.2.3") as group:
+        await group.send(b"hello")
+        async for message in group:
+            ...
+```
+
+No thread, no blocking call: the loop sleeps on the descriptors of the event channel and of the queue pair.
+Lost memberships are restored in the background, while the loop runs; probes are answered by calls that
+receive. All objects belong to the loop that they were opened in. Timeouts are seconds of that loop, also over
+a simulated fabric whose own time is virtual; cancelling a call leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from contextlib import suppress
+from math import inf
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from typing_extensions import Buffer
+
+from mcast.api import Backend, Batch, Closed, Message, Phase, QpError, TimedOut
+from mcast.session import Event, Group, Operation, Peer, Wait
+from mcast.view import EndpointView, GroupName, MemberView
+
+__all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
+
+T = TypeVar("T")
+
+TURN = 0.005
+"""Seconds that one task may go on without giving the loop to the others."""
+
+CHUNK = 64
+"""Messages that one send call posts: none waits long for the device."""
+
+RETRY = 0.001
+"""Seconds until a send is tried again that found no room."""
+
+
+class Endpoint(EndpointView["Membership | Sender"]):
+    """One id and one UD queue pair on one port, and the groups that they are in. Made in a coroutine."""
+
+    def _clock_of(self, backend: Backend) -> Callable[[], float]:
+        self._loop = asyncio.get_running_loop()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._channel_fd = self._qp_fd = -1
+        self._watching = False
+        self._turn_ends = 0.0
+        return self._loop.time
+
+    # --- groups ---
+
+    def join(
+        self, group: GroupName, *, timeout: float | None = 10.0, settle: float = 0.0
+    ) -> Joining[Membership]:
+        """Join as a full member: send and receive. `await` it, or enter it with `async with`.
+
+        Gives the membership once it is joined and attached. `settle` waits so many seconds more, for fabrics
+        that are slow to deliver; `Membership.ready` asks. Raises the McastError of what went wrong, with its
+        likely causes; nothing is left behind then, nor after a timeout or a cancellation.
+        """
+        return Joining(self._join(group, False, timeout, settle, Membership))
+
+    def sender(
+        self, group: GroupName, *, timeout: float | None = 10.0, settle: float = 0.0
+    ) -> Joining[Sender]:
+        """Join to send only: nothing is received. Otherwise as `join`."""
+        return Joining(self._join(group, True, timeout, settle, Sender))
+
+    async def _join(
+        self,
+        name: GroupName,
+        send_only: bool,
+        timeout: float | None,
+        settle: float,
+        make: Callable[[Endpoint, Group], M],
+    ) -> M:
+        group = await self._run(self._session.join(name, send_only, timeout, settle))
+        member = self._members[group.address] = make(self, group)
+        return member
+
+    def _leave(self, group: Group) -> None:
+        self._session.leave(group)
+        self._members.pop(group.address, None)
+        self._wake()
+
+    # --- receiving ---
+
+    async def recv(self, timeout: float | None = None) -> Message | None:
+        """The next message of any group, a copy; None when `timeout` s have passed."""
+        return await self._run(self._session.recv(None, timeout))
+
+    async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
+        """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
+        return await self._run(self._session.recv_batch(max, timeout))
+
+    async def batches(self, timeout: float | None = None, max: int = 64) -> AsyncIterator[Batch]:
+        """Leased batches, each released when the next is asked for; ends after `timeout` s without one.
+
+        It ends as well when the endpoint is closed.
+        """
+        while True:
+            try:
+                batch = await self.recv_batch(max, timeout)
+            except Closed:
+                return
+            with batch:
+                if not len(batch):
+                    return
+                yield batch
+
+    async def next_event(self, timeout: float | None = 0.0) -> Event | None:
+        """The next of Lost, Rejoined, GaveUp, ReceiveQueueLow; None when `timeout` s have passed."""
+        return await self._run(self._session.next_event(timeout))
+
+    # --- the driver ---
+
+    async def _run(self, operation: Operation[T]) -> T:
+        """Carry an operation out by awaiting."""
+        try:
+            wait = next(operation)
+            while True:
+                try:
+                    batch = await self._pump(wait)
+                except BaseException as error:
+                    wait = operation.throw(error)
+                else:
+                    wait = operation.send(batch)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _pump(self, wait: Wait) -> Batch | None:
+        """Let something happen, at most until `wait.until`; what was received, if this call received."""
+        if self._look():
+            return None
+        if self._loop.time() >= self._turn_ends:
+            await asyncio.sleep(0)
+            self._turn_ends = self._loop.time() + TURN
+        batch = self._receive(wait.max)
+        if batch is None:
+            await self._sleep(wait.until)
+        else:
+            self._wake()  # the others' messages may be in it
+        return batch
+
+    def _look(self) -> bool:
+        """Take in what has happened, do what is due; whether there was anything."""
+        session = self._session
+        happened = session.step()
+        if self._channel_fd < 0:
+            self._channel_fd = session.channel.fileno()
+            self._loop.add_reader(self._channel_fd, self._on_change)
+            session.before_qp_closes = self._forget_qp
+        if self._timer is not None:
+            self._timer.cancel()
+        due = session.due()
+        self._timer = None if due == inf else self._loop.call_at(due, self._on_change)
+        if happened:
+            self._wake()
+        return happened
+
+    def _on_change(self) -> None:
+        """An event waits, or something is due; in the background there is nobody to raise to."""
+        with suppress(Closed):
+            self._look()
+
+    def _receive(self, max: int) -> Batch | None:
+        """What waits at the queue pair; None when there is nothing, and then its descriptor is armed."""
+        session = self._session
+        qp = session.usable_qp
+        if qp is None:
+            return None
+        if self._qp_fd < 0:
+            self._qp_fd = qp.fileno()
+        try:
+            batch = qp.recv(max, 0)
+        except QpError as error:
+            session.on_qp_error(error)
+            return None
+        if len(batch):
+            return batch
+        batch.release()
+        return None
+
+    async def _sleep(self, until: float | None) -> None:
+        """Wait until something changes, or `until`."""
+        due = self._session.due()
+        future: asyncio.Future[None] = self._loop.create_future()
+        end = min(inf if until is None else until, due)
+        timer = None if end == inf else self._loop.call_at(end, _finish, future)
+        self._waiters.add(future)
+        if not self._watching and self._qp_fd >= 0:
+            self._loop.add_reader(self._qp_fd, self._wake)
+            self._watching = True
+        try:
+            await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._waiters.discard(future)
+            if not self._waiters:
+                self._unwatch()
+        self._turn_ends = self._loop.time() + TURN
+
+    def _wake(self) -> None:
+        """Let every waiting task look again."""
+        for future in self._waiters:
+            _finish(future)
+        self._unwatch()  # or the loop would spin until they do
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._loop.remove_reader(self._qp_fd)
+            self._watching = False
+
+    def _forget_qp(self) -> None:
+        """The queue pair is about to close, and its descriptor with it."""
+        self._unwatch()
+        self._qp_fd = -1
+
+    # --- the end ---
+
+    async def close(self) -> None:
+        """Leave every group and free everything; ends what waits. Idempotent."""
+        if not self.closed:
+            if self._channel_fd >= 0:
+                self._loop.remove_reader(self._channel_fd)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._forget_qp()
+            self._end()
+            self._wake()
+        self._close_owned()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+open_endpoint = Endpoint
+
+
+class Sender(MemberView):
+    """A group that one sends to."""
+
+    def __init__(self, endpoint: Endpoint, group: Group) -> None:
+        self._endpoint, self._group = endpoint, group
+
+    async def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
+        """Send one message: `send_batch` with a batch of one."""
+        await self.send_batch([payload], imm, timeout)
+
+    async def send_batch(
+        self, payloads: Iterable[Buffer], imm: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Send each payload as one message, in order; return how many. UD gives no receipt.
+
+        Waits, up to `timeout`, while the send queue is full or a lost membership is being restored.
+        """
+        listed = list(payloads)
+        loop = self._endpoint._loop
+        end = None if timeout is None else loop.time() + timeout
+        for start in range(0, len(listed), CHUNK):
+            await self._send(listed[start : start + CHUNK], imm, timeout, end)
+        return len(listed)
+
+    async def _send(
+        self, payloads: list[Buffer], imm: int | None, timeout: float | None, end: float | None
+    ) -> None:
+        endpoint, group = self._endpoint, self._group
+        session, now = endpoint._session, endpoint._loop.time
+        while True:
+            left = None if end is None else max(0.0, end - now())
+            qp, destination = await endpoint._run(session.route_to(group, left))
+            try:
+                session.send(group, qp, destination, payloads, imm, 0)
+                break
+            except TimedOut:
+                if end is not None and now() >= end:
+                    raise
+                await asyncio.sleep(RETRY)
+            except Closed:  # the QP was replaced meanwhile, or all is closed
+                session.require_joined(group, "send", Phase.SEND)
+            except QpError as error:
+                session.on_qp_error(error)
+                endpoint._on_change()
+                raise
+        if now() >= endpoint._turn_ends:
+            await asyncio.sleep(0)
+            endpoint._turn_ends = now() + TURN
+
+    async def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
+        """Wait until the fabric delivers: until `members` other members have answered a probe.
+
+        They answer inside their own calls that wait. Raises TimedOut that says who has answered.
+        """
+        return await self._endpoint._run(self._endpoint._session.ready(self._group, members, timeout))
+
+    async def leave(self) -> None:
+        """Leave the group. Idempotent."""
+        self._endpoint._leave(self._group)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.leave()
+
+
+class Membership(Sender):
+    """A group that one sends to and receives from."""
+
+    async def recv(self, timeout: float | None = None) -> Message | None:
+        """The group's next message, a copy; None when `timeout` s have passed."""
+        return await self._endpoint._run(self._endpoint._session.recv(self._group, timeout))
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages as they come; ends when the group is left or the endpoint closed."""
+        while True:
+            try:
+                message = await self.recv()
+            except Closed:
+                return
+            if message is not None:
+                yield message
+
+
+M = TypeVar("M", bound=Sender)
+
+
+class Joining(Generic[M]):
+    """A join under way: `await` it for the membership, or enter it to leave at the end."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, M]) -> None:
+        self._coroutine = coroutine
+        self._member: M | None = None
+
+    def __await__(self) -> Generator[Any, None, M]:
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> M:
+        self._member = await self._coroutine
+        return self._member
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._member is not None
+        await self._member.leave()
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

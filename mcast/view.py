@@ -1,0 +1,166 @@
+"""What an endpoint and a membership show of themselves, whether one blocks or awaits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address, IPv6Address
+from typing import Generic, TypeVar
+
+from mcast.addresses import Gid, McastAddress, Mgid
+from mcast.api import Backend, Destination, DeviceInfo, PortInfo
+from mcast.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
+from mcast.ports import Address, choose
+from mcast.registry import open_backend
+from mcast.session import Group, GroupState, Session, Settings
+from mcast.stats import EndpointStats, GroupStats
+
+GroupName = McastAddress | IPv4Address | IPv6Address | Mgid | str
+M = TypeVar("M", bound="MemberView")
+
+
+class EndpointView(Generic[M]):
+    """The part of an endpoint that never waits."""
+
+    def __init__(
+        self,
+        backend: str | Backend,
+        bind: IPv4Address | IPv6Address | str | None = None,
+        *,
+        device: str | None = None,
+        port_num: int = 1,
+        loopback: LoopbackPolicy | str = "on",
+        rejoin: RejoinPolicy | None = RejoinPolicy(),  # noqa: B008  (frozen)
+        sequence: bool = False,
+        receive_depth: int = 512,
+        send_depth: int = 128,
+        max_message: int | None = None,
+        seed: int | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """Open an endpoint on the port that has the address `bind`, or on a device's port.
+
+        backend        a name, which the endpoint opens with `options` and closes; or an opened backend
+        bind, device   one of them; neither only where a single active port has an address: it is logged then
+        loopback       what becomes of own messages: "on", "off" or "filter" (LoopbackPolicy)
+        rejoin         what to do when a membership is lost; None: calls raise MembershipLost
+        sequence       number the messages, and count gaps, duplicates and late ones by source
+        receive_depth  receives of the queue pair, and messages kept for a group that nobody asks for
+        max_message    the largest payload in bytes, both ways; None: what one MTU carries
+        seed           of jitter and stream ids; None: from the system
+
+        Raises ValueError that names the choices; BackendError; McastError.
+        """
+        settings = Settings(
+            LoopbackPolicy(loopback), rejoin, sequence, receive_depth, send_depth, max_message, seed
+        )
+        self._owned = open_backend(backend, **(options or {})) if isinstance(backend, str) else None
+        opened = backend if isinstance(backend, Backend) else self._owned
+        assert opened is not None
+        self._members: dict[McastAddress, M] = {}
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        try:
+            place = choose(opened, bind, device, port_num)
+            self._session = Session(opened, place, settings, self._clock_of(opened))
+        except BaseException:
+            if self._owned is not None:
+                self._owned.close()
+            raise
+
+    def _clock_of(self, backend: Backend) -> Callable[[], float]:
+        return backend.now
+
+    @property
+    def backend(self) -> Backend:
+        return self._session.backend
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device, as it was when the endpoint was opened."""
+        return self._session.place.device
+
+    @property
+    def port(self) -> PortInfo:
+        """The port, as it was when the endpoint was opened."""
+        return self._session.place.port
+
+    @property
+    def address(self) -> Address:
+        """The local address that the endpoint is bound to."""
+        return self._session.place.address
+
+    @property
+    def qp_num(self) -> int:
+        """The number of the queue pair; another one after the device was lost."""
+        return self._session.qp.qp_num
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest payload in bytes."""
+        return self._session.max_message_size
+
+    @property
+    def loopback(self) -> LoopbackReport:
+        """What is in force for own messages."""
+        return self._session.loopback_report()
+
+    @property
+    def groups(self) -> tuple[M, ...]:
+        """What was joined and not left, in order of joining."""
+        return tuple(self._members.values())
+
+    @property
+    def closed(self) -> bool:
+        return self._session.closed
+
+    def stats(self) -> EndpointStats:
+        """Everything counted so far, as a frozen snapshot."""
+        with self._lock:
+            return self._session.snapshot()
+
+    def _end(self) -> None:
+        self._session.close()
+        self._members.clear()
+
+    def _close_owned(self) -> None:
+        if self._owned is not None:
+            self._owned.close()
+
+
+class MemberView:
+    """The part of a sender and of a membership that never waits."""
+
+    _group: Group
+
+    @property
+    def group(self) -> McastAddress:
+        """The address that was joined."""
+        return self._group.address
+
+    @property
+    def destination(self) -> Destination:
+        """Where messages to the group go, as the last join said."""
+        assert self._group.destination is not None
+        return self._group.destination
+
+    @property
+    def mgid(self) -> Gid:
+        return self.destination.gid
+
+    @property
+    def mlid(self) -> int:
+        """The group's MLID on InfiniBand, 0 on Ethernet."""
+        return self.destination.dlid
+
+    @property
+    def joined(self) -> bool:
+        """False while the membership is lost, and once it was left."""
+        return self._group.state is GroupState.JOINED
+
+    def stats(self) -> GroupStats:
+        """What was counted for this group, as a frozen snapshot."""
+        return self._group.snapshot()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.group} {self._group.state.value}>"
