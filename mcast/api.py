@@ -84,6 +84,10 @@ __all__ = [
     "EventChannel",
     "Finding",
     "Gid",
+    "GroupInfo",
+    "GroupMember",
+    "GroupSource",
+    "GroupTable",
     "GuardError",
     "InvalidArgument",
     "JoinAttrEx",
@@ -230,6 +234,7 @@ class Capability(Enum):
     IPV6_GROUP = "IPv6 groups can be joined"
     RAW_MGID = "raw MGIDs (AF_IB) can be joined"
     CONNECTED_QP = "RC and UC QPs can be created"
+    GROUP_TABLE = "groups() shows the full memberships of the own ports"
 
 
 # --- values ----------------------------------------------------------------
@@ -447,6 +452,42 @@ class Provider(NamedTuple):
     checks: Callable[[], Sequence[Finding]] = lambda: ()
 
 
+class GroupSource(Enum):
+    """Where a membership is written down; one that is missing in the switch's table gets no messages."""
+
+    HOST = "the host's own list"
+    SWITCH = "the switch's snooping table"
+    SA = "the SA's table"
+
+
+class GroupMember(NamedTuple):
+    """A port that is in a group.
+
+    port       as `device/port` if it is one of `Backend.devices`, else as the table names it
+    seen_in    the tables that have it
+    send_only  the table says that it does not receive
+    """
+
+    port: str
+    seen_in: frozenset[GroupSource]
+    send_only: bool = False
+
+
+class GroupInfo(NamedTuple):
+    """A group that exists, and the members of it that can be seen. `mlid` is 0 on Ethernet."""
+
+    mgid: Gid
+    members: tuple[GroupMember, ...]
+    mlid: int = 0
+
+
+class GroupTable(NamedTuple):
+    """Groups by MGID, and in a sentence each what they leave out, and why."""
+
+    groups: tuple[GroupInfo, ...]
+    unseen: tuple[str, ...]
+
+
 # --- the four nouns --------------------------------------------------------
 
 
@@ -511,6 +552,14 @@ class Backend(_Closeable):
     @abstractmethod
     def event_channel(self) -> EventChannel:
         """A new channel; its ids report to it."""
+
+    def groups(self) -> GroupTable:
+        """Which groups exist and who is in them now, as far as this host can see.
+
+        A provider need not know (Capability.GROUP_TABLE); the table then says so.
+        """
+        self._require_open("groups", Phase.OPEN)
+        return GroupTable((), (f"any group: the provider {self.name!r} does not say which there are",))
 
 
 class EventChannel(_Closeable):

@@ -22,6 +22,8 @@ from mcast.api import LinkLayer
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.pcapng import packets_of
 from mcast.capture import packets, pcapng
+from mcast.capture.dissect import datagram
+from mcast.capture.reader import Frame
 from mcast.lab import LabMachine
 from mcast.mapping import group_mac
 
@@ -293,6 +295,7 @@ def test_a_message_is_the_kernels_to_the_byte_but_for_its_ip_id(kernel: Side) ->
         )
         made = packets.roce(message, data[6:12], group_mac(message.dest))
         assert without_id(made) == without_id(data)
+        assert datagram(Frame(0, pcapng.ETHERNET, data, len(data), 0)) == message
 
 
 def without_id(frame: bytes) -> bytes:

@@ -17,6 +17,7 @@ from mcast.api import (
     Destination,
     DeviceInfo,
     EventChannel,
+    GroupTable,
     JoinAttrEx,
     LinkLayer,
     Message,
@@ -34,11 +35,12 @@ from mcast.api import (
 from mcast.backends.sim import cm
 from mcast.backends.sim.clock import NS
 from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.groups import group_table
 from mcast.backends.sim.lease import SimBatch, Slots, message_of
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.readiness import Readiness
 
-_BOTH = {Capability.CONNECTED_QP}
+_BOTH = {Capability.CONNECTED_QP, Capability.GROUP_TABLE}
 ROCE_CAPABILITIES = frozenset(_BOTH | {Capability.IGMP})
 INFINIBAND_CAPABILITIES = frozenset(
     _BOTH | {Capability.SA, Capability.MLID, Capability.IPV6_GROUP, Capability.RAW_MGID}
@@ -76,6 +78,11 @@ class SimBackend(Backend):
         channel = SimEventChannel(self.fabric, self._hosts, self._channels)
         self._channels[channel] = None
         return channel
+
+    def groups(self) -> GroupTable:
+        self._require_open("groups", Phase.OPEN)
+        with self.fabric.clock:
+            return group_table(self.fabric, self._hosts)
 
     def close(self) -> None:
         if self._closed:
