@@ -289,13 +289,16 @@ class JoinAttrEx(_Model):
 class QpInit(_Model):
     """What `CmId.create_qp` takes.
 
-    max_recv_size is the payload room of a receive in bytes, GRH room not counted; None: one MTU.
+    max_recv_size   payload room of a receive in bytes, GRH room not counted; None: one MTU
+    block_loopback  ask the device not to return the QP's own multicast messages to it. Many cannot, and
+                    refuse; some accept and return them all the same (facts: users, 16)
     """
 
     qp_type: QpType = QpType.UD
     max_send_wr: int = Field(default=128, ge=1, le=1 << 20)
     max_recv_wr: int = Field(default=512, ge=1, le=1 << 20)
     max_recv_size: int | None = Field(default=None, ge=0, le=1 << 16)
+    block_loopback: bool = False
 
 
 class Destination(_Model):
@@ -633,6 +636,7 @@ class CmId(_OnPort):
         """rdma_create_qp. A UD QP of a bound id is in RTS with its receives posted; RC and UC in INIT.
 
         A second QP on the id, RC or UC in PortSpace.UDP, UD in PortSpace.TCP, no device: EINVAL.
+        block_loopback on a device that cannot: EOPNOTSUPP, or EINVAL from some drivers.
         """
         self._require_open("create_qp", Phase.CREATE_QP)
         return self._create_qp(init or QpInit())

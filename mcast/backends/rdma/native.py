@@ -108,7 +108,7 @@ class Event(NamedTuple):
 
 
 class QpPlan(NamedTuple):
-    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes."""
+    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; a flag."""
 
     qp_type: int
     send_depth: int
@@ -120,6 +120,7 @@ class QpPlan(NamedTuple):
     recv_stride: int
     recv_offset: int
     grh_stride: int
+    block_loopback: bool
 
 
 _AH_FIELDS = ("dlid", "sl", "port_num", "sgid_index", "hop_limit", "traffic_class", "flow_label")

@@ -63,7 +63,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         port = self.native.query_port(context, self._port)
         plan, size = slab.layout(init, port.active_mtu, port.max_mtu)
         self._slab = slab.allocate(size)
-        arguments = {"qp_type": init.qp_type.name, "send": init.max_send_wr, "recv": init.max_recv_wr}
+        arguments: dict[str, object] = {"qp_type": init.qp_type.name}
+        arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}
+        if init.block_loopback:
+            arguments["block_loopback"] = True
         self._handle = self.native.create_qp(cm_id.handle, pd, plan, self._slab, arguments)
         self._qp_num = self.native.qp_num(self._handle)
         self._recv_depth = plan.recv_depth

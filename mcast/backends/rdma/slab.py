@@ -33,6 +33,7 @@ def layout(init: QpInit, active_mtu: int, max_mtu: int) -> tuple[QpPlan, int]:
         recv_stride=recv_stride,
         recv_offset=recv_offset,
         grh_stride=CACHE_LINE,
+        block_loopback=init.block_loopback,
     )
     return plan, send_offset + init.max_send_wr * send_stride
 

@@ -203,6 +203,8 @@ class Id:
         port = self.interface.port
         if max(init.max_recv_wr, init.max_send_wr) > port.limits.queue_depth:
             return errno.EINVAL
+        if init.block_loopback and self.fabric.block_loopback == "refused":
+            return errno.EOPNOTSUPP
         self.qp = self.fabric.create_qp(port, init, RDMA_UDP_QKEY, self.interface.pkey)
         last = QpState.RTS if init.qp_type is QpType.UD else QpState.INIT
         for state in (QpState.INIT, QpState.RTR, QpState.RTS)[: last.value]:

@@ -83,6 +83,7 @@ class Fabric:
     mtu, rate   of every port: bytes, Gbit/s
     partitions  InfiniBand: P_Key -> indices of the ports that have it (0x8001 full, 0x0001 limited); each
                 gives its ports an IPoIB interface 10.<n>.<port> beside the default partition's 10.0.<port>
+    block_loopback  what devices make of QpInit.block_loopback: "honoured", "refused", "ignored"
     clock       "virtual" (from 0, moves while a call waits) or "wall" (for threads and asyncio)
     seed        of everything that is drawn at random
     trace       record what happens in `trace`
@@ -119,6 +120,7 @@ class Fabric:
         clock: str,
         trace: bool,
         limits: Limits | None,
+        block_loopback: str,
     ) -> None:
         _check("ports", ports, range(1, 65_000 + 1))
         _check("switches", switches, range(1, 4_096))
@@ -126,6 +128,8 @@ class Fabric:
         _check("mtu", mtu, MTU_CODES)
         _check("rate", rate, RATE_CODES)
         _check("clock", clock, CLOCKS)
+        _check("block_loopback", block_loopback, ("honoured", "refused", "ignored"))
+        self.block_loopback = block_loopback
         self.link_layer = link_layer
         self.clock = CLOCKS[clock]()
         self.random = Random(seed)
@@ -187,9 +191,11 @@ class Fabric:
         clock: str = "virtual",
         trace: bool = False,
         limits: Limits | None = None,
+        block_loopback: str = "refused",
     ) -> Fabric:
         """A RoCEv2 fabric: switches with IGMP snooping and a querier. Raises ValueError for a bad option."""
-        fabric = cls(LinkLayer.ETHERNET, ports, hosts, switches, mtu, rate, seed, clock, trace, limits)
+        sizes = (ports, hosts, switches, mtu, rate, seed)
+        fabric = cls(LinkLayer.ETHERNET, *sizes, clock, trace, limits, block_loopback)
         fabric._introduce(seed)
         return fabric
 
@@ -210,10 +216,12 @@ class Fabric:
         clock: str = "virtual",
         trace: bool = False,
         limits: Limits | None = None,
+        block_loopback: str = "honoured",
     ) -> Fabric:
         """An InfiniBand fabric with its SA. `ipoib=False` leaves the IPoIB interfaces down, so that no join
         finds its broadcast group. Raises ValueError for a bad option."""
-        fabric = cls(LinkLayer.INFINIBAND, ports, hosts, switches, mtu, rate, seed, clock, trace, limits)
+        sizes = (ports, hosts, switches, mtu, rate, seed)
+        fabric = cls(LinkLayer.INFINIBAND, *sizes, clock, trace, limits, block_loopback)
         fabric._start_sa(partitions or {}, quirks or Quirks(), ipoib, max_mlid)
         fabric._introduce(seed)
         return fabric
@@ -563,7 +571,10 @@ class Fabric:
         if not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
             return None
         header = Header(source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, port.lid)
-        return Path(to, self.version, header, self._targets(port, to))
+        targets = self._targets(port, to)
+        if qp.blocks_loopback and self.block_loopback == "honoured" and to.gid.is_multicast:
+            targets = [target for target in targets if target is not qp]
+        return Path(to, self.version, header, targets)
 
     def _carry(self, qp: Qp, path: Path, burst: Burst) -> None:
         """Give the burst to all that the path reaches; faults judge each message for itself."""

@@ -69,6 +69,7 @@ class Qp:
     __slots__ = (
         "_queue",
         "attached",
+        "blocks_loopback",
         "depth",
         "error",
         "free",
@@ -103,6 +104,7 @@ class Qp:
         self.room = port.mtu if init.max_recv_size is None else init.max_recv_size
         self.sent = self.received = 0
         self.no_receive = self.too_long = self.wrong_qkey = 0
+        self.blocks_loopback = init.block_loopback
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
         self._queue: deque[tuple[Burst, int, int]] = deque()

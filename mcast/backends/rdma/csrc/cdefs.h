@@ -113,6 +113,7 @@ struct mcast_qp_init {
 	uint32_t recv_stride;
 	uint64_t recv_offset;
 	uint32_t grh_stride;
+	int block_loopback;
 	void *slab;
 	uint64_t slab_bytes;
 };

@@ -15,7 +15,7 @@
 	REQUIRED(rdma_destroy_id, "RDMACM_1.0")             \
 	REQUIRED(rdma_bind_addr, "RDMACM_1.0")              \
 	REQUIRED(rdma_resolve_addr, "RDMACM_1.0")           \
-	REQUIRED(rdma_create_qp, "RDMACM_1.0")              \
+	REQUIRED(rdma_create_qp_ex, "RDMACM_1.0")           \
 	REQUIRED(rdma_destroy_qp, "RDMACM_1.0")             \
 	REQUIRED(rdma_init_qp_attr, "RDMACM_1.2")           \
 	REQUIRED(rdma_join_multicast, "RDMACM_1.0")         \

@@ -72,7 +72,9 @@ static void close_completions(struct completions *completions)
 static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
 {
 	for (size_t i = 0; i < sizeof(inline_sizes) / sizeof(*inline_sizes); i++) {
-		struct ibv_qp_init_attr attr = {
+		struct ibv_qp_init_attr_ex attr = {
+			.comp_mask = IBV_QP_INIT_ATTR_PD,
+			.pd = pd,
 			.send_cq = self->send.cq,
 			.recv_cq = self->recv.cq,
 			.qp_type = (enum ibv_qp_type)self->init.qp_type,
@@ -83,7 +85,11 @@ static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
 				 .max_inline_data = inline_sizes[i] },
 		};
 
-		if (!mcast_sym.rdma_create_qp(self->id, pd, &attr)) {
+		if (self->init.block_loopback) {
+			attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
+			attr.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+		}
+		if (!mcast_sym.rdma_create_qp_ex(self->id, &attr)) {
 			self->qp = self->id->qp;
 			/* a device may grant more; the slab's room bounds what is ever sent */
 			self->max_inline = attr.cap.max_inline_data;
