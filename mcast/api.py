@@ -418,6 +418,7 @@ class QpCounters(NamedTuple):
     dropped_qkey        messages lost because of a wrong Q_Key
     recv_free           receives free now
     recv_low_water      the fewest receives that were ever free
+    recv_empty          how often the last free receive was seen taken
     """
 
     sent: int
@@ -427,6 +428,7 @@ class QpCounters(NamedTuple):
     dropped_qkey: int | None
     recv_free: int
     recv_low_water: int
+    recv_empty: int = 0
 
 
 class Status(NamedTuple):
@@ -551,6 +553,10 @@ class Backend(_Closeable):
     @abstractmethod
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that are there now, with limits, MTU, link layer and GIDs."""
+
+    def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
+        """The port's own counters by the device's names for them; empty where there are none."""
+        return {}
 
     @abstractmethod
     def event_channel(self) -> EventChannel:

@@ -23,6 +23,17 @@ def read_devices(native: Native) -> tuple[DeviceInfo, ...]:
     return tuple(_read_device(native, name, addresses) for name in native.device_names())
 
 
+def read_counters(device: str, port: int) -> dict[str, int]:
+    """The port's counters as sysfs has them, standard ones and the driver's own."""
+    base = SYSFS / device / "ports" / str(port)
+    counters = {}
+    for path in sorted([*base.glob("counters/*"), *base.glob("hw_counters/*")]):
+        with suppress(OSError, ValueError):  # `lifespan` is a setting; some may not be read
+            counters[path.name] = int(path.read_text())
+    counters.pop("lifespan", None)
+    return counters
+
+
 def _read_device(
     native: Native, name: str, addresses: dict[str, list[IPv4Address | IPv6Address]]
 ) -> DeviceInfo:

@@ -410,11 +410,11 @@ class Native:
         """The ibv_wc_status that put the QP into ERR; 0 if none was seen."""
         return self._lib.mcast_failure(qp)
 
-    def counters(self, qp: Qp) -> tuple[int, int, int, int]:
-        """Sent, received, receives free now, the fewest that ever were."""
+    def counters(self, qp: Qp) -> tuple[int, int, int, int, int]:
+        """Sent, received, receives free now, the fewest that ever were, how often the last was taken."""
         out = self._ffi.new("struct mcast_counters *")
         self._lib.mcast_read_counters(qp, out)
-        return out.sent, out.received, out.recv_free, out.recv_low_water
+        return out.sent, out.received, out.recv_free, out.recv_low_water, out.recv_empty
 
     def is_receiving(self, qp: Qp) -> bool:
         """Whether a message is leased, or waits to be received."""

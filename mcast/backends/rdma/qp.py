@@ -114,8 +114,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     @property
     def counters(self) -> QpCounters:
         with self._in_use("counters", Phase.RECV):
-            sent, received, free, low = self.native.counters(self._handle)
-        return QpCounters(sent, received, None, None, None, free, low)
+            sent, received, free, low, empty = self.native.counters(self._handle)
+        return QpCounters(sent, received, None, None, None, free, low, empty)
 
     # --- state and attachments ---
 

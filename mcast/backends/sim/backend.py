@@ -37,6 +37,7 @@ from mcast.backends.sim.clock import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.groups import group_table
 from mcast.backends.sim.lease import SimBatch, Slots, message_of
+from mcast.backends.sim.port import PORT_COUNTERS
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.readiness import Readiness
 
@@ -72,6 +73,12 @@ class SimBackend(Backend):
         self._require_open("devices", Phase.OPEN)
         with self.fabric.clock:
             return tuple(port.info() for port in self.fabric.ports_of(self._hosts) if not port.removed)
+
+    def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
+        self._require_open("port_counters", Phase.OPEN)
+        with self.fabric.clock:
+            ports = (port for port in self.fabric.ports_of(self._hosts) if port.name == device)
+            return {name: getattr(port, name) for port in ports for name in PORT_COUNTERS}
 
     def event_channel(self) -> EventChannel:
         self._require_open("event_channel", Phase.OPEN)

@@ -31,6 +31,10 @@ RATE_CODES = {
 """IBTA encodings of MTU in bytes and rate in Gbit/s."""
 
 
+PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
+"""What a port counts: the fields of these names."""
+
+
 class Limits:
     """What a device can hold; the defaults are Soft-RoCE's (facts: kernel, attach)."""
 

@@ -71,6 +71,7 @@ class Qp:
         "attached",
         "blocks_loopback",
         "depth",
+        "empty",
         "error",
         "free",
         "handles",
@@ -103,7 +104,7 @@ class Qp:
         self.depth = self.free = self.low_water = init.max_recv_wr
         self.room = port.mtu if init.max_recv_size is None else init.max_recv_size
         self.sent = self.received = 0
-        self.no_receive = self.too_long = self.wrong_qkey = 0
+        self.no_receive = self.too_long = self.wrong_qkey = self.empty = 0
         self.blocks_loopback = init.block_loopback
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
@@ -124,6 +125,7 @@ class Qp:
             self.wrong_qkey,
             self.free,
             self.low_water,
+            self.empty,
         )
 
     def modify(self, state: QpState) -> int:
@@ -203,6 +205,8 @@ class Qp:
             self.free -= fits
             if self.free < self.low_water:
                 self.low_water = self.free
+            if not self.free:
+                self.empty += 1
             if self.on_readable is not None:
                 self.on_readable()
 

@@ -183,6 +183,7 @@ struct mcast_counters {
 	uint64_t received;
 	uint32_t recv_free;
 	uint32_t recv_low_water;
+	uint64_t recv_empty; /* how often the last free receive was seen taken */
 };
 
 int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget);

@@ -206,6 +206,7 @@ static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t
 	qp->counters.received += (uint32_t)count;
 	if (polled && qp->counters.recv_free < qp->counters.recv_low_water)
 		qp->counters.recv_low_water = qp->counters.recv_free;
+	qp->counters.recv_empty += polled && !qp->counters.recv_free;
 	return count;
 }
 
