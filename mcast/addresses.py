@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, field_validator
-from pydantic_core import CoreSchema, core_schema
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_IB = 0, 1, 2, 10, 27
 """Linux address families as they stand in a sockaddr; AF_IB carries a raw GID."""
@@ -59,6 +61,8 @@ class Gid(bytes):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
         def build(value: object) -> Gid:
             if isinstance(value, cls):
                 return value
@@ -88,61 +92,53 @@ class Mgid(Gid):
 GroupName = IPv4Address | IPv6Address | Mgid
 
 
-class McastAddress(BaseModel):
+class McastAddress:
     """The multicast address of a join: an IPv4 or IPv6 group, or a raw MGID (sent as AF_IB), with a port.
 
     The port chooses nothing on the wire, but it is part of what leave compares (facts: kernel, LV-5).
     Text is accepted: `McastAddress(address="239.1.1.1", port=5000)`, `McastAddress.of("[ff0e::1]:5000")`.
-    A unicast or zero address is refused here, the same on every provider (guard G-GROUP).
+    A unicast or zero address is refused here with a ValueError, the same on every provider (guard G-GROUP).
 
-    `model_construct` goes round the refusal, and the backend answers as the real stack does. There,
-    `address=None` stands for AF_UNSPEC, and an int for a sockaddr of that bare family.
+    A frozen value, small enough to be held a hundred thousand times; a field of a pydantic model may be one,
+    and is then written as text.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
+    __slots__ = ("_hash", "address", "port")
 
-    address: IPv4Address | IPv6Address | Mgid
-    port: int = Field(default=0, ge=0, le=0xFFFF)
+    address: GroupName
+    port: int
+    _hash: int
 
-    @field_validator("address", mode="plain")
-    @classmethod
-    def _group(cls, value: object) -> GroupName:
-        if isinstance(value, str):
-            try:
-                value = ip_address(value)
-            except ValueError:
-                raise ValueError(f"{value!r} is not an address: give IPv4 or IPv6 text, or an Mgid") from None
-        if isinstance(value, Mgid):
-            return value
-        if not isinstance(value, IPv4Address | IPv6Address):
-            raise ValueError(
-                f"a group is IPv4 or IPv6 (text or ipaddress object) or an Mgid, not {type(value).__name__}"
-            )
-        if isinstance(value, IPv6Address) and value.scope_id is not None:
-            raise ValueError(f"{value} names an interface: bind chooses it; leave out '%{value.scope_id}'")
-        if not value.is_multicast:
-            kind = "the zero address" if value.is_unspecified else "a unicast address"
-            raise ValueError(
-                f"{value} is {kind}, not a multicast group: allowed are 224.0.0.0/4, ff00::/8, or an Mgid"
-            )
-        return value
+    def __init__(self, *, address: GroupName | str, port: int = 0) -> None:
+        if type(port) is not int or not 0 <= port <= 0xFFFF:
+            raise ValueError(f"port is {port!r}: it is one number, 0..65535")
+        self._fill(_group(address), port)
 
     @classmethod
-    def of(cls, value: McastAddress | GroupName | str, port: int | None = None) -> McastAddress:
+    def model_construct(cls, address: Any = None, port: int = 0) -> McastAddress:
+        """Go round the refusal; the backend then answers as the real stack does.
+
+        There, `address=None` stands for AF_UNSPEC, and an int for a sockaddr of that bare family.
+        """
+        made = object.__new__(cls)
+        made._fill(address, port)
+        return made
+
+    def _fill(self, address: GroupName, port: int) -> None:
+        for name, value in (("address", address), ("port", port), ("_hash", hash((address, port)))):
+            object.__setattr__(self, name, value)
+
+    @staticmethod
+    def of(value: McastAddress | GroupName | str, port: int | None = None) -> McastAddress:
         """Make an address from what people write: an address, `"a.b.c.d:port"`, `"[v6]:port"`, an Mgid.
 
-        Raises pydantic.ValidationError (a ValueError) that names the value and what is allowed.
+        Raises ValueError that names the value and what is allowed.
         """
-        if isinstance(value, McastAddress):
-            return value if port is None else cls(address=value.address, port=port)
-        address: Any = value
         if isinstance(value, str):
-            address, text = _split_port(value)
-            if text:
-                if not text.isdecimal() or port is not None:
-                    raise ValueError(f"{value!r}: the port after ':' must be one number, 0..65535")
-                port = int(text)
-        return cls(address=address, port=port or 0)
+            return _parsed(value, port)
+        if isinstance(value, McastAddress):
+            return value if port is None else McastAddress(address=value.address, port=port)
+        return McastAddress(address=value, port=port or 0)
 
     @property
     def family(self) -> int:
@@ -152,13 +148,77 @@ class McastAddress(BaseModel):
             return address
         return next((family for kind, family in _FAMILIES if isinstance(address, kind)), AF_UNSPEC)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, McastAddress):
+            return NotImplemented
+        return self.address == other.address and self.port == other.port
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a McastAddress is frozen: make another one instead of setting {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a McastAddress is frozen: {name!r} stays")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self).model_construct, (self.address, self.port)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(address={self.address!r}, port={self.port!r})"
+
     def __str__(self) -> str:
         if not self.port:
             return str(self.address)
         return f"{self.address}:{self.port}" if self.family == AF_INET else f"[{self.address}]:{self.port}"
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(
+            cls.of, serialization=core_schema.plain_serializer_function_ser_schema(str, when_used="json")
+        )
+
 
 _FAMILIES = ((IPv4Address, AF_INET), (IPv6Address, AF_INET6), (Gid, AF_IB))
+
+
+def _group(value: object) -> GroupName:
+    """The value as the name of a group (guard G-GROUP)."""
+    if isinstance(value, str):
+        try:
+            value = ip_address(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not an address: give IPv4 or IPv6 text, or an Mgid") from None
+    if isinstance(value, Mgid):
+        return value
+    if not isinstance(value, IPv4Address | IPv6Address):
+        raise ValueError(
+            f"a group is IPv4 or IPv6 (text or ipaddress object) or an Mgid, not {type(value).__name__}"
+        )
+    if isinstance(value, IPv6Address) and value.scope_id is not None:
+        raise ValueError(
+            f"the address {value} names an interface: bind chooses it; leave out '%{value.scope_id}'"
+        )
+    if not value.is_multicast:
+        kind = "the zero address" if value.is_unspecified else "a unicast address"
+        raise ValueError(
+            f"{value} is {kind}, not a multicast group: allowed are 224.0.0.0/4, ff00::/8, or an Mgid"
+        )
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str, port: int | None) -> McastAddress:
+    """The address that a text names; the same object again for the same text."""
+    host, own = _split_port(text)
+    if not own:
+        return McastAddress(address=host, port=port or 0)
+    if not own.isdecimal() or port is not None:
+        raise ValueError(f"{text!r}: the port after ':' must be one number, 0..65535")
+    return McastAddress(address=host, port=int(own))
 
 
 def _split_port(text: str) -> tuple[str, str]:

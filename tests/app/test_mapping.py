@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from ipaddress import IPv4Address, IPv6Address
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 
 from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress, Mgid
 from mcast.api import PortSpace
@@ -145,13 +148,37 @@ def test_an_address_survives_its_text(address: IPv4Address | IPv6Address | Mgid,
     assert made.family == family
     if family != AF_IB:
         assert McastAddress.of(str(made)) == made
-    assert McastAddress.model_validate(made.model_dump()) == made
     assert hash(McastAddress(address=address, port=port)) == hash(made)
+    assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made
+    assert eval(repr(made)) == made
+
+
+def test_an_address_in_a_model_is_text_in_json() -> None:
+    adapter = TypeAdapter(list[McastAddress])
+    assert adapter.validate_json(b'["239.1.1.1:7"]') == [McastAddress.of("239.1.1.1", 7)]
+    assert adapter.dump_json(adapter.validate_python(["ff0e::1"])) == b'["ff0e::1"]'
+    with pytest.raises(ValueError, match="not a multicast group"):
+        adapter.validate_python(["10.0.0.1"])
+
+
+def test_an_address_is_frozen() -> None:
+    made = McastAddress.of("239.1.1.1")
+    with pytest.raises(AttributeError, match="frozen"):
+        made.port = 7
+    with pytest.raises(AttributeError, match="frozen"):
+        del made.port
+    assert not hasattr(made, "__dict__")
+
+
+@pytest.mark.parametrize("port", [-1, 0x10000, True, "7", 7.0])
+def test_a_port_has_16_bits(port: Any) -> None:
+    with pytest.raises(ValueError, match=r"it is one number, 0\.\.65535"):
+        McastAddress(address="239.1.1.1", port=port)
 
 
 @given(st.integers(0, (1 << 32) - 1).map(IPv4Address).filter(lambda address: not address.is_multicast))
 def test_no_unicast_address_is_a_group(address: IPv4Address) -> None:
-    with pytest.raises(ValidationError, match=r"not a multicast group: allowed are 224\.0\.0\.0/4"):
+    with pytest.raises(ValueError, match=r"not a multicast group: allowed are 224\.0\.0\.0/4"):
         McastAddress.of(str(address))
     with pytest.raises(ValueError, match="not a multicast GID"):
         Mgid(address)

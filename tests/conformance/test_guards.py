@@ -74,7 +74,7 @@ def test_a_second_join_of_an_address_is_refused(
     if fetched:
         peer.event()
     for again in (peer.id.join_multicast, lambda g: peer.id.join_multicast_ex(attr(g))):
-        for same in (group, group.model_copy(update={"port": 5000})):
+        for same in (group, McastAddress.of(group, 5000)):
             with pytest.raises(AlreadyJoined) as caught:
                 again(same)
             assert (caught.value.errno, caught.value.address) == (E.EADDRINUSE, group)

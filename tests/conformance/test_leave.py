@@ -6,6 +6,7 @@ import errno as E
 
 import pytest
 
+from mcast.addresses import McastAddress
 from mcast.api import AddressNotAvailable, InvalidArgument, QpInit
 from mcast.conformance.peers import Peer, clause, eventually, fact, new_group, numbered, readable
 from mcast.testbed import Testbed
@@ -162,7 +163,7 @@ def test_leave_of_what_is_not_joined(bed: Testbed, case: str) -> None:
         case "unbound":
             id_ = asked.channel.create_id()
         case "port":
-            address = group.model_copy(update={"port": 5001})
+            address = McastAddress.of(group, 5001)
     with pytest.raises(AddressNotAvailable) as caught:
         id_.leave_multicast(address)
     assert caught.value.errno == E.EADDRNOTAVAIL
