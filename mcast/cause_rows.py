@@ -15,6 +15,9 @@ _SA = "facts: SA"
 _ABOVE_SA = "facts: SA, the kernel above it"
 _DATA = "facts: kernel, data"
 
+_CALL = ("join_multicast", "join_multicast_ex")
+_EVENT = ("MULTICAST_ERROR",)
+
 _REAL = "needs the real stack"
 _MEMLOCK = "only the real stack locks memory"
 _CLOSED_FIRST = "close and destroy detach first; by plain verbs"
@@ -292,6 +295,7 @@ ROWS: tuple[Row, ...] = (
             "bind_addr to a port's address, or resolve_addr and fetch ADDR_RESOLVED",
         ),
         f"JEX-12, K-JOIN-13, K-JOIN-16, {_JOIN}",
+        calls=_CALL,
     ),
     Row(
         Phase.JOIN,
@@ -300,6 +304,7 @@ ROWS: tuple[Row, ...] = (
             "the id is of a port space without UD", "print(port_space)", "create the id with PortSpace.UDP"
         ),
         f"K-JOIN-13, {_JOIN}",
+        calls=_CALL,
     ),
     Row(
         Phase.JOIN,
@@ -310,7 +315,7 @@ ROWS: tuple[Row, ...] = (
             "use JoinAttrEx.full_member or .send_only",
         ),
         f"JEX-1, JEX-2, K-JOIN-1, K-JOIN-4, {_JOIN}",
-        call="join_multicast_ex",
+        calls=("join_multicast_ex",),
     ),
     Row(
         Phase.JOIN,
@@ -333,6 +338,7 @@ ROWS: tuple[Row, ...] = (
         f"{_SA}, join mismatch",
         link_layer=_IB,
         status="REQ_INVALID",
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -345,6 +351,7 @@ ROWS: tuple[Row, ...] = (
         f"{_SA}, P_Key",
         link_layer=_IB,
         status="REQ_INVALID",
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -357,6 +364,7 @@ ROWS: tuple[Row, ...] = (
         "JEX-9, ClassPortInfo:CapabilityMask2 bit 12",
         link_layer=_IB,
         status="REQ_INVALID",
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -369,6 +377,7 @@ ROWS: tuple[Row, ...] = (
         f"{_SA}, MLID",
         link_layer=_IB,
         status="NO_RESOURCES",
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -381,6 +390,7 @@ ROWS: tuple[Row, ...] = (
         f"{_SA}, PortGID",
         link_layer=_IB,
         status="INVALID_GID",
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -393,6 +403,7 @@ ROWS: tuple[Row, ...] = (
         f"{_SA}, create",
         link_layer=_IB,
         status="INSUF_COMPS",
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -403,7 +414,7 @@ ROWS: tuple[Row, ...] = (
             "comp_mask takes ADDRESS and JOIN_FLAGS only",
         ),
         f"JEX-1, K-JOIN-2, {_JOIN}",
-        call="join_multicast_ex",
+        calls=("join_multicast_ex",),
     ),
     Row(
         Phase.JOIN,
@@ -426,7 +437,7 @@ ROWS: tuple[Row, ...] = (
             "update rdma-core, or join as a full member with join_multicast",
         ),
         "rdma_join_multicast_ex(3)",
-        call="join_multicast_ex",
+        calls=("join_multicast_ex",),
         only=_REAL,
     ),
     Row(
@@ -450,6 +461,7 @@ ROWS: tuple[Row, ...] = (
         ),
         f"K-JOIN-11, {_JOIN}",
         link_layer=_ETH,
+        calls=_CALL,
     ),
     Row(
         Phase.JOIN,
@@ -461,6 +473,7 @@ ROWS: tuple[Row, ...] = (
         ),
         f"{_ABOVE_SA}, IB path",
         link_layer=_IB,
+        calls=_CALL,
     ),
     Row(
         Phase.JOIN,
@@ -471,6 +484,7 @@ ROWS: tuple[Row, ...] = (
             "leave it first, or join from another id",
         ),
         "G-JOIN, K-EVENT-5",
+        calls=_CALL,
     ),
     Row(
         Phase.JOIN,
@@ -481,6 +495,7 @@ ROWS: tuple[Row, ...] = (
             "detach or leave one, or share a QP; Backend.devices() has the limits",
         ),
         f"DT-7, K-JOIN-21, {_JOIN}",
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -492,6 +507,7 @@ ROWS: tuple[Row, ...] = (
         ),
         f"{_ABOVE_SA}, event status",
         link_layer=_IB,
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -510,6 +526,7 @@ ROWS: tuple[Row, ...] = (
         f"{_ABOVE_SA}, RoCE path",
         link_layer=_ETH,
         only=_REAL,
+        calls=_CALL,
     ),
     Row(
         Phase.JOIN,
@@ -521,6 +538,7 @@ ROWS: tuple[Row, ...] = (
         ),
         f"K-JOIN-19, {_JOIN}",
         link_layer=_ETH,
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -533,6 +551,7 @@ ROWS: tuple[Row, ...] = (
         f"{_ABOVE_SA}, event status",
         link_layer=_IB,
         only=_REAL,
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -545,6 +564,7 @@ ROWS: tuple[Row, ...] = (
         f"{_ABOVE_SA}, event status",
         link_layer=_IB,
         only=_REAL,
+        calls=_EVENT,
     ),
     Row(
         Phase.JOIN,
@@ -556,6 +576,7 @@ ROWS: tuple[Row, ...] = (
         ),
         f"{_SA}, -ENETRESET",
         link_layer=_IB,
+        calls=_EVENT,
     ),
     # --- leave
     Row(

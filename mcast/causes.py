@@ -58,7 +58,7 @@ class Row(NamedTuple):
     phase       None: in every phase
     errno       what the stack answers
     source      where this is known from: a clause, a fact sheet, a guard of the contract, the kernel's source
-    call        the only call it happens in; "" for each of the phase
+    calls       the only calls, or types of an event, that tell it; () for each of the phase
     link_layer  the only link layer it happens on; None for both
     status      name of the only SaStatus (of a join) or WcStatus (of an EIO) that it goes with; "" for any
     only        why no simulated fabric shows it; "" if one does
@@ -68,7 +68,7 @@ class Row(NamedTuple):
     errno: int
     cause: Cause
     source: str
-    call: str = ""
+    calls: tuple[str, ...] = ()
     link_layer: LinkLayer | None = None
     status: str = ""
     only: str = ""
@@ -90,9 +90,16 @@ def likely_causes(
         row.cause
         for row in _by_errno().get(errno, ())
         if row.phase in (None, phase)
-        and (not call or row.call in ("", call))
+        and (not call or not row.calls or call in row.calls)
         and (link_layer is None or row.link_layer in (None, link_layer))
         and (not status or row.status in ("", status))
+    )
+
+
+def causes_of_status(status: str) -> tuple[Cause, ...]:
+    """The causes that go with this SaStatus or WcStatus alone, by its name."""
+    return tuple(
+        dict.fromkeys(row.cause for rows in _by_errno().values() for row in rows if row.status == status)
     )
 
 
@@ -133,5 +140,6 @@ def _atlas_lines(rows: tuple[Row, ...]) -> Iterator[str]:
 
 
 def _where(row: Row) -> str:
-    parts = (row.call, row.link_layer.value if row.link_layer else "", row.status, row.only)
+    link_layer = row.link_layer.value if row.link_layer else ""
+    parts = (" / ".join(row.calls), link_layer, row.status, row.only)
     return ", ".join(filter(None, parts)) or "everywhere"

@@ -106,7 +106,8 @@ class McastError(OSError):
         return self.found or self._likely("")
 
     def _likely(self, status: str) -> tuple[Cause, ...]:
-        return likely_causes(self.phase, self.errno or 0, self.call, self.link_layer, status)
+        call = str(self.arguments.get("event", self.call))
+        return likely_causes(self.phase, self.errno or 0, call, self.link_layer, status)
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={value}" for name, value in self.arguments.items())

@@ -11,7 +11,7 @@ import pytest
 import mcast
 
 ROOT = Path(mcast.__file__).parent
-CORE = {"api", "addresses", "batch", "errors", "causes", "cause_rows", "diagnosis", "mapping", "mcmember"}
+CORE = {"api", "addresses", "batch", "errors", "causes", "cause_rows", "diagnosis", "mapping", "mcmember", "sa_refusal"}
 APPLICATION = {"endpoint", "session", "sequence", "inbox", "policy", "ports", "probe", "stats", "view", "aio"}
 BACKENDS = sorted(path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").exists())
 

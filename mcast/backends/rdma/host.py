@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import subprocess
 from collections.abc import Mapping
 from ipaddress import IPv4Address, ip_interface
@@ -152,7 +153,7 @@ def _port(device: str, info: PortInfo, igmp: Mapping[str, str]) -> PortFacts:
         info=info,
         gid_types={index: _read(attributes / "types" / str(index)) for index in info.gids},
         netdev=netdev,
-        netdev_here=not netdev or (_NET / netdev).exists(),
+        netdev_here=not netdev or netdev in {name for _, name in socket.if_nameindex()},
         netdev_up=bool(_number(_NET / netdev / "flags") & _IFF_UP) if netdev else True,
         netdev_mtu=_number(_NET / netdev / "mtu") if netdev else 0,
         software="/virtual/" in str((SYSFS / device).resolve()),
@@ -211,6 +212,8 @@ def _ipoib(device: str, port: int) -> tuple[Ipoib, ...]:
 
 def _container() -> str:
     """What the usual marks of a container say; "" where there is none."""
+    if _read("/proc/2/comm") == "kthreadd":  # the kernel's processes are not to be seen from inside one
+        return ""
     marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "kubernetes"

@@ -12,6 +12,7 @@ from mcast.api import (
     Backend,
     Batch,
     Capability,
+    Cause,
     CmEvent,
     CmId,
     Destination,
@@ -40,6 +41,9 @@ from mcast.backends.sim.lease import SimBatch, Slots, message_of
 from mcast.backends.sim.port import PORT_COUNTERS
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.readiness import Readiness
+
+ASK_WHY_SECONDS = 0.25
+"""How long get_event waits for the SA's answer to why it refused: it has just answered the join."""
 
 _BOTH = {Capability.CONNECTED_QP, Capability.GROUP_TABLE}
 ROCE_CAPABILITIES = frozenset(_BOTH | {Capability.IGMP})
@@ -143,6 +147,7 @@ class SimEventChannel(EventChannel):
             if not clock.wait(lambda: bool(self._core.queue), timeout, "get_event", Phase.EVENT):
                 return None
             event = self._core.get()
+            found = self._found(event)
         membership = event.membership
         return CmEvent(
             type=event.type,
@@ -152,7 +157,15 @@ class SimEventChannel(EventChannel):
             id=event.id.owner,
             ud=event.ud,
             detail=event.detail,
+            found=found,
         )
+
+    def _found(self, event: cm.Event) -> tuple[Cause, ...]:
+        """What the SA says of a join that it refused; nothing if it does not answer soon."""
+        answers: list[tuple[Cause, ...]] = []
+        if event.id.ask_why(event, answers.append):
+            self.fabric.clock.wait(lambda: bool(answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
+        return answers[0] if answers else ()
 
     def close(self) -> None:
         if self._closed:

@@ -30,18 +30,21 @@ from mcast.api import (
     UdParam,
 )
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.port import Interface, Port
+from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Port
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.sa_client import SaMembership
 from mcast.backends.sim.trace import CmEvent, Join, Leave
-from mcast.causes import ENOTSUPP
+from mcast.causes import ENOTSUPP, Cause, causes_of_status
 from mcast.mapping import infiniband_mgid, roce_mgid
-from mcast.mcmember import JoinState, McMask, McMemberRecord
+from mcast.mcmember import JoinState, McMask, McMemberRecord, SaStatus
+from mcast.sa_refusal import PortView, found_causes
 
 ADDR_RESOLUTION_NS = 10_000
 """A multicast address needs a route, no ARP: the event comes almost at once."""
 
 ROCE_HOP_LIMIT = 64
+_REFUSED = (errno.EINVAL, -errno.EINVAL)
+"""Errno and status of a MULTICAST_ERROR by which the SA, and not a failed attach, ended the join."""
 _KNOWN_FAMILIES = (AF_INET, AF_INET6, AF_IB)
 _UD_TYPES = {PortSpace.UDP: {QpType.UD}, PortSpace.IPOIB: {QpType.UD}}
 _CONNECTED_TYPES = {QpType.RC, QpType.UC}
@@ -338,6 +341,27 @@ class Id:
             return event._replace(type=CmEventType.MULTICAST_ERROR, status=-1, errno=failed, ud=None)
         membership.attached = pair
         return event
+
+    def ask_why(self, event: Event, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
+        """Ask the SA why it refused a join, as any program on this host could; False if it refused none.
+
+        `answered` is called with what was found, once the SA's Get has been answered.
+        """
+        member = None if event.membership is None else event.membership.sa
+        if member is None or self.interface is None or (event.errno, event.status) != _REFUSED:
+            return False
+        port, asked, mask = self.interface.port, member.record, member.mask
+        client, status = self.fabric.sa_clients[port.index], member.refused
+        view = PortView(port.pkeys, MTU_CODES[port.mtu], RATE_CODES[port.rate])
+
+        def compare(group: McMemberRecord | None) -> None:
+            assert self.fabric.sa is not None
+            found = found_causes(mask, asked, group, view, self.fabric.sa.capability_mask2)
+            named = status not in (None, SaStatus.REQ_INVALID)  # that one says only that something is wrong
+            answered(causes_of_status(status.name) if status is not None and named else found)
+
+        client.look_up(Gid(asked.mgid), compare)
+        return True
 
     # --- leave, destroy ------------------------------------------------------------------
 

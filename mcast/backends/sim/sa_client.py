@@ -56,14 +56,16 @@ _COMPARED = {
 
 class SaMembership:
     """One id's part in a group of the port. `joined(errno, record, why)` is called with the
-    outcome, and again with ENETRESET when the membership is lost; never after it was left."""
+    outcome, and again with ENETRESET when the membership is lost; never after it was left. `refused` is the
+    status of an SA that said no."""
 
-    __slots__ = ("active", "bits", "group", "joined", "left", "mask", "record")
+    __slots__ = ("active", "bits", "group", "joined", "left", "mask", "record", "refused")
 
     def __init__(self, group: _Group, mask: int, record: McMemberRecord, joined: Joined) -> None:
         self.group, self.mask, self.record, self.joined = group, mask, record, joined
         self.bits = record.join_state
         self.active = self.left = False
+        self.refused: SaStatus | None = None
 
 
 class _Group:
@@ -112,6 +114,15 @@ class SaClient:
             member.active = False
             del member.group.active[member.bits][member]
         self._proceed(member.group)
+
+    def look_up(self, mgid: Gid, answered: Callable[[McMemberRecord | None], None]) -> None:
+        """Get the group's record as the SA shows it to this port; None: no such group, or no answer."""
+        self._ask(
+            SaMethod.GET,
+            McMask.MGID,
+            McMemberRecord(mgid=mgid),
+            lambda reply: answered(reply.records[0] if reply is not None and reply.records else None),
+        )
 
     def reset(self, why: Reset, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
         """A port event ends the memberships in the groups that are `lost`: ENETRESET for every active member,
@@ -167,6 +178,7 @@ class SaClient:
             member.joined(errno.ETIMEDOUT, None, "the SA did not answer")
         else:
             status = f"{reply.status.name} ({reply.status:#06x})"
+            member.refused = reply.status
             member.joined(errno.EINVAL, None, f"the SA refused with {status}: {MEANING[reply.status]}")
         self._proceed(group)
 
