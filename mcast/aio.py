@@ -328,6 +328,13 @@ class Membership(Sender):
         """The group's next message, a copy; None when `timeout` s have passed."""
         return await self._endpoint._run(self._endpoint._session.recv(self._group, timeout))
 
+    async def probe_loopback(self, timeout: float = 0.5) -> bool:
+        """Whether the device returns one's own messages: asked by sending one, whatever it has promised.
+
+        With loopback="off" this ends a filter that the device makes superfluous.
+        """
+        return await self._endpoint._run(self._endpoint._session.probe_loopback(self._group, timeout))
+
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages as they come; ends when the group is left or the endpoint closed."""
         while True:

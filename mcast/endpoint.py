@@ -225,7 +225,7 @@ class Sender(MemberView):
         return self._endpoint._run(self._endpoint._session.ready(self._group, members, timeout))
 
     def leave(self) -> None:
-        """Leave the group. Idempotent."""
+        """Leave the group. Idempotent. What was received and not asked for is forgotten."""
         self._endpoint._leave(self._group)
 
     def __enter__(self) -> Self:
@@ -243,6 +243,13 @@ class Membership(Sender):
     def recv(self, timeout: float | None = None) -> Message | None:
         """The group's next message, a copy; None when `timeout` s have passed."""
         return self._endpoint._run(self._endpoint._session.recv(self._group, timeout))
+
+    def probe_loopback(self, timeout: float = 0.5) -> bool:
+        """Whether the device returns one's own messages: asked by sending one, whatever it has promised.
+
+        With loopback="off" this ends a filter that the device makes superfluous.
+        """
+        return self._endpoint._run(self._endpoint._session.probe_loopback(self._group, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come; ends when the group is left or the endpoint closed."""

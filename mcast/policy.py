@@ -53,6 +53,9 @@ class Lost(NamedTuple):
     group: McastAddress
     error: McastError
 
+    def __str__(self) -> str:
+        return f"{self.group}: the membership was lost: {_first_line(self.error)}"
+
 
 class Rejoined(NamedTuple):
     """The membership is back: what was sent in the `gap` seconds since the loss did not arrive here."""
@@ -60,6 +63,9 @@ class Rejoined(NamedTuple):
     group: McastAddress
     gap: float
     attempts: int
+
+    def __str__(self) -> str:
+        return f"{self.group}: joined again after {self.gap:.3g} s, attempts: {self.attempts}"
 
 
 class GaveUp(NamedTuple):
@@ -69,6 +75,9 @@ class GaveUp(NamedTuple):
     error: McastError
     attempts: int
 
+    def __str__(self) -> str:
+        return f"{self.group}: given up after {self.attempts} attempts: {_first_line(self.error)}"
+
 
 class ReceiveQueueLow(NamedTuple):
     """Only `free` of `depth` receives were left at some moment; with none, messages are lost in silence."""
@@ -76,14 +85,24 @@ class ReceiveQueueLow(NamedTuple):
     free: int
     depth: int
 
+    def __str__(self) -> str:
+        return f"the receive queue was down to {self.free} of {self.depth}: receive faster, or more deeply"
+
+
+def _first_line(error: McastError) -> str:
+    return str(error).partition("\n")[0]
+
 
 Event = Lost | Rejoined | GaveUp | ReceiveQueueLow
 
 
 class LoopbackReport(NamedTuple):
-    """What is in force: `hardware` whether the device took the flag, `filtered` whether the filter is on."""
+    """What is in force.
+
+    hardware  the device has accepted to keep own messages back; `Membership.probe_loopback` says if it does
+    filtered  the filter is on
+    """
 
     policy: LoopbackPolicy
     hardware: bool
     filtered: bool
-    detail: str

@@ -28,6 +28,8 @@ class Kind(IntEnum):
     ASK_ALONE = 2
     """Echo to the asker's QP: it sends to the group, and does not receive from it."""
     ECHO = 3
+    SELF = 4
+    """No echo: whether the own device returns it."""
 
 
 class Peer(NamedTuple):

@@ -11,7 +11,7 @@ import errno as E
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from math import inf
@@ -31,11 +31,13 @@ from mcast.api import (
     CmId,
     Destination,
     DeviceGone,
+    InvalidArgument,
     JoinAttrEx,
     McastError,
     MembershipLost,
     Message,
     MessageTooLarge,
+    NotSupported,
     Phase,
     QpCounters,
     QpError,
@@ -113,6 +115,11 @@ class Settings(NamedTuple):
     send_depth: int = 128
     max_message: int | None = None
     seed: int | None = None
+
+    @property
+    def header_size(self) -> int:
+        """Bytes of ours in every message."""
+        return sequence.HEADER_SIZE if self.sequence else 0
 
 
 class GroupState(Enum):
@@ -193,6 +200,7 @@ class Session:
     """See the module. `now` gives monotonic seconds on the clock that the driver waits by."""
 
     def __init__(self, backend: Backend, place: Place, settings: Settings, now: Callable[[], float]) -> None:
+        _refuse_beyond_device(settings, place)
         self.backend, self.place, self.settings, self.now = backend, place, settings, now
         self.closed = False
         self.random = Random(settings.seed)
@@ -209,7 +217,7 @@ class Session:
         self.reopen = False
         self.before_qp_closes: Callable[[], None] = lambda: None
         self.filtering = settings.loopback is not LoopbackPolicy.ON
-        self.blocking_loopback = settings.loopback is LoopbackPolicy.OFF
+        self.blocking_loopback = False
         self._counting = threading.Lock()
         self._asked = 0
         self._arrivals = 0
@@ -238,13 +246,23 @@ class Session:
         self.id = cm_id
 
     def _make_qp(self, cm_id: CmId) -> QueuePair:
+        """With the device keeping own messages back, if that is wanted and it can."""
         settings = self.settings
         most = settings.max_message
         init = QpInit(
             max_recv_wr=settings.receive_depth,
             max_send_wr=settings.send_depth,
-            max_recv_size=None if most is None else max(most + self.header_size, PROBE_SIZE),
+            max_recv_size=None if most is None else max(most + settings.header_size, PROBE_SIZE),
         )
+        if settings.loopback is LoopbackPolicy.OFF:
+            try:
+                qp = cm_id.create_qp(init.model_copy(update={"block_loopback": True}))
+            except (NotSupported, InvalidArgument):
+                logger.info("%s does not keep own messages back: a filter does", self.place.device.name)
+            else:
+                self.blocking_loopback = True
+                return qp
+        self.blocking_loopback = False
         return cm_id.create_qp(init)
 
     def close(self) -> None:
@@ -526,14 +544,9 @@ class Session:
     # --- sending -----------------------------------------------------------------------------
 
     @property
-    def header_size(self) -> int:
-        """Bytes of ours in every message."""
-        return sequence.HEADER_SIZE if self.settings.sequence else 0
-
-    @property
     def max_message_size(self) -> int:
         """The largest payload in bytes: what one MTU carries, or less if the user said so."""
-        limit = self.qp.max_message_size - self.header_size
+        limit = self.qp.max_message_size - self.settings.header_size
         return limit if self.settings.max_message is None else min(limit, self.settings.max_message)
 
     def route_to(self, group: Group, timeout: float | None) -> Operation[tuple[QueuePair, Destination]]:
@@ -709,6 +722,25 @@ class Session:
 
     # --- probes ------------------------------------------------------------------------------
 
+    def probe_loopback(self, group: Group, timeout: float) -> Operation[bool]:
+        """Whether the device returns one's own message within `timeout` s; a filter that is not needed ends.
+
+        Raises what a send raises, and InvalidArgument for a membership that does not receive.
+        """
+        if group.send_only:
+            detail = "a send-only membership hears nothing, its own messages neither: probe a full one"
+            raise mcast_error(E.EINVAL, "probe_loopback", Phase.SEND, {"group": group.address}, detail)
+        self.require_joined(group, "probe_loopback", Phase.SEND)
+        quest, number = self._new_quest()
+        try:
+            self._ask(group, Kind.SELF, number)
+            yield from self._until(lambda: quest.heard_self, self._deadline(timeout))
+        finally:
+            del self.quests[number]
+        if self.blocking_loopback:
+            self.filtering = quest.heard_self
+        return quest.heard_self
+
     def ready(self, group: Group, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
         """Ask until `members` others have answered. Raises TimedOut that says who has."""
         deadline = self._deadline(timeout)
@@ -720,7 +752,7 @@ class Session:
                 if deadline is not None and now >= deadline:
                     raise self._unanswered(group, quest, members, timeout)
                 if now >= ask_at:
-                    self._ask(group, number)
+                    self._ask(group, Kind.ASK_ALONE if group.send_only else Kind.ASK, number)
                     ask_at, pause = now + pause, min(pause * 2, ASK_MAX)
                     continue
                 yield from self._wait(ask_at if deadline is None else min(ask_at, deadline))
@@ -733,9 +765,8 @@ class Session:
         quest = self.quests[number] = Quest()
         return quest, number
 
-    def _ask(self, group: Group, number: int) -> None:
+    def _ask(self, group: Group, kind: Kind, number: int) -> None:
         self.require_joined(group, "ready", Phase.SEND)
-        kind = Kind.ASK_ALONE if group.send_only else Kind.ASK
         if group.state is GroupState.JOINED and group.destination is not None:
             self._post(group.destination, Probe(kind, number, self._me()))
 
@@ -766,7 +797,7 @@ class Session:
             quest = self.quests.get(found.number)
             if quest is not None:
                 quest.heard_self = True
-        elif group is not None and group.destination is not None and not group.send_only:
+        elif found.kind is not Kind.SELF and group is not None and group.destination is not None:
             alone = found.kind is Kind.ASK_ALONE
             destination = group.destination.reply_to(message) if alone else group.destination
             asker = Peer(message.source, message.src_qp)
@@ -786,13 +817,16 @@ class Session:
 
     def loopback_report(self) -> LoopbackReport:
         """What is in force for own messages."""
-        return LoopbackReport(self.settings.loopback, self.blocking_loopback, self.filtering, "")
+        return LoopbackReport(self.settings.loopback, self.blocking_loopback, self.filtering)
 
     def _counters(self) -> QpCounters:
         """Of all QPs so far: sums, but what is free now, and the lowest low water."""
         if self.id.closed or self.qp.closed:
             return self._past
         return _added(self._past, self.qp.counters)
+
+    def _port_counters(self) -> Mapping[str, int]:
+        return self.backend.port_counters(self.place.device.name, self.place.port.port_num)
 
     def snapshot(self) -> EndpointStats:
         """Everything counted, now."""
@@ -824,7 +858,7 @@ class Session:
             receive_depth=self.settings.receive_depth,
             receive_free=counters.recv_free,
             receive_low_water=counters.recv_low_water,
-            receive_empty=None,
+            receive_empty=counters.recv_empty,
             dropped=dropped | {reason: count for reason, count in silent.items() if count is not None},
             probes=self.totals["probes"],
             events_dropped=self.totals["events_dropped"],
@@ -832,7 +866,7 @@ class Session:
             late=sum(group.late for group in groups),
             duplicates=sum(group.duplicates for group in groups),
             groups=groups,
-            port_counters={},
+            port_counters={} if self.backend.closed else self._port_counters(),
             **sums,
             **totals,
         )
@@ -857,6 +891,19 @@ class Session:
                 return
             at_least_once = False
             yield from self._wait(deadline)
+
+
+def _refuse_beyond_device(settings: Settings, place: Place) -> None:
+    """Raise ValueError for an option that the device or the port cannot serve, and say what they can."""
+    device, port = place.device, place.port
+    most = port.active_mtu - settings.header_size
+    for name, value, limit, why in (
+        ("receive_depth", settings.receive_depth, device.max_qp_wr, f"max_qp_wr of {device.name}"),
+        ("send_depth", settings.send_depth, device.max_qp_wr, f"max_qp_wr of {device.name}"),
+        ("max_message", settings.max_message, most, f"MTU {port.active_mtu} of {device.name}, less headers"),
+    ):
+        if value is not None and not 1 <= value <= limit:
+            raise ValueError(f"{name} is {value}: allowed are 1..{limit} ({why})")
 
 
 def _attr(group: Group) -> JoinAttrEx:
@@ -900,4 +947,5 @@ def _added(past: QpCounters, now: QpCounters) -> QpCounters:
         plus(past.dropped_qkey, now.dropped_qkey),
         now.recv_free,
         min(past.recv_low_water, now.recv_low_water),
+        past.recv_empty + now.recv_empty,
     )
