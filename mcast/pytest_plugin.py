@@ -27,7 +27,7 @@ import logging
 import os
 import shlex
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,11 +39,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import pytest
 
 if TYPE_CHECKING:
+    from mcast.aio import Endpoint as AioEndpoint
     from mcast.api import Backend
     from mcast.backends.sim import Fabric as McastFabric
     from mcast.backends.sim.census import Census, Leftover
-    from mcast.backends.sim.port import Port
     from mcast.endpoint import Endpoint
+    from mcast.ports import Address
 
 # Nothing of mcast is imported before a test wants it: pytest loads this module in every run.
 
@@ -220,6 +221,9 @@ class McastEndpoints:
     ```python
     def test_feed(mcast_endpoints: McastEndpoints) -> None:
         sender, receiver = mcast_endpoints(2, sequence=True)
+
+    async def test_awaited(mcast_endpoints: McastEndpoints) -> None:
+        sender, receiver = mcast_endpoints.aio(2)
     ```
     """
 
@@ -236,13 +240,22 @@ class McastEndpoints:
         """
         from mcast.endpoint import open_endpoint
 
-        return tuple(
-            self._close.enter_context(open_endpoint("sim", port.addresses[0], **options))
-            for port, options in self._next(count, options)
-        )
+        opened = (open_endpoint("sim", address, **given) for address, given in self._next(count, options))
+        return tuple(map(self._close.enter_context, opened))
 
-    def _next(self, count: int, options: Mapping[str, Any]) -> Iterator[tuple[Port, dict[str, Any]]]:
-        """The next ports, each with the options of its endpoint; the seed is another one for each."""
+    def aio(self, count: int = 1, **options: Any) -> tuple[AioEndpoint, ...]:
+        """The same for asyncio: call it in a coroutine, for these endpoints belong to its loop."""
+        from mcast.aio import open_endpoint
+
+        opened = tuple(
+            open_endpoint("sim", address, **given) for address, given in self._next(count, options)
+        )
+        for endpoint in opened:
+            self._close.callback(_run, endpoint.close)
+        return opened
+
+    def _next(self, count: int, options: Mapping[str, Any]) -> Iterator[tuple[Address, dict[str, Any]]]:
+        """The addresses of the next ports, and the options of the endpoint there, with a seed of its own."""
         first, self._used = self._used, self._used + count
         if self._used > len(self._ports):
             raise ValueError(
@@ -250,13 +263,24 @@ class McastEndpoints:
                 f"mark the test @pytest.mark.mcast(ports={self._used})"
             )
         for index in range(first, self._used):
-            yield self._ports[index], {"seed": self._seed + index, **options}
+            yield self._ports[index].addresses[0], {"seed": self._seed + index, **options}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._close.close()
+
+
+def _run(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Close what belongs to a loop that has ended; the program's own loop, if it has one, is left alone."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(close())
+    finally:
+        loop.close()
 
 
 # --- making the fabric ---------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 # A run in this process forgets the modules that it has imported first: some would come twice.
+import mcast.aio
 import mcast.backends.sim.census
 import mcast.backends.sim.scenario_faults
 import mcast.endpoint  # noqa: F401
@@ -131,7 +132,8 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     if inspect.iscoroutinefunction(pyfuncitem.obj):
-        asyncio.run(pyfuncitem.obj(pyfuncitem.funcargs["mcast_fabric"]))
+        names = inspect.signature(pyfuncitem.obj).parameters
+        asyncio.run(pyfuncitem.obj(*(pyfuncitem.funcargs[name] for name in names)))
         return True
 """
 
@@ -174,6 +176,29 @@ def test_then():
     assert all(one.closed for one in kept)
 """)
     result.assert_outcomes(passed=2)
+
+
+def test_endpoints_of_coroutines_are_closed_after_their_loop(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(COROUTINES)
+    suite("""
+kept = []
+
+@pytest.mark.mcast(fabric=["roce", "infiniband"])
+async def test_awaited(mcast_endpoints):
+    kept.extend(mcast_endpoints.aio(2, sequence=True))
+    sender, receiver = kept[-2:]
+    group = await sender.join(GROUP)
+    await receiver.join(GROUP)
+    await group.send(b"awaited")
+    assert bytes((await receiver.recv(timeout=5)).payload) == b"awaited"
+
+async def test_leak(mcast_fabric):
+    kept.append(mcast.aio.open_endpoint("sim", "10.0.0.1"))
+    await kept[-1].join(GROUP)
+
+def test_then():
+    assert [one.closed for one in kept] == [True, True, True, True, False]
+""").assert_outcomes(passed=4, errors=1)
 
 
 # --- faults ---------------------------------------------------------------------------------------
