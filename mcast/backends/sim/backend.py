@@ -144,7 +144,10 @@ class SimEventChannel(EventChannel):
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         clock = self.fabric.clock
         with clock:
-            if not clock.wait(lambda: bool(self._core.queue), timeout, "get_event", Phase.EVENT):
+            queue = self._core.queue
+            clock.wait(lambda: bool(queue) or self._closed, timeout, "get_event", Phase.EVENT)
+            self._require_open("get_event", Phase.EVENT)
+            if not queue:
                 return None
             event = self._core.get()
             found = self._found(event)

@@ -95,6 +95,7 @@ class Fabric:
     # Faults; see `incidents`, and `rules` for those of single messages.
     set_link = incidents.set_link
     remove_device = incidents.remove_device
+    restore_device = incidents.restore_device
     bond_failover = incidents.bond_failover
     cut_cable = incidents.cut_cable
     mend_cable = incidents.mend_cable

@@ -88,6 +88,16 @@ def remove_device(fabric: Fabric, port: Port) -> None:
 
 
 @_one_call
+def restore_device(fabric: Fabric, port: Port) -> None:
+    """A removed device is back, with its address and nothing else: ids can be bound to it anew."""
+    if not port.removed:
+        return
+    fabric.note(Fault, name="device-restored", port=port.name)
+    port.removed = False
+    fabric.topology_changed()
+
+
+@_one_call
 def bond_failover(fabric: Fabric, port: Port) -> None:
     """The bond below the port changes to its other link: ADDR_CHANGE for every id on it, the only cause of
     that event; memberships stay (facts: kernel, device events).
