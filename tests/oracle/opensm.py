@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+import pytest
+
 from mcast.backends.sim.sa import RECORD_SIZE, McMemberRecord
 
 from .topology import SM_HOST, Topology
@@ -135,6 +137,12 @@ class OpenSm:
         )
         self._processes.append(process)
         return process
+
+    def lend(self, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+        """Let programs that this process starts be that host, while the patch lasts."""
+        monkeypatch.chdir(self.directory)
+        for name, value in {**self._environment, "SIM_HOST": host, "LD_PRELOAD": str(preload())}.items():
+            monkeypatch.setenv(name, value)
 
     def _file(self, name: str) -> int:
         """A descriptor to append to; the child inherits it and this process closes its own when it stops."""

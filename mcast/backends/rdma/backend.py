@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mcast.api import (
     Backend,
@@ -10,19 +12,23 @@ from mcast.api import (
     Capability,
     DeviceInfo,
     EventChannel,
+    GroupTable,
     LinkLayer,
     Phase,
     UnavailableReason,
 )
 from mcast.backends.rdma import native
 from mcast.backends.rdma.availability import gather, judge
-from mcast.backends.rdma.channel import RdmaChannel
-from mcast.backends.rdma.devices import read_devices
+from mcast.backends.rdma.devices import read_counters, read_devices
+from mcast.backends.rdma.groups import group_table
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
 
+if TYPE_CHECKING:
+    from mcast.backends.rdma.channel import RdmaChannel
+
 _SHOWN_BY = {
-    LinkLayer.ETHERNET: frozenset({Capability.IGMP}),
+    LinkLayer.ETHERNET: frozenset({Capability.IGMP, Capability.GROUP_TABLE}),
     LinkLayer.INFINIBAND: frozenset(
         {Capability.SA, Capability.MLID, Capability.IPV6_GROUP, Capability.RAW_MGID}
     ),
@@ -53,7 +59,17 @@ class RdmaBackend(OwnedByProcess, Backend):
         self._require_open("devices", Phase.OPEN)
         return read_devices(self._native)
 
+    def groups(self) -> GroupTable:
+        self._require_open("groups", Phase.OPEN)
+        return group_table(read_devices(self._native))
+
+    def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
+        self._require_open("port_counters", Phase.OPEN)
+        return read_counters(device, port_num)
+
     def event_channel(self) -> EventChannel:
+        from mcast.backends.rdma.channel import RdmaChannel  # needs the extension
+
         self._require_open("event_channel", Phase.OPEN)
         channel = RdmaChannel(self._native, self.process, self._pds, self._note_removal)
         with self._lock:

@@ -79,6 +79,15 @@ def _read_port(
     )
 
 
+def netdevs_of(device: str, port: int) -> tuple[str, ...]:
+    """Interfaces that the GIDs of an Ethernet port belong to, as sysfs has them."""
+    names = dict[str, None]()
+    for path in sorted((SYSFS / device / "ports" / str(port) / "gid_attrs" / "ndevs").glob("*")):
+        with suppress(OSError):  # of an empty entry
+            names[path.read_text().strip()] = None
+    return tuple(names)
+
+
 def _netdevs(device: str, ifindexes: set[int]) -> list[str]:
     """Interfaces of a port: those its GIDs belong to (Ethernet), or the IPoIB ones of the device."""
     names = []
