@@ -550,6 +550,11 @@ class Backend(_Closeable):
         """Seconds on the monotonic clock that timeouts run on; a simulated fabric's may be virtual."""
         return monotonic()
 
+    def new_seed(self) -> int | None:
+        """A seed for what an endpoint draws at random; None: from the system. A simulated fabric has its own,
+        so that a run can be repeated."""
+        return None
+
     @abstractmethod
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that are there now, with limits, MTU, link layer and GIDs."""

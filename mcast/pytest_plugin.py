@@ -209,9 +209,9 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
 
 
 @pytest.fixture
-def mcast_endpoints(mcast_fabric: McastFabric, request: pytest.FixtureRequest) -> Iterator[McastEndpoints]:
+def mcast_endpoints(mcast_fabric: McastFabric) -> Iterator[McastEndpoints]:
     """Opens endpoints on the test's fabric, and closes them at its end."""
-    with McastEndpoints(mcast_fabric, request.node.stash[_RUN].seed) as endpoints:
+    with McastEndpoints(mcast_fabric) as endpoints:
         yield endpoints
 
 
@@ -227,8 +227,7 @@ class McastEndpoints:
     ```
     """
 
-    def __init__(self, fabric: McastFabric, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, fabric: McastFabric) -> None:
         self._ports = fabric.ports
         self._used = 0
         self._close = ExitStack()
@@ -240,30 +239,30 @@ class McastEndpoints:
         """
         from mcast.endpoint import open_endpoint
 
-        opened = (open_endpoint("sim", address, **given) for address, given in self._next(count, options))
+        opened = (open_endpoint("sim", address, **options) for address in self._next(count))
         return tuple(map(self._close.enter_context, opened))
 
     def aio(self, count: int = 1, **options: Any) -> tuple[AioEndpoint, ...]:
         """The same for asyncio: call it in a coroutine, for these endpoints belong to its loop."""
         from mcast.aio import open_endpoint
 
-        opened = tuple(
-            open_endpoint("sim", address, **given) for address, given in self._next(count, options)
-        )
-        for endpoint in opened:
+        def opened(address: Address) -> AioEndpoint:
+            endpoint = open_endpoint("sim", address, **options)
             self._close.callback(_run, endpoint.close)
-        return opened
+            return endpoint
 
-    def _next(self, count: int, options: Mapping[str, Any]) -> Iterator[tuple[Address, dict[str, Any]]]:
-        """The addresses of the next ports, and the options of the endpoint there, with a seed of its own."""
-        first, self._used = self._used, self._used + count
-        if self._used > len(self._ports):
+        return tuple(map(opened, self._next(count)))
+
+    def _next(self, count: int) -> list[Address]:
+        """Addresses of the next ports."""
+        first, end = self._used, self._used + count
+        if end > len(self._ports):
             raise ValueError(
-                f"this fabric has {len(self._ports)} ports, not {self._used}: "
-                f"mark the test @pytest.mark.mcast(ports={self._used})"
+                f"this fabric has {len(self._ports)} ports, not {end}: "
+                f"mark the test @pytest.mark.mcast(ports={end})"
             )
-        for index in range(first, self._used):
-            yield self._ports[index].addresses[0], {"seed": self._seed + index, **options}
+        self._used = end
+        return [port.addresses[0] for port in self._ports[first:end]]
 
     def __enter__(self) -> Self:
         return self

@@ -203,7 +203,7 @@ class Session:
         _refuse_beyond_device(settings, place)
         self.backend, self.place, self.settings, self.now = backend, place, settings, now
         self.closed = False
-        self.random = Random(settings.seed)
+        self.random = Random(backend.new_seed() if settings.seed is None else settings.seed)
         self.channel = backend.event_channel()
         self.groups: dict[McastAddress, Group] = {}
         self.by_mgid: dict[Gid, Group] = {}

@@ -47,7 +47,7 @@ class EndpointView(Generic[M]):
         sequence       number the messages, and count gaps, duplicates and late ones by source
         receive_depth  receives of the queue pair, and messages kept for a group that nobody asks for
         max_message    the largest payload in bytes, both ways; None: what one MTU carries
-        seed           of jitter and stream ids; None: from the system
+        seed           of jitter and stream ids; None: a simulated fabric's, else from the system
 
         Raises ValueError that names the choices; BackendError; McastError.
         """

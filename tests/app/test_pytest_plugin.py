@@ -389,7 +389,7 @@ def test_drawn(mcast_endpoints, n):
 
 def drawn(result: pytest.RunResult) -> dict[str, str]:
     """Test -> what it drew."""
-    return dict(re.findall(r"^_+ (test_drawn\S+) _+\n.*?^drew (\w+)", output(result), re.M | re.S))
+    return dict(re.findall(r"^_+ (test_drawn\S*) _+\n.*?^drew (\w+)", output(result), re.M | re.S))
 
 
 def test_a_seed_follows_from_the_run_and_the_test(suite: Suite) -> None:
@@ -399,6 +399,24 @@ def test_a_seed_follows_from_the_run_and_the_test(suite: Suite) -> None:
     assert not set(drawn(first).items()) & set(drawn(other).items())
     assert "mcast: --mcast-seed=0\n" in output(first)
     assert "mcast: --mcast-seed=5\n" in output(other)
+
+
+def test_what_an_application_draws_follows_from_the_seed(suite: Suite) -> None:
+    tests = """
+@pytest.mark.mcast(fabric="infiniband")
+def test_drawn(mcast_fabric):
+    gaps = ""
+    with open_endpoint("sim", "10.0.0.1") as one, open_endpoint("sim", "10.0.0.2") as other:
+        one.join(GROUP), other.join(GROUP)
+        mcast_fabric.restart_sm(outage=1)
+        for endpoint in (one, other):
+            while not isinstance(event := endpoint.next_event(timeout=60), mcast.Rejoined):
+                pass
+            gaps += f"_{event.gap}"
+    pytest.fail(f"drew {gaps.replace('.', '_')}", pytrace=False)
+"""
+    first, again, other = (drawn(suite(tests, f"--mcast-seed={seed}")) for seed in (1, 1, 2))
+    assert first == again != other != {}
 
 
 def test_the_mark_fixes_the_seed(suite: Suite) -> None:

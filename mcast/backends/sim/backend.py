@@ -73,6 +73,10 @@ class SimBackend(Backend):
         with self.fabric.clock:
             return self.fabric.clock.now / NS
 
+    def new_seed(self) -> int:
+        with self.fabric.clock:
+            return self.fabric.seeds.getrandbits(64)
+
     def devices(self) -> tuple[DeviceInfo, ...]:
         self._require_open("devices", Phase.OPEN)
         with self.fabric.clock:

@@ -134,6 +134,8 @@ class Fabric:
         self.link_layer = link_layer
         self.clock = CLOCKS[clock]()
         self.random = Random(seed)
+        self.seeds = Random(f"{seed}")
+        """Draws the seeds of endpoints, apart from what the rules draw."""
         self.rules = Rules(self.random)
         self.trace = Trace() if trace else None
         self.watch: Callable[..., None] | None = None
