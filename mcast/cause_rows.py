@@ -55,6 +55,15 @@ ROWS: tuple[Row, ...] = (
         ),
         "mcast.backends.sim.clock",
     ),
+    Row(
+        None,
+        E.ENOBUFS,
+        Cause(
+            "the kernel has no buffer left for this", "dmesg | tail; free -m", "free memory, then try again"
+        ),
+        "errno(3)",
+        only=_REAL,
+    ),
     # --- open
     Row(
         Phase.OPEN,
@@ -284,6 +293,20 @@ ROWS: tuple[Row, ...] = (
         ),
         "ibv_create_qp(3)",
         only=_REAL,
+    ),
+    *(
+        Row(
+            Phase.CREATE_QP,
+            errno,
+            Cause(
+                "the device, or its driver, cannot keep a QP's own multicast from it",
+                "print(init.block_loopback)",
+                "leave out block_loopback, and skip messages with from_self; an Endpoint: loopback='filter'",
+            ),
+            "K-DATA-3",
+            only=only,
+        )
+        for errno, only in ((E.EOPNOTSUPP, ""), (E.EINVAL, "some drivers of the real stack"))
     ),
     # --- join
     Row(

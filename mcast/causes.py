@@ -74,9 +74,13 @@ class Row(NamedTuple):
     only: str = ""
 
 
+_NAMES = {ENOTSUPP: "ENOTSUPP", E.EOPNOTSUPP: "EOPNOTSUPP", E.EDEADLK: "EDEADLK"}
+"""Where Python knows none, or prefers another than the manual pages."""
+
+
 def errno_name(errno: int) -> str:
     """`EINVAL` for 22; 524, which libc does not name, is the kernel's `ENOTSUPP`."""
-    return "ENOTSUPP" if errno == ENOTSUPP else E.errorcode.get(errno, f"errno {errno}")
+    return _NAMES.get(errno) or E.errorcode.get(errno, f"errno {errno}")
 
 
 def likely_causes(
