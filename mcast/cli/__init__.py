@@ -14,7 +14,7 @@ import typer
 
 from mcast import __version__
 from mcast.api import BackendError
-from mcast.cli import conformance, demo, doctor, info, mgid, sim
+from mcast.cli import conformance, demo, doctor, groups, info, mgid, recv, send, sim
 from mcast.cli.terminal import Failure
 
 app = typer.Typer(
@@ -29,6 +29,9 @@ app = typer.Typer(
 app.command()(info.info)
 app.command()(doctor.doctor)
 app.command()(demo.demo)
+app.command()(send.send)
+app.command()(recv.recv)
+app.command()(groups.groups)
 app.command()(mgid.mgid)
 app.command()(conformance.conformance)
 app.add_typer(sim.app, name="sim")

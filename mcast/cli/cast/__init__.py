@@ -1,0 +1,38 @@
+"""A file from one sender to many receivers over unreliable multicast: the protocol, without I/O.
+
+Everybody is a full member of one group, and every message goes to all of it: answers too, because a unicast
+reply does not reach another port of the same host everywhere (facts: kernel). A message is a header (magic
+`mcF1`, kind, session) and a body, all in network order; `packets` has the table.
+
+```
+sender                                             receiver
+HELLO  name, size if known       every 0.1 s  ->
+                                              <-   JOIN    id, room, largest message, name
+WELCOME id                       joined        ->
+DATA   number, piece             a window     ->
+ASK    pieces, serial            twice a window ->
+                                              <-   REPORT  id, serial, next, room, bitmap
+DATA   what a report misses                   ->
+END    pieces, bytes, SHA-256    all reported ->
+                                              <-   DONE    id, verified | differs | failed, words
+CLOSE  all of it, or one receiver, and why    ->
+```
+
+- A transfer is a session, a random number. It begins when as many receivers as are wanted have joined; later
+  ones are told so (CLOSE) and wait for the next session. Only a receiver that is welcome takes pieces.
+- Pieces are numbered from 0, each as long as it comes, so that a pipe's bytes do not wait for more.
+- At most a window of pieces is under way: what every receiver has room for, and as many copies in all as a
+  host queues. A loss halves the window, clean reports open it again.
+- ASK has a serial number, which REPORT repeats: a piece is lost only if the report answers an ASK that was
+  sent after the piece. It is sent again, to a bound for each receiver and piece.
+- `next` says that all pieces before it have come, bit i of the bitmap that piece next+i has, `room` how many
+  pieces from next on there is memory for: a receiver whose reader is slow holds the sender back.
+- An ASK without an answer is repeated. A receiver that stays silent, or that has missed one piece too often,
+  is given up by name and the others go on; a sender that falls silent ends the receiver.
+- The receiver says `verified` when the digest is right and the file is where it belongs.
+- What is not of the protocol, malformed, or out of place changes nothing, and is counted by reason. There is
+  no authentication: the digest tells damage, not an enemy inside the group.
+
+`sender.FileSender` and `receiver.FileReceiver` are the two ends: messages and the time go in, messages come
+out. Times are seconds of any one clock.
+"""

@@ -1,0 +1,154 @@
+"""The two ends of the protocol on endpoints: what they say is sent, what comes is handed to them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from random import SystemRandom
+from typing import Generic, TypeVar
+
+from mcast.api import McastAddress, McastError, Message
+from mcast.cli.cast.files import Sink, Source
+from mcast.cli.cast.packets import WINDOW
+from mcast.cli.cast.receiver import FileReceiver
+from mcast.cli.cast.sender import FileSender, Patience
+from mcast.endpoint import Endpoint
+
+DEPTH = 2 * WINDOW
+"""Receives of each end: doubles and the others' answers must not take the place of pieces."""
+
+BOUND = 10.0
+"""The longest that a join or a send may take, in seconds."""
+
+_NAP = 0.5
+_SHORT_NAP = 0.01
+"""How long an end sleeps at the most; the short one where a pipe may have moved."""
+
+Core = TypeVar("Core", FileSender, FileReceiver)
+
+
+def address_of(message: Message) -> str:
+    """Where a message came from, in words."""
+    return str(message.source.ipv4 or message.source)
+
+
+def name_of(endpoint: Endpoint) -> str:
+    """What an end calls itself."""
+    return f"{socket.gethostname()} {endpoint.device.name}"
+
+
+class Party(Generic[Core]):
+    """One end of the protocol, as a member of a group."""
+
+    def __init__(self, endpoint: Endpoint, group: McastAddress) -> None:
+        self.endpoint = endpoint
+        self.core: Core
+        self._group = endpoint.join(group, timeout=BOUND)
+
+    @property
+    def now(self) -> float:
+        """Seconds on the clock that timeouts run on."""
+        return self.endpoint.backend.now()
+
+    def hear(self, timeout: float) -> None:
+        """Hand over all messages that are there; wait for one at most `timeout` s."""
+        while True:
+            with self.endpoint.recv_batch(WINDOW, timeout) as batch:
+                for message in batch:
+                    self.core.hears(message.payload, address_of(message), self.now)
+                if not len(batch):
+                    return
+            timeout = 0.0
+
+    def say(self) -> None:
+        """Send what the core has to say."""
+        if messages := self.core.messages(self.now):
+            self._group.send_batch(messages, timeout=BOUND)
+
+    def idle(self, limit: float) -> float:
+        """How long nothing is to be said, unless something is heard: at most `limit` s."""
+        due = self.core.due
+        return limit if due is None else min(max(0.0, due - self.now), limit)
+
+
+class SendingParty(Party[FileSender]):
+    """The sender of a file."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        group: McastAddress,
+        source: Source,
+        wanted: int | None = None,
+        patience: Patience = Patience(),  # noqa: B008  (immutable)
+    ) -> None:
+        super().__init__(endpoint, group)
+        self._source = source
+        largest = endpoint.max_message_size
+        self.core = FileSender(
+            number(), name_of(endpoint), source.size, largest, wanted, patience, endpoint.backend.now()
+        )
+
+    def turn(self, limit: float = _NAP) -> None:
+        """Say what is to be said, then wait for answers, at most `limit` s."""
+        core = self.core
+        waits = False
+        if room := core.wants:
+            data = self._source.read(room * core.piece)
+            waits = data is None
+            if data:
+                core.offer(data[at : at + core.piece] for at in range(0, len(data), core.piece))
+            elif data is not None:
+                core.end()
+        self.say()
+        self.hear(self.idle(_SHORT_NAP if waits else limit))
+
+
+class ReceivingParty(Party[FileReceiver]):
+    """A receiver of a file."""
+
+    def __init__(
+        self, endpoint: Endpoint, group: McastAddress, sink: Sink, silence: float, room: int = WINDOW
+    ) -> None:
+        super().__init__(endpoint, group)
+        self._sink = sink
+        largest = endpoint.max_message_size
+        self.core = FileReceiver(number(), name_of(endpoint), room, largest, silence)
+
+    def turn(self, limit: float = _NAP) -> None:
+        """Store what has come, say what is to be said, then listen, at most `limit` s.
+
+        A sink that fails ends the transfer; the sender is told why.
+        """
+        core = self.core
+        try:
+            while self._sink.ready() and (piece := core.take()):
+                self._sink.write(piece)
+            if core.storable:
+                self._sink.commit()
+                core.stored(self.now)
+        except OSError as error:
+            core.fail(f"{self._sink.name}: {error.strerror}")
+        self.say()
+        if not core.over:
+            self.hear(self.idle(_SHORT_NAP if core.untaken else limit))
+
+
+def number() -> int:
+    """A random number, not 0, for a session or a receiver."""
+    return SystemRandom().randrange(1, 1 << 64)
+
+
+def run(party: SendingParty | ReceivingParty, watch: Callable[[], None] = lambda: None) -> None:
+    """Carry it through; `watch` is called after each turn. Whatever ends it early, the others are told."""
+    try:
+        while not party.core.over:
+            party.turn()
+            watch()
+    except BaseException as error:
+        words = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        with suppress(McastError):
+            party.core.abort(words) if isinstance(party, SendingParty) else party.core.fail(words)
+            party.say()
+        raise

@@ -1,0 +1,221 @@
+"""The messages of the protocol: one NamedTuple for each kind, and the one table that packs and reads them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from typing_extensions import Buffer
+
+MAGIC = b"mcF1"
+WINDOW = 512
+"""No more pieces than this are ever under way or held early; a bitmap covers them."""
+TEXT = 64
+"""Names and reasons are cut to this many bytes."""
+UNKNOWN_SIZE = (1 << 64) - 1
+EVERYBODY = 0
+"""The receiver id of a CLOSE that is for all."""
+
+_HEADER = struct.Struct("!4sB3xQ")
+
+
+class Verdict(IntEnum):
+    """How it ended for a receiver."""
+
+    VERIFIED = 0
+    DIFFERS = 1
+    FAILED = 2
+
+
+class Reason(IntEnum):
+    """Why a sender closes."""
+
+    COMPLETE = 0
+    ABORTED = 1
+    GIVEN_UP = 2
+    TOO_LATE = 3
+
+
+class Hello(NamedTuple):
+    """A transfer of `size` bytes, or UNKNOWN_SIZE, is about to begin."""
+
+    session: int
+    size: int
+    name: str
+
+
+class Join(NamedTuple):
+    """A receiver takes part. `largest` is the largest message it can receive, in bytes."""
+
+    session: int
+    receiver: int
+    room: int
+    largest: int
+    name: str
+
+
+class Welcome(NamedTuple):
+    """That receiver is part of it."""
+
+    session: int
+    receiver: int
+
+
+class Data(NamedTuple):
+    """One piece of the file, not empty."""
+
+    session: int
+    number: int
+    piece: bytes
+
+
+class Ask(NamedTuple):
+    """Report, please: pieces 0..pieces-1 have been sent."""
+
+    session: int
+    pieces: int
+    serial: int
+
+
+class Report(NamedTuple):
+    """What a receiver has: all before `next`, and the pieces next+i of the set bits i of `bitmap`."""
+
+    session: int
+    receiver: int
+    serial: int
+    next: int
+    room: int
+    bitmap: int
+
+
+class End(NamedTuple):
+    """That was all of it."""
+
+    session: int
+    pieces: int
+    size: int
+    sha256: bytes
+
+
+class Done(NamedTuple):
+    """How it ended for this receiver, and in words why."""
+
+    session: int
+    receiver: int
+    verdict: Verdict
+    text: str
+
+
+class Close(NamedTuple):
+    """Nothing more comes: for one receiver, or for EVERYBODY."""
+
+    session: int
+    receiver: int
+    reason: Reason
+    text: str
+
+
+Packet = Hello | Join | Welcome | Data | Ask | Report | End | Done | Close
+
+
+class Rejected(Exception):
+    """No message of the protocol; the text is the reason it is counted under."""
+
+
+FOREIGN, MALFORMED = "foreign", "malformed"
+
+
+def printable(text: str) -> str:
+    """Cut to TEXT bytes, with nothing in it that moves a cursor."""
+    clean = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return clean.encode()[:TEXT].decode(errors="ignore")
+
+
+def _text(raw: bytes) -> str:
+    if len(raw) > TEXT:
+        raise Rejected(MALFORMED)
+    return printable(raw.decode(errors="replace"))
+
+
+class _Rest(NamedTuple):
+    """What follows the fixed fields of a kind, both ways; it is the packet's last field."""
+
+    pack: Callable[[Any], bytes]
+    read: Callable[[bytes], Any]
+
+
+def _read_text(raw: bytes) -> str:
+    if len(raw) > TEXT:
+        raise ValueError
+    return printable(raw.decode(errors="replace"))
+
+
+def _read_piece(raw: bytes) -> bytes:
+    if not raw:
+        raise ValueError
+    return raw
+
+
+def _pack_bitmap(bitmap: int) -> bytes:
+    return bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little")
+
+
+def _read_bitmap(raw: bytes) -> int:
+    if len(raw) > WINDOW // 8:
+        raise ValueError
+    return int.from_bytes(raw, "little")
+
+
+_TEXT = _Rest(str.encode, _read_text)
+_PIECE = _Rest(bytes, _read_piece)
+_BITMAP = _Rest(_pack_bitmap, _read_bitmap)
+
+_FORMS: dict[type[Packet], tuple[struct.Struct, _Rest | None]] = {
+    Hello: (struct.Struct("!Q"), _TEXT),
+    Join: (struct.Struct("!QHH"), _TEXT),
+    Welcome: (struct.Struct("!Q"), None),
+    Data: (struct.Struct("!Q"), _PIECE),
+    Ask: (struct.Struct("!QI"), None),
+    Report: (struct.Struct("!QIQH"), _BITMAP),
+    End: (struct.Struct("!QQ32s"), None),
+    Done: (struct.Struct("!QB"), _TEXT),
+    Close: (struct.Struct("!QB"), _TEXT),
+}
+_NUMBERS = {kind: number for number, kind in enumerate(_FORMS, 1)}
+_KINDS = dict(enumerate(_FORMS, 1))
+_CODES: dict[type[Packet], type[Verdict] | type[Reason]] = {Done: Verdict, Close: Reason}
+
+OVERHEAD = _HEADER.size + _FORMS[Data][0].size
+"""Bytes of a DATA message that are not the piece's."""
+
+
+def encode(packet: Packet) -> bytes:
+    """The message of a packet."""
+    fixed, rest = _FORMS[type(packet)]
+    session, *fields = packet
+    tail = b"" if rest is None else rest.pack(fields.pop())
+    return _HEADER.pack(MAGIC, _NUMBERS[type(packet)], session) + fixed.pack(*fields) + tail
+
+
+def decode(message: Buffer) -> Packet:
+    """The packet of a message. Raises Rejected for any bytes that are none."""
+    data = bytes(message)
+    if data[: len(MAGIC)] != MAGIC:
+        raise Rejected(FOREIGN)
+    try:
+        _, number, session = _HEADER.unpack_from(data)
+        kind = _KINDS[number]
+        fixed, rest = _FORMS[kind]
+        fields: list[Any] = [session, *fixed.unpack_from(data, _HEADER.size)]
+        tail = data[_HEADER.size + fixed.size :]
+        if rest is not None:
+            fields.append(rest.read(tail))
+        elif tail:
+            raise Rejected(MALFORMED)
+        if kind in _CODES:
+            fields[2] = _CODES[kind](fields[2])
+        return kind(*fields)
+    except (struct.error, KeyError, ValueError):
+        raise Rejected(MALFORMED) from None

@@ -1,0 +1,447 @@
+"""The sender's end of the protocol."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from mcast.cli.cast.packets import (
+    EVERYBODY,
+    MALFORMED,
+    OVERHEAD,
+    UNKNOWN_SIZE,
+    WINDOW,
+    Ask,
+    Close,
+    Data,
+    Done,
+    End,
+    Hello,
+    Join,
+    Packet,
+    Reason,
+    Rejected,
+    Report,
+    Verdict,
+    Welcome,
+    decode,
+    encode,
+    printable,
+)
+
+_COPIES = 512
+"""In flight at the most, of all receivers together: on software devices each copy waits in a queue of the
+host, which drops what is beyond 1000 (net.core.netdev_max_backlog) without a word."""
+
+_WINDOWS = range(16, 257)
+"""What a window may be, in pieces."""
+
+
+class Patience(NamedTuple):
+    """The protocol's times in seconds, and how often a piece is sent again to one receiver.
+
+    wait     for the wanted number of receivers
+    gather   for more receivers after the first, where no number is wanted
+    silence  how long an end may be silent before it is given up
+    """
+
+    wait: float = 60.0
+    gather: float = 1.0
+    silence: float = 10.0
+    repairs: int = 20
+    hello: float = 0.1
+    retry: float = 0.02
+    slowest_retry: float = 0.5
+    farewells: int = 3
+
+
+class Fate(Enum):
+    """How a transfer went for a receiver."""
+
+    RECEIVING = "receiving"
+    VERIFIED = "verified"
+    DIFFERS = "its copy differs"
+    FAILED = "it failed"
+    SILENT = "it fell silent"
+    LOST = "it lost pieces"
+
+
+_GIVEN_UP = {Fate.SILENT, Fate.LOST}
+_FATES = {Verdict.VERIFIED: Fate.VERIFIED, Verdict.DIFFERS: Fate.DIFFERS, Verdict.FAILED: Fate.FAILED}
+
+
+class Peer:
+    """A receiver as the sender knows it.
+
+    has       pieces that it has, all from 0 on
+    repaired  copies sent again because it missed them
+    lost      pieces that it missed to the bound
+    words     what it said when it failed
+    """
+
+    def __init__(self, number: int, name: str, address: str, room: int, largest: int, now: float) -> None:
+        self.number, self.name, self.address, self.largest = number, name, address, largest
+        self.fate, self.words = Fate.RECEIVING, ""
+        self.has = self.repaired = 0
+        self.lost: tuple[int, ...] = ()
+        self.answered = 0
+        self.limit, self.heard = room, now
+        self.misses: dict[int, _Misses] = {}
+
+    @property
+    def live(self) -> bool:
+        """Whether it still takes part."""
+        return self.fate is Fate.RECEIVING
+
+
+class _Misses(NamedTuple):
+    """How often a receiver missed a piece, the last time when it was sent before the ASK `asked`."""
+
+    times: int = 0
+    asked: int = 0
+
+
+class _Piece:
+    """A piece that not everybody has; the serials of the first ASKs after its last two sendings, or 0."""
+
+    __slots__ = ("asked", "asked_before", "message")
+
+    def __init__(self, message: bytes) -> None:
+        self.message, self.asked, self.asked_before = message, 0, 0
+
+    def missed_by(self, serial: int) -> int:
+        """Which sending did not arrive, if the answer to that ASK lacks the piece; 0: none is known."""
+        return next((asked for asked in (self.asked, self.asked_before) if 0 < asked <= serial), 0)
+
+
+class _Phase(Enum):
+    GATHER = "gather"
+    SEND = "send"
+    FINISH = "finish"
+    FAREWELL = "farewell"
+    OVER = "over"
+
+
+class FileSender:
+    """Feed it pieces with `offer` while it `wants` some, then `end`; what is heard with `hears`.
+
+    `messages(now)` is what to send now; call it again after each message heard and by `due` at the latest,
+    until `over`.
+
+    session   a random number other than 0
+    size      of the file in bytes; None if unknown
+    largest   the largest message that can be sent
+    wanted    how many receivers to wait for; None: whoever joins, at least one
+    """
+
+    def __init__(
+        self,
+        session: int,
+        name: str,
+        size: int | None,
+        largest: int,
+        wanted: int | None = None,
+        patience: Patience = Patience(),  # noqa: B008  (immutable)
+        now: float = 0.0,
+    ) -> None:
+        self.peers: dict[int, Peer] = {}
+        self.rejected = Counter[str]()
+        self.size = size
+        self.pieces = self.bytes = self.repeated = 0
+        self.failure = ""
+        self.due: float | None = now
+        self._session, self._wanted, self._patience = session, wanted, patience
+        self._hello = Hello(session, UNKNOWN_SIZE if size is None else size, printable(name))
+        self._hash, self._ended = hashlib.sha256(), False
+        self._phase, self._deadline = _Phase.GATHER, now + patience.wait
+        self._largest = largest
+        self._kept: dict[int, _Piece] = {}  # from the first that somebody lacks
+        self._kept_bytes = 0
+        self._fresh: deque[int] = deque()  # of these, not sent yet
+        self._repair: dict[int, None] = {}  # of these, to be sent again
+        self._control: list[Packet] = []
+        self._widest = self._window = _WINDOWS[0]
+        self._serial = self._since_ask = self._cut = 0
+        self._retry_at, self._retry, self._asked_at = now, patience.retry, now
+        self._farewells, self._goodbye = 0, b""
+
+    @property
+    def over(self) -> bool:
+        """Whether all is said."""
+        return self._phase is _Phase.OVER
+
+    @property
+    def started(self) -> bool:
+        """Whether the receivers are settled."""
+        return self._phase is not _Phase.GATHER
+
+    @property
+    def piece(self) -> int:
+        """The longest piece that everybody can receive, in bytes."""
+        return min([self._largest, *(peer.largest for peer in self.peers.values())]) - OVERHEAD
+
+    @property
+    def wants(self) -> int:
+        """How many pieces may be offered now."""
+        sending = self._phase is _Phase.SEND and not self._ended
+        return max(0, 2 * self._window - len(self._kept)) if sending else 0
+
+    @property
+    def placed(self) -> int:
+        """Pieces that every live receiver has."""
+        return min((peer.has for peer in self._live()), default=self.pieces)
+
+    @property
+    def placed_bytes(self) -> int:
+        """Bytes that every live receiver has."""
+        return self.bytes - self._kept_bytes
+
+    @property
+    def _sent(self) -> int:
+        """Pieces that have been sent at least once."""
+        return self._fresh[0] if self._fresh else self.pieces
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that was offered, in hex."""
+        return self._hash.hexdigest()
+
+    def offer(self, pieces: Iterable[bytes]) -> None:
+        """Take the next pieces of the file, each 1..`piece` bytes."""
+        for piece in pieces:
+            self._hash.update(piece)
+            self._kept[self.pieces] = _Piece(encode(Data(self._session, self.pieces, piece)))
+            self._fresh.append(self.pieces)
+            self.pieces += 1
+            self.bytes += len(piece)
+            self._kept_bytes += len(piece)
+
+    def end(self) -> None:
+        """There are no more pieces."""
+        self._ended = True
+
+    def abort(self, words: str) -> None:
+        """Stop, and tell everybody."""
+        self.failure = self.failure or words
+        self._part(Reason.ABORTED, words)
+
+    # --- what is heard ---------------------------------------------------------------------------
+
+    def hears(self, message: Buffer, address: str, now: float) -> None:
+        """Take a message; `address` is where it came from, in words."""
+        try:
+            packet = decode(message)
+        except Rejected as why:
+            self.rejected[str(why)] += 1
+            return
+        if packet.session != self._session:
+            self.rejected["another transfer"] += 1
+        elif isinstance(packet, Join):
+            self._on_join(packet, address, now)
+        elif isinstance(packet, Report | Done):
+            self._on_answer(packet, now)
+        else:
+            self.rejected["a sender's message"] += 1
+
+    def _on_join(self, packet: Join, address: str, now: float) -> None:
+        if packet.largest <= OVERHEAD or not packet.room or packet.receiver == EVERYBODY:
+            self.rejected[MALFORMED] += 1
+            return
+        if self._phase is _Phase.GATHER:
+            room = min(packet.room, WINDOW)
+            new = Peer(packet.receiver, packet.name, address, room, packet.largest, now)
+            self.peers.setdefault(packet.receiver, new)
+            if self._wanted is None and len(self.peers) == 1:
+                self._deadline = min(self._deadline, now + self._patience.gather)
+        if packet.receiver in self.peers:
+            self._control.append(Welcome(self._session, packet.receiver))
+        else:
+            self._control.append(Close(self._session, packet.receiver, Reason.TOO_LATE, ""))
+        self.due = now
+
+    def _on_answer(self, packet: Report | Done, now: float) -> None:
+        peer = self.peers.get(packet.receiver)
+        if peer is None:
+            self.rejected["not a receiver of this transfer"] += 1
+        elif not self.started:
+            del self.peers[packet.receiver]  # it has left before the beginning
+        elif peer.live:
+            peer.heard = self.due = now
+            self._on_report(peer, packet) if isinstance(packet, Report) else self._on_done(peer, packet)
+        elif peer.fate in _GIVEN_UP:
+            self._control.append(Close(self._session, peer.number, Reason.GIVEN_UP, peer.fate.value))
+            self.due = now
+
+    def _on_report(self, peer: Peer, packet: Report) -> None:
+        if packet.next > self._sent or packet.serial > self._serial or packet.bitmap & 1:
+            self.rejected["a report of what was not sent"] += 1
+            return
+        peer.answered = max(peer.answered, packet.serial)
+        if packet.next >= peer.has:  # a late report knows less
+            peer.has, peer.limit = packet.next, max(peer.limit, packet.next + packet.room)
+        lossy = False
+        for number in range(packet.next, min(self._sent, packet.next + WINDOW)):
+            asked = self._kept[number].missed_by(packet.serial) if number in self._kept else 0
+            if not asked or packet.bitmap >> (number - packet.next) & 1:
+                continue
+            before = peer.misses.get(number, _Misses())
+            if before.asked < asked:
+                peer.misses[number] = _Misses(before.times + 1, asked)
+                peer.repaired += 1
+            if asked == self._kept[number].asked and number not in self._repair:
+                self._repair[number] = None
+                lossy = True
+        hopeless = [n for n, missed in peer.misses.items() if missed.times > self._patience.repairs]
+        if hopeless:
+            peer.lost = tuple(hopeless)
+            self._give_up(peer, Fate.LOST)
+        peer.misses = {number: missed for number, missed in peer.misses.items() if number >= peer.has}
+        self._steer(lossy)
+        self._forget()
+
+    def _on_done(self, peer: Peer, packet: Done) -> None:
+        if packet.verdict is not Verdict.FAILED and self._phase is not _Phase.FINISH:
+            self.rejected["done before the end"] += 1
+            return
+        peer.fate, peer.words = _FATES[packet.verdict], packet.text
+        self._forget()
+
+    def _steer(self, lossy: bool) -> None:
+        """Halve the window once for the losses of one round trip; open it when all have answered cleanly."""
+        live = self._live()
+        if lossy and self._cut < self._serial:
+            self._cut = self._serial
+            self._window = max(_WINDOWS[0], self._window // 2)
+        elif not lossy and all(peer.answered == self._serial for peer in live):
+            self._window = min(self._widest, self._window + max(1, self._window // 8))
+
+    def _forget(self) -> None:
+        placed = self.placed
+        for number in [*self._kept]:
+            if number >= placed:
+                break
+            self._kept_bytes -= len(self._kept.pop(number).message) - OVERHEAD
+            self._repair.pop(number, None)
+
+    def _give_up(self, peer: Peer, fate: Fate) -> None:
+        peer.fate = fate
+        self._control.append(Close(self._session, peer.number, Reason.GIVEN_UP, fate.value))
+        self._forget()
+
+    def _live(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.live]
+
+    # --- what is sent ----------------------------------------------------------------------------
+
+    def messages(self, now: float) -> list[bytes]:
+        """The messages to send now, in order; moves `due`."""
+        if self.started and self._phase in (_Phase.SEND, _Phase.FINISH):
+            self._drop_the_silent(now)
+            if not self._live():
+                self._part(Reason.COMPLETE, "")
+        out = _STEPS[self._phase](self, now)
+        control, self._control = self._control, []
+        return [encode(packet) for packet in control] + out
+
+    def _gather(self, now: float) -> list[bytes]:
+        enough = len(self.peers) >= self._wanted if self._wanted else False
+        if enough or (now >= self._deadline and self._wanted is None and self.peers):
+            self._start(now)
+            return []
+        if now >= self._deadline:
+            wanted = self._wanted or 1
+            self.abort(f"{len(self.peers)} of {wanted} receivers joined within {self._patience.wait:g} s")
+            return self._say_farewell(now)
+        if now >= self._retry_at:
+            self._retry_at = now + self._patience.hello
+            self._control.append(self._hello)
+        self.due = min(self._retry_at, self._deadline)
+        return []
+
+    def _start(self, now: float) -> None:
+        self._phase, self.due, self._retry_at = _Phase.SEND, now, now
+        self._widest = max(_WINDOWS[0], min(_COPIES // (len(self.peers) + 1), _WINDOWS[-1]))
+        self._window = self._widest
+        for peer in self.peers.values():
+            peer.heard = now
+
+    def _send(self, now: float) -> list[bytes]:
+        numbers = [*self._repair]
+        self._repair.clear()
+        self.repeated += len(numbers)
+        live = self._live()
+        limit = min([self.placed + self._window, *(peer.limit for peer in live)])
+        while self._fresh and self._fresh[0] < limit:
+            numbers.append(self._fresh.popleft())
+        out = []
+        for number in numbers:
+            piece = self._kept[number]
+            piece.asked, piece.asked_before = self._serial + 1, piece.asked
+            out.append(piece.message)
+        self._since_ask += len(numbers)
+        idle = not self._fresh or self._fresh[0] >= limit
+        if self._since_ask and (self._since_ask >= self._window // 2 or idle):
+            self._retry = self._patience.retry
+            out += self._ask(now)
+        elif now >= self._retry_at:
+            # Nobody may take a pause of the source, or of a slow reader, for the sender's end.
+            self._retry = min(2 * self._retry, self._patience.slowest_retry)
+            out += self._ask(now)
+        if self._ended and not self._kept:
+            self._phase, self._retry_at, self._retry = _Phase.FINISH, now, self._patience.retry
+        self.due = min(now if self._fresh and not idle else self._retry_at, self._retry_at)
+        return out
+
+    def _ask(self, now: float) -> list[bytes]:
+        if all(peer.answered == self._serial for peer in self._live()):
+            self._asked_at = now
+        self._serial += 1
+        self._since_ask = 0
+        self._retry_at = now + self._retry
+        return [encode(Ask(self._session, self._sent, self._serial))]
+
+    def _finish(self, now: float) -> list[bytes]:
+        if now < self._retry_at:
+            self.due = self._retry_at
+            return []
+        self._asked_at = min(self._asked_at, now)
+        self._retry_at = self.due = now + self._retry
+        self._retry = min(2 * self._retry, self._patience.slowest_retry)
+        return [encode(End(self._session, self.pieces, self.bytes, self._hash.digest()))]
+
+    def _drop_the_silent(self, now: float) -> None:
+        for peer in self._live():
+            owes = self._phase is _Phase.FINISH or peer.answered < self._serial
+            if owes and now - max(peer.heard, self._asked_at) > self._patience.silence:
+                self._give_up(peer, Fate.SILENT)
+
+    def _part(self, reason: Reason, words: str) -> None:
+        if self._phase not in (_Phase.FAREWELL, _Phase.OVER):
+            self._phase, self._farewells = _Phase.FAREWELL, self._patience.farewells
+            self._goodbye = encode(Close(self._session, EVERYBODY, reason, printable(words)))
+            self._retry_at = self.due = 0.0
+
+    def _say_farewell(self, now: float) -> list[bytes]:
+        if now < self._retry_at:
+            self.due = self._retry_at
+            return []
+        if not self._farewells:
+            self._phase = _Phase.OVER
+            return []
+        self._farewells -= 1
+        self._retry_at = self.due = now + self._patience.retry
+        return [self._goodbye]
+
+
+_STEPS: dict[_Phase, Callable[[FileSender, float], list[bytes]]] = {
+    _Phase.GATHER: FileSender._gather,
+    _Phase.SEND: FileSender._send,
+    _Phase.FINISH: FileSender._finish,
+    _Phase.FAREWELL: FileSender._say_farewell,
+    _Phase.OVER: lambda sender, now: [],
+}

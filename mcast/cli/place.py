@@ -1,0 +1,99 @@
+"""Where on the host a command takes part in a group: the options, and the endpoint that they mean."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcast.api import McastAddress
+from mcast.cli.terminal import Failure, backend_name, group
+from mcast.registry import SIMULATED
+
+if TYPE_CHECKING:
+    from mcast.endpoint import Endpoint
+
+
+def _address(text: str) -> IPv4Address | IPv6Address:
+    try:
+        return ip_address(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not an IPv4 or IPv6 address") from None
+
+
+Group = Annotated[
+    McastAddress, typer.Argument(parser=group, metavar="GROUP", help="The group, such as 239.1.1.1.")
+]
+Bind = Annotated[
+    IPv4Address | None,  # or IPv6: the parser decides
+    typer.Option(
+        "--bind", "-b", parser=_address, metavar="ADDR", help="The local address to take part from."
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(metavar="DEV", help="The device instead, such as mlx5_0 or rxe1/1.")
+]
+BackendName = Annotated[str, typer.Option(callback=backend_name, help="Which backend to use.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def refuse_simulated(backend: str, what: str) -> None:
+    """A simulated fabric lives and dies with its process: nobody else could be there."""
+    if backend in SIMULATED:
+        raise Failure(
+            f"{backend!r} is a fabric inside this process, where no other could {what}: use --backend rdma, "
+            "or try `mcast demo`, which has both ends in one process",
+            2,
+        )
+
+
+def port_of(device: str | None) -> tuple[str | None, int]:
+    """`DEV` or `DEV/PORT` in its two parts."""
+    name, _, port = (device or "").partition("/")
+    if port and not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 255):
+        raise Failure(f"{device!r} is no device: write DEV, or DEV/PORT with a port of 1..255", 2)
+    return name or None, int(port or 1)
+
+
+@contextmanager
+def endpoint_at(
+    backend: str, bind: IPv4Address | IPv6Address | None, device: str | None, depth: int
+) -> Iterator[Endpoint]:
+    """An endpoint that does not hear itself, where the options say; one sentence where there is none."""
+    from mcast.endpoint import open_endpoint
+
+    name, port = port_of(device)
+    if bind and name:
+        raise Failure("--bind and --device both say where: give one of them", 2)
+    try:
+        endpoint = open_endpoint(
+            backend, bind, device=name, port_num=port, loopback="off", receive_depth=depth
+        )
+    except ValueError as error:
+        raise Failure(str(error).replace("bind=ADDRESS", "--bind ADDRESS"), 2) from None
+    with endpoint:
+        yield endpoint
+
+
+@contextmanager
+def ends_cleanly() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, with what it has to tidy up; one word says so."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    received: list[int] = []
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Failure("interrupted", 128 + (received or [signal.SIGINT])[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,157 @@
+"""`mcast recv`: one file that `mcast send` sends to a group, verified."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mcast.api import McastAddress
+from mcast.cli.place import (
+    BackendName,
+    Bind,
+    Device,
+    Group,
+    Json,
+    endpoint_at,
+    ends_cleanly,
+    refuse_simulated,
+)
+from mcast.cli.terminal import Failure, console
+
+if TYPE_CHECKING:
+    from mcast.cli.cast.drive import ReceivingParty
+    from mcast.cli.cast.receiver import FileReceiver
+
+_NAMED = 5
+"""As many gaps are named; JSON has all."""
+
+
+def recv(
+    group: Group,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
+    bind: Bind = None,
+    device: Device = None,
+    backend: BackendName = "rdma",
+    wait: Annotated[
+        float | None, typer.Option(min=0.1, metavar="SECONDS", help="Give up if nothing begins in so long.")
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Give up a sender that is silent for so long.")
+    ] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Receive the next file that `mcast send` sends to GROUP.
+
+    FILE gets its name when it is whole and verified, an older one is replaced then. What goes to stdout, a
+    pipe or a device goes there as it comes; the status says whether it was right: 0 if so, else 1.
+    """
+    from mcast.cli.cast.drive import DEPTH, ReceivingParty, run
+    from mcast.cli.cast.files import STANDARD, open_sink
+
+    refuse_simulated(backend, "send")
+    try:
+        sink = open_sink(output)
+    except OSError as error:
+        raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
+    with ends_cleanly(), closing(sink), endpoint_at(backend, bind, device, DEPTH) as endpoint:
+        party = ReceivingParty(endpoint, group, sink, patience)
+        with Watch(party.core, f"{group} as {endpoint.address} ({endpoint.device.name})", wait) as watch:
+            run(party, watch.look)
+        outcome = outcome_of(party, sink.name, group, watch.seconds)
+    apart = output == STANDARD
+    if as_json:
+        typer.echo(json.dumps(outcome, indent=1), err=apart)
+    elif outcome["verified"] and (not apart or console(stderr=True).is_terminal):
+        _show(outcome, apart)
+    if not outcome["verified"]:
+        raise Failure(_why(outcome, kept=apart))
+
+
+class Watch:
+    """A line on stderr, where that is a terminal: listening, then a bar. Ends the wait for a sender."""
+
+    def __init__(self, core: FileReceiver, place: str, wait: float | None) -> None:
+        from mcast.cli.cast.progress import bar
+
+        self._core, self._place, self._wait = core, place, wait
+        self._bar = bar()
+        self._task = self._bar.add_task(f"listening to {place}", total=None)
+        self._opened = time.perf_counter()
+        self._started: float | None = None
+
+    def __enter__(self) -> Watch:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Since the first piece."""
+        return time.perf_counter() - self._started if self._started is not None else 0.0
+
+    def look(self) -> None:
+        """After each turn."""
+        core, now = self._core, time.perf_counter()
+        if core.highest and self._started is None:
+            self._started = now
+            self._bar.update(self._task, description="receiving", total=core.size)
+        if self._started is not None:
+            self._bar.update(self._task, completed=core.bytes)
+        elif not core.welcome and self._wait is not None and now - self._opened > self._wait:
+            late = ", but one that had begun before is under way" if core.missed_one else ""
+            core.fail(f"no transfer began on {self._place} within {self._wait:g} s{late}")
+
+
+def outcome_of(party: ReceivingParty, file: str, group: McastAddress, seconds: float) -> dict[str, Any]:
+    """What happened, as JSON shows it."""
+    core, endpoint = party.core, party.endpoint
+    return {
+        "backend": endpoint.backend.name,
+        "file": file,
+        "verified": core.verified,
+        "failure": core.failure,
+        "size": core.bytes,
+        "sha256": core.digest,
+        "group": str(group),
+        "device": endpoint.device.name,
+        "port": endpoint.port.port_num,
+        "receiver": str(endpoint.address),
+        "sender": core.sender,
+        "sender_address": core.address,
+        "pieces": core.pieces,
+        "lost": [[gap.start, gap.stop - 1] for gap in core.lost],
+        "doubles": core.doubles,
+        "seconds": seconds,
+        "bytes_per_second": core.bytes / seconds if seconds > 0 else 0.0,
+        "rejected": dict(core.rejected),
+    }
+
+
+def _show(outcome: dict[str, Any], apart: bool) -> None:
+    from rich.filesize import decimal
+
+    console(stderr=apart).print(
+        f"{outcome['file']}: {outcome['size']:,} bytes, SHA-256 {outcome['sha256'][:16]}... verified\n"
+        f"{outcome['sender_address']} ({outcome['sender']}) -> {outcome['group']} -> {outcome['receiver']} "
+        f"({outcome['device']}) on {outcome['backend']}, {outcome['pieces']:,} pieces, "
+        f"{decimal(int(outcome['bytes_per_second']))}/s",
+        markup=False,
+    )
+
+
+def _why(outcome: dict[str, Any], kept: bool) -> str:
+    why: str = outcome["failure"]
+    gaps = outcome["lost"]
+    if gaps:
+        count = sum(last - first + 1 for first, last in gaps)
+        named = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in gaps[:_NAMED])
+        why += f"; {count} of the pieces so far are lost ({named}{', ...' if len(gaps) > _NAMED else ''})"
+    if outcome["pieces"] and not kept:
+        why += f"; {outcome['size']:,} bytes had come, and nothing is kept of them"
+    return why

@@ -1,0 +1,191 @@
+"""`mcast send`: a file to every receiver in a group, verified by each."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mcast.api import McastAddress
+from mcast.cli.place import (
+    BackendName,
+    Bind,
+    Device,
+    Group,
+    Json,
+    endpoint_at,
+    ends_cleanly,
+    refuse_simulated,
+)
+from mcast.cli.terminal import Failure, console
+
+if TYPE_CHECKING:
+    from mcast.cli.cast.drive import SendingParty
+    from mcast.cli.cast.sender import FileSender, Peer
+
+_NAMED = 10
+"""As many lost pieces of a receiver are named; JSON has all."""
+
+
+def send(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to send; - is stdin.")],
+    group: Group,
+    receivers: Annotated[
+        int | None,
+        typer.Option("--receivers", "-n", min=1, max=1000, metavar="N", help="Wait for so many receivers."),
+    ] = None,
+    bind: Bind = None,
+    device: Device = None,
+    backend: BackendName = "rdma",
+    wait: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for receivers.")
+    ] = 60.0,
+    patience: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Give up a receiver that is silent for so long.")
+    ] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Send FILE to every `mcast recv` in GROUP.
+
+    Waits for --receivers N, or for those that join within a second after the first. Lost pieces are sent
+    again. The status is 0 if every receiver has verified its copy, else 1.
+    """
+    from mcast.cli.cast.drive import DEPTH, SendingParty, run
+    from mcast.cli.cast.files import Source
+    from mcast.cli.cast.sender import Patience
+
+    refuse_simulated(backend, "receive")
+    try:
+        source = Source(file)
+    except OSError as error:
+        raise Failure(f"cannot read {file}: {error.strerror}", 2) from None
+    times = Patience(wait=wait, silence=patience)
+    with ends_cleanly(), closing(source), endpoint_at(backend, bind, device, DEPTH) as endpoint:
+        party = SendingParty(endpoint, group, source, receivers, times)
+        with Watch(party.core, receivers) as watch:
+            run(party, watch.look)
+        outcome = outcome_of(party, source.name, group, watch.seconds)
+    if as_json:
+        typer.echo(json.dumps(outcome, indent=1))
+    else:
+        _show(outcome)
+    if party.core.failure:
+        raise Failure(party.core.failure)
+    if not all(receiver["verified"] for receiver in outcome["receivers"]):
+        raise typer.Exit(1)
+
+
+class Watch:
+    """A line on stderr, where that is a terminal: who has joined, then a bar."""
+
+    def __init__(self, core: FileSender, wanted: int | None) -> None:
+        from mcast.cli.cast.progress import bar
+
+        self._core, self._wanted = core, f" of {wanted}" if wanted else ""
+        self._bar = bar()
+        self._task = self._bar.add_task("", total=None)
+        self._started: float | None = None
+
+    def __enter__(self) -> Watch:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Since the receivers were settled."""
+        return time.perf_counter() - self._started if self._started is not None else 0.0
+
+    def look(self) -> None:
+        """After each turn."""
+        core = self._core
+        if not core.started:
+            self._bar.update(self._task, description=f"waiting: {len(core.peers)}{self._wanted} joined")
+            return
+        if self._started is None:
+            self._started = time.perf_counter()
+            self._bar.update(self._task, description="sending", total=core.size)
+        self._bar.update(self._task, completed=core.placed_bytes)
+
+
+def outcome_of(party: SendingParty, file: str, group: McastAddress, seconds: float) -> dict[str, Any]:
+    """What happened, as JSON shows it."""
+    core, endpoint = party.core, party.endpoint
+    return {
+        "backend": endpoint.backend.name,
+        "file": file,
+        "size": core.bytes,
+        "sha256": core.digest,
+        "group": str(group),
+        "device": endpoint.device.name,
+        "port": endpoint.port.port_num,
+        "sender": str(endpoint.address),
+        "pieces": core.pieces,
+        "sent_again": core.repeated,
+        "seconds": seconds,
+        "bytes_per_second": core.bytes / seconds if seconds > 0 else 0.0,
+        "receivers": [_receiver(peer) for peer in core.peers.values()],
+        "rejected": dict(core.rejected),
+    }
+
+
+def _receiver(peer: Peer) -> dict[str, Any]:
+    from mcast.cli.cast.sender import Fate
+
+    return {
+        "name": peer.name,
+        "address": peer.address,
+        "verified": peer.fate is Fate.VERIFIED,
+        "outcome": peer.fate.value,
+        "words": peer.words,
+        "pieces": peer.has,
+        "missed": peer.repaired,
+        "lost": list(peer.lost),
+    }
+
+
+def _show(outcome: dict[str, Any]) -> None:
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    out, receivers = console(), outcome["receivers"]
+    out.print(
+        f"{outcome['file']}: {outcome['size']:,} bytes, SHA-256 {outcome['sha256'][:16]}...\n"
+        f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
+        f"{outcome['pieces']:,} pieces, {outcome['sent_again']:,} sent again, "
+        f"{decimal(int(outcome['bytes_per_second']))}/s\n",
+        markup=False,
+    )
+    if receivers:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("receiver", overflow="fold")
+        table.add_column("address", no_wrap=True)
+        for name in ("has", "missed"):
+            table.add_column(name, justify="right")
+        table.add_column("outcome")
+        for receiver in receivers:
+            colour = "green" if receiver["verified"] else "red"
+            table.add_row(
+                receiver["name"],
+                receiver["address"],
+                f"{receiver['pieces']:,}",
+                f"{receiver['missed']:,}",
+                f"[{colour}]{_outcome_words(receiver)}[/]",
+            )
+        out.print(table)
+    verified = sum(receiver["verified"] for receiver in receivers)
+    typer.echo(f"\nsend: {verified}/{len(receivers)} receivers verified, {outcome['pieces']} pieces each")
+
+
+def _outcome_words(receiver: dict[str, Any]) -> str:
+    from rich.markup import escape
+
+    if lost := receiver["lost"]:
+        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        return f"{receiver['outcome']}: {', '.join(map(str, lost[:_NAMED]))}{more}"
+    return escape(": ".join(filter(None, [receiver["outcome"], receiver["words"]])))
