@@ -15,11 +15,13 @@ from mcast.api import (
     Cause,
     CmEvent,
     CmId,
+    CompMask,
     Destination,
     DeviceInfo,
     EventChannel,
     GroupTable,
     JoinAttrEx,
+    JoinFlag,
     LinkLayer,
     Message,
     Phase,
@@ -50,6 +52,9 @@ ROCE_CAPABILITIES = frozenset(_BOTH | {Capability.IGMP})
 INFINIBAND_CAPABILITIES = frozenset(
     _BOTH | {Capability.SA, Capability.MLID, Capability.IPV6_GROUP, Capability.RAW_MGID}
 )
+
+
+_BOTH_FIELDS = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
 
 
 class SimBackend(Backend):
@@ -237,20 +242,22 @@ class SimCmId(CmId):
         self._qp = None
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
-        self._join(JoinAttrEx.model_construct(addr=addr), context, "join_multicast")
+        self._join("join_multicast", _BOTH_FIELDS, JoinFlag.FULLMEMBER, addr, context)
 
     def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
-        self._join(attr, context, "join_multicast_ex")
+        self._join("join_multicast_ex", int(attr.comp_mask), attr.join_flags, attr.addr, context)
 
-    def _join(self, attr: JoinAttrEx, context: object, call: str) -> None:
+    def _join(self, call: str, mask: int, flags: int, addr: McastAddress, context: object) -> None:
         with self._clock:
-            failed = self.core.join(attr, context)
-        _check(failed, call, Phase.JOIN, addr=attr.addr, join_flags=attr.join_flags)
+            failed = self.core.join(mask, flags, addr, context)
+        if failed:
+            _check(failed, call, Phase.JOIN, addr=addr, join_flags=flags)
 
     def _leave_multicast(self, addr: McastAddress) -> None:
         with self._clock:
             failed = self.core.leave(addr)
-        _check(failed, "leave_multicast", Phase.LEAVE, addr=addr)
+        if failed:
+            _check(failed, "leave_multicast", Phase.LEAVE, addr=addr)
 
     def _destroy(self) -> None:
         with self._clock:

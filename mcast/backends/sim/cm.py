@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
-from typing import NamedTuple
 
 from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
 from mcast.api import (
@@ -21,7 +21,6 @@ from mcast.api import (
     CmEventType,
     CompMask,
     Destination,
-    JoinAttrEx,
     JoinFlag,
     PortSpace,
     QpInit,
@@ -32,7 +31,7 @@ from mcast.api import (
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Port
 from mcast.backends.sim.qp import Qp
-from mcast.backends.sim.sa_client import SaMembership
+from mcast.backends.sim.sa_client import SaMember
 from mcast.backends.sim.trace import CmEvent, Join, Leave
 from mcast.causes import ENOTSUPP, Cause, causes_of_status
 from mcast.mapping import infiniband_mgid, roce_mgid
@@ -48,8 +47,16 @@ _REFUSED = (errno.EINVAL, -errno.EINVAL)
 _KNOWN_FAMILIES = (AF_INET, AF_INET6, AF_IB)
 _UD_TYPES = {PortSpace.UDP: {QpType.UD}, PortSpace.IPOIB: {QpType.UD}}
 _CONNECTED_TYPES = {QpType.RC, QpType.UC}
-_JOIN_MASK = McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS
-_IPOIB_MASK = McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
+_JOIN_MASK = int(McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS)
+_IPOIB_JOIN_MASK = _JOIN_MASK | int(
+    McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
+)
+
+# Plain ints, because operations on enum members cost ten times as much.
+_FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
+_STATES = tuple(JoinState(bits) for bits in range(16))
+_SEND_ONLY_FLAG, _FLAGS = int(JoinFlag.SENDONLY_FULLMEMBER), tuple(map(int, JoinFlag))
+_BOTH_FIELDS = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
 
 
 class IdState(Enum):
@@ -62,7 +69,8 @@ class IdState(Enum):
     REMOVED = "removed"
 
 
-class Event(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Event:
     """An event in the queue of a channel."""
 
     type: CmEventType
@@ -74,25 +82,34 @@ class Event(NamedTuple):
     detail: str = ""
 
     @property
-    def owners(self) -> tuple[Id | Membership, ...]:
+    def owner(self) -> Id | Membership:
         """Whose end takes the event back."""
-        return (self.id,) if self.membership is None else (self.id, self.membership)
+        return self.id if self.membership is None else self.membership
 
 
-@dataclass(slots=True, eq=False)
-class Membership:
+class Membership(SaMember):
     """A join of an id, from the call to its leave.
 
-    `attached` once reading its JOIN event has attached the QP.
+    igmp      it was announced
+    attached  the MLID with which reading its JOIN event has attached the QP
+    unread    its events in the channel's queue
     """
 
-    address: McastAddress
-    context: object
-    send_only: bool
-    mgid: Gid
-    sa: SaMembership | None = None
-    igmp: bool = False
-    attached: tuple[Gid, int] | None = None
+    __slots__ = ("address", "attached", "context", "id", "igmp", "mgid", "unread")
+
+    def __init__(self, cm_id: Id, address: McastAddress, context: object, bits: int, mgid: Gid) -> None:
+        super().__init__(bits)
+        self.id, self.address, self.context, self.mgid = cm_id, address, context, mgid
+        self.igmp = False
+        self.attached: int | None = None
+        self.unread: tuple[Event, ...] = ()
+
+    @property
+    def send_only(self) -> bool:
+        return self.bits == _SEND_ONLY
+
+    def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
+        self.id.answered(self, failed, record, why)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,35 +117,25 @@ class Channel:
     """The event queue of a channel: in order of happening, purged by leave and destroy."""
 
     on_event: Callable[[], None]
-    queue: OrderedDict[int, Event] = field(default_factory=OrderedDict)
-    _unread: dict[Id | Membership, dict[int, None]] = field(default_factory=dict)
-    _last: int = 0
+    queue: OrderedDict[Event, None] = field(default_factory=OrderedDict)
 
     def put(self, event: Event) -> None:
         event.id.note_event(event)
-        self._last += 1
-        self.queue[self._last] = event
-        for owner in event.owners:
-            self._unread.setdefault(owner, {})[self._last] = None
+        self.queue[event] = None
+        event.owner.unread += (event,)
         self.on_event()
 
     def purge(self, owner: Id | Membership) -> None:
-        """Take back the events of an id or of a membership that nobody has read."""
-        for number in tuple(self._unread.get(owner, ())):
-            self._take(number)
+        """Take back the events of an id itself, or of a membership, that nobody has read."""
+        for event in owner.unread:
+            del self.queue[event]
+        owner.unread = ()
         self.on_event()
-
-    def _take(self, number: int) -> Event:
-        event = self.queue.pop(number)
-        for owner in event.owners:
-            del self._unread[owner][number]
-            if not self._unread[owner]:
-                del self._unread[owner]
-        return event
 
     def get(self) -> Event:
         """The next event, with the effects of retrieving it; there must be one."""
-        event = self._take(next(iter(self.queue)))
+        event, _ = self.queue.popitem(last=False)
+        event.owner.unread = event.owner.unread[1:]
         self.on_event()
         if event.type is CmEventType.ADDR_RESOLVED:
             event.id.state = IdState.RESOLVED
@@ -153,6 +160,7 @@ class Id:
         self.interface: Interface | None = None
         self.source: IPv4Address | IPv6Address | None = None
         self.qp: Qp | None = None
+        self.unread: tuple[Event, ...] = ()
         self.groups: dict[McastAddress, Membership] = {}
 
     # --- bind and resolve ----------------------------------------------------------------
@@ -221,14 +229,14 @@ class Id:
 
     # --- join ----------------------------------------------------------------------------
 
-    def join(self, attr: JoinAttrEx, context: object) -> int:
+    def join(self, mask: int, flags: int, address: McastAddress, context: object) -> int:
         """rdma_join_multicast_ex: first the library's checks, then the kernel's (facts: kernel, join)."""
-        refused = _refused_by_library(attr) or self._refused_by_kernel(attr.addr)
+        refused = _refused_by_library(mask, flags, address) or self._refused_by_kernel(address)
         if refused:
             return refused
         assert self.interface is not None
         join = self._join_infiniband if self.interface.port.is_infiniband else self._join_roce
-        return join(attr.addr, context, attr.join_flags == JoinFlag.SENDONLY_FULLMEMBER)
+        return join(address, context, _SEND_ONLY if flags == _SEND_ONLY_FLAG else _FULL)
 
     def _refused_by_kernel(self, address: McastAddress) -> int:
         if self.state is IdState.REMOVED:
@@ -239,94 +247,80 @@ class Id:
             return errno.EINVAL
         if self.interface.port.is_infiniband:
             return 0 if self.interface.broadcast is not None else errno.EADDRNOTAVAIL
-        if not isinstance(address.address, Gid) and not int(address.address):
+        group = address.address
+        if not isinstance(group, Gid) and not int(group):
             return errno.EINVAL
-        return 0 if isinstance(address.address, IPv4Address) else ENOTSUPP
+        return 0 if isinstance(group, IPv4Address) else ENOTSUPP
 
-    def _join_roce(self, address: McastAddress, context: object, send_only: bool) -> int:
+    def _join_roce(self, address: McastAddress, context: object, bits: int) -> int:
         """IGMP goes out in the call itself, the event is there at once (facts: kernel, join)."""
         assert self.interface is not None
-        assert not isinstance(address.address, Gid)
-        port, mgid = self.interface.port, roce_mgid(address.address)
-        membership = self._new_membership(port, address, context, send_only, mgid)
+        port, mgid = self.interface.port, _roce_mgid(address)
+        membership = self._new_membership(port, address, context, bits, mgid)
         if self.source not in self.interface.addresses:
             self.channel.put(Event(CmEventType.MULTICAST_ERROR, self, membership=membership))
             return 0
-        if not send_only:
+        if bits == _FULL:
             self.fabric.igmp_join(port, mgid)
             membership.igmp = True
-        to = Destination(gid=mgid, sgid_index=port.sgid_index(self.source), hop_limit=ROCE_HOP_LIMIT)
-        self._joined(membership, to)
+        self._joined(membership, _ud(mgid, RDMA_UDP_QKEY, ROCE_HOP_LIMIT, port.sgid_index(self.source)))
         return 0
 
-    def _join_infiniband(self, address: McastAddress, context: object, send_only: bool) -> int:
+    def _join_infiniband(self, address: McastAddress, context: object, bits: int) -> int:
         """A request to the SA, made from the IPoIB broadcast group's record (facts: SA, IB path)."""
         assert self.interface is not None
         assert self.interface.broadcast is not None
         port, pattern = self.interface.port, self.interface.broadcast
-        mgid = infiniband_mgid(address.address, self.port_space, pattern.mgid)
+        mgid = _infiniband_mgid(address, self.port_space, pattern.mgid)
         is_ipoib = self.port_space is PortSpace.IPOIB
-        record = pattern._replace(
-            mgid=mgid,
-            mlid=0,
-            port_gid=port.gids[0],
-            qkey=pattern.qkey if is_ipoib else RDMA_UDP_QKEY,
-            join_state=JoinState.SEND_ONLY_FULL if send_only else JoinState.FULL,
-        )
-        membership = self._new_membership(port, address, context, send_only, mgid)
-        membership.sa = self.fabric.sa_clients[port.index].join(
-            _JOIN_MASK | _IPOIB_MASK if is_ipoib else _JOIN_MASK,
-            record,
-            lambda failed, granted, why: self._answered(membership, failed, granted, why),
-        )
+        qkey = pattern.qkey if is_ipoib else RDMA_UDP_QKEY
+        record = McMemberRecord(mgid, port.gids[0], qkey, 0, *pattern[4:16], _STATES[bits])
+        mask = _IPOIB_JOIN_MASK if is_ipoib else _JOIN_MASK
+        membership = self._new_membership(port, address, context, bits, mgid)
+        self.fabric.sa_clients[port.index].join(membership, mask, record)
         return 0
 
     def _new_membership(
-        self, port: Port, address: McastAddress, context: object, send_only: bool, mgid: Gid
+        self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
     ) -> Membership:
-        self.fabric.note(
-            Join,
-            port=port.name,
-            id=self.number,
-            qp=None if self.qp is None else self.qp.number,
-            address=str(address),
-            group=mgid,
-            send_only=send_only,
-        )
-        membership = self.groups[address] = Membership(address, context, send_only, mgid)
+        if self.fabric.trace is not None:
+            self.fabric.note(
+                Join,
+                port=port.name,
+                id=self.number,
+                qp=None if self.qp is None else self.qp.number,
+                address=str(address),
+                group=mgid,
+                send_only=bits == _SEND_ONLY,
+            )
+        membership = self.groups[address] = Membership(self, address, context, bits, mgid)
         return membership
 
     def note_event(self, event: Event) -> None:
         """Record an event of this id in the trace."""
-        self.fabric.note(
-            CmEvent,
-            port=None if self.interface is None else self.interface.port.name,
-            id=self.number,
-            type=event.type.name,
-            status=event.status,
-            errno=event.errno,
-            group=None if event.membership is None else event.membership.mgid,
-        )
+        if self.fabric.trace is not None:
+            self.fabric.note(
+                CmEvent,
+                port=None if self.interface is None else self.interface.port.name,
+                id=self.number,
+                type=event.type.name,
+                status=event.status,
+                errno=event.errno,
+                group=None if event.membership is None else event.membership.mgid,
+            )
 
-    def _answered(self, membership: Membership, failed: int, record: McMemberRecord | None, why: str) -> None:
+    def answered(self, membership: Membership, failed: int, record: McMemberRecord | None, why: str) -> None:
+        """What the SA said, or what the port has lost."""
         if failed or record is None:
             event = Event(CmEventType.MULTICAST_ERROR, self, -failed, failed, membership, detail=why)
             self.channel.put(event)
             return
-        membership.mgid = Gid(record.mgid)
-        to = Destination(
-            gid=membership.mgid,
-            qkey=record.qkey,
-            dlid=record.mlid,
-            sl=record.sl,
-            hop_limit=record.hop_limit,
-            traffic_class=record.tclass,
-            flow_label=record.flow_label,
-        )
-        self._joined(membership, to)
+        membership.mgid = membership.group.mgid
+        _, _, qkey, mlid, _, _, tclass, _, _, _, _, _, sl, flow_label, hop_limit, *_ = record
+        ud = _ud(membership.mgid, qkey, hop_limit, 0, mlid, sl, tclass, flow_label)
+        self._joined(membership, ud)
 
-    def _joined(self, membership: Membership, to: Destination) -> None:
-        ud = UdParam(qp_num=MULTICAST_QPN, qkey=to.qkey, destination=to)
+    def _joined(self, membership: Membership, ud: UdParam) -> None:
         self.channel.put(Event(CmEventType.MULTICAST_JOIN, self, membership=membership, ud=ud))
 
     def attach_on_retrieval(self, event: Event) -> Event:
@@ -336,10 +330,10 @@ class Id:
         assert ud is not None
         if self.qp is None or membership.send_only:
             return event
-        pair = (membership.mgid, ud.destination.dlid)
-        if failed := self.fabric.attach(self.qp, *pair):
-            return event._replace(type=CmEventType.MULTICAST_ERROR, status=-1, errno=failed, ud=None)
-        membership.attached = pair
+        lid = ud.destination.dlid
+        if failed := self.fabric.attach(self.qp, membership.mgid, lid):
+            return replace(event, type=CmEventType.MULTICAST_ERROR, status=-1, errno=failed, ud=None)
+        membership.attached = lid
         return event
 
     def ask_why(self, event: Event, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
@@ -347,10 +341,12 @@ class Id:
 
         `answered` is called with what was found, once the SA's Get has been answered.
         """
-        member = None if event.membership is None else event.membership.sa
+        member = event.membership
         if member is None or self.interface is None or (event.errno, event.status) != _REFUSED:
             return False
-        port, asked, mask = self.interface.port, member.record, member.mask
+        if member.asked is None:
+            return False
+        port, (mask, asked) = self.interface.port, member.asked
         client, status = self.fabric.sa_clients[port.index], member.refused
         view = PortView(port.pkeys, MTU_CODES[port.mtu], RATE_CODES[port.rate])
 
@@ -379,20 +375,21 @@ class Id:
     def _end(self, membership: Membership) -> None:
         self.channel.purge(membership)
         if self.qp is not None:
-            pair = membership.attached or (membership.mgid, self.qp.attached.get(membership.mgid))
-            if pair[1] is not None and self.qp.attached.get(pair[0]) == pair[1]:
-                self.fabric.detach(self.qp, pair[0], pair[1])
+            attached = self.qp.attached.get(membership.mgid)
+            if attached is not None and membership.attached in (None, attached):
+                self.fabric.detach(self.qp, membership.mgid, attached)
         self._give_up(membership)
 
     def _give_up(self, membership: Membership) -> None:
         """The port's part in the group ends: IGMP leave or SA Delete, when no other id holds it."""
         assert self.interface is not None
         port = self.interface.port
-        self.fabric.note(Leave, port=port.name, id=self.number, group=membership.mgid)
-        if membership.igmp:
+        if self.fabric.trace is not None:
+            self.fabric.note(Leave, port=port.name, id=self.number, group=membership.mgid)
+        if port.is_infiniband:
+            self.fabric.sa_clients[port.index].leave(membership)
+        elif membership.igmp:
             self.fabric.igmp_leave(port, membership.mgid)
-        if membership.sa is not None:
-            self.fabric.sa_clients[port.index].leave(membership.sa)
 
     def destroy(self) -> None:
         """Leave every group, discard what was not read, destroy the QP (LV-4)."""
@@ -410,6 +407,7 @@ class Id:
         """The device is gone and its memberships with it; the id says so (facts: kernel, device events)."""
         assert self.interface is not None
         for membership in self.groups.values():
+            self.channel.purge(membership)
             self._give_up(membership)
         self.channel.purge(self)
         self.state = IdState.REMOVED
@@ -420,15 +418,51 @@ class Id:
         self.channel.put(Event(CmEventType.ADDR_CHANGE, self))
 
 
-def _refused_by_library(attr: JoinAttrEx) -> int:
+def _refused_by_library(mask: int, flags: int, address: object) -> int:
     """librdmacm's own checks, in its order."""
-    mask, both = int(attr.comp_mask), int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
-    if mask & ~both:
+    if mask & ~_BOTH_FIELDS:
         return errno.EOPNOTSUPP
-    if mask != both:
+    if mask != _BOTH_FIELDS:
         return errno.EINVAL
-    address: object = attr.addr
     if not isinstance(address, McastAddress) or address.family not in _KNOWN_FAMILIES:
         return errno.EINVAL
-    flags: int = attr.join_flags
-    return 0 if flags in tuple(JoinFlag) else errno.EINVAL
+    return 0 if flags in _FLAGS else errno.EINVAL
+
+
+# What many memberships have in common is made once, so that they also share it.
+
+
+@lru_cache(maxsize=4096)
+def _infiniband_mgid(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> Gid:
+    return infiniband_mgid(address.address, port_space, broadcast)
+
+
+@lru_cache(maxsize=4096)
+def _roce_mgid(address: McastAddress) -> Gid:
+    assert not isinstance(address.address, Gid)
+    return roce_mgid(address.address)
+
+
+@lru_cache(maxsize=4096)
+def _ud(
+    gid: Gid,
+    qkey: int,
+    hop_limit: int,
+    sgid_index: int,
+    dlid: int = 0,
+    sl: int = 0,
+    tclass: int = 0,
+    flow_label: int = 0,
+) -> UdParam:
+    """What a join event says of its group."""
+    to = Destination(
+        gid=gid,
+        qkey=qkey,
+        dlid=dlid,
+        sl=sl,
+        sgid_index=sgid_index,
+        hop_limit=hop_limit,
+        traffic_class=tclass,
+        flow_label=flow_label,
+    )
+    return UdParam(qp_num=MULTICAST_QPN, qkey=qkey, destination=to)

@@ -386,7 +386,7 @@ class Fabric:
             port.pkeys = tuple(interface.pkey for interface in port.interfaces)
             self.sa.add_port(self.sa_port(port))
             self.sa_ports.add(port.guid)
-            self.sa_clients[port.index] = SaClient(self._ask_for(port))
+            self.sa_clients[port.index] = SaClient(self._ask_for(port), port.gids[0])
             self.join_broadcasts(port)
 
     def sa_port(self, port: Port) -> SaPort:
@@ -460,24 +460,17 @@ class Fabric:
         def ask(
             method: SaMethod, mask: int, record: McMemberRecord, answered: Callable[[SaReply | None], None]
         ) -> None:
-            request = SaRequest(self.clock.now, port.name, method, record)
-            verdict = self.rules.judge_sa_request(request)
+            verdict = None
+            if self.rules.sa_requests:
+                request = SaRequest(self.clock.now, port.name, method, record)
+                verdict = self.rules.judge_sa_request(request)
             tid = self._transactions = self._transactions + 1
-            self.note(
-                SaAsked, port=port.name, lid=port.lid, tid=tid, method=method.name, mask=mask, record=record
-            )
+            if self.trace is not None:
+                self._note_asked(port, tid, method, mask, record)
 
             def answer(reply: SaReply | None) -> None:
-                self.note(
-                    SaAnswered,
-                    port=port.name,
-                    lid=port.lid,
-                    tid=tid,
-                    method=method.name,
-                    mask=mask,
-                    status=None if reply is None else reply.status.name,
-                    record=reply.records[0] if reply is not None and reply.records else None,
-                )
+                if self.trace is not None:
+                    self._note_answered(port, tid, method, mask, reply)
                 answered(reply)
 
             deadline = self.clock.now + SA_TIMEOUT_NS
@@ -503,6 +496,25 @@ class Fabric:
                 self.clock.call_later(SA_TIMEOUT_NS, lambda: answer(None))
 
         return ask
+
+    def _note_asked(self, port: Port, tid: int, method: SaMethod, mask: int, record: McMemberRecord) -> None:
+        self.note(
+            SaAsked, port=port.name, lid=port.lid, tid=tid, method=method.name, mask=mask, record=record
+        )
+
+    def _note_answered(
+        self, port: Port, tid: int, method: SaMethod, mask: int, reply: SaReply | None
+    ) -> None:
+        self.note(
+            SaAnswered,
+            port=port.name,
+            lid=port.lid,
+            tid=tid,
+            method=method.name,
+            mask=mask,
+            status=None if reply is None else reply.status.name,
+            record=reply.records[0] if reply is not None and reply.records else None,
+        )
 
     # --- queue pairs and their attachments -----------------------------------------------
 

@@ -9,8 +9,11 @@ SA stays silent.
 from __future__ import annotations
 
 import errno
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import lru_cache
 
 from mcast.addresses import Gid
 from mcast.backends.sim.sa import SaReply
@@ -18,7 +21,6 @@ from mcast.mapping import ZERO_GID
 from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 
 Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], None]
-Joined = Callable[[int, McMemberRecord | None, str], None]
 
 MEANING = {
     SaStatus.NO_RESOURCES: "no MLID is left, or the SA is out of another resource",
@@ -43,76 +45,98 @@ class Reset(Enum):
 
 DELETE_REPEATS = 3
 
-_BITS = (JoinState.FULL, JoinState.SEND_ONLY_FULL)
-_COMPARED = {
-    McMask.QKEY: "qkey",
-    McMask.TCLASS: "tclass",
-    McMask.PKEY: "pkey",
-    McMask.SL: "sl",
-    McMask.FLOW_LABEL: "flow_label",
-    McMask.HOP_LIMIT: "hop_limit",
-}
+# Plain ints, because operations on enum members cost ten times as much.
+_FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
+_STATES = tuple(JoinState(bits) for bits in range(16))
+_MASK = McMask.QKEY | McMask.TCLASS | McMask.PKEY | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT
+_COMPARED = tuple((1 << at, at) for at in range(len(McMemberRecord._fields)) if _MASK >> at & 1)
+_JOIN = int(McMask.JOIN)
 
 
-class SaMembership:
-    """One id's part in a group of the port. `joined(errno, record, why)` is called with the
-    outcome, and again with ENETRESET when the membership is lost; never after it was left. `refused` is the
-    status of an SA that said no."""
+class SaMember(ABC):
+    """One id's part in a group of the port; a subclass says what becomes of it.
 
-    __slots__ = ("active", "bits", "group", "joined", "left", "mask", "record", "refused")
+    asked    component mask and record of its join, until the SA has granted it
+    refused  the status of an SA that said no
+    """
 
-    def __init__(self, group: _Group, mask: int, record: McMemberRecord, joined: Joined) -> None:
-        self.group, self.mask, self.record, self.joined = group, mask, record, joined
-        self.bits = record.join_state
+    __slots__ = ("active", "asked", "bits", "group", "left", "refused")
+
+    group: _Group
+    asked: tuple[int, McMemberRecord] | None
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
         self.active = self.left = False
+        self.asked = None
         self.refused: SaStatus | None = None
+
+    @abstractmethod
+    def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
+        """The outcome: an errno or the group's record, without members' fields; and again with ENETRESET
+        when the membership is lost. Never called after it was left.
+        """
 
 
 class _Group:
-    """What the port holds of one MGID: members by bit, the SA's record, members that wait for an answer."""
+    """What the port holds of one MGID: how many members by bit, the SA's record, who waits for an answer."""
 
-    __slots__ = ("active", "busy", "held", "mgid", "record", "waiting")
+    __slots__ = ("busy", "full", "held", "mgid", "record", "send_only", "waiting")
 
     def __init__(self, mgid: Gid) -> None:
         self.mgid = mgid
         self.record: McMemberRecord | None = None
-        self.held = JoinState(0)
-        self.active: dict[int, dict[SaMembership, None]] = {}
-        self.waiting: list[SaMembership] = []  # an empty deque takes 600 bytes
+        self.held = 0
+        self.full = self.send_only = 0
+        self.waiting: deque[SaMember] | None = None  # an empty one takes 600 bytes
         self.busy = False
+
+    def count(self, bits: int, change: int) -> None:
+        if bits == _FULL:
+            self.full += change
+        else:
+            self.send_only += change
+
+    @property
+    def unused(self) -> int:
+        """The bits that the port holds for nobody."""
+        return self.held & ((0 if self.full else _FULL) | (0 if self.send_only else _SEND_ONLY))
 
 
 class SaClient:
-    """All SA memberships of a port."""
+    """All SA memberships of the port with that GID."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask, port_gid: Gid) -> None:
+        self._ask, self._port_gid = ask, port_gid
         self._groups: dict[Gid, _Group] = {}
+        self._active: dict[SaMember, None] = {}  # in order of joining
 
     @property
     def memberships(self) -> dict[Gid, JoinState]:
         """The MGIDs that the port holds, with the bits that the SA granted."""
-        return {mgid: group.held for mgid, group in self._groups.items() if group.held}
+        return {mgid: _STATES[group.held] for mgid, group in self._groups.items() if group.held}
 
-    def join(self, mask: int, record: McMemberRecord, joined: Joined) -> SaMembership:
+    def join(self, member: SaMember, mask: int, record: McMemberRecord) -> None:
         """Join one MGID with one bit. A zero MGID makes a group of its own, named by the SA's answer."""
-        mgid = Gid(record.mgid)
+        mgid = record.mgid if isinstance(record.mgid, Gid) else Gid(record.mgid)
         group = self._groups.get(mgid)
         if group is None:
             group = _Group(mgid)
             if mgid != ZERO_GID:
                 self._groups[mgid] = group
-        member = SaMembership(group, mask, record, joined)
+        member.group, member.asked = group, (mask, record)
+        if group.waiting is None:
+            group.waiting = deque()
         group.waiting.append(member)
         self._proceed(group)
-        return member
 
-    def leave(self, member: SaMembership) -> None:
+    def leave(self, member: SaMember) -> None:
         """Leave; during a request in flight the Delete follows its answer."""
         member.left = True
         if member.active:
             member.active = False
-            del member.group.active[member.bits][member]
+            del self._active[member]
+            member.group.count(member.bits, -1)
         self._proceed(member.group)
 
     def look_up(self, mgid: Gid, answered: Callable[[McMemberRecord | None], None]) -> None:
@@ -127,47 +151,55 @@ class SaClient:
     def reset(self, why: Reset, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
         """A port event ends the memberships in the groups that are `lost`: ENETRESET for every active member,
         no Delete, and no join by itself (facts: SA)."""
-        for group in list(self._groups.values()):
-            if group.record is not None and lost(group.record):
-                members = [member for some in group.active.values() for member in some]
-                group.active.clear()
-                group.held = JoinState(0)
-                for member in members:
-                    member.active = False
-                    member.joined(errno.ENETRESET, None, f"{why.name}: {why.value}")
-                self._proceed(group)
+        known = list(self._groups.values())
+        ended: dict[_Group, list[SaMember]] = {
+            g: [] for g in known if g.record is not None and lost(g.record)
+        }
+        for member in self._active:
+            if member.group in ended:
+                ended[member.group].append(member)
+        for group, members in ended.items():
+            group.held = group.full = group.send_only = 0
+            for member in members:
+                member.active = False
+                del self._active[member]
+                member.joined(errno.ENETRESET, None, f"{why.name}: {why.value}")
+            self._proceed(group)
 
     def _proceed(self, group: _Group) -> None:
         """Serve who waits; then give back what nobody holds any more; one request at a time."""
         while not group.busy:
             if group.waiting:
-                member = group.waiting.pop(0)
+                member = group.waiting.popleft()
                 if not member.left:
                     self._serve(group, member)
-            elif unused := [bit for bit in _BITS if group.held & bit and not group.active.get(bit)]:
-                self._give_back(group, JoinState(sum(unused)), DELETE_REPEATS)
-            else:
-                if not group.held:
-                    group.record = None
-                    self._groups.pop(group.mgid, None)
-                return
+                continue
+            group.waiting = None
+            if unused := group.unused:
+                self._give_back(group, unused, DELETE_REPEATS)
+                continue
+            if not group.held:
+                group.record = None
+                self._groups.pop(group.mgid, None)
+            return
 
-    def _serve(self, group: _Group, member: SaMembership) -> None:
+    def _serve(self, group: _Group, member: SaMember) -> None:
+        assert member.asked is not None
+        mask, record = member.asked
         if group.record is None or not group.held & member.bits:
             group.busy = True
-            self._ask(
-                SaMethod.SET, member.mask, member.record, lambda reply: self._granted(group, member, reply)
-            )
-        elif _differs(member.mask, member.record, group.record):
+            self._ask(SaMethod.SET, mask, record, lambda reply: self._granted(group, member, reply))
+        elif _differs(mask, record, group.record):
             member.joined(errno.EINVAL, None, "it differs from what this port holds of the group")
         else:
             self._activate(group, member)
 
-    def _granted(self, group: _Group, member: SaMembership, reply: SaReply | None) -> None:
+    def _granted(self, group: _Group, member: SaMember, reply: SaReply | None) -> None:
         group.busy = False
         if reply is not None and reply.status is SaStatus.OK:
-            group.record = reply.records[0]
-            group.mgid = Gid(group.record.mgid)
+            record = group.record = _of_group(reply.records[0])
+            if group.mgid != record.mgid:
+                group.mgid = Gid(record.mgid)
             self._groups[group.mgid] = group
             group.held |= member.bits
             if not member.left:
@@ -182,12 +214,13 @@ class SaClient:
             member.joined(errno.EINVAL, None, f"the SA refused with {status}: {MEANING[reply.status]}")
         self._proceed(group)
 
-    def _activate(self, group: _Group, member: SaMembership) -> None:
-        member.active = True
-        group.active.setdefault(member.bits, {})[member] = None
+    def _activate(self, group: _Group, member: SaMember) -> None:
+        member.active, member.asked = True, None
+        self._active[member] = None
+        group.count(member.bits, 1)
         member.joined(0, group.record, "")
 
-    def _give_back(self, group: _Group, bits: JoinState, repeats: int) -> None:
+    def _give_back(self, group: _Group, bits: int, repeats: int) -> None:
         assert group.record is not None
         group.busy = True
 
@@ -199,9 +232,21 @@ class SaClient:
             group.held &= ~bits
             self._proceed(group)
 
-        self._ask(SaMethod.DELETE, McMask.JOIN, group.record._replace(join_state=bits), answered)
+        record = McMemberRecord(group.record.mgid, self._port_gid, *group.record[2:16], _STATES[bits])
+        self._ask(SaMethod.DELETE, _JOIN, record, answered)
+
+
+@lru_cache(maxsize=4096)
+def _same(record: McMemberRecord) -> McMemberRecord:
+    """One object for all ports that hold the same group."""
+    return record
+
+
+def _of_group(answer: McMemberRecord) -> McMemberRecord:
+    """An answer without the member's fields."""
+    return _same(McMemberRecord(answer.mgid, ZERO_GID, *answer[2:16]))
 
 
 def _differs(mask: int, wanted: McMemberRecord, have: McMemberRecord) -> bool:
     """The local comparison of a second join, as strict as the SA's for the masked fields."""
-    return any(mask & bit and getattr(wanted, name) != getattr(have, name) for bit, name in _COMPARED.items())
+    return any(mask & bit and wanted[at] != have[at] for bit, at in _COMPARED)
