@@ -651,6 +651,8 @@ class Session:
     def _sift(self, batch: Batch) -> Batch:
         """The batch without what is not the user's; the same one if all is."""
         lengths = batch.lengths
+        if not lengths:
+            return batch
         self.totals["received_batches"] += 1
         if self.filtering or self.settings.sequence or PROBE_SIZE in lengths:
             messages = self._wanted(batch)
@@ -667,8 +669,10 @@ class Session:
 
     def route(self, batch: Batch) -> None:
         """Put copies of the messages where they belong, and give the receives back."""
+        if not len(batch):
+            return
+        self.totals["received_batches"] += 1
         with batch:
-            self.totals["received_batches"] += 1
             for message in self._wanted(batch):
                 self._arrivals += 1
                 group = self.by_mgid.get(message.group)
@@ -723,13 +727,7 @@ class Session:
     # --- probes ------------------------------------------------------------------------------
 
     def probe_loopback(self, group: Group, timeout: float) -> Operation[bool]:
-        """Whether the device returns one's own message within `timeout` s; a filter that is not needed ends.
-
-        Raises what a send raises, and InvalidArgument for a membership that does not receive.
-        """
-        if group.send_only:
-            detail = "a send-only membership hears nothing, its own messages neither: probe a full one"
-            raise mcast_error(E.EINVAL, "probe_loopback", Phase.SEND, {"group": group.address}, detail)
+        """Whether the device returns one's own message within `timeout` s; a needless filter ends."""
         self.require_joined(group, "probe_loopback", Phase.SEND)
         quest, number = self._new_quest()
         try:
@@ -743,6 +741,7 @@ class Session:
 
     def ready(self, group: Group, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
         """Ask until `members` others have answered. Raises TimedOut that says who has."""
+        self.require_joined(group, "ready", Phase.SEND)
         deadline = self._deadline(timeout)
         quest, number = self._new_quest()
         pause, ask_at = ASK_FIRST, self.now()

@@ -1,0 +1,191 @@
+"""What the application layer stands on: one sleep for messages and events, descriptors, loopback."""
+
+from __future__ import annotations
+
+import errno as E
+import os
+import select
+
+import pytest
+
+from mcast.api import (
+    Closed,
+    Destination,
+    InvalidArgument,
+    NotSupported,
+    QpError,
+    QpInit,
+    QpState,
+    QueuePair,
+)
+from mcast.batch import Batch
+from mcast.conformance.peers import BOUND, Peer, eventually, new_group, numbered
+from mcast.testbed import Testbed
+
+
+def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Peer, Peer, Destination]:
+    """A sender, a receiver, and where to send to."""
+    group = new_group()
+    receiver = Peer(bed, 1, init or QpInit())
+    receiver.join(group)
+    sender = Peer(bed, 0)
+    return sender, receiver, sender.join(group, send_only=True)
+
+
+def is_readable(qp: QueuePair) -> bool:
+    poller = select.poll()
+    poller.register(qp.fileno(), select.POLLIN)
+    return bool(poller.poll(0))
+
+
+# --- one sleep for both ----------------------------------------------------
+
+
+def test_recv_returns_early_and_empty_when_an_event_waits(bed: Testbed) -> None:
+    peer = Peer(bed)
+    peer.join(new_group())
+    peer.id.join_multicast(new_group())
+    start = bed.backend.now()
+    with peer.qp.recv(8, BOUND, events=True) as batch:
+        assert len(batch) == 0
+    assert bed.backend.now() - start < BOUND
+    peer.event()
+
+
+def test_recv_waits_on_while_nobody_asked_for_events(bed: Testbed) -> None:
+    peer = Peer(bed)
+    peer.join(new_group())
+    peer.id.join_multicast(new_group())
+    start = bed.backend.now()
+    with peer.qp.recv(8, 0.05) as batch:
+        assert len(batch) == 0
+    assert bed.backend.now() - start > 0.049
+    peer.event()
+
+
+def test_recv_gives_messages_before_it_gives_way_to_events(bed: Testbed) -> None:
+    sender, receiver, outward = pair(bed)
+    sender.send(outward, b"first")
+    with receiver.qp.recv(1, BOUND) as batch:
+        assert len(batch) == 1
+    sender.send(outward, b"second")
+    receiver.id.join_multicast(new_group())
+    payloads: list[bytes] = []
+    while not payloads:  # the event may be there before the message
+        with receiver.qp.recv(8, BOUND, events=True) as batch:
+            payloads = [bytes(message.payload) for message in batch]
+    assert payloads == [b"second"]
+    receiver.event()
+
+
+def test_the_clock_of_timeouts_goes_on_while_a_call_waits(bed: Testbed) -> None:
+    before = bed.backend.now()
+    with bed.backend.event_channel() as channel:
+        assert channel.get_event(0.05) is None
+    assert 0.049 < bed.backend.now() - before < BOUND
+
+
+# --- a descriptor to sleep on ----------------------------------------------
+
+
+def test_the_descriptor_is_armed_by_an_empty_recv(bed: Testbed) -> None:
+    sender, receiver, outward = pair(bed)
+    os.fstat(receiver.qp.fileno())
+    for payload in numbered(3):
+        with receiver.qp.recv(8, 0) as batch:
+            assert len(batch) == 0
+        assert not is_readable(receiver.qp)
+        sender.send(outward, payload)
+        eventually(bed, lambda: is_readable(receiver.qp))
+        with receiver.qp.recv(8, 0) as batch:
+            assert [bytes(message.payload) for message in batch] == [payload]
+
+
+def test_what_came_before_the_descriptor_was_armed_is_not_slept_over(bed: Testbed) -> None:
+    sender, receiver, outward = pair(bed)
+    sender.send(outward, *numbered(5))
+    eventually(bed, lambda: receiver.qp.counters.dropped_no_receive in (0, None))
+    receiver.qp.fileno()
+    payloads: list[bytes] = []
+
+    def all_here() -> bool:
+        with receiver.qp.recv(2, 0) as batch:
+            payloads.extend(bytes(message.payload) for message in batch)
+            return not len(batch) and len(payloads) == 5
+
+    eventually(bed, all_here)
+    assert payloads == list(numbered(5))
+    assert not is_readable(receiver.qp)
+
+
+def test_the_descriptor_tells_a_failure(bed: Testbed) -> None:
+    _, receiver, _ = pair(bed)
+    receiver.qp.fileno()
+    assert len(receiver.qp.recv(1, 0)) == 0
+    receiver.qp.modify(QpState.ERR)
+    eventually(bed, lambda: is_readable(receiver.qp))
+    with pytest.raises(QpError):
+        receiver.qp.recv(1, 0)
+
+
+def test_a_closed_queue_pair_has_no_descriptor(bed: Testbed) -> None:
+    peer = Peer(bed)
+    qp = peer.qp
+    fd = qp.fileno()
+    qp.close()
+    with pytest.raises(Closed):
+        qp.fileno()
+    with pytest.raises(OSError) as caught:
+        os.fstat(fd)
+    assert caught.value.errno == E.EBADF
+
+
+# --- own messages ----------------------------------------------------------
+
+
+def test_a_device_refuses_to_keep_own_messages_back_or_still_serves_the_others(bed: Testbed) -> None:
+    group = new_group()
+    other = Peer(bed, 1)
+    other.join(group)
+    peer = Peer(bed, 0, None)
+    try:
+        peer.id.create_qp(QpInit(block_loopback=True))
+    except (NotSupported, InvalidArgument):
+        peer.id.create_qp(QpInit())
+        own = {True}
+    else:
+        own = {True, False}  # some accept the flag, and return the messages all the same
+    outward = peer.join(group)
+    peer.send(outward, b"mine")
+    assert other.receive(1) == [b"mine"]
+    copies = peer.seen(other)
+    assert bool(copies) in own
+    assert set(copies) <= {b"mine"}
+
+
+# --- counters --------------------------------------------------------------
+
+
+def test_moments_without_a_free_receive_are_counted(bed: Testbed) -> None:
+    sender, receiver, outward = pair(bed, QpInit(max_recv_wr=4))
+    assert receiver.qp.counters.recv_empty == 0
+    sender.send(outward, *numbered(3))
+    assert receiver.receive(3) == list(numbered(3))
+    assert receiver.qp.counters.recv_empty == 0
+    for count in (1, 2):
+        sender.send(outward, *numbered(4))
+        held: list[Batch] = []
+        while sum(len(batch) for batch in held) < 4:
+            held.append(receiver.qp.recv(4, BOUND))
+        assert receiver.qp.counters.recv_empty == count
+        for batch in held:
+            batch.release()
+
+
+def test_a_port_shows_its_own_counters(bed: Testbed) -> None:
+    device = Peer(bed).id.device
+    assert device is not None
+    counters = bed.backend.port_counters(device)
+    assert counters
+    assert all(name and value >= 0 for name, value in counters.items())
+    assert bed.backend.port_counters("no-such-device") == {}
