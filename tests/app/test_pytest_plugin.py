@@ -346,6 +346,12 @@ def test_a_dropped_batch_is_released(mcast_endpoints):
     one.recv_batch(timeout=1)
     kept.append(one.recv_batch(timeout=0))  # empty
 
+def test_a_batch_is_released_and_kept(mcast_endpoints):
+    (one,) = mcast_endpoints()
+    one.join(GROUP).send(b"1")
+    with one.recv_batch(timeout=1) as batch:
+        kept.append(batch)
+
 def test_a_batch_in_a_caught_error(mcast_endpoints):
     (one,) = mcast_endpoints()
     one.join(GROUP).send(b"1")
@@ -370,7 +376,7 @@ def test_expected(mcast_fabric):
     kept.append(open_backend("sim"))
     assert False
 """)
-    result.assert_outcomes(passed=4, failed=1, skipped=1, xfailed=1)
+    result.assert_outcomes(passed=5, failed=1, skipped=1, xfailed=1)
 
 
 # --- seeds ----------------------------------------------------------------------------------------

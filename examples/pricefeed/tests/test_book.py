@@ -37,6 +37,19 @@ def test_a_heartbeat_shows_that_the_last_update_is_missing() -> None:
     assert book.behind
 
 
+def test_what_is_old_is_passed_over() -> None:
+    book = Book()
+    for message in (
+        Heartbeat(9),
+        Heartbeat(2),
+        Part(3, 0, 2, {"ACME": 1}),
+        Part(2, 1, 2, {"BOLT": 0}),
+        Part(3, 1, 2, {"BOLT": 2}),
+    ):
+        book.take(message)
+    assert (book.version, book.newest, book.prices) == (3, 9, {"ACME": 1, "BOLT": 2})
+
+
 @pytest.mark.parametrize("message", [*STORY, Heartbeat(7), Request(2), Part(9, 0, 1, {})], ids=repr)
 def test_what_is_encoded_decodes_to_the_same(message: Message) -> None:
     assert decode(encode(message)) == message
