@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno as E
 import itertools
 import os
 import threading
@@ -24,6 +25,9 @@ from mcast.backends.rdma.deadline import Deadline, held
 from mcast.backends.rdma.native import Event, Native
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process, Shared
+
+_REFUSED = (E.EINVAL, -E.EINVAL)
+"""Errno and status of a MULTICAST_ERROR by which an SA, and not a failed attach, ended the join."""
 
 
 class RdmaChannel(Shared, EventChannel):
@@ -51,7 +55,8 @@ class RdmaChannel(Shared, EventChannel):
     def _create_id(self, port_space: PortSpace) -> CmId:
         with self._in_use("create_id", Phase.OPEN):
             token = next(self._tokens)
-            cm_id = RdmaCmId(self, token, self.native.create_id(self._handle, token, port_space))
+            handle = self.native.create_id(self._handle, token, port_space)
+            cm_id = RdmaCmId(self, token, handle, port_space)
             self._ids[token] = cm_id
             return cm_id
 
@@ -76,8 +81,9 @@ class RdmaChannel(Shared, EventChannel):
                 self._require_open("get_event", Phase.EVENT)
                 with self.lock:
                     event = self.native.take_event(self._handle)
-                    if event is not None:
-                        return self._book(event)
+                    booked = None if event is None else self._book(event)
+                if booked is not None:
+                    return self._explained(booked, event)
                 if deadline.over():
                     break
                 self.native.wait_event(self._handle, self._wake, deadline.slice_ns())
@@ -98,6 +104,14 @@ class RdmaChannel(Shared, EventChannel):
             id=cm_id,
             ud=self._joined(event, cm_id, join) if kind is CmEventType.MULTICAST_JOIN else None,
         )
+
+    def _explained(self, booked: CmEvent, event: Event | None) -> CmEvent:
+        """The event, with what the SA says of a join that it refused. The SA is asked without the lock."""
+        if event is None or (booked.errno, booked.status) != _REFUSED or booked.id is None:
+            return booked
+        join = self._joins.get(event.join_token)
+        found = () if join is None else booked.id.why_refused(join)
+        return booked.model_copy(update={"found": found})
 
     def _joined(self, event: Event, cm_id: RdmaCmId | None, join: Join | None) -> UdParam:
         group = Destination(gid=Gid(event.dgid), qp_num=event.qp_num, qkey=event.qkey, **event.address_handle)

@@ -9,20 +9,25 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
 from mcast.api import (
+    Cause,
     CmId,
     JoinAttrEx,
     JoinFlag,
+    LinkLayer,
     McastAddress,
     McastError,
     Phase,
+    PortSpace,
     QpInit,
     QueuePair,
     mcast_error,
 )
 from mcast.backends.rdma import sockaddr
+from mcast.backends.rdma.devices import link_layer_of
 from mcast.backends.rdma.native import Context, Id, Native
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
+from mcast.backends.rdma.refusal import find_causes, netdevs_with
 
 if TYPE_CHECKING:
     from mcast.api import Gid
@@ -42,11 +47,13 @@ class Join:
 
 
 class RdmaCmId(Shared, CmId):
-    def __init__(self, channel: RdmaChannel, token: int, handle: Id) -> None:
+    def __init__(self, channel: RdmaChannel, token: int, handle: Id, port_space: PortSpace) -> None:
         super().__init__()
         self.native: Native = channel.native
         self.process, self.lock = channel.process, channel.lock
         self.handle, self.token, self.channel = handle, token, channel
+        self._port_space = port_space
+        self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
         self._joins: dict[McastAddress, Join] = {}
 
@@ -56,12 +63,30 @@ class RdmaCmId(Shared, CmId):
             return self.native.id_device(self.handle)
 
     @property
+    def link_layer(self) -> LinkLayer | None:
+        with self.lock:
+            device = None if self._closed else self.native.id_device(self.handle)
+            return None if device is None else link_layer_of(device, self.native.id_port(self.handle))
+
+    def why_refused(self, join: Join) -> tuple[Cause, ...]:
+        """What the SA says of the group of a join that it refused; () where it cannot be asked."""
+        if self.link_layer is not LinkLayer.INFINIBAND:
+            return ()
+        with self.lock:
+            if self._closed:
+                return ()
+            device, port = self.native.id_device(self.handle), self.native.id_port(self.handle)
+        netdevs = netdevs_with(self.native.netdev_addresses(), self._source)
+        return find_causes(device or "", port, join.address, self._port_space, not join.receives, netdevs)
+
+    @property
     def qp(self) -> RdmaQueuePair | None:
         return self._qp
 
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
         with self._in_use("bind_addr", Phase.BIND):
             self.native.bind_addr(self.handle, sockaddr.source(src), {"src": src})
+            self._source = src
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         source = None if src is None else sockaddr.source(src)
@@ -70,6 +95,7 @@ class RdmaCmId(Shared, CmId):
             self.native.resolve_addr(
                 self.handle, source, destination, int(timeout * 1000), {"dst": dst, "src": src}
             )
+            self._source = src or self._source
 
     def _create_qp(self, init: QpInit) -> QueuePair:
         with self._in_use("create_qp", Phase.CREATE_QP):

@@ -79,6 +79,14 @@ def _read_port(
     )
 
 
+def link_layer_of(device: str, port: int) -> LinkLayer | None:
+    """What a port speaks, as sysfs has it; None once the device is gone."""
+    try:
+        return LinkLayer((SYSFS / device / "ports" / str(port) / "link_layer").read_text().strip())
+    except (OSError, ValueError):
+        return None
+
+
 def netdevs_of(device: str, port: int) -> tuple[str, ...]:
     """Interfaces that the GIDs of an Ethernet port belong to, as sysfs has them."""
     names = dict[str, None]()

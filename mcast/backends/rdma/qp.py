@@ -15,6 +15,7 @@ from mcast.api import (
     Batch,
     Destination,
     Gid,
+    LinkLayer,
     McastError,
     Phase,
     QpCounters,
@@ -82,6 +83,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._arm(address, cm_id.channel.fileno(), self._memories, self._handles.sources)
 
     # --- what it is ---
+
+    @property
+    def link_layer(self) -> LinkLayer | None:
+        return self._cm_id.link_layer
 
     @property
     def qp_num(self) -> int:
