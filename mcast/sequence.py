@@ -73,9 +73,10 @@ def parse(payload: memoryview) -> Number | Refusal:
 class Stream:
     """What has come of one stream. Bit i of `_seen` stands for the number `_highest - i`."""
 
-    __slots__ = ("_first", "_highest", "_seen", "duplicates", "gaps", "late", "received")
+    __slots__ = ("_first", "_highest", "_seen", "duplicates", "gaps", "late", "qp_num", "received")
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, qp_num: int = 0) -> None:
+        self.qp_num = qp_num
         self._first = self._highest = first
         self._seen = 1
         self.received = 1
@@ -104,11 +105,14 @@ class Stream:
 
 
 class Sources:
-    """The streams of a group, by source GID, QP number and stream id; `forgotten` sums up those let go."""
+    """The streams of a group, by source GID and stream id; `forgotten` sums up those let go.
+
+    A stream goes on when its sender gets another queue pair, so what was lost meanwhile is a gap.
+    """
 
     def __init__(self, limit: int = SOURCES_MAX) -> None:
         self._limit = limit
-        self._streams: OrderedDict[tuple[Gid, int, int], Stream] = OrderedDict()
+        self._streams: OrderedDict[tuple[Gid, int], Stream] = OrderedDict()
         self.forgotten: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -119,12 +123,13 @@ class Sources:
         header = parse(payload)
         if isinstance(header, Refusal):
             return header
-        key = (source, qp_num, header.stream)
+        key = (source, header.stream)
         stream = self._streams.get(key)
         if stream is not None:
             self._streams.move_to_end(key)
+            stream.qp_num = qp_num
             return stream.take(header.number)
-        self._streams[key] = Stream(header.number)
+        self._streams[key] = Stream(header.number, qp_num)
         if len(self._streams) > self._limit:
             _, oldest = self._streams.popitem(last=False)
             self.forgotten.update(streams=1, gaps=oldest.gaps, late=oldest.late, duplicates=oldest.duplicates)
@@ -139,12 +144,12 @@ class Sources:
         return tuple(
             SourceStats(
                 source=source,
-                qp_num=qp_num,
+                qp_num=stream.qp_num,
                 stream=number,
                 received=stream.received,
                 gaps=stream.gaps,
                 late=stream.late,
                 duplicates=stream.duplicates,
             )
-            for (source, qp_num, number), stream in self._streams.items()
+            for (source, number), stream in self._streams.items()
         )

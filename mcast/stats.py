@@ -16,6 +16,7 @@ class _Snapshot(BaseModel):
 class SourceStats(_Snapshot):
     """What the sequence headers of one source's stream say.
 
+    qp_num      the queue pair that its last message came from
     gaps        messages that are missing still
     late        messages that came after a later one, and closed a gap
     duplicates  messages that came again; they are not delivered
