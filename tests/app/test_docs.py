@@ -33,6 +33,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from mcast import backend_names
+from mcast.lab.host import TABLE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -273,6 +274,54 @@ def test_nothing_that_should_be_generated_is_left_out(site: Path) -> None:
     assert [name for name in CLAUSES if name not in contract] == []
     assert [name for name in names if f'id="mcast.api.{name}"' not in reference] == []
     assert not [page for page in site.rglob("*.html") if "<!-- include" in page.read_text("utf-8")]
+
+
+# --- the workflow to copy ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[str]:
+    """What the steps of the workflow run, in order."""
+    workflow = yaml.safe_load((ROOT / "docs" / "assets" / "mcast-lab.yml").read_text("utf-8"))
+    assert workflow[True] == ["push", "pull_request"]  # YAML's word for the key `on`
+    jobs = workflow["jobs"].values()
+    assert all(job["timeout-minutes"] <= 20 and job["runs-on"] for job in jobs)
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
+def test_the_workflow_installs_what_the_lab_needs(steps: list[str]) -> None:
+    (line,) = re.findall(
+        r"apt-get install -y --no-install-recommends(.*?)\n", " ".join(steps).replace("\\\n", "")
+    )
+    named = set(line.split())
+    rows = [row.split() for row in (ROOT / "packages.txt").read_text("utf-8").splitlines()]
+    assert named - {"git", "ca-certificates"} <= {
+        row[1] for row in rows if row and row[0] in ("demo", "test")
+    }
+    libraries = {"libibverbs1", "librdmacm1"}  # which the headers' packages bring
+    assert {package for _, package, _, _ in TABLE if package} - libraries <= named
+
+
+def test_the_workflows_commands_run(
+    steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that fetch nothing, with the tests of the page on testing; the lab is named, not booted."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "tests" / "simulated").mkdir(parents=True)
+    for fence in fences(ROOT / "docs" / "testing.md"):
+        if fence.title in ("collector.py", "test_collector.py"):
+            (tmp_path / "tests" / "simulated" / fence.title).write_text(fence.text)
+    for step in steps:
+        subprocess.run(["bash", "-n", "-c", step], check=True)
+    ours = [step for step in steps if "install" not in step and " lab run " not in step]
+    assert len(ours) == 2
+    for step in ours:
+        run_shell(Fence(tmp_path, 0, "sh", "", step))
+    (lab,) = (step for step in steps if " lab run " in step)
+    options, _, command = lab.partition(" -- ")
+    assert command.startswith(".venv/bin/python -m pytest")
+    assert run_shell(Fence(tmp_path, 0, "sh", "", f"{options} --help"))
 
 
 # --- what pages name -------------------------------------------------------
