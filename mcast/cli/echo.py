@@ -1,0 +1,139 @@
+"""Pings of a group: who answered how often and how fast, and what an answering member has heard. No I/O.
+
+A ping is a probe (`mcast.probe`) that asks, of its own length or padded to a longer one; an answer is its
+echo, as long. Every endpoint of mcast answers those of a probe's own length, `mcast ping --answer` all. mckey
+answers nothing: it sends messages without content, and its receiver counts what comes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from math import sqrt
+from typing import NamedTuple
+
+from mcast.addresses import Gid
+from mcast.probe import PROBE_SIZE, Kind, Peer, Probe, parse
+
+_NUMBERS = 1 << 32
+
+
+def padded(probe: Probe, size: int) -> bytes:
+    """The probe as a message of `size` bytes, at least PROBE_SIZE."""
+    return probe.pack().ljust(size, b"\0")
+
+
+def parsed(payload: memoryview) -> Probe | None:
+    """The probe at the beginning of a message, padded or not; None if there is none."""
+    return parse(payload[:PROBE_SIZE])
+
+
+class Times(NamedTuple):
+    """Round trips in seconds; `mdev` is their standard deviation, as in ping(8)."""
+
+    min: float
+    avg: float
+    max: float
+    mdev: float
+
+
+class Member:
+    """A member that has answered."""
+
+    def __init__(self) -> None:
+        self.answers = self.doubles = 0
+        self._trips: list[float] = []
+
+    def answered(self, trip: float) -> None:
+        """It answered a ping after `trip` s."""
+        self.answers += 1
+        self._trips.append(trip)
+
+    @property
+    def times(self) -> Times:
+        """Of all answers; there is one at least."""
+        trips = self._trips
+        avg = sum(trips) / len(trips)
+        return Times(min(trips), avg, max(trips), sqrt(sum((trip - avg) ** 2 for trip in trips) / len(trips)))
+
+
+class Pinger:
+    """Counts pings and their answers on some queue pairs. `own` are the GIDs and QP numbers of these.
+
+    first  number of the first ping: answers to an earlier program's pings have others
+    """
+
+    def __init__(self, gids: Collection[Gid], qps: Collection[int], first: int, send_only: bool) -> None:
+        self.members: dict[Peer, Member] = {}
+        self.sent = 0
+        self.others: Counter[Peer] = Counter()
+        self._gids, self._qps, self._first = gids, qps, first
+        self._kind = Kind.ASK_ALONE if send_only else Kind.ASK
+        self._sent_at: dict[tuple[int, int], float] = {}
+        self._seen: set[tuple[int, int, Peer]] = set()
+
+    def ask(self, seq: int, qp_num: int, gid: Gid, now: float) -> Probe:
+        """The ping `seq` (from 1) of a queue pair, about to be sent."""
+        self.sent += 1
+        self._sent_at[seq, qp_num] = now
+        return Probe(self._kind, (self._first + seq) % _NUMBERS, Peer(gid, qp_num))
+
+    def hears(self, payload: memoryview, source: Peer, now: float) -> tuple[int, float] | None:
+        """Take a message; if it is the first answer to a ping: which, and the round trip in seconds."""
+        probe = parsed(payload)
+        if probe is None:
+            self.others[source] += 1
+            return None
+        seq = (probe.number - self._first) % _NUMBERS
+        qp_num = probe.asker.qp_num
+        sent_at = self._sent_at.get((seq, qp_num))
+        if probe.kind is not Kind.ECHO or probe.asker.gid not in self._gids or sent_at is None:
+            return None  # of another's pings
+        member = self.members.setdefault(source, Member())
+        if (seq, qp_num, source) in self._seen:
+            member.doubles += 1
+            return None
+        self._seen.add((seq, qp_num, source))
+        member.answered(now - sent_at)
+        return seq, now - sent_at
+
+    def answered_by_all(self, seq: int) -> bool:
+        """Whether every member that has ever answered has answered this ping, on every queue pair."""
+        return bool(self.members) and all(
+            (seq, qp_num, member) in self._seen for qp_num in self._qps for member in self.members
+        )
+
+    def loss(self, member: Member) -> float:
+        """The share of pings that it has not answered, 0..1."""
+        return 1 - member.answers / self.sent if self.sent else 0.0
+
+
+class Heard:
+    """What an answering member has heard from one queue pair."""
+
+    def __init__(self) -> None:
+        self.pings = self.messages = 0
+        self.smallest, self.largest = 1 << 16, 0
+
+
+class Answerer:
+    """Answers pings, and counts everything by who sent it."""
+
+    def __init__(self) -> None:
+        self.heard: dict[Peer, Heard] = {}
+        self.count = 0
+
+    def hears(self, payload: memoryview, source: Peer) -> tuple[Probe, bool] | None:
+        """Take a message; its echo, if it wants one, and whether that goes to the asker alone."""
+        probe = parsed(payload)
+        if probe is not None and probe.kind not in (Kind.ASK, Kind.ASK_ALONE):
+            return None  # the answer of another, or a device's question to itself
+        heard = self.heard.setdefault(source, Heard())
+        self.count += 1
+        heard.smallest = min(heard.smallest, len(payload))
+        heard.largest = max(heard.largest, len(payload))
+        if probe is None:
+            heard.messages += 1
+            return None
+        heard.pings += 1
+        return Probe(Kind.ECHO, probe.number, source), probe.kind is Kind.ASK_ALONE
