@@ -1,0 +1,299 @@
+"""The doctor's judgement: whatever can be wrong, planted into the facts of a healthy host, one by one."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any
+
+import pytest
+
+from mcast.api import DeviceInfo, Finding, Gid, Level, LinkLayer, PortInfo, PortState, UnavailableReason
+from mcast.backends.rdma import availability
+from mcast.backends.rdma.checks import QUIRKS, judge
+from mcast.backends.rdma.firewall import dropping_rule
+from mcast.backends.rdma.host import Bridge, HostFacts, Ipoib, PortFacts
+
+ACTIVE, DOWN, INIT = PortState.ACTIVE, PortState.DOWN, PortState.INIT
+IP = IPv4Address("10.0.0.1")
+
+
+def port(name: str, layer: LinkLayer, state: PortState = ACTIVE, mtu: int = 1024, **facts: Any) -> PortFacts:
+    addresses = facts.pop("addresses", (IP,))
+    info = PortInfo(
+        port_num=1,
+        state=state,
+        link_layer=layer,
+        active_mtu=mtu,
+        rate=100.0,
+        lid=0 if layer is LinkLayer.ETHERNET else 7,
+        gids={index: Gid(address) for index, address in enumerate(addresses)},
+        addresses=addresses,
+    )
+    return PortFacts(device=name, info=info, **facts)
+
+
+def roce(state: PortState = ACTIVE, mtu: int = 1024, **wrong: Any) -> PortFacts:
+    right = {
+        "gid_types": {0: "RoCE v2"},
+        "netdev": "e1",
+        "netdev_mtu": 1500,
+        "software": True,
+        "igmp_version": "V3",
+        "accept_local": True,
+        "subnets": ("10.0.0.0/24",),
+        "bridge": Bridge("br0", snooping=True, querier=True),
+    }
+    return port("rxe1", LinkLayer.ETHERNET, state, mtu, **(right | wrong))
+
+
+def infiniband(state: PortState = ACTIVE, mtu: int = 2048, **wrong: Any) -> PortFacts:
+    right = {"sm_lid": 1, "capability_mask": 0x2651E848, "ipoib": (Ipoib("ib0", up=True, carrier=True),)}
+    return port("mlx5_0", LinkLayer.INFINIBAND, state, mtu, **(right | wrong))
+
+
+def host(*ports: PortFacts, groups: int = 8192, **facts: Any) -> HostFacts:
+    """A host with these ports. Facts of `availability` are given as `available`."""
+    devices = tuple(
+        DeviceInfo(
+            name=one.device,
+            node_guid=1,
+            max_mcast_grp=groups,
+            max_mcast_qp_attach=56,
+            max_qp_wr=64,
+            ports=(one.info,),
+        )
+        for one in ports
+    )
+    found = availability.Facts(names=tuple(one.device for one in ports), needed=1000, devices=devices)
+    found = found._replace(**facts.pop("available", {}))
+    return HostFacts(**({"available": found, "release": "6.1.0-56-amd64", "ports": ports} | facts))
+
+
+def bad(facts: HostFacts) -> list[tuple[str, str, Level]]:
+    return [(one.check, one.subject, one.level) for one in judge(facts) if one.level is not Level.OK]
+
+
+@pytest.mark.parametrize("ports", [(roce(),), (infiniband(),), (roce(), infiniband())])
+def test_a_healthy_host_has_no_complaint(ports: tuple[PortFacts, ...]) -> None:
+    findings = judge(host(*ports))
+    assert bad(host(*ports)) == []
+    assert all(one.seen and not one.fix for one in findings)
+
+
+W, P = Level.WARNING, Level.PROBLEM
+DROP = [
+    {"chain": {"family": "inet", "table": "t", "name": "in", "hook": "input", "policy": "accept"}},
+    {
+        "rule": {
+            "family": "inet",
+            "table": "t",
+            "chain": "in",
+            "expr": [
+                {
+                    "match": {
+                        "op": "==",
+                        "left": {"payload": {"protocol": "udp", "field": "dport"}},
+                        "right": 4791,
+                    }
+                },
+                {"drop": None},
+            ],
+        }
+    },
+]
+NO_LIBRARY = (UnavailableReason.NO_LIBRARY, "cannot open librdmacm.so.1")
+PEER = roce(netdev="e2")._replace(device="rxe2")
+DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
+    "library": (host(available={"lack": NO_LIBRARY}), [("libraries", "", P)], "apt-get install rdma-core"),
+    "no device": (host(), [("device", "", P)], "rdma link add"),
+    "no device file": (
+        host(roce(), available={"absent": ("/dev/infiniband/rdma_cm",)}),
+        [("modules", "", P)],
+        "modprobe -a rdma_ucm",
+    ),
+    "barred": (
+        host(roce(), available={"barred": ("/dev/x",)}),
+        [("files", "", P)],
+        "--device=/dev/infiniband",
+    ),
+    "memlock": (host(roce(), available={"memlock": 999}), [("memlock", "", P)], "ulimit -l unlimited"),
+    "verbs": (host(roce(), available={"failed": "query_port(): EIO"}), [("verbs", "", P)], "ibv_devinfo"),
+    "old kernel": (host(roce(), release="5.10.0-8"), [("kernel", "", W)], "Linux 5.15"),
+    "old kernel, IB": (host(infiniband(), release="5.10.0-8"), [("kernel", "", W)], "Linux 5.12"),
+    "exclusive": (
+        host(netns_shared=False),
+        [("device", "", P), ("namespace", "", P)],
+        "rdma system set netns shared",
+    ),
+    "cgroup": (host(roce(), cgroup={"rxe1": {"hca_handle": 0}}), [("cgroup", "rxe1", P)], "hca_handle=max"),
+    "firewall": (host(roce(), ruleset=tuple(DROP)), [("firewall", "", P)], "nft insert rule inet t in udp"),
+    "firewall unknown": (host(roce(), ruleset=None), [("firewall", "", W)], "root"),
+    "link down": (host(roce(DOWN)), [("link", "rxe1/1", P)], "ip link set e1 up"),
+    "unused link down": (host(infiniband(), roce(DOWN, addresses=())), [("link", "rxe1/1", W)], "ip link"),
+    "IB cable": (host(infiniband(DOWN)), [("link", "mlx5_0/1", P)], "ibportstate"),
+    "IB not set up": (
+        host(infiniband(INIT, sm_lid=0)),
+        [("link", "mlx5_0/1", P), ("SM", "mlx5_0/1", P)],
+        "opensm",
+    ),
+    "another namespace": (
+        host(roce(netdev_here=False, bridge=None, addresses=())),
+        [("namespace", "rxe1/1", P)],
+        "--network=host",
+    ),
+    "no address at all": (
+        host(roce(addresses=())),
+        [("address", "rxe1/1", P)],
+        "ip addr add 10.0.0.1/24 dev e1",
+    ),
+    "only IPv6": (host(roce(addresses=(IPv6Address("fd77::1"),))), [("address", "rxe1/1", P)], "ip addr add"),
+    "one without": (host(PEER, roce(addresses=(), subnets=())), [("address", "rxe1/1", W)], "ip addr add"),
+    "RoCE v1": (host(roce(gid_types={0: "IB/RoCE v1"})), [("GIDs", "rxe1/1", P)], "cma_roce_mode -d rxe1"),
+    "MTU": (host(roce(mtu=256, netdev_mtu=400)), [("MTU", "rxe1/1", W)], "ip link set e1 mtu 1500"),
+    "MTU, IB": (host(infiniband(mtu=512)), [("MTU", "mlx5_0/1", W)], "partitions.conf"),
+    "no multicast": (host(roce(), groups=0), [("limits", "rxe1", P)], "another device"),
+    "IGMPv1 forced": (
+        host(roce(force_igmp_version=1)),
+        [("IGMP", "rxe1/1", W)],
+        "net.ipv4.conf.e1.force_igmp_version=0",
+    ),
+    "IGMPv1 heard": (host(roce(igmp_version="V1")), [("IGMP", "rxe1/1", W)], "querier"),
+    "no querier": (
+        host(roce(bridge=Bridge("br0", snooping=True, querier=False))),
+        [("querier", "rxe1/1", P)],
+        "ip link set br0 type bridge mcast_querier 1",
+    ),
+    "rp_filter": (
+        host(roce(rp_filter=1), PEER),
+        [("rp_filter", "rxe1/1", P)],
+        "net.ipv4.conf.e1.rp_filter=2",
+    ),
+    "accept_local": (
+        host(roce(accept_local=False), PEER),
+        [("rp_filter", "rxe1/1", P)],
+        "net.ipv4.conf.e1.accept_local=1",
+    ),
+    "no SM": (host(infiniband(sm_lid=0)), [("SM", "mlx5_0/1", P)], "systemctl start opensm"),
+    "no IPoIB": (host(infiniband(ipoib=())), [("IPoIB", "mlx5_0/1", P)], "modprobe ib_ipoib"),
+    "IPoIB down": (
+        host(infiniband(ipoib=(Ipoib("ib0", up=False, carrier=False),))),
+        [("IPoIB", "mlx5_0/1", P)],
+        "ip link set ib0 up",
+    ),
+    "no broadcast group": (
+        host(infiniband(ipoib=(Ipoib("ib0", up=True, carrier=False),))),
+        [("IPoIB", "mlx5_0/1", P)],
+        "saquery -g",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_named_alone_and_with_its_fix(name: str) -> None:
+    facts, expected, fix = DEFECTS[name]
+    assert bad(facts) == expected
+    assert any(fix in one.fix for one in judge(facts))
+
+
+HARMLESS = {
+    "no snooping": host(roce(bridge=Bridge("br0", snooping=False, querier=False))),
+    "another querier": host(
+        roce(bridge=Bridge("br0", snooping=True, querier=False, other_querier="10.0.0.9"))
+    ),
+    "an unknown switch": host(roce(bridge=None)),
+    "strict, but alone in its subnet": host(roce(rp_filter=1, accept_local=False)),
+    "strict hardware": host(roce(rp_filter=1, software=False), PEER),
+    "a filtered adapter": host(roce(software=False), ruleset=tuple(DROP)),
+    "a limited cgroup": host(roce(), cgroup={"rxe1": {"hca_handle": 4}}),
+    "an unreadable filter, no software device": host(infiniband(), ruleset=None),
+    "a container": host(roce(), container="docker"),
+    "a limit that is enough": host(roce(), available={"memlock": 1000}),
+    "a kernel of the distant future": host(roce(), release="9.0-rc1"),
+    "a kernel without a number": host(roce(), release="custom"),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_looks_odd_and_is_not_wrong_passes(name: str) -> None:
+    assert bad(HARMLESS[name]) == []
+
+
+def test_what_cannot_be_known_is_said() -> None:
+    (finding,) = (one for one in judge(host(roce(bridge=None))) if one.check == "querier")
+    assert "cannot be seen" in finding.seen
+
+
+def test_no_library_hides_what_cannot_be_told() -> None:
+    checks = {one.check for one in judge(host(available={"lack": NO_LIBRARY}))}
+    assert checks <= {"libraries", "kernel"}
+
+
+@pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.says[:30])
+def test_a_quirk_is_told_on_its_kernels_alone(quirk: Any) -> None:
+    ports = infiniband() if quirk.link_layer is LinkLayer.INFINIBAND else roce()
+
+    def told(version: tuple[int, int]) -> list[Finding]:
+        return [
+            one
+            for one in judge(host(ports, release=f"{version[0]}.{version[1]}.0"))
+            if quirk.says in one.seen
+        ]
+
+    major, minor = quirk.before
+    assert len(told((major, minor - 1))) == (1 if minor else 0)
+    assert told(quirk.before) == []
+    assert len(told(quirk.since)) == 1
+
+
+# --- the packet filter -------------------------------------------------------------------
+
+
+def match(left: dict[str, Any], right: object, op: str = "==") -> dict[str, Any]:
+    return {"match": {"op": op, "left": left, "right": right}}
+
+
+DPORT = {"payload": {"protocol": "udp", "field": "dport"}}
+UDP = match({"meta": {"key": "l4proto"}}, "udp")
+ELSEWHERE = match({"meta": {"key": "iifname"}}, "eth9")
+
+
+def rules(*lines: list[dict[str, Any]], policy: str = "accept", hook: str = "input") -> list[dict[str, Any]]:
+    chain = {"family": "ip", "table": "filter", "name": "INPUT", "hook": hook, "policy": policy}
+    return [
+        {"chain": chain},
+        *({"rule": {"family": "ip", "table": "filter", "chain": "INPUT", "expr": line}} for line in lines),
+    ]
+
+
+CALLED = [
+    {"chain": {"family": "ip", "table": "filter", "name": "sub"}},
+    {"rule": {"family": "ip", "table": "filter", "chain": "sub", "expr": [UDP, {"drop": None}]}},
+]
+FILTERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
+    "nothing": ([], False),
+    "the port": (rules([match(DPORT, 4791), {"drop": None}]), True),
+    "rejected": (rules([UDP, match(DPORT, 4791), {"counter": {}}, {"reject": {"type": "icmp"}}]), True),
+    "another port": (rules([match(DPORT, 53), {"drop": None}]), False),
+    "all but a port": (rules([match(DPORT, 53, "!="), {"drop": None}]), True),
+    "all but this port": (rules([match(DPORT, 4791, "!="), {"drop": None}]), False),
+    "a range": (rules([match(DPORT, {"range": [4000, 5000]}), {"drop": None}]), True),
+    "a set": (rules([match(DPORT, {"set": [53, {"range": [4790, 4792]}]}), {"drop": None}]), True),
+    "a named set": (rules([match(DPORT, "@ports"), {"drop": None}]), False),
+    "accepted before": (rules([match(DPORT, 4791), {"accept": None}], [UDP, {"drop": None}]), False),
+    "from elsewhere alone": (rules([ELSEWHERE, match(DPORT, 4791), {"drop": None}]), False),
+    "everything": (rules([{"drop": None}]), True),
+    "the policy": (rules(policy="drop"), True),
+    "the policy, but let in": (rules([match(DPORT, 4791), {"accept": None}], policy="drop"), False),
+    "in a chain that is called": ([*rules([{"jump": {"target": "sub"}}]), *CALLED], True),
+    "a chain that nobody calls": ([*rules(), *CALLED], False),
+    "a chain that calls itself": (rules([{"jump": {"target": "INPUT"}}]), False),
+    "on the way elsewhere": (rules([match(DPORT, 4791), {"drop": None}], hook="forward"), False),
+    "TCP": (rules([match({"meta": {"key": "l4proto"}}, "tcp"), {"drop": None}]), False),
+    "a match of iptables that nft cannot show": (rules([{"xt": None}, {"drop": None}]), False),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_is_read_as_the_kernel_does(name: str) -> None:
+    ruleset, drops = FILTERS[name]
+    assert (dropping_rule(ruleset) is not None) == drops
