@@ -14,26 +14,47 @@ import typer
 
 from mcast import __version__
 from mcast.api import BackendError
-from mcast.cli import conformance, demo, doctor, groups, info, mgid, recv, send, sim
+from mcast.cli import (
+    conformance,
+    demo,
+    doctor,
+    groups,
+    info,
+    mgid,
+    ping,
+    record,
+    recv,
+    replay,
+    send,
+    sim,
+    top,
+)
 from mcast.cli.terminal import Failure
 
 app = typer.Typer(
     name="mcast",
     help="RDMA multicast: try it, ask what this host can do, prove a provider conforms.",
     invoke_without_command=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(info.info)
-app.command()(doctor.doctor)
-app.command()(demo.demo)
-app.command()(send.send)
-app.command()(recv.recv)
-app.command()(groups.groups)
-app.command()(mgid.mgid)
-app.command()(conformance.conformance)
+for command in (
+    info.info,
+    doctor.doctor,
+    demo.demo,
+    send.send,
+    recv.recv,
+    ping.ping,
+    groups.groups,
+    mgid.mgid,
+    top.top,
+    record.record,
+    replay.replay,
+    conformance.conformance,
+):
+    app.command()(command)
 app.add_typer(sim.app, name="sim")
 if find_spec("mcast.cli.lab"):
     from mcast.cli.lab import app as lab

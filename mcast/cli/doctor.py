@@ -25,9 +25,10 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Look at everything that multicast needs here; for what is wrong, say what mends it.
+    """Find what is wrong here, and say what mends it.
 
-    Nothing is changed. Exit status 1 if there is a problem; warnings leave it 0.
+    Looks at everything that multicast needs; nothing is changed. Exit status 1 if there is a problem;
+    warnings leave it 0.
     """
     found = _examine(backend or ())
     if as_json:

@@ -17,7 +17,7 @@ from mcast.lab.host import kvm_works
 from mcast.lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel
 
 app = typer.Typer(
-    help="Run commands on real Soft-RoCE devices, in a virtual machine that sees this machine's files.",
+    help="Run commands on real Soft-RoCE, in a virtual machine. It sees this machine's files.",
     no_args_is_help=True,
 )
 

@@ -64,6 +64,14 @@ class Mac(bytes):
 
 
 Given = IPv4Address | IPv6Address | Mgid | Mac
+
+
+class Address(NamedTuple):
+    """What was given, under a name that the help can show."""
+
+    value: Given
+
+
 Section = dict[str, Any]
 
 
@@ -105,6 +113,10 @@ def _given(text: str) -> Given:
     return address
 
 
+def _address(text: str) -> Address:
+    return Address(_given(text))
+
+
 def _pkey(text: str) -> int:
     """A partition, with the membership bit that an IPoIB MGID has (RFC 4391, 4)."""
     try:
@@ -132,8 +144,8 @@ def _scope(text: str) -> int:
 
 def mgid(
     addresses: Annotated[
-        list[Any],  # each a Given: typer takes no union here
-        typer.Argument(parser=_given, metavar="ADDRESS...", help="IPv4 or IPv6 groups, MGIDs, MACs."),
+        list[Address],
+        typer.Argument(parser=_address, metavar="ADDRESS", help="IPv4 or IPv6 groups, MGIDs, MACs."),
     ],
     pkey: Annotated[
         int, typer.Option(parser=_pkey, metavar="P_KEY", help="The partition on InfiniBand, in hex.")
@@ -143,8 +155,12 @@ def mgid(
     ] = "2",  # type: ignore[assignment]
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Show what a group is called on each link layer, and what collides with it."""
-    explained = [_explain(address, mapping.ipoib_broadcast_mgid(pkey, scope)) for address in addresses]
+    """Show what a group is called on each link layer.
+
+    That is its MGID and MAC address, and with what else it shares them.
+    """
+    broadcast = mapping.ipoib_broadcast_mgid(pkey, scope)
+    explained = [_explain(address.value, broadcast) for address in addresses]
     collisions = _collisions(explained)
     if as_json:
         typer.echo(json.dumps({"addresses": explained, "collisions": collisions}, indent=1))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.api import McastAddress
+from mcast.api import Backend, McastAddress
 from mcast.cli.terminal import Failure, backend_name, group
 from mcast.registry import SIMULATED
 
@@ -62,7 +62,7 @@ def port_of(device: str | None) -> tuple[str | None, int]:
 
 @contextmanager
 def endpoint_at(
-    backend: str, bind: IPv4Address | IPv6Address | None, device: str | None, depth: int
+    backend: str | Backend, bind: IPv4Address | IPv6Address | None, device: str | None, depth: int
 ) -> Iterator[Endpoint]:
     """An endpoint that does not hear itself, where the options say; one sentence where there is none."""
     from mcast.endpoint import open_endpoint

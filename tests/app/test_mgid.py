@@ -20,7 +20,7 @@ BAD_INPUT = {
     "partition too large": (("239.1.1.1", "--pkey", "10001"), "'10001' is no P_Key"),
     "no scope": (("239.1.1.1", "--scope", "wide"), "'wide' is no scope: write one hex digit"),
     "scope too large": (("239.1.1.1", "--scope", "10"), "'10' is no scope"),
-    "nothing": ((), "Missing argument 'ADDRESS...'"),
+    "nothing": ((), "Missing argument 'ADDRESS'"),
 }
 
 

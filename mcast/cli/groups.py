@@ -1,0 +1,119 @@
+"""`mcast groups`: which groups exist and who is in them, as far as this host can see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from ipaddress import ip_network
+from typing import Annotated, Any
+
+import typer
+
+from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable, McastAddress
+from mcast.cli.place import BackendName, Json, refuse_simulated
+from mcast.cli.terminal import Failure, console, group, wrapped
+from mcast.mapping import ipv4_group_of, is_mapped
+
+_NEVER_SNOOPED = ip_network("224.0.0.0/24")
+"""Switches flood these, and list them nowhere (RFC 4541, 2.1.2)."""
+
+
+def groups(
+    wanted: Annotated[
+        list[McastAddress] | None,
+        typer.Argument(parser=group, metavar="GROUP", help="Show these alone; status 1 if nobody is in one."),
+    ] = None,
+    backend: BackendName = "rdma",
+    as_json: Json = False,
+) -> None:
+    """Show which groups there are, and who is in them.
+
+    Of other hosts only what a bridge of this host, or the SA, tells; what cannot be seen is said.
+    """
+    from mcast.registry import open_backend
+
+    refuse_simulated(backend, "be a member")
+    with open_backend(backend) as opened:
+        table = opened.groups()
+    shown = [info for info in table.groups if not wanted or any(_is_of(info, each) for each in wanted)]
+    if as_json:
+        typer.echo(json.dumps(_as_json(backend, shown, table.unseen), indent=1))
+    else:
+        _show(shown, table)
+    missing = [each for each in wanted or () if not any(_is_of(info, each) for info in shown)]
+    if missing:
+        raise Failure(f"nobody is seen in {', '.join(str(each.address) for each in missing)}")
+
+
+def _is_of(info: GroupInfo, wanted: McastAddress) -> bool:
+    return is_mapped(wanted.address, info.mgid)
+
+
+def _as_json(backend: str, shown: Sequence[GroupInfo], unseen: Sequence[str]) -> dict[str, Any]:
+    return {
+        "backend": backend,
+        "groups": [
+            {
+                "group": _name(info),
+                "mgid": str(info.mgid),
+                "mlid": info.mlid,
+                "members": [
+                    {
+                        "port": member.port,
+                        "seen_in": [where.name.lower() for where in _sources(member)],
+                        "send_only": member.send_only,
+                    }
+                    for member in info.members
+                ],
+            }
+            for info in shown
+        ],
+        "unseen": list(unseen),
+    }
+
+
+def _name(info: GroupInfo) -> str:
+    """The IPv4 group that it is, else its MGID."""
+    return str(ipv4_group_of(info.mgid) or info.mgid)
+
+
+def _sources(member: GroupMember) -> list[GroupSource]:
+    return [where for where in GroupSource if where in member.seen_in]
+
+
+def _show(shown: Sequence[GroupInfo], table: GroupTable) -> None:
+    from rich.table import Table
+
+    snooped = any(GroupSource.SWITCH in member.seen_in for info in table.groups for member in info.members)
+    lids = any(info.mlid for info in shown)
+    lines = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    lines.add_column("group", overflow="fold")
+    if lids:
+        lines.add_column("MLID")
+    lines.add_column("member", overflow="fold")
+    lines.add_column("seen in", overflow="fold")
+    for info in shown:
+        head: tuple[str, ...] = (_name(info), f"0x{info.mlid:04x}") if lids else (_name(info),)
+        for member in info.members:
+            lines.add_row(*head, member.port, _where(member, info, snooped))
+            head = ("",) * len(head)
+        if not info.members:
+            lines.add_row(*head, "[dim]not shown[/]", "the SA's table")
+    if shown:
+        console().print(lines)
+    else:
+        typer.echo("no group is seen")
+    if table.unseen:
+        typer.echo("\nnot seen")
+    for sentence in table.unseen:
+        wrapped("  ", sentence)
+
+
+def _where(member: GroupMember, info: GroupInfo, snooped: bool) -> str:
+    """The tables that have it; and the one that lacks it, since that one delivers."""
+    found = ", ".join(where.value for where in _sources(member)) + (", send-only" if member.send_only else "")
+    group = info.mgid.ipv4
+    lacking = snooped and member.seen_in == {GroupSource.HOST}
+    if lacking and group is not None and group not in _NEVER_SNOOPED:
+        return f"{found}\n[yellow]not in the switch's: it gets nothing[/]"
+    return found

@@ -1,0 +1,111 @@
+"""What `mcast top` and `mcast record` share: an endpoint in some groups, and made-up traffic to look at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcast.api import Backend, McastAddress, McastError, PortState
+from mcast.cli.place import endpoint_at
+from mcast.cli.terminal import Failure
+from mcast.registry import SIMULATED, open_backend
+
+if TYPE_CHECKING:
+    from mcast.endpoint import Endpoint
+
+Demo = Annotated[
+    bool, typer.Option("--demo", help="Send made-up messages to the groups, from another port here.")
+]
+
+DEPTH = 4096
+"""Receives of who listens: bursts of many senders meet in one queue."""
+
+BOUND = 10.0
+"""The longest that a join or a send may take, in seconds."""
+
+_RATE, _SIZE, _TICK = 1000, 256, 0.02
+"""Made-up traffic: messages a second for each group, their bytes, and the seconds between two batches."""
+
+
+@contextmanager
+def opened(name: str, demo: bool) -> Iterator[Backend]:
+    """The backend. A simulated one has nobody to listen to, unless this process sends as well."""
+    if name in SIMULATED and not demo:
+        raise Failure(
+            f"{name!r} is a fabric inside this process, where no other could send: add --demo for made-up "
+            "messages, or use --backend rdma",
+            2,
+        )
+    # Two threads, so time has to be the wall's.
+    options: dict[str, object] = {"ports": 2, "clock": "wall"} if name in SIMULATED else {}
+    with open_backend(name, **options) as backend:
+        yield backend
+
+
+@contextmanager
+def listening(
+    backend: Backend,
+    groups: Sequence[McastAddress],
+    bind: IPv4Address | IPv6Address | None,
+    device: str | None,
+    demo: bool,
+) -> Iterator[Endpoint]:
+    """An endpoint that is a full member of the groups; with `demo`, another port sends to them."""
+    if demo and not (bind or device):
+        device = next(iter(_places(backend)), None)
+    with endpoint_at(backend, bind, device, DEPTH) as endpoint:
+        for group in groups:
+            endpoint.join(group, timeout=BOUND)
+        with _made_up_traffic(endpoint, groups) if demo else nullcontext():
+            yield endpoint
+
+
+def _places(backend: Backend) -> list[str]:
+    """Active ports with an address, as `device/port`."""
+    return [
+        f"{device.name}/{port.port_num}"
+        for device in backend.devices()
+        for port in device.ports
+        if port.state is PortState.ACTIVE and port.addresses
+    ]
+
+
+@contextmanager
+def _made_up_traffic(listener: Endpoint, groups: Sequence[McastAddress]) -> Iterator[None]:
+    """Send numbered messages to the groups in a thread, from another port if there is one."""
+    from mcast.endpoint import open_endpoint
+
+    here = f"{listener.device.name}/{listener.port.port_num}"
+    places = _places(listener.backend)
+    if not places:
+        raise Failure("no active port with an address can send made-up messages: see `mcast info`")
+    device, _, port = next((place for place in places if place != here), here).partition("/")
+    stop = threading.Event()
+    with open_endpoint(listener.backend, device=device, port_num=int(port), sequence=True) as endpoint:
+        senders = [endpoint.sender(group, timeout=BOUND) for group in groups]
+        payload = bytes(min(_SIZE, endpoint.max_message_size))
+        batch = [payload] * round(_RATE * _TICK)
+
+        def run() -> None:
+            due = time.monotonic()
+            while not stop.wait(max(0.0, due - time.monotonic())):
+                due += _TICK
+                for sender in senders:
+                    try:
+                        sender.send_batch(batch, timeout=BOUND)
+                    except McastError:  # the listener is told of the same trouble, in words
+                        return
+
+        thread = threading.Thread(target=run, name="mcast-demo-traffic")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()

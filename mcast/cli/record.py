@@ -1,0 +1,209 @@
+"""`mcast record`: what is sent to groups, as packets in a pcapng file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from mcast.addresses import Gid
+from mcast.api import Batch, Destination, LinkLayer, McastAddress, McastError, Message
+from mcast.cli.listen import Demo, listening, opened
+from mcast.cli.place import BackendName, Bind, Device, Json, ends_cleanly
+from mcast.cli.terminal import Failure, console, group
+
+if TYPE_CHECKING:
+    from mcast.capture.pcapng import Writer
+    from mcast.endpoint import Endpoint
+
+_BATCH = 256
+_LOOK = 0.5
+"""How long one wait for messages lasts at the most, in seconds."""
+
+_STANDARD = "-"
+_COMMENT = (
+    "Recorded by mcast from what a member received: payload, immediate, source GID and QP number, group and "
+    "time of arrival are real. PSNs are counted, and MAC addresses, hop limit and P_Key filled in."
+)
+
+
+class Recorder:
+    """Writes received messages as packets of one port. `destinations`: MGID -> as the join said."""
+
+    def __init__(
+        self, writer: Writer, port: str, link_layer: LinkLayer, destinations: Mapping[Gid, Destination]
+    ) -> None:
+        self._writer, self._port = writer, port
+        self._infiniband = link_layer is LinkLayer.INFINIBAND
+        self._destinations = destinations
+        self._counts: Counter[tuple[Gid, int]] = Counter()
+        self.messages = self.bytes = 0
+
+    @property
+    def sources(self) -> int:
+        """How many queue pairs were heard."""
+        return len(self._counts)
+
+    def take(self, batch: Batch, t: int, limit: int | None = None) -> None:
+        """Write a batch that came at `t`, in ns after 1970; no more than `limit` messages in all."""
+        from mcast.capture.pcapng import Direction, Packet
+
+        for message in batch:
+            destination = self._destinations.get(message.group)
+            if destination is not None and (limit is None or self.messages < limit):
+                self._writer.write(Packet(t, self._port, Direction.IN, self._packet(message, destination)))
+                self.messages += 1
+                self.bytes += len(message.payload)
+
+    def _packet(self, message: Message, to: Destination) -> bytes:
+        from mcast.capture import packets
+        from mcast.mapping import DEFAULT_PKEY, group_mac, mgid_fields
+
+        source = message.source, message.src_qp
+        fields = mgid_fields(message.group)
+        datagram = packets.Datagram(
+            source=message.source,
+            dest=message.group,
+            src_qp=message.src_qp,
+            dest_qp=to.qp_num,
+            qkey=to.qkey,
+            pkey=(fields.pkey if fields else None) or DEFAULT_PKEY,
+            psn=self._counts[source] & 0xFFFFFF,
+            payload=bytes(message.payload),
+            imm=message.imm,
+            hop_limit=to.hop_limit,
+            traffic_class=to.traffic_class,
+            flow_label=to.flow_label,
+            slid=message.src_lid,
+            dlid=to.dlid,
+            sl=to.sl,
+        )
+        self._counts[source] += 1
+        if self._infiniband:
+            return packets.infiniband(datagram)
+        mac = packets.mac_of(int.from_bytes(message.source))
+        return packets.roce(datagram, mac, group_mac(message.group))
+
+
+def recorder_of(endpoint: Endpoint, file: BinaryIO) -> Recorder:
+    """Records what an endpoint hears in the groups that it has joined."""
+    from mcast.capture.pcapng import Writer
+
+    port = f"{endpoint.device.name}/{endpoint.port.port_num}"
+    layer = endpoint.port.link_layer
+    destinations = {one.mgid: one.destination for one in endpoint.groups}
+    return Recorder(Writer(file, layer, [port], _COMMENT), port, layer, destinations)
+
+
+def record(
+    groups: Annotated[
+        list[McastAddress], typer.Argument(parser=group, metavar="GROUP", help="Such as 239.1.1.1.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
+    count: Annotated[
+        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after so many messages.")
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.01, metavar="SECONDS", help="End after so long.")
+    ] = None,
+    bind: Bind = None,
+    device: Device = None,
+    backend: BackendName = "rdma",
+    demo: Demo = False,
+    as_json: Json = False,
+) -> None:
+    """Write what is sent to groups to a pcapng file.
+
+    It has packets that Wireshark reads, and `mcast replay`.
+    Ends after --count, --duration or with Ctrl-C. Status 1 if less than --count came.
+    """
+    with (
+        ends_cleanly(),
+        opened(backend, demo) as fabric,
+        _sink(output) as file,
+        listening(fabric, groups, bind, device, demo) as endpoint,
+    ):
+        recorder, started = recorder_of(endpoint, file), time.monotonic()
+        try:
+            _record(endpoint, recorder, count, duration, file)
+        except KeyboardInterrupt:
+            pass  # the usual way to end it
+        outcome = _outcome(endpoint, recorder, groups, output, time.monotonic() - started)
+    apart = output == _STANDARD
+    if as_json:
+        typer.echo(json.dumps(outcome, indent=1), err=apart)
+    else:
+        _show(outcome, apart)
+    if count is not None and outcome["messages"] < count:
+        raise Failure(f"{outcome['messages']:,} of {count:,} messages came in {outcome['seconds']:.3g} s")
+
+
+@contextmanager
+def _sink(output: str) -> Iterator[BinaryIO]:
+    if output == _STANDARD:
+        import sys
+
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with Path(output).open("wb") as file:
+            yield file
+    except OSError as error:
+        if isinstance(error, McastError):
+            raise
+        raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
+
+
+def _record(
+    endpoint: Endpoint, recorder: Recorder, count: int | None, duration: float | None, file: BinaryIO
+) -> None:
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    clock, err = endpoint.backend.now, console(stderr=True)
+    end = None if duration is None else clock() + duration
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as line:
+        task = line.add_task("listening")
+        while count is None or recorder.messages < count:
+            left = _LOOK if end is None else min(end - clock(), _LOOK)
+            if left <= 0:
+                return
+            with endpoint.recv_batch(_BATCH, left) as batch:
+                recorder.take(batch, time.time_ns(), count)
+            file.flush()
+            line.update(task, description=f"{recorder.messages:,} messages, {recorder.bytes:,} bytes")
+
+
+def _outcome(
+    endpoint: Endpoint, recorder: Recorder, groups: list[McastAddress], output: str, seconds: float
+) -> dict[str, Any]:
+    stats = endpoint.stats()
+    return {
+        "backend": stats.backend,
+        "file": output,
+        "groups": [str(one.address) for one in groups],
+        "device": stats.device,
+        "port": stats.port_num,
+        "messages": recorder.messages,
+        "bytes": recorder.bytes,
+        "sources": recorder.sources,
+        "seconds": seconds,
+        "dropped": {why: lost for why, lost in stats.dropped.items() if lost},
+    }
+
+
+def _show(outcome: dict[str, Any], apart: bool) -> None:
+    dropped = ", ".join(f"{count:,} {why}" for why, count in outcome["dropped"].items())
+    console(stderr=apart).print(
+        f"record: {outcome['messages']:,} messages, {outcome['bytes']:,} bytes, sources: "
+        f"{outcome['sources']}, in {outcome['seconds']:.3g} s -> {outcome['file']}"
+        + (f"\nnot recorded: {dropped}" if dropped else ""),
+        markup=False,
+    )
