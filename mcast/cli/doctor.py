@@ -101,8 +101,8 @@ def _show(found: Diagnosis) -> None:
         out.print(table)
         out.print()
     count = _count(found)
-    problems, warnings = count[Level.PROBLEM], count[Level.WARNING]
-    out.print(f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}, {count.total()} checks")
+    counted = ((count[Level.PROBLEM], "problem"), (count[Level.WARNING], "warning"), (count.total(), "check"))
+    out.print(", ".join(_number(*one) for one in counted))
 
 
 def _number(count: int, noun: str) -> str:

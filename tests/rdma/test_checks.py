@@ -257,7 +257,7 @@ UDP = match({"meta": {"key": "l4proto"}}, "udp")
 ELSEWHERE = match({"meta": {"key": "iifname"}}, "eth9")
 
 
-def rules(*lines: list[dict[str, Any]], policy: str = "accept", hook: str = "input") -> list[dict[str, Any]]:
+def rules(*lines: list[Any], policy: str = "accept", hook: str = "input") -> list[dict[str, Any]]:
     chain = {"family": "ip", "table": "filter", "name": "INPUT", "hook": hook, "policy": policy}
     return [
         {"chain": chain},
@@ -265,7 +265,7 @@ def rules(*lines: list[dict[str, Any]], policy: str = "accept", hook: str = "inp
     ]
 
 
-CALLED = [
+CALLED: list[Any] = [
     {"chain": {"family": "ip", "table": "filter", "name": "sub"}},
     {"rule": {"family": "ip", "table": "filter", "chain": "sub", "expr": [UDP, {"drop": None}]}},
 ]
