@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from struct import Struct
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from mcast.addresses import Gid
+
+RECORD_DTYPE: Any = {
+    "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group"],
+    "formats": ["<u8", "<u4", "<u4", "<u4", "u1", "<u2", "(16,)u1", "(16,)u1"],
+    "offsets": [0, 8, 12, 16, 24, 26, 32, 48],
+    "itemsize": 64,
+}
+"""numpy.frombuffer(batch.records, RECORD_DTYPE) has a column for each: the payload's `offset` into
+`batch.memory` and its `length` in bytes, and the other fields of `Message` (`imm` if `has_imm` is 1)."""
+
+_RECORD = Struct("<QIII4xB1xH4x16s16s")
+"""One row of it."""
 
 
 class Message(NamedTuple):
@@ -51,6 +65,45 @@ class Batch(ABC):
     def lengths(self) -> Sequence[int]:
         """Payload length in bytes of each message."""
 
+    @property
+    def memory(self) -> memoryview:
+        """The read-only memory that the payloads lie in, leased as they are.
+
+        The registered buffer of a `recv_slot`; else the provider's own, or a copy.
+        """
+        return self._keep(memoryview(b"".join(message.payload for message in self)))
+
+    @property
+    def records(self) -> bytes:
+        """A record for each message, laid out as RECORD_DTYPE: columns for numpy, without a loop."""
+        return self._records(accumulate(self.lengths, initial=0))
+
+    def _records(self, offsets: Iterable[int]) -> bytes:
+        """The records of messages whose payloads start at `offsets` in `memory`."""
+        return b"".join(
+            _RECORD.pack(
+                offset,
+                len(message.payload),
+                message.src_qp,
+                message.imm or 0,
+                message.imm is not None,
+                message.src_lid,
+                message.source,
+                message.group,
+            )
+            for offset, message in zip(offsets, self, strict=False)
+        )
+
+    def _keep(self, view: memoryview) -> memoryview:
+        """The view, which ends with the lease."""
+        self._require_lease()
+        self._views.append(view)
+        return view
+
+    def _require_lease(self) -> None:
+        if self._released:
+            raise ValueError("this batch was released: copy a payload with bytes() before that")
+
     @abstractmethod
     def _message(self, index: int) -> Message:
         """The message at 0 <= index < len, its payload a new view that release() may end."""
@@ -60,8 +113,7 @@ class Batch(ABC):
         """Give the buffers back to the receive queue; called once, or again after a BufferError."""
 
     def __getitem__(self, index: int) -> Message:
-        if self._released:
-            raise ValueError("this batch was released: copy a payload with bytes() before that")
+        self._require_lease()
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"message {index} of a batch of {size}")

@@ -28,7 +28,7 @@ from mcast.api import (
     WcStatus,
     mcast_error,
 )
-from mcast.backends.rdma import slab
+from mcast.backends.rdma import memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import RdmaBatch
 from mcast.backends.rdma.calls import Calls
@@ -68,7 +68,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}
         if init.block_loopback:
             arguments["block_loopback"] = True
-        self._handle = self.native.create_qp(cm_id.handle, pd, plan, self._slab, arguments)
+        with memlock.explained(size):
+            self._handle = self.native.create_qp(cm_id.handle, pd, plan, self._slab, arguments)
         self._qp_num = self.native.qp_num(self._handle)
         self._recv_depth = plan.recv_depth
         payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
@@ -249,7 +250,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             while mine:
                 self._require_open("recv", Phase.RECV)
                 found = self._run(max, events, deadline.slice_ns())
-                if isinstance(found, Batch):
+                if isinstance(found, RdmaBatch):
                     return found
                 if found == -E.EIO:
                     raise self._qp_error("recv", Phase.RECV)
@@ -260,7 +261,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                     self.native.query_qp(self._handle)
                 elif found not in (0, -E.EINTR):
                     raise mcast_error(-found, "recv", Phase.RECV)
-        return self._run(max, False, -1)
+        return self._no_messages()
 
     def _qp_error(self, call: str, phase: Phase) -> QpError:
         status = WcStatus(self.native.failure(self._handle))
@@ -274,7 +275,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             if recv_slot is not None and self.native.is_receiving(self._handle):
                 detail = "messages are queued or leased: register receive memory before the QP joins"
                 raise mcast_error(E.EBUSY, "register", Phase.REGISTER, None, detail)
-            mr = self.native.register(self._pd, buffer, {"bytes": buffer.nbytes})
+            with memlock.explained(buffer.nbytes):
+                mr = self.native.register(self._pd, buffer, {"bytes": buffer.nbytes})
             region = RdmaRegion(self, buffer, mr, recv_slot is not None)
             self._regions.append(region)
             if recv_slot is not None:

@@ -176,6 +176,7 @@ struct mcast_send_job {
 	uint32_t count;
 	uint32_t posted;
 	uint64_t joined_offset;
+	uint64_t end;
 };
 
 struct mcast_counters {
@@ -186,10 +187,9 @@ struct mcast_counters {
 	uint64_t recv_empty; /* how often the last free receive was seen taken */
 };
 
-int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget);
 int mcast_recv_fd(struct mcast_qp *qp);
-int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count);
 int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget);
+int mcast_wait_sent(struct mcast_qp *qp, uint64_t end, int64_t budget);
 int mcast_drain_sends(struct mcast_qp *qp, int64_t budget);
 void mcast_wake(struct mcast_qp *qp);
 int mcast_failure(struct mcast_qp *qp);

@@ -128,7 +128,7 @@ void mcast_forget_posted(struct mcast_qp *qp)
 		if (qp->memory->slots[slot] == SLOT_POSTED)
 			qp->memory->slots[slot] = SLOT_FREE;
 	qp->counters.recv_free = 0;
-	qp->head = qp->tail = 0;
+	qp->tail = qp->head;
 	qp->failure = IBV_WC_SUCCESS;
 }
 
@@ -403,29 +403,34 @@ static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
 		count = (uint32_t)(bad - qp->send_wrs);
 	qp->head += count;
 	qp->counters.sent += count;
+	job->end = qp->head;
 	return -ret;
+}
+
+static int state_for_sending(const struct mcast_qp *qp)
+{
+	if (qp->state == IBV_QPS_ERR)
+		return -EIO;
+	return qp->state == IBV_QPS_RTS ? 0 : -EINVAL;
 }
 
 /* 1: all of the job is posted and completed. 0: not yet. -EIO: the QP is in ERR. Or another -errno. */
 static int send_work(struct mcast_qp *qp, struct mcast_send_job *job)
 {
-	int ret = 0;
+	int ret;
 
 	pthread_mutex_lock(&qp->lock);
 	reap(qp);
-	if (qp->state == IBV_QPS_ERR)
-		ret = -EIO;
-	else if (qp->state != IBV_QPS_RTS)
-		ret = -EINVAL;
-	else if (job)
+	ret = state_for_sending(qp);
+	if (!ret && job->posted < job->count)
 		ret = post_sends(qp, job);
 	if (!ret)
-		ret = qp->tail == qp->head && (!job || job->posted == job->count);
+		ret = job->posted == job->count && qp->tail >= job->end;
 	pthread_mutex_unlock(&qp->lock);
 	return ret;
 }
 
-static int send_until(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget)
+int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget)
 {
 	int64_t now = mcast_now();
 	int64_t deadline = now + budget, spin_until = now + SPIN_NS;
@@ -453,12 +458,32 @@ static int send_until(struct mcast_qp *qp, struct mcast_send_job *job, int64_t b
 	}
 }
 
-int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget)
+int mcast_send_at_once(struct mcast_qp *qp, struct mcast_send_job *job)
 {
-	return send_until(qp, job, budget);
+	int ret = -EAGAIN;
+
+	pthread_mutex_lock(&qp->lock);
+	reap(qp);
+	if (!state_for_sending(qp) && job->count <= qp->init.send_depth - (uint32_t)(qp->head - qp->tail))
+		ret = post_sends(qp, job);
+	pthread_mutex_unlock(&qp->lock);
+	return ret ? ret : send_work(qp, job);
+}
+
+/* As mcast_send, for what was posted before. */
+int mcast_wait_sent(struct mcast_qp *qp, uint64_t end, int64_t budget)
+{
+	struct mcast_send_job nothing = { .end = end };
+
+	return mcast_send(qp, &nothing, budget);
 }
 
 int mcast_drain_sends(struct mcast_qp *qp, int64_t budget)
 {
-	return send_until(qp, NULL, budget);
+	uint64_t end;
+
+	pthread_mutex_lock(&qp->lock);
+	end = qp->head;
+	pthread_mutex_unlock(&qp->lock);
+	return mcast_wait_sent(qp, end, budget);
 }

@@ -62,4 +62,15 @@ int mcast_post_free_slots(struct mcast_qp *qp);
 /* Forget what was posted, as the device does at RESET; call with the lock held. */
 void mcast_forget_posted(struct mcast_qp *qp);
 
+/* Messages received, 0 when `budget` ns are over; -EAGAIN when `event_fd` (or NO_FD) became readable; -EIO when
+ * the QP is in ERR; -EINTR; or another -errno. */
+int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget);
+
+/* Post the receives of these messages again. */
+int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count);
+
+/* Post the whole job behind one doorbell, or nothing of it: -EAGAIN, for lack of room or in another state.
+ * Then as mcast_send, without waiting. */
+int mcast_send_at_once(struct mcast_qp *qp, struct mcast_send_job *job);
+
 #endif

@@ -1,0 +1,1003 @@
+/* The calls that are made once a message or once a batch, without a Python frame: two base classes, `Calls` of
+ * the QP and `Lease` of its batches. What is not plainly in order goes to the contract's own methods in Python,
+ * which know every rule and every error; here it is only decided that none of them applies.
+ *
+ * The module is a second one in the same library as cffi's: `_calls.py` loads it. */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <structmember.h>
+
+#include "qp.h"
+
+#include "wait.h"
+
+#include <time.h>
+#include <unistd.h>
+
+enum {
+	SMALLEST_MTU = 256,
+	KEPT_GIDS = 64,
+	KEPT_ARGUMENTS = 256,
+	MAX_REGIONS = 16,
+};
+
+static const int64_t SLICE_NS = 200000000; /* as in deadline.py */
+
+struct region {
+	uintptr_t start, end;
+	uint32_t lkey;
+};
+
+struct calls {
+	PyObject_HEAD
+	struct mcast_qp *qp; /* NULL: closed, or not made yet */
+	Py_ssize_t users;    /* calls that are using it */
+	unsigned forks;
+	int event_fd;
+
+	PyObject *destination; /* the one that the next three are for */
+	struct ibv_ah *ah;
+	uint32_t qp_num, qkey;
+
+	uint32_t limit; /* of a payload, in bytes */
+	int64_t limit_until;
+	struct region regions[MAX_REGIONS];
+	int region_count; /* -1: more than that */
+
+	PyObject *memories; /* generation -> the buffer that payloads arrive in */
+	PyObject *sources;  /* GIDs the QP has sent from */
+	struct {
+		uint8_t raw[16];
+		PyObject *gid;
+	} gids[KEPT_GIDS];
+};
+
+/* What the views of payloads are made of, and counted by: not the lease itself, which keeps the views. */
+struct window {
+	PyObject_HEAD
+	Py_buffer memory;
+	Py_ssize_t exports;
+	Py_ssize_t next_offset, next_length; /* of the view that is being made */
+};
+
+struct lease {
+	PyObject_HEAD
+	struct calls *owner;
+	struct mcast_message *records;
+	uint32_t count;
+	char released;
+	PyObject *views;
+	Py_buffer memory;
+	struct window *window; /* NULL until a payload is looked at */
+};
+
+static PyObject *message_type, *gid_type, *batch_type; /* given by set_up */
+static PyObject *window_type;
+static PyObject *slow_send, *slow_send_one, *slow_recv, *slow_recv_one, *slow_release;
+static unsigned forks;
+
+/* Takes the reference to `with`. */
+static void replace(PyObject **place, PyObject *with)
+{
+	PyObject *old = *place;
+
+	*place = with;
+	Py_XDECREF(old);
+}
+
+static void count_fork(void)
+{
+	forks++;
+}
+
+static int is_usable(const struct calls *self)
+{
+	return self->qp && self->forks == forks;
+}
+
+static int64_t coarse_now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Call a function of the contract with the arguments that came. */
+static PyObject *call_slowly(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count,
+			     PyObject *names)
+{
+	Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+	PyObject *positional = PyTuple_New(count + 1), *keywords = NULL, *found = NULL;
+
+	if (!positional)
+		return NULL;
+	PyTuple_SetItem(positional, 0, Py_NewRef(self));
+	for (Py_ssize_t i = 0; i < count; i++)
+		PyTuple_SetItem(positional, i + 1, Py_NewRef(args[i]));
+	if (named && !(keywords = PyDict_New()))
+		goto done;
+	for (Py_ssize_t i = 0; i < named; i++)
+		if (PyDict_SetItem(keywords, PyTuple_GetItem(names, i), args[count + i]))
+			goto done;
+	found = PyObject_Call(function, positional, keywords);
+done:
+	Py_DECREF(positional);
+	Py_XDECREF(keywords);
+	return found;
+}
+
+/* --- arguments --- */
+
+/* Sorts the arguments into `out` by the names of the parameters; 0 when they do not fit. */
+static int sort_arguments(PyObject *const *args, Py_ssize_t count, PyObject *names, const char *const *parameters,
+			  int wanted, PyObject **out)
+{
+	Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+
+	if (count > wanted)
+		return 0;
+	for (int i = 0; i < wanted; i++)
+		out[i] = i < count ? args[i] : NULL;
+	for (Py_ssize_t i = 0; i < named; i++) {
+		PyObject *name = PyTuple_GetItem(names, i);
+		int place = 0;
+
+		while (place < wanted && PyUnicode_CompareWithASCIIString(name, parameters[place]))
+			place++;
+		if (place == wanted || out[place])
+			return 0;
+		out[place] = args[count + i];
+	}
+	return 1;
+}
+
+/* Nanoseconds, -1 for never; 0 when it is no time. */
+static int read_timeout(PyObject *timeout, int64_t *out)
+{
+	double seconds;
+
+	*out = -1;
+	if (!timeout || timeout == Py_None)
+		return 1;
+	seconds = PyFloat_AsDouble(timeout);
+	if (seconds == -1.0 && PyErr_Occurred()) {
+		PyErr_Clear();
+		return 0;
+	}
+	*out = seconds <= 0 ? 0 : seconds > 1e9 ? -1 : (int64_t)(seconds * 1e9);
+	return seconds == seconds;
+}
+
+static int64_t slice_of(int64_t timeout)
+{
+	return timeout < 0 || timeout > SLICE_NS ? SLICE_NS : timeout;
+}
+
+/* What is left of a timeout, as the object to hand on. */
+static PyObject *rest_of(int64_t timeout, int64_t start)
+{
+	int64_t left;
+
+	if (timeout < 0)
+		return Py_NewRef(Py_None);
+	left = timeout - (mcast_now() - start);
+	return PyFloat_FromDouble(left > 0 ? (double)left * 1e-9 : 0.0);
+}
+
+/* --- sending --- */
+
+static int64_t lkey_of(const struct calls *self, const void *payload, size_t length)
+{
+	uintptr_t start = (uintptr_t)payload;
+
+	for (int i = 0; i < self->region_count; i++)
+		if (start >= self->regions[i].start && start + length <= self->regions[i].end)
+			return self->regions[i].lkey;
+	return -1;
+}
+
+struct payloads {
+	uintptr_t addresses[KEPT_ARGUMENTS];
+	uint32_t lengths[KEPT_ARGUMENTS];
+	int64_t lkeys[KEPT_ARGUMENTS];
+	Py_buffer held[KEPT_ARGUMENTS];
+	Py_ssize_t count, holding;
+	uint32_t longest;
+	int any_lkey;
+};
+
+static void let_go(struct payloads *payloads)
+{
+	while (payloads->holding)
+		PyBuffer_Release(&payloads->held[--payloads->holding]);
+}
+
+/* 0: it is none that could be sent from here. Copied at the post, or held until the send is complete. */
+static int add_payload(const struct calls *self, struct payloads *payloads, PyObject *payload)
+{
+	Py_ssize_t place = payloads->count++;
+	char *start;
+	Py_ssize_t length;
+
+	if (PyBytes_CheckExact(payload)) {
+		PyBytes_AsStringAndSize(payload, &start, &length);
+	} else {
+		Py_buffer *held = &payloads->held[payloads->holding];
+
+		if (PyObject_GetBuffer(payload, held, PyBUF_SIMPLE)) {
+			PyErr_Clear();
+			return 0;
+		}
+		payloads->holding++;
+		start = held->buf;
+		length = held->len;
+	}
+	if (length > self->limit)
+		return 0;
+	payloads->addresses[place] = (uintptr_t)start;
+	payloads->lengths[place] = (uint32_t)length;
+	if ((uint32_t)length > payloads->longest)
+		payloads->longest = (uint32_t)length;
+	if (self->region_count) {
+		payloads->lkeys[place] = lkey_of(self, start, (size_t)length);
+		payloads->any_lkey |= payloads->lkeys[place] >= 0;
+	}
+	return 1;
+}
+
+/* Whether the limit that was checked still is the port's. */
+static int is_limit_fresh(const struct calls *self, uint32_t longest)
+{
+	return longest <= SMALLEST_MTU || coarse_now() < self->limit_until;
+}
+
+/* Wait for what was posted; from here on the contract's methods must not send it again. */
+static PyObject *finish(struct calls *self, struct mcast_send_job *job, int ret, PyObject *timeout,
+			struct payloads *payloads, PyObject *done)
+{
+	PyObject *found = done;
+
+	if (!ret) {
+		Py_BEGIN_ALLOW_THREADS
+		ret = mcast_send(self->qp, job, SLICE_NS);
+		Py_END_ALLOW_THREADS
+	}
+	if (ret != 1)
+		found = PyObject_CallMethod((PyObject *)self, "_finish_send", "KOi", job->end,
+					    timeout ? timeout : Py_None, ret);
+	else
+		Py_INCREF(found);
+	let_go(payloads);
+	return found;
+}
+
+/* NULL without an error: not sent, ask the contract. */
+static PyObject *send_fast(struct calls *self, PyObject *destination, PyObject *const *items, Py_ssize_t count,
+			   PyObject *imm, PyObject *timeout)
+{
+	struct payloads payloads;
+	struct mcast_send_job job = { .ah = self->ah, .remote_qp_num = self->qp_num, .remote_qkey = self->qkey };
+	PyObject *found = NULL;
+	int64_t unused;
+	int ret;
+
+	if (!is_usable(self) || destination != self->destination || count > KEPT_ARGUMENTS ||
+	    self->region_count < 0 || !read_timeout(timeout, &unused))
+		return NULL;
+	if (imm && imm != Py_None) {
+		unsigned long value = PyLong_Check(imm) ? PyLong_AsUnsignedLong(imm) : ~0UL;
+
+		if (value > UINT32_MAX) {
+			PyErr_Clear();
+			return NULL;
+		}
+		job.has_imm = 1;
+		job.imm = (uint32_t)value;
+	}
+	payloads.count = payloads.holding = 0;
+	payloads.longest = 0;
+	payloads.any_lkey = 0;
+	for (Py_ssize_t i = 0; i < count; i++)
+		if (!add_payload(self, &payloads, items[i]))
+			goto done;
+	if (!is_limit_fresh(self, payloads.longest))
+		goto done;
+	job.lengths = payloads.lengths;
+	job.addresses = payloads.addresses;
+	job.lkeys = payloads.any_lkey ? payloads.lkeys : NULL;
+	job.count = (uint32_t)count;
+	ret = mcast_send_at_once(self->qp, &job);
+	if (ret == -EAGAIN)
+		goto done;
+	self->users++;
+	found = finish(self, &job, ret, timeout, &payloads, destination);
+	self->users--;
+	return found;
+done:
+	let_go(&payloads);
+	return NULL;
+}
+
+static PyObject *calls_send(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+	static const char *const parameters[] = { "destination", "batch", "imm", "timeout" };
+	PyObject *items[KEPT_ARGUMENTS], *found = NULL, *given[4];
+	Py_ssize_t size;
+
+	if (sort_arguments(args, count, names, parameters, 4, given) && given[0] && given[1] &&
+	    PyList_CheckExact(given[1]) && (size = PyList_Size(given[1])) > 0 && size <= KEPT_ARGUMENTS) {
+		for (Py_ssize_t i = 0; i < size; i++)
+			items[i] = PyList_GetItem(given[1], i);
+		found = send_fast((struct calls *)object, given[0], items, size, given[2], given[3]);
+		if (found) {
+			Py_DECREF(found);
+			return PyLong_FromSsize_t(size);
+		}
+		if (PyErr_Occurred())
+			return NULL;
+	}
+	return call_slowly(slow_send, object, args, count, names);
+}
+
+static PyObject *calls_send_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+	static const char *const parameters[] = { "destination", "payload", "imm", "timeout" };
+	PyObject *given[4], *found;
+
+	if (sort_arguments(args, count, names, parameters, 4, given) && given[0] && given[1]) {
+		found = send_fast((struct calls *)object, given[0], &given[1], 1, given[2], given[3]);
+		if (found) {
+			Py_DECREF(found);
+			Py_RETURN_NONE;
+		}
+		if (PyErr_Occurred())
+			return NULL;
+	}
+	return call_slowly(slow_send_one, object, args, count, names);
+}
+
+/* --- messages --- */
+
+static PyObject *gid_of(struct calls *self, const uint8_t *raw)
+{
+	unsigned place = raw[15] % KEPT_GIDS;
+
+	if (!self->gids[place].gid || memcmp(self->gids[place].raw, raw, 16)) {
+		PyObject *gid = PyObject_CallFunction(gid_type, "y#", raw, (Py_ssize_t)16);
+
+		if (!gid)
+			return NULL;
+		Py_XDECREF(self->gids[place].gid);
+		self->gids[place].gid = gid;
+		memcpy(self->gids[place].raw, raw, 16);
+	}
+	return Py_NewRef(self->gids[place].gid);
+}
+
+/* Takes the reference to `payload`. */
+static PyObject *make_message(struct calls *self, const struct mcast_message *from, PyObject *payload)
+{
+	PyObject *source = gid_of(self, from->source), *message = NULL;
+	int own = 0;
+
+	if (payload && source && from->own_qp_num)
+		own = PySet_Contains(self->sources, source);
+	if (payload && source && own >= 0)
+		message = PyType_GenericAlloc((PyTypeObject *)message_type, 7);
+	if (!message) {
+		Py_XDECREF(payload);
+		Py_XDECREF(source);
+		return NULL;
+	}
+	PyTuple_SetItem(message, 0, payload);
+	PyTuple_SetItem(message, 1, source);
+	PyTuple_SetItem(message, 2, PyLong_FromUnsignedLong(from->src_qp));
+	PyTuple_SetItem(message, 3, gid_of(self, from->group));
+	PyTuple_SetItem(message, 4, from->has_imm ? PyLong_FromUnsignedLong(from->imm) : Py_NewRef(Py_None));
+	PyTuple_SetItem(message, 5, PyBool_FromLong(own));
+	PyTuple_SetItem(message, 6, PyLong_FromUnsignedLong(from->src_lid));
+	for (Py_ssize_t i = 1; i < 7; i++)
+		if (!PyTuple_GetItem(message, i)) {
+			Py_DECREF(message);
+			return NULL;
+		}
+	return message;
+}
+
+/* The buffer that messages of that generation arrive in; 0, or -1 with an error. */
+static int open_memory(struct calls *self, uint32_t generation, Py_buffer *out)
+{
+	PyObject *key = PyLong_FromUnsignedLong(generation), *memory;
+
+	if (!key)
+		return -1;
+	memory = PyDict_GetItemWithError(self->memories, key);
+	if (!memory && !PyErr_Occurred())
+		PyErr_SetObject(PyExc_KeyError, key);
+	Py_DECREF(key);
+	return memory ? PyObject_GetBuffer(memory, out, PyBUF_SIMPLE) : -1;
+}
+
+/* --- receiving --- */
+
+static int wait_for_messages(struct calls *self, struct mcast_message *out, uint32_t max, int events,
+			     int64_t timeout)
+{
+	int got = mcast_run(self->qp, out, max, NO_FD, 0);
+
+	if (got || !timeout)
+		return got;
+	Py_BEGIN_ALLOW_THREADS
+	got = mcast_run(self->qp, out, max, events ? self->event_fd : NO_FD, slice_of(timeout));
+	Py_END_ALLOW_THREADS
+	return got;
+}
+
+static PyObject *copy_out(struct calls *self, const struct mcast_message *from)
+{
+	PyObject *payload = NULL, *view = NULL;
+	Py_buffer memory;
+
+	if (!open_memory(self, from->generation, &memory)) {
+		payload = PyBytes_FromStringAndSize((const char *)memory.buf + from->offset, from->length);
+		PyBuffer_Release(&memory);
+	}
+	if (payload) {
+		view = PyMemoryView_FromObject(payload);
+		Py_DECREF(payload);
+	}
+	return make_message(self, from, view);
+}
+
+static PyObject *recv_one_fast(struct calls *self, PyObject *given)
+{
+	struct mcast_message from;
+	int64_t timeout, start = 0;
+	PyObject *found, *rest;
+	int got;
+
+	if (!is_usable(self) || !read_timeout(given, &timeout))
+		return PyObject_CallFunctionObjArgs(slow_recv_one, self, given ? given : Py_None, NULL);
+	if (timeout > 0)
+		start = mcast_now();
+	self->users++;
+	got = wait_for_messages(self, &from, 1, 0, timeout);
+	if (got == 1) {
+		found = copy_out(self, &from);
+		mcast_release(self->qp, from.generation, &from, 1);
+	}
+	self->users--;
+	if (got == 1)
+		return found;
+	if (!got && !timeout)
+		Py_RETURN_NONE;
+	rest = rest_of(timeout, start);
+	found = rest ? PyObject_CallFunctionObjArgs(slow_recv_one, self, rest, NULL) : NULL;
+	Py_XDECREF(rest);
+	return found;
+}
+
+static PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+	static const char *const parameters[] = { "timeout" };
+	PyObject *given;
+
+	if (!sort_arguments(args, count, names, parameters, 1, &given))
+		return call_slowly(slow_recv_one, object, args, count, names);
+	return recv_one_fast((struct calls *)object, given);
+}
+
+static PyObject *new_lease(struct calls *self, struct mcast_message *records, uint32_t count)
+{
+	struct lease *lease = (struct lease *)PyType_GenericAlloc((PyTypeObject *)batch_type, 0);
+
+	if (lease)
+		lease->views = PyList_New(0);
+	if (!lease || !lease->views || (count && open_memory(self, records[0].generation, &lease->memory))) {
+		Py_XDECREF((PyObject *)lease);
+		PyMem_Free(records);
+		return NULL;
+	}
+	lease->owner = (struct calls *)Py_NewRef((PyObject *)self);
+	lease->records = records;
+	lease->count = count;
+	return (PyObject *)lease;
+}
+
+static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t timeout)
+{
+	struct mcast_message *records;
+	PyObject *found = NULL, *rest;
+	int64_t start = timeout > 0 ? mcast_now() : 0;
+	int got;
+
+	if (max > self->qp->init.recv_depth)
+		max = self->qp->init.recv_depth;
+	records = PyMem_Malloc(max * sizeof(*records));
+	if (!records)
+		return PyErr_NoMemory();
+	self->users++;
+	got = wait_for_messages(self, records, max, events, timeout);
+	if (got > 0 || (!got && !timeout) || (got == -EAGAIN && events))
+		found = new_lease(self, records, got > 0 ? (uint32_t)got : 0);
+	self->users--;
+	if (found || PyErr_Occurred())
+		return found;
+	PyMem_Free(records);
+	rest = rest_of(timeout, start);
+	if (rest)
+		found = PyObject_CallFunction(slow_recv, "OIOO", self, max, rest, events ? Py_True : Py_False);
+	Py_XDECREF(rest);
+	return found;
+}
+
+static PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+	static const char *const parameters[] = { "max", "timeout", "events" };
+	struct calls *self = (struct calls *)object;
+	PyObject *given[3];
+	int64_t timeout;
+	unsigned long max = 64;
+	int events = 0;
+
+	if (!sort_arguments(args, count, names, parameters, 3, given) || !is_usable(self) ||
+	    !read_timeout(given[1], &timeout))
+		return call_slowly(slow_recv, object, args, count, names);
+	if (given[0])
+		max = PyLong_Check(given[0]) ? PyLong_AsUnsignedLong(given[0]) : 0;
+	if (given[2])
+		events = PyObject_IsTrue(given[2]);
+	if (!max || max > UINT32_MAX || events < 0) {
+		PyErr_Clear();
+		return call_slowly(slow_recv, object, args, count, names);
+	}
+	return recv_fast(self, (uint32_t)max, events, timeout);
+}
+
+/* For the contract's own path: at most one cycle of `run` a call. Returns a lease, or the negative errno. */
+static PyObject *calls_run(PyObject *object, PyObject *args)
+{
+	struct calls *self = (struct calls *)object;
+	struct mcast_message *records;
+	unsigned int max;
+	long long budget;
+	int events, got;
+
+	if (!PyArg_ParseTuple(args, "IpL", &max, &events, &budget))
+		return NULL;
+	if (!is_usable(self))
+		return PyLong_FromLong(0);
+	if (max > self->qp->init.recv_depth)
+		max = self->qp->init.recv_depth;
+	records = PyMem_Malloc(max * sizeof(*records));
+	if (!records)
+		return PyErr_NoMemory();
+	self->users++;
+	Py_BEGIN_ALLOW_THREADS
+	got = mcast_run(self->qp, records, max, events ? self->event_fd : NO_FD, budget);
+	Py_END_ALLOW_THREADS
+	self->users--;
+	if (got > 0)
+		return new_lease(self, records, (uint32_t)got);
+	PyMem_Free(records);
+	return PyLong_FromLong(got);
+}
+
+static PyObject *calls_no_messages(PyObject *object, PyObject *unused)
+{
+	return new_lease((struct calls *)object, NULL, 0);
+}
+
+/* --- what Python tells --- */
+
+static PyObject *calls_arm(PyObject *object, PyObject *args)
+{
+	struct calls *self = (struct calls *)object;
+	unsigned long long address;
+	PyObject *memories, *sources;
+
+	if (!PyArg_ParseTuple(args, "KiO!O!", &address, &self->event_fd, &PyDict_Type, &memories, &PySet_Type,
+			      &sources))
+		return NULL;
+	replace(&self->memories, Py_NewRef(memories));
+	replace(&self->sources, Py_NewRef(sources));
+	self->forks = forks;
+	self->qp = (struct mcast_qp *)(uintptr_t)address;
+	Py_RETURN_NONE;
+}
+
+/* No call starts to use the QP any more, and none uses it when this returns. */
+static PyObject *calls_disarm(PyObject *object, PyObject *unused)
+{
+	struct calls *self = (struct calls *)object;
+	struct mcast_qp *qp = self->qp;
+
+	self->qp = NULL;
+	Py_CLEAR(self->destination);
+	while (qp && self->users) {
+		mcast_wake(qp);
+		Py_BEGIN_ALLOW_THREADS
+		usleep(1000);
+		Py_END_ALLOW_THREADS
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *calls_aim(PyObject *object, PyObject *args)
+{
+	struct calls *self = (struct calls *)object;
+	PyObject *destination;
+	unsigned long long ah;
+
+	if (!PyArg_ParseTuple(args, "OKII", &destination, &ah, &self->qp_num, &self->qkey))
+		return NULL;
+	self->ah = (struct ibv_ah *)(uintptr_t)ah;
+	replace(&self->destination, ah ? Py_NewRef(destination) : NULL);
+	Py_RETURN_NONE;
+}
+
+static PyObject *calls_limit(PyObject *object, PyObject *args)
+{
+	struct calls *self = (struct calls *)object;
+	double seconds;
+
+	if (!PyArg_ParseTuple(args, "Id", &self->limit, &seconds))
+		return NULL;
+	self->limit_until = coarse_now() + (int64_t)(seconds * 1e9);
+	Py_RETURN_NONE;
+}
+
+static PyObject *calls_set_regions(PyObject *object, PyObject *regions)
+{
+	struct calls *self = (struct calls *)object;
+	Py_ssize_t count = PyList_Size(regions);
+
+	if (count < 0)
+		return NULL;
+	self->region_count = count > MAX_REGIONS ? -1 : 0;
+	for (Py_ssize_t i = 0; i < count && self->region_count >= 0; i++) {
+		unsigned long long start, end;
+		struct region *region = &self->regions[i];
+
+		if (!PyArg_ParseTuple(PyList_GetItem(regions, i), "KKI", &start, &end, &region->lkey))
+			return NULL;
+		region->start = (uintptr_t)start;
+		region->end = (uintptr_t)end;
+		self->region_count++;
+	}
+	Py_RETURN_NONE;
+}
+
+static void calls_dealloc(PyObject *object)
+{
+	struct calls *self = (struct calls *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	Py_XDECREF(self->destination);
+	Py_XDECREF(self->memories);
+	Py_XDECREF(self->sources);
+	for (int i = 0; i < KEPT_GIDS; i++)
+		Py_XDECREF(self->gids[i].gid);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
+
+static PyMethodDef calls_methods[] = {
+	{ "send", FAST(calls_send), "QueuePair.send" },
+	{ "send_one", FAST(calls_send_one), "QueuePair.send_one" },
+	{ "recv", FAST(calls_recv), "QueuePair.recv" },
+	{ "recv_one", FAST(calls_recv_one), "QueuePair.recv_one" },
+	{ "_run", calls_run, METH_VARARGS, "one wait for messages: a batch, or 0, or -errno" },
+	{ "_no_messages", calls_no_messages, METH_NOARGS, "an empty batch" },
+	{ "_arm", calls_arm, METH_VARARGS, "use this QP" },
+	{ "_disarm", calls_disarm, METH_NOARGS, "use the QP no more" },
+	{ "_aim", calls_aim, METH_VARARGS, "the address handle of a destination" },
+	{ "_limit", calls_limit, METH_VARARGS, "the MTU, and how many seconds to believe it" },
+	{ "_set_regions", calls_set_regions, METH_O, "registered memory: [(start, end, lkey)]" },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot calls_slots[] = {
+	{ Py_tp_dealloc, calls_dealloc },
+	{ Py_tp_methods, calls_methods },
+	{ 0, NULL },
+};
+
+static PyType_Spec calls_spec = {
+	.name = "mcast.backends.rdma._calls.Calls",
+	.basicsize = sizeof(struct calls),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.slots = calls_slots,
+};
+
+/* --- batches --- */
+
+static int window_get_buffer(PyObject *object, Py_buffer *view, int flags)
+{
+	struct window *self = (struct window *)object;
+	char *start = (char *)self->memory.buf + self->next_offset;
+
+	if (PyBuffer_FillInfo(view, object, start, self->next_length, 1, flags))
+		return -1;
+	self->exports++;
+	return 0;
+}
+
+static void window_release_buffer(PyObject *object, Py_buffer *view)
+{
+	((struct window *)object)->exports--;
+}
+
+static void window_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	PyBuffer_Release(&((struct window *)object)->memory);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+static PyType_Slot window_slots[] = {
+	{ Py_tp_dealloc, window_dealloc },
+	{ Py_bf_getbuffer, window_get_buffer },
+	{ Py_bf_releasebuffer, window_release_buffer },
+	{ 0, NULL },
+};
+
+static PyType_Spec window_spec = {
+	.name = "mcast.backends.rdma._calls.Window",
+	.basicsize = sizeof(struct window),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = window_slots,
+};
+
+/* Give the receives back. 0, or -1: a payload is still in use. */
+static int give_back(struct lease *self)
+{
+	if (self->window && self->window->exports) {
+		PyErr_SetString(PyExc_BufferError,
+				"a slice of a payload of this batch is in use: drop it, or copy it first");
+		return -1;
+	}
+	if (self->count && is_usable(self->owner))
+		mcast_release(self->owner->qp, self->records[0].generation, self->records, self->count);
+	PyBuffer_Release(&self->memory);
+	return 0;
+}
+
+static PyObject *lease_give_back(PyObject *object, PyObject *unused)
+{
+	if (give_back((struct lease *)object))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *lease_release(PyObject *object, PyObject *unused)
+{
+	struct lease *self = (struct lease *)object;
+
+	if (!self->released) {
+		if (PyList_Size(self->views))
+			return PyObject_CallFunctionObjArgs(slow_release, object, NULL);
+		if (give_back(self))
+			return NULL;
+		self->released = 1;
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *lease_enter(PyObject *object, PyObject *unused)
+{
+	return Py_NewRef(object);
+}
+
+static PyObject *lease_exit(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+	return lease_release(object, NULL);
+}
+
+static Py_ssize_t lease_length(PyObject *object)
+{
+	return ((struct lease *)object)->count;
+}
+
+static PyObject *view_of(struct lease *self, uint64_t offset, Py_ssize_t length)
+{
+	struct window *window = self->window;
+
+	if (!self->memory.obj)
+		return PyMemoryView_FromMemory((char *)"", 0, PyBUF_READ);
+	if (!window) {
+		window = (struct window *)PyType_GenericAlloc((PyTypeObject *)window_type, 0);
+		if (!window || PyObject_GetBuffer(self->memory.obj, &window->memory, PyBUF_SIMPLE)) {
+			Py_XDECREF((PyObject *)window);
+			return NULL;
+		}
+		self->window = window;
+	}
+	window->next_offset = (Py_ssize_t)offset;
+	window->next_length = length;
+	return PyMemoryView_FromObject((PyObject *)window);
+}
+
+static PyObject *lease_message(PyObject *object, PyObject *index)
+{
+	struct lease *self = (struct lease *)object;
+	Py_ssize_t place = PyLong_AsSsize_t(index);
+
+	if (place < 0 || place >= self->count)
+		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "message %zd", place);
+	return make_message(self->owner, &self->records[place],
+			    view_of(self, self->records[place].offset, self->records[place].length));
+}
+
+static PyObject *lease_iterate(PyObject *object)
+{
+	struct lease *self = (struct lease *)object;
+	PyObject *messages, *iterator = NULL;
+
+	if (self->released) {
+		PyErr_SetString(PyExc_ValueError, "this batch was released: copy a payload with bytes() before that");
+		return NULL;
+	}
+	messages = PyList_New(self->count);
+	for (uint32_t i = 0; messages && i < self->count; i++) {
+		PyObject *message = make_message(self->owner, &self->records[i],
+						 view_of(self, self->records[i].offset, self->records[i].length));
+
+		if (!message || PyList_Append(self->views, PyTuple_GetItem(message, 0))) {
+			Py_XDECREF(message);
+			Py_CLEAR(messages);
+		} else {
+			PyList_SetItem(messages, i, message);
+		}
+	}
+	if (messages)
+		iterator = PyObject_GetIter(messages);
+	Py_XDECREF(messages);
+	return iterator;
+}
+
+static PyObject *lease_lengths(PyObject *object, void *unused)
+{
+	struct lease *self = (struct lease *)object;
+	PyObject *lengths = PyList_New(self->count);
+
+	for (uint32_t i = 0; lengths && i < self->count; i++)
+		PyList_SetItem(lengths, i, PyLong_FromUnsignedLong(self->records[i].length));
+	return lengths;
+}
+
+static PyObject *lease_records(PyObject *object, void *unused)
+{
+	struct lease *self = (struct lease *)object;
+
+	return PyBytes_FromStringAndSize((const char *)self->records,
+					 (Py_ssize_t)(self->count * sizeof(*self->records)));
+}
+
+static PyObject *lease_window(PyObject *object, PyObject *unused)
+{
+	struct lease *self = (struct lease *)object;
+
+	return view_of(self, 0, self->memory.len);
+}
+
+/* A view still in use elsewhere keeps its buffers leased: lost receives, never wrong bytes. */
+static void lease_finalize(PyObject *object)
+{
+	PyObject *type, *value, *trace, *done;
+
+	PyErr_Fetch(&type, &value, &trace);
+	done = ((struct lease *)object)->owner ? lease_release(object, NULL) : NULL;
+	Py_XDECREF(done);
+	PyErr_Clear();
+	PyErr_Restore(type, value, trace);
+}
+
+static void lease_dealloc(PyObject *object)
+{
+	struct lease *self = (struct lease *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	PyBuffer_Release(&self->memory);
+	Py_XDECREF((PyObject *)self->window);
+	PyMem_Free(self->records);
+	Py_XDECREF(self->views);
+	Py_XDECREF((PyObject *)self->owner);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+static PyMemberDef lease_members[] = {
+	{ "_released", T_BOOL, offsetof(struct lease, released), 0, NULL },
+	{ "_views", T_OBJECT, offsetof(struct lease, views), READONLY, NULL },
+	{ NULL, 0, 0, 0, NULL },
+};
+
+static PyMethodDef lease_methods[] = {
+	{ "release", lease_release, METH_NOARGS, "Batch.release" },
+	{ "__enter__", lease_enter, METH_NOARGS, NULL },
+	{ "__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL },
+	{ "_message", lease_message, METH_O, "Batch._message" },
+	{ "_release", lease_give_back, METH_NOARGS, "Batch._release" },
+	{ "_window", lease_window, METH_NOARGS, "a view of the memory that the payloads are in" },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyGetSetDef lease_getters[] = {
+	{ "lengths", lease_lengths, NULL, "Batch.lengths", NULL },
+	{ "records", lease_records, NULL, "Batch.records", NULL },
+	{ NULL, NULL, NULL, NULL, NULL },
+};
+
+static PyType_Slot lease_slots[] = {
+	{ Py_tp_dealloc, lease_dealloc },
+	{ Py_tp_finalize, lease_finalize },
+	{ Py_tp_members, lease_members },
+	{ Py_tp_methods, lease_methods },
+	{ Py_tp_getset, lease_getters },
+	{ Py_tp_iter, lease_iterate },
+	{ Py_sq_length, lease_length },
+	{ 0, NULL },
+};
+
+static PyType_Spec lease_spec = {
+	.name = "mcast.backends.rdma._calls.Lease",
+	.basicsize = sizeof(struct lease),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.slots = lease_slots,
+};
+
+/* --- the module --- */
+
+static int take(PyObject *from, const char *name, PyObject **out)
+{
+	replace(out, PyObject_GetAttrString(from, name));
+	return *out ? 0 : -1;
+}
+
+static PyObject *set_up(PyObject *module, PyObject *args)
+{
+	PyObject *queue_pair, *batch;
+
+	if (!PyArg_ParseTuple(args, "OOOOO", &queue_pair, &batch, &batch_type, &message_type, &gid_type) ||
+	    take(queue_pair, "send", &slow_send) || take(queue_pair, "send_one", &slow_send_one) ||
+	    take(queue_pair, "recv", &slow_recv) || take(queue_pair, "recv_one", &slow_recv_one) ||
+	    take(batch, "release", &slow_release))
+		return NULL;
+	Py_INCREF(batch_type);
+	Py_INCREF(message_type);
+	Py_INCREF(gid_type);
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+	{ "set_up", set_up, METH_VARARGS, "the contract's classes: QueuePair, Batch, the provider's batch, Message, Gid" },
+	{ NULL, NULL, 0, NULL },
+};
+
+static struct PyModuleDef module_def = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "_calls",
+	.m_size = -1,
+	.m_methods = module_methods,
+};
+
+PyMODINIT_FUNC PyInit__calls(void)
+{
+	PyObject *module = PyModule_Create(&module_def);
+	PyObject *calls = PyType_FromSpec(&calls_spec), *lease = PyType_FromSpec(&lease_spec);
+
+	window_type = PyType_FromSpec(&window_spec);
+	if (!module || !calls || !lease || !window_type || PyModule_AddObjectRef(module, "Calls", calls) ||
+	    PyModule_AddObjectRef(module, "Lease", lease) || pthread_atfork(NULL, NULL, count_fork))
+		Py_CLEAR(module);
+	Py_XDECREF(calls);
+	Py_XDECREF(lease);
+	return module;
+}
