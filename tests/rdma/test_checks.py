@@ -12,6 +12,7 @@ from mcast.backends.rdma import availability
 from mcast.backends.rdma.checks import QUIRKS, judge
 from mcast.backends.rdma.firewall import dropping_rule
 from mcast.backends.rdma.host import Bridge, HostFacts, Ipoib, PortFacts
+from mcast.backends.rdma.memlock import shortage
 
 ACTIVE, DOWN, INIT = PortState.ACTIVE, PortState.DOWN, PortState.INIT
 IP = IPv4Address("10.0.0.1")
@@ -243,6 +244,13 @@ def test_a_quirk_is_told_on_its_kernels_alone(quirk: Any) -> None:
     assert len(told((major, minor - 1))) == (1 if minor else 0)
     assert told(quirk.before) == []
     assert len(told(quirk.since)) == 1
+
+
+def test_a_shortage_of_locked_memory_is_counted() -> None:
+    assert shortage(10, 5, None) == shortage(10, 5, 15) == ()
+    (cause,) = shortage(10, 6, 15)
+    assert cause.why == "10 bytes are to be locked, 6 are already, and the limit is 15"
+    assert "ulimit -l unlimited" in cause.next_step
 
 
 # --- the packet filter -------------------------------------------------------------------

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from mcast.api import DeviceInfo, McastError, PortInfo, PortState, QpInit, Status, UnavailableReason
-from mcast.backends.rdma import native, slab
+from mcast.backends.rdma import memlock, native, slab
 from mcast.backends.rdma.devices import read_devices
 
 _DEVICE_FILES = Path("/dev/infiniband")
 _VERBS = Path("/sys/class/infiniband_verbs")
-_CAP_IPC_LOCK = 14
 _ROCE_MAX_MTU = 4096
 
 FIXES = {
@@ -34,7 +32,7 @@ FIXES = {
     UnavailableReason.NO_PERMISSION: (
         "give the process read and write access to /dev/infiniband (docker: --device=/dev/infiniband)"
     ),
-    UnavailableReason.MEMLOCK: "raise it: ulimit -l unlimited (docker: --ulimit memlock=-1)",
+    UnavailableReason.MEMLOCK: memlock.FIX,
     UnavailableReason.PORT_DOWN: "bring a link up: ip link set DEV up, then look at `rdma link`",
     UnavailableReason.NO_ADDRESS: "give a port an address: ip addr add 10.0.0.1/24 dev DEV",
 }
@@ -153,7 +151,7 @@ def gather() -> Facts:
         names=names,
         absent=tuple(str(file) for file in files if not file.exists()),
         barred=tuple(str(file) for file in files if file.exists() and not os.access(file, os.R_OK | os.W_OK)),
-        memlock=_memlock(),
+        memlock=memlock.limit(),
         needed=slab.layout(QpInit(), _ROCE_MAX_MTU, _ROCE_MAX_MTU)[1],
     )
     if not names or facts.absent or facts.barred:
@@ -169,12 +167,3 @@ def _files(names: tuple[str, ...]) -> tuple[Path, ...]:
     entries = sorted(_VERBS.glob("uverbs*"))
     needed = [entry for entry in entries if (entry / "ibdev").read_text().strip() in names]
     return (_DEVICE_FILES / "rdma_cm", *(_DEVICE_FILES / entry.name for entry in needed))
-
-
-def _memlock() -> int | None:
-    """Bytes this process may lock; None without limit."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    lines = Path("/proc/self/status").read_text().splitlines()
-    effective = next((line.split()[1] for line in lines if line.startswith("CapEff")), "0")
-    unlimited = limit == resource.RLIM_INFINITY or int(effective, 16) >> _CAP_IPC_LOCK & 1
-    return None if unlimited else limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -156,6 +157,32 @@ def test_a_process_that_lacks_something_is_told(name: str) -> None:
     bad = {(one["check"], one["subject"]) for one in answer["providers"]["rdma"] if one["level"] != "ok"}
     assert bad == expected
     assert answer["problems"] == len(expected)
+
+
+MEMLOCK = """
+import mcast
+from mcast.api import OutOfResources
+with mcast.open_backend("rdma") as backend, backend.event_channel() as channel:
+    try:
+        while True:
+            cm_id = channel.create_id()
+            cm_id.bind_addr("10.77.0.1")
+            cm_id.create_qp()
+    except OutOfResources as error:
+        print(error)
+"""
+
+
+def test_an_error_for_want_of_locked_memory_tells_the_bytes() -> None:
+    command = f"ulimit -l 6000; exec setpriv --bounding-set=-ipc_lock {sys.executable} -c '{MEMLOCK}'"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=100)
+    assert done.stderr == ""
+    first, found, *_ = done.stdout.splitlines()
+    assert first.startswith("create_qp(")
+    assert ": ENOMEM: " in first
+    assert re.match(
+        r"  found: \d{6,} bytes are to be locked, \d{6,} are already, and the limit is 6144000 ", found
+    )
 
 
 def test_a_host_without_a_device_is_told(lab_bed: Testbed) -> None:

@@ -1,0 +1,52 @@
+"""Locked memory: what a QP's buffers and registered memory are counted against."""
+
+from __future__ import annotations
+
+import errno as E
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mcast.api import Cause, McastError
+
+FIX = "raise it: ulimit -l unlimited (docker: --ulimit memlock=-1)"
+
+_CAP_IPC_LOCK = 14
+_STATUS = Path("/proc/self/status")
+
+
+def limit() -> int | None:
+    """Bytes this process may lock; None without limit (root, and who else has CAP_IPC_LOCK)."""
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    unlimited = soft == resource.RLIM_INFINITY or int(_status("CapEff"), 16) >> _CAP_IPC_LOCK & 1
+    return None if unlimited else soft
+
+
+def pinned() -> int:
+    """Bytes that are locked for devices now."""
+    return int(_status("VmPin").split()[0]) * 1024
+
+
+def _status(name: str) -> str:
+    lines = (line.partition(":") for line in _STATUS.read_text().splitlines())
+    return next((value.strip() for key, _, value in lines if key == name), "0")
+
+
+@contextmanager
+def explained(needed: int) -> Iterator[None]:
+    """An ENOMEM of the block, which locks `needed` bytes, says whether the limit was in the way."""
+    try:
+        yield
+    except McastError as error:
+        if error.errno == E.ENOMEM:
+            error.found = shortage(needed, pinned(), limit())
+        raise
+
+
+def shortage(needed: int, locked: int, most: int | None) -> tuple[Cause, ...]:
+    """The cause, if `needed` bytes more than the `locked` ones are too many."""
+    if most is None or locked + needed <= most:
+        return ()
+    why = f"{needed} bytes are to be locked, {locked} are already, and the limit is {most}"
+    return (Cause(why, "ulimit -l", f"{FIX}, or ask for fewer, smaller receives"),)
