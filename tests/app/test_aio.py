@@ -1,0 +1,503 @@
+"""The awaitable endpoint: the same as the blocking one, without a thread, never blocking the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import select
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+import mcast
+from mcast import GaveUp, Lost, Rejoined, RejoinPolicy, aio
+from mcast.api import (
+    Backend,
+    Closed,
+    EventChannel,
+    McastError,
+    MembershipLost,
+    MessageTooLarge,
+    QueuePair,
+    TimedOut,
+)
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.faults import Drop, Refuse, Requests
+from mcast.backends.sim.testbed import SimObserver
+from mcast.mcmember import SaMethod, SaStatus
+
+GROUP, OTHER = "239.1.2.3", "239.4.5.6"
+BOUND = 20.0
+"""Seconds; the longest that anything may take, never a delay."""
+
+
+@pytest.fixture(params=[Fabric.roce, Fabric.infiniband], ids=["roce", "infiniband"])
+def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
+    made: Fabric = request.param()
+    yield made
+    assert SimObserver(made).leftovers() == ()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine with a bound; a task or a warning that it leaves behind is an error."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(BOUND):
+            await main()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(bounded(), debug=True)
+    gc.collect()
+
+
+@asynccontextmanager
+async def pair(fabric: Fabric, **options: Any) -> AsyncIterator[tuple[aio.Endpoint, aio.Endpoint]]:
+    """Endpoints on ports 0 and 1."""
+    with open_fabric(fabric) as backend:
+        async with (
+            aio.open_endpoint(backend, "10.0.0.1") as one,
+            aio.open_endpoint(backend, "10.0.0.2", **options) as other,
+        ):
+            yield one, other
+
+
+async def turns(count: int = 10) -> None:
+    """Let the other tasks go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def rejoined(endpoint: aio.Endpoint, times: int) -> bool:
+    return endpoint.stats().rejoins == times
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+# --- the everyday path ---------------------------------------------------------------------------
+
+
+def test_messages_are_iterated_and_sent(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other), one.sender(GROUP) as out:
+            async with other.join(GROUP) as group:
+                await out.send(b"hello", imm=3)
+                assert await out.send_batch([b"x", b"y"]) == 2
+                found = []
+                async for message in group:
+                    found.append(bytes(message.payload))
+                    if len(found) == 3:
+                        break
+                assert found == [b"hello", b"x", b"y"]
+                assert other.groups == (group,)
+            assert not other.groups
+
+    run(main)
+
+
+def test_a_join_may_be_awaited(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, _):
+            group = await one.join(GROUP, settle=0.01)
+            assert group.joined
+            async with await one.join(OTHER) as other:
+                assert isinstance(other, aio.Membership)
+            assert one.groups == (group,)
+            await group.leave()
+            await group.leave()
+            with pytest.raises(Closed):
+                await group.send(b"")
+
+    run(main)
+
+
+def test_batches_are_leased_and_end(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            await other.join(GROUP)
+            out = await one.sender(GROUP)
+            await out.send_batch([b"%d" % number for number in range(200)])
+            found, views = [], []
+            async for batch in other.batches(timeout=0.01):
+                views.append(batch[0].payload)
+                found += [bytes(message.payload) for message in batch]
+            assert found == [b"%d" % number for number in range(200)]
+            for view in views:
+                with pytest.raises(ValueError):
+                    bytes(view)
+            assert len(await other.recv_batch(timeout=0)) == 0
+            assert await other.recv(timeout=0) is None
+            assert await other.next_event() is None
+
+    run(main)
+
+
+def test_tasks_wait_for_different_groups(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            groups = [await other.join(f"239.3.3.{number}") for number in range(5)]
+            outs = [await one.sender(f"239.3.3.{number}") for number in range(5)]
+            tasks = [asyncio.create_task(group.recv()) for group in groups]
+            await turns()
+            for number in (3, 1, 4, 0, 2):
+                await outs[number].send(b"%d" % number)
+            messages = await asyncio.gather(*tasks)
+            assert [bytes(message.payload) for message in messages if message] == [
+                b"%d" % number for number in range(5)
+            ]
+
+    run(main)
+
+
+def test_ready_between_tasks(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            hearing = asyncio.create_task(group.recv())
+            assert {peer.qp_num for peer in await out.ready(timeout=BOUND)} == {other.qp_num}
+            await out.send(b"heard")
+            message = await hearing
+            assert message is not None
+            assert bytes(message.payload) == b"heard"
+            with pytest.raises(TimedOut, match="0 of 1 members"):
+                await group.ready(timeout=0.02)
+            assert await group.probe_loopback(timeout=0.02) is True
+
+    run(main)
+
+
+def test_what_is_wrong_is_raised(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, _):
+            out = await one.sender(GROUP)
+            with pytest.raises(MessageTooLarge):
+                await out.send(bytes(one.max_message_size + 1))
+            with pytest.raises(ValueError):
+                await one.join("10.0.0.1")
+            assert len(one.groups) == 1
+
+    run(main)
+
+
+def test_it_is_opened_inside_a_loop() -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        aio.open_endpoint("sim", "10.0.0.1")
+
+
+# --- cancelling ------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_or_timed_out_join_leaves_nothing() -> None:
+    fabric = Fabric.infiniband(clock="wall")
+
+    async def main() -> None:
+        async with pair(fabric) as (one, _):
+            with fabric.rules.when(Requests(method=SaMethod.SET), Drop()):
+                task = asyncio.ensure_future(one.join(GROUP))
+                await until(lambda: one._session.groups)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert one._session.groups == {}
+                with pytest.raises(TimedOut):
+                    await one.join(GROUP, timeout=0.02)
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(one.join(GROUP), 0.02)
+                assert one.groups == ()
+                assert not SimObserver(fabric).port_memberships(fabric.ports[0].interfaces[0].ipv4)  # type: ignore[arg-type]
+            assert not one._waiters
+        assert fabric.qps == ()
+
+    run(main)
+    fabric.close()
+
+
+def test_a_refused_join_is_an_error_and_leaves_nothing() -> None:
+    fabric = Fabric.infiniband()
+
+    async def main() -> None:
+        async with pair(fabric) as (one, _):
+            with (
+                fabric.rules.when(Requests(method=SaMethod.SET), Refuse(SaStatus.NO_RESOURCES)),
+                pytest.raises(McastError) as caught,
+            ):
+                await one.join(GROUP)
+            assert caught.value.causes
+            assert (await one.join(GROUP)).joined
+
+    run(main)
+
+
+def test_a_cancelled_receive_loses_no_message(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            for number in range(50):
+                task = asyncio.create_task(group.recv())
+                await turns(number % 5)
+                sent = asyncio.create_task(out.send(b"%d" % number))
+                await turns(number % 3)
+                task.cancel()
+                await sent
+                result = (await asyncio.gather(task, return_exceptions=True))[0]
+                message = result if isinstance(result, mcast.api.Message) else await group.recv(timeout=1)
+                assert message is not None
+                assert bytes(message.payload) == b"%d" % number
+            assert not other._waiters
+
+    run(main)
+
+
+# --- closing -----------------------------------------------------------------------------------------
+
+
+def test_close_ends_what_waits(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, _):
+            group = await one.join(GROUP)
+
+            async def iterate() -> list[bytes]:
+                return [bytes(message.payload) async for message in group]
+
+            async def batches() -> list[int]:
+                return [len(batch) async for batch in one.batches()]
+
+            waiting = [
+                asyncio.create_task(call) for call in (group.recv(), one.next_event(None), group.ready())
+            ]
+            iterating = [asyncio.create_task(iterate()), asyncio.create_task(batches())]
+            await turns()
+            await one.close()
+            await one.close()
+            for task in waiting:
+                with pytest.raises(Closed):
+                    await task
+            assert await asyncio.gather(*iterating) == [[], []]
+            assert one.closed
+
+    run(main)
+
+
+def test_leaving_ends_the_iteration_of_that_group(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, _):
+            group = await one.join(GROUP)
+
+            async def iterate() -> list[bytes]:
+                return [bytes(message.payload) async for message in group]
+
+            task = asyncio.create_task(iterate())
+            await turns()
+            await group.leave()
+            assert await task == []
+
+    run(main)
+
+
+def test_an_owned_backend_is_closed() -> None:
+    async def main() -> None:
+        async with aio.open_endpoint("sim", "10.0.0.1", options={"ports": 1}) as endpoint:
+            await endpoint.join(GROUP)
+        assert endpoint.backend.closed
+
+    run(main)
+
+
+# --- losing and restoring, in the background -----------------------------------------------------------
+
+
+def test_a_membership_comes_back_with_no_task_waiting(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            assert await other.recv(timeout=0) is None
+            for fault in (fabric.bond_failover, fabric.remove_device):
+                fault(fabric.ports[1])
+                fabric.restore_device(fabric.ports[1])
+                await until(lambda: len(other._session.events) == 2)  # no call, so nothing but the loop acts
+                assert [type(await other.next_event()) for _ in range(2)] == [Lost, Rejoined]
+                await out.send(b"heard")
+                assert await group.recv(timeout=1) is not None
+
+    run(main)
+
+
+def test_a_waiting_task_survives_a_new_queue_pair(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            for number in range(5):
+                task = asyncio.create_task(group.recv())
+                await turns()
+                fabric.bond_failover(fabric.ports[1])
+                await until(partial(rejoined, other, number + 1))
+                await out.send(b"%d" % number)
+                message = await task
+                assert message is not None
+                assert bytes(message.payload) == b"%d" % number
+
+    run(main)
+
+
+def test_the_sm_fails_over_under_a_receiver() -> None:
+    fabric = Fabric.infiniband(clock="wall")
+
+    async def main() -> None:
+        async with pair(fabric, rejoin=RejoinPolicy(first=0.01, maximum=0.02)) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            task = asyncio.create_task(group.recv())
+            fabric.restart_sm(0.05)
+            await until(lambda: out.stats().rejoins and group.stats().rejoins)
+            await out.send(b"heard")
+            assert await task is not None
+
+    run(main)
+    fabric.close()
+
+
+def test_giving_up_ends_what_waits(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric, rejoin=RejoinPolicy(first=0.005, give_up_after=0.02)) as (_, other):
+            group = await other.join(GROUP)
+            task = asyncio.create_task(group.recv())
+            await turns()
+            fabric.remove_device(fabric.ports[1])
+            with pytest.raises(MembershipLost):
+                await task
+            assert isinstance(await other.next_event(), Lost)
+            assert isinstance(await other.next_event(), GaveUp)
+
+    run(main)
+
+
+def test_a_failed_queue_pair_is_reset(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            task = asyncio.create_task(group.recv())
+            await turns()
+            (qp,) = (qp for qp in fabric.qps if qp.number == other.qp_num)
+            fabric.fail_qp(qp)
+            assert [type(await other.next_event(BOUND)) for _ in range(2)] == [Lost, Rejoined]
+            await out.send(b"heard")
+            assert await task is not None
+
+    run(main)
+
+
+# --- never blocking --------------------------------------------------------------------------------------
+
+
+def never_blocks(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> list[str]:
+    """Record each call that could block: a wait of the contract with a timeout other than 0, or a sleep."""
+    seen: list[str] = []
+
+    def watch(kind: type, name: str, place: int) -> None:
+        original = getattr(kind, name)
+
+        def watched(self: object, *args: Any, **kwargs: Any) -> Any:
+            timeout = kwargs.get("timeout", args[place] if len(args) > place else None)
+            if timeout != 0:
+                seen.append(f"{name}({args}, {kwargs})")
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, name, watched)
+
+    watch(EventChannel, "get_event", 0)
+    watch(QueuePair, "recv", 1)
+    watch(QueuePair, "send", 3)
+    for module, name in ((time, "sleep"), (select, "select")):
+        monkeypatch.setattr(module, name, lambda *args, name=name: seen.append(name))
+    return seen
+
+
+def test_no_call_blocks_and_there_is_no_thread(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = threading.active_count()
+
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            seen = never_blocks(monkeypatch, one.backend)
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            hearing = asyncio.create_task(group.recv())
+            await out.ready()
+            await out.send_batch([b"x"] * 300, timeout=1)
+            assert await hearing is not None
+            assert await group.recv(timeout=0.01) is not None
+            async for _ in other.batches(timeout=0.01):
+                pass
+            fabric.bond_failover(fabric.ports[1])
+            await other.next_event(1)
+            await other.next_event(1)
+            await group.leave()
+            assert threading.active_count() == threads
+            assert seen == []
+
+    run(main)
+
+
+def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric, receive_depth=4096) as (one, other):
+            out = await one.sender(GROUP)
+            await other.join(GROUP)
+            rounds = 0
+
+            async def tick() -> None:
+                nonlocal rounds
+                while True:
+                    rounds += 1
+                    await asyncio.sleep(0)
+
+            async def flood() -> None:
+                while True:
+                    await out.send_batch([b"x"] * 64)
+
+            async def drain() -> None:
+                async for _ in other.batches():
+                    pass
+
+            tasks = [asyncio.create_task(job()) for job in (flood, drain, tick)]
+            await until(lambda: rounds > 20 and other.stats().received > 1000)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(main)
+
+
+def test_an_idle_loop_sleeps(fabric: Fabric) -> None:
+    """A descriptor that stays readable would spin the loop."""
+
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            await out.send_batch([b"x"] * 3)
+            assert await group.recv() is not None
+            waiting = [asyncio.create_task(call) for call in (other.next_event(None), one.next_event(None))]
+            await out.send(b"unread")  # nobody waits for messages of the group, but it is read all the same
+            await turns()
+            loop = asyncio.get_running_loop()
+            selects = 0
+            selector = loop._selector  # type: ignore[attr-defined]
+            original = selector.select
+
+            def counted(timeout: float | None = None) -> Any:
+                nonlocal selects
+                selects += 1
+                return original(timeout)
+
+            selector.select = counted
+            await asyncio.sleep(0.05)
+            assert selects < 10
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(main)
