@@ -12,12 +12,13 @@ import pytest
 
 import mcast.conformance
 from mcast.addresses import Gid
-from mcast.api import QpType
+from mcast.api import QpType, UdParam
 from mcast.backends.sim import cm
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.port import Port
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.sa import SubnetAdmin
+from mcast.mcmember import JoinState
 
 SUITE = Path(mcast.conformance.__file__).parent
 
@@ -56,23 +57,26 @@ def detach_ignores_the_mlid(original: Any) -> Any:
 
 
 def attach_before_retrieval(original: Any) -> Any:
-    def joined(self: cm.Id, membership: cm.Membership, to: Any) -> None:
+    def joined(self: cm.Id, membership: cm.Membership, ud: UdParam) -> None:
         if self.qp is not None and not membership.send_only:
-            self.fabric.attach(self.qp, membership.mgid, to.dlid)
-        original(self, membership, to)
+            self.fabric.attach(self.qp, membership.mgid, ud.destination.dlid)
+        original(self, membership, ud)
 
     return joined
 
 
 def send_only_is_forgotten(original: Any) -> Any:
-    return lambda self, address, context, send_only: original(self, address, context, False)
+    return lambda self, address, context, bits: original(self, address, context, int(JoinState.FULL))
 
 
 def send_only_attaches(original: Any) -> Any:
     def attach(self: cm.Id, event: cm.Event) -> cm.Event:
         assert event.membership is not None
-        event.membership.send_only = False
-        return original(self, event)  # type: ignore[no-any-return]
+        bits, event.membership.bits = event.membership.bits, int(JoinState.FULL)
+        try:
+            return original(self, event)  # type: ignore[no-any-return]
+        finally:
+            event.membership.bits = bits
 
     return attach
 
@@ -141,7 +145,7 @@ def everyone_is_a_member(original: Any) -> Any:
 
 
 def context_is_lost(original: Any) -> Any:
-    return lambda self, attr, context: original(self, attr, str(context))
+    return lambda self, mask, flags, address, context: original(self, mask, flags, address, str(context))
 
 
 def sm_supports_send_only(original: Any) -> Any:

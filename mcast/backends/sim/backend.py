@@ -159,7 +159,7 @@ class SimEventChannel(EventChannel):
             if not queue:
                 return None
             event = self._core.get()
-            found = self._found(event)
+            found = self._found(event) if event.errno else ()
         membership = event.membership
         return CmEvent(
             type=event.type,

@@ -19,7 +19,7 @@ from typing import ParamSpec
 from mcast.addresses import IPV4_MAPPED, Gid
 from mcast.api import Destination, LinkLayer, QpInit, QpState, WcStatus
 from mcast.backends.sim import incidents
-from mcast.backends.sim.clock import CLOCKS, NS
+from mcast.backends.sim.clock import CLOCKS
 from mcast.backends.sim.faults import (
     HOLD_NS,
     CorruptQkey,
@@ -27,15 +27,14 @@ from mcast.backends.sim.faults import (
     Delivery,
     Drop,
     Duplicate,
-    Refuse,
     Reorder,
     Rules,
-    SaRequest,
 )
 from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Port
 from mcast.backends.sim.qp import Burst, Header, Path, Qp
 from mcast.backends.sim.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
 from mcast.backends.sim.sa_client import SaClient
+from mcast.backends.sim.sa_exchange import SaExchange
 from mcast.backends.sim.trace import (
     Attach,
     Deliver,
@@ -47,17 +46,11 @@ from mcast.backends.sim.trace import (
     IgmpReport,
     Lost,
     PortMade,
-    SaAnswered,
-    SaAsked,
     Send,
     Trace,
     Unsent,
 )
 from mcast.mcmember import MLID_LAST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
-
-SA_LATENCY_NS = 100_000
-SA_TIMEOUT_NS = 3 * NS
-"""An answer takes about 0.1 ms; without one the kernel's client gives up after 3 s (facts: SA)."""
 
 P = ParamSpec("P")
 Tables = dict[int, Sequence[int]]
@@ -318,6 +311,11 @@ class Fabric:
         self._next_id += 1
         return self._next_id - 1
 
+    def number_transaction(self) -> int:
+        """A number of its own for an SA request."""
+        self._transactions += 1
+        return self._transactions
+
     # --- membership: IGMP on RoCE, the SA on InfiniBand ----------------------------------
 
     def igmp_join(self, port: Port, group: Gid) -> None:
@@ -332,7 +330,8 @@ class Fabric:
         if not port.igmp[group]:
             del port.igmp[group]
             self._unsnoop(port, group)
-            self.note(IgmpLeave, port=port.name, source=_igmp_source(port), group=group)
+            if self.trace is not None:
+                self.note(IgmpLeave, port=port.name, source=_igmp_source(port), group=group)
 
     def snoop(self, port: Port, group: Gid) -> None:
         """The port reports its membership, and the switches learn it."""
@@ -343,7 +342,8 @@ class Fabric:
             if not self.querier:
                 self.age(port, group)
         self._group_changed(group)
-        self.note(IgmpReport, port=port.name, source=_igmp_source(port), group=group)
+        if self.trace is not None:
+            self.note(IgmpReport, port=port.name, source=_igmp_source(port), group=group)
 
     def _unsnoop(self, port: Port, group: Gid) -> None:
         listeners = self.snooping.get(group, {})
@@ -386,7 +386,7 @@ class Fabric:
             port.pkeys = tuple(interface.pkey for interface in port.interfaces)
             self.sa.add_port(self.sa_port(port))
             self.sa_ports.add(port.guid)
-            self.sa_clients[port.index] = SaClient(self._ask_for(port), port.gids[0])
+            self.sa_clients[port.index] = SaClient(partial(SaExchange, self, port), port.gids[0])
             self.join_broadcasts(port)
 
     def sa_port(self, port: Port) -> SaPort:
@@ -396,11 +396,12 @@ class Fabric:
     def join_broadcasts(self, port: Port) -> None:
         """What IPoIB does by itself when its interfaces come up or the SM has forgotten them."""
         for interface in port.interfaces if self._ipoib else ():
-            if interface.pkey in port.pkeys and port.up and self._sa_hears(port):
+            if interface.pkey in port.pkeys and port.up and self.sa_hears(port):
                 interface.broadcast = self._join_broadcast(port, interface.pkey)
         self.tables_changed()
 
-    def _sa_hears(self, port: Port) -> bool:
+    def sa_hears(self, port: Port) -> bool:
+        """Whether a request of the port gets to a running SM."""
         return self.sm_up and port.up and port.switch not in self.cut
 
     # --- the switches' tables on InfiniBand ------------------------------------------------
@@ -454,67 +455,12 @@ class Fabric:
         assert reply.status is SaStatus.OK, reply
         return reply.records[0]
 
-    def _ask_for(self, port: Port) -> Callable[..., None]:
-        """The SA client's way to the SA: through the rules, after the latency."""
-
-        def ask(
-            method: SaMethod, mask: int, record: McMemberRecord, answered: Callable[[SaReply | None], None]
-        ) -> None:
-            verdict = None
-            if self.rules.sa_requests:
-                request = SaRequest(self.clock.now, port.name, method, record)
-                verdict = self.rules.judge_sa_request(request)
-            tid = self._transactions = self._transactions + 1
-            if self.trace is not None:
-                self._note_asked(port, tid, method, mask, record)
-
-            def answer(reply: SaReply | None) -> None:
-                if self.trace is not None:
-                    self._note_answered(port, tid, method, mask, reply)
-                answered(reply)
-
-            deadline = self.clock.now + SA_TIMEOUT_NS
-
-            def serve() -> None:
-                assert self.sa is not None
-                reply = None
-                if isinstance(verdict, Refuse):
-                    reply = SaReply(verdict.status)
-                elif not isinstance(verdict, Drop) and self._sa_hears(port):
-                    reply = self.sa.handle(port.guid, method, mask, record)
-                    self.tables_changed()
-                if self.clock.now >= deadline:
-                    return  # whoever asked has given up
-                if reply is None:
-                    self.clock.call_later(deadline - self.clock.now, lambda: answer(None))
-                else:
-                    answer(reply)
-
-            wait = SA_LATENCY_NS + (verdict.ns if isinstance(verdict, Delay) else 0)
-            self.clock.call_later(wait, serve)
-            if wait >= SA_TIMEOUT_NS:
-                self.clock.call_later(SA_TIMEOUT_NS, lambda: answer(None))
-
-        return ask
-
-    def _note_asked(self, port: Port, tid: int, method: SaMethod, mask: int, record: McMemberRecord) -> None:
-        self.note(
-            SaAsked, port=port.name, lid=port.lid, tid=tid, method=method.name, mask=mask, record=record
-        )
-
-    def _note_answered(
-        self, port: Port, tid: int, method: SaMethod, mask: int, reply: SaReply | None
-    ) -> None:
-        self.note(
-            SaAnswered,
-            port=port.name,
-            lid=port.lid,
-            tid=tid,
-            method=method.name,
-            mask=mask,
-            status=None if reply is None else reply.status.name,
-            record=reply.records[0] if reply is not None and reply.records else None,
-        )
+    def ask_sa(self, port: Port, method: SaMethod, mask: int, record: McMemberRecord) -> SaReply | None:
+        """The SA's answer to a request of the port; the switches learn what it changed."""
+        assert self.sa is not None
+        reply = self.sa.handle(port.guid, method, mask, record)
+        self.tables_changed()
+        return reply
 
     # --- queue pairs and their attachments -----------------------------------------------
 
@@ -539,13 +485,15 @@ class Fabric:
     def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.attach(qp, gid, lid)
         self._group_changed(self._route(gid, lid))
-        self.note(Attach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
+        if self.trace is not None:
+            self.note(Attach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
     def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.detach(qp, gid, lid)
         self._group_changed(self._route(gid, lid))
-        self.note(Detach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
+        if self.trace is not None:
+            self.note(Detach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
     # --- messages -------------------------------------------------------------------------
@@ -708,9 +656,9 @@ class Fabric:
         )
         reached = set(self._targets(qp.port, to))
         for port in self.ports:
-            for member, lid in port.attached.get(to.gid, {}).items():
+            for member in port.attached.get(to.gid, ()):
                 if member not in reached:
-                    reason = self._why_unreached(qp.port, port, lid, to.dlid)
+                    reason = self._why_unreached(qp.port, port, member.attached[to.gid], to.dlid)
                     self._note_lost(member, burst, 0, len(burst.payloads), reason)
 
     def _why_unreached(self, source: Port, target: Port, lid: int, dlid: int) -> str:
@@ -758,8 +706,8 @@ class Fabric:
         """The QPs that get a copy, in order of their ports and of their attaching."""
         members = self._members(port, gid, dlid)
         for target in sorted(members, key=lambda member: member.index):
-            for qp, lid in target.attached.get(gid, {}).items():
-                if lid == dlid or not port.is_infiniband:
+            for qp in target.attached.get(gid, ()):
+                if not port.is_infiniband or qp.attached[gid] == dlid:
                     yield qp
 
     def _members(self, port: Port, gid: Gid, dlid: int) -> list[Port]:

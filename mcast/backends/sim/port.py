@@ -100,7 +100,7 @@ class Port:
         self.pkey_violations = 0
         self.oversized = 0
         self.igmp: dict[Gid, int] = {}
-        self.attached: dict[Gid, dict[Qp, int]] = {}
+        self.attached: dict[Gid, tuple[Qp, ...]] = {}  # a QP knows its MLID; a dict takes 232 bytes
 
     @property
     def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
@@ -125,27 +125,24 @@ class Port:
         """ibv_attach_mcast in the kernel (facts: SA, attach; kernel, attach); the errno."""
         if (refused := self._refuses(qp, gid, lid)) or gid in qp.attached:
             return refused
-        members = self.attached.get(gid)
-        if members is None:
-            if len(self.attached) >= self.limits.groups:
-                return errno.ENOMEM
-            members = self.attached[gid] = {}
-        elif len(members) >= self.limits.qps_per_group:
+        members = self.attached.get(gid, ())
+        if not members and len(self.attached) >= self.limits.groups:
             return errno.ENOMEM
-        members[qp] = lid
+        if len(members) >= self.limits.qps_per_group:
+            return errno.ENOMEM
+        self.attached[gid] = (*members, qp)
         qp.attached[gid] = lid
         return 0
 
     def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
         """ibv_detach_mcast: the pair must be that of the attach (DT-3); the errno."""
-        if refused := self._refuses(qp, gid, lid):
-            return refused
         if qp.attached.get(gid) != lid:
-            return errno.EINVAL
+            return self._refuses(qp, gid, lid) or errno.EINVAL
         del qp.attached[gid]
-        members = self.attached[gid]
-        del members[qp]
-        if not members:
+        members = tuple(member for member in self.attached[gid] if member is not qp)
+        if members:
+            self.attached[gid] = members
+        else:
             del self.attached[gid]
         return 0
 

@@ -214,9 +214,9 @@ class Group:
 
     def __init__(self, record: McMemberRecord, well_known: bool) -> None:
         self.mgid, self.mlid, self.well_known = record.mgid, record.mlid, well_known
-        self.values = record._replace(port_gid=ZERO_GID, join_state=_JOIN_STATES[0], proxy_join=False)
         self._shared = record[2:16]
-        self._created_with = record.join_state | (_PROXY if record.proxy_join else 0)
+        self.values = McMemberRecord(record.mgid, ZERO_GID, *self._shared, _JOIN_STATES[0])
+        self._created_with = int(record.join_state) | (_PROXY if record.proxy_join else 0)
         self._full = 0  # members with FULL or SEND_ONLY_FULL
         self._states: dict[int, int] = {}
 
@@ -510,12 +510,18 @@ class SubnetAdmin:
             raise _Refused(SaStatus.REQ_INVALID)
         notices: list[Notice] = []
         left = self._drop(group, guid, bits, notices)
-        answer = record._replace(
-            mtu_selector=_EXACTLY,
-            rate_selector=_EXACTLY,
-            life_selector=_EXACTLY,
-            scope=group.values.scope,
-            join_state=_JOIN_STATES[left],
+        scope, state = group.values.scope, _JOIN_STATES[left]
+        answer = McMemberRecord(
+            *record[:4],
+            _EXACTLY,
+            *record[5:8],
+            _EXACTLY,
+            record.rate,
+            _EXACTLY,
+            *record[11:15],
+            scope,
+            state,
+            record.proxy_join,
         )
         return SaReply(SaStatus.OK, (answer,), tuple(notices))
 
@@ -651,17 +657,25 @@ class SubnetAdmin:
         mlid = self._free_mlid(record.mlid if taken & _MLID else 0)
         if mlid is None:
             raise _Refused(SaStatus.NO_RESOURCES)
-        planned = record._replace(
-            mgid=mgid,
-            mlid=mlid,
-            mtu_selector=_EXACTLY,
-            mtu=mtu,
-            rate_selector=_EXACTLY,
-            rate=rate,
-            life_selector=_EXACTLY,
-            packet_life=life,
-            hop_limit=record.hop_limit if taken & _HOP else 0,
-            scope=record.scope if taken & _SCOPE else scope,
+        planned = McMemberRecord(
+            mgid,
+            record.port_gid,
+            record.qkey,
+            mlid,
+            _EXACTLY,
+            mtu,
+            record.tclass,
+            record.pkey,
+            _EXACTLY,
+            rate,
+            _EXACTLY,
+            life,
+            record.sl,
+            record.flow_label,
+            record.hop_limit if taken & _HOP else 0,
+            record.scope if taken & _SCOPE else scope,
+            record.join_state,
+            record.proxy_join,
         )
         return Group(planned, well_known=False), assigned
 

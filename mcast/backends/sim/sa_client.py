@@ -20,7 +20,7 @@ from mcast.backends.sim.sa import SaReply
 from mcast.mapping import ZERO_GID
 from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 
-Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], None]
+Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], object]
 
 MEANING = {
     SaStatus.NO_RESOURCES: "no MLID is left, or the SA is out of another resource",

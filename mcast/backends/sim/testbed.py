@@ -59,7 +59,7 @@ class SimObserver(Observer):
         return frozenset(self._fabric.sa_clients[at.index].memberships)
 
     def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
-        return frozenset(qp.number for qp in self._fabric.port_of(port).attached.get(group, {}))
+        return frozenset(qp.number for qp in self._fabric.port_of(port).attached.get(group, ()))
 
     def igmp_reports(self, group: Gid) -> int:
         return self._fabric.igmp_reports.get(group, 0)
