@@ -72,6 +72,29 @@ def mutations(_: str) -> str:
     )
 
 
+def commands(_: str) -> str:
+    """What each command says of itself, at 80 columns."""
+    from typer.main import get_command
+    from typer.testing import CliRunner
+
+    from mcast.cli import app
+
+    def text(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words, "--help"], prog_name="mcast", env={"COLUMNS": "80"})
+        if done.exit_code:
+            raise ValueError(f"mcast {' '.join(words)} --help: status {done.exit_code}")
+        return done.output.strip()
+
+    parts = []
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        parts.append(f"## mcast {name}\n\n```text\n{text(name)}\n```\n")
+        parts += [
+            f"### mcast {name} {below}\n\n```text\n{text(name, below)}\n```\n"
+            for below in getattr(command, "commands", {})
+        ]
+    return "\n".join(parts)
+
+
 def errors(_: str) -> str:
     """The tree of exceptions, as the module's docstring draws it."""
     from mcast import errors
@@ -89,7 +112,7 @@ def atlas(_: str) -> str:
 
 INCLUDES: dict[str, Callable[[str], str]] = {
     function.__name__: function
-    for function in (readme, file, clauses, facts, deviations, mutations, errors, atlas)
+    for function in (readme, file, clauses, facts, deviations, mutations, commands, errors, atlas)
 }
 
 

@@ -9,7 +9,7 @@ The fences of a page are run in order, in one directory. By the first word of th
 
 A title that is a file name has the block written to that file; a python file is run
 by a sh block after it. `title="prints, figures vary"` compares all but the numbers. A block with
-`title="not run here: WHY"` is never run; WHY is a key of NOT_RUN, which says what such a block may hold.
+`title="not run by the tests: WHY"` is never run; WHY is a key of NOT_RUN, which says what such a block may hold.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ class Fence(NamedTuple):
     @property
     def not_run(self) -> str:
         """Why it is not run, or ""."""
-        return self.title.removeprefix("not run here: ") if self.title.startswith("not run here") else ""
+        return (
+            self.title.removeprefix("not run by the tests: ")
+            if self.title.startswith("not run by the tests")
+            else ""
+        )
 
 
 def fences(page: Path) -> list[Fence]:
@@ -320,7 +324,7 @@ def test_the_workflows_commands_run(
         run_shell(Fence(tmp_path, 0, "sh", "", step))
     (lab,) = (step for step in steps if " lab run " in step)
     options, _, command = lab.partition(" -- ")
-    assert command.startswith(".venv/bin/python -m pytest")
+    assert ".venv/bin/python -m pytest" in command
     assert run_shell(Fence(tmp_path, 0, "sh", "", f"{options} --help"))
 
 
