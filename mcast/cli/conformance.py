@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.cli.terminal import Failure, backend_name, console, output_file
+from mcast.registry import backend_names
 
 if TYPE_CHECKING:
     from mcast.conformance.report import Report
@@ -27,18 +28,28 @@ _PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_
 _WIDTH = 100
 
 
-def _backend_names(names: list[str] | None) -> list[str]:
+def _checked(names: list[str] | None) -> list[str]:
     return [backend_name(name) for name in names or []]
 
 
 def conformance(
     backend: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", callback=_backend_names, help="Backend to test; may be repeated."),
+        typer.Option(
+            metavar="NAME",
+            callback=_checked,
+            autocompletion=backend_names,
+            help="Backend to test; may be repeated.",
+        ),
     ] = None,
     require_backend: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", callback=_backend_names, help="The same, and it must be able to run."),
+        typer.Option(
+            metavar="NAME",
+            callback=_checked,
+            autocompletion=backend_names,
+            help="The same, and it must be able to run.",
+        ),
     ] = None,
     json_file: Annotated[
         Path | None,

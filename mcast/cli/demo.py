@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from mcast.api import McastAddress
-from mcast.cli.terminal import backend_name, console, group, size
+from mcast.cli.place import BackendName
+from mcast.cli.terminal import console, group, size
 from mcast.cli.transfer import Receiver, Transfer
 
 _DEFAULT_SIZE = 4 << 20
@@ -29,7 +30,7 @@ def demo(
         Path | None, typer.Argument(help="The file to send; made up if there is none.", show_default=False)
     ] = None,
     receivers: Annotated[int, typer.Option(min=1, max=1000, help="How many receivers.")] = 3,
-    backend: Annotated[str, typer.Option(callback=backend_name, help="Which backend to use.")] = "sim",
+    backend: BackendName = "sim",
     file_size: Annotated[
         int | None,
         typer.Option("--size", parser=size, metavar="BYTES", help="Size of the made-up file. [default: 4M]"),

@@ -11,6 +11,7 @@ import typer
 
 from mcast.api import BackendUnavailable, Finding, Level, Status
 from mcast.cli.terminal import backend_name, console
+from mcast.registry import backend_names
 
 Diagnosis = dict[str, Sequence[Finding]]
 """What was found for each provider."""
@@ -20,7 +21,11 @@ def doctor(
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            "--backend", parser=backend_name, help="Look for this one alone; repeatable.", metavar="NAME"
+            "--backend",
+            parser=backend_name,
+            autocompletion=backend_names,
+            help="Look for this one alone; repeatable.",
+            metavar="NAME",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,

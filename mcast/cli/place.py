@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from types import FrameType
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.api import Backend, McastAddress
+from mcast.api import Backend, BackendError, McastAddress
 from mcast.cli.terminal import Failure, backend_name, group
-from mcast.registry import SIMULATED
+from mcast.registry import SIMULATED, backend_names, open_backend
 
 if TYPE_CHECKING:
     from mcast.endpoint import Endpoint
@@ -26,19 +26,47 @@ def _address(text: str) -> IPv4Address | IPv6Address:
         raise typer.BadParameter(f"{text!r} is not an IPv4 or IPv6 address") from None
 
 
+def _ports_of(context: typer.Context) -> list[tuple[str, Sequence[object]]]:
+    """`device/port` and addresses of each port of the backend that the line names; for the shell."""
+    try:
+        with open_backend(context.params["backend"]) as backend:
+            ports = [(device.name, port) for device in backend.devices() for port in device.ports]
+    except (BackendError, OSError):
+        return []
+    return [(f"{name}/{port.port_num}", port.addresses) for name, port in ports]
+
+
+def _addresses(context: typer.Context) -> list[str]:
+    return [str(address) for _, addresses in _ports_of(context) for address in addresses]
+
+
+def _devices(context: typer.Context) -> list[str]:
+    return [name for name, _ in _ports_of(context)]
+
+
 Group = Annotated[
     McastAddress, typer.Argument(parser=group, metavar="GROUP", help="The group, such as 239.1.1.1.")
 ]
 Bind = Annotated[
     IPv4Address | None,  # or IPv6: the parser decides
     typer.Option(
-        "--bind", "-b", parser=_address, metavar="ADDR", help="The local address to take part from."
+        "--bind",
+        "-b",
+        parser=_address,
+        autocompletion=_addresses,
+        metavar="ADDR",
+        help="The local address to take part from.",
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(metavar="DEV", help="The device instead, such as mlx5_0 or rxe1/1.")
+    str | None,
+    typer.Option(
+        metavar="DEV", autocompletion=_devices, help="The device instead, such as mlx5_0 or rxe1/1."
+    ),
 ]
-BackendName = Annotated[str, typer.Option(callback=backend_name, help="Which backend to use.")]
+BackendName = Annotated[
+    str, typer.Option(callback=backend_name, autocompletion=backend_names, help="Which backend to use.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

@@ -23,6 +23,12 @@ def _file(option: str, words: str) -> Any:
     return typer.Option(option, metavar="FILE", callback=output_file, help=words)
 
 
+def _ready_made() -> list[str]:
+    from mcast.backends.sim.scenario_model import ready_made
+
+    return list(ready_made())
+
+
 @app.command("list")
 def list_() -> None:
     """Name the ready-made scenarios."""
@@ -37,7 +43,9 @@ def list_() -> None:
 
 @app.command()
 def run(
-    scenario: Annotated[str, typer.Argument(help="A ready-made name, or a TOML or YAML file.")],
+    scenario: Annotated[
+        str, typer.Argument(autocompletion=_ready_made, help="A ready-made name, or a TOML or YAML file.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     html: Annotated[
         Path | None, _file("--html", "Draw the run as a page: members, messages, losses.")
