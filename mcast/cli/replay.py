@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -165,10 +166,8 @@ def _contents(file: Path) -> Contents:
     from mcast.capture.reader import CaptureError
 
     try:
-        if not file.is_file():
-            raise Failure(
-                f"{file} is not a regular file" if file.exists() else f"cannot read {file}: none", 2
-            )
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise Failure(f"{file} is not a regular file, which could be read twice", 2)
         with file.open("rb") as source:
             contents = contents_of(source)
     except OSError as error:
