@@ -9,7 +9,8 @@ The fences of a page are run in order, in one directory. By the first word of th
 
 A title that is a file name has the block written to that file; a python file is run
 by a sh block after it. `title="prints, figures vary"` compares all but the numbers. A block with
-`title="not run by the tests: WHY"` is never run; WHY is a key of NOT_RUN, which says what such a block may hold.
+`title="not run by the tests: WHY"` is never run; WHY is a key of NOT_RUN, which says what such a block may
+hold.
 """
 
 from __future__ import annotations
@@ -231,14 +232,35 @@ def test_a_block_that_lies_is_found(
 # --- the site --------------------------------------------------------------
 
 
+def build(root: Path, where: Path) -> subprocess.CompletedProcess[str]:
+    # Without --quiet, which would hide warnings from --strict as well.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(where)]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=SECONDS)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` builds it; any warning, of a broken link or anchor too, is an error."""
     where = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(where)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    done = build(ROOT, where)
     assert done.returncode == 0, done.stdout + done.stderr
     return where
+
+
+@pytest.mark.parametrize("page", ["[x](nowhere.md)", "[x](#nowhere)", "[x](/nowhere.html)", "[x](second.md)"])
+def test_a_broken_link_or_a_page_out_of_reach_fails_the_build(page: str, tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    config |= {"hooks": [], "plugins": [], "extra_css": [], "nav": [{"Home": "index.md"}]}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Fine\n\n[x](#fine)\n")
+    assert build(tmp_path, tmp_path / "site").returncode == 0
+    if "second" in page:
+        (tmp_path / "docs" / "second.md").write_text("# Not in nav\n")
+    (tmp_path / "docs" / "index.md").write_text(page)
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    assert "in strict mode" in done.stdout + done.stderr
 
 
 class Fetched(HTMLParser):
