@@ -129,7 +129,14 @@ DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
     "cgroup": (host(roce(), cgroup={"rxe1": {"hca_handle": 0}}), [("cgroup", "rxe1", P)], "hca_handle=max"),
     "firewall": (host(roce(), ruleset=tuple(DROP)), [("firewall", "", P)], "nft insert rule inet t in udp"),
     "firewall unknown": (host(roce(), ruleset=None), [("firewall", "", W)], "root"),
-    "link down": (host(roce(DOWN)), [("link", "rxe1/1", P)], "ip link set e1 up"),
+    "link down": (
+        host(roce(DOWN, bridge=Bridge("br0", snooping=True, querier=False))),
+        [("link", "rxe1/1", P)],
+        "ip link set e1 up; then the cable",
+    ),
+    "interface down": (host(roce(DOWN, netdev_up=False)), [("link", "rxe1/1", P)], "ip link set e1 up"),
+    "a used link down": (host(infiniband(), roce(DOWN)), [("link", "rxe1/1", P)], "ip link set e1 up"),
+    "the only link down": (host(roce(DOWN, addresses=())), [("link", "rxe1/1", P)], "ip link set e1 up"),
     "unused link down": (host(infiniband(), roce(DOWN, addresses=())), [("link", "rxe1/1", W)], "ip link"),
     "IB cable": (host(infiniband(DOWN)), [("link", "mlx5_0/1", P)], "ibportstate"),
     "IB not set up": (
@@ -217,6 +224,49 @@ HARMLESS = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_looks_odd_and_is_not_wrong_passes(name: str) -> None:
     assert bad(HARMLESS[name]) == []
+
+
+HOST_CHECKS = ["libraries", "device", "modules", "files", "memlock", "kernel", "verbs"]
+
+
+def test_each_link_layer_has_its_checks() -> None:
+    def checks(facts: HostFacts) -> list[str]:
+        return [one.check for one in judge(facts)]
+
+    ethernet = ["link", "address", "GIDs", "MTU", "limits", "IGMP", "querier"]
+    assert checks(host(roce())) == [*HOST_CHECKS, "firewall", "route", *ethernet]
+    assert checks(host(infiniband())) == [*HOST_CHECKS, "link", "address", "MTU", "limits", "SM", "IPoIB"]
+    assert "IGMP" not in checks(host(roce(igmp_version="")))
+    assert "cgroup" in checks(host(roce(), cgroup={"rxe1": {"hca_handle": 4}}))
+    assert "cgroup" not in checks(host(roce(), cgroup={"mlx5_9": {"hca_handle": 4}}))
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "seen"),
+    [
+        (host(roce(addresses=())), "address", "no IPv4 address (no address)"),
+        (
+            host(roce(addresses=(IPv6Address("fd77::1"),))),
+            "address",
+            "no IPv4 address (fd77::1); RoCEv2 joins IPv4 groups alone",
+        ),
+        (host(infiniband(addresses=(IPv6Address("fd77::1"),))), "address", "no IPv4 address (fd77::1)"),
+        (host(roce(), route="e1"), "route", "groups go over e1; used only by resolve_addr without a source"),
+        (host(roce()), "route", "none for groups; used only by resolve_addr without a source"),
+        (host(roce()), "memlock", "no limit"),
+        (host(roce(), available={"memlock": 2000}), "memlock", "2000 bytes, one QP needs 1000"),
+        (host(roce(), release="5.14.1"), "kernel", "Linux 5.14.1: Soft-RoCE: a receive that is too small"),
+        (host(infiniband(), release="6.1.0"), "kernel", "Linux 6.1.0"),
+        (host(infiniband(), release="5.10.0"), "kernel", "Linux 5.10.0"),
+    ],
+)
+def test_what_was_seen_is_said(facts: HostFacts, check: str, seen: str) -> None:
+    assert any(one.seen.startswith(seen) for one in judge(facts) if one.check == check)
+
+
+def test_a_link_that_the_host_took_down_asks_for_no_cable() -> None:
+    (finding,) = (one for one in judge(host(roce(DOWN, netdev_up=False))) if one.check == "link")
+    assert finding.fix == "ip link set e1 up"
 
 
 def test_what_cannot_be_known_is_said() -> None:
