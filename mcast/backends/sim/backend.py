@@ -151,15 +151,18 @@ class SimEventChannel(EventChannel):
         return cm_id
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
-        clock = self.fabric.clock
-        with clock:
-            queue = self._core.queue
-            clock.wait(lambda: bool(queue) or self._closed, timeout, "get_event", Phase.EVENT)
-            self._require_open("get_event", Phase.EVENT)
+        clock, queue, event = self.fabric.clock, self._core.queue, None
+        with clock.mutex:
             if not queue:
-                return None
-            event = self._core.get()
-            found = self._found(event) if event.errno else ()
+                clock.wait(lambda: bool(queue) or self._closed, timeout, "get_event", Phase.EVENT)
+                self._require_open("get_event", Phase.EVENT)
+            if queue:
+                event = self._core.get()
+                found = self._found(event) if event.errno else ()
+        if clock.watched:
+            clock.settle()
+        if event is None:
+            return None
         membership = event.membership
         return CmEvent(
             type=event.type,
@@ -248,14 +251,18 @@ class SimCmId(CmId):
         self._join("join_multicast_ex", int(attr.comp_mask), attr.join_flags, attr.addr, context)
 
     def _join(self, call: str, mask: int, flags: int, addr: McastAddress, context: object) -> None:
-        with self._clock:
+        with self._clock.mutex:
             failed = self.core.join(mask, flags, addr, context)
+        if self._clock.watched:
+            self._clock.settle()
         if failed:
             _check(failed, call, Phase.JOIN, addr=addr, join_flags=flags)
 
     def _leave_multicast(self, addr: McastAddress) -> None:
-        with self._clock:
+        with self._clock.mutex:
             failed = self.core.leave(addr)
+        if self._clock.watched:
+            self._clock.settle()
         if failed:
             _check(failed, "leave_multicast", Phase.LEAVE, addr=addr)
 

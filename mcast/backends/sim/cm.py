@@ -35,7 +35,7 @@ from mcast.backends.sim.sa_client import SaMember
 from mcast.backends.sim.trace import CmEvent, Join, Leave
 from mcast.causes import ENOTSUPP, Cause, causes_of_status
 from mcast.mapping import infiniband_mgid, roce_mgid
-from mcast.mcmember import JoinState, McMask, McMemberRecord, SaStatus
+from mcast.mcmember import JoinState, McMask, McMemberRecord, SaStatus, make_record
 from mcast.sa_refusal import PortView, found_causes
 
 ADDR_RESOLUTION_NS = 10_000
@@ -274,7 +274,7 @@ class Id:
         mgid = _infiniband_mgid(address, self.port_space, pattern.mgid)
         is_ipoib = self.port_space is PortSpace.IPOIB
         qkey = pattern.qkey if is_ipoib else RDMA_UDP_QKEY
-        record = McMemberRecord(mgid, port.gids[0], qkey, 0, *pattern[4:16], _STATES[bits])
+        record = make_record((mgid, port.gids[0], qkey, 0, *pattern[4:16], _STATES[bits], False))
         mask = _IPOIB_JOIN_MASK if is_ipoib else _JOIN_MASK
         membership = self._new_membership(port, address, context, bits, mgid)
         self.fabric.sa_clients[port.index].join(membership, mask, record)

@@ -27,6 +27,7 @@ from mcast.mcmember import (
     SaMethod,
     SaStatus,
     Selector,
+    make_record,
 )
 
 __all__ = [
@@ -164,6 +165,7 @@ _PROXY = 0x10
 _FULL, _SEND_ONLY_FULL = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _KEEPS_ALIVE = _FULL | _SEND_ONLY_FULL
 _JOIN_STATES = tuple(JoinState(bits) for bits in range(16))
+_NO_MEMBER = (_JOIN_STATES[0], False)
 _EXACTLY = int(Selector.EXACTLY)
 _JOIN, _CREATE = int(McMask.JOIN), int(McMask.CREATE)
 _MGID, _PORT_GID, _MLID, _PKEY = (
@@ -176,6 +178,7 @@ _EQUAL_MASK = McMask.QKEY | McMask.TCLASS | McMask.SL | McMask.FLOW_LABEL | McMa
 _EQUAL = tuple((1 << at, at) for at in range(len(McMemberRecord._fields)) if _EQUAL_MASK >> at & 1)
 _EQUAL_BITS = int(_EQUAL_MASK)
 _RATE_PAIR = int(McMask.RATE | McMask.RATE_SELECTOR)
+_SELECTORS = int(McMask.MTU_SELECTOR | McMask.RATE_SELECTOR | McMask.LIFE_SELECTOR)
 
 
 class _Selected(NamedTuple):
@@ -212,11 +215,10 @@ class Group:
 
     __slots__ = ("_created_with", "_full", "_shared", "_states", "mgid", "mlid", "values", "well_known")
 
-    def __init__(self, record: McMemberRecord, well_known: bool) -> None:
-        self.mgid, self.mlid, self.well_known = record.mgid, record.mlid, well_known
-        self._shared = record[2:16]
-        self.values = McMemberRecord(record.mgid, ZERO_GID, *self._shared, _JOIN_STATES[0])
-        self._created_with = int(record.join_state) | (_PROXY if record.proxy_join else 0)
+    def __init__(self, values: McMemberRecord, created_with: int, well_known: bool = False) -> None:
+        self.mgid, self.mlid, self.values, self.well_known = values.mgid, values.mlid, values, well_known
+        self._shared = values[2:16]
+        self._created_with = created_with
         self._full = 0  # members with FULL or SEND_ONLY_FULL
         self._states: dict[int, int] = {}
 
@@ -385,9 +387,9 @@ class SubnetAdmin:
             flow_label=group.flow_label,
             hop_limit=0 if scope == LINK_LOCAL else 255,
             scope=scope,
-            join_state=_FULL,
+            join_state=_JOIN_STATES[0],
         )
-        self._add_group(Group(record, well_known=True))
+        self._add_group(Group(record, _FULL, well_known=True))
 
     # -- what a fabric reads
 
@@ -491,7 +493,7 @@ class SubnetAdmin:
             if group._full == 1:
                 notices = (Notice(66, group.mgid),)
         proxy = record.proxy_join if self.quirks.echoes_proxy_join else state >= _PROXY
-        answer = McMemberRecord(group.mgid, record.port_gid, *group._shared, _JOIN_STATES[state & 15], proxy)
+        answer = make_record((group.mgid, record.port_gid, *group._shared, _JOIN_STATES[state & 15], proxy))
         return SaReply(SaStatus.OK, (answer,), notices)
 
     def _delete(self, requester_guid: int, mask: int, record: McMemberRecord) -> SaReply:
@@ -510,19 +512,10 @@ class SubnetAdmin:
             raise _Refused(SaStatus.REQ_INVALID)
         notices: list[Notice] = []
         left = self._drop(group, guid, bits, notices)
-        scope, state = group.values.scope, _JOIN_STATES[left]
-        answer = McMemberRecord(
-            *record[:4],
-            _EXACTLY,
-            *record[5:8],
-            _EXACTLY,
-            record.rate,
-            _EXACTLY,
-            *record[11:15],
-            scope,
-            state,
-            record.proxy_join,
-        )
+        exactly = (_EXACTLY,)
+        paths = exactly + record[5:8] + exactly + record[9:10] + exactly + record[11:15]
+        member = (group.values.scope, _JOIN_STATES[left], record.proxy_join)
+        answer = make_record(record[:4] + paths + member)
         return SaReply(SaStatus.OK, (answer,), tuple(notices))
 
     def _query(
@@ -579,7 +572,8 @@ class SubnetAdmin:
     def _check_components(self, mask: int, record: McMemberRecord) -> None:
         if mask & _JOIN != _JOIN:
             raise _Refused(SaStatus.INSUF_COMPS)
-        self._check_codes(mask, record)
+        if mask & _SELECTORS:
+            self._check_codes(mask, record)
 
     def _check_codes(self, mask: int, record: McMemberRecord) -> None:
         if mask & _RATE_PAIR == _RATE_PAIR and record.rate not in self._rates:
@@ -592,9 +586,10 @@ class SubnetAdmin:
         return prefix == self._prefix or (prefix == DEFAULT_PREFIX and not self.quirks.refuses_default_prefix)
 
     def _port_guid(self, record: McMemberRecord) -> int:
-        if not self._owns_prefix(record.port_gid):
+        gid = record.port_gid
+        if gid[:8] != self._prefix and not self._owns_prefix(gid):
             raise _Refused(SaStatus.INVALID_GID)
-        return int.from_bytes(record.port_gid[8:])
+        return int.from_bytes(gid[8:])
 
     def _joins(self, mask: int, record: McMemberRecord, group: Group) -> bool:
         """o15-0.2.4: what is masked matches the group."""
@@ -609,6 +604,8 @@ class SubnetAdmin:
 
     def _selectors_match(self, mask: int, record: McMemberRecord, group: Group) -> bool:
         """Whether the group's MTU, rate and packet lifetime are what the masked selectors ask for."""
+        if not mask & _SELECTORS:
+            return True
         fields: tuple[Any, ...] = record
         for needed, selector_at, value_at, rank in self._compared:
             if mask & needed == needed:
@@ -626,8 +623,10 @@ class SubnetAdmin:
             return False
         if signature == _SA_SIGNATURE and scope == LINK_LOCAL:
             return False  # those are for the SA to assign
+        if not ipoib:
+            return True
         broadcast = ipoib_broadcast_mgid(int.from_bytes(mgid[4:6]), scope)
-        if not ipoib or mgid == broadcast:
+        if mgid == broadcast:
             return True
         group = self._by_mgid.get(broadcast)
         return group is not None and _fields_match(mask, record, group)
@@ -636,7 +635,8 @@ class SubnetAdmin:
 
     def _plan_group(self, mask: int, record: McMemberRecord, port: SaPort) -> tuple[Group, int]:
         """The group that a Set of an unknown MGID makes (o15-0.2.3), not entered yet, and the MGID count."""
-        if not record.join_state & _KEEPS_ALIVE:
+        bits = int(record.join_state)
+        if not bits & _KEEPS_ALIVE:
             raise _Refused(SaStatus.REQ_INVALID)
         if mask & _CREATE != _CREATE:
             raise _Refused(SaStatus.INSUF_COMPS)
@@ -648,8 +648,11 @@ class SubnetAdmin:
         scope = mgid[1] & 15
         if mask & _SCOPE and record.scope != scope and not self.quirks.ignores_scope_and_mlid:
             raise _Refused(SaStatus.REQ_INVALID)
-        mtu = _choose(mask, record, _MTU_RULE, MTUS, port.mtu)
-        rate = _choose(mask, record, self._rate_rule, self._rates, port.rate)
+        mtu, rate = port.mtu, port.rate
+        if mask & _MTU_RULE.pair == _MTU_RULE.pair:
+            mtu = _choose(record, _MTU_RULE, MTUS, mtu)
+        if mask & _RATE_PAIR == _RATE_PAIR:
+            rate = _choose(record, self._rate_rule, self._rates, rate)
         taken = mask | self._unmasked
         life = record.packet_life if taken & _LIFE else 0
         if not self.quirks.ignores_packet_life and mask & _LIFE_RULE.pair == _LIFE_RULE.pair:
@@ -657,27 +660,12 @@ class SubnetAdmin:
         mlid = self._free_mlid(record.mlid if taken & _MLID else 0)
         if mlid is None:
             raise _Refused(SaStatus.NO_RESOURCES)
-        planned = McMemberRecord(
-            mgid,
-            record.port_gid,
-            record.qkey,
-            mlid,
-            _EXACTLY,
-            mtu,
-            record.tclass,
-            record.pkey,
-            _EXACTLY,
-            rate,
-            _EXACTLY,
-            life,
-            record.sl,
-            record.flow_label,
-            record.hop_limit if taken & _HOP else 0,
-            record.scope if taken & _SCOPE else scope,
-            record.join_state,
-            record.proxy_join,
-        )
-        return Group(planned, well_known=False), assigned
+        hop_limit = record.hop_limit if taken & _HOP else 0
+        scope = record.scope if taken & _SCOPE else scope
+        paths = (_EXACTLY, mtu, record.tclass, record.pkey, _EXACTLY, rate, _EXACTLY, life)
+        head, tail = (mgid, ZERO_GID, record.qkey, mlid), (record.sl, record.flow_label, hop_limit, scope)
+        values = make_record(head + paths + tail + _NO_MEMBER)
+        return Group(values, bits | (_PROXY if record.proxy_join else 0)), assigned
 
     def _assign_mgid(self, scope: int) -> tuple[bytes, int]:
         """The next free ff1<scope>:a01b:<subnet prefix>:<32-bit counter>, and the counter after it."""
@@ -767,10 +755,10 @@ def _fields_match(mask: int, record: McMemberRecord, group: Group) -> bool:
     return True
 
 
-def _choose(mask: int, record: McMemberRecord, rule: _Selected, order: tuple[int, ...], limit: int) -> int:
+def _choose(record: McMemberRecord, rule: _Selected, order: tuple[int, ...], limit: int) -> int:
     """The MTU or rate of a new group: what the selector asks for, or else the port's own, `limit`."""
     fields: tuple[Any, ...] = record
-    selector = fields[rule.selector_at] if mask & rule.pair == rule.pair else Selector.LARGEST
+    selector = fields[rule.selector_at]
     value: int = fields[rule.value_at]
     if selector == Selector.EXACTLY:
         return value

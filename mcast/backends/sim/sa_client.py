@@ -18,7 +18,7 @@ from functools import lru_cache
 from mcast.addresses import Gid
 from mcast.backends.sim.sa import SaReply
 from mcast.mapping import ZERO_GID
-from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus, make_record
 
 Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], object]
 
@@ -232,7 +232,7 @@ class SaClient:
             group.held &= ~bits
             self._proceed(group)
 
-        record = McMemberRecord(group.record.mgid, self._port_gid, *group.record[2:16], _STATES[bits])
+        record = make_record((group.record.mgid, self._port_gid, *group.record[2:16], _STATES[bits], False))
         self._ask(SaMethod.DELETE, _JOIN, record, answered)
 
 
@@ -244,7 +244,7 @@ def _same(record: McMemberRecord) -> McMemberRecord:
 
 def _of_group(answer: McMemberRecord) -> McMemberRecord:
     """An answer without the member's fields."""
-    return _same(McMemberRecord(answer.mgid, ZERO_GID, *answer[2:16]))
+    return _same(make_record((answer.mgid, ZERO_GID, *answer[2:16], _STATES[0], False)))
 
 
 def _differs(mask: int, wanted: McMemberRecord, have: McMemberRecord) -> bool:
