@@ -198,13 +198,14 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
     run = item.stash[_RUN] = _Run(layer, _seed_of(item) if plan.seed is None else plan.seed)
     item.user_properties.append(("mcast_seed", run.seed))
     fabric = _make(layer, run.seed, {"clock": _clock_of(item), **plan.options})
+    census = Census(fabric, _TRACE_DEPTH if request.config.getoption("mcast_traces") else 1)
     try:
-        census = Census(fabric, _TRACE_DEPTH if request.config.getoption("mcast_traces") else 1)
         with _planted(fabric, layer, plan.faults), _reachable(fabric, layer):
             yield fabric
         if not (plan.allow_leaks or run.failed):
             _report_leaks(census, Path(request.config.invocation_params.dir))
     finally:
+        census.close()
         fabric.close()
 
 

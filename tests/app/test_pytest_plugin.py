@@ -326,6 +326,29 @@ def test_leak(mcast_fabric):
     )
 
 
+def test_a_thread_that_waits_on_what_was_left_open_wakes(suite: Suite) -> None:
+    suite("""
+from threading import Thread
+
+threads = []
+
+@pytest.mark.mcast(clock="wall")
+def test_leak(mcast_fabric):
+    endpoint = open_endpoint("sim", "10.0.0.1")
+    endpoint.join(GROUP)
+
+    def wait():
+        with pytest.raises(McastError):
+            endpoint.recv()
+    threads.append(Thread(target=wait))
+    threads[0].start()
+
+def test_then():
+    threads[0].join(timeout=5)
+    assert not threads[0].is_alive()
+""").assert_outcomes(passed=2, errors=1)
+
+
 def test_what_is_no_leak(suite: Suite) -> None:
     result = suite("""
 kept = []

@@ -56,6 +56,12 @@ class Census:
         """What is not closed."""
         return _by_place((place, _words(thing)) for thing, place in self._opened.items() if not thing.closed)
 
+    def close(self) -> None:
+        """Close every backend, and with it all that is its own: whoever waits there wakes."""
+        for thing in list(self._opened):
+            if isinstance(thing, SimBackend):
+                thing.close()
+
 
 def _words(thing: SimBackend | SimEventChannel | SimCmId | SimQueuePair) -> str:
     match thing:
