@@ -89,7 +89,7 @@ def ping(
     backend: BackendName = "rdma",
     as_json: Json = False,
 ) -> None:
-    """Ask the members of GROUP; show each one's loss and round trip.
+    """Ask the members of GROUP; show losses and round trips.
 
     Every endpoint of mcast answers pings of 61 bytes; `mcast ping --answer` answers those of any length.
     The flags are mckey's: without --answer this sends as mckey -s does, and a mckey at the other end counts
