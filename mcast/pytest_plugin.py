@@ -306,19 +306,21 @@ def _clock_of(item: pytest.Function) -> str:
 
 @contextmanager
 def _planted(fabric: McastFabric, layer: str, faults: Sequence[Any]) -> Iterator[None]:
-    """While open, the faults befall the fabric."""
+    """While open, the faults befall the fabric; of several rules for a message the first counts."""
     from mcast.backends.sim.scenario_faults import planted
-    from mcast.backends.sim.scenario_model import BadScenario, Topology, fault_of
+    from mcast.backends.sim.scenario_model import Topology, fault_of
 
     shape = Topology.model_construct(link_layer=layer, ports=len(fabric.ports), switches=fabric.switches)
     with ExitStack() as stack:
         try:
-            named = [fault_of(fault, shape) for fault in faults if isinstance(fault, Mapping)]
-            stack.enter_context(planted(fabric, named))
             for fault in faults:
-                if not isinstance(fault, Mapping):
+                if isinstance(fault, Mapping):
+                    stack.enter_context(planted(fabric, [fault_of(fault, shape)]))
+                elif isinstance(fault, tuple) and len(fault) == 2:
                     stack.enter_context(fabric.rules.when(*fault))
-        except (BadScenario, TypeError) as error:
+                else:
+                    raise TypeError(f"{fault!r} is neither a table, as in a scenario, nor (which, verdict)")
+        except (ValueError, TypeError) as error:
             raise _failure(f"mcast_faults: {error}") from None
         yield
 

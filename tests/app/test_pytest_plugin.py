@@ -227,7 +227,8 @@ def test_by_value(mcast_endpoints):
 @pytest.mark.mcast(faults=[{"kind": "duplicate", "target": 1, "nth": [4]}, (Messages(nth=1), Drop())])
 @pytest.mark.mcast_faults("reorder", target=1, nth=2)
 def test_together(mcast_endpoints):
-    assert run(mcast_endpoints) == [b"3", b"2", b"4", b"4"]
+    # The reordering is asked for what was not dropped: its second message is the third.
+    assert run(mcast_endpoints) == [b"2", b"4", b"4", b"3"]
 
 @pytest.mark.mcast_faults("drop", nth=2)
 @pytest.mark.mcast_faults("duplicate", target=1)
@@ -235,6 +236,11 @@ class TestTheUpperRuleIsAskedFirst:
     @pytest.mark.mcast_faults("drop")
     def test_it(self, mcast_endpoints):
         assert run(mcast_endpoints) == [b"1", b"1", b"3", b"3", b"4", b"4"]
+
+@pytest.mark.mcast_faults(Messages(nth=2), Drop())
+@pytest.mark.mcast_faults("duplicate", target=1)
+def test_the_upper_one_by_value_too(mcast_endpoints):
+    assert run(mcast_endpoints) == [b"1", b"1", b"3", b"3", b"4", b"4"]
 
 @pytest.mark.mcast_faults("link-down", port=1, at=1, until=2)
 def test_in_time(mcast_endpoints, mcast_fabric):
@@ -261,7 +267,7 @@ def test_the_fabrics_own_calls(mcast_endpoints, mcast_fabric):
     mcast_fabric.restart_sm()
     assert type(one.next_event(timeout=1)) is mcast.Lost
     assert type(one.next_event(timeout=60)) is mcast.Rejoined
-""").assert_outcomes(passed=7)
+""").assert_outcomes(passed=8)
 
 
 # --- leaks ----------------------------------------------------------------------------------------
@@ -505,6 +511,7 @@ MISTAKES = {
     '@pytest.mark.mcast_faults("drop", rate=2)': "drop.rate: Input should be less than or equal",
     '@pytest.mark.mcast_faults("drop", target=7)': "mcast_faults: port 7: this fabric has ports 0..3",
     '@pytest.mark.mcast_faults("sm-restart")': "'sm-restart' needs an SM: the fabric must be \"infiniband\"",
+    "@pytest.mark.mcast(faults=['drop'])": "mcast_faults: 'drop' is neither a table, as in a scenario, nor",
     "@pytest.mark.mcast_faults(Drop())": "mcast_faults takes the kind of one fault and its fields",
     "@pytest.mark.mcast_faults(Messages(), Refuse(SaStatus.OK))": "mcast_faults: Messages cannot get Refuse",
 }
