@@ -234,6 +234,8 @@ class FileSender:
 
     def hears(self, message: Buffer, address: str, now: float) -> None:
         """Take a message; `address` is where it came from, in words."""
+        if self.over:
+            return
         try:
             packet = decode(message)
         except Rejected as why:
@@ -431,7 +433,7 @@ class FileSender:
             self.due = self._retry_at
             return []
         if not self._farewells:
-            self._phase = _Phase.OVER
+            self._phase, self.due = _Phase.OVER, None
             return []
         self._farewells -= 1
         self._retry_at = self.due = now + self._patience.retry

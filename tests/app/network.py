@@ -1,0 +1,113 @@
+"""A seeded network for the ends of the file protocol: loses, doubles, reorders messages in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+
+from mcast.cli.cast.packets import WINDOW
+from mcast.cli.cast.receiver import FileReceiver
+from mcast.cli.cast.sender import FileSender, Patience
+
+LARGEST = 64
+"""Bytes of the largest message."""
+
+_LATENCY, _DISORDER = 0.001, 0.01
+_LONG, _MANY = 120.0, 100_000
+
+Lose = Callable[[int, int, bytes], bool]
+"""Whether the message from one end (0: the sender, n: receiver n) to another is lost."""
+
+
+class Network:
+    """One sender and some receivers, each of which hears every other."""
+
+    def __init__(
+        self,
+        data: bytes,
+        receivers: int,
+        seed: int = 0,
+        loss: float = 0.0,
+        doubles: float = 0.0,
+        disorder: float = 0.0,
+        lose: Lose = lambda source, target, message: False,
+        wanted: int | None = None,
+        patience: Patience = Patience(),  # noqa: B008  (immutable)
+    ) -> None:
+        self.data, self.at = data, 0
+        self.sender = FileSender(99, "sender", len(data), LARGEST, wanted or receivers, patience)
+        self.receivers = [self.receiver(number) for number in range(1, receivers + 1)]
+        self.copies = [bytearray() for _ in self.receivers]
+        self.dead: set[int] = set()
+        self.slow: set[int] = set()
+        self.now = 0.0
+        self._random = Random(seed)
+        self._loss, self._doubles, self._disorder, self._lose = loss, doubles, disorder, lose
+        self._queue: list[tuple[float, int, int, bytes]] = []
+        self._posted = 0
+
+    def receiver(self, number: int) -> FileReceiver:
+        """A receiver of that number."""
+        return FileReceiver(number, f"receiver {number}", WINDOW, LARGEST, silence=10.0)
+
+    def post(self, source: int, messages: list[bytes]) -> None:
+        """Put messages on their way to everybody else."""
+        for message in messages:
+            for target in range(len(self.receivers) + 1):
+                lost = self._random.random() < self._loss or self._lose(source, target, message)
+                if target == source or lost:
+                    continue
+                for _ in range(1 + (self._random.random() < self._doubles)):
+                    late = self._random.random() < self._disorder
+                    delay = _LATENCY + (self._random.random() * _DISORDER if late else 0)
+                    self._posted += 1
+                    heappush(self._queue, (self.now + delay, self._posted, target, message))
+
+    def step(self) -> None:
+        """Everybody acts; then time moves on to the next thing due."""
+        sender = self.sender
+        if 0 not in self.dead:
+            self._feed(sender)
+            self.post(0, sender.messages(self.now))
+        living = [(n, one) for n, one in enumerate(self.receivers, 1) if n not in self.dead]
+        for number, receiver in living:
+            while number not in self.slow and (piece := receiver.take()):
+                self.copies[number - 1] += piece
+            if receiver.storable:
+                receiver.stored(self.now)
+            self.post(number, receiver.messages(self.now))
+        dues = [one.due for _, one in living if not one.over]
+        dues += [sender.due] if 0 not in self.dead else []
+        nexts = [due for due in dues if due is not None] + [found[0] for found in self._queue[:1]]
+        self.now = max(self.now, min(nexts, default=self.now))
+        while self._queue and self._queue[0][0] <= self.now:
+            _, _, target, message = heappop(self._queue)
+            if target not in self.dead:
+                end = self.receivers[target - 1] if target else sender
+                end.hears(message, "10.0.0.1", self.now)
+
+    def _feed(self, sender: FileSender) -> None:
+        if room := sender.wants:
+            pieces = []
+            while room and self.at < len(self.data):
+                pieces.append(self.data[self.at : self.at + sender.piece])
+                self.at += len(pieces[-1])
+                room -= 1
+            sender.offer(pieces)
+            if self.at >= len(self.data):
+                sender.end()
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Until the sender and all living receivers are done, or `until` holds."""
+        steps = 0
+        while not until() if until else not self.over:
+            assert self.now < _LONG and steps < _MANY, "it hangs"
+            self.step()
+            steps += 1
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for anything."""
+        living = (one for number, one in enumerate(self.receivers, 1) if number not in self.dead)
+        return self.sender.over and all(one.over or not one.welcome for one in living)

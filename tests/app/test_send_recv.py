@@ -1,0 +1,547 @@
+"""`mcast send`, `mcast recv`: the protocol under loss, doubles, disorder and malice; files; the commands."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcast import McastAddress, open_endpoint
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
+from mcast.cli.cast import packets
+from mcast.cli.cast.drive import DEPTH, ReceivingParty, SendingParty, run
+from mcast.cli.cast.files import NewFile, Source, Stream, open_sink
+from mcast.cli.cast.packets import (
+    OVERHEAD,
+    Ask,
+    Close,
+    Data,
+    Done,
+    End,
+    Hello,
+    Join,
+    Packet,
+    Reason,
+    Rejected,
+    Report,
+    Verdict,
+    Welcome,
+    decode,
+    encode,
+)
+from mcast.cli.cast.sender import Fate, Patience
+
+from .conftest import MCAST, Run
+from .network import LARGEST, Network
+
+DATA = Random(1).randbytes(20_000)
+PIECES = -(-len(DATA) // (LARGEST - OVERHEAD))
+
+# --- messages --------------------------------------------------------------------------------
+
+words = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
+u64, u32, u16 = (st.integers(0, (1 << bits) - 1) for bits in (64, 32, 16))
+KINDS: dict[type[Packet], st.SearchStrategy[Packet]] = {
+    Hello: st.builds(Hello, u64, u64, words),
+    Join: st.builds(Join, u64, u64, u16, u16, words),
+    Welcome: st.builds(Welcome, u64, u64),
+    Data: st.builds(Data, u64, u64, st.binary(min_size=1, max_size=50)),
+    Ask: st.builds(Ask, u64, u64, u32),
+    Report: st.builds(Report, u64, u64, u32, u64, u16, st.integers(0, (1 << packets.WINDOW) - 1)),
+    End: st.builds(End, u64, u64, u64, st.binary(min_size=32, max_size=32)),
+    Done: st.builds(Done, u64, u64, st.sampled_from(Verdict), words),
+    Close: st.builds(Close, u64, u64, st.sampled_from(Reason), words),
+}
+any_packet = st.one_of(*KINDS.values())
+
+
+@given(any_packet)
+def test_a_message_is_read_as_it_was_written(packet: Packet) -> None:
+    assert decode(encode(packet)) == packet
+
+
+@given(st.one_of(st.binary(max_size=80), st.binary(max_size=80).map(lambda rest: packets.MAGIC + rest)))
+def test_any_bytes_are_a_packet_or_rejected(raw: bytes) -> None:
+    try:
+        packet = decode(raw)
+    except Rejected:
+        return
+    assert type(packet) in KINDS
+
+
+def test_every_kind_is_tested() -> None:
+    assert set(KINDS) == set(Packet.__args__)
+
+
+def test_a_name_moves_no_cursor() -> None:
+    packet = decode(encode(Hello(1, 2, "evil\x1b[2J\nname")))
+    assert packet == Hello(1, 2, "evil?[2J?name")
+
+
+# --- the protocol ----------------------------------------------------------------------------
+
+
+def fates(network: Network) -> list[Fate]:
+    return [peer.fate for _, peer in sorted(network.sender.peers.items())]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    receivers=st.integers(1, 5),
+    loss=st.floats(0, 0.15),
+    doubles=st.floats(0, 0.3),
+    disorder=st.floats(0, 0.5),
+    size=st.integers(0, len(DATA)),
+)
+def test_every_copy_is_whole_whatever_is_lost_doubled_or_late(
+    seed: int, receivers: int, loss: float, doubles: float, disorder: float, size: int
+) -> None:
+    network = Network(DATA[:size], receivers, seed, loss, doubles, disorder)
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * receivers
+    assert {bytes(copy) for copy in network.copies} == {DATA[:size]}
+    assert all(receiver.verified and not receiver.lost for receiver in network.receivers)
+
+
+def test_nothing_is_sent_twice_without_loss() -> None:
+    network = Network(DATA, 3)
+    network.run()
+    assert (network.sender.repeated, network.sender.pieces) == (0, PIECES)
+    assert not network.sender.rejected
+    assert not any(receiver.rejected or receiver.doubles for receiver in network.receivers)
+
+
+def test_the_same_seed_makes_the_same_run() -> None:
+    first, second = (Network(DATA, 3, 7, 0.1, 0.1, 0.1) for _ in range(2))
+    first.run()
+    second.run()
+    assert (first.now, first.sender.repeated) == (second.now, second.sender.repeated)
+
+
+def test_losses_are_counted_by_receiver() -> None:
+    lost = Counter[bytes]()
+
+    def lose(source: int, target: int, message: bytes) -> bool:
+        packet = decode(message)
+        if target != 2 or not isinstance(packet, Data) or packet.number % 10 or lost[message]:
+            return False
+        lost[message] += 1
+        return True
+
+    network = Network(DATA, 3, lose=lose)
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * 3
+    assert [peer.repaired for _, peer in sorted(network.sender.peers.items())] == [0, len(lost), 0]
+    assert network.sender.repeated == len(lost)
+
+
+def test_no_more_copies_are_under_way_than_a_host_queues() -> None:
+    network = Network(DATA, 9)
+    network.run(lambda: network.sender.started)
+    burst = network.sender.messages(network.now)
+    network.sender.offer([b"x"] * network.sender.wants)
+    burst += network.sender.messages(network.now)
+    pieces = [message for message in burst if isinstance(decode(message), Data)]
+    assert 256 < len(pieces) * 10 <= 512
+
+
+def test_a_receiver_that_dies_is_named_and_the_others_go_on() -> None:
+    network = Network(DATA, 3)
+    network.run(lambda: network.receivers[1].pieces > PIECES // 2)
+    network.dead.add(2)
+    network.run()
+    assert fates(network) == [Fate.VERIFIED, Fate.SILENT, Fate.VERIFIED]
+    assert 0 < network.sender.peers[2].has <= network.receivers[1].pieces < PIECES
+    assert network.now < 2 * Patience().silence
+
+
+def test_the_send_ends_when_all_have_died() -> None:
+    network = Network(DATA, 2)
+    network.run(lambda: network.receivers[1].pieces > 10)
+    network.dead |= {1, 2}
+    network.run()
+    assert fates(network) == [Fate.SILENT, Fate.SILENT]
+
+
+def test_a_piece_that_never_arrives_is_named() -> None:
+    def lose(source: int, target: int, message: bytes) -> bool:
+        packet = decode(message)
+        return target == 1 and isinstance(packet, Data) and packet.number in (17, 18)
+
+    network = Network(DATA, 2, lose=lose, patience=Patience(repairs=3))
+    network.run()
+    assert fates(network) == [Fate.LOST, Fate.VERIFIED]
+    assert network.sender.peers[1].lost == (17, 18)
+    assert network.receivers[0].lost[0] == range(17, 19)
+    assert network.receivers[0].failure == "the sender stopped: it lost pieces"
+
+
+def test_a_sender_that_dies_ends_its_receivers() -> None:
+    network = Network(DATA, 2)
+    network.run(lambda: network.receivers[1].pieces > PIECES // 2)
+    network.dead.add(0)
+    network.run(lambda: all(receiver.over for receiver in network.receivers))
+    assert {receiver.failure for receiver in network.receivers} == {"the sender fell silent for 10 s"}
+    assert not any(receiver.verified for receiver in network.receivers)
+
+
+def test_a_sender_that_is_interrupted_says_so() -> None:
+    network = Network(DATA, 2)
+    network.run(lambda: network.receivers[1].pieces > 10)
+    network.sender.abort("interrupted")
+    network.run()
+    assert {receiver.failure for receiver in network.receivers} == {"the sender stopped: interrupted"}
+
+
+def test_a_receiver_whose_disk_is_full_says_so() -> None:
+    network = Network(DATA, 2)
+    network.run(lambda: network.receivers[0].pieces > 10)
+    network.receivers[0].fail("No space left on device")
+    network.run()
+    assert fates(network) == [Fate.FAILED, Fate.VERIFIED]
+    assert network.sender.peers[1].words == "No space left on device"
+
+
+def test_too_few_receivers_end_the_wait() -> None:
+    network = Network(DATA, 2, wanted=3, patience=Patience(wait=5))
+    network.run()
+    assert network.sender.failure == "2 of 3 receivers joined within 5 s"
+    assert not any(
+        receiver.failure or receiver.over for receiver in network.receivers
+    )  # they wait for another
+
+
+def test_without_a_number_whoever_joins_in_time_takes_part() -> None:
+    network = Network(DATA, 4)
+    network.sender = type(network.sender)(99, "sender", len(DATA), LARGEST)
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * 4
+    assert 1 < network.now < 2
+
+
+def test_a_late_receiver_gets_nothing_and_knows_why() -> None:
+    network = Network(DATA, 2)
+    network.run(lambda: network.receivers[0].pieces > 10)
+    late = network.receiver(3)
+    network.receivers.append(late)
+    network.copies.append(bytearray())
+    network.post(3, [encode(Join(99, 3, 512, LARGEST, "late"))])
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * 2
+    assert (late.missed_one, late.pieces, late.over) == (True, 0, False)
+
+
+def test_a_receiver_takes_nothing_of_a_transfer_it_is_not_welcome_in() -> None:
+    receiver = Network(DATA, 1).receiver(5)
+    receiver.hears(encode(Hello(1, 100, "sender")), "", 0)
+    receiver.hears(encode(Data(1, 0, b"piece")), "", 0)
+    assert (receiver.pieces, receiver.take()) == (0, b"")
+    receiver.hears(encode(Welcome(1, 6)), "", 0)
+    receiver.hears(encode(Data(1, 0, b"piece")), "", 0)
+    assert not receiver.welcome
+    receiver.hears(encode(Welcome(1, 5)), "", 0)
+    receiver.hears(encode(Data(1, 0, b"piece")), "", 0)
+    assert receiver.take() == b"piece"
+
+
+def test_a_slow_reader_holds_the_sender_back_and_is_not_given_up() -> None:
+    network = Network(DATA * 3, 2)
+    network.slow.add(1)
+    network.run(lambda: network.now > 30)
+    assert network.receivers[0].pieces == packets.WINDOW
+    assert network.receivers[1].pieces == packets.WINDOW
+    assert fates(network) == [Fate.RECEIVING] * 2
+    network.slow.clear()
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * 2
+    assert not network.sender.rejected + network.receivers[0].rejected
+    assert network.now < 32
+
+
+def test_a_small_receiver_makes_small_pieces() -> None:
+    network = Network(DATA[:500], 2)
+    network.receivers[1]._largest = OVERHEAD + 7
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * 2
+    assert network.sender.pieces == -(-500 // 7)
+
+
+def test_a_changed_byte_is_found_by_the_digest() -> None:
+    network = Network(DATA, 2)
+    network.run(lambda: network.receivers[0].pieces > 10)
+    network.receivers[0]._hash.update(b"!")
+    network.run()
+    assert fates(network) == [Fate.DIFFERS, Fate.VERIFIED]
+    assert network.receivers[0].failure.startswith("SHA-256 is ")
+    assert not network.receivers[0].verified
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(any_packet.map(encode), st.binary(max_size=70)), max_size=30), st.booleans())
+def test_messages_of_strangers_change_nothing(strange: list[bytes], begun: bool) -> None:
+    network = Network(DATA[:2000], 2)
+    network.run(lambda: network.sender.started if begun else network.now > 0)
+    for message in strange:
+        network.sender.hears(message, "10.9.9.9", network.now)
+        for receiver in network.receivers:
+            receiver.hears(message, "10.9.9.9", network.now)
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * 2
+    assert {bytes(copy) for copy in network.copies} == {DATA[:2000]}
+
+
+OUT_OF_PLACE: dict[str, tuple[Packet, str]] = {
+    "ahead": (Report(99, 1, 0, 1 << 40, 512, 0), "a report of what was not sent"),
+    "unasked": (Report(99, 1, 1 << 30, 0, 512, 0), "a report of what was not sent"),
+    "contradiction": (Report(99, 1, 0, 0, 512, 1), "a report of what was not sent"),
+    "stranger": (Report(99, 77, 0, 0, 512, 0), "not a receiver of this transfer"),
+    "too soon": (Done(99, 1, Verdict.VERIFIED, ""), "done before the end"),
+    "sender's": (Data(99, 0, b"x"), "a sender's message"),
+    "other": (Data(98, 0, b"x"), "another transfer"),
+    "no room": (Join(99, 7, 0, 1000, ""), "malformed"),
+    "tiny": (Join(99, 7, 10, OVERHEAD, ""), "malformed"),
+    "everybody": (Join(99, 0, 10, 1000, ""), "malformed"),
+}
+
+
+@pytest.mark.parametrize("case", OUT_OF_PLACE)
+def test_the_sender_counts_what_is_out_of_place(case: str) -> None:
+    packet, reason = OUT_OF_PLACE[case]
+    network = Network(DATA, 2)
+    network.run(lambda: network.receivers[0].pieces > 10)
+    network.sender.hears(encode(packet), "10.9.9.9", network.now)
+    assert network.sender.rejected == {reason: 1}
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * 2
+
+
+@pytest.mark.parametrize(
+    ("packet", "reason"),
+    [
+        (Data(99, 1 << 50, b"x"), "a piece there is no room for"),
+        (End(99, 3, 3, bytes(32)), "an end before the end"),
+        (Hello(98, 3, "another"), "another transfer"),
+    ],
+)
+def test_a_receiver_counts_what_is_out_of_place(packet: Packet, reason: str) -> None:
+    network = Network(DATA, 1)
+    network.run(lambda: network.receivers[0].pieces > 10)
+    network.receivers[0].hears(encode(packet), "10.9.9.9", network.now)
+    assert network.receivers[0].rejected == {reason: 1}
+    network.run()
+    assert fates(network) == [Fate.VERIFIED]
+
+
+# --- on a fabric -----------------------------------------------------------------------------
+
+GROUP = McastAddress.of("239.1.1.1")
+RULES = {
+    "nothing": None,
+    "loss": (Messages(rate=0.03), Drop()),
+    "doubles": (Messages(rate=0.1), Duplicate(2)),
+    "disorder": (Messages(rate=0.1), Reorder(3)),
+}
+
+
+class Cast:
+    """A transfer on one fabric: the sender here, receivers 1..n in threads of their own, each on its host."""
+
+    def __init__(self, fabric: Fabric, receivers: int, tmp_path: Path) -> None:
+        self.fabric, self.tmp_path = fabric, tmp_path
+        self.parties: dict[int, ReceivingParty] = {}
+        self._threads = [threading.Thread(target=self._receive, args=(n + 1,)) for n in range(receivers)]
+
+    def _receive(self, number: int) -> None:
+        path = str(self.tmp_path / f"copy {number}")
+        with (
+            open_fabric(self.fabric, host=number) as backend,
+            open_endpoint(backend, loopback="off", receive_depth=DEPTH) as endpoint,
+            closing(open_sink(path)) as sink,
+        ):
+            self.parties[number] = ReceivingParty(endpoint, GROUP, sink, silence=5.0)
+            run(self.parties[number])
+
+    def send(self, source: str, wait: float = 20.0) -> SendingParty:
+        for thread in self._threads:
+            thread.start()
+        try:
+            with (
+                open_fabric(self.fabric, host=0) as backend,
+                open_endpoint(backend, loopback="off", receive_depth=DEPTH) as endpoint,
+                closing(Source(source)) as file,
+            ):
+                patience = Patience(wait=wait, silence=5.0)
+                party = SendingParty(endpoint, GROUP, file, len(self._threads), patience)
+                run(party)
+                return party
+        finally:
+            for thread in self._threads:
+                thread.join(20)
+
+
+@pytest.mark.parametrize("fault", RULES)
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_a_file_reaches_every_host(make: Callable[..., Fabric], fault: str, tmp_path: Path) -> None:
+    data = Random(2).randbytes(300_000)
+    (tmp_path / "file").write_bytes(data)
+    fabric = make(4, clock="wall")
+    cast = Cast(fabric, 3, tmp_path)
+    rule = RULES[fault]
+    if rule is not None:
+        with fabric.rules.when(*rule):
+            party = cast.send(str(tmp_path / "file"))
+    else:
+        party = cast.send(str(tmp_path / "file"))
+    assert {peer.fate for peer in party.core.peers.values()} == {Fate.VERIFIED}
+    assert {(tmp_path / f"copy {number}").read_bytes() == data for number in (1, 2, 3)} == {True}
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "copy 1", "copy 2", "copy 3"}
+    if fault != "disorder":
+        assert bool(party.core.repeated) == (fault == "loss")
+
+
+def test_a_pipe_is_sent_as_it_comes(tmp_path: Path) -> None:
+    data = Random(3).randbytes(200_000)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    cast = Cast(Fabric.roce(2, clock="wall"), 1, tmp_path)
+
+    def write() -> None:
+        with fifo.open("wb", buffering=0) as pipe:
+            pipe.write(data[:100])
+            while not cast.parties or cast.parties[1].core.pieces < 1:
+                cast.fabric.clock.run_out()
+            pipe.write(data[100:])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    party = cast.send(str(fifo))
+    writer.join(10)
+    assert [peer.fate for peer in party.core.peers.values()] == [Fate.VERIFIED]
+    assert (tmp_path / "copy 1").read_bytes() == data
+
+
+def test_the_receivers_that_did_not_come_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    fabric = Fabric.roce(2, clock="wall")
+    with (
+        open_fabric(fabric, host=0) as backend,
+        open_endpoint(backend, loopback="off") as endpoint,
+        closing(Source(str(tmp_path / "file"))) as source,
+    ):
+        party = SendingParty(endpoint, GROUP, source, 2, Patience(wait=0.2))
+        run(party)
+    assert party.core.failure == "0 of 2 receivers joined within 0.2 s"
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    with closing(NewFile(target)) as sink:
+        sink.write(b"new")
+        assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert target.read_bytes() == b"old"
+    with closing(NewFile(target)) as sink:
+        sink.write(b"new")
+        sink.commit()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    with closing(NewFile(tmp_path / "file")) as sink:
+        sink.commit()
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    with closing(open_sink(str(tmp_path / "link"))) as sink:
+        sink.write(b"new")
+        sink.commit()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_a_device_is_written_to_and_not_replaced() -> None:
+    with closing(open_sink("/dev/full")) as sink:
+        assert isinstance(sink, Stream)
+        with pytest.raises(OSError, match="No space left"):
+            sink.write(b"x")
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+
+
+def test_a_pipe_that_is_empty_or_full_is_not_waited_for(tmp_path: Path) -> None:
+    out, into = os.pipe()
+    with closing(Stream(into, "pipe")) as sink:
+        while sink.ready():
+            sink.write(bytes(4096))
+        assert len(os.read(out, 1 << 20)) >= 4096
+        assert sink.ready()
+    os.close(out)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    end = os.open(fifo, os.O_RDWR)
+    with closing(Source(str(fifo))) as source:
+        assert (source.size, source.read(10)) == (None, None)
+        os.write(end, b"text")
+        assert source.read(10) == b"text"
+        os.close(end)
+        assert source.read(10) == b""
+
+
+# --- the command -----------------------------------------------------------------------------
+
+BAD_INPUT = {
+    "missing file": (("send", "missing", "239.1.1.1"), "cannot read missing: No such file"),
+    "directory": (("send", ".", "239.1.1.1"), "it is a directory: pack it"),
+    "unicast": (("send", MCAST, "10.0.0.1"), "10.0.0.1 is a unicast address"),
+    "simulator": (("send", MCAST, "239.1.1.1", "--backend", "sim"), "'sim' is a fabric inside this process"),
+    "unknown backend": (("send", MCAST, "239.1.1.1", "--backend", "x"), "'x' is no backend"),
+    "no receiver": (("send", MCAST, "239.1.1.1", "-n", "0"), "greater than or equal to 1"),
+    "no address": (("send", MCAST, "239.1.1.1", "-b", "x"), "'x' is not an IPv4 or IPv6 address"),
+    "no group": (("send", MCAST), "Missing argument"),
+    "no output": (("recv", "239.1.1.1"), "Missing option '--output'"),
+    "no such directory": (("recv", "239.1.1.1", "-o", "no/file"), "cannot write no/file: No such file"),
+    "output directory": (("recv", "239.1.1.1", "-o", "."), "cannot write .: it is a directory"),
+    "simulated sender": (("recv", "239.1.1.1", "-o", "f", "--backend", "sim-ib"), "'sim-ib' is a fabric"),
+    "no device": (("recv", "239.1.1.1", "-o", "f", "--device", "x/y"), "'x/y' is no device"),
+    "both": (("recv", "239.1.1.1", "-o", "f", "--device", "x", "-b", "10.0.0.1"), "give one of them"),
+    "negative patience": (("recv", "239.1.1.1", "-o", "f", "--patience", "-1"), "greater than or equal"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_sentence_and_status_2(mcast: Run, tmp_path: Path, case: str) -> None:
+    arguments, says = BAD_INPUT[case]
+    done = mcast(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("mcast")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["send", "recv", "ping"])
+def test_help_fits_80_columns(mcast: Run, command: str) -> None:
+    done = mcast(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
