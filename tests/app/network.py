@@ -102,7 +102,8 @@ class Network:
         """Until the sender and all living receivers are done, or `until` holds."""
         steps = 0
         while not until() if until else not self.over:
-            assert self.now < _LONG and steps < _MANY, "it hangs"
+            assert self.now < _LONG, "it hangs"
+            assert steps < _MANY, "it spins"
             self.step()
             steps += 1
 
