@@ -201,6 +201,19 @@ def commands(script: str) -> set[str]:
     return {line.split()[0] for line in lines if line}
 
 
+def test_the_python_of_the_pages_is_formatted_and_fits_a_page(tmp_path: Path) -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        for fence in fences(page):
+            if fence.language == "python":
+                (tmp_path / f"{page.stem.lower()}_{fence.line}.py").write_text(fence.text)
+    options = ["--no-cache", "--isolated", "--line-length", "92", "."]
+    for command in (["check", "--select", "E,F,I,B,UP", *options], ["format", "--diff", *options]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+
+
 def test_every_python_file_of_a_page_is_run_by_a_later_block() -> None:
     for page in PAGES:
         found = fences(page)
