@@ -5,19 +5,27 @@ python ours.py SENDER_ADDRESS RECEIVER_ADDRESS...
 
 from __future__ import annotations
 
+import asyncio
 import json
+import resource
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 from itertools import cycle, islice
+from pathlib import Path
 from time import monotonic as now
 from time import sleep
 from typing import Any
 
 from mcast import Backend, Destination, JoinAttrEx, open_backend
-from mcast.api import QpInit, QueuePair
+from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState, QpInit, QueuePair
+from mcast.backends.rdma.backend import RdmaBackend
+from mcast.backends.rdma.native import load
+from mcast.backends.rdma.pds import ProtectionDomains
+from mcast.backends.rdma.process import Process
+from mcast.batch import RECORD_DTYPE
 
 CHUNK, WINDOW, ACK_EVERY, PROCESS_WINDOW = 32, 128, 64, 256
 DATA, BACK, MANY = "239.9.1.1", "239.9.1.2", IPv4Address("239.10.0.0")
@@ -90,6 +98,142 @@ class Peer:
                             heard = now()
                 slowest = min(received)
             return answer(count, now() - start, count - slowest)
+
+    def arrays(self, size: int, count: int) -> Answer:
+        """Receive into numpy's memory; lengths and sources come as columns."""
+        import numpy
+
+        memory = numpy.zeros((DEPTHS.max_recv_wr, 1024), numpy.uint8)
+        record = numpy.dtype(RECORD_DTYPE)
+        with self.ends(*self.addresses[:2]) as (sender, receiver):
+            receiver.qp.register(memory, 1024)
+            receiver.join(DATA)
+            destination = sender.join(DATA, send_only=True)
+            wait_until_heard(sender.qp, destination, [receiver.qp])
+            payloads = payloads_of(size)
+            sent = received = octets = 0
+            start = heard = now()
+            while received < count and now() < heard + GIVE_UP:
+                if sent < count and sent - received + CHUNK <= WINDOW:
+                    sent += sender.qp.send(destination, payloads[: count - sent])
+                with receiver.qp.recv(CHUNK, 0) as batch:
+                    if len(batch):
+                        columns = numpy.frombuffer(batch.records, record)
+                        octets += int(columns["length"].sum())
+                        received += len(columns["offset"] // 1024)  # rows of `memory`
+                        heard = now()
+            assert octets == received * size
+            return answer(count, now() - start, count - received)
+
+    def aio_batch(self, size: int, count: int) -> Answer:
+        """Two endpoints of mcast.aio in one loop."""
+        return asyncio.run(self._aio_batch(size, count))
+
+    async def _aio_batch(self, size: int, count: int) -> Answer:
+        async with self.aio_end(0) as near, self.aio_end(1) as far:
+            sender = await near.sender(DATA)
+            member = await far.join(DATA)
+            await self.aio_heard(sender, member)
+            room = asyncio.Semaphore(WINDOW // CHUNK)
+            payloads = payloads_of(size)
+
+            async def send() -> None:
+                for _ in range(count // CHUNK):
+                    await room.acquire()
+                    await sender.send_batch(payloads)
+
+            async def receive() -> int:
+                received = 0
+                async for batch in far.batches(GIVE_UP, CHUNK):
+                    before = received
+                    received += len(batch)
+                    for _ in range(received // CHUNK - before // CHUNK):
+                        room.release()
+                    if received >= count // CHUNK * CHUNK:
+                        break
+                return received
+
+            start = now()
+            _, received = await asyncio.gather(send(), receive())
+            return answer(received, now() - start, count // CHUNK * CHUNK - received)
+
+    def aio_pingpong(self, size: int, count: int) -> Answer:
+        return asyncio.run(self._aio_pingpong(size, count))
+
+    async def _aio_pingpong(self, size: int, count: int) -> Answer:
+        async with self.aio_end(0) as near, self.aio_end(1) as far:
+            near_in, far_in = await near.join(BACK), await far.join(DATA)
+            there, back = await near.sender(DATA), await far.sender(BACK)
+            await self.aio_heard(there, far_in)
+            await self.aio_heard(back, near_in)
+            payload, latencies = bytes(size), []
+
+            async def echo() -> None:
+                for _ in range(count):
+                    await far_in.recv(GIVE_UP)
+                    await back.send(payload)
+
+            echoing = asyncio.create_task(echo())
+            begin = now()
+            for _ in range(count):
+                start = now()
+                await there.send(payload)
+                await near_in.recv(GIVE_UP)
+                latencies.append(now() - start)
+            await echoing
+            return answer_latencies(latencies, now() - begin)
+
+    def aio_end(self, place: int) -> Any:
+        from mcast import aio
+
+        return aio.open_endpoint(self.backend, self.addresses[place], loopback="on", rejoin=None)
+
+    @staticmethod
+    async def aio_heard(sender: Any, member: Any) -> None:
+        for _ in range(100):
+            await sender.send(b"")
+            if await member.recv(0.1) is not None:
+                return
+        raise TimeoutError("no receiver hears the sender")
+
+    def slow(self, size: int, count: int) -> Answer:
+        """A fast receiver beside one that never receives: what the fast one gets."""
+        with self.pair(2, 2) as (sender, destination, (fast, _)):
+            payloads = payloads_of(size)
+            sent = received = 0
+            start = heard = now()
+            while received < count and now() < heard + GIVE_UP:
+                if sent < count and sent - received + CHUNK <= WINDOW:
+                    sent += sender.send(destination, payloads[: count - sent])
+                with fast.recv(CHUNK, 0) as batch:
+                    if len(batch):
+                        received += len(batch)
+                        heard = now()
+            return answer(count, now() - start, count - received)
+
+    def idle(self, size: int, count: int) -> Answer:
+        """Wait `count` seconds for a message that does not come: the CPU seconds it took, and wake-ups."""
+        with self.ends(self.addresses[0]) as (end,):
+            end.join(DATA)
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            start = now()
+            assert end.qp.recv_one(float(count)) is None
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            return {**answer(1, now() - start), "cpu": cpu, "switches": after.ru_nvcsw - before.ru_nvcsw}
+
+    def memory(self, size: int, count: int) -> Answer:
+        """Resident bytes of a QP with its receives, of `count` of them; and the slab's size."""
+
+        def resident() -> int:
+            return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+        with self.ends(self.addresses[0]):
+            before = resident()
+            with self.ends(*[self.addresses[0]] * count) as ends:
+                each = (resident() - before) / count
+                slab = len(ends[0].qp._slab)  # type: ignore[attr-defined]
+        return {**answer(count, 1.0), "each": each, "slab": slab}
 
     def single(self, size: int, count: int) -> Answer:
         with self.pair() as (sender, destination, (receiver,)):
@@ -193,7 +337,8 @@ def wait_until_heard(sender: QueuePair, destination: Destination, receivers: lis
     """Send empty messages until every receiver hears them: a switch may take a while to learn of a member."""
     for _ in range(100):
         sender.send_one(destination, b"")
-        if all([receiver.recv_one(0.1) for receiver in receivers]):
+        heard = [receiver.recv_one(0.1) for receiver in receivers]
+        if all(heard):
             return
     raise TimeoutError("no receiver hears the sender")
 
@@ -218,22 +363,35 @@ def tell(found: Answer) -> None:
     print(json.dumps(found), flush=True)
 
 
-def on_null_verbs() -> Backend:
-    """The rdma backend on null_verbs.c, where no device could be found."""
-    from mcast.backends.rdma import backend, native
-    from mcast.backends.rdma.pds import ProtectionDomains
-    from mcast.backends.rdma.process import Process
+class NullBackend(RdmaBackend):
+    """The rdma backend on null_verbs.c, where no device is to be found."""
 
-    made = object.__new__(backend.RdmaBackend)
-    made.process, made._native, made._channels = Process(), native.load(), []
-    made._pds, made._lock, made._removed = ProtectionDomains(made._native), threading.Lock(), False
-    return made
+    def __init__(self, addresses: list[str]) -> None:
+        self.process, self._native = Process(), load()
+        self._channels, self._lock, self._removed = [], threading.Lock(), False
+        self._pds = ProtectionDomains(self._native)
+        self.capabilities = frozenset()
+        self._addresses = tuple(map(IPv4Address, addresses))
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        port = PortInfo(
+            port_num=1,
+            state=PortState.ACTIVE,
+            link_layer=LinkLayer.ETHERNET,
+            active_mtu=1024,
+            rate=1.0,
+            lid=0,
+            gids={0: Gid(self._addresses[0])},
+            addresses=self._addresses,
+        )
+        limits = {"max_mcast_grp": 8192, "max_mcast_qp_attach": 56, "max_qp_wr": 1024}
+        return (DeviceInfo(name="null0", node_guid=1, ports=(port,), **limits),)
 
 
 def main() -> None:
-    (*options,) = (argument for argument in sys.argv[1:] if argument.startswith("-"))
+    options = [argument for argument in sys.argv[1:] if argument.startswith("-")]
     addresses = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    with on_null_verbs() if "--null" in options else open_backend("rdma") as backend:
+    with NullBackend(addresses) if "--null" in options else open_backend("rdma") as backend:
         peer = Peer(backend, addresses)
         for line in sys.stdin:
             what, *numbers = line.split()

@@ -15,6 +15,7 @@ import typer
 from mcast import __version__
 from mcast.api import BackendError
 from mcast.cli import (
+    bench,
     conformance,
     demo,
     doctor,
@@ -52,6 +53,7 @@ for command in (
     top.top,
     record.record,
     replay.replay,
+    bench.bench,
     conformance.conformance,
 ):
     app.command()(command)

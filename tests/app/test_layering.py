@@ -11,8 +11,32 @@ import pytest
 import mcast
 
 ROOT = Path(mcast.__file__).parent
-CORE = {"api", "addresses", "batch", "errors", "causes", "cause_rows", "diagnosis", "mapping", "mcmember", "sa_refusal"}
-APPLICATION = {"endpoint", "session", "sequence", "inbox", "policy", "ports", "probe", "stats", "view", "aio"}
+CORE = {
+    "api",
+    "addresses",
+    "batch",
+    "errors",
+    "causes",
+    "cause_rows",
+    "diagnosis",
+    "mapping",
+    "mcmember",
+    "sa_refusal",
+}
+APPLICATION = {
+    "bench",
+    "bench_mpi",
+    "endpoint",
+    "session",
+    "sequence",
+    "inbox",
+    "policy",
+    "ports",
+    "probe",
+    "stats",
+    "view",
+    "aio",
+}
 BACKENDS = sorted(path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").exists())
 
 

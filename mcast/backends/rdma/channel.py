@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 
 from mcast.api import (
     CmEvent,
@@ -28,6 +29,40 @@ from mcast.backends.rdma.process import Process, Shared
 
 _REFUSED = (E.EINVAL, -E.EINVAL)
 """Errno and status of a MULTICAST_ERROR by which an SA, and not a failed attach, ended the join."""
+
+
+_AT_QKEY = Event._fields.index("qkey")
+
+
+@lru_cache(maxsize=1024)
+def _ud_param(
+    qp_num: int,
+    qkey: int,
+    flow_label: int,
+    dlid: int,
+    sl: int,
+    port_num: int,
+    is_global: int,
+    sgid_index: int,
+    hop_limit: int,
+    traffic_class: int,
+    dgid: bytes,
+) -> UdParam:
+    """Values of values: a group that is joined again has the same."""
+    destination = Destination(
+        gid=Gid(dgid),
+        qp_num=qp_num,
+        qkey=qkey,
+        dlid=dlid,
+        sl=sl,
+        port_num=port_num,
+        sgid_index=sgid_index,
+        hop_limit=hop_limit,
+        traffic_class=traffic_class,
+        flow_label=flow_label,
+        is_global=bool(is_global),
+    )
+    return UdParam(qp_num=qp_num, qkey=qkey, destination=destination)
 
 
 class RdmaChannel(Shared, EventChannel):
@@ -96,6 +131,8 @@ class RdmaChannel(Shared, EventChannel):
         join = self._joins.get(event.join_token)
         if kind is CmEventType.DEVICE_REMOVAL:
             self._on_removal()
+            if cm_id is not None:
+                cm_id.device_is_gone = True
         return CmEvent(
             type=kind,
             status=event.status,
@@ -111,15 +148,16 @@ class RdmaChannel(Shared, EventChannel):
             return booked
         join = self._joins.get(event.join_token)
         found = () if join is None else booked.id.why_refused(join)
-        return booked.model_copy(update={"found": found})
+        return booked._replace(found=found)
 
     def _joined(self, event: Event, cm_id: RdmaCmId | None, join: Join | None) -> UdParam:
-        group = Destination(gid=Gid(event.dgid), qp_num=event.qp_num, qkey=event.qkey, **event.address_handle)
+        ud = _ud_param(event.qp_num, *event[_AT_QKEY:])
+        group = ud.destination
         if join is not None and join.receives:
             join.attachment = group.gid, group.dlid
             if cm_id is not None and cm_id.qp is not None:
                 cm_id.qp.note_attached(*join.attachment)
-        return UdParam(qp_num=event.qp_num, qkey=event.qkey, destination=group)
+        return ud
 
     def close(self) -> None:
         """Destroy the ids, wake who waits for an event, close the channel."""

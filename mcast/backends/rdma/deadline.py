@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
+from types import TracebackType
 
 SLICE = 0.2
 """Seconds; bounds how long a signal that slips in just before a sleep goes unseen."""
@@ -31,13 +30,21 @@ class Deadline:
         return int((SLICE if left is None else min(left, SLICE)) * 1e9)
 
 
-@contextmanager
-def held(lock: threading.RLock, deadline: Deadline) -> Iterator[bool]:
-    """Hold the lock, or give False when the deadline came first."""
-    left = deadline.left()
-    got = lock.acquire(timeout=-1 if left is None else left)
-    try:
-        yield got
-    finally:
-        if got:
-            lock.release()
+class held:  # noqa: N801
+    """`with held(lock, deadline) as mine`: hold the lock, or give False when the deadline came first."""
+
+    __slots__ = ("_deadline", "_lock", "_mine")
+
+    def __init__(self, lock: threading.RLock, deadline: Deadline) -> None:
+        self._lock, self._deadline, self._mine = lock, deadline, False
+
+    def __enter__(self) -> bool:
+        left = self._deadline.left()
+        self._mine = self._lock.acquire(timeout=-1 if left is None else left)
+        return self._mine
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._mine:
+            self._lock.release()

@@ -10,6 +10,7 @@ import importlib
 import os
 import threading
 from collections.abc import Mapping
+from struct import Struct
 from typing import Any, NamedTuple, NewType, Protocol, cast
 
 from mcast.causes import Phase
@@ -91,17 +92,27 @@ class Unusable(Exception):
 
 
 class Event(NamedTuple):
-    """One communication event, as C copied it; the fields after `dgid` only for multicast events."""
+    """One communication event, laid out as struct mcast_event; from `qp_num` on for multicast events only."""
 
     type: int
     status: int
     errno: int
+    qp_num: int
     id_token: int
     join_token: int
-    qp_num: int
     qkey: int
+    flow_label: int
+    dlid: int
+    sl: int
+    port_num: int
+    is_global: int
+    sgid_index: int
+    hop_limit: int
+    traffic_class: int
     dgid: bytes
-    address_handle: Mapping[str, Any]
+
+
+EVENT = Struct("=iiiIQQIIHBBBBBB16s")
 
 
 class QpPlan(NamedTuple):
@@ -120,7 +131,6 @@ class QpPlan(NamedTuple):
     block_loopback: bool
 
 
-_AH_FIELDS = ("dlid", "sl", "port_num", "sgid_index", "hop_limit", "traffic_class", "flow_label")
 _MAX_DEVICES = 256
 _MAX_ADDRESSES = 4096
 _MAX_GIDS = 2000
@@ -217,19 +227,7 @@ class Native:
         out = self._ffi.new("struct mcast_event *")
         if not self._check(self._lib.mcast_take_event(channel, out), "get_event", Phase.EVENT):
             return None
-        handle = {field: getattr(out, field) for field in _AH_FIELDS}
-        handle["is_global"] = bool(out.is_global)
-        return Event(
-            out.type,
-            out.status,
-            out.error,
-            out.id_token,
-            out.join_token,
-            out.qp_num,
-            out.qkey,
-            bytes(self._ffi.buffer(out.dgid)),
-            handle,
-        )
+        return Event._make(EVENT.unpack(self._ffi.buffer(out)))
 
     def create_id(self, channel: Channel, token: int, port_space: int) -> Id:
         out = self._ffi.new("struct rdma_cm_id **")

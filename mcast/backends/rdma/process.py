@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno as E
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
+from weakref import WeakSet
 
 from mcast.api import Phase, _Closeable, mcast_error
 
@@ -19,10 +19,8 @@ class Process:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-
-    @property
-    def is_here(self) -> bool:
-        return self.pid == os.getpid()
+        self.is_here = True
+        _opened.add(self)
 
     def require(self, call: str, phase: Phase) -> None:
         """Raise EBADF in a fork."""
@@ -34,14 +32,26 @@ class Process:
             raise mcast_error(E.EBADF, call, phase, None, detail)
 
 
+_opened: WeakSet[Process] = WeakSet()
+
+
+def _note_fork() -> None:
+    for process in _opened:
+        process.is_here = False
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 class OwnedByProcess(_Closeable):
     """Asks for the right process where the contract asks whether the object is open."""
 
     process: Process
 
     def _require_open(self, call: str, phase: Phase) -> None:
-        super()._require_open(call, phase)
-        self.process.require(call, phase)
+        if self._closed or not self.process.is_here:
+            super()._require_open(call, phase)
+            self.process.require(call, phase)
 
 
 class Shared(OwnedByProcess):
@@ -49,9 +59,28 @@ class Shared(OwnedByProcess):
 
     lock: threading.RLock
 
-    @contextmanager
-    def _in_use(self, call: str, phase: Phase) -> Iterator[None]:
+    def _in_use(self, call: str, phase: Phase) -> InUse:
         """Hold the lock that closing takes, and be sure that the object is still open."""
-        with self.lock:
-            self._require_open(call, phase)
-            yield
+        return InUse(self, call, phase)
+
+
+class InUse:
+    """`with` it: locked, and open."""
+
+    __slots__ = ("_call", "_phase", "_shared")
+
+    def __init__(self, shared: Shared, call: str, phase: Phase) -> None:
+        self._shared, self._call, self._phase = shared, call, phase
+
+    def __enter__(self) -> None:
+        self._shared.lock.acquire()
+        try:
+            self._shared._require_open(self._call, self._phase)
+        except BaseException:
+            self._shared.lock.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._shared.lock.release()

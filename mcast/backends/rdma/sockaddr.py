@@ -9,6 +9,7 @@ from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
 
 _STORAGE = 128
 _FULL_MEMBER_PKEY = 0xFFFF
+_FAMILY_INET, _INET = struct.pack("=H", AF_INET), struct.Struct("!H4s8x")
 
 
 def source(address: IPv4Address | IPv6Address) -> bytes:
@@ -31,7 +32,7 @@ def group(address: McastAddress | None) -> bytes | None:
 
 
 def _inet(address: IPv4Address, port: int) -> bytes:
-    return struct.pack("=H", AF_INET) + struct.pack("!H4s8x", port, address.packed)
+    return _FAMILY_INET + _INET.pack(port, address.packed)
 
 
 def _inet6(address: IPv6Address, port: int) -> bytes:

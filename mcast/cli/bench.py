@@ -1,0 +1,115 @@
+"""`mcast bench`: rate, loss and latency of a group, in this process or over the ranks of an MPI job."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from mcast.api import Backend, McastAddress, MessageTooLarge
+from mcast.bench import Result, measure
+from mcast.bench_mpi import measure as measure_ranks
+from mcast.bench_mpi import started_by_mpi, world
+from mcast.cli.place import BackendName, Json, refuse_simulated
+from mcast.cli.terminal import Failure, group
+from mcast.registry import SIMULATED, open_backend
+
+_MOST = 1 << 16
+
+
+def bench(
+    backend: BackendName = "sim",
+    size: Annotated[
+        int, typer.Option(min=0, max=_MOST, metavar="BYTES", help="Bytes in a message, up to one MTU.")
+    ] = 64,
+    receivers: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="How many receivers; under MPI, all ranks but one. [default: 1]"),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, max=3600, help="How long to send in batches, and again one by one.")
+    ] = 1.0,
+    address: Annotated[
+        McastAddress, typer.Option("--group", parser=group, metavar="ADDRESS", help="The group to use.")
+    ] = "239.1.1.1",  # type: ignore[assignment]  # text, read by the parser
+    min_rate: Annotated[
+        float | None, typer.Option(min=0, help="Fail below so many messages a second.")
+    ] = None,
+    max_p99: Annotated[
+        float | None, typer.Option(min=0, help="Fail if the 99th percentile takes more microseconds.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure message rate, loss and latency.
+
+    Messages are sent in batches for the rate, then one by one for the latency. Exit status 1 if a limit is
+    missed. Between hosts: mpirun or srun starts one rank each, rank 0 sends (pip install 'mcast[mpi]').
+    """
+    if started_by_mpi():
+        refuse_simulated(backend, "receive")
+        if receivers is not None:
+            raise Failure("under MPI every rank but the first receives: leave out --receivers", 2)
+        found = _over_ranks(backend, address, size, seconds)
+    else:
+        options = {"ports": (receivers or 1) + 1} if backend in SIMULATED else {}
+        with open_backend(backend, **options) as opened:
+            found = _run(opened, address, size, receivers or 1, seconds)
+    if found is None:
+        return
+    _show(found, as_json)
+    _judge(found, min_rate, max_p99)
+
+
+def _run(backend: Backend, address: McastAddress, size: int, receivers: int, seconds: float) -> Result:
+    try:
+        return measure(backend, address, size, receivers, seconds)
+    except MessageTooLarge as error:
+        raise Failure(
+            f"--size is {size}: one MTU carries {error.limit} bytes, and a message is one MTU", 2
+        ) from None
+    except (TimeoutError, ValueError) as error:
+        raise Failure(str(error)) from None
+
+
+def _over_ranks(backend: str, address: McastAddress, size: int, seconds: float) -> Result | None:
+    try:
+        comm = world()
+    except ImportError:
+        raise Failure("started under MPI, but there is no mpi4py: pip install 'mcast[mpi]'", 2) from None
+    try:
+        with open_backend(backend) as opened:
+            return measure_ranks(comm, opened, address, size, seconds)
+    except Exception as error:  # the other ranks wait for this one
+        typer.echo(f"mcast bench: {error}", err=True)
+        comm.Abort(1)
+        raise
+
+
+def _show(found: Result, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+        return
+    where = "in one process" if found.processes == 1 else f"in {found.processes} processes"
+    typer.echo(f"{found.backend}: {found.size} bytes to {found.receivers} receiver(s), {where}\n")
+    rate = f"{found.messages_per_s:,.0f} messages/s, {found.deliveries_per_s:,.0f} deliveries/s"
+    typer.echo(f"rate     {rate}, in batches, {found.seconds:.2f} s")
+    typer.echo(f"lost     {found.lost:,} of {found.messages * found.receivers:,}")
+    latency = found.latency_us
+    if latency is None:
+        typer.echo("latency  none: no message arrived one by one")
+    else:
+        shown = "  ".join(f"{name} {value:,.1f}" for name, value in latency._asdict().items())
+        typer.echo(f"latency  {shown}  us, one by one")
+
+
+def _judge(found: Result, min_rate: float | None, max_p99: float | None) -> None:
+    """Raise Failure for each limit that is missed."""
+    missed = []
+    if min_rate is not None and found.messages_per_s < min_rate:
+        missed.append(f"{found.messages_per_s:,.0f} messages/s, --min-rate is {min_rate:,.0f}")
+    if max_p99 is not None and (found.latency_us is None or found.latency_us.p99 > max_p99):
+        p99 = "no latency" if found.latency_us is None else f"p99 {found.latency_us.p99:,.1f} us"
+        missed.append(f"{p99}, --max-p99 is {max_p99:,.1f}")
+    if missed:
+        raise Failure("; ".join(missed))
