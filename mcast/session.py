@@ -805,6 +805,11 @@ class Session:
     def _unanswered(self, group: Group, quest: Quest, members: int, timeout: float | None) -> McastError:
         who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"
         detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"
+        if group.send_only:
+            detail += (
+                "; they answer a sender by unicast, which Soft-RoCE loses within one network namespace: "
+                "join as a Membership there, or use settle="
+            )
         return mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)
 
     # --- what a user asks for ----------------------------------------------------------------

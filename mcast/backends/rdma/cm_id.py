@@ -56,6 +56,8 @@ class RdmaCmId(Shared, CmId):
         self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
         self._joins: dict[McastAddress, Join] = {}
+        self.device_is_gone = False
+        """Whether DEVICE_REMOVAL was read: the device waits until all have let go of it."""
 
     @property
     def device(self) -> str | None:
@@ -181,3 +183,5 @@ class RdmaCmId(Shared, CmId):
             finally:
                 self.channel.forget_id(self)
                 self.native.destroy_id(self.handle)
+                if self.device_is_gone:
+                    self.native.sync_devices()

@@ -1,0 +1,223 @@
+"""The endpoint on real devices, with nothing but the backend's name changed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from ipaddress import IPv4Address
+
+import pytest
+
+from mcast import Endpoint, Lost, Rejoined, RejoinPolicy, aio, open_endpoint
+from mcast.api import Closed, TimedOut
+from mcast.backends.rdma import hostnet
+from mcast.backends.rdma.testbed import RdmaTestbed
+from mcast.testbed import Testbed
+
+BOUND = 30.0
+"""Seconds; the longest that anything may take, never a delay."""
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as made:
+        yield made
+
+
+@contextmanager
+def returning(bed: Testbed, port: IPv4Address) -> Iterator[Callable[[], None]]:
+    """Remove the port's device; calling the value gives it back once the kernel has let go of it."""
+    assert isinstance(bed, RdmaTestbed)
+    where = bed._ports[port]
+    removal = subprocess.Popen([hostnet.program("rdma"), "link", "delete", where.device])
+
+    def give_back() -> None:
+        assert removal.wait(BOUND) == 0
+        hostnet.run("rdma", "link", "add", where.device, "type", "rxe", "netdev", where.netdev)
+
+    try:
+        yield give_back
+    finally:
+        removal.wait(BOUND)
+
+
+def until(condition: Callable[[], object]) -> None:
+    pause = threading.Event()
+    for _ in range(int(BOUND / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    assert condition()
+
+
+def is_receiving(endpoint: Endpoint) -> bool:
+    return endpoint._pumping
+
+
+def test_members_hear_each_other(lab_bed: Testbed, pool: ThreadPoolExecutor) -> None:
+    names = [f"239.70.1.{number}" for number in range(3)]
+    endpoints = [open_endpoint(lab_bed.backend, str(port)) for port in lab_bed.ports[:3]]
+    groups = [endpoint.join(names[0]) for endpoint in endpoints]
+    ready = list(pool.map(lambda group: group.ready(members=2, timeout=BOUND), groups))
+    assert all(len(peers) == 2 for peers in ready)
+    groups[0].send_batch([b"%d" % number for number in range(100)])
+    for endpoint in endpoints:
+        found: list[bytes] = []
+        while len(found) < 100:
+            with endpoint.recv_batch(timeout=BOUND) as batch:
+                assert len(batch)
+                found += [bytes(message.payload) for message in batch]
+        assert found == [b"%d" % number for number in range(100)]
+    stats = endpoints[1].stats()
+    assert stats.received_bytes == sum(len(b"%d" % number) for number in range(100))
+    assert stats.port_counters
+    for endpoint in endpoints:
+        endpoint.close()
+
+
+def test_a_senders_probe_is_lost_in_one_namespace_and_the_error_says_so(
+    lab_bed: Testbed, pool: ThreadPoolExecutor
+) -> None:
+    one, other = (open_endpoint(lab_bed.backend, str(port)) for port in lab_bed.ports[:2])
+    with one, other:
+        sender, group = one.sender("239.70.2.1"), other.join("239.70.2.1")
+        receiving = pool.submit(group.recv, BOUND)
+        with pytest.raises(TimedOut, match="unicast") as caught:
+            sender.ready(timeout=0.5)
+        assert "Membership" in str(caught.value)
+        sender.send(b"end")
+        assert receiving.result(BOUND) is not None
+
+
+def test_own_messages_are_filtered_where_the_device_cannot_keep_them_back(lab_bed: Testbed) -> None:
+    port, there = map(str, lab_bed.ports[:2])
+    with (
+        open_endpoint(lab_bed.backend, port, loopback="off") as endpoint,
+        open_endpoint(lab_bed.backend, there) as other,
+    ):
+        assert endpoint.loopback[1:] == (False, True)
+        group, member = endpoint.join("239.70.3.1"), other.join("239.70.3.1")
+        assert group.probe_loopback(timeout=BOUND) is True
+        group.send(b"mine")
+        heard = member.recv(BOUND)
+        assert heard is not None
+        member.send(b"yours")
+        message = group.recv(BOUND)
+        assert message is not None
+        assert bytes(message.payload) == b"yours"
+        assert dict(group.stats().dropped) == {"own message": 1}
+
+
+def test_one_sleep_serves_messages_and_a_join_of_another_thread(
+    lab_bed: Testbed, pool: ThreadPoolExecutor
+) -> None:
+    with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
+        group = endpoint.join("239.70.4.1")
+        receiving = pool.submit(group.recv, BOUND)
+        until(partial(is_receiving, endpoint))
+        assert pool.submit(endpoint.join, "239.70.4.2").result(BOUND).joined
+        assert not receiving.done()
+        group.send(b"end")
+        assert receiving.result(BOUND) is not None
+
+
+def test_close_wakes_who_waits(lab_bed: Testbed, pool: ThreadPoolExecutor) -> None:
+    endpoint = open_endpoint(lab_bed.backend, str(lab_bed.ports[0]))
+    group = endpoint.join("239.70.5.1")
+    waiting = [pool.submit(group.recv), pool.submit(endpoint.recv)]
+    until(partial(is_receiving, endpoint))
+    endpoint.close()
+    for one in waiting:
+        with pytest.raises(Closed):
+            one.result(BOUND)
+
+
+def test_a_lost_device_is_used_again_as_soon_as_it_is_back(
+    lab_bed: Testbed, pool: ThreadPoolExecutor
+) -> None:
+    here, there = lab_bed.ports[:2]
+    with (
+        open_endpoint(lab_bed.backend, str(there)) as sender,
+        open_endpoint(lab_bed.backend, str(here), rejoin=RejoinPolicy(maximum=0.2)) as receiver,
+    ):
+        out, group = sender.join("239.70.6.1"), receiver.join("239.70.6.1")
+        receiving = pool.submit(group.recv)
+        until(partial(is_receiving, receiver))
+        before = receiver.qp_num
+        with returning(lab_bed, here) as give_back:
+            until(lambda: not group.joined)
+            give_back()
+            until(lambda: group.joined)
+        assert receiver.qp_num != before
+        hearing = pool.submit(out.ready, timeout=BOUND)  # the bridge follows a join with a delay
+        assert hearing.result(BOUND)
+        out.send(b"heard")
+        message = receiving.result(BOUND)
+        assert message is not None
+        assert bytes(message.payload) == b"heard"
+        lost, rejoined = receiver.next_event(), receiver.next_event()
+        assert isinstance(lost, Lost)
+        assert isinstance(rejoined, Rejoined)
+        assert rejoined.gap > 0
+
+
+def test_asyncio_sleeps_on_the_devices_descriptors(lab_bed: Testbed) -> None:
+    here, there = map(str, lab_bed.ports[:2])
+    threads = threading.active_count()
+
+    async def main() -> None:
+        async with (
+            aio.open_endpoint(lab_bed.backend, here) as one,
+            aio.open_endpoint(lab_bed.backend, there) as other,
+            one.join("239.70.7.1") as out,
+            other.join("239.70.7.1") as group,
+        ):
+            found: list[bytes] = []
+
+            async def hear() -> None:
+                async for message in group:
+                    found.append(bytes(message.payload))
+                    if len(found) == 50:
+                        return
+
+            hearing = asyncio.create_task(hear())
+            assert await out.ready(timeout=BOUND)
+            for number in range(50):
+                await out.send(b"%d" % number)
+                if number % 10 == 0:
+                    await asyncio.sleep(0.01)
+            await asyncio.wait_for(hearing, BOUND)
+            assert found == [b"%d" % number for number in range(50)]
+            assert threading.active_count() == threads
+            waiting = asyncio.create_task(group.recv())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(main())
+
+
+def test_asyncio_restores_a_lost_device_in_the_background(lab_bed: Testbed) -> None:
+    here = lab_bed.ports[0]
+
+    async def main() -> None:
+        policy = RejoinPolicy(maximum=0.2)
+        async with aio.open_endpoint(lab_bed.backend, str(here), rejoin=policy) as endpoint:
+            group = await endpoint.join("239.70.8.1")
+            waiting = asyncio.create_task(group.recv())
+            with returning(lab_bed, here) as give_back:
+                assert isinstance(await endpoint.next_event(BOUND), Lost)
+                await asyncio.to_thread(give_back)
+                assert isinstance(await endpoint.next_event(BOUND), Rejoined)
+            await group.send(b"to myself")
+            message = await asyncio.wait_for(waiting, BOUND)
+            assert message is not None
+            assert bytes(message.payload) == b"to myself"
+
+    asyncio.run(main())
