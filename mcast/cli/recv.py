@@ -139,7 +139,7 @@ def _show(outcome: dict[str, Any], apart: bool) -> None:
     console(stderr=apart).print(
         f"{outcome['file']}: {outcome['size']:,} bytes, SHA-256 {outcome['sha256'][:16]}... verified\n"
         f"{outcome['sender_address']} ({outcome['sender']}) -> {outcome['group']} -> {outcome['receiver']} "
-        f"({outcome['device']}) on {outcome['backend']}, {outcome['pieces']:,} pieces, "
+        f"({outcome['device']})\n{outcome['pieces']:,} pieces on {outcome['backend']}, "
         f"{decimal(int(outcome['bytes_per_second']))}/s",
         markup=False,
     )

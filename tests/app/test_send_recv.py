@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import pty
+import socket
 import stat
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
 from hypothesis import given, settings
@@ -45,6 +53,8 @@ from .conftest import MCAST, Run
 from .network import LARGEST, Network
 
 DATA = Random(1).randbytes(20_000)
+SHA256 = hashlib.sha256(DATA).hexdigest()
+PYTHON = Path(sys.executable)
 PIECES = -(-len(DATA) // (LARGEST - OVERHEAD))
 
 # --- messages --------------------------------------------------------------------------------
@@ -545,3 +555,166 @@ def test_help_fits_80_columns(mcast: Run, command: str) -> None:
     done = mcast(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+ONE_FABRIC = """
+from mcast.backends.sim import Fabric, ROCE, open_fabric
+
+FABRIC = Fabric.roce(3, clock="wall")
+PROVIDER = ROCE._replace(open=lambda: open_fabric(FABRIC, host=0))
+"""
+
+OTHER_END = """
+import sys, threading
+from contextlib import closing
+from mcast import McastAddress, open_endpoint
+from mcast.backends.sim import open_fabric
+from mcast.cli import main
+from mcast.cli.cast.drive import DEPTH, ReceivingParty, SendingParty, run
+from mcast.cli.cast.files import Source, open_sink
+from acme_mcast import FABRIC
+
+def other(host, make):
+    with open_fabric(FABRIC, host=host) as backend:
+        with open_endpoint(backend, loopback="off", receive_depth=DEPTH) as endpoint:
+            run(make(endpoint, McastAddress.of("239.1.1.1")))
+
+def receiving(endpoint, group):
+    return ReceivingParty(endpoint, group, open_sink("/dev/null"), 5.0)
+
+def sending(endpoint, group):
+    return SendingParty(endpoint, group, Source("file"), 1)
+
+hosts, make = (1, 2) if sys.argv[1] == "send" else (1,), receiving if sys.argv[1] == "send" else sending
+threads = [threading.Thread(target=other, args=(host, make), daemon=True) for host in hosts]
+for thread in threads:
+    thread.start()
+main()
+"""
+"""The command of the arguments on host 0, and what it needs on the others, in one process."""
+
+Install = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def with_others(run: Run, third_party: Install, tmp_path: Path) -> Run:
+    """Run the command where the other end is there as well."""
+    (tmp_path / "file").write_bytes(DATA)
+    (tmp_path / "script.py").write_text(OTHER_END)
+    env = third_party(source=ONE_FABRIC)
+    return lambda *words: run(PYTHON, "script.py", *words, "--backend", "acme", env=env)
+
+
+def test_send_shows_each_receiver(with_others: Run) -> None:
+    done = with_others("send", "file", "239.1.1.1", "-n", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"file: 20,000 bytes, SHA-256 {SHA256[:16]}..."
+    assert lines[1].startswith("10.0.0.1 -> 239.1.1.1 on sim-roce, 20 pieces, 0 sent again, ")
+    assert [line.split()[-1] for line in lines[4:6]] == ["verified"] * 2
+    assert lines[-1] == "send: 2/2 receivers verified, 20 pieces each"
+    assert max(map(len, lines)) <= 80
+
+
+def test_send_as_json(with_others: Run) -> None:
+    done = with_others("send", "file", "239.1.1.1", "--json")
+    outcome = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (outcome["sha256"], outcome["size"], outcome["pieces"]) == (SHA256, 20_000, 20)
+    assert sorted(receiver["address"] for receiver in outcome["receivers"]) == ["10.0.0.2", "10.0.0.3"]
+    assert all(receiver["verified"] and not receiver["missed"] for receiver in outcome["receivers"])
+
+
+def test_send_without_enough_receivers_is_status_1(with_others: Run) -> None:
+    done = with_others("send", "file", "239.1.1.1", "-n", 3, "--wait", 0.5)
+    assert done.returncode == 1
+    assert done.stderr == "mcast: 2 of 3 receivers joined within 0.5 s\n"
+
+
+def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> None:
+    done = with_others("recv", "239.1.1.1", "-o", "copy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "copy").read_bytes() == DATA
+    lines = done.stdout.splitlines()
+    assert lines[:2] == [
+        f"copy: 20,000 bytes, SHA-256 {SHA256[:16]}... verified",
+        f"10.0.0.2 ({socket.gethostname()} roce1) -> 239.1.1.1 -> 10.0.0.1 (roce0)",
+    ]
+    outcome = json.loads(with_others("recv", "239.1.1.1", "-o", "copy", "--json").stdout)
+    assert (outcome["verified"], outcome["sha256"], outcome["lost"]) == (True, SHA256, [])
+
+
+def test_recv_to_stdout_says_nothing_else(with_others: Run, tmp_path: Path) -> None:
+    text = "a line of text\n" * 5000
+    (tmp_path / "file").write_text(text)
+    done = with_others("recv", "239.1.1.1", "-o", "-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, text, "")
+
+
+def test_recv_to_a_full_device_is_one_sentence(with_others: Run) -> None:
+    done = with_others("recv", "239.1.1.1", "-o", "/dev/full")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("mcast: /dev/full: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_recv_that_waits_in_vain_is_one_sentence_and_leaves_nothing(
+    run: Run, third_party: Install, tmp_path: Path
+) -> None:
+    done = run(
+        MCAST,
+        "recv",
+        "239.1.1.1",
+        "-o",
+        "copy",
+        "--wait",
+        0.2,
+        "--backend",
+        "acme",
+        env=third_party(source=ONE_FABRIC),
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "mcast: no transfer began on 239.1.1.1 as 10.0.0.1 (roce0) within 0.2 s\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["site"]
+
+
+@pytest.mark.parametrize("signal", [SIGINT, SIGTERM, SIGHUP])
+def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: int) -> None:
+    env = {**os.environ, **third_party(source=ONE_FABRIC)}
+    command = [str(MCAST), "recv", "239.1.1.1", "-o", "copy", "--backend", "acme"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
+        limit = time.monotonic() + 20
+        while not list(tmp_path.glob(".copy.*")):
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        process.send_signal(signal)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (128 + signal, "mcast: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["site"]
+
+
+@pytest.mark.parametrize("command", [("send", "file", "239.1.1.1"), ("recv", "239.1.1.1", "-o", "copy")])
+def test_a_terminal_gets_a_bar(third_party: Install, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "file").write_bytes(Random(1).randbytes(3_000_000))
+    (tmp_path / "script.py").write_text(OTHER_END)
+    env = {"TERM": "xterm-256color", "COLUMNS": "80"} | {**os.environ, **third_party(source=ONE_FABRIC)}
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [PYTHON, "script.py", *command, "--backend", "acme"],
+        cwd=tmp_path,
+        env=env,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    ) as process:
+        os.close(follower)
+        written = b""
+        try:
+            while block := os.read(leader, 65536):
+                written += block
+        except OSError:  # the other end is closed: all is read
+            pass
+    os.close(leader)
+    assert process.returncode == 0
+    assert {"send": b"sending", "recv": b"receiving"}[command[0]] in written
+    assert "━".encode() in written

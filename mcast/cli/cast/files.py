@@ -82,12 +82,12 @@ class Stream(Sink):
 class NewFile(Sink):
     """A file that gets its name when it is whole; until then it is a hidden one beside it."""
 
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.name = name or str(path)
         self._target = path
         fd, made = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
         self._part: Path | None = Path(made)
-        self._file = os.fdopen(fd, "wb", buffering=1 << 20)
+        self._file = os.fdopen(fd, "wb", buffering=1 << 16)
 
     def write(self, piece: bytes) -> None:
         self._file.write(piece)
@@ -127,4 +127,4 @@ def open_sink(path: str) -> Sink:
         return Stream(os.open(target, os.O_WRONLY | os.O_CLOEXEC), path)
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(13, "Permission denied", path)
-    return NewFile(target)
+    return NewFile(target, path)

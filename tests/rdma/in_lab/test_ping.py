@@ -1,0 +1,66 @@
+"""`mcast ping` on real devices: its own other end, and Debian's mckey as sender and as receiver."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+
+from mcast.addresses import McastAddress
+from mcast.cli.ping import answer_all, joined, ping_all
+from mcast.ports import choose
+from mcast.probe import PROBE_SIZE
+from mcast.testbed import Testbed
+
+BOUND = 60.0
+GROUP = McastAddress.of("239.77.3.1")
+
+
+def station(bed: Testbed, port: int, qps: int = 1) -> Any:
+    return joined(bed.backend, choose(bed.backend, bed.ports[port], None, 1), GROUP, qps)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("size", [PROBE_SIZE, 1024])
+def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
+    with station(lab_bed, 0, qps=2) as pinging, station(lab_bed, 1) as answering:
+        thread = threading.Thread(target=answer_all, args=(answering, 10, quiet))
+        thread.start()
+        outcome = ping_all(pinging, 5, size, 0.2, BOUND, quiet)
+        thread.join(BOUND)
+    (member,) = outcome["members"]
+    assert member["address"] == str(lab_bed.ports[1])
+    assert (member["answers"], member["loss"]) == (10, 0)
+    assert 0 < member["milliseconds"]["min"] <= member["milliseconds"]["max"] < 10_000
+
+
+def test_what_mckey_sends_is_counted(lab_bed: Testbed) -> None:
+    command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-s", "-C", "20", "-S", "300"]
+    with station(lab_bed, 0) as answering, subprocess.Popen(command, stdout=subprocess.DEVNULL) as mckey:
+        outcome = answer_all(answering, 20, quiet)
+        assert mckey.wait(BOUND) == 0
+    (heard,) = outcome["heard"]
+    assert heard["address"] == str(lab_bed.ports[1])
+    assert (heard["messages"], heard["pings"], heard["smallest"], heard["largest"]) == (20, 0, 300, 300)
+
+
+def test_mckey_counts_our_pings_and_answers_none(lab_bed: Testbed) -> None:
+    command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-C", "20", "-S", "100"]
+    with (
+        station(lab_bed, 0) as pinging,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mckey,
+    ):
+        assert mckey.stdout is not None
+        said = ""
+        while "joined dgid" not in said:  # it says so once it is attached, then sleeps for 3 s
+            said += mckey.stdout.readline()
+        outcome = ping_all(pinging, 20, 100, 0.01, 0.1, quiet)
+        said += mckey.communicate(timeout=BOUND)[0]
+        assert mckey.returncode == 0
+    assert "data transfers complete" in said
+    assert (outcome["sent"], outcome["members"], outcome["others"]) == (20, [], [])

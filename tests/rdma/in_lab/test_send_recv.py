@@ -1,0 +1,88 @@
+"""`mcast send` and `mcast recv` as programs of their own, each on its own device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from subprocess import DEVNULL, PIPE
+from time import monotonic, sleep
+
+from mcast.testbed import Testbed
+
+BOUND = 100.0
+GROUP = "239.77.2.1"
+DATA = Random(5).randbytes(400_000)
+MCAST = [sys.executable, "-m", "mcast"]
+
+
+def start(*words: object, stdin: int = DEVNULL, stdout: int = DEVNULL) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*MCAST, *map(str, words)], stdin=stdin, stdout=stdout, stderr=PIPE)
+
+
+def end(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate(timeout=BOUND)
+
+
+def test_stdin_reaches_a_file_and_a_pipe(lab_bed: Testbed, tmp_path: Path) -> None:
+    source, one, other, *_ = lab_bed.ports
+    filing = start("recv", GROUP, "-o", tmp_path / "copy", "-b", one)
+    piping = start("recv", GROUP, "-o", "-", "-b", other, stdout=PIPE)
+    sending = start("send", "-", GROUP, "-b", source, "-n", 2, stdin=PIPE, stdout=PIPE)
+    try:
+        said, complained = sending.communicate(DATA, timeout=BOUND)
+        assert (sending.returncode, complained) == (0, b""), complained
+        assert b"2/2 receivers verified" in said
+        assert piping.communicate(timeout=BOUND) == (DATA, b"")
+        assert filing.wait(BOUND) == piping.returncode == 0
+    finally:
+        end(sending, filing, piping)
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_receiver_that_is_killed_is_named_and_one_that_is_interrupted_leaves_nothing(
+    lab_bed: Testbed, tmp_path: Path
+) -> None:
+    source, one, other, third, *_ = lab_bed.ports
+    (tmp_path / "there").mkdir()
+    killed = start("recv", GROUP, "-o", tmp_path / "killed", "-b", one)
+    interrupted = start("recv", GROUP, "-o", tmp_path / "there" / "interrupted", "-b", other)
+    patient = start("recv", GROUP, "-o", tmp_path / "copy", "-b", third)
+    sending = start("send", "-", GROUP, "-b", source, "-n", 3, "--patience", 2, stdin=PIPE, stdout=PIPE)
+    try:
+        assert sending.stdin is not None
+        sending.stdin.write(DATA)  # a part of it: the sender waits for more
+        sending.stdin.flush()
+        wait_for(lambda: part(tmp_path) > 0)
+        killed.kill()
+        interrupted.terminate()
+        assert interrupted.wait(BOUND) == 128 + 15
+        said, complained = sending.communicate(DATA, timeout=BOUND)
+        assert (sending.returncode, complained) == (1, b"")
+        assert patient.wait(BOUND) == 0
+    finally:
+        end(sending, killed, interrupted, patient)
+    lines = said.decode().splitlines()
+    assert [line for line in lines if str(one) in line][-1].endswith("it fell silent")
+    assert [line for line in lines if str(other) in line][-1].endswith("it failed: interrupted")
+    assert lines[-1].startswith("send: 1/3 receivers verified")
+    assert (tmp_path / "copy").read_bytes() == DATA * 2
+    assert list((tmp_path / "there").iterdir()) == []
+    assert not (tmp_path / "killed").exists()
+
+
+def part(folder: Path) -> int:
+    """Bytes of the file that the receiver to be killed has written."""
+    return max((path.stat().st_size for path in folder.glob(".killed.*")), default=0)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    limit = monotonic() + BOUND
+    while not condition():
+        assert monotonic() < limit
+        sleep(0.05)
