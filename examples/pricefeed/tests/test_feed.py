@@ -8,7 +8,7 @@ application has left open at the end of a test fails that test.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
@@ -61,6 +61,12 @@ async def same_book(publisher: Publisher, *subscribers: Subscriber) -> None:
     for subscriber in subscribers:
         book = await subscriber.until(lambda book: book.version == publisher.version)
         assert book.prices == publisher.prices
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Wait for a condition; the timeout of pytest ends it."""
+    while not condition():
+        await asyncio.sleep(QUICK)
 
 
 async def test_every_subscriber_has_the_book() -> None:
@@ -143,6 +149,7 @@ async def test_what_strangers_send_is_refused_and_counted(mcast_endpoints: Mcast
             await bare.send(b"nonsense")
         await publish(publisher)
         await same_book(publisher, subscriber)
+        await eventually(lambda: subscriber.refused and publisher.refused)
         assert (subscriber.refused, publisher.refused, publisher.asked) == (1, 1, 0)
         assert sum(count or 0 for count in subscriber.stats.dropped.values()) == 1
 
@@ -155,10 +162,8 @@ async def test_fail_over_of_the_subnet_manager(mcast_fabric: McastFabric) -> Non
         mcast_fabric.restart_sm(outage=0.1)
         await publish(publisher)
         await same_book(publisher, *subscribers)
-        for subscriber in subscribers:
-            while not subscriber.outages:
-                await asyncio.sleep(QUICK)
-            assert 0 < subscriber.outages[0] < 5
+        await eventually(lambda: all(subscriber.outages for subscriber in subscribers))
+        assert all(0 < subscriber.outages[0] < 5 for subscriber in subscribers)
 
 
 @pytest.mark.mcast(fabric="roce")
