@@ -88,7 +88,7 @@ class EndpointStats(_Snapshot):
     receive_free: int
     receive_low_water: int
     receive_empty: int | None
-    dropped: Mapping[str, int | None]
+    dropped: Mapping[str, int]
     probes: int
     joins: int
     lost: int
