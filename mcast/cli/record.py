@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -126,8 +127,8 @@ def record(
     with (
         ends_cleanly(),
         opened(backend, demo) as fabric,
-        _sink(output) as file,
         listening(fabric, groups, bind, device, demo) as endpoint,
+        _sink(output) as file,
     ):
         recorder, started = recorder_of(endpoint, file), time.monotonic()
         try:
@@ -147,8 +148,8 @@ def record(
 @contextmanager
 def _sink(output: str) -> Iterator[BinaryIO]:
     if output == _STANDARD:
-        import sys
-
+        if sys.stdout.isatty():
+            raise Failure("packets are nothing for a terminal: pipe them on, or name a file with -o", 2)
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return

@@ -6,6 +6,8 @@ import json
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
@@ -153,8 +155,10 @@ def replay(
         for sender in dict.fromkeys(senders.values()):
             sender.ready(members, _BOUND)
         started = endpoint.backend.now()
-        with file.open("rb") as source:
-            sent = _play(endpoint, senders, messages_of(source), None if at_once else speed or 1.0, contents)
+        with _reading(file) as source:
+            # A file that grows is read as far as its contents were known.
+            messages = islice(messages_of(source), contents.messages)
+            sent = _play(endpoint, senders, messages, None if at_once else speed or 1.0, contents)
         outcome = _outcome(endpoint, file, contents, senders, sent, endpoint.backend.now() - started)
     if as_json:
         typer.echo(json.dumps(outcome, indent=1))
@@ -162,18 +166,26 @@ def replay(
         _show(outcome)
 
 
-def _contents(file: Path) -> Contents:
+@contextmanager
+def _reading(file: Path) -> Iterator[BinaryIO]:
+    """The file, opened; damage in it becomes one sentence."""
     from mcast.capture.reader import CaptureError
 
     try:
+        with file.open("rb") as source:
+            yield source
+    except CaptureError as error:
+        raise Failure(f"cannot read {file}: {error}", 2) from None
+
+
+def _contents(file: Path) -> Contents:
+    try:
         if not stat.S_ISREG(file.stat().st_mode):
             raise Failure(f"{file} is not a regular file, which could be read twice", 2)
-        with file.open("rb") as source:
+        with _reading(file) as source:
             contents = contents_of(source)
     except OSError as error:
         raise Failure(f"cannot read {file}: {error.strerror}", 2) from None
-    except CaptureError as error:
-        raise Failure(f"cannot read {file}: {error}", 2) from None
     if not contents.messages:
         raise Failure(f"{file} has no message to a group{_but(contents.skipped)}", 2)
     return contents

@@ -174,6 +174,7 @@ def _looks(endpoint: Endpoint, interval: float, count: int | None) -> Iterator[d
             "groups": groups,
             "receive_queue": _queue(stats),
             "dropped": {why: lost for why, lost in stats.dropped.items() if lost},
+            "port_counters": dict(stats.port_counters),
             "events": events,
         }
         last = now

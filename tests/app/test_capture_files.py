@@ -187,6 +187,7 @@ def test_infiniband_and_rocev1_packets_are_found() -> None:
 
 
 ROCE = packets.roce(example(), MAC, MAC)
+GRH = struct.pack(">IHBB", 6 << 28, 20, 0x1B, 1) + bytes(32)
 DNS = ROCE[:36] + b"\x00\x35" + ROCE[38:]
 SKIPPED: dict[str, tuple[Frame, str]] = {
     "link type": (Frame(0, 105, ROCE, len(ROCE), 0), "link type 105 is not known"),
@@ -198,9 +199,14 @@ SKIPPED: dict[str, tuple[Frame, str]] = {
     ),
     "fragment": (Frame(0, 1, ROCE[:20] + b"\x20\x00" + ROCE[22:], len(ROCE), 0), "an IP fragment"),
     "RC": (Frame(0, 1, ROCE[:42] + b"\x04" + ROCE[43:], len(ROCE), 0), "not a UD message"),
-    "cut short": (Frame(0, 1, ROCE[:60], len(ROCE), 0), "cut short by the capture"),
+    "cut short": (Frame(0, 1, ROCE[:-6], len(ROCE), 0), "cut short by the capture"),
+    "cut in the headers": (Frame(0, 1, ROCE[:60], len(ROCE), 0), "cut short by the capture"),
     "too short": (Frame(0, 1, ROCE[:60], 60, 0), "its headers do not fit into it"),
     "nothing": (Frame(0, 1, b"", 0, 0), "its headers do not fit into it"),
+    "RoCEv1 without room": (
+        Frame(0, 1, bytes(12) + b"\x89\x15" + GRH + ROCE[42:62], 74, 0),
+        "its headers do not fit into it",
+    ),
     "a flipped bit": (Frame(0, 1, ROCE[:64] + b"\xff" + ROCE[65:], len(ROCE), 0), "its ICRC is wrong"),
     "Ethernet in ERF": (Frame(0, 197, bytes(8) + b"\x02" + bytes(40), 49, 0), "not RoCE or InfiniBand"),
     "a MAD": (Frame(0, 247, b"\x00\x02" + bytes(60), 62, 0), "without a GRH, so not for a group"),
@@ -268,7 +274,10 @@ def changed(offset: int, value: int, size: int = 4) -> bytes:
     return WHOLE[:offset] + value.to_bytes(size, "little") + WHOLE[offset + size :]
 
 
+CLOCK_AT = WHOLE.index(struct.pack("<HHB", 9, 1, 9))
 DAMAGED |= {
+    "clock without units": (changed(CLOCK_AT + 2, 0, 2), CLOCK_AT, "option 9 of an interface has 0 bytes"),
+    "short time offset": (changed(CLOCK_AT, 14, 2), CLOCK_AT, "option 14 of an interface has 1 bytes"),
     "byte order": (changed(8, 0x12345678), 8, "the section header has no byte order"),
     "version": (changed(12, 2, 2), 12, "the section is of version 2, known is 1"),
     "length not of words": (changed(PACKET_AT + 4, 61), PACKET_AT + 4, "a block of 61 bytes cannot be"),

@@ -49,17 +49,17 @@ def test_members_and_what_is_not_seen_are_listed(mcast: Run, third_party: Instal
     ]
 
 
-def test_a_member_that_the_switch_does_not_know_is_pointed_out(mcast: Run, third_party: Installed) -> None:
+def test_a_member_that_the_switch_does_not_know_is_pointed_out(here: Run, third_party: Installed) -> None:
     then = "fabric.snooping[next(iter(fabric.snooping))].pop(0)"
-    done = mcast("groups", "--backend", "acme", env=third_party(source=source(then=then)))
+    done = here("groups", "--backend", "acme", env=third_party(source=source(then=then)))
     first, second = done.stdout.splitlines()[1:3]
     assert first.rstrip() == "239.1.1.1  roce0/1  the host's own list"
     assert second.strip() == "not in the switch's: it gets nothing"
 
 
-def test_json_has_it_all(mcast: Run, third_party: Installed) -> None:
+def test_json_has_it_all(here: Run, third_party: Installed) -> None:
     env = third_party(source=source("INFINIBAND"))
-    found = json.loads(mcast("groups", "239.1.1.1", "--backend", "acme", "--json", env=env).stdout)
+    found = json.loads(here("groups", "239.1.1.1", "--backend", "acme", "--json", env=env).stdout)
     (group,) = found["groups"]
     assert (group["group"], group["mgid"]) == ("239.1.1.1", "ff12:4001:ffff::f01:101")
     assert group["mlid"] >= 0xC000
@@ -69,23 +69,23 @@ def test_json_has_it_all(mcast: Run, third_party: Installed) -> None:
     assert found["unseen"] == []
 
 
-def test_on_infiniband_there_are_mlids_and_groups_of_ipoib(mcast: Run, third_party: Installed) -> None:
-    text = mcast("groups", "--backend", "acme", env=third_party(source=source("INFINIBAND"))).stdout
+def test_on_infiniband_there_are_mlids_and_groups_of_ipoib(here: Run, third_party: Installed) -> None:
+    text = here("groups", "--backend", "acme", env=third_party(source=source("INFINIBAND"))).stdout
     assert text.splitlines()[0].split() == ["group", "MLID", "member", "seen", "in"]
     assert "ff12:401b:ffff::ffff:ffff  0xc000" in text
     assert "send-only" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_group_that_nobody_is_in_is_status_1(mcast: Run, third_party: Installed) -> None:
+def test_a_group_that_nobody_is_in_is_status_1(here: Run, third_party: Installed) -> None:
     env = third_party(source=source())
-    done = mcast("groups", "239.1.1.1", "239.9.9.9", "--backend", "acme", env=env)
+    done = here("groups", "239.1.1.1", "239.9.9.9", "--backend", "acme", env=env)
     assert (done.returncode, done.stderr) == (1, "mcast: nobody is seen in 239.9.9.9\n")
     assert "239.1.1.1" in done.stdout
 
 
-def test_no_group_at_all_is_said(mcast: Run, third_party: Installed) -> None:
-    done = mcast("groups", "--backend", "acme", env=third_party(source=source(joins="")))
+def test_no_group_at_all_is_said(here: Run, third_party: Installed) -> None:
+    done = here("groups", "--backend", "acme", env=third_party(source=source(joins="")))
     assert done.stdout.startswith("no group is seen\n")
 
 
@@ -97,7 +97,7 @@ def test_no_group_at_all_is_said(mcast: Run, third_party: Installed) -> None:
         (("--backend", "nope"), "'nope' is no backend"),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(mcast: Run, arguments: tuple[str, ...], says: str) -> None:
-    done = mcast("groups", *arguments)
+def test_bad_input_is_one_sentence_and_status_2(here: Run, arguments: tuple[str, ...], says: str) -> None:
+    done = here("groups", *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr

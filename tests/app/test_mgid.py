@@ -25,24 +25,24 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_status_2(mcast: Run, case: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(here: Run, case: str) -> None:
     arguments, says = BAD_INPUT[case]
-    done = mcast("mgid", *arguments)
+    done = here("mgid", *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("mcast mgid: ")
     assert says in done.stderr
 
 
-def explained(mcast: Run, *arguments: str) -> dict[str, Any]:
+def explained(here: Run, *arguments: str) -> dict[str, Any]:
     """The explanation of the one address, its sections by their titles."""
-    done = mcast("mgid", "--json", *arguments)
+    done = here("mgid", "--json", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     (found,) = json.loads(done.stdout)["addresses"]
     return {**found, **{section["title"]: section for section in found["sections"]}}
 
 
-def test_an_ipv4_group_on_every_link_layer(mcast: Run) -> None:
-    found = explained(mcast, "239.1.1.1")
+def test_an_ipv4_group_on_every_link_layer(here: Run) -> None:
+    found = explained(here, "239.1.1.1")
     cm, ipoib = found["InfiniBand, rdma_cm (PS_UDP)"], found["InfiniBand, IPoIB and rdma_cm (PS_IPOIB)"]
     assert cm["mgid"] == "ff12:4001:ffff::f01:101"
     assert ipoib["mgid"] == "ff12:401b:ffff::f01:101"
@@ -67,13 +67,13 @@ def test_an_ipv4_group_on_every_link_layer(mcast: Run) -> None:
     assert "224.129.1.1" in shared["RoCEv2 MAC"]["groups"]
 
 
-def test_partition_and_scope_stand_in_the_mgid(mcast: Run) -> None:
-    found = explained(mcast, "239.1.1.1", "--pkey", "0x0001", "--scope", "site")
+def test_partition_and_scope_stand_in_the_mgid(here: Run) -> None:
+    found = explained(here, "239.1.1.1", "--pkey", "0x0001", "--scope", "site")
     assert found["InfiniBand, rdma_cm (PS_UDP)"]["mgid"] == "ff15:4001:8001::f01:101"
 
 
-def test_an_ipv6_group_is_refused_by_rocev2_and_folded_by_infiniband(mcast: Run) -> None:
-    found = explained(mcast, "ff0e::1:2")
+def test_an_ipv6_group_is_refused_by_rocev2_and_folded_by_infiniband(here: Run) -> None:
+    found = explained(here, "ff0e::1:2")
     assert found["InfiniBand, rdma_cm (PS_UDP)"]["mgid"] == "ff12:6001:ffff::1:2"
     assert found["RoCEv2"]["mgid"] is None
     assert "errno 524" in found["RoCEv2"]["refused"]
@@ -93,38 +93,37 @@ def test_an_ipv6_group_is_refused_by_rocev2_and_folded_by_infiniband(mcast: Run)
         ("ff12:401b:ffff:1::1", "no group: an IPv4 group leaves bytes 6 to 11 zero"),
     ],
 )
-def test_an_mgid_of_infiniband_says_what_it_stands_for(mcast: Run, mgid: str, stands_for: str) -> None:
-    found = explained(mcast, mgid)
+def test_an_mgid_of_infiniband_says_what_it_stands_for(here: Run, mgid: str, stands_for: str) -> None:
+    found = explained(here, mgid)
     assert found["InfiniBand"]["mgid"] == mgid
     assert found["InfiniBand"]["stands_for"] == stands_for
     assert found["RoCE"]["mgid"] is None
 
 
-def test_an_mgid_typed_as_an_ipv6_group_would_become_another(mcast: Run) -> None:
+def test_an_mgid_typed_as_an_ipv6_group_would_become_another(here: Run) -> None:
     assert (
-        explained(mcast, "ff12:4001:ffff::f01:101")["InfiniBand"]["as_ipv6_group"]
-        == "ff12:6001:ffff::f01:101"
+        explained(here, "ff12:4001:ffff::f01:101")["InfiniBand"]["as_ipv6_group"] == "ff12:6001:ffff::f01:101"
     )
-    assert "as_ipv6_group" not in explained(mcast, "ff12:a01b:fe80::1")["InfiniBand"]
+    assert "as_ipv6_group" not in explained(here, "ff12:a01b:fe80::1")["InfiniBand"]
 
 
 @pytest.mark.parametrize(
     ("mgid", "version"), [("::ffff:239.1.1.1", "RoCEv2"), ("ff0e::ffff:ef01:101", "RoCEv1")]
 )
-def test_an_mgid_of_roce_is_explained_by_its_group(mcast: Run, mgid: str, version: str) -> None:
-    found = explained(mcast, mgid)
+def test_an_mgid_of_roce_is_explained_by_its_group(here: Run, mgid: str, version: str) -> None:
+    found = explained(here, mgid)
     assert found["kind"] == f"MGID of {version} for the IPv4 group 239.1.1.1"
     assert found[version]["mgid"] == mgid
 
 
-def test_a_mac_address_lists_its_groups(mcast: Run) -> None:
-    assert len(explained(mcast, "01-00-5E-01-01-01")["RoCEv2"]["stands_for"]) == 32
-    assert "IPv4 group 239.1.1.1" in explained(mcast, "33:33:ef:01:01:01")["kind"]
+def test_a_mac_address_lists_its_groups(here: Run) -> None:
+    assert len(explained(here, "01-00-5E-01-01-01")["RoCEv2"]["stands_for"]) == 32
+    assert "IPv4 group 239.1.1.1" in explained(here, "33:33:ef:01:01:01")["kind"]
 
 
-def test_collisions_of_several_addresses_are_named(mcast: Run) -> None:
+def test_collisions_of_several_addresses_are_named(here: Run) -> None:
     given = ("239.1.1.1", "224.129.1.1", "ff02::1:2", "ff0e::1:2", "238.0.0.1")
-    found = json.loads(mcast("mgid", "--json", *given).stdout)["collisions"]
+    found = json.loads(here("mgid", "--json", *given).stdout)["collisions"]
     assert found == [
         {"same": "RoCEv2 MAC", "name": "01:00:5e:01:01:01", "addresses": ["239.1.1.1", "224.129.1.1"]},
         {
@@ -139,7 +138,7 @@ def test_collisions_of_several_addresses_are_named(mcast: Run) -> None:
         },
         {"same": "RoCEv1 MAC", "name": "33:33:00:01:00:02", "addresses": ["ff02::1:2", "ff0e::1:2"]},
     ]
-    assert "collisions of these: none" in mcast("mgid", "239.1.1.1", "239.1.1.2").stdout
+    assert "collisions of these: none" in here("mgid", "239.1.1.1", "239.1.1.2").stdout
 
 
 def test_the_text_fits_80_columns_and_says_the_same(mcast: Run) -> None:

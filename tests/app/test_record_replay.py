@@ -178,7 +178,7 @@ def test_time_that_runs_back_does_not_wait() -> None:
 
 
 def test_contents_are_known_before_anything_is_sent() -> None:
-    contents = contents_of(io.BytesIO(capture([1.0, 4.0, 2.0], [3, 900, 1])))
+    contents = contents_of(io.BytesIO(capture([2.0, 1.0, 4.0], [3, 900, 1])))
     assert contents.groups == {Gid(f"::ffff:{GROUP}"): 3}
     assert (contents.messages, contents.largest, contents.span) == (3, 900, 3 * NS)
 
@@ -206,8 +206,15 @@ def test_stdout_takes_the_packets_and_stderr_the_words(run: Run, mcast: Run, tmp
     assert contents_of(io.BytesIO((tmp_path / "a.pcapng").read_bytes())).messages == 3
 
 
-def test_too_few_messages_are_a_failure(mcast: Run) -> None:
-    done = mcast(
+def test_a_recording_is_not_lost_to_a_mistake(here: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.pcapng").write_bytes(b"precious")
+    done = here("record", GROUP, "-o", "a.pcapng", "--demo", "--backend", "sim", "--bind", "10.9.9.9")
+    assert (done.returncode, "no port has the address" in done.stderr) == (2, True)
+    assert (tmp_path / "a.pcapng").read_bytes() == b"precious"
+
+
+def test_too_few_messages_are_a_failure(here: Run) -> None:
+    done = here(
         *("record", GROUP, "-o", "a.pcapng", "--demo", "--backend", "sim"),
         *("--count", "1000000", "--duration", "0.2"),
     )
@@ -224,9 +231,9 @@ def acme(third_party: Callable[..., dict[str, str]]) -> dict[str, str]:
 REPLAY = ("replay", "a.pcapng", "--backend", "acme", "--bind", "10.0.0.1")
 
 
-def test_a_file_is_replayed_to_another_group(mcast: Run, tmp_path: Path, acme: dict[str, str]) -> None:
+def test_a_file_is_replayed_to_another_group(here: Run, tmp_path: Path, acme: dict[str, str]) -> None:
     (tmp_path / "a.pcapng").write_bytes(capture([0.0, 100.0]))
-    done = mcast(*REPLAY, "--group", "239.7.7.7", "--json", env=acme)
+    done = here(*REPLAY, "--group", "239.7.7.7", "--json", env=acme)
     outcome = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert outcome["groups"] == [{"recorded": f"::ffff:{GROUP}", "group": "239.7.7.7", "messages": 2}]
@@ -234,20 +241,20 @@ def test_a_file_is_replayed_to_another_group(mcast: Run, tmp_path: Path, acme: d
     assert 100 <= outcome["seconds"] < 101, "virtual time"
 
 
-def test_the_packets_of_a_simulated_run_are_replayed(mcast: Run, acme: dict[str, str]) -> None:
-    assert mcast("sim", "run", "sm-failover-under-load", "--pcap", "a.pcapng").returncode == 0
-    done = mcast(*REPLAY, "--max", env=acme)
+def test_the_packets_of_a_simulated_run_are_replayed(here: Run, acme: dict[str, str]) -> None:
+    assert here("sim", "run", "sm-failover-under-load", "--pcap", "a.pcapng").returncode == 0
+    done = here(*REPLAY, "--max", env=acme)
     assert (done.returncode, done.stderr) == (0, "")
     first, *others = done.stdout.splitlines()
     assert first.startswith("replay: ")
     assert any("without a GRH, so not for a group" in line for line in others), "the SA's MADs"
 
 
-def test_a_pcap_of_tcpdump_is_replayed(mcast: Run, tmp_path: Path, acme: dict[str, str]) -> None:
+def test_a_pcap_of_tcpdump_is_replayed(here: Run, tmp_path: Path, acme: dict[str, str]) -> None:
     data = frame(b"hello")
     head = struct.pack("<IHHIIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
     (tmp_path / "a.pcapng").write_bytes(head + struct.pack("<IIII", 1, 2, len(data), len(data)) + data)
-    assert mcast(*REPLAY, env=acme).stdout.startswith(f"replay: 1 messages to {GROUP} in ")
+    assert here(*REPLAY, env=acme).stdout.startswith(f"replay: 1 messages to {GROUP} in ")
 
 
 BAD_FILES: dict[str, tuple[bytes | None, str]] = {
@@ -262,12 +269,12 @@ BAD_FILES: dict[str, tuple[bytes | None, str]] = {
 
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_a_bad_file_is_one_sentence_and_status_2(
-    mcast: Run, tmp_path: Path, acme: dict[str, str], case: str
+    here: Run, tmp_path: Path, acme: dict[str, str], case: str
 ) -> None:
     data, says = BAD_FILES[case]
     if data is not None:
         (tmp_path / "a.pcapng").write_bytes(data)
-    done = mcast(*REPLAY, env=acme)
+    done = here(*REPLAY, env=acme)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr
 
@@ -290,8 +297,8 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_status_2(mcast: Run, acme: dict[str, str], case: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(here: Run, acme: dict[str, str], case: str) -> None:
     arguments, says = BAD_INPUT[case]
-    done = mcast(*arguments, env=acme)
+    done = here(*arguments, env=acme)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr

@@ -172,8 +172,8 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_status_2(mcast: Run, case: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(here: Run, case: str) -> None:
     arguments, says = BAD_INPUT[case]
-    done = mcast("top", *arguments)
+    done = here("top", *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr
