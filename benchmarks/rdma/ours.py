@@ -106,7 +106,7 @@ class Peer:
         memory = numpy.zeros((DEPTHS.max_recv_wr, 1024), numpy.uint8)
         record = numpy.dtype(RECORD_DTYPE)
         with self.ends(*self.addresses[:2]) as (sender, receiver):
-            receiver.qp.register(memory, 1024)
+            receiver.qp.register(memory.data, 1024)
             receiver.join(DATA)
             destination = sender.join(DATA, send_only=True)
             wait_until_heard(sender.qp, destination, [receiver.qp])

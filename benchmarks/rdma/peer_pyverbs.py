@@ -62,7 +62,7 @@ class End:
                 break
             if now() > end:
                 return None
-        payload = self.recv_mr.read(completions[0].byte_len - GRH, GRH)
+        payload: bytes = self.recv_mr.read(completions[0].byte_len - GRH, GRH)
         self.id.post_recv(self.recv_mr)
         return payload
 

@@ -47,10 +47,10 @@ struct calls {
 
 	PyObject *memories; /* generation -> the buffer that payloads arrive in */
 	PyObject *sources;  /* GIDs the QP has sent from */
-	struct {
+	struct known_gid {
 		uint8_t raw[16];
 		PyObject *gid;
-	} gids[KEPT_GIDS];
+	} senders[KEPT_GIDS], groups[KEPT_GIDS]; /* by the last byte */
 };
 
 /* What the views of payloads are made of, and counted by: not the lease itself, which keeps the views. */
@@ -175,14 +175,14 @@ static int64_t slice_of(int64_t timeout)
 	return timeout < 0 || timeout > SLICE_NS ? SLICE_NS : timeout;
 }
 
-/* What is left of a timeout, as the object to hand on. */
+/* What is left of a timeout that began at `start` (0: just now), as the object to hand on. */
 static PyObject *rest_of(int64_t timeout, int64_t start)
 {
 	int64_t left;
 
 	if (timeout < 0)
 		return Py_NewRef(Py_None);
-	left = timeout - (mcast_now() - start);
+	left = start ? timeout - (mcast_now() - start) : timeout;
 	return PyFloat_FromDouble(left > 0 ? (double)left * 1e-9 : 0.0);
 }
 
@@ -360,26 +360,24 @@ static PyObject *calls_send_one(PyObject *object, PyObject *const *args, Py_ssiz
 
 /* --- messages --- */
 
-static PyObject *gid_of(struct calls *self, const uint8_t *raw)
+static PyObject *gid_of(struct known_gid *known, const uint8_t *raw)
 {
-	unsigned place = raw[15] % KEPT_GIDS;
-
-	if (!self->gids[place].gid || memcmp(self->gids[place].raw, raw, 16)) {
+	known += raw[15] % KEPT_GIDS;
+	if (!known->gid || memcmp(known->raw, raw, 16)) {
 		PyObject *gid = PyObject_CallFunction(gid_type, "y#", raw, (Py_ssize_t)16);
 
 		if (!gid)
 			return NULL;
-		Py_XDECREF(self->gids[place].gid);
-		self->gids[place].gid = gid;
-		memcpy(self->gids[place].raw, raw, 16);
+		replace(&known->gid, gid);
+		memcpy(known->raw, raw, 16);
 	}
-	return Py_NewRef(self->gids[place].gid);
+	return Py_NewRef(known->gid);
 }
 
 /* Takes the reference to `payload`. */
 static PyObject *make_message(struct calls *self, const struct mcast_message *from, PyObject *payload)
 {
-	PyObject *source = gid_of(self, from->source), *message = NULL;
+	PyObject *source = gid_of(self->senders, from->source), *message = NULL;
 	int own = 0;
 
 	if (payload && source && from->own_qp_num)
@@ -394,7 +392,7 @@ static PyObject *make_message(struct calls *self, const struct mcast_message *fr
 	PyTuple_SetItem(message, 0, payload);
 	PyTuple_SetItem(message, 1, source);
 	PyTuple_SetItem(message, 2, PyLong_FromUnsignedLong(from->src_qp));
-	PyTuple_SetItem(message, 3, gid_of(self, from->group));
+	PyTuple_SetItem(message, 3, gid_of(self->groups, from->group));
 	PyTuple_SetItem(message, 4, from->has_imm ? PyLong_FromUnsignedLong(from->imm) : Py_NewRef(Py_None));
 	PyTuple_SetItem(message, 5, PyBool_FromLong(own));
 	PyTuple_SetItem(message, 6, PyLong_FromUnsignedLong(from->src_lid));
@@ -423,12 +421,13 @@ static int open_memory(struct calls *self, uint32_t generation, Py_buffer *out)
 /* --- receiving --- */
 
 static int wait_for_messages(struct calls *self, struct mcast_message *out, uint32_t max, int events,
-			     int64_t timeout)
+			     int64_t timeout, int64_t *start)
 {
-	int got = mcast_run(self->qp, out, max, NO_FD, 0);
+	int got = timeout ? mcast_poll(self->qp, out, max) : mcast_run(self->qp, out, max, NO_FD, 0);
 
 	if (got || !timeout)
 		return got;
+	*start = mcast_now();
 	Py_BEGIN_ALLOW_THREADS
 	got = mcast_run(self->qp, out, max, events ? self->event_fd : NO_FD, slice_of(timeout));
 	Py_END_ALLOW_THREADS
@@ -460,10 +459,8 @@ static PyObject *recv_one_fast(struct calls *self, PyObject *given)
 
 	if (!is_usable(self) || !read_timeout(given, &timeout))
 		return PyObject_CallFunctionObjArgs(slow_recv_one, self, given ? given : Py_None, NULL);
-	if (timeout > 0)
-		start = mcast_now();
 	self->users++;
-	got = wait_for_messages(self, &from, 1, 0, timeout);
+	got = wait_for_messages(self, &from, 1, 0, timeout, &start);
 	if (got == 1) {
 		found = copy_out(self, &from);
 		mcast_release(self->qp, from.generation, &from, 1);
@@ -510,7 +507,7 @@ static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t
 {
 	struct mcast_message *records;
 	PyObject *found = NULL, *rest;
-	int64_t start = timeout > 0 ? mcast_now() : 0;
+	int64_t start = 0;
 	int got;
 
 	if (max > self->qp->init.recv_depth)
@@ -519,7 +516,7 @@ static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t
 	if (!records)
 		return PyErr_NoMemory();
 	self->users++;
-	got = wait_for_messages(self, records, max, events, timeout);
+	got = wait_for_messages(self, records, max, events, timeout, &start);
 	if (got > 0 || (!got && !timeout) || (got == -EAGAIN && events))
 		found = new_lease(self, records, got > 0 ? (uint32_t)got : 0);
 	self->users--;
@@ -678,8 +675,10 @@ static void calls_dealloc(PyObject *object)
 	Py_XDECREF(self->destination);
 	Py_XDECREF(self->memories);
 	Py_XDECREF(self->sources);
-	for (int i = 0; i < KEPT_GIDS; i++)
-		Py_XDECREF(self->gids[i].gid);
+	for (int i = 0; i < KEPT_GIDS; i++) {
+		Py_XDECREF(self->senders[i].gid);
+		Py_XDECREF(self->groups[i].gid);
+	}
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
 	Py_DECREF(type);
 }

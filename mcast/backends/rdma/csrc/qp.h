@@ -66,11 +66,14 @@ void mcast_forget_posted(struct mcast_qp *qp);
  * the QP is in ERR; -EINTR; or another -errno. */
 int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget);
 
+/* Messages that are there, or come while one looks a few times; else as mcast_run. Does not sleep. */
+int mcast_poll(struct mcast_qp *qp, struct mcast_message *out, uint32_t max);
+
 /* Post the receives of these messages again. */
 int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count);
 
 /* Post the whole job behind one doorbell, or nothing of it: -EAGAIN, for lack of room or in another state.
- * Then as mcast_send, without waiting. */
+ * Then as mcast_send, without sleeping. */
 int mcast_send_at_once(struct mcast_qp *qp, struct mcast_send_job *job);
 
 #endif
