@@ -389,8 +389,8 @@ def test_the_provider_table_names_every_built_in_backend() -> None:
 
 
 def test_each_path_named_exists() -> None:
-    """In CONTRIBUTING.md, which is a map: `mcast/api.py`, `tests/sim/`."""
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    """Of this repository, in the pages that are maps of it: `mcast/api.py`, `tests/sim/`."""
+    text = "".join((ROOT / page).read_text("utf-8") for page in ("CONTRIBUTING.md", "docs/proof.md"))
     paths = set(re.findall(r"(?<![\w/])((?:mcast|tests|scripts|docs|benchmarks)/[\w./-]*\w/?)", text))
     assert len(paths) > 20
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []
