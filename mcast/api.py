@@ -593,6 +593,11 @@ class EventChannel(_Closeable):
     def fileno(self) -> int:
         """A real file descriptor: readable (poll, select, asyncio) while an event waits."""
 
+    @property
+    @abstractmethod
+    def pending(self) -> bool:
+        """Whether an event waits. Asking takes no time, not even a simulated fabric's."""
+
     def create_id(self, port_space: PortSpace = PortSpace.UDP) -> CmId:
         """rdma_create_id. A new, unbound id."""
         self._require_open("create_id", Phase.OPEN)

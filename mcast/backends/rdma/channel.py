@@ -87,6 +87,11 @@ class RdmaChannel(Shared, EventChannel):
         with self._in_use("fileno", Phase.EVENT):
             return self.native.channel_fd(self._handle)
 
+    @property
+    def pending(self) -> bool:
+        with self._in_use("pending", Phase.EVENT):
+            return self.native.wait_event(self._handle, self._wake, 0)
+
     def _create_id(self, port_space: PortSpace) -> CmId:
         with self._in_use("create_id", Phase.OPEN):
             token = next(self._tokens)

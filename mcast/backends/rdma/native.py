@@ -216,11 +216,12 @@ class Native:
     def close_channel(self, channel: Channel) -> None:
         self._lib.mcast_close_channel(channel)
 
-    def wait_event(self, channel: Channel, wake_fd: int, budget: int) -> None:
-        """Sleep until an event is there, `wake_fd` is rung, a signal came, or `budget` ns are over."""
+    def wait_event(self, channel: Channel, wake_fd: int, budget: int) -> bool:
+        """Sleep until an event is there (True), `wake_fd` is rung, a signal came, or `budget` ns are over."""
         result = self._lib.mcast_wait_event(channel, wake_fd, budget)
-        if result != -E.EINTR:
-            self._check(result, "get_event", Phase.EVENT)
+        if result == -E.EINTR:
+            return False
+        return bool(self._check(result, "get_event", Phase.EVENT))
 
     def take_event(self, channel: Channel) -> Event | None:
         """Read, copy and ack the next event; None when there is none. Never waits."""

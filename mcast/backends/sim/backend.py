@@ -75,8 +75,7 @@ class SimBackend(Backend):
             fabric.watch(self)
 
     def now(self) -> float:
-        with self.fabric.clock:
-            return self.fabric.clock.now / NS
+        return self.fabric.clock.now / NS
 
     def new_seed(self) -> int:
         with self.fabric.clock:
@@ -124,6 +123,11 @@ class SimEventChannel(EventChannel):
         self._readiness: Readiness | None = None
         if fabric.watch is not None:
             fabric.watch(self)
+
+    @property
+    def pending(self) -> bool:
+        self._require_open("pending", Phase.EVENT)
+        return bool(self._core.queue)
 
     @property
     def unread(self) -> int:
