@@ -22,8 +22,8 @@ from typing import Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
-from mcast.session import Event, Group, Operation, Peer, Wait
+from mcast.api import Batch, Closed, CmEvent, Destination, Message, Phase, QpError, QueuePair
+from mcast.session import Event, Group, GroupState, Operation, Peer, Wait
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -117,25 +117,29 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 result: T = done.value
                 return result
 
-    def _glance(self) -> None:
-        """Take in what has happened, unless a thread that receives does so."""
+    def _route_to(self, group: Group, timeout: float | None) -> tuple[QueuePair, Destination]:
+        """What to send with; first take in what has happened, unless a thread that receives does so."""
+        session = self._session
         with self._lock:
-            if not self._pumping and self._session.step():
+            if not self._pumping and session.step():
                 self._changed.notify_all()
+            if group.state is GroupState.JOINED and group.destination is not None:
+                return session.qp, group.destination
+        return self._run(session.route_to(group, timeout))
 
     def _pump(self, wait: Wait) -> Batch | None:
         """Let something happen, at most until `wait.until`; what was received, if this call received."""
         session = self._session
-        now = session.now()
         if self._pumping:
             # Only who receives reads events: had another read one, nothing would wake the sleeper.
-            self._changed.wait(None if wait.until is None else max(0.0, wait.until - now))
+            self._changed.wait(None if wait.until is None else max(0.0, wait.until - session.now()))
             return None
         if session.step():
             self._changed.notify_all()
             return None
         end = min(inf if wait.until is None else wait.until, session.due())
-        return self._sleep(session.usable_qp, wait.max, None if end == inf else max(0.0, end - now))
+        left = end if abs(end) == inf else end - session.now()
+        return self._sleep(session.usable_qp, wait.max, None if left == inf else max(0.0, left))
 
     def _sleep(self, qp: QueuePair | None, max: int, timeout: float | None) -> Batch | None:
         """Wait for a message or an event, without the lock: other threads follow this one."""
@@ -206,8 +210,7 @@ class Sender(MemberView):
         session = endpoint._session
         listed = payloads if isinstance(payloads, list) else list(payloads)
         while True:
-            endpoint._glance()
-            qp, destination = endpoint._run(session.route_to(group, timeout))
+            qp, destination = endpoint._route_to(group, timeout)
             try:
                 return session.send(group, qp, destination, listed, imm, timeout)
             except Closed:  # the QP was replaced meanwhile, or all is closed

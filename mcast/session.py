@@ -11,7 +11,7 @@ import errno as E
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from math import inf
@@ -218,6 +218,8 @@ class Session:
         self.before_qp_closes: Callable[[], None] = lambda: None
         self.filtering = settings.loopback is not LoopbackPolicy.ON
         self.blocking_loopback = False
+        self._restoring = False
+        """Whether something may be in recovery; `due` finds out."""
         self._counting = threading.Lock()
         self._asked = 0
         self._arrivals = 0
@@ -288,17 +290,21 @@ class Session:
 
     def due(self) -> float:
         """When `step` has something to do by itself; inf: when an event comes."""
+        if not self._restoring:
+            return inf
         recoveries = [self.recovery, *(group.recovery for group in self.groups.values())]
-        return min((one.due for one in recoveries if one is not None), default=inf)
+        dues = [one.due for one in recoveries if one is not None]
+        self._restoring = bool(dues)
+        return min(dues, default=inf)
 
     def step(self) -> bool:
         """Take in events, do what is due; whether there was anything."""
         self.require_open("step", Phase.EVENT)
         happened = False
-        while (event := self.channel.get_event(0)) is not None:
+        while self.channel.pending and (event := self.channel.get_event(0)) is not None:
             happened = True
             self.on_event(event)
-        if self.due() <= self.now():
+        if self._restoring and self.due() <= self.now():
             happened = True
             self._recover()
         return happened
@@ -359,6 +365,7 @@ class Session:
     def _lose(self, group: Group, error: McastError, needs_join: bool = True) -> None:
         """A membership is gone: tell, and plan to get it back."""
         self.totals["lost"] += 1
+        self._restoring = True
         group.error, group.told = error, False
         self._tell(Lost(group.address, error))
         policy = self.settings.rejoin
@@ -372,6 +379,7 @@ class Session:
     def _lose_all(self, error: McastError, reopen: bool) -> None:
         """The QP is of no use any more; with `reopen` the id and every membership neither."""
         self.reopen |= reopen
+        self._restoring = True
         for group in self.groups.values():
             if group.state is GroupState.JOINED:
                 self._lose(group, error, needs_join=reopen)
@@ -602,7 +610,7 @@ class Session:
             if message is not None:
                 return message
             self._require_receiving(group)
-            if waited and deadline is not None and self.now() >= deadline:
+            if waited and self._is_over(deadline):
                 return None
             yield from self._wait(deadline)
             waited = True
@@ -628,7 +636,7 @@ class Session:
             if any(self._filled()):
                 return CopiedBatch([message for _ in range(max) if (message := self.pop(None)) is not None])
             self._require_receiving(None)
-            if waited and deadline is not None and self.now() >= deadline:
+            if waited and self._is_over(deadline):
                 return CopiedBatch()
             batch = yield Wait(deadline, max)
             waited = True
@@ -654,7 +662,7 @@ class Session:
         if not lengths:
             return batch
         self.totals["received_batches"] += 1
-        if self.filtering or self.settings.sequence or PROBE_SIZE in lengths:
+        if self._must_judge(lengths):
             messages = self._wanted(batch)
             unchanged = len(messages) == len(lengths) and not self.settings.sequence
             return batch if unchanged else ChosenBatch(batch, messages)
@@ -662,10 +670,13 @@ class Session:
             (group,) = self.by_mgid.values()
             group.counts["received"] += len(lengths)
             group.counts["received_bytes"] += sum(lengths)
-        self.totals["received"] += len(lengths)
         self.totals["received_bytes"] += sum(lengths)
         self._watch_queue(len(lengths))
         return batch
+
+    def _must_judge(self, lengths: Sequence[int]) -> bool:
+        """Whether each message of a batch must be looked at."""
+        return self.filtering or self.settings.sequence or PROBE_SIZE in lengths
 
     def route(self, batch: Batch) -> None:
         """Put copies of the messages where they belong, and give the receives back."""
@@ -682,11 +693,12 @@ class Session:
 
     def _wanted(self, batch: Batch) -> list[Message]:
         """The messages of the batch that are the user's, counted, with the user's payloads."""
-        wanted = [kept for message in batch if (kept := self._judge(message)) is not None]
+        wanted = list(batch)
+        if self._must_judge(batch.lengths):
+            wanted = [kept for message in wanted if (kept := self._judge(message)) is not None]
         for message in wanted:
             group = self.by_mgid.get(message.group)
             size = len(message.payload)
-            self.totals["received"] += 1
             self.totals["received_bytes"] += size
             if group is not None:
                 group.counts["received"] += 1
@@ -748,7 +760,7 @@ class Session:
         try:
             while len(quest.peers) < members:
                 now = self.now()
-                if deadline is not None and now >= deadline:
+                if self._is_over(deadline):
                     raise self._unanswered(group, quest, members, timeout)
                 if now >= ask_at:
                     self._ask(group, Kind.ASK_ALONE if group.send_only else Kind.ASK, number)
@@ -878,7 +890,13 @@ class Session:
     # --- waiting -----------------------------------------------------------------------------
 
     def _deadline(self, timeout: float | None) -> float | None:
-        return None if timeout is None else self.now() + timeout
+        """When the time is over; -inf for a poll, which needs no clock."""
+        if timeout is None:
+            return None
+        return self.now() + timeout if timeout > 0 else -inf
+
+    def _is_over(self, deadline: float | None) -> bool:
+        return deadline is not None and (deadline == -inf or self.now() >= deadline)
 
     def _wait(self, until: float | None) -> Operation[None]:
         """Wait for a change; what was received meanwhile goes where it belongs."""
@@ -891,7 +909,7 @@ class Session:
     ) -> Operation[None]:
         """Wait until the condition holds, or the deadline has come."""
         while not condition():
-            if not at_least_once and deadline is not None and self.now() >= deadline:
+            if not at_least_once and self._is_over(deadline):
                 return
             at_least_once = False
             yield from self._wait(deadline)

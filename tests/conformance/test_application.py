@@ -32,6 +32,10 @@ def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Peer, Peer, Destinat
     return sender, receiver, sender.join(group, send_only=True)
 
 
+def is_pending(peer: Peer) -> bool:
+    return peer.channel.pending
+
+
 def is_readable(qp: QueuePair) -> bool:
     poller = select.poll()
     poller.register(qp.fileno(), select.POLLIN)
@@ -76,6 +80,21 @@ def test_recv_gives_messages_before_it_gives_way_to_events(bed: Testbed) -> None
             payloads = [bytes(message.payload) for message in batch]
     assert payloads == [b"second"]
     receiver.event()
+
+
+def test_whether_an_event_waits_is_asked_without_waiting(bed: Testbed) -> None:
+    peer = Peer(bed)
+    assert not is_pending(peer)
+    peer.id.join_multicast(new_group())
+    eventually(bed, lambda: is_pending(peer))
+    now = bed.backend.now()
+    assert is_pending(peer)
+    assert bed.backend.now() - now < 1.0
+    peer.event()
+    assert not is_pending(peer)
+    peer.channel.close()
+    with pytest.raises(Closed):
+        is_pending(peer)
 
 
 def test_the_clock_of_timeouts_goes_on_while_a_call_waits(bed: Testbed) -> None:
