@@ -61,11 +61,6 @@ def rate_code(gbps: float) -> int:
     return min(_GBPS, key=lambda code: abs(_GBPS[code] - gbps))
 
 
-def mtu_code(size: int) -> int:
-    """The encoding of an MTU in bytes, 0 for one that InfiniBand does not have."""
-    return next((code for code, known in _MTU_BYTES.items() if known == size), 0)
-
-
 def found_causes(
     mask: int,
     asked: McMemberRecord,
