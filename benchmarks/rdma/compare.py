@@ -1,7 +1,7 @@
 """Ours beside C and pyverbs in one guest, interleaved, as ratios.
 
-python benchmarks/rdma/compare.py [--rounds 3] [--json FILE]     boots the lab and measures there
-python benchmarks/rdma/compare.py --here ...                     measures on this host's Soft-RoCE ports
+python -m benchmarks.rdma.compare [--rounds 5] [--json FILE]     boots the lab and measures there
+python -m benchmarks.rdma.compare --here ...                     measures on this host's Soft-RoCE ports
 
 Each peer is a process that reads a command a line and answers with a line of JSON; all sleep while one
 measures. A round asks every peer for the same thing, one right after the other, in an order that turns;
@@ -81,7 +81,8 @@ FIGURES = (
     *(Figure(f"two-processes/{size}", f"{size} 16000", f"{size} 16000", 0.95, two=True) for size in SIZES),
     Figure("mixed-sizes", "batch 0 12000", "batch 0 12000", 0.95),
     *(Figure(f"numpy/{size}", f"arrays {size} 16000", f"batch {size} 16000", 0.97) for size in SIZES),
-    *(Figure(f"asyncio/{size}", f"aio_batch {size} 12000", f"batch {size} 12000", 0.85) for size in SIZES),
+    *(Figure(f"asyncio/{size}", f"fd_batch {size} 12000", f"batch {size} 12000", 0.85) for size in SIZES),
+    *(Figure(f"aio/{size}", f"aio_batch {size} 12000", f"batch {size} 12000", 0.85) for size in (64, 1024)),
     *(Figure(f"single/{size}", f"single {size} 4000", f"single {size} 4000", 0.7) for size in SIZES),
     *(
         Figure(f"single/{size}", f"single {size} 4000", f"single {size} 4000", 1.5, "pyverbs")
@@ -89,7 +90,8 @@ FIGURES = (
     ),
     Figure("round-trip/64", "pingpong 64 2000", "pingpong 64 2000", 1.15, rate=False, value="p50"),
     Figure("round-trip/64", "pingpong 64 2000", "pingpong 64 2000", 1.0, "pyverbs", False, "p50"),
-    Figure("asyncio-round-trip/64", "aio_pingpong 64 500", "pingpong 64 2000", 2.0, rate=False, value="p50"),
+    Figure("asyncio-round-trip/64", "fd_pingpong 64 2000", "pingpong 64 2000", 2.0, rate=False, value="p50"),
+    Figure("aio-round-trip/64", "aio_pingpong 64 300", "pingpong 64 2000", 2.0, rate=False, value="p50"),
     Figure("join-leave", "join 0 300", "join 0 300", 0.9),
     Figure("1000-groups", "groups 0 1000", "groups 0 1000", 1.15, rate=False, value="seconds"),
     Figure("1-to-3-ports", "batch 64 6000 3 3", "batch 64 6000 3 3", 0.95),
@@ -305,7 +307,16 @@ def main() -> int:
     build()
     path = given.json.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    inside = [sys.executable, __file__, "--here", "--rounds", str(given.rounds), "--json", str(path)]
+    inside = [
+        sys.executable,
+        "-m",
+        "benchmarks.rdma.compare",
+        "--here",
+        "--rounds",
+        str(given.rounds),
+        "--json",
+        str(path),
+    ]
     inside += ["--only", given.only] if given.only else []
     lab = [sys.executable, "-m", "mcast", "lab", "run", "--ports", str(PORTS), "--share", str(path.parent)]
     done = subprocess.run([*lab, "--", *inside], cwd=ROOT)

@@ -20,7 +20,7 @@ from time import sleep
 from typing import Any
 
 from mcast import Backend, Destination, JoinAttrEx, open_backend
-from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState, QpInit, QueuePair
+from mcast.api import Batch, DeviceInfo, Gid, LinkLayer, Message, PortInfo, PortState, QpInit, QueuePair
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.native import load
 from mcast.backends.rdma.pds import ProtectionDomains
@@ -183,6 +183,42 @@ class Peer:
             await echoing
             return answer_latencies(latencies, now() - begin)
 
+    def fd_batch(self, size: int, count: int) -> Answer:
+        """asyncio on the queue pairs' own descriptors."""
+        return asyncio.run(self._fd_batch(size, count))
+
+    async def _fd_batch(self, size: int, count: int) -> Answer:
+        with self.pair() as (sender, destination, (qp,)):
+            receiver, payloads = Awaited(qp), payloads_of(size)
+            sent = received = 0
+            start = now()
+            while received < count:
+                if sent < count and sent - received + CHUNK <= WINDOW:
+                    sent += sender.send(destination, payloads[: count - sent])
+                with await receiver.recv(CHUNK) as batch:
+                    received += len(batch)
+            receiver.close()
+            return answer(count, now() - start)
+
+    def fd_pingpong(self, size: int, count: int) -> Answer:
+        return asyncio.run(self._fd_pingpong(size, count))
+
+    async def _fd_pingpong(self, size: int, count: int) -> Answer:
+        with self.both_ways() as (near, there, far, back):
+            payload, latencies = bytes(size), []
+            near_in, far_in = Awaited(near), Awaited(far)
+            start = now()
+            for _ in range(count):
+                sent = now()
+                near.send_one(there, payload)
+                await far_in.recv_one()
+                far.send_one(back, payload)
+                await near_in.recv_one()
+                latencies.append(now() - sent)
+            near_in.close()
+            far_in.close()
+            return answer_latencies(latencies, now() - start)
+
     def aio_end(self, place: int) -> Any:
         from mcast import aio
 
@@ -245,14 +281,19 @@ class Peer:
                     lost += 1
             return answer(count, now() - start, lost)
 
+    @contextmanager
+    def both_ways(self) -> Iterator[tuple[QueuePair, Destination, QueuePair, Destination]]:
+        """Two ports, each a member of the group that the other one sends to."""
+        with self.ends(*self.addresses[:2]) as (near, far):
+            near.join(BACK)
+            far.join(DATA)
+            there, back = near.join(DATA, send_only=True), far.join(BACK, send_only=True)
+            wait_until_heard(near.qp, there, [far.qp])
+            wait_until_heard(far.qp, back, [near.qp])
+            yield near.qp, there, far.qp, back
+
     def pingpong(self, size: int, count: int) -> Answer:
-        with self.ends(*self.addresses[:2]) as (near_end, far_end):
-            near_end.join(BACK)
-            far_end.join(DATA)
-            there, back = near_end.join(DATA, send_only=True), far_end.join(BACK, send_only=True)
-            near, far = near_end.qp, far_end.qp
-            wait_until_heard(near, there, [far])
-            wait_until_heard(far, back, [near])
+        with self.both_ways() as (near, there, far, back):
             payload, latencies = bytes(size), []
             start = now()
             for _ in range(count):
@@ -331,6 +372,40 @@ class Peer:
                     elif wait:
                         break
             return answer(count, now() - start, count - acked)
+
+
+class Awaited:
+    """A queue pair in an asyncio loop, by its descriptor."""
+
+    def __init__(self, qp: QueuePair) -> None:
+        self.qp, self.loop = qp, asyncio.get_running_loop()
+        self.change: asyncio.Future[None] | None = None
+        self.loop.add_reader(qp.fileno(), self.wake)
+
+    def wake(self) -> None:
+        if self.change is not None and not self.change.done():
+            self.change.set_result(None)
+
+    async def changed(self) -> None:
+        self.change = self.loop.create_future()
+        await self.change
+
+    async def recv(self, max: int) -> Batch:
+        while True:
+            batch = self.qp.recv(max, 0)
+            if len(batch):
+                return batch
+            await self.changed()
+
+    async def recv_one(self) -> Message:
+        while True:
+            message = self.qp.recv_one(0)
+            if message is not None:
+                return message
+            await self.changed()
+
+    def close(self) -> None:
+        self.loop.remove_reader(self.qp.fileno())
 
 
 def wait_until_heard(sender: QueuePair, destination: Destination, receivers: list[QueuePair]) -> None:
