@@ -1,28 +1,37 @@
 """How far the simulator goes: build a fabric, join everybody, one message to each group, leave.
 
-pytest benchmarks/test_scale.py                     # 10 000 ports, 1 000 groups of 100
+pytest benchmarks/test_scale.py                     # 1 000 to 100 000 memberships in groups of 100
 python benchmarks/test_scale.py sim-ib 65000 1000 100
 """
 
 from __future__ import annotations
 
 import gc
+import json
+import math
+import os
+import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from mcast.api import CmId, Destination, QpInit
+from mcast.api import CmEvent, CmId, QpInit
 from mcast.backends.sim import Fabric, open_fabric
 
 MAKE = {"sim-roce": Fabric.roce, "sim-ib": Fabric.infiniband}
 
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
+"""Memberships, in groups of 100; a port has 10 of them."""
+
 
 class Figures(NamedTuple):
-    """CPU seconds of each step, and bytes of memory for a port and for a membership (0 if not measured)."""
+    """CPU seconds of each step, and bytes of memory for a port and for a membership."""
 
     build: float
     join: float
@@ -31,54 +40,58 @@ class Figures(NamedTuple):
     port_bytes: float
     membership_bytes: float
 
-    def describe(self, memberships: int) -> str:
+    def describe(self, memberships: int, of: str) -> str:
         join, leave = (f"{seconds / memberships * 1e6:.1f}" for seconds in (self.join, self.leave))
         return (
             f"build {self.build:.2f} s, join {self.join:.2f} s ({join} us each), send {self.send:.2f} s, "
-            f"leave {self.leave:.2f} s ({leave} us each); {self.port_bytes:,.0f} bytes a port, "
-            f"{self.membership_bytes:,.0f} bytes a membership"
+            f"leave {self.leave:.2f} s ({leave} us each); {self.port_bytes:,.0f} bytes of {of} a port, "
+            f"{self.membership_bytes:,.0f} a membership"
         )
 
 
 class Crowd:
-    """`groups` groups with `members` members each, spread evenly over the ports; a QP on every port."""
+    """`groups` groups with `members` members each, spread evenly over the ports; a QP on every port.
+
+    Keeps all that the contract gives for a membership: its join event, with the destination in it.
+    """
 
     def __init__(self, backend: str, ports: int, groups: int, members: int) -> None:
         self.groups = [f"239.{1 + g // 65536}.{g // 256 % 256}.{g % 256}" for g in range(groups)]
         self.fabric = MAKE[backend](ports=ports)
         self.backend = open_fabric(self.fabric)
         self.channel = self.backend.event_channel()
+        self.init = QpInit(max_recv_wr=max(64, 2 * groups * members // ports))
         self.ids = [self._id(port.interfaces[0].ipv4) for port in self.fabric.ports]
         step = max(ports // members, 1)
         self.members = [
             [self.ids[(g + m * step) % ports] for m in range(members)] for g in range(len(self.groups))
         ]
-        self.destinations: list[Destination] = []
+        self.events: list[CmEvent] = []
 
     def _id(self, address: Any) -> CmId:
         cm_id = self.channel.create_id()
         cm_id.bind_addr(address)
-        cm_id.create_qp(QpInit(max_recv_wr=64))
+        cm_id.create_qp(self.init)
         return cm_id
 
     def join(self) -> None:
-        """Everybody joins, then reads what came of it."""
-        found: dict[int, Destination] = {}
-        for number, (group, ids) in enumerate(zip(self.groups, self.members, strict=True)):
+        """Group by group, everybody joins, then reads what came of it."""
+        for group, ids in zip(self.groups, self.members, strict=True):
             for cm_id in ids:
-                cm_id.join_multicast(group, number)
-        for _ in range(sum(map(len, self.members))):
-            event = self.channel.get_event(60)
-            assert event is not None
-            assert event.check().ud is not None
-            found[event.context] = event.ud.destination  # type: ignore[union-attr]
-        self.destinations = [found[number] for number in range(len(self.groups))]
+                cm_id.join_multicast(group)
+            self.events += [self.joined() for _ in ids]
+
+    def joined(self) -> CmEvent:
+        event = self.channel.get_event(60)
+        assert event is not None
+        return event.check()
 
     def send(self) -> int:
         """The first member of each group sends one message; how many copies arrived."""
-        for ids, destination in zip(self.members, self.destinations, strict=True):
+        for ids, event in zip(self.members, self.events[:: len(self.members[0])], strict=True):
             assert ids[0].qp is not None
-            ids[0].qp.send_one(destination, b"one")
+            assert event.ud is not None
+            ids[0].qp.send_one(event.ud.destination, b"one")
         return sum(cm_id.qp.counters.received for cm_id in self.ids if cm_id.qp is not None)
 
     def leave(self) -> None:
@@ -89,16 +102,26 @@ class Crowd:
         self.fabric.clock.run_out()
 
 
-def run(backend: str, ports: int, groups: int, members: int, memory: bool = False) -> Figures:
-    """Build, join, send, leave; `memory` counts bytes, which makes it several times slower."""
+def traced() -> int:
+    """Bytes of Python's objects."""
+    return tracemalloc.get_traced_memory()[0]
+
+
+def resident() -> int:
+    """Bytes of the process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def run(backend: str, ports: int, groups: int, members: int, memory: Callable[[], int] = resident) -> Figures:
+    """Build, join, send, leave; counting Python's objects makes it several times slower."""
     gc.collect()
-    if memory:
+    if memory is traced:
         tracemalloc.start()
-    times, held = [time.process_time()], [tracemalloc.get_traced_memory()[0] if memory else 0]
+    times, held = [time.process_time()], [memory()]
 
     def done() -> None:
         times.append(time.process_time())
-        held.append(tracemalloc.get_traced_memory()[0] if memory else 0)
+        held.append(memory())
 
     crowd = Crowd(backend, ports, groups, members)
     done()
@@ -110,22 +133,63 @@ def run(backend: str, ports: int, groups: int, members: int, memory: bool = Fals
     done()
     assert not crowd.fabric.snooping
     assert crowd.fabric.sa is None or [group.well_known for group in crowd.fabric.sa.groups] == [True]
-    if memory:
+    if memory is traced:
         tracemalloc.stop()
     build, join, send, leave = (later - earlier for earlier, later in pairwise(times))
     per_port, per_member = (held[1] - held[0]) / ports, (held[2] - held[1]) / (groups * members)
     return Figures(build, join, send, leave, per_port, per_member)
 
 
-@pytest.mark.timeout(600)
+def measured(backend: str, memberships: int, memory: Callable[[], int]) -> Figures:
+    """The figures of a run in a process of its own."""
+    sizes = (memberships // 10, memberships // 100, 100)
+    command = [sys.executable, __file__, backend, *map(str, sizes), f"--json={memory.__name__}"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Figures(**json.loads(found))
+
+
+def exponent(costs: dict[int, float]) -> float:
+    """The slope of log cost over log size, by least squares: 1 is linear."""
+    xs, ys = [math.log(size) for size in costs], [math.log(cost) for cost in costs.values()]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", MAKE)
-def test_ten_thousand_ports(benchmark: Any, backend: str) -> None:
-    figures = benchmark.pedantic(run, args=(backend, 10_000, 1_000, 100), rounds=1)
-    benchmark.extra_info.update(figures._asdict())
+def test_growth(benchmark: Any, backend: str) -> None:
+    """Time and memory from 1 000 to 100 000 memberships grow with an exponent of 1.05 at the most."""
+    fastest = {
+        size: min(
+            (measured(backend, size, resident) for _ in range(3)), key=lambda found: found.join + found.leave
+        )
+        for size in SIZES[:-1]
+    }
+    fastest[SIZES[-1]] = benchmark.pedantic(measured, args=(backend, SIZES[-1], resident), rounds=1)
+    objects = {size: measured(backend, size, traced).membership_bytes for size in SIZES[::2]}
+    largest = fastest[SIZES[-1]]
+    found = {
+        "time exponent": exponent({size: got.join + got.send + got.leave for size, got in fastest.items()}),
+        "memory exponent": exponent({size: size * each for size, each in objects.items()}),
+        "bytes a membership": objects[SIZES[-1]],
+        "resident bytes a membership": largest.membership_bytes,
+        "us to join": largest.join / SIZES[-1] * 1e6,
+        "us to leave": largest.leave / SIZES[-1] * 1e6,
+    }
+    benchmark.extra_info["growth"] = {name: round(value, 3) for name, value in found.items()}
+    assert found["bytes a membership"] <= 1024
+    assert found["memory exponent"] <= 1.05
+    assert found["time exponent"] <= 1.1  # 1.05 on a machine that does nothing else
 
 
 if __name__ == "__main__":
-    name, *sizes = sys.argv[1:]
+    name, *sizes = sys.argv[1:4] + sys.argv[4:5]
     ports, groups, members = map(int, sizes)
-    print(run(name, ports, groups, members).describe(groups * members))
-    print(run(name, ports, groups, members, memory=True).describe(groups * members), "(while counting bytes)")
+    ways = {way.__name__: way for way in (resident, traced)}
+    if sys.argv[5:]:
+        way = ways[sys.argv[5].removeprefix("--json=")]
+        print(json.dumps(run(name, ports, groups, members, way)._asdict()))
+    else:
+        for way in ways.values():
+            print(run(name, ports, groups, members, way).describe(groups * members, way.__name__))

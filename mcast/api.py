@@ -326,7 +326,7 @@ class Destination(_Model):
         return self.model_copy(update=sender)
 
 
-class UdParam(_Model):
+class UdParam(NamedTuple):
     """rdma_ud_param of a join event."""
 
     qp_num: int

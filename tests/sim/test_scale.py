@@ -62,6 +62,17 @@ def test_cost_is_linear(backend: str, small: tuple[int, ...], large: tuple[int, 
 
 
 @pytest.mark.parametrize("backend", MAKE)
+def test_a_membership_takes_less_than_a_kibibyte(backend: str) -> None:
+    """With the join event that its user holds, ten on each port; and ten times more, no more each."""
+    few, many = (
+        BENCHMARK["run"](backend, 10 * members, 100, members, BENCHMARK["traced"]).membership_bytes
+        for members in (5, 50)
+    )
+    assert many < 1024
+    assert many < 1.05 * few
+
+
+@pytest.mark.parametrize("backend", MAKE)
 def test_a_port_costs_the_same_to_find_in_any_fabric(backend: str) -> None:
     def cost(ports: int) -> int:
         fabric = MAKE[backend](ports=ports)
