@@ -151,7 +151,7 @@ def replay(
                 f"carries {endpoint.max_message_size:,}: use a port with a larger MTU",
                 2,
             )
-        senders = _senders(endpoint, contents, group)
+        senders = _senders(endpoint, contents, group, listen=members > 0)
         for sender in dict.fromkeys(senders.values()):
             sender.ready(members, _BOUND)
         started = endpoint.backend.now()
@@ -197,12 +197,16 @@ def _but(skipped: Mapping[str, int]) -> str:
     )
 
 
-def _senders(endpoint: Endpoint, contents: Contents, group: McastAddress | None) -> dict[Gid, Sender]:
-    """For each group of the capture what sends to it here; one address is joined once."""
+def _senders(
+    endpoint: Endpoint, contents: Contents, group: McastAddress | None, listen: bool
+) -> dict[Gid, Sender]:
+    """For each group of the capture what sends to it here; one address is joined once.
+
+    `listen` joins as full members, whom others answer over the group: not every fabric carries unicast.
+    """
     targets = {mgid: group or McastAddress.of(ipv4_group_of(mgid) or Mgid(mgid)) for mgid in contents.groups}
-    joined = {
-        address: endpoint.sender(address, timeout=_BOUND) for address in dict.fromkeys(targets.values())
-    }
+    join = endpoint.join if listen else endpoint.sender
+    joined = {address: join(address, timeout=_BOUND) for address in dict.fromkeys(targets.values())}
     return {mgid: joined[address] for mgid, address in targets.items()}
 
 

@@ -7,7 +7,7 @@ import re
 from .conftest import MCAST, Run
 
 ORDER = ["info", "doctor", "demo", "send", "recv", "ping", "groups", "mgid", "top", "record", "replay"]
-ORDER += ["conformance", "sim", "lab"]
+ORDER += ["bench", "conformance", "sim", "lab"]
 
 ALL = """
 import sys
