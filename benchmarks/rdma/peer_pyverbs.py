@@ -103,9 +103,10 @@ def pingpong(addresses: list[str], size: int, count: int) -> dict[str, Any]:
         far.send(size)
         near.receive(GIVE_UP)
         latencies.append(now() - start)
+    spent = now() - begin
     latencies.sort()
-    points = {"p50": latencies[count // 2], "p99": latencies[count * 99 // 100]}
-    return {"count": count, "seconds": now() - begin, "lost": 0, **points}
+    points = [latencies[count * percent // 100] for percent in range(100)]
+    return {"count": count, "seconds": spent, "lost": 0, "p50": points[50], "p99": points[99], "all": points}
 
 
 if __name__ == "__main__":
