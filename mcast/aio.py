@@ -118,7 +118,10 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     async def next_event(self, timeout: float | None = 0.0) -> Event | None:
         """The next of Lost, Rejoined, GaveUp, ReceiveQueueLow; None when `timeout` s have passed."""
-        return await self._run(self._session.next_event(timeout))
+        self._look()
+        if self._session.events:
+            return self._session.events.popleft()
+        return None if timeout == 0 else await self._run(self._session.next_event(timeout))
 
     # --- the driver ---
 

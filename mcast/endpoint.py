@@ -97,7 +97,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     def next_event(self, timeout: float | None = 0.0) -> Event | None:
         """The next of Lost, Rejoined, GaveUp, ReceiveQueueLow; None when `timeout` s have passed."""
-        return self._run(self._session.next_event(timeout))
+        session = self._session
+        with self._lock:
+            if not self._pumping and session.step():
+                self._changed.notify_all()
+            if session.events:
+                return session.events.popleft()
+        return None if timeout == 0 else self._run(session.next_event(timeout))
 
     # --- the driver ---
 

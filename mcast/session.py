@@ -95,6 +95,10 @@ ASK_FIRST, ASK_MAX = 0.02, 1.0
 """Seconds between two probes of `ready`: doubled from the first up to the last."""
 
 
+ECHOES_MAX = 16
+"""Probes of one batch that are answered: each may make every member receive; whoever asks will ask again."""
+
+
 class Wait(NamedTuple):
     """What an operation waits for: any change, at the latest at `until` (None: never), or `max` messages."""
 
@@ -197,11 +201,22 @@ class Quest:
 
 
 class Session:
-    """See the module. `now` gives monotonic seconds on the clock that the driver waits by."""
+    """See the module. `now` gives monotonic seconds on the clock that the driver waits by.
 
-    def __init__(self, backend: Backend, place: Place, settings: Settings, now: Callable[[], float]) -> None:
+    `find_place` finds the place again after its device was lost; ValueError while it is not there.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        place: Place,
+        find_place: Callable[[], Place],
+        settings: Settings,
+        now: Callable[[], float],
+    ) -> None:
+        self.backend, self.settings, self.now = backend, settings, now
+        self.place, self._find_place = place, find_place
         _refuse_beyond_device(settings, place)
-        self.backend, self.place, self.settings, self.now = backend, place, settings, now
         self.closed = False
         self.random = Random(backend.new_seed() if settings.seed is None else settings.seed)
         self.channel = backend.event_channel()
@@ -222,6 +237,7 @@ class Session:
         """Whether something may be in recovery; `due` finds out."""
         self._counting = threading.Lock()
         self._asked = 0
+        self._echoes_left = 0
         self._arrivals = 0
         self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
         self._warn_at = settings.receive_depth // 4
@@ -273,7 +289,8 @@ class Session:
             self.closed = True
             for group in self.groups.values():
                 group.state = GroupState.LEFT
-            self._past = self._counters()
+            with suppress(McastError):  # in a fork nothing can be asked
+                self._past = self._counters()
             self.before_qp_closes()
             self.channel.close()
 
@@ -442,6 +459,10 @@ class Session:
             with suppress(McastError):  # the device is gone, and refuses what belongs to it
                 self.id.destroy()
         self.by_mgid.clear()
+        try:
+            self.place = self._find_place()
+        except ValueError as absent:
+            raise mcast_error(E.EADDRNOTAVAIL, "bind_addr", Phase.BIND, None, str(absent)) from None
         self._open_id()
 
     def _rejoin(self, group: Group, recovery: Recovery) -> None:
@@ -554,7 +575,8 @@ class Session:
     @property
     def max_message_size(self) -> int:
         """The largest payload in bytes: what one MTU carries, or less if the user said so."""
-        limit = self.qp.max_message_size - self.settings.header_size
+        mtu = self.place.port.active_mtu if self.qp.closed else self.qp.max_message_size
+        limit = mtu - self.settings.header_size
         return limit if self.settings.max_message is None else min(limit, self.settings.max_message)
 
     def route_to(self, group: Group, timeout: float | None) -> Operation[tuple[QueuePair, Destination]]:
@@ -694,6 +716,7 @@ class Session:
     def _wanted(self, batch: Batch) -> list[Message]:
         """The messages of the batch that are the user's, counted, with the user's payloads."""
         wanted = list(batch)
+        self._echoes_left = ECHOES_MAX
         if self._must_judge(batch.lengths):
             wanted = [kept for message in wanted if (kept := self._judge(message)) is not None]
         for message in wanted:
@@ -809,6 +832,10 @@ class Session:
             if quest is not None:
                 quest.heard_self = True
         elif found.kind is not Kind.SELF and group is not None and group.destination is not None:
+            if self._echoes_left <= 0:
+                self._drop(group, "probe: too many at once")
+                return
+            self._echoes_left -= 1
             alone = found.kind is Kind.ASK_ALONE
             destination = group.destination.reply_to(message) if alone else group.destination
             asker = Peer(message.source, message.src_qp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from typing import Generic, TypeVar
 
@@ -62,7 +63,9 @@ class EndpointView(Generic[M]):
         self._changed = threading.Condition(self._lock)
         try:
             place = choose(opened, bind, device, port_num)
-            self._session = Session(opened, place, settings, self._clock_of(opened))
+            address = place.address if device is None else None
+            find_again = partial(choose, opened, address, device, port_num)
+            self._session = Session(opened, place, find_again, settings, self._clock_of(opened))
         except BaseException:
             if self._owned is not None:
                 self._owned.close()
@@ -77,12 +80,12 @@ class EndpointView(Generic[M]):
 
     @property
     def device(self) -> DeviceInfo:
-        """The device, as it was when the endpoint was opened."""
+        """The device, as it was when the endpoint was opened, or its device was found again."""
         return self._session.place.device
 
     @property
     def port(self) -> PortInfo:
-        """The port, as it was when the endpoint was opened."""
+        """The port, as it was when the endpoint was opened, or its device was found again."""
         return self._session.place.port
 
     @property
@@ -118,6 +121,11 @@ class EndpointView(Generic[M]):
         """Everything counted so far, as a frozen snapshot."""
         with self._lock:
             return self._session.snapshot()
+
+    def __repr__(self) -> str:
+        groups = ", ".join(map(str, self._members)) or "no group"
+        state = "closed" if self.closed else groups
+        return f"<{type(self).__name__} {self.backend.name} {self.address}: {state}>"
 
     def _end(self) -> None:
         self._session.close()

@@ -270,6 +270,23 @@ def test_when_no_mlid_is_left_the_policy_gives_up(pairs: Callable[..., Pair]) ->
     assert pair.receiver.join(GROUP).joined
 
 
+def test_a_named_device_is_found_again_though_its_address_has_changed() -> None:
+    fabric = Fabric.roce(ports=2)
+    port = fabric.ports[1]
+    with open_fabric(fabric) as backend, open_endpoint(backend, device=port.name) as endpoint:
+        group = endpoint.join(GROUP)
+        before = endpoint.address
+        fabric.remove_device(port)
+        assert isinstance(endpoint.next_event(1), Lost)
+        port.drop_ipv4()
+        fabric.restore_device(port)
+        assert isinstance(endpoint.next_event(30), Rejoined)
+        assert endpoint.address != before
+        assert endpoint.address in port.addresses
+        assert endpoint.port.addresses == port.addresses
+        assert group.joined
+
+
 def test_a_device_that_stays_away_is_given_up(pairs: Callable[..., Pair]) -> None:
     pair = pairs(Fabric.roce(ports=2), rejoin=RejoinPolicy(give_up_after=5.0))
     pair.fabric.remove_device(pair.port)

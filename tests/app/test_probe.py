@@ -1,0 +1,66 @@
+"""Probes on the wire: what is one, and that nothing else is taken for one."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcast import Gid, Peer, open_endpoint
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.probe import PROBE_SIZE, Kind, Probe, parse
+from mcast.session import ECHOES_MAX
+
+GROUP = "239.1.2.3"
+PROBES = st.builds(
+    Probe,
+    st.sampled_from(Kind),
+    st.integers(0, (1 << 32) - 1),
+    st.builds(Peer, st.binary(min_size=16, max_size=16).map(Gid), st.integers(0, (1 << 24) - 1)),
+)
+
+
+@given(PROBES)
+def test_what_is_packed_is_parsed(probe: Probe) -> None:
+    packed = probe.pack()
+    assert len(packed) == PROBE_SIZE
+    assert parse(memoryview(packed)) == probe
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(min_size=PROBE_SIZE, max_size=PROBE_SIZE)))
+def test_other_bytes_are_none(payload: bytes) -> None:
+    assert parse(memoryview(payload)) is None
+
+
+@given(PROBES, st.integers(0, 9), st.integers(1, 255))
+def test_a_flipped_byte_of_the_frame_makes_it_none(probe: Probe, place: int, value: int) -> None:
+    packed = bytearray(probe.pack())
+    packed[place] ^= value
+    found = parse(memoryview(packed))
+    assert found is None or (place == 9 and found.kind is not probe.kind)
+
+
+@given(PROBES, st.binary(min_size=1, max_size=8))
+def test_a_probe_with_a_tail_or_cut_short_is_none(probe: Probe, tail: bytes) -> None:
+    assert parse(memoryview(probe.pack() + tail)) is None
+    assert parse(memoryview(probe.pack()[: -len(tail)])) is None
+
+
+def test_hostile_probes_do_no_harm_and_a_flood_of_them_is_not_echoed() -> None:
+    with (
+        open_fabric(Fabric.roce()) as backend,
+        open_endpoint(backend, "10.0.0.1") as hostile,
+        open_endpoint(backend, "10.0.0.2") as receiver,
+    ):
+        out, group = hostile.sender(GROUP), receiver.join(GROUP)
+        for kind in Kind:
+            out.send(Probe(kind, 1, Peer(Gid(os.urandom(16)), 0xFFFFFF)).pack())
+        out.send_batch([Probe(Kind.ASK, number, Peer(Gid(bytes(16)), 1)).pack() for number in range(60)])
+        out.send(b"payload")
+        message = group.recv(timeout=1)
+        assert message is not None
+        assert bytes(message.payload) == b"payload"
+        answered = receiver.stats().probes
+        assert answered <= 2 * ECHOES_MAX
+        assert group.stats().dropped["probe: too many at once"] == 62 - answered
