@@ -223,6 +223,36 @@ def test_a_receiver_whose_disk_is_full_says_so() -> None:
     assert network.sender.peers[1].words == "No space left on device"
 
 
+def test_a_receiver_that_leaves_before_the_beginning_is_not_waited_for() -> None:
+    network = Network(DATA, 3, wanted=4)
+    network.run(lambda: len(network.sender.peers) == 3)
+    network.receivers[1].fail("interrupted")
+    network.run(lambda: len(network.sender.peers) == 2)
+    network.sender._wanted = 2
+    network.run()
+    assert fates(network) == [Fate.VERIFIED] * 2
+
+
+def test_a_receiver_that_is_done_stays_until_the_sender_knows() -> None:
+    deaf_until = 6.0
+
+    def lose(source: int, target: int, message: bytes) -> bool:
+        return target == 0 and network.now < deaf_until and isinstance(decode(message), Done)
+
+    network = Network(DATA, 1, lose=lose)
+    network.run()
+    assert fates(network) == [Fate.VERIFIED]
+    assert deaf_until < network.now < deaf_until + 1
+
+
+def test_a_receiver_that_is_done_does_not_stay_for_a_sender_that_is_gone() -> None:
+    network = Network(DATA, 1, lose=lambda source, target, message: isinstance(decode(message), Close))
+    network.run()
+    assert fates(network) == [Fate.VERIFIED]
+    assert network.receivers[0].verified
+    assert 2 < network.now < 3
+
+
 def test_too_few_receivers_end_the_wait() -> None:
     network = Network(DATA, 2, wanted=3, patience=Patience(wait=5))
     network.run()
@@ -273,6 +303,9 @@ def test_a_slow_reader_holds_the_sender_back_and_is_not_given_up() -> None:
     assert network.receivers[1].pieces == packets.WINDOW
     assert fates(network) == [Fate.RECEIVING] * 2
     network.slow.clear()
+    since = network.now
+    network.run(lambda: network.receivers[0].pieces > packets.WINDOW)
+    assert network.now - since < 0.01  # it tells at once that there is room
     network.run()
     assert fates(network) == [Fate.VERIFIED] * 2
     assert not network.sender.rejected + network.receivers[0].rejected

@@ -197,6 +197,7 @@ class FileReceiver:
     def _on_transfer(self, packet: Packet, now: float) -> None:
         if self._done:
             self._out.append(self._done)
+            self._until = now + _LINGER
         elif isinstance(packet, Data):
             self._on_data(packet)
         elif isinstance(packet, Ask):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -166,7 +166,7 @@ class FileSender:
         self._repair: dict[int, None] = {}  # of these, to be sent again
         self._control: list[Packet] = []
         self._widest = self._window = _WINDOWS[0]
-        self._serial = self._since_ask = self._cut = 0
+        self._serial = self._since_ask = self._judged = 0
         self._retry_at, self._retry, self._asked_at = now, patience.retry, now
         self._farewells, self._goodbye = 0, b""
 
@@ -314,12 +314,13 @@ class FileSender:
         self._forget()
 
     def _steer(self, lossy: bool) -> None:
-        """Halve the window once for the losses of one round trip; open it when all have answered cleanly."""
-        live = self._live()
-        if lossy and self._cut < self._serial:
-            self._cut = self._serial
+        """Halve the window once for the losses of a round trip; open it for an ASK that all answer well."""
+        if lossy and self._judged < self._serial:
+            self._judged = self._serial
             self._window = max(_WINDOWS[0], self._window // 2)
-        elif not lossy and all(peer.answered == self._serial for peer in live):
+        answered = min((peer.answered for peer in self._live()), default=0)
+        if not lossy and self._judged < answered:
+            self._judged = answered
             self._window = min(self._widest, self._window + max(1, self._window // 8))
 
     def _forget(self) -> None:
@@ -373,39 +374,48 @@ class FileSender:
             peer.heard = now
 
     def _send(self, now: float) -> list[bytes]:
-        numbers = [*self._repair]
-        self._repair.clear()
-        self.repeated += len(numbers)
-        live = self._live()
-        limit = min([self.placed + self._window, *(peer.limit for peer in live)])
-        while self._fresh and self._fresh[0] < limit:
-            numbers.append(self._fresh.popleft())
         out = []
-        for number in numbers:
+        urgent = bool(self._repair)
+        for number in self._next():
             piece = self._kept[number]
             piece.asked, piece.asked_before = self._serial + 1, piece.asked
             out.append(piece.message)
-        self._since_ask += len(numbers)
-        idle = not self._fresh or self._fresh[0] >= limit
-        if self._since_ask and (self._since_ask >= self._window // 2 or idle):
+            self._since_ask += 1
+            if self._since_ask >= self._window // 2:
+                self._retry = self._patience.retry
+                out.append(self._ask(now))
+        if self._since_ask and (urgent or not self._fresh or self._all_answered):
             self._retry = self._patience.retry
-            out += self._ask(now)
+            out.append(self._ask(now))
         elif now >= self._retry_at:
-            # Nobody may take a pause of the source, or of a slow reader, for the sender's end.
+            # An answer was lost; or a pause of the source or of a slow reader shall not be taken for the end.
             self._retry = min(2 * self._retry, self._patience.slowest_retry)
-            out += self._ask(now)
+            out.append(self._ask(now))
         if self._ended and not self._kept:
             self._phase, self._retry_at, self._retry = _Phase.FINISH, now, self._patience.retry
-        self.due = min(now if self._fresh and not idle else self._retry_at, self._retry_at)
+        self.due = self._retry_at
         return out
 
-    def _ask(self, now: float) -> list[bytes]:
-        if all(peer.answered == self._serial for peer in self._live()):
+    def _next(self) -> Iterator[int]:
+        """The pieces to send now: what was missed, then new ones, as far as the window and all room go."""
+        repair, self._repair = self._repair, {}
+        self.repeated += len(repair)
+        yield from repair
+        limit = min([self.placed + self._window, *(peer.limit for peer in self._live())])
+        while self._fresh and self._fresh[0] < limit:
+            yield self._fresh.popleft()
+
+    @property
+    def _all_answered(self) -> bool:
+        return all(peer.answered == self._serial for peer in self._live())
+
+    def _ask(self, now: float) -> bytes:
+        if self._all_answered:
             self._asked_at = now
         self._serial += 1
         self._since_ask = 0
         self._retry_at = now + self._retry
-        return [encode(Ask(self._session, self._sent, self._serial))]
+        return encode(Ask(self._session, self._sent, self._serial))
 
     def _finish(self, now: float) -> list[bytes]:
         if now < self._retry_at:
