@@ -19,6 +19,9 @@ ZERO_GID = Gid(bytes(16))
 DEFAULT_PKEY, LINK_LOCAL = 0xFFFF, 2
 """The partition and the scope of the IPoIB broadcast group where nobody chose others."""
 
+TRANSIENT = 1
+"""The T flag."""
+
 _AS_IS_MASK, _AS_IS = 0xFFF0FFFF, 0xFF10A01B
 """An IPv6 address with these bits is an MGID that an SA assigned; it is used as it stands."""
 
@@ -43,7 +46,7 @@ _IPV4_SIGNATURES = frozenset({Signature.IPOIB_IPV4, Signature.RDMA_CM_IPV4})
 class MgidFields(NamedTuple):
     """What the bytes of an MGID that begins with ff say.
 
-    flags      4 bits: 0, R, P, T; T (1) is transient, not assigned for good
+    flags      4 bits: 0, R, P, T; T (1) is transient, not assigned for good; only such ones have a signature
     scope      4 bits, as in an IPv6 address
     signature  None: bytes 2 and 3 have no meaning of their own
     pkey       bytes 4 and 5, where the signature makes them the partition
@@ -126,10 +129,10 @@ def mgid_fields(mgid: Gid) -> MgidFields | None:
     """The fields of an MGID; None if it does not begin with ff, as RoCEv2's of IPv4."""
     if mgid[0] != 0xFF:
         return None
-    number = int.from_bytes(mgid[2:4])
-    signature = Signature(number) if number in (known.value for known in Signature) else None
+    flags, number = mgid[1] >> 4, int.from_bytes(mgid[2:4])
+    signature = next((one for one in Signature if one.value == number and flags == TRANSIENT), None)
     has_pkey = signature is not None and signature is not Signature.SA_ASSIGNED
-    return MgidFields(mgid[1] >> 4, mgid[1] & 15, signature, int.from_bytes(mgid[4:6]) if has_pkey else None)
+    return MgidFields(flags, mgid[1] & 15, signature, int.from_bytes(mgid[4:6]) if has_pkey else None)
 
 
 def ipv4_group_of(mgid: Gid) -> IPv4Address | None:

@@ -33,7 +33,11 @@ SCOPES = {
 }
 """RFC 4291, 2.7 and RFC 7346; an InfiniBand subnet is link-local (IBA vol 1, 4.1.1)."""
 
-_FLAGS = {1: "T: transient", 2: "P: made of a unicast prefix", 4: "R: holds a rendezvous point"}
+_FLAGS = {
+    mapping.TRANSIENT: "T: transient",
+    2: "P: made of a unicast prefix",
+    4: "R: holds a rendezvous point",
+}
 
 _SIGNATURES = {
     Signature.IPOIB_IPV4: "IPv4, by IPoIB or PS_IPOIB",
@@ -268,7 +272,7 @@ def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
         yield _Shared("RoCEv1 MAC", 0, "the whole IPv4 address is kept")
     elif mapping.is_sa_assigned(group):
         yield _Shared("InfiniBand MGID", 0, "it is used as it stands")
-        yield _of_ipv6_mac(group)
+        yield _IPV6_MAC
     else:
         examples = (ip_address(bytes((255, byte)) + group.packed[2:]) for byte in _OTHER_SCOPES)
         yield _Shared(
@@ -277,14 +281,11 @@ def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
             "the last 80 bits are kept; flags and scope are not among them",
             tuple(str(other) for other in examples if other != group),
         )
-        yield _of_ipv6_mac(group)
+        yield _IPV6_MAC
 
 
 _OTHER_SCOPES = (0x02, 0x05, 0x08, 0x0E)
-
-
-def _of_ipv6_mac(group: IPv6Address) -> _Shared:
-    return _Shared("RoCEv1 MAC", (1 << 88) - 1, "the last 32 of 120 bits are kept")
+_IPV6_MAC = _Shared("RoCEv1 MAC", (1 << 88) - 1, "the last 32 of 120 bits are kept")
 
 
 # --- and back ----------------------------------------------------------------------------

@@ -100,6 +100,10 @@ def test_an_mgid_of_infiniband_says_what_it_stands_for(here: Run, mgid: str, sta
     assert found["RoCE"]["mgid"] is None
 
 
+def test_an_ipv6_group_that_looks_like_a_signature_is_an_ipv6_group(here: Run) -> None:
+    assert explained(here, "ff0e:4001::1")["kind"] == "IPv6 group"
+
+
 def test_an_mgid_typed_as_an_ipv6_group_would_become_another(here: Run) -> None:
     assert (
         explained(here, "ff12:4001:ffff::f01:101")["InfiniBand"]["as_ipv6_group"] == "ff12:6001:ffff::f01:101"
