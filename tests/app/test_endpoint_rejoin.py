@@ -278,7 +278,7 @@ def test_a_named_device_is_found_again_though_its_address_has_changed() -> None:
         before = endpoint.address
         fabric.remove_device(port)
         assert isinstance(endpoint.next_event(1), Lost)
-        port.drop_ipv4()
+        fabric.set_ipv4(port, None)
         fabric.restore_device(port)
         assert isinstance(endpoint.next_event(30), Rejoined)
         assert endpoint.address != before
