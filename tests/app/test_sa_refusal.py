@@ -89,6 +89,27 @@ def test_a_cause_is_found_exactly_where_the_sa_refuses(
         assert refused
 
 
+@pytest.mark.parametrize("selector", Selector)
+@pytest.mark.parametrize(
+    ("field", "pair", "values"), [("mtu", OPTIONAL[6], (3, 4, 5)), ("rate", OPTIONAL[7], (2, 5, 3))]
+)
+@pytest.mark.parametrize("at", range(3))
+def test_a_selector_is_read_as_the_sa_reads_it(
+    selector: Selector, field: str, pair: McMask, values: tuple[int, ...], at: int
+) -> None:
+    """The group has the middle one of three values, by size; the request asks for each."""
+    fast, plain = SaPort(ASKER, mtu=5, rate=7), SaPort(CREATOR, mtu=4, rate=5)
+    sa = subnet(fast, plain)
+    request = record(ASKER, **{field: values[at], f"{field}_selector": selector})
+    mask = int(McMask.JOIN | pair)
+    look_up = sa.handle(ASKER, SaMethod.GET, McMask.MGID, McMemberRecord(mgid=MGID))
+    reply = sa.handle(ASKER, SaMethod.SET, mask, request)
+    assert look_up is not None
+    assert reply is not None
+    found = found_causes(mask, request, look_up.records[0], PortView(fast.pkeys, fast.mtu, fast.rate))
+    assert bool(found) == (reply.status is not SaStatus.OK)
+
+
 def whys(mask: McMask, asked: McMemberRecord, group: McMemberRecord | None, **port: int) -> list[str]:
     view = PortView((0xFFFF,), port.get("mtu", 0), port.get("rate", 0))
     return [cause.why for cause in found_causes(int(mask), asked, group, view, port.get("capabilities"))]
