@@ -5,11 +5,16 @@ A name leads to a `Provider` value, imported when it is first asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from mcast.api import Backend, BackendUnavailable, Provider, Status, UnavailableReason, UnknownBackend
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 BUILTIN = {
     "sim": "mcast.backends.sim:ROCE",
@@ -41,18 +46,17 @@ def provider(name: str) -> Provider:
     if name in _OVERRIDES:
         return _OVERRIDES[name][-1]._replace(name=name)
     if name in BUILTIN:
-        entry, fix = EntryPoint(name, BUILTIN[name], GROUP), "install mcast again"
-    elif name in _installed():
-        entry = _installed()[name]
-        fix = f"repair or remove the package that declares {entry.value!r} in {GROUP!r}"
-    else:
+        return _load(name, partial(resolve_name, BUILTIN[name]), "install mcast again")
+    entry = _installed().get(name)
+    if entry is None:
         raise UnknownBackend(
             name,
             UnavailableReason.UNKNOWN_NAME,
             f"there are {', '.join(backend_names())}",
             f"name one of these, or install the package with that entry point in {GROUP!r}",
         )
-    return _load(entry, fix)._replace(name=name)
+    fix = f"repair or remove the package that declares {entry.value!r} in {GROUP!r}"
+    return _load(name, entry.load, fix)
 
 
 def backend_status(name: str) -> Status:
@@ -86,16 +90,18 @@ def override(name: str, stand_in: Provider) -> Iterator[None]:
 
 
 def _installed() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # 20 ms to import, and a built-in name needs none
+
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def _load(entry: EntryPoint, fix: str) -> Provider:
+def _load(name: str, load: Callable[[], object], fix: str) -> Provider:
     try:
-        found = entry.load()
+        found = load()
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"
-        raise BackendUnavailable(entry.name, UnavailableReason.BROKEN, detail, fix) from error
+        raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix) from error
     if not isinstance(found, Provider):
         detail = f"it is a {type(found).__name__}, not an mcast.api.Provider"
-        raise BackendUnavailable(entry.name, UnavailableReason.BROKEN, detail, fix)
-    return found
+        raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix)
+    return found._replace(name=name)

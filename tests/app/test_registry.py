@@ -23,7 +23,7 @@ def entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "sim": "third:WRONG",
     }
     entries = [EntryPoint(name, value, registry.GROUP) for name, value in values.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
 
 
 def test_the_built_in_names_come_first() -> None:

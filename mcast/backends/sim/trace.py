@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
 
 from pydantic import (
@@ -56,7 +57,7 @@ Record = Annotated[
 
 
 class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # not before there is a trace
 
 
 class FabricMade(_Event):
@@ -284,7 +285,10 @@ Event: TypeAlias = (
 KINDS: dict[str, type[_Event]] = {kind.model_fields["what"].default: kind for kind in get_args(Event)}
 """Name in the trace -> class."""
 
-_EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Discriminator("what")])
+
+@cache
+def _adapter() -> TypeAdapter[Event]:
+    return TypeAdapter(Annotated[Event, Discriminator("what")])
 
 
 class Entry(NamedTuple):
@@ -324,6 +328,6 @@ class Trace:
 def _parse(number: int, line: str) -> Entry:
     try:
         fields = json.loads(line)
-        return Entry(int(fields.pop("t")), _EVENT.validate_python(fields))
+        return Entry(int(fields.pop("t")), _adapter().validate_python(fields))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"line {number} is no line of a trace: {error}") from None
