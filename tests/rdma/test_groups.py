@@ -1,0 +1,128 @@
+"""Which tables of a host are read, and what is said where one cannot be: without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+
+from mcast.addresses import Gid
+from mcast.api import DeviceInfo, GroupMember, GroupSource, LinkLayer, PortInfo, PortState
+from mcast.backends.rdma import groups, hostnet
+from mcast.mcmember import JoinState
+
+HOST, SWITCH, SA = GroupSource.HOST, GroupSource.SWITCH, GroupSource.SA
+GROUP = IPv4Address("239.1.1.1")
+
+
+def device(name: str, layer: LinkLayer, state: PortState = PortState.ACTIVE) -> DeviceInfo:
+    port = PortInfo(
+        port_num=1,
+        state=state,
+        link_layer=layer,
+        active_mtu=1024,
+        rate=10.0,
+        lid=0,
+        gids={0: Gid("fe80::1")},
+        addresses=(),
+    )
+    return DeviceInfo(
+        name=name, node_guid=1, max_mcast_grp=1, max_mcast_qp_attach=1, max_qp_wr=1, ports=(port,)
+    )
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A host whose mlx0 is eth0, with these IGMP lists and bridges; `veths`: interface -> bridge port."""
+
+    def make(
+        igmp: dict[str, set[IPv4Address]], mdb: list[dict[str, Any]] | Exception, veths: dict[str, str]
+    ) -> None:
+        def snooping_table() -> list[dict[str, Any]]:
+            if isinstance(mdb, Exception):
+                raise mdb
+            return mdb
+
+        monkeypatch.setattr(groups, "netdevs_of", lambda device, port: ("eth0",))
+        monkeypatch.setattr(hostnet, "igmp_memberships", lambda: igmp)
+        monkeypatch.setattr(hostnet, "snooping_table", snooping_table)
+        monkeypatch.setattr(hostnet, "bridge_port_of", veths.get)
+
+    return make
+
+
+ETHERNET = [device("mlx0", LinkLayer.ETHERNET)]
+
+
+def entry(port: str, group: str = str(GROUP)) -> dict[str, Any]:
+    return {"dev": "br0", "port": port, "grp": group}
+
+
+def members(devices: list[DeviceInfo]) -> dict[str, frozenset[GroupSource]]:
+    table = groups.group_table(devices)
+    assert {info.mgid for info in table.groups} <= {Gid(GROUP)}
+    return {member.port: member.seen_in for info in table.groups for member in info.members}
+
+
+def test_other_interfaces_are_not_ours(host: Callable[..., None]) -> None:
+    host({"eth0": {GROUP}, "eth9": {IPv4Address("239.9.9.9")}}, [], {})
+    assert members(ETHERNET) == {"mlx0/1": {HOST}}
+
+
+def test_without_a_bridge_the_switch_is_out_of_sight(host: Callable[..., None]) -> None:
+    host({}, [entry("veth7")], {})
+    table = groups.group_table(ETHERNET)
+    assert table.groups == ()
+    assert groups.NO_BRIDGE in table.unseen
+
+
+def test_our_own_end_of_a_veth_is_us_and_others_are_named(host: Callable[..., None]) -> None:
+    host({"eth0": {GROUP}}, [entry("p1"), entry("p2"), entry("p2", "ff02::1")], {"eth0": "p1"})
+    assert members(ETHERNET) == {"mlx0/1": {HOST, SWITCH}, "br0/p2": {SWITCH}}
+    assert groups.NO_BRIDGE not in groups.group_table(ETHERNET).unseen
+
+
+def test_behind_a_bridged_port_of_ours_are_others(host: Callable[..., None]) -> None:
+    host({}, [entry("eth0")], {})
+    assert members(ETHERNET) == {"br0/eth0": {SWITCH}}
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("bridge is not installed: apt-get install iproute2"), RuntimeError("no")]
+)
+def test_a_bridge_that_cannot_be_asked_is_said(host: Callable[..., None], error: Exception) -> None:
+    host({"eth0": {GROUP}}, error, {})
+    table = groups.group_table(ETHERNET)
+    assert table.groups[0].members == (GroupMember("mlx0/1", frozenset({HOST})),)
+    assert f"what bridges of this host know: {error}" in table.unseen
+
+
+def test_an_sa_that_names_members_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    mgid = Gid("ff12:4001:ffff::1")
+    records = (
+        groups.Record(mgid, 0xC001, Gid("fe80::1"), JoinState.FULL),
+        groups.Record(mgid, 0xC001, Gid("fe80::2"), JoinState.SEND_ONLY_FULL),
+    )
+    monkeypatch.setattr(groups, "ask_sa", lambda device, number: records)
+    table = groups.group_table([device("mlx0", LinkLayer.INFINIBAND)])
+    (info,) = table.groups
+    assert (info.mgid, info.mlid) == (mgid, 0xC001)
+    assert info.members == (
+        GroupMember("fe80::2", frozenset({SA}), send_only=True),
+        GroupMember("mlx0/1", frozenset({SA})),
+    )
+    assert table.unseen == ()
+
+
+def test_without_saquery_it_is_named_and_a_port_that_is_down_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(device: str, number: int) -> tuple[groups.Record, ...]:
+        raise FileNotFoundError("saquery")
+
+    monkeypatch.setattr(groups, "ask_sa", missing)
+    up, down = (device("mlx0", LinkLayer.INFINIBAND, state) for state in (PortState.ACTIVE, PortState.DOWN))
+    assert groups.group_table([up]).unseen == (groups.NO_SAQUERY,)
+    assert groups.group_table([down]) == ((), ())
