@@ -151,6 +151,7 @@ def _receiver(peer: Peer) -> dict[str, Any]:
 
 def _show(outcome: dict[str, Any]) -> None:
     from rich.filesize import decimal
+    from rich.markup import escape
     from rich.table import Table
 
     out, receivers = console(), outcome["receivers"]
@@ -171,7 +172,7 @@ def _show(outcome: dict[str, Any]) -> None:
         for receiver in receivers:
             colour = "green" if receiver["verified"] else "red"
             table.add_row(
-                receiver["name"],
+                escape(receiver["name"]),
                 receiver["address"],
                 f"{receiver['pieces']:,}",
                 f"{receiver['missed']:,}",

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
-
-from mcast.cli import main
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 MCAST = Path(sys.executable).with_name("mcast")
@@ -74,6 +73,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         code = ended.value.code
         assert isinstance(code, int)
         return subprocess.CompletedProcess(sys.argv, code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command `mcast` in this process, which is quick: for what ends before any work."""
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        from mcast.cli import main
+
+        words = ["mcast", *map(str, arguments)]
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", words)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(words, cast(int, ended.value.code), said.out, said.err)
 
     return call
 

@@ -573,9 +573,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_status_2(mcast: Run, tmp_path: Path, case: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(inline: Run, tmp_path: Path, case: str) -> None:
     arguments, says = BAD_INPUT[case]
-    done = mcast(*arguments)
+    done = inline(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("mcast")
     assert done.stderr.count("\n") == 1
@@ -647,6 +647,13 @@ def test_send_shows_each_receiver(with_others: Run) -> None:
     assert [line.split()[-1] for line in lines[4:6]] == ["verified"] * 2
     assert lines[-1] == "send: 2/2 receivers verified, 20 pieces each"
     assert max(map(len, lines)) <= 80
+
+
+def test_a_name_is_no_markup(with_others: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    named = "drive.name_of = lambda endpoint: '[red]me[/]'"
+    script.write_text(f"from mcast.cli.cast import drive\n{named}\n{OTHER_END}")
+    assert "[red]me[/]" in with_others("send", "file", "239.1.1.1").stdout
 
 
 def test_send_as_json(with_others: Run) -> None:

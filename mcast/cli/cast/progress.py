@@ -15,5 +15,13 @@ def bar() -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     err = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    text = TextColumn("{task.description}", markup=False)  # "[ff0e::1]:5000" is no style
+    return Progress(
+        text,
+        BarColumn(None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
