@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -61,6 +60,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Run the command `mcast` in this process, which is quicker; `env` may name packages in PYTHONPATH."""
 
     def call(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        from mcast.cli import main
+
         for path in filter(None, (env or {}).get("PYTHONPATH", "").split(os.pathsep)):
             monkeypatch.syspath_prepend(path)
         monkeypatch.delitem(sys.modules, "acme_mcast", raising=False)
@@ -73,24 +74,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         code = ended.value.code
         assert isinstance(code, int)
         return subprocess.CompletedProcess(sys.argv, code, out, err)
-
-    return call
-
-
-@pytest.fixture
-def inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command `mcast` in this process, which is quick: for what ends before any work."""
-
-    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-        from mcast.cli import main
-
-        words = ["mcast", *map(str, arguments)]
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("sys.argv", words)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(words, cast(int, ended.value.code), said.out, said.err)
 
     return call
 

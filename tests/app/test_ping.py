@@ -247,9 +247,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_status_2(inline: Run, case: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(here: Run, case: str) -> None:
     arguments, says = BAD_INPUT[case]
-    done = inline("ping", *arguments)
+    done = here("ping", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("mcast")
     assert done.stderr.count("\n") == 1

@@ -573,9 +573,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_status_2(inline: Run, tmp_path: Path, case: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(here: Run, tmp_path: Path, case: str) -> None:
     arguments, says = BAD_INPUT[case]
-    done = inline(*arguments)
+    done = here(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("mcast")
     assert done.stderr.count("\n") == 1
