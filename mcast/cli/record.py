@@ -197,14 +197,16 @@ def _outcome(
         "sources": recorder.sources,
         "seconds": seconds,
         "dropped": {why: lost for why, lost in stats.dropped.items() if lost},
+        "receive_empty": stats.receive_empty,
     }
 
 
 def _show(outcome: dict[str, Any], apart: bool) -> None:
-    dropped = ", ".join(f"{count:,} {why}" for why, count in outcome["dropped"].items())
-    console(stderr=apart).print(
+    lines = [
         f"record: {outcome['messages']:,} messages, {outcome['bytes']:,} bytes, sources: "
-        f"{outcome['sources']}, in {outcome['seconds']:.3g} s -> {outcome['file']}"
-        + (f"\nnot recorded: {dropped}" if dropped else ""),
-        markup=False,
-    )
+        f"{outcome['sources']}, in {outcome['seconds']:.3g} s -> {outcome['file']}",
+        *(f"not recorded: {count:,} {why}" for why, count in outcome["dropped"].items()),
+    ]
+    if outcome["receive_empty"]:
+        lines.append(f"the receive queue was empty {outcome['receive_empty']:,} times: more may be missing")
+    console(stderr=apart).print(*lines, sep="\n", markup=False)
