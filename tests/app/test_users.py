@@ -12,13 +12,14 @@ import inspect
 import re
 import threading
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from mcast import Membership, Sender, aio
-from mcast.api import NotSupported, TimedOut
+from mcast.api import Message, NotSupported, TimedOut
+from mcast.backends.sim.lease import SimBatch
 from mcast.causes import ENOTSUPP
 from mcast.pytest_plugin import McastEndpoints, McastFabric
 
@@ -163,3 +164,55 @@ def test_an_ipv6_group_on_roce_is_refused_with_the_alternative(
     assert refused.value.errno == ENOTSUPP != E.EOPNOTSUPP
     assert "ENOTSUPP" in str(refused.value)
     assert "Unknown error" not in str(refused.value)
+
+
+class StrictBatch(SimBatch):
+    """A batch that is as strict as the real provider's: no part of a payload may outlive its lease."""
+
+    def _message(self, index: int) -> Message:
+        message = super()._message(index)
+        memory = bytearray(message.payload)
+        self.memories = [*getattr(self, "memories", []), memory]
+        return message._replace(payload=memoryview(memory).toreadonly())
+
+    def __iter__(self) -> Iterator[Message]:
+        return (self[index] for index in range(len(self)))
+
+    def _release(self) -> None:
+        for memory in getattr(self, "memories", []):
+            memory.clear()  # BufferError while a view of it is there
+        super()._release()
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["plain", "numbered"])
+@pytest.mark.parametrize("way", ["recv", "member.recv", "batches", "awaited", "two groups"])
+def test_no_view_of_a_receive_buffer_outlives_its_lease(
+    mcast_endpoints: McastEndpoints, monkeypatch: pytest.MonkeyPatch, way: str, sequence: bool
+) -> None:
+    monkeypatch.setattr("mcast.backends.sim.backend.SimBatch", StrictBatch)
+    sender, receiver = mcast_endpoints(2, sequence=sequence)
+    group, member = sender.join(GROUP), receiver.join(GROUP)
+    other = receiver.join("239.25.1.2") if way == "two groups" else None
+
+    async def awaited() -> list[bytes]:
+        (endpoint,) = mcast_endpoints.aio(sequence=sequence)
+        async with endpoint.join(GROUP) as joined:
+            group.send_batch(SENT)
+            return [bytes(m.payload) for _ in SENT if (m := await joined.recv(5))]
+
+    if way == "awaited":
+        assert asyncio.run(awaited()) == SENT
+        return
+    group.send_batch(SENT)
+    if way == "batches":
+        got = [bytes(message.payload) for batch in receiver.batches(timeout=1) for message in batch]
+    else:
+        if other is not None:
+            assert other.recv(timeout=0) is None  # reads what is the other group's
+        recv = receiver.recv if way == "recv" else member.recv
+        got = [bytes(message.payload) for _ in SENT if (message := recv(1))]
+    assert got == SENT
+    assert receiver.stats().receive_free == receiver.stats().receive_depth
+
+
+SENT = [b"one", b"two", b"three"]
