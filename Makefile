@@ -25,8 +25,13 @@ lint: .venv/test
 docs: .venv/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
+# Beside UDP sockets here, and beside C and pyverbs in the lab; then what moved since the last release.
 bench: .venv/test
+	@PYTHON="$(PYTHON)" scripts/bootstrap bench
 	$(BIN)/pytest benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.rdma.overhead
+	$(BIN)/python -m benchmarks.rdma.compare
+	$(BIN)/python benchmarks/ratios.py build/bench/*.ratios.json
 
 # A long run of the comparison with OpenSM; `make test` has a short one.
 oracle: .venv/test

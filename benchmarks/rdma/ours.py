@@ -111,7 +111,7 @@ class Peer:
             destination = sender.join(DATA, send_only=True)
             wait_until_heard(sender.qp, destination, [receiver.qp])
             payloads = payloads_of(size)
-            sent = received = octets = 0
+            sent = received = 0
             start = heard = now()
             while received < count and now() < heard + GIVE_UP:
                 if sent < count and sent - received + CHUNK <= WINDOW:
@@ -119,11 +119,14 @@ class Peer:
                 with receiver.qp.recv(CHUNK, 0) as batch:
                     if len(batch):
                         columns = numpy.frombuffer(batch.records, record)
-                        octets += int(columns["length"].sum())
-                        received += len(columns["offset"] // 1024)  # rows of `memory`
+                        lengths, sources, offsets = (columns[name] for name in ("length", "source", "offset"))
+                        received += len(lengths)
                         heard = now()
-            assert octets == received * size
-            return answer(count, now() - start, count - received)
+            seconds = now() - start
+            assert len(sources) == len(lengths)
+            assert set(lengths) == {size}
+            assert not any(offsets % 1024)
+            return answer(count, seconds, count - received)
 
     def aio_batch(self, size: int, count: int) -> Answer:
         """Two endpoints of mcast.aio in one loop."""

@@ -1,6 +1,6 @@
 """The plots of docs/performance.md and its table, from the JSON of one or more runs of compare.
 
-python -m benchmarks.rdma.plot RUN.json [RUN.json ...]    writes docs/assets/performance-*.svg, prints the table
+python -m benchmarks.rdma.plot RUN.json [RUN.json ...]    writes docs/assets/performance-*.svg, prints a table
 """
 
 from __future__ import annotations

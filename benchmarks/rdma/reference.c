@@ -19,8 +19,11 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
+#ifndef CHUNK
+#define CHUNK 64
+#endif
+
 enum {
-	CHUNK = 32,
 	WINDOW = 128,
 	DEPTH = 512,
 	SENDS = 128,
