@@ -17,6 +17,7 @@ from mcast.sequence import HEADER_SIZE, pack
 
 from .conftest import MCAST, Run
 from .test_cli import on_a_terminal
+from .test_groups_command import source
 
 ONE, TWO = Gid("::ffff:239.1.1.1"), Gid("::ffff:239.1.1.2")
 ALICE, BOB = Gid("::ffff:10.0.0.1"), Gid("::ffff:10.0.0.2")
@@ -119,6 +120,14 @@ def test_a_program_gets_an_object_a_line(mcast: Run, backend: str) -> None:
     assert last["messages"] > first["messages"] > 0
     assert last["gaps"] == 0
     assert len(last["sources"]) == 1
+
+
+def test_without_a_group_it_shows_those_that_somebody_is_in(
+    here: Run, third_party: Callable[..., dict[str, str]]
+) -> None:
+    env = third_party(source=source())
+    done = here("top", "--backend", "acme", "--device", "roce2", "--count", "1", "--json", env=env)
+    assert [group["group"] for group in json.loads(done.stdout)["groups"]] == ["239.1.1.1"]
 
 
 def test_without_a_terminal_there_are_plain_lines(mcast: Run) -> None:
