@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,11 +53,13 @@ def recv(
     from mcast.cli.cast.files import STANDARD, open_sink
 
     refuse_simulated(backend, "send")
-    try:
-        sink = open_sink(output)
-    except OSError as error:
-        raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
-    with ends_cleanly(), closing(sink), endpoint_at(backend, bind, device, DEPTH) as endpoint:
+    with ExitStack() as stack:
+        stack.enter_context(ends_cleanly())
+        try:
+            sink = stack.enter_context(closing(open_sink(output)))
+        except OSError as error:
+            raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH))
         party = ReceivingParty(endpoint, group, sink, patience)
         with Watch(party.core, f"{group} as {endpoint.address} ({endpoint.device.name})", wait) as watch:
             run(party, watch.look)

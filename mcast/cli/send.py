@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,12 +58,14 @@ def send(
     from mcast.cli.cast.sender import Patience
 
     refuse_simulated(backend, "receive")
-    try:
-        source = Source(file)
-    except OSError as error:
-        raise Failure(f"cannot read {file}: {error.strerror}", 2) from None
     times = Patience(wait=wait, silence=patience)
-    with ends_cleanly(), closing(source), endpoint_at(backend, bind, device, DEPTH) as endpoint:
+    with ExitStack() as stack:
+        stack.enter_context(ends_cleanly())
+        try:
+            source = stack.enter_context(closing(Source(file)))
+        except OSError as error:
+            raise Failure(f"cannot read {file}: {error.strerror}", 2) from None
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH))
         party = SendingParty(endpoint, group, source, receivers, times)
         with Watch(party.core, receivers) as watch:
             run(party, watch.look)

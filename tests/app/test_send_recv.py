@@ -55,6 +55,7 @@ from .network import LARGEST, Network
 DATA = Random(1).randbytes(20_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 PYTHON = Path(sys.executable)
+TEXT = "a line of text\n" * 5000
 PIECES = -(-len(DATA) // (LARGEST - OVERHEAD))
 
 # --- messages --------------------------------------------------------------------------------
@@ -524,6 +525,12 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert (tmp_path / "real").read_bytes() == b"new"
 
 
+def test_stdout_by_its_path_is_the_pipe_that_it_is(with_others: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(TEXT)
+    done = with_others("recv", "239.1.1.1", "-o", "/dev/stdout")
+    assert (done.returncode, done.stdout[: len(TEXT)]) == (0, TEXT)
+
+
 def test_a_device_is_written_to_and_not_replaced() -> None:
     with closing(open_sink("/dev/full")) as sink:
         assert isinstance(sink, Stream)
@@ -685,7 +692,7 @@ def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> N
 
 
 def test_recv_to_stdout_says_nothing_else(with_others: Run, tmp_path: Path) -> None:
-    text = "a line of text\n" * 5000
+    text = TEXT
     (tmp_path / "file").write_text(text)
     done = with_others("recv", "239.1.1.1", "-o", "-")
     assert (done.returncode, done.stdout, done.stderr) == (0, text, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno as E
 import os
 import select
 import stat
@@ -23,7 +24,7 @@ class Source:
         found = os.fstat(self._fd)
         if stat.S_ISDIR(found.st_mode):
             self.close()
-            raise IsADirectoryError(21, "it is a directory: pack it, with tar for example", path)
+            raise IsADirectoryError(E.EISDIR, "it is a directory: pack it, with tar for example", path)
         self._regular = stat.S_ISREG(found.st_mode)
         self.size = None
         if self._regular:
@@ -120,11 +121,10 @@ def open_sink(path: str) -> Sink:
     """Where `path` says. Raises OSError if nothing can be written there."""
     if path == STANDARD:
         return Stream(os.dup(1), "stdout")
-    target = Path(path).resolve()
-    if target.is_dir():
-        raise IsADirectoryError(21, "it is a directory", path)
-    if target.exists() and not target.is_file():
-        return Stream(os.open(target, os.O_WRONLY | os.O_CLOEXEC), path)
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PermissionError(13, "Permission denied", path)
-    return NewFile(target, path)
+    if Path(path).is_dir():
+        raise IsADirectoryError(E.EISDIR, "it is a directory", path)
+    if Path(path).exists() and not Path(path).is_file():
+        return Stream(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
+    if Path(path).exists() and not os.access(path, os.W_OK):
+        raise PermissionError(E.EACCES, os.strerror(E.EACCES), path)
+    return NewFile(Path(path).resolve(), path)
