@@ -30,7 +30,6 @@ from mcast.api import (
     CmEventType,
     CmId,
     Destination,
-    DeviceGone,
     InvalidArgument,
     JoinAttrEx,
     McastError,
@@ -395,19 +394,27 @@ class Session:
 
     def _lose_all(self, error: McastError, reopen: bool) -> None:
         """The QP is of no use any more; with `reopen` the id and every membership neither."""
-        self.reopen |= reopen
         self._restoring = True
         for group in self.groups.values():
             if group.state is GroupState.JOINED:
                 self._lose(group, error, needs_join=reopen)
             elif group.state is GroupState.JOINING and reopen:
                 group.error, group.state = error, GroupState.GONE
-            if group.recovery is not None and (reopen or not group.recovery.needs_join):
-                group.recovery.due, group.recovery.needs_join = inf, reopen  # once the QP is back
+            if group.recovery is not None and not group.recovery.needs_join:
+                group.recovery.due = inf  # once the QP is back
+        if reopen:
+            self._need_reopening()
         if self.recovery is None:
             now, policy = self.now(), self.settings.rejoin
             due = inf if policy is None else now + policy.delay(1, self.random)
             self.recovery = Recovery(now, due)
+
+    def _need_reopening(self) -> None:
+        """Only a new id will do, and every membership is joined there anew."""
+        self.reopen = True
+        for group in self.groups.values():
+            if group.recovery is not None:
+                group.recovery.due, group.recovery.needs_join = inf, True
 
     def on_qp_error(self, error: QpError) -> None:
         """The QP went into ERR: with a policy it is reset, else the error is the caller's."""
@@ -434,7 +441,7 @@ class Session:
             else:
                 self.qp.reset()
         except McastError as error:
-            self.reopen |= isinstance(error, DeviceGone | Closed)
+            self._need_reopening()  # what cannot be reset is replaced
             if not self._plan_next(recovery):
                 for group in self.groups.values():
                     if group.recovery is not None:
@@ -458,7 +465,6 @@ class Session:
             self.before_qp_closes()
             with suppress(McastError):  # the device is gone, and refuses what belongs to it
                 self.id.destroy()
-        self.by_mgid.clear()
         try:
             self.place = self._find_place()
         except ValueError as absent:

@@ -546,6 +546,17 @@ def test_a_probe_says_what_the_device_really_does(make: Make, device: str, retur
     net.close()
 
 
+@pytest.mark.parametrize(("policy", "filtered"), [("on", False), ("filter", True)])
+def test_a_probe_changes_nothing_that_was_not_left_to_the_device(
+    make: Make, policy: str, filtered: bool
+) -> None:
+    net = Net(make(block_loopback="honoured"))
+    endpoint = net.open(0, loopback=policy)
+    assert endpoint.join(GROUP).probe_loopback() is True
+    assert endpoint.loopback.filtered is filtered
+    net.close()
+
+
 # --- ready, without another thread -------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from mcast.api import (
     DeviceGone,
     McastError,
     MembershipLost,
+    Phase,
     QpError,
     TimedOut,
     WcStatus,
@@ -296,6 +297,25 @@ def test_a_device_that_stays_away_is_given_up(pairs: Callable[..., Pair]) -> Non
     with pytest.raises(MembershipLost):
         next(iter(pair.group))
     assert pair.receiver.stats().received == 0
+
+
+def test_a_queue_pair_that_cannot_be_reset_is_replaced(
+    pairs: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pairs(Fabric.roce(ports=2))
+    before = pair.receiver.qp_num
+
+    def refuse(self: SimQueuePair) -> None:
+        raise McastError(22, "modify", Phase.MODIFY)
+
+    monkeypatch.setattr(SimQueuePair, "reset", refuse)
+    pair.fabric.fail_qp(pair.qp)
+    lost, rejoined = pair.events(2)
+    assert isinstance(lost, Lost)
+    assert isinstance(rejoined, Rejoined)
+    assert rejoined.attempts == 2
+    assert pair.receiver.qp_num != before
+    assert pair.hears()
 
 
 def test_a_send_waits_for_the_membership(pairs: Callable[..., Pair]) -> None:

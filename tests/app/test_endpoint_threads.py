@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 
 from mcast import Endpoint, Lost, Membership, Rejoined, open_endpoint
 from mcast.api import Backend, Closed, Message
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.faults import Drop, Requests
 from mcast.backends.sim.testbed import SimObserver
 
@@ -113,6 +115,34 @@ def test_numbers_of_several_sending_threads_go_out_in_order(
         assert sum(len(batch) for batch in into.batches(timeout=0.05)) == 1200
         stats = member.stats()
         assert (stats.gaps, stats.late, stats.duplicates) == (0, 0, 0)
+
+
+def test_a_message_is_not_numbered_while_another_of_its_group_is_on_its_way(
+    backend: Backend, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        open_endpoint(backend, "10.0.0.1", sequence=True) as out,
+        open_endpoint(backend, "10.0.0.2", sequence=True) as into,
+    ):
+        group, member = out.sender(GROUP), into.join(GROUP)
+        first, second, send = threading.Event(), threading.Event(), SimQueuePair.send
+
+        def overtakable(*arguments: Any) -> int:
+            if first.is_set():
+                second.set()
+            else:
+                first.set()
+                second.wait(0.1)  # the second could overtake the first here
+            return send(*arguments)
+
+        monkeypatch.setattr(SimQueuePair, "send", overtakable)
+        one = pool.submit(group.send, b"1")
+        assert first.wait(BOUND)
+        pool.submit(group.send, b"2").result(BOUND)
+        one.result(BOUND)
+        texts = [member.recv(BOUND), member.recv(BOUND)]
+        assert [bytes(message.payload) for message in texts if message] == [b"1", b"2"]
+        assert member.stats().late == 0
 
 
 def test_members_of_several_groups_receive_in_threads_of_their_own(

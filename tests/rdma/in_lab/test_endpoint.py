@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from ipaddress import IPv4Address
 import pytest
 
 from mcast import Endpoint, Lost, Rejoined, RejoinPolicy, aio, open_endpoint
-from mcast.api import Closed, TimedOut
+from mcast.api import Closed, McastError, TimedOut
 from mcast.backends.rdma import hostnet
 from mcast.backends.rdma.testbed import RdmaTestbed
 from mcast.testbed import Testbed
@@ -135,6 +136,24 @@ def test_close_wakes_who_waits(lab_bed: Testbed, pool: ThreadPoolExecutor) -> No
     for one in waiting:
         with pytest.raises(Closed):
             one.result(BOUND)
+
+
+def test_a_fork_is_told_to_open_its_own_and_does_the_parent_no_harm(lab_bed: Testbed) -> None:
+    with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
+        group = endpoint.join("239.70.9.1")
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                group.recv(timeout=0)
+            except McastError as error:
+                code = 0 if "spawn" in str(error) else 2
+                endpoint.close()
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        group.send(b"still here")
+        assert group.recv(BOUND) is not None
 
 
 def test_a_lost_device_is_used_again_as_soon_as_it_is_back(
