@@ -105,6 +105,11 @@ def test_a_command_names_no_backend(path: Path) -> None:
     assert offences([path], CORE | public | above | subject) == []
 
 
+def test_the_pytest_plugin_knows_the_simulator_and_no_other_backend() -> None:
+    allowed = CORE | APPLICATION | {"registry", "backends.sim"}
+    assert offences([ROOT / "pytest_plugin.py"], allowed) == []
+
+
 def test_the_suite_uses_the_contract_alone() -> None:
     assert offences((ROOT / "conformance").glob("*.py"), CORE | {"testbed", "registry", "conformance"}) == []
 
