@@ -41,6 +41,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.clock import SimulationStalled, VirtualClock
 from mcast.backends.sim.faults import Drop, Refuse, Requests
 from mcast.backends.sim.port import Limits
+from mcast.backends.sim.trace import SaAsked
 from mcast.cause_rows import ROWS
 from mcast.causes import Cause, Row, atlas, causes_of_status, errno_name, likely_causes
 from mcast.conformance.clauses import CLAUSES
@@ -573,6 +574,17 @@ def test_a_failed_attach_asks_no_sa() -> None:
         host.join()
     assert (caught.value.errno, caught.value.found) == (E.ENOMEM, ())
     assert caught.value.causes
+    assert fabric.trace is not None
+    assert not [one for _, one in fabric.trace if isinstance(one, SaAsked) and one.method == "GET"]
+
+
+def test_an_sa_that_is_silent_is_not_asked_why() -> None:
+    fabric = Fabric.infiniband(ports=2, trace=True)
+    with fabric.rules.when(Requests(), Drop()), pytest.raises(McastError) as caught:
+        Host(fabric).join()
+    assert (caught.value.errno, caught.value.found) == (E.ETIMEDOUT, ())
+    assert fabric.trace is not None
+    assert not [one for _, one in fabric.trace if isinstance(one, SaAsked) and one.method == "GET"]
 
 
 # --- ranking and rendering --------------------------------------------------------------
