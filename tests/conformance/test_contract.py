@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from ipaddress import IPv4Address
+from struct import Struct
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from mcast.api import (
     UdParam,
     mcast_error,
 )
-from mcast.batch import Batch
+from mcast.batch import RECORD_DTYPE, Batch
 from mcast.conformance.peers import (
     BOUND,
     Peer,
@@ -330,6 +331,43 @@ def test_batches_keep_the_order_and_the_maximum(bed: Testbed) -> None:
     assert received == [*sent]
     with pytest.raises(ValueError):
         receiver.qp.recv(0)
+
+
+RECORD = Struct("<QIII4xBxH4x16s16s")
+"""RECORD_DTYPE, written once more: offset, length, src_qp, imm, has_imm, src_lid, source, group."""
+
+
+@pytest.mark.parametrize("registered", [False, True], ids=["own memory", "registered memory"])
+def test_a_batch_is_also_columns_and_one_memory(bed: Testbed, registered: bool) -> None:
+    assert RECORD_DTYPE["itemsize"] == RECORD.size
+    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    room = bytearray(8 * 128)
+    if registered:
+        receiver.qp.register(room, recv_slot=128)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    sent = [b"", b"one", b"t" * 100]
+    sender.qp.send(outward, sent, 0xFFFFFFFF)
+    sender.qp.send(outward, [b"without"])
+    sent.append(b"without")
+    while sent:
+        with receiver.qp.recv(len(sent), BOUND) as batch:
+            rows = list(RECORD.iter_unpack(batch.records))
+            memory = batch.memory
+            assert memory.readonly
+            assert len(rows) == len(batch) > 0
+            for message, row in zip(batch, rows, strict=True):
+                offset, length, src_qp, imm, has_imm, src_lid, source, to = row
+                expected = sent.pop(0)
+                assert bytes(memory[offset : offset + length]) == bytes(message.payload) == expected
+                if registered:
+                    assert room[offset : offset + length] == expected
+                    assert offset % 128 == 0
+                assert (src_qp, src_lid) == (message.src_qp, message.src_lid)
+                assert (Gid(source), Gid(to)) == (message.source, message.group)
+                assert (imm if has_imm else None) == message.imm
+        with pytest.raises(ValueError):
+            memory[0:1]
 
 
 def test_more_messages_than_the_send_queue_holds_go_in_one_batch(bed: Testbed) -> None:

@@ -37,6 +37,17 @@ class SimBatch(Batch):
     def lengths(self) -> list[int]:
         return list(map(len, self._payloads()))
 
+    @property
+    def memory(self) -> memoryview:
+        return super().memory if self._slots is None else self._keep(self._slots.memory.toreadonly())
+
+    @property
+    def records(self) -> bytes:
+        if self._slots is None or self._filled is None:
+            return super().records
+        size = self._slots.size
+        return self._records(slot * size for slot, _ in self._filled)
+
     def _payloads(self) -> Iterator[bytes]:
         return (payload for burst, start, stop in self._slices for payload in burst.payloads[start:stop])
 
@@ -83,7 +94,7 @@ class Slots:
     """User memory cut into receive slots of `size` bytes; a slot is free, or holds one leased message."""
 
     def __init__(self, memory: memoryview, size: int) -> None:
-        self._memory, self.size = memory, size
+        self.memory, self.size = memory, size
         self.count = memory.nbytes // size
         self._free = deque(range(self.count))
 
@@ -91,11 +102,11 @@ class Slots:
         """Put a payload into the next free slot; (slot, length)."""
         slot = self._free.popleft()
         offset = slot * self.size
-        self._memory[offset : offset + len(payload)] = payload
+        self.memory[offset : offset + len(payload)] = payload
         return slot, len(payload)
 
     def view(self, slot: int, length: int) -> memoryview:
-        return self._memory[slot * self.size : slot * self.size + length].toreadonly()
+        return self.memory[slot * self.size : slot * self.size + length].toreadonly()
 
     def free(self, slots: Iterator[int]) -> None:
         self._free.extend(slots)
