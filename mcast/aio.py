@@ -12,6 +12,9 @@ No thread, no blocking call: the loop sleeps on the descriptors of the event cha
 Lost memberships are restored in the background, while the loop runs; probes are answered by calls that
 receive. All objects belong to the loop that they were opened in. Timeouts are seconds of that loop, also over
 a simulated fabric whose own time is virtual; cancelling a call leaves nothing behind.
+
+A send returns when the device has taken the messages, which needs no waiting while its send queue has room; a
+refused join may ask the SA for the reason, 0.25 s at the most. `stats` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Backend, Batch, Closed, Message, Phase, QpError, TimedOut
+from mcast.api import Batch, Closed, Message, Phase, QpError, TimedOut
 from mcast.session import Event, Group, Operation, Peer, Wait
 from mcast.view import EndpointView, GroupName, MemberView
 
@@ -37,7 +40,7 @@ TURN = 0.005
 """Seconds that one task may go on without giving the loop to the others."""
 
 CHUNK = 64
-"""Messages that one send call posts: none waits long for the device."""
+"""Messages that one send call posts, or as many as the send queue holds: none waits for room."""
 
 RETRY = 0.001
 """Seconds until a send is tried again that found no room."""
@@ -46,14 +49,14 @@ RETRY = 0.001
 class Endpoint(EndpointView["Membership | Sender"]):
     """One id and one UD queue pair on one port, and the groups that they are in. Made in a coroutine."""
 
-    def _clock_of(self, backend: Backend) -> Callable[[], float]:
+    def _prepare(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._channel_fd = self._qp_fd = -1
         self._watching = False
         self._turn_ends = 0.0
-        return self._loop.time
 
     # --- groups ---
 
@@ -87,8 +90,9 @@ class Endpoint(EndpointView["Membership | Sender"]):
         return member
 
     def _leave(self, group: Group) -> None:
-        self._session.leave(group)
-        self._members.pop(group.address, None)
+        with self._lock:
+            self._session.leave(group)
+            self._members.pop(group.address, None)
         self._wake()
 
     # --- receiving ---
@@ -128,14 +132,17 @@ class Endpoint(EndpointView["Membership | Sender"]):
     async def _run(self, operation: Operation[T]) -> T:
         """Carry an operation out by awaiting."""
         try:
-            wait = next(operation)
+            with self._lock:  # against a snapshot from another thread
+                wait = next(operation)
             while True:
                 try:
                     batch = await self._pump(wait)
                 except BaseException as error:
-                    wait = operation.throw(error)
+                    with self._lock:
+                        wait = operation.throw(error)
                 else:
-                    wait = operation.send(batch)
+                    with self._lock:
+                        wait = operation.send(batch)
         except StopIteration as done:
             result: T = done.value
             return result
@@ -157,7 +164,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def _look(self) -> bool:
         """Take in what has happened, do what is due; whether there was anything."""
         session = self._session
-        happened = session.step()
+        with self._lock:
+            happened = session.step()
         if self._channel_fd < 0:
             self._channel_fd = session.channel.fileno()
             self._loop.add_reader(self._channel_fd, self._on_change)
@@ -186,7 +194,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
         try:
             batch = qp.recv(max, 0)
         except QpError as error:
-            session.on_qp_error(error)
+            with self._lock:
+                session.on_qp_error(error)
             return None
         if len(batch):
             return batch
@@ -239,7 +248,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
             if self._timer is not None:
                 self._timer.cancel()
             self._forget_qp()
-            self._end()
+            with self._lock:
+                self._end()
             self._wake()
         self._close_owned()
 
@@ -253,10 +263,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
 
 open_endpoint = Endpoint
+"""Open an endpoint: the class, by the name of what calling it does."""
 
 
 class Sender(MemberView):
     """A group that one sends to."""
+
+    _endpoint: Endpoint
 
     def __init__(self, endpoint: Endpoint, group: Group) -> None:
         self._endpoint, self._group = endpoint, group
@@ -275,8 +288,9 @@ class Sender(MemberView):
         listed = list(payloads)
         loop = self._endpoint._loop
         end = None if timeout is None else loop.time() + timeout
-        for start in range(0, len(listed), CHUNK):
-            await self._send(listed[start : start + CHUNK], imm, timeout, end)
+        step = min(CHUNK, self._endpoint._session.settings.send_depth)
+        for start in range(0, len(listed), step):
+            await self._send(listed[start : start + step], imm, timeout, end)
         return len(listed)
 
     async def _send(
@@ -297,7 +311,8 @@ class Sender(MemberView):
             except Closed:  # the QP was replaced meanwhile, or all is closed
                 session.require_joined(group, "send", Phase.SEND)
             except QpError as error:
-                session.on_qp_error(error)
+                with endpoint._lock:
+                    session.on_qp_error(error)
                 endpoint._on_change()
                 raise
         if now() >= endpoint._turn_ends:

@@ -179,8 +179,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def close(self) -> None:
         """Leave every group and free everything; wakes whoever waits. Idempotent."""
         with self._lock:
-            self._end()
-            self._changed.notify_all()
+            self._end()  # wakes who receives, and so its followers
         self._close_owned()
 
     def __enter__(self) -> Self:
@@ -193,10 +192,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
 
 open_endpoint = Endpoint
+"""Open an endpoint: the class, by the name of what calling it does."""
 
 
 class Sender(MemberView):
     """A group that one sends to."""
+
+    _endpoint: Endpoint
 
     def __init__(self, endpoint: Endpoint, group: Group) -> None:
         self._endpoint, self._group = endpoint, group

@@ -548,7 +548,7 @@ class Session:
         """End the membership, whatever its state. Idempotent."""
         if group.state is GroupState.LEFT:
             return
-        group.state, group.recovery = GroupState.LEFT, None
+        group.state = GroupState.LEFT
         if self.groups.get(group.address) is group:
             del self.groups[group.address]
             self.totals.update({f"left {field}": group.counts[field] for field in GROUP_COUNTS})

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import Backend, Destination, DeviceInfo, PortInfo
@@ -52,6 +52,7 @@ class EndpointView(Generic[M]):
 
         Raises ValueError that names the choices; BackendError; McastError.
         """
+        self._prepare()
         settings = Settings(
             LoopbackPolicy(loopback), rejoin, sequence, receive_depth, send_depth, max_message, seed
         )
@@ -65,14 +66,17 @@ class EndpointView(Generic[M]):
             place = choose(opened, bind, device, port_num)
             address = place.address if device is None else None
             find_again = partial(choose, opened, address, device, port_num)
-            self._session = Session(opened, place, find_again, settings, self._clock_of(opened))
+            self._session = Session(opened, place, find_again, settings, self._clock or opened.now)
         except BaseException:
             if self._owned is not None:
                 self._owned.close()
             raise
 
-    def _clock_of(self, backend: Backend) -> Callable[[], float]:
-        return backend.now
+    _clock: Callable[[], float] | None = None
+    """The clock that the driver waits by, if it is not the backend's."""
+
+    def _prepare(self) -> None:
+        """What a driver needs before anything is opened."""
 
     @property
     def backend(self) -> Backend:
@@ -118,7 +122,7 @@ class EndpointView(Generic[M]):
         return self._session.closed
 
     def stats(self) -> EndpointStats:
-        """Everything counted so far, as a frozen snapshot."""
+        """Everything counted so far, as a frozen snapshot. From any thread."""
         with self._lock:
             return self._session.snapshot()
 
@@ -139,6 +143,7 @@ class EndpointView(Generic[M]):
 class MemberView:
     """The part of a sender and of a membership that never waits."""
 
+    _endpoint: EndpointView[Any]
     _group: Group
 
     @property
@@ -167,8 +172,9 @@ class MemberView:
         return self._group.state is GroupState.JOINED
 
     def stats(self) -> GroupStats:
-        """What was counted for this group, as a frozen snapshot."""
-        return self._group.snapshot()
+        """What was counted for this group, as a frozen snapshot. From any thread."""
+        with self._endpoint._lock:
+            return self._group.snapshot()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self._group.state.value}>"

@@ -189,9 +189,11 @@ def test_batches_are_released_when_the_next_is_asked_for(net: Net) -> None:
     group = sender.sender(GROUP)
     group.send_batch([b"one"] * BATCH + [b"two"])
     batches = receiver.batches(timeout=0.01)
-    view = next(batches)[0].payload
+    held = next(batches)
+    view = held[0].payload
     assert receiver.stats().receive_free == 512 - BATCH - 1
     assert payloads(next(batches)) == [b"two"]
+    assert held.released
     with pytest.raises(ValueError):
         bytes(view)
     assert next(batches, None) is None

@@ -76,7 +76,7 @@ def test_one_receives_while_many_send_and_one_joins_and_leaves(
             for index in range(rounds):
                 group.send_batch([b"%d %d" % (number, index)] * 2)
                 while into.stats().receive_free < 100:
-                    pass
+                    assert member.stats().joined
 
         def join_and_leave() -> None:
             for index in range(rounds):
@@ -283,6 +283,22 @@ def test_a_receiver_that_waits_without_end_restores_the_membership(
         sender.send(b"end")
         assert receiving.result(BOUND) is not None
         assert [type(into.next_event()) for _ in range(4)] == [Lost, Rejoined] * 2
+
+
+def test_only_who_receives_reads_events(fabric: Fabric, backend: Backend, pool: ThreadPoolExecutor) -> None:
+    """Had the sender read the loss, nothing would wake the receiver when it is time to rejoin."""
+    with open_endpoint(backend, "10.0.0.1") as endpoint:
+        group = endpoint.join(GROUP)
+        receiving = pool.submit(group.recv)
+        until(partial(is_receiving, endpoint))
+        with fabric.clock:  # the receiver cannot be first
+            fabric.bond_failover(fabric.ports[0])
+            group.send(b"on the old queue pair", timeout=0)
+        assert receiving.result(BOUND) is not None
+        receiving = pool.submit(group.recv)
+        until(partial(rejoined, endpoint, 1))
+        group.send(b"end")
+        assert receiving.result(BOUND) is not None
 
 
 def test_sends_survive_a_change_of_the_queue_pair(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -78,6 +79,32 @@ def test_several_endpoints_share_a_collector_and_an_awaitable_one_may_be_among_t
                 assert found["our_joins_total", "10.0.0.1"] == 0
                 assert found["our_joins_total", "10.0.0.2"] == 1
                 assert found["our_group_joined", GROUP] == 1
+
+    asyncio.run(main())
+
+
+def test_a_scrape_from_another_thread_does_no_harm() -> None:
+    registry, stop = CollectorRegistry(), threading.Event()
+
+    def scrape() -> int:
+        count = 0
+        while not stop.is_set():
+            read(registry)
+            count += 1
+        return count
+
+    async def main() -> None:
+        with open_fabric(Fabric.roce(ports=2, clock="wall")) as backend:
+            async with aio.open_endpoint(backend, "10.0.0.2", sequence=True) as receiver:
+                export(receiver, registry)
+                async with receiver.join(GROUP), aio.open_endpoint(backend, "10.0.0.1", sequence=True) as one:
+                    scraping = asyncio.create_task(asyncio.to_thread(scrape))
+                    for _ in range(300):  # every membership is a new stream, a new key in the tables
+                        async with one.sender(GROUP) as out:
+                            await out.send(b"x")
+                            assert await receiver.recv(timeout=10) is not None
+                    stop.set()
+                    assert await scraping > 0
 
     asyncio.run(main())
 

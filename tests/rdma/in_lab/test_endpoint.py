@@ -191,7 +191,7 @@ def test_asyncio_sleeps_on_the_devices_descriptors(lab_bed: Testbed) -> None:
 
     async def main() -> None:
         async with (
-            aio.open_endpoint(lab_bed.backend, here) as one,
+            aio.open_endpoint(lab_bed.backend, here, send_depth=4) as one,
             aio.open_endpoint(lab_bed.backend, there) as other,
             one.join("239.70.7.1") as out,
             other.join("239.70.7.1") as group,
@@ -210,6 +210,10 @@ def test_asyncio_sleeps_on_the_devices_descriptors(lab_bed: Testbed) -> None:
                 await out.send(b"%d" % number)
                 if number % 10 == 0:
                     await asyncio.sleep(0.01)
+            await asyncio.wait_for(hearing, BOUND)
+            hearing = asyncio.create_task(hear())
+            found.clear()
+            assert await out.send_batch([b"%d" % number for number in range(50)]) == 50
             await asyncio.wait_for(hearing, BOUND)
             assert found == [b"%d" % number for number in range(50)]
             assert threading.active_count() == threads
