@@ -449,7 +449,8 @@ class Provider(NamedTuple):
     status   asks, without side effects, whether it can run here
     open     opens it; keyword options are its own; raises BackendUnavailable
     testbed  opens it with what the conformance suite needs (mcast.testbed)
-    checks   looks at this host, changing nothing, and says of each thing the provider needs how it is
+    checks   looks at this host, changing nothing, and says of each thing the provider needs how it is;
+             takes the seconds that it may listen for what only the network can tell, 0 for none
     """
 
     name: str
@@ -457,7 +458,7 @@ class Provider(NamedTuple):
     status: Callable[[], Status]
     open: Callable[..., Backend]
     testbed: Callable[[], AbstractContextManager[Testbed]]
-    checks: Callable[[], Sequence[Finding]] = lambda: ()
+    checks: Callable[[float], Sequence[Finding]] = lambda listen: ()
 
 
 class GroupSource(Enum):

@@ -28,6 +28,12 @@ def doctor(
             metavar="NAME",
         ),
     ] = None,
+    listen: Annotated[
+        float,
+        typer.Option(
+            help="Listen so many seconds for IGMP queriers; as root, 130 hears all.", min=0, max=3600
+        ),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Find what is wrong here, and say what mends it.
@@ -35,7 +41,7 @@ def doctor(
     Looks at everything that multicast needs; nothing is changed. Exit status 1 if there is a problem;
     warnings leave it 0.
     """
-    found = _examine(backend or ())
+    found = _examine(backend or (), listen)
     if as_json:
         typer.echo(json.dumps(_as_json(found), indent=1))
     else:
@@ -43,7 +49,7 @@ def doctor(
     raise typer.Exit(1 if _count(found)[Level.PROBLEM] else 0)
 
 
-def _examine(names: Sequence[str]) -> Diagnosis:
+def _examine(names: Sequence[str], listen: float) -> Diagnosis:
     """The findings of the named providers; of all, each under one name, if none is named."""
     from mcast.registry import backend_names, provider
 
@@ -58,7 +64,7 @@ def _examine(names: Sequence[str]) -> Diagnosis:
         nameless = one._replace(name="")
         if names or nameless not in seen:
             seen.append(nameless)
-            found[name] = one.checks() or (_available(one.status()),)
+            found[name] = one.checks(listen) or (_available(one.status()),)
     return found
 
 

@@ -16,7 +16,7 @@ from mcast.api import Finding, Level
 from mcast.backends.sim import ROCE
 
 FINDINGS = {findings}
-PROVIDER = ROCE._replace(name="acme", checks=lambda: tuple(FINDINGS))
+PROVIDER = ROCE._replace(name="acme", checks=lambda listen: tuple(FINDINGS))
 """
 OK = "Finding('cable', '', Level.OK, 'plugged in')"
 WARNING = "Finding('cable', 'acme0/1', Level.WARNING, 'it is long', 'buy a shorter one')"

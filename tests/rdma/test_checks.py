@@ -171,6 +171,7 @@ DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
         [("querier", "rxe1/1", P)],
         "ip link set br0 type bridge mcast_querier 1",
     ),
+    "no querier heard": (host(roce(bridge=None, listened=130.0)), [("querier", "rxe1/1", W)], "IGMP querier"),
     "rp_filter": (
         host(roce(rp_filter=1), PEER),
         [("rp_filter", "rxe1/1", P)],
@@ -208,6 +209,7 @@ HARMLESS = {
     "another querier": host(
         roce(bridge=Bridge("br0", snooping=True, querier=False, other_querier="10.0.0.9"))
     ),
+    "a querier that was heard": host(roce(bridge=None, listened=130.0, querier="10.0.0.9")),
     "an unknown switch": host(roce(bridge=None)),
     "strict, but alone in its subnet": host(roce(rp_filter=1, accept_local=False)),
     "strict hardware": host(roce(rp_filter=1, software=False), PEER),
@@ -272,6 +274,7 @@ def test_a_link_that_the_host_took_down_asks_for_no_cable() -> None:
 def test_what_cannot_be_known_is_said() -> None:
     (finding,) = (one for one in judge(host(roce(bridge=None))) if one.check == "querier")
     assert "cannot be seen" in finding.seen
+    assert "--listen" in finding.seen
 
 
 def test_no_library_hides_what_cannot_be_told() -> None:

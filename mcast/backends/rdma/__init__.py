@@ -23,10 +23,10 @@ def _open() -> Backend:
     return RdmaBackend()
 
 
-def _checks() -> tuple[Finding, ...]:
+def _checks(listen: float) -> tuple[Finding, ...]:
     from mcast.backends.rdma.checks import examine
 
-    return examine()
+    return examine(listen)
 
 
 def _testbed() -> AbstractContextManager[Testbed]:

@@ -24,9 +24,9 @@ _IGMP_V1 = 1
 _STRICT = 1
 
 
-def examine() -> tuple[Finding, ...]:
-    """Look at this host and judge it."""
-    return judge(gather())
+def examine(listen: float = 0) -> tuple[Finding, ...]:
+    """Look at this host, listening so many seconds for IGMP queriers, and judge it."""
+    return judge(gather(listen))
 
 
 def judge(facts: HostFacts) -> tuple[Finding, ...]:
@@ -276,8 +276,7 @@ def _querier(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
         return
     bridge = port.bridge
     if bridge is None:
-        seen = f"cannot be seen: {port.netdev} leads to a switch that is not this host's"
-        yield _ok("querier", f"{seen}; a snooping one needs one, ask it", port.name)
+        yield _heard(port)
     elif not bridge.snooping:
         yield _ok("querier", f"{bridge.name} does not snoop: every port gets every group", port.name)
     elif bridge.querier or bridge.other_querier:
@@ -286,6 +285,20 @@ def _querier(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
     else:
         seen = f"{bridge.name} snoops and nobody asks: traffic stops {MEMBERSHIP_SECONDS} s after a join"
         yield _problem("querier", seen, f"ip link set {bridge.name} type bridge mcast_querier 1", port.name)
+
+
+def _heard(port: PortFacts) -> Finding:
+    """A switch that is not this host's can only be listened to."""
+    if not port.listened:
+        seen = f"cannot be seen, {port.netdev} leads to another's switch: --listen 130, as root, hears one"
+        return _ok("querier", seen, port.name)
+    if port.querier:
+        return _ok("querier", f"{port.querier} asks", port.name)
+    seen = (
+        f"none heard on {port.netdev} in {port.listened:g} s (they ask every 125 s): if the switch snoops, "
+    )
+    seen += f"traffic stops {MEMBERSHIP_SECONDS} s after a join"
+    return _warning("querier", seen, "switch on an IGMP querier in that network", port.name)
 
 
 def _reverse_path(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:

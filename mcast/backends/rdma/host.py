@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from mcast.api import DeviceInfo, LinkLayer, PortInfo
 from mcast.backends.rdma import availability, hostnet
 from mcast.backends.rdma.devices import SYSFS
+from mcast.backends.rdma.igmp_listener import hear_queriers
 
 _NET = Path("/sys/class/net")
 _CONF = Path("/proc/sys/net/ipv4/conf")
@@ -51,6 +52,7 @@ class PortFacts(NamedTuple):
     `software`      its packets pass the host's IP stack (Soft-RoCE)
     `igmp_version`  as the querier on that link made it, "" if the interface speaks no IGMP
     `subnets`       the IPv4 networks of the interface
+    `listened`      seconds for which IGMP queries were waited for, 0 if not at all; `querier` is who sent one
     """
 
     device: str
@@ -67,6 +69,8 @@ class PortFacts(NamedTuple):
     accept_local: bool = False
     subnets: tuple[str, ...] = ()
     bridge: Bridge | None = None
+    listened: float = 0
+    querier: str = ""
     sm_lid: int = 0
     capability_mask: int = 0
     ipoib: tuple[Ipoib, ...] = ()
@@ -105,10 +109,11 @@ class HostFacts(NamedTuple):
         return self.available.devices
 
 
-def gather() -> HostFacts:
-    """Look at this host now."""
+def gather(listen: float = 0) -> HostFacts:
+    """Look at this host now; `listen` so many seconds for queriers on links that lead to unknown switches."""
     found = availability.gather()
     igmp = hostnet.igmp_versions() if found.devices else {}
+    ports = tuple(_port(device.name, port, igmp) for device in found.devices for port in device.ports)
     return HostFacts(
         available=found,
         release=platform.release(),
@@ -117,7 +122,24 @@ def gather() -> HostFacts:
         cgroup=_cgroup(),
         ruleset=_ruleset(),
         route=_route(),
-        ports=tuple(_port(device.name, port, igmp) for device in found.devices for port in device.ports),
+        ports=_listen(ports, listen) if listen else ports,
+    )
+
+
+def _listen(ports: tuple[PortFacts, ...], seconds: float) -> tuple[PortFacts, ...]:
+    """The ports, with who asked for IGMP reports; as they are where this process may not listen."""
+    wanted = {port.netdev for port in ports if port.is_roce and port.netdev_here and port.bridge is None}
+    if not wanted:
+        return ports
+    try:
+        heard = hear_queriers(wanted, seconds)
+    except PermissionError:
+        return ports
+    return tuple(
+        port._replace(listened=seconds, querier=str(heard.get(port.netdev, "")))
+        if port.netdev in wanted
+        else port
+        for port in ports
     )
 
 

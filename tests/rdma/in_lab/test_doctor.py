@@ -19,6 +19,7 @@ import pytest
 
 from mcast.api import Finding, Level
 from mcast.backends.rdma import PROVIDER
+from mcast.backends.rdma.igmp_listener import hear_queriers
 from mcast.testbed import Testbed
 
 CONF = Path("/proc/sys/net/ipv4/conf")
@@ -108,11 +109,11 @@ def planted(defect: Defect) -> Iterator[None]:
         yield
     finally:
         sh(defect.undo)
-        assert eventually(lambda: wrong(PROVIDER.checks()) == {}), wrong(PROVIDER.checks())
+        assert eventually(lambda: wrong(PROVIDER.checks(0)) == {}), wrong(PROVIDER.checks(0))
 
 
 def test_a_healthy_host_has_no_complaint() -> None:
-    findings = PROVIDER.checks()
+    findings = PROVIDER.checks(0)
     assert wrong(findings) == {}
     seen = {(one.check, one.subject) for one in findings}
     for check in ("link", "address", "GIDs", "MTU", "IGMP", "querier", "rp_filter"):
@@ -122,15 +123,15 @@ def test_a_healthy_host_has_no_complaint() -> None:
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_defect_is_found_and_its_fix_mends_it(name: str) -> None:
     defect = DEFECTS[name]
-    assert wrong(PROVIDER.checks()) == {}
+    assert wrong(PROVIDER.checks(0)) == {}
     with planted(defect):
-        assert eventually(lambda: set(wrong(PROVIDER.checks())) >= set(defect.found))
-        found = wrong(PROVIDER.checks())
+        assert eventually(lambda: set(wrong(PROVIDER.checks(0))) >= set(defect.found))
+        found = wrong(PROVIDER.checks(0))
         assert {key: one.level for key, one in found.items()} == defect.found
         if defect.mends:
             for fix in {one.fix for one in found.values()}:
                 sh(fix)
-            assert eventually(lambda: wrong(PROVIDER.checks()) == {}), wrong(PROVIDER.checks())
+            assert eventually(lambda: wrong(PROVIDER.checks(0)) == {}), wrong(PROVIDER.checks(0))
 
 
 DEPRIVED = {
@@ -161,11 +162,20 @@ def test_a_process_that_lacks_something_is_told(name: str) -> None:
 def test_a_network_namespace_without_the_interfaces_is_told() -> None:
     def look() -> dict[tuple[str, str], Finding]:
         assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0  # of this thread alone
-        return wrong(PROVIDER.checks())
+        return wrong(PROVIDER.checks(0))
 
     with ThreadPoolExecutor(1) as elsewhere:
         found = elsewhere.submit(look).result(timeout=60)
     assert set(found) == {("namespace", name) for name in ALL}
+
+
+def test_a_querier_is_heard_where_there_is_one() -> None:
+    sh("ip link set br0 type bridge mcast_query_interval 20")  # hundredths of a second
+    try:
+        assert set(hear_queriers({"e1", "e2"}, SETTLE)) == {"e1", "e2"}
+    finally:
+        sh("ip link set br0 type bridge mcast_query_interval 12500")
+    assert hear_queriers({"lo"}, 0.2) == {}
 
 
 MEMLOCK = """
@@ -197,7 +207,7 @@ def test_an_error_for_want_of_locked_memory_tells_the_bytes() -> None:
 def test_a_host_without_a_device_is_told(lab_bed: Testbed) -> None:
     for port in lab_bed.ports:
         lab_bed.remove_device(port)
-    assert set(wrong(PROVIDER.checks())) == {("device", "")}
+    assert set(wrong(PROVIDER.checks(0))) == {("device", "")}
 
 
 def test_on_a_healthy_host_the_command_succeeds() -> None:
