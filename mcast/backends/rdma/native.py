@@ -115,6 +115,13 @@ class Event(NamedTuple):
 EVENT = Struct("=iiiIQQIIHBBBBBB16s")
 
 
+class EventRoom(NamedTuple):
+    """A struct mcast_event, and its memory."""
+
+    pointer: Pointer
+    buffer: Any
+
+
 class QpPlan(NamedTuple):
     """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; a flag."""
 
@@ -223,12 +230,18 @@ class Native:
             return False
         return bool(self._check(result, "get_event", Phase.EVENT))
 
-    def take_event(self, channel: Channel) -> Event | None:
-        """Read, copy and ack the next event; None when there is none. Never waits."""
+    def room_for_event(self) -> EventRoom:
+        """What `take_event` copies into, again and again."""
         out = self._ffi.new("struct mcast_event *")
-        if not self._check(self._lib.mcast_take_event(channel, out), "get_event", Phase.EVENT):
-            return None
-        return Event._make(EVENT.unpack(self._ffi.buffer(out)))
+        return EventRoom(out, self._ffi.buffer(out))
+
+    def take_event(self, channel: Channel, room: EventRoom) -> Event | None:
+        """Read, copy and ack the next event; None when there is none. Never waits."""
+        result = self._lib.mcast_take_event(channel, room.pointer)
+        if result > 0:
+            return Event._make(EVENT.unpack(room.buffer))
+        self._check(result, "get_event", Phase.EVENT)
+        return None
 
     def create_id(self, channel: Channel, token: int, port_space: int) -> Id:
         out = self._ffi.new("struct rdma_cm_id **")
