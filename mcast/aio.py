@@ -226,7 +226,6 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """Let every waiting task look again."""
         for future in self._waiters:
             _finish(future)
-        self._unwatch()  # or the loop would spin until they do
 
     def _unwatch(self) -> None:
         if self._watching:

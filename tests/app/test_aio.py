@@ -154,6 +154,23 @@ def test_tasks_wait_for_different_groups(fabric: Fabric) -> None:
     run(main)
 
 
+def test_a_task_is_woken_by_another_that_has_read_its_message(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            group, read = await other.join(GROUP), await other.join(OTHER)
+            out = await one.sender(GROUP)
+            waiting = asyncio.create_task(group.recv())
+            await turns()
+            other._turn_ends = one._turn_ends = float("inf")  # no turn of the loop until both are done
+            await out.send(b"yours")
+            assert await read.recv(timeout=0) is None
+            message = await asyncio.wait_for(waiting, BOUND / 4)
+            assert message is not None
+            assert bytes(message.payload) == b"yours"
+
+    run(main)
+
+
 def test_ready_between_tasks(fabric: Fabric) -> None:
     async def main() -> None:
         async with pair(fabric) as (one, other):

@@ -253,7 +253,23 @@ def test_a_silent_or_refusing_sa_is_asked_again(pairs: Callable[..., Pair]) -> N
         assert pair.hears()
 
 
-def test_when_no_mlid_is_left_the_policy_gives_up(pairs: Callable[..., Pair]) -> None:
+def test_a_membership_comes_back_once_an_mlid_is_free_again(pairs: Callable[..., Pair]) -> None:
+    # One MLID for the IPoIB broadcast group, and one for everybody else.
+    pair = pairs(Fabric.infiniband(ports=3, max_mlid=0xC001))
+    with open_endpoint(pair.backend, "10.0.0.3") as thief:
+        pair.fabric.restart_sm()
+        taken = thief.join(OTHER)
+        assert isinstance(pair.receiver.next_event(1), Lost)
+        assert pair.receiver.next_event(5) is None
+        assert not pair.group.joined
+        taken.leave()
+        rejoined = pair.receiver.next_event(10)
+        assert isinstance(rejoined, Rejoined)
+        assert rejoined.gap > 5
+        assert rejoined.attempts > 3
+
+
+def test_when_the_sa_refuses_for_good_the_policy_gives_up(pairs: Callable[..., Pair]) -> None:
     pair = pairs(Fabric.infiniband(ports=2), rejoin=RejoinPolicy(give_up_after=5.0))
     with pair.fabric.rules.when(Requests(method=SaMethod.SET, port="ib1"), Refuse(SaStatus.NO_RESOURCES)):
         pair.fabric.change_lid(pair.port)

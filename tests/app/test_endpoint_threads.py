@@ -211,6 +211,28 @@ def test_ready_means_that_the_others_hear(backend: Backend, pool: ThreadPoolExec
         endpoint.close()
 
 
+def test_ready_waits_for_switches_that_are_programmed_late(pool: ThreadPoolExecutor) -> None:
+    fabric = Fabric.infiniband(clock="wall")
+    with (
+        open_fabric(fabric) as backend,
+        open_endpoint(backend, "10.0.0.1") as out,
+        open_endpoint(backend, "10.0.0.2") as into,
+    ):
+        fabric.program_late(0.1)
+        group, member = out.join(GROUP), into.join(GROUP)
+        group.send(b"too early")
+        receiving = pool.submit(member.recv, BOUND)
+        start = backend.now()
+        assert group.ready(timeout=BOUND)
+        assert backend.now() - start > 0.05
+        assert not receiving.done()
+        group.send(b"heard")
+        message = receiving.result(BOUND)
+        assert message is not None
+        assert bytes(message.payload) == b"heard"
+    fabric.close()
+
+
 def test_a_sender_is_answered_by_unicast(backend: Backend, pool: ThreadPoolExecutor) -> None:
     with open_endpoint(backend, "10.0.0.1") as out, open_endpoint(backend, "10.0.0.2") as into:
         sender, member = out.sender(GROUP), into.join(GROUP)
