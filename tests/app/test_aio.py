@@ -487,6 +487,39 @@ def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
     run(main)
 
 
+def test_a_turn_ends_between_batches_and_between_chunks(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio, "TURN", 0.0)
+
+    async def main() -> None:
+        async with pair(fabric, receive_depth=1024) as (one, other):
+            out = await one.sender(GROUP)
+            await other.join(GROUP)
+            rounds = 0
+
+            async def tick() -> None:
+                nonlocal rounds
+                while True:
+                    rounds += 1
+                    await asyncio.sleep(0)
+
+            ticking = asyncio.create_task(tick())
+            await turns()
+            before = rounds
+            await out.send_batch([b"x"] * 640)
+            assert rounds - before >= 9  # ten chunks
+            before = rounds
+            for _ in range(10):
+                with await other.recv_batch() as batch:
+                    assert len(batch) == 64
+            assert rounds - before >= 9
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+
+    run(main)
+
+
 def test_an_idle_loop_sleeps(fabric: Fabric) -> None:
     """A descriptor that stays readable would spin the loop."""
 
