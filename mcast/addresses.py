@@ -103,10 +103,12 @@ class McastAddress:
     and is then written as text.
     """
 
-    __slots__ = ("_hash", "address", "port")
+    __slots__ = ("_hash", "address", "key", "port")
 
     address: GroupName
     port: int
+    key: object
+    """Tells one group from another, whatever the port; quick to hash, as an `ipaddress` object is not."""
     _hash: int
 
     def __init__(self, *, address: GroupName | str, port: int = 0) -> None:
@@ -125,7 +127,10 @@ class McastAddress:
         return made
 
     def _fill(self, address: GroupName, port: int) -> None:
-        for name, value in (("address", address), ("port", port), ("_hash", hash((address, port)))):
+        # No IPv4 group is an IPv6 group as a number; what is no address may equal one.
+        key = int(address) if isinstance(address, IPv4Address | IPv6Address) else (address,)
+        values = (("address", address), ("port", port), ("key", key), ("_hash", hash((key, port))))
+        for name, value in values:
             object.__setattr__(self, name, value)
 
     @staticmethod
@@ -153,7 +158,7 @@ class McastAddress:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, McastAddress):
             return NotImplemented
-        return self.address == other.address and self.port == other.port
+        return self.key == other.key and self.port == other.port
 
     def __hash__(self) -> int:
         return self._hash

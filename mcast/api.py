@@ -511,6 +511,7 @@ class _Closeable(ABC):
         return self._closed
 
     def _require_open(self, call: str, phase: Phase) -> None:
+        """Where a tenth of a microsecond counts, callers look at `_closed` first."""
         if self._closed:
             raise Closed(type(self).__name__, call, phase)
 
@@ -613,7 +614,8 @@ class EventChannel(_Closeable):
         Retrieving a MULTICAST_JOIN of a full member attaches the id's QP (JEX-15, JM-2); if the attach
         fails the event is a MULTICAST_ERROR with status -1 and the attach's errno (facts: kernel, join).
         """
-        self._require_open("get_event", Phase.EVENT)
+        if self._closed:
+            self._require_open("get_event", Phase.EVENT)
         return self._get_event(timeout)
 
     @abstractmethod
@@ -675,12 +677,13 @@ class CmId(_OnPort):
         self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None
     ) -> None:
         """rdma_join_multicast: as join_multicast_ex with FULLMEMBER (JM-1)."""
-        self._require_open("join_multicast", Phase.JOIN)
+        if self._closed:
+            self._require_open("join_multicast", Phase.JOIN)
         address = McastAddress.of(addr)
         self._refuse_second_join("join_multicast", address)
         with self._explained():
             self._join_multicast(address, context)
-        self._joined[address.address] = address
+        self._joined[address.key] = address
 
     def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
         """rdma_join_multicast_ex: start to join; the outcome is an event that carries `context` (JEX-17).
@@ -690,11 +693,12 @@ class CmId(_OnPort):
         IPoIB broadcast group), ENXIO (device removed). `AlreadyJoined`: guard G-JOIN.
         After a MULTICAST_ERROR the membership still wants its leave (JEX-14).
         """
-        self._require_open("join_multicast_ex", Phase.JOIN)
+        if self._closed:
+            self._require_open("join_multicast_ex", Phase.JOIN)
         self._refuse_second_join("join_multicast_ex", attr.addr)
         with self._explained():
             self._join_multicast_ex(attr, context)
-        self._joined[attr.addr.address] = attr.addr
+        self._joined[attr.addr.key] = attr.addr
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
         """rdma_leave_multicast: leave and detach the id's QP (LV-1); never blocks on an event.
@@ -703,11 +707,12 @@ class CmId(_OnPort):
         What was received stays readable (LV-3). Not joined with this address and port: EADDRNOTAVAIL
         (LV-5). Device removed: ENXIO.
         """
-        self._require_open("leave_multicast", Phase.LEAVE)
+        if self._closed:
+            self._require_open("leave_multicast", Phase.LEAVE)
         address = McastAddress.of(addr)
         with self._explained():
             self._leave_multicast(address)
-        self._joined.pop(address.address, None)
+        self._joined.pop(address.key, None)
 
     def destroy(self) -> None:
         """rdma_destroy_id, after leaving all groups (LV-4) and destroying the QP. Idempotent."""
@@ -721,7 +726,7 @@ class CmId(_OnPort):
         self.destroy()
 
     def _refuse_second_join(self, call: str, address: McastAddress) -> None:
-        joined = self._joined.get(getattr(address, "address", None))
+        joined = self._joined.get(getattr(address, "key", None))
         if joined is not None:
             raise AlreadyJoined(call, joined)
 
@@ -902,7 +907,8 @@ class QueuePair(_OnPort):
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
         """Receive one message with a payload of its own (a copy), or None when `timeout` s have passed."""
-        self._require_open("recv", Phase.RECV)
+        if self._closed:
+            self._require_open("recv", Phase.RECV)
         return self._recv_one(timeout)
 
     def register(self, buffer: Buffer, recv_slot: int | None = None) -> Region:

@@ -54,7 +54,8 @@ INFINIBAND_CAPABILITIES = frozenset(
 )
 
 
-_BOTH_FIELDS = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
+_SQD = QpState.SQD
+_BOTH_FIELDS, _FULL_MEMBER = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS), JoinFlag.FULLMEMBER
 
 
 class SimBackend(Backend):
@@ -168,15 +169,9 @@ class SimEventChannel(EventChannel):
         if event is None:
             return None
         membership = event.membership
+        context = None if membership is None else membership.context
         return CmEvent(
-            type=event.type,
-            status=event.status,
-            errno=event.errno,
-            context=None if membership is None else membership.context,
-            id=event.id.owner,
-            ud=event.ud,
-            detail=event.detail,
-            found=found,
+            event.type, event.status, event.errno, context, event.id.owner, event.ud, event.detail, found
         )
 
     def _found(self, event: cm.Event) -> tuple[Cause, ...]:
@@ -249,7 +244,7 @@ class SimCmId(CmId):
         self._qp = None
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
-        self._join("join_multicast", _BOTH_FIELDS, JoinFlag.FULLMEMBER, addr, context)
+        self._join("join_multicast", _BOTH_FIELDS, _FULL_MEMBER, addr, context)
 
     def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
         self._join("join_multicast_ex", int(attr.comp_mask), attr.join_flags, attr.addr, context)
@@ -362,8 +357,8 @@ class SimQueuePair(QueuePair):
         core, clock = self.core, self._clock
         with clock.mutex:
             # In SQD a QP takes sends and holds them until it is in RTS again.
-            ready = core.state is not QpState.SQD or clock.wait(
-                lambda: core.state is not QpState.SQD, timeout, "send", Phase.SEND
+            ready = core.state is not _SQD or clock.wait(
+                lambda: core.state is not _SQD, timeout, "send", Phase.SEND
             )
             failed = self._fabric.send(core, destination, owned, imm) if ready else errno.ETIMEDOUT
             error = core.error

@@ -52,11 +52,12 @@ _IPOIB_JOIN_MASK = _JOIN_MASK | int(
     McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
 )
 
-# Plain ints, because operations on enum members cost ten times as much.
+# Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _STATES = tuple(JoinState(bits) for bits in range(16))
 _SEND_ONLY_FLAG, _FLAGS = int(JoinFlag.SENDONLY_FULLMEMBER), tuple(map(int, JoinFlag))
 _BOTH_FIELDS = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
+_JOINED, _RESOLVED = CmEventType.MULTICAST_JOIN, CmEventType.ADDR_RESOLVED
 
 
 class IdState(Enum):
@@ -67,6 +68,9 @@ class IdState(Enum):
     BOUND = "bound"
     RESOLVED = "resolved"
     REMOVED = "removed"
+
+
+_MAY_JOIN = (IdState.BOUND, IdState.RESOLVED)
 
 
 @dataclass(slots=True, eq=False)
@@ -122,25 +126,28 @@ class Channel:
     def put(self, event: Event) -> None:
         event.id.note_event(event)
         self.queue[event] = None
-        event.owner.unread += (event,)
+        owner = event.owner
+        owner.unread = (*owner.unread, event)
         self.on_event()
 
     def purge(self, owner: Id | Membership) -> None:
         """Take back the events of an id itself, or of a membership, that nobody has read."""
-        for event in owner.unread:
-            del self.queue[event]
-        owner.unread = ()
-        self.on_event()
+        if owner.unread:
+            for event in owner.unread:
+                del self.queue[event]
+            owner.unread = ()
+            self.on_event()
 
     def get(self) -> Event:
         """The next event, with the effects of retrieving it; there must be one."""
         event, _ = self.queue.popitem(last=False)
-        event.owner.unread = event.owner.unread[1:]
+        owner = event.owner
+        owner.unread = owner.unread[1:]
         self.on_event()
-        if event.type is CmEventType.ADDR_RESOLVED:
-            event.id.state = IdState.RESOLVED
-        elif event.type is CmEventType.MULTICAST_JOIN:
+        if event.type is _JOINED:
             return event.id.attach_on_retrieval(event)
+        if event.type is _RESOLVED:
+            event.id.state = IdState.RESOLVED
         return event
 
 
@@ -239,9 +246,9 @@ class Id:
         return join(address, context, _SEND_ONLY if flags == _SEND_ONLY_FLAG else _FULL)
 
     def _refused_by_kernel(self, address: McastAddress) -> int:
-        if self.state is IdState.REMOVED:
-            return errno.ENXIO
-        if self.state not in (IdState.BOUND, IdState.RESOLVED) or self.interface is None:
+        if self.state not in _MAY_JOIN:
+            return errno.ENXIO if self.state is IdState.REMOVED else errno.EINVAL
+        if self.interface is None:
             return errno.EINVAL
         if self.port_space not in _UD_TYPES:
             return errno.EINVAL
@@ -321,7 +328,7 @@ class Id:
         self._joined(membership, ud)
 
     def _joined(self, membership: Membership, ud: UdParam) -> None:
-        self.channel.put(Event(CmEventType.MULTICAST_JOIN, self, membership=membership, ud=ud))
+        self.channel.put(Event(_JOINED, self, membership=membership, ud=ud))
 
     def attach_on_retrieval(self, event: Event) -> Event:
         """What librdmacm does when a JOIN is fetched: attach the QP; failing that, the event is an error."""

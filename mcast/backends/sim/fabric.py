@@ -52,6 +52,8 @@ from mcast.backends.sim.trace import (
 )
 from mcast.mcmember import MLID_LAST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 
+_RTS = QpState.RTS
+
 P = ParamSpec("P")
 Tables = dict[int, Sequence[int]]
 """MLID -> GUIDs of the ports that the switches connect."""
@@ -282,7 +284,9 @@ class Fabric:
         self.version += 1
 
     def _group_changed(self, route: int | Gid) -> None:
-        """Who receives what must be worked out anew in the group that switches know by `route`."""
+        """Who receives what must be worked out anew in the group that switches know by `route`: the MLID on
+        InfiniBand, on RoCE the group itself.
+        """
         self._receivers.pop(route, None)
         self.version += 1
 
@@ -484,14 +488,14 @@ class Fabric:
 
     def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.attach(qp, gid, lid)
-        self._group_changed(self._route(gid, lid))
+        self._group_changed(gid if self.sa is None else lid)
         if self.trace is not None:
             self.note(Attach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
     def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
         result = qp.port.detach(qp, gid, lid)
-        self._group_changed(self._route(gid, lid))
+        self._group_changed(gid if self.sa is None else lid)
         if self.trace is not None:
             self.note(Detach, port=qp.port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
@@ -507,7 +511,7 @@ class Fabric:
         known = path is not None and path.to is to and path.version == self.version
         if not known and (refused := _refused(qp, to)):
             return refused
-        if qp.state is not QpState.RTS:
+        if qp.state is not _RTS:
             return 0 if qp.state is QpState.ERR else errno.EINVAL
         if not known:
             path = qp.path = self._path(qp, to)
@@ -691,16 +695,12 @@ class Fabric:
             qp = self._qps.get(to.qp_num)
             reached = qp is not None and to.gid in qp.port.gids.values() and self._reaches(port, qp.port)
             return [qp] if qp is not None and reached else []
-        known = self._receivers.setdefault(self._route(to.gid, to.dlid), {})
+        known = self._receivers.setdefault(to.gid if self.sa is None else to.dlid, {})
         key = (port.index, to.gid)
         targets = known.get(key)
         if targets is None:
             targets = known[key] = list(self._attached(port, to.gid, to.dlid))
         return targets
-
-    def _route(self, gid: Gid, lid: int) -> int | Gid:
-        """What switches know a group by: the MLID on InfiniBand, on RoCE the group itself."""
-        return gid if self.sa is None else lid
 
     def _attached(self, port: Port, gid: Gid, dlid: int) -> Iterator[Qp]:
         """The QPs that get a copy, in order of their ports and of their attaching."""

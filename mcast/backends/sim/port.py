@@ -35,6 +35,9 @@ PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
 """What a port counts: the fields of these names."""
 
 
+_UD = QpType.UD
+
+
 class Limits:
     """What a device can hold; the defaults are Soft-RoCE's (facts: kernel, attach)."""
 
@@ -149,7 +152,7 @@ class Port:
     def _refuses(self, qp: Qp, gid: Gid, lid: int) -> int:
         if not self.multicast:
             return errno.ENOSYS
-        if qp.type is not QpType.UD or not gid.is_multicast:
+        if qp.type is not _UD or not gid.is_multicast:
             return errno.EINVAL
         if self.is_infiniband and not MLID_FIRST <= lid <= MLID_LAST:
             return errno.EINVAL

@@ -200,6 +200,7 @@ def _selected(field: str, order: tuple[int, ...]) -> _Selected:
 _MTU_RULE = _selected("mtu", tuple(range(64)))
 _LIFE_RULE = _selected("packet_life", tuple(range(64)))
 
+_SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
 _REFUSALS = {status: SaReply(status) for status in SaStatus}
 
 
@@ -427,17 +428,17 @@ class SubnetAdmin:
             return None
         mask = int(mask)
         try:
-            if method == SaMethod.SET:
+            if method == _SET:
                 return self._set(requester_guid, mask, record)
-            if method == SaMethod.DELETE:
+            if method == _DELETE:
                 return self._delete(requester_guid, mask, record)
             if method == SaMethod.GET_TABLE:
-                return SaReply(SaStatus.OK, tuple(self._query(requester_guid, mask, record, bool(sm_key))))
+                return SaReply(_OK, tuple(self._query(requester_guid, mask, record, bool(sm_key))))
             if method == SaMethod.GET:
                 found = tuple(self._query(requester_guid, mask, record, bool(sm_key)))
                 if len(found) != 1:
                     return _REFUSALS[SaStatus.TOO_MANY_RECORDS if found else SaStatus.NO_RECORDS]
-                return SaReply(SaStatus.OK, found)
+                return SaReply(_OK, found)
         except _Refused as refused:
             return _REFUSALS[refused.args[0]]
         if self.quirks.silent_on_unknown_method and method != _GET_MULTI:
@@ -494,7 +495,7 @@ class SubnetAdmin:
                 notices = (Notice(66, group.mgid),)
         proxy = record.proxy_join if self.quirks.echoes_proxy_join else state >= _PROXY
         answer = make_record((group.mgid, record.port_gid, *group._shared, _JOIN_STATES[state & 15], proxy))
-        return SaReply(SaStatus.OK, (answer,), notices)
+        return SaReply(_OK, (answer,), notices)
 
     def _delete(self, requester_guid: int, mask: int, record: McMemberRecord) -> SaReply:
         """Leave (o15-0.1.14): only bits that are all held, and only by a port that may modify the record."""
@@ -516,7 +517,7 @@ class SubnetAdmin:
         paths = exactly + record[5:8] + exactly + record[9:10] + exactly + record[11:15]
         member = (group.values.scope, _JOIN_STATES[left], record.proxy_join)
         answer = make_record(record[:4] + paths + member)
-        return SaReply(SaStatus.OK, (answer,), tuple(notices))
+        return SaReply(_OK, (answer,), tuple(notices))
 
     def _query(
         self, requester_guid: int, mask: int, record: McMemberRecord, trusted: bool

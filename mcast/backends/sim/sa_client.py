@@ -45,12 +45,13 @@ class Reset(Enum):
 
 DELETE_REPEATS = 3
 
-# Plain ints, because operations on enum members cost ten times as much.
+# Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _STATES = tuple(JoinState(bits) for bits in range(16))
 _MASK = McMask.QKEY | McMask.TCLASS | McMask.PKEY | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT
 _COMPARED = tuple((1 << at, at) for at in range(len(McMemberRecord._fields)) if _MASK >> at & 1)
 _JOIN = int(McMask.JOIN)
+_SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
 
 
 class SaMember(ABC):
@@ -96,11 +97,6 @@ class _Group:
             self.full += change
         else:
             self.send_only += change
-
-    @property
-    def unused(self) -> int:
-        """The bits that the port holds for nobody."""
-        return self.held & ((0 if self.full else _FULL) | (0 if self.send_only else _SEND_ONLY))
 
 
 class SaClient:
@@ -175,7 +171,8 @@ class SaClient:
                     self._serve(group, member)
                 continue
             group.waiting = None
-            if unused := group.unused:
+            used = (_FULL if group.full else 0) | (_SEND_ONLY if group.send_only else 0)
+            if unused := group.held & ~used:
                 self._give_back(group, unused, DELETE_REPEATS)
                 continue
             if not group.held:
@@ -188,7 +185,7 @@ class SaClient:
         mask, record = member.asked
         if group.record is None or not group.held & member.bits:
             group.busy = True
-            self._ask(SaMethod.SET, mask, record, lambda reply: self._granted(group, member, reply))
+            self._ask(_SET, mask, record, lambda reply: self._granted(group, member, reply))
         elif _differs(mask, record, group.record):
             member.joined(errno.EINVAL, None, "it differs from what this port holds of the group")
         else:
@@ -196,7 +193,7 @@ class SaClient:
 
     def _granted(self, group: _Group, member: SaMember, reply: SaReply | None) -> None:
         group.busy = False
-        if reply is not None and reply.status is SaStatus.OK:
+        if reply is not None and reply.status is _OK:
             record = group.record = _of_group(reply.records[0])
             if group.mgid != record.mgid:
                 group.mgid = Gid(record.mgid)
@@ -233,7 +230,7 @@ class SaClient:
             self._proceed(group)
 
         record = make_record((group.record.mgid, self._port_gid, *group.record[2:16], _STATES[bits], False))
-        self._ask(SaMethod.DELETE, _JOIN, record, answered)
+        self._ask(_DELETE, _JOIN, record, answered)
 
 
 @lru_cache(maxsize=4096)

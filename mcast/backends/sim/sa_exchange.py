@@ -36,16 +36,16 @@ class SaExchange:
     ) -> None:
         self.fabric, self.port, self.method, self.mask = fabric, port, method, mask
         self.record, self.answered = record, answered
-        clock = fabric.clock
-        self.deadline = clock.now + SA_TIMEOUT_NS
+        clock, wait = fabric.clock, SA_LATENCY_NS
+        now = clock.now
+        self.deadline = now + SA_TIMEOUT_NS
         self.number = fabric.number_transaction()
         self.verdict: SaVerdict | None = None
         if fabric.rules.sa_requests:
-            request = SaRequest(clock.now, port.name, method, record)
-            self.verdict = fabric.rules.judge_sa_request(request)
+            self.verdict = fabric.rules.judge_sa_request(SaRequest(now, port.name, method, record))
+            wait += self.verdict.ns if isinstance(self.verdict, Delay) else 0
         if fabric.trace is not None:
             self._note_request()
-        wait = SA_LATENCY_NS + (self.verdict.ns if isinstance(self.verdict, Delay) else 0)
         clock.call_later(wait, self._serve)
         if wait >= SA_TIMEOUT_NS:
             clock.call_later(SA_TIMEOUT_NS, self._give_up)
