@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from mcast.addresses import Gid, McastAddress, Mgid
-from mcast.api import Backend, JoinAttrEx, Message, NotSupported, PortSpace, QpInit, QueuePair
+from mcast.api import (
+    Backend,
+    InvalidArgument,
+    JoinAttrEx,
+    Message,
+    NotSupported,
+    PortSpace,
+    QpInit,
+    QueuePair,
+)
 from mcast.cli.echo import Answerer, Member, Pinger, padded
 from mcast.cli.place import BackendName, Bind, Device, Json, port_of, refuse_simulated
 from mcast.cli.terminal import Failure, console, group
@@ -196,10 +205,10 @@ def joined(
             cm_id.bind_addr(place.address)
             try:
                 made.append(cm_id.create_qp(QpInit(block_loopback=no_loopback)))
-            except NotSupported:
-                raise Failure(
-                    f"{place.device.name} cannot keep own messages from this host: leave out -l", 1
-                ) from None
+            except (NotSupported, InvalidArgument):
+                if not no_loopback:
+                    raise
+                raise Failure(f"{place.device.name} cannot keep own messages back: leave out -l") from None
             cm_id.join_multicast_ex(join, made[-1])
         station = Station(backend, place, address, made, send_only)
         for _ in ids:
