@@ -38,7 +38,7 @@ class End:
         self.groups: list[AddrInfo] = []
 
     def join(self, group: str, send_only: bool = False) -> None:
-        address = AddrInfo(dst=group, port_space=ce.RDMA_PS_UDP)
+        address = AddrInfo(src=group)
         self.groups.append(address)  # JoinMCAttrEx only points into it
         mask = ce.RDMA_CM_JOIN_MC_ATTR_ADDRESS | ce.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
         flag = ce.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER if send_only else ce.RDMA_MC_JOIN_FLAG_FULLMEMBER
