@@ -15,8 +15,10 @@ _SA = "facts: SA"
 _ABOVE_SA = "facts: SA, the kernel above it"
 _DATA = "facts: kernel, data"
 
-_CALL = ("join_multicast", "join_multicast_ex")
-_EVENT = ("MULTICAST_ERROR",)
+_ENDPOINT = "join"
+"""An Endpoint's join: the calls and the event in one."""
+_CALL = ("join_multicast", "join_multicast_ex", _ENDPOINT)
+_EVENT = ("MULTICAST_ERROR", _ENDPOINT)
 
 _REAL = "needs the real stack"
 _MEMLOCK = "only the real stack locks memory"
@@ -476,6 +478,17 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         Phase.JOIN,
+        E.ENOSYS,
+        Cause(
+            "the device has no multicast",
+            "ibv_devinfo -v | grep max_mcast",
+            "use another device; Backend.devices() has the limits",
+        ),
+        "DT-8",
+        calls=(_ENDPOINT,),
+    ),
+    Row(
+        Phase.JOIN,
         ENOTSUPP,
         Cause(
             "RoCEv2 carries no IPv6 group and no raw MGID",
@@ -537,6 +550,17 @@ ROWS: tuple[Row, ...] = (
         E.ENXIO,
         Cause("the device was removed", "rdma link", "close the id; bind another to a device that is there"),
         f"K-JOIN-20, {_JOIN}",
+    ),
+    Row(
+        Phase.JOIN,
+        E.ENODEV,
+        Cause(
+            "the device was removed, and the endpoint looks for it to come back",
+            "rdma link",
+            "bring it back, or open an endpoint on another device",
+        ),
+        "mcast.endpoint, RejoinPolicy",
+        calls=(_ENDPOINT,),
     ),
     Row(
         Phase.JOIN,
@@ -795,6 +819,16 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         Phase.EVENT,
+        E.ENETRESET,
+        Cause(
+            "the port's address moved to another link (ADDR_CHANGE): memberships stay with the old one",
+            "cat /proc/net/bonding/*",
+            "leave, then join again; an Endpoint does so by itself (RejoinPolicy)",
+        ),
+        "facts: kernel, device events",
+    ),
+    Row(
+        Phase.EVENT,
         E.EIO,
         Cause(
             "the peer cannot be reached, or is gone",
@@ -924,6 +958,28 @@ ROWS: tuple[Row, ...] = (
                 "",
             ),
         )
+    ),
+    Row(
+        Phase.RECV,
+        E.ETIMEDOUT,
+        Cause(
+            "fewer members than asked for have joined yet",
+            "mcast groups",
+            "start the others, or ask ready() for fewer members",
+        ),
+        "mcast.endpoint, Membership.ready",
+        calls=("ready",),
+    ),
+    Row(
+        Phase.RECV,
+        E.ETIMEDOUT,
+        Cause(
+            "the fabric does not deliver the group to them, or their answers to this port",
+            "mcast doctor",
+            "mend what it names: IGMP snooping without a querier, a filter, the SM",
+        ),
+        "facts: users, 3 and 22",
+        calls=("ready",),
     ),
     # --- register
     Row(

@@ -47,6 +47,7 @@ from mcast.causes import Cause, Row, atlas, causes_of_status, errno_name, likely
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
 from mcast.mcmember import SaStatus
+from mcast.policy import Lost
 
 ROOT = Path(mcast.__file__).parent
 GROUP, OTHER = "239.1.1.1", "239.2.2.2"
@@ -282,6 +283,39 @@ def registered_in_use() -> None:
         qp.register(bytearray(4096), recv_slot=2048)
 
 
+def endpoint(fabric: Fabric) -> mcast.Endpoint:
+    return mcast.open_endpoint(open_fabric(fabric), "10.0.0.1", rejoin=None)
+
+
+def endpoint_without_multicast() -> None:
+    with endpoint(roce(limits=Limits(groups=0))) as there:
+        there.join(GROUP)
+
+
+def alone() -> None:
+    with endpoint(roce()) as there:
+        there.join(GROUP).ready(members=1, timeout=0.1)
+
+
+def away() -> None:
+    fabric = roce()
+    with mcast.open_endpoint(open_fabric(fabric), "10.0.0.1") as there:
+        there.join(GROUP)
+        fabric.remove_device(fabric.ports[0])
+        assert isinstance(there.next_event(timeout=1), Lost)
+        there.join(OTHER)
+
+
+def moved() -> None:
+    fabric = roce()
+    with endpoint(fabric) as there:
+        there.join(GROUP)
+        fabric.bond_failover(fabric.ports[0])
+        lost = there.next_event(timeout=1)
+        assert isinstance(lost, Lost)
+        raise lost.error
+
+
 SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
     (None, "the object was closed or destroyed before"): after_close,
     (None, "a call without timeout waits for what nothing on this fabric will ever cause"): stalled,
@@ -408,6 +442,14 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
         for row in ROWS
         if row.phase is phase and row.errno == E.EIO
     },
+    (Phase.JOIN, "the device has no multicast"): endpoint_without_multicast,
+    (Phase.JOIN, "the device was removed, and the endpoint looks for it to come back"): away,
+    (Phase.RECV, "fewer members than asked for have joined yet"): alone,
+    (Phase.RECV, "the fabric does not deliver the group to them, or their answers to this port"): alone,
+    (
+        Phase.EVENT,
+        "the port's address moved to another link (ADDR_CHANGE): memberships stay with the old one",
+    ): moved,
     (Phase.REGISTER, "messages are queued or leased, so the receive memory is in use"): registered_in_use,
 }
 """Each row that a simulated fabric can show, by phase and reason, and how."""
@@ -482,6 +524,20 @@ mcast.errors.McastError.__init__ = init
 def pytest_unconfigure(config):
     print("SEEN", json.dumps(seen))
 """
+
+
+def test_each_error_that_is_made_by_name_has_a_cause() -> None:
+    """`mcast_error(E.EINVAL, "call", Phase.JOIN, ...)`, wherever it stands."""
+    made: set[tuple[str, str, str]] = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "mcast_error":
+                errno, call, phase = map(ast.unparse, node.args[:3])
+                if errno.startswith("E.") and call.startswith("'") and phase.startswith("Phase."):
+                    made.add((errno[2:], call.strip("'"), phase[6:]))
+    assert len(made) > 10
+    bare = [one for one in made if not likely_causes(Phase[one[2]], getattr(E, one[0]), one[1])]
+    assert bare == []
 
 
 def test_each_error_of_the_whole_suite_has_a_cause(tmp_path: Path) -> None:
