@@ -77,25 +77,25 @@ class Figure(NamedTuple):
 
 SIZES = (64, 512, 1024)
 FIGURES = (
-    *(Figure(f"batch/{size}", f"batch {size} 16000", f"batch {size} 16000", 0.95) for size in SIZES),
-    *(Figure(f"two-processes/{size}", f"{size} 16000", f"{size} 16000", 0.95, two=True) for size in SIZES),
-    Figure("mixed-sizes", "batch 0 12000", "batch 0 12000", 0.95),
-    *(Figure(f"numpy/{size}", f"arrays {size} 16000", f"batch {size} 16000", 0.97) for size in SIZES),
-    *(Figure(f"asyncio/{size}", f"fd_batch {size} 12000", f"batch {size} 12000", 0.85) for size in SIZES),
-    *(Figure(f"aio/{size}", f"aio_batch {size} 12000", f"batch {size} 12000", 0.85) for size in (64, 1024)),
-    *(Figure(f"single/{size}", f"single {size} 4000", f"single {size} 4000", 0.7) for size in SIZES),
+    *(Figure(f"batch/{size}", f"batch {size} 8000", f"batch {size} 8000", 0.95) for size in SIZES),
+    *(Figure(f"two-processes/{size}", f"{size} 8000", f"{size} 8000", 0.95, two=True) for size in SIZES),
+    Figure("mixed-sizes", "batch 0 6000", "batch 0 6000", 0.95),
+    *(Figure(f"numpy/{size}", f"arrays {size} 8000", f"batch {size} 8000", 0.97) for size in SIZES),
+    *(Figure(f"asyncio/{size}", f"fd_batch {size} 6000", f"batch {size} 6000", 0.85) for size in SIZES),
+    *(Figure(f"aio/{size}", f"aio_batch {size} 6000", f"batch {size} 6000", 0.85) for size in (64, 1024)),
+    *(Figure(f"single/{size}", f"single {size} 2000", f"single {size} 2000", 0.7) for size in SIZES),
     *(
-        Figure(f"single/{size}", f"single {size} 4000", f"single {size} 4000", 1.5, "pyverbs")
+        Figure(f"single/{size}", f"single {size} 2000", f"single {size} 2000", 1.5, "pyverbs")
         for size in SIZES
     ),
-    Figure("round-trip/64", "pingpong 64 2000", "pingpong 64 2000", 1.15, rate=False, value="p50"),
-    Figure("round-trip/64", "pingpong 64 2000", "pingpong 64 2000", 1.0, "pyverbs", False, "p50"),
-    Figure("asyncio-round-trip/64", "fd_pingpong 64 2000", "pingpong 64 2000", 2.0, rate=False, value="p50"),
-    Figure("aio-round-trip/64", "aio_pingpong 64 300", "pingpong 64 2000", 2.0, rate=False, value="p50"),
-    Figure("join-leave", "join 0 300", "join 0 300", 0.9),
+    Figure("round-trip/64", "pingpong 64 1000", "pingpong 64 1000", 1.15, rate=False, value="p50"),
+    Figure("round-trip/64", "pingpong 64 1000", "pingpong 64 1000", 1.0, "pyverbs", False, "p50"),
+    Figure("asyncio-round-trip/64", "fd_pingpong 64 1000", "pingpong 64 1000", 2.0, rate=False, value="p50"),
+    Figure("aio-round-trip/64", "aio_pingpong 64 150", "pingpong 64 1000", 2.0, rate=False, value="p50"),
+    Figure("join-leave", "join 0 200", "join 0 200", 0.9),
     Figure("1000-groups", "groups 0 1000", "groups 0 1000", 1.15, rate=False, value="seconds"),
-    Figure("1-to-3-ports", "batch 64 6000 3 3", "batch 64 6000 3 3", 0.95),
-    Figure("1-to-8-qps", "batch 64 4000 8 1", "batch 64 4000 8 1", 0.95),
+    Figure("1-to-3-ports", "batch 64 4000 3 3", "batch 64 4000 3 3", 0.95),
+    Figure("1-to-8-qps", "batch 64 3000 8 1", "batch 64 3000 8 1", 0.95),
 )
 
 
