@@ -23,7 +23,7 @@ SA_TIMEOUT_NS = 3 * NS
 class SaExchange:
     """One request; `answered(reply)` is called once, with None when the SA stays silent."""
 
-    __slots__ = ("answered", "deadline", "fabric", "mask", "method", "number", "port", "record", "verdict")
+    __slots__ = ("answered", "fabric", "mask", "method", "number", "port", "record", "verdict", "wait")
 
     def __init__(
         self,
@@ -36,19 +36,17 @@ class SaExchange:
     ) -> None:
         self.fabric, self.port, self.method, self.mask = fabric, port, method, mask
         self.record, self.answered = record, answered
-        clock, wait = fabric.clock, SA_LATENCY_NS
-        now = clock.now
-        self.deadline = now + SA_TIMEOUT_NS
-        self.number = fabric.number_transaction()
+        self.wait = SA_LATENCY_NS
         self.verdict: SaVerdict | None = None
         if fabric.rules.sa_requests:
-            self.verdict = fabric.rules.judge_sa_request(SaRequest(now, port.name, method, record))
-            wait += self.verdict.ns if isinstance(self.verdict, Delay) else 0
+            request = SaRequest(fabric.clock.now, port.name, method, record)
+            self.verdict = fabric.rules.judge_sa_request(request)
+            self.wait += self.verdict.ns if isinstance(self.verdict, Delay) else 0
         if fabric.trace is not None:
             self._note_request()
-        clock.call_later(wait, self._serve)
-        if wait >= SA_TIMEOUT_NS:
-            clock.call_later(SA_TIMEOUT_NS, self._give_up)
+        fabric.clock.call_later(self.wait, self._serve)
+        if self.wait >= SA_TIMEOUT_NS:
+            fabric.clock.call_later(SA_TIMEOUT_NS, self._give_up)
 
     def _serve(self) -> None:
         """The request is at the SA; whoever asked may have given up before."""
@@ -58,11 +56,10 @@ class SaExchange:
             reply = SaReply(verdict.status)
         elif not isinstance(verdict, Drop) and fabric.sa_hears(self.port):
             reply = fabric.ask_sa(self.port, self.method, self.mask, self.record)
-        now = fabric.clock.now
-        if now >= self.deadline:
+        if self.wait >= SA_TIMEOUT_NS:
             return
         if reply is None:
-            fabric.clock.call_later(self.deadline - now, self._give_up)
+            fabric.clock.call_later(SA_TIMEOUT_NS - self.wait, self._give_up)
         else:
             self._answer(reply)
 
@@ -75,6 +72,7 @@ class SaExchange:
         self.answered(reply)
 
     def _note_request(self) -> None:
+        self.number = self.fabric.number_transaction()
         self.fabric.note(
             SaAsked,
             port=self.port.name,
