@@ -26,6 +26,12 @@ def readme(heading: str) -> str:
     return found[1].strip()
 
 
+def example(_: str) -> str:
+    """The code that README.md begins with."""
+    section = readme("An example")
+    return section[: section.index("```", 3) + 3]
+
+
 def file(path: str) -> str:
     """A file as it is."""
     return (ROOT / path).read_text("utf-8").rstrip()
@@ -112,7 +118,7 @@ def atlas(_: str) -> str:
 
 INCLUDES: dict[str, Callable[[str], str]] = {
     function.__name__: function
-    for function in (readme, file, clauses, facts, deviations, mutations, commands, errors, atlas)
+    for function in (readme, example, file, clauses, facts, deviations, mutations, commands, errors, atlas)
 }
 
 
