@@ -363,6 +363,8 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
 	(void)mask;
 	qp->state = attr->qp_state;
+	if (qp->state == IBV_QPS_RESET)
+		((struct qp *)qp)->tail = ((struct qp *)qp)->head;
 	return 0;
 }
 

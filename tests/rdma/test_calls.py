@@ -1,0 +1,182 @@
+"""The calls in C, on verbs without a device: what they decide, and what they leave to the contract.
+
+One process for each test: the libraries are loaded once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "benchmarks" / "rdma"
+
+PRELUDE = """
+import gc, os, threading
+import numpy, pytest
+from mcast.api import Closed, McastError, MessageTooLarge, QpState
+from mcast.batch import RECORD_DTYPE
+from benchmarks.rdma.ours import End, NullBackend
+backend = NullBackend(["10.0.0.1"])
+end = End(backend, "10.0.0.1")
+group, qp = end.join("239.1.1.1"), end.qp
+free = lambda: qp.counters.recv_free
+depth = free()
+"""
+
+SCRIPTS = {
+    "every kind of payload arrives, in order": """
+sent = [b"", b"bytes", bytearray(b"array"), memoryview(b"view"), numpy.arange(300, dtype="u1").data]
+for batch in (sent, tuple(sent), sent * 60):
+    assert qp.send(group, batch, 7) == len(batch)
+    for payload in batch:
+        message = qp.recv_one(1)
+        assert bytes(message.payload) == bytes(payload)
+        assert (message.imm, message.src_qp, str(message.group)) == (7, qp.qp_num, "::ffff:239.1.1.1")
+assert qp.recv_one(0) is None and qp.recv_one(timeout=0.01) is None
+assert free() == depth
+""",
+    "a released batch shows nothing, a dropped one gives its receives back": """
+qp.send(group, [b"a", b"b"])
+batch = qp.recv(8, 1)
+payload = batch[1].payload
+assert (len(batch), batch.lengths, free()) == (2, [1, 1], depth - 2)
+batch.release()
+batch.release()
+assert free() == depth
+for look in (lambda: payload[0], lambda: batch[0], lambda: list(batch), lambda: batch.memory):
+    with pytest.raises(ValueError): look()
+qp.send(group, [b"a", b"b"])
+batch = qp.recv(8, 1)
+views = [message.payload for message in batch]
+del batch, views
+assert free() == depth
+""",
+    "a payload that is in use keeps its receives": """
+qp.send(group, [b"kept"])
+batch = qp.recv(1, 1)
+for use in (lambda: batch[0].payload[1:], lambda: numpy.frombuffer(batch[0].payload, "u1")):
+    user = use()
+    with pytest.raises(BufferError): batch.release()
+    assert (bytes(user)[-3:], free()) == (b"ept", depth - 1)
+    del user
+batch.release()
+assert free() == depth
+""",
+    "what no call takes is refused by the contract": """
+refused = [
+    (MessageTooLarge, lambda: qp.send(group, [b"fits", bytes(1025)])),
+    (MessageTooLarge, lambda: qp.send_one(group, bytes(1025))),
+    (TypeError, lambda: qp.send(group, b"not a batch")),
+    (TypeError, lambda: qp.send(group, ["text"])),
+    (TypeError, lambda: qp.send_one(group)),
+    (TypeError, lambda: qp.send_one(group, b"", bogus=1)),
+    (TypeError, lambda: qp.recv_one(1, 2)),
+    (ValueError, lambda: qp.send_one(group, b"", 1 << 32)),
+    (ValueError, lambda: qp.send_one(group, b"", -1)),
+    (ValueError, lambda: qp.recv(0)),
+    (ValueError, lambda: qp.recv(-1)),
+]
+qp.send_one(group, b"now the handle is known")
+for error, call in refused:
+    with pytest.raises(error): call()
+assert bytes(qp.recv_one(1).payload) == b"now the handle is known"
+assert qp.recv_one(0) is None
+""",
+    "registered memory is received into, and sent from": """
+qp.register(rows := bytearray(8 * 64), 64)
+qp.send(group, [b"one", b"three"])
+with qp.recv(8, 1) as batch:
+    columns = numpy.frombuffer(batch.records, RECORD_DTYPE)
+    assert columns["length"].tolist() == [3, 5]
+    first, second = columns["offset"]
+    assert (rows[first : first + 3], rows[second : second + 5]) == (b"one", b"three")
+    assert len(batch.memory) == len(rows)
+other = bytearray(b"0123456789" * 40)
+with qp.register(other):
+    qp.send(group, [memoryview(other)[390:], memoryview(other)[:50]])
+    assert [bytes(message.payload) for message in qp.recv(2, 1)] == [b"0123456789", b"0123456789" * 5]
+""",
+    "an error state ends sends and receives": """
+qp.modify(QpState.ERR)
+sends = (lambda: qp.send_one(group, b""), lambda: qp.send(group, [b""]))
+for call in (*sends, lambda: qp.recv(1, 1), lambda: qp.recv_one(1)):
+    with pytest.raises(McastError): call()
+qp.reset()
+qp.send_one(group, b"again")
+assert bytes(qp.recv_one(1).payload) == b"again"
+""",
+    "closing ends a call of another thread": """
+failed = []
+def wait():
+    try:
+        qp.recv_one()
+    except Closed as error:
+        failed.append(error)
+thread = threading.Thread(target=wait)
+thread.start()
+qp.send(group, [])
+threading.Timer(0.2, qp.close).start()
+thread.join(10)
+assert len(failed) == 1 and not thread.is_alive()
+with pytest.raises(Closed): qp.send_one(group, b"")
+""",
+    "a fork uses nothing of its parent": """
+qp.send_one(group, b"for the parent")
+child = os.fork()
+if not child:
+    try:
+        qp.recv_one(0)
+    except McastError as error:
+        os._exit(error.errno)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9  # EBADF
+assert bytes(qp.recv_one(1).payload) == b"for the parent"
+""",
+    "nothing is left of many queue pairs": """
+def resident():
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1])
+def cycle():
+    one = End(backend, "10.0.0.1")
+    to = one.join("239.1.1.2")
+    one.qp.send(to, [b"x"] * 4)
+    held = one.qp.recv(4, 1)
+    assert bytes(held[0].payload) == b"x"
+    one.close()
+for _ in range(30): cycle()
+before = resident()
+for _ in range(100): cycle()
+assert resident() - before < 100, "pages"
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def null_verbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("null") / "null_verbs.so"
+    script = f"-Wl,--version-script={BENCH / 'null_verbs.map'}"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O1", script, "-o", library, BENCH / "null_verbs.c"],
+        check=True,
+        timeout=60,
+    )
+    return library
+
+
+@pytest.mark.parametrize("what", SCRIPTS)
+def test_on_verbs_without_a_device(null_verbs: Path, what: str) -> None:
+    environment = {**os.environ, "MCAST_LIBRDMACM": str(null_verbs), "MCAST_LIBIBVERBS": str(null_verbs)}
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + SCRIPTS[what]],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
