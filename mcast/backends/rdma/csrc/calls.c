@@ -73,7 +73,7 @@ struct lease {
 };
 
 static PyObject *message_type, *gid_type, *batch_type; /* given by set_up */
-static PyObject *window_type;
+static PyObject *window_type, *messages_type;
 static PyObject *slow_send, *slow_send_one, *slow_recv, *slow_recv_one, *slow_release;
 static unsigned forks;
 
@@ -834,32 +834,66 @@ static PyObject *lease_message(PyObject *object, PyObject *index)
 			    view_of(self, self->records[place].offset, self->records[place].length));
 }
 
+/* Keeps the lease: `for message in qp.recv(...)` has no other owner of it. */
+struct messages {
+	PyObject_HEAD
+	struct lease *lease;
+	uint32_t next;
+};
+
 static PyObject *lease_iterate(PyObject *object)
 {
-	struct lease *self = (struct lease *)object;
-	PyObject *messages, *iterator = NULL;
+	struct messages *messages = (struct messages *)PyType_GenericAlloc((PyTypeObject *)messages_type, 0);
 
-	if (self->released) {
+	if (messages)
+		messages->lease = (struct lease *)Py_NewRef(object);
+	return (PyObject *)messages;
+}
+
+static PyObject *messages_next(PyObject *object)
+{
+	struct messages *self = (struct messages *)object;
+	struct lease *lease = self->lease;
+	const struct mcast_message *record = &lease->records[self->next];
+	PyObject *message;
+
+	if (self->next == lease->count)
+		return NULL;
+	if (lease->released) {
 		PyErr_SetString(PyExc_ValueError, "this batch was released: copy a payload with bytes() before that");
 		return NULL;
 	}
-	messages = PyList_New(self->count);
-	for (uint32_t i = 0; messages && i < self->count; i++) {
-		PyObject *message = make_message(self->owner, &self->records[i],
-						 view_of(self, self->records[i].offset, self->records[i].length));
-
-		if (!message || PyList_Append(self->views, PyTuple_GetItem(message, 0))) {
-			Py_XDECREF(message);
-			Py_CLEAR(messages);
-		} else {
-			PyList_SetItem(messages, i, message);
-		}
+	message = make_message(lease->owner, record, view_of(lease, record->offset, record->length));
+	if (!message || PyList_Append(lease->views, PyTuple_GetItem(message, 0))) {
+		Py_XDECREF(message);
+		return NULL;
 	}
-	if (messages)
-		iterator = PyObject_GetIter(messages);
-	Py_XDECREF(messages);
-	return iterator;
+	self->next++;
+	return message;
 }
+
+static void messages_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	Py_XDECREF((PyObject *)((struct messages *)object)->lease);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+static PyType_Slot messages_slots[] = {
+	{ Py_tp_dealloc, messages_dealloc },
+	{ Py_tp_iter, PyObject_SelfIter },
+	{ Py_tp_iternext, messages_next },
+	{ 0, NULL },
+};
+
+static PyType_Spec messages_spec = {
+	.name = "mcast.backends.rdma._calls.Messages",
+	.basicsize = sizeof(struct messages),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = messages_slots,
+};
 
 static PyObject *lease_lengths(PyObject *object, void *unused)
 {
@@ -993,7 +1027,8 @@ PyMODINIT_FUNC PyInit__calls(void)
 	PyObject *calls = PyType_FromSpec(&calls_spec), *lease = PyType_FromSpec(&lease_spec);
 
 	window_type = PyType_FromSpec(&window_spec);
-	if (!module || !calls || !lease || !window_type || PyModule_AddObjectRef(module, "Calls", calls) ||
+	messages_type = PyType_FromSpec(&messages_spec);
+	if (!module || !calls || !lease || !window_type || !messages_type || PyModule_AddObjectRef(module, "Calls", calls) ||
 	    PyModule_AddObjectRef(module, "Lease", lease) || pthread_atfork(NULL, NULL, count_fork))
 		Py_CLEAR(module);
 	Py_XDECREF(calls);
