@@ -130,7 +130,9 @@ def test_what_dumpcap_captures_is_read(lab_bed: Testbed, tmp_path: Path) -> None
 
 def test_top_and_groups_show_real_traffic(lab_bed: Testbed) -> None:
     group, bound = IPv4Address("239.79.1.3"), lab_bed.ports[0]
-    shown = mcast("top", group, "--demo", "--bind", bound, "--count", 2, "--json").splitlines()
+    shown = mcast(
+        "top", group, "--demo", "--bind", bound, "--count", 2, "--interval", 0.5, "--json"
+    ).splitlines()
     found = json.loads(shown[-1])["groups"][0]
     assert found["messages"] > 0
     assert found["gaps"] is not None
