@@ -29,7 +29,7 @@ from typing import Any, Generic, Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, Message, Phase, QpError, TimedOut
-from mcast.session import Event, Group, Operation, Peer, Wait
+from mcast.session import Event, Group, Operation, Peer, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -151,14 +151,14 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """Let something happen, at most until `wait.until`; what was received, if this call received."""
         if self._look():
             return None
-        if self._loop.time() >= self._turn_ends:
+        if over := self._loop.time() >= self._turn_ends:
             await asyncio.sleep(0)
             self._turn_ends = self._loop.time() + TURN
         batch = self._receive(wait.max)
-        if batch is None:
-            await self._sleep(wait.until)
-        else:
+        if batch is not None:
             self._wake()  # the others' messages may be in it
+        elif not over:  # else what the operation waits for may have happened meanwhile
+            await self._sleep(wait.until)
         return batch
 
     def _look(self) -> bool:
@@ -209,7 +209,9 @@ class Endpoint(EndpointView["Membership | Sender"]):
         end = min(inf if until is None else until, due)
         timer = None if end == inf else self._loop.call_at(end, _finish, future)
         self._waiters.add(future)
-        if not self._watching and self._qp_fd >= 0:
+        if self._session.usable_qp is None:
+            self._unwatch()  # in ERR it stays readable
+        elif not self._watching and self._qp_fd >= 0:
             self._loop.add_reader(self._qp_fd, self._wake)
             self._watching = True
         try:
@@ -284,7 +286,7 @@ class Sender(MemberView):
 
         Waits, up to `timeout`, while the send queue is full or a lost membership is being restored.
         """
-        listed = list(payloads)
+        listed = as_list(payloads)
         loop = self._endpoint._loop
         end = None if timeout is None else loop.time() + timeout
         step = min(CHUNK, self._endpoint._session.settings.send_depth)

@@ -23,7 +23,7 @@ from typing import Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Destination, Message, Phase, QpError, QueuePair
-from mcast.session import Event, Group, GroupState, Operation, Peer, Wait
+from mcast.session import Event, Group, GroupState, Operation, Peer, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -216,7 +216,7 @@ class Sender(MemberView):
         """
         endpoint, group = self._endpoint, self._group
         session = endpoint._session
-        listed = payloads if isinstance(payloads, list) else list(payloads)
+        listed = as_list(payloads)
         while True:
             qp, destination = endpoint._route_to(group, timeout)
             try:

@@ -11,7 +11,7 @@ import errno as E
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from math import inf
@@ -174,7 +174,7 @@ class Group:
             dropped=dict(self.dropped),
             sources=self.sources.snapshot(),
             forgotten_sources=self.sources.forgotten["streams"],
-            **{field: self.sources.total(field) for field in ("gaps", "late", "duplicates")},
+            **{field: self.sources.total(field) for field in SEQUENCE_COUNTS},
             **{field: self.counts[field] for field in GROUP_COUNTS},
         )
 
@@ -189,6 +189,9 @@ GROUP_COUNTS = (
     "rejoins",
 )
 """What is counted in `Group.counts`."""
+
+SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
+"""What is counted by the sources of a group."""
 
 
 class Quest:
@@ -517,6 +520,9 @@ class Session:
         self.require_open("join", Phase.JOIN)
         address = McastAddress.of(group_name)
         deadline = self._deadline(timeout)
+        if self.reopen:
+            detail = f"the device of {self.place.address} is away, and looked for as the rejoin policy says"
+            raise mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail)
         self._refuse_beyond_limits(address)
         stream = self.random.getrandbits(64)
         group = Group(address, send_only, self.settings.receive_depth, stream)
@@ -552,6 +558,7 @@ class Session:
         if self.groups.get(group.address) is group:
             del self.groups[group.address]
             self.totals.update({f"left {field}": group.counts[field] for field in GROUP_COUNTS})
+            self.totals.update({f"left {field}": group.sources.total(field) for field in SEQUENCE_COUNTS})
             self.dropped.update(group.dropped)
         self._leave_quietly(group)
         group.inbox.clear()
@@ -896,6 +903,9 @@ class Session:
         sums = {
             field: self.totals[f"left {field}"] + sum(group.counts[field] for group in self.groups.values())
             for field in ("sent_bytes", "sent_batches", "joins")
+        } | {
+            field: self.totals[f"left {field}"] + sum(getattr(group, field) for group in groups)
+            for field in SEQUENCE_COUNTS
         }
         totals = {
             field: self.totals[field]
@@ -915,9 +925,6 @@ class Session:
             dropped=dropped | {reason: count for reason, count in silent.items() if count is not None},
             probes=self.totals["probes"],
             events_dropped=self.totals["events_dropped"],
-            gaps=sum(group.gaps for group in groups),
-            late=sum(group.late for group in groups),
-            duplicates=sum(group.duplicates for group in groups),
             groups=groups,
             port_counters={} if self.backend.closed else self._port_counters(),
             **sums,
@@ -985,6 +992,16 @@ def _loss(error: McastError, group: Group, call: str, phase: Phase) -> McastErro
     lost = MembershipLost(E.ENETRESET, call, phase, {"group": group.address}, detail)
     lost.__cause__ = error
     return lost
+
+
+def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:
+    """Several payloads. Raises TypeError for a single one."""
+    if isinstance(payloads, bytes | bytearray | memoryview | str):
+        kind = type(payloads).__name__
+        raise TypeError(
+            f"send_batch takes several payloads, this is one {kind}: use send, or put it in a list"
+        )
+    return payloads if isinstance(payloads, list) else list(payloads)
 
 
 def _size(payload: Buffer) -> int:

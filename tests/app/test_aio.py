@@ -487,6 +487,52 @@ def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
     run(main)
 
 
+def test_nothing_is_slept_over_that_happens_between_turns(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task gives up its turn before it sleeps, and another one does what it waits for."""
+    monkeypatch.setattr(aio, "TURN", 0.0)
+
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group, read = await one.sender(GROUP), await other.join(GROUP), await other.join(OTHER)
+            waiting = asyncio.create_task(group.recv())
+            reading = asyncio.create_task(read.recv(timeout=0))
+            await asyncio.sleep(0)  # both give up their first turn now
+            await out.send(b"yours")
+            await reading
+            message = await asyncio.wait_for(waiting, BOUND / 4)
+            assert message is not None
+
+    run(main)
+
+
+def test_a_failing_queue_pair_does_not_spin_the_loop(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        policy = RejoinPolicy(first=0.2, jitter=0)
+        async with pair(fabric, rejoin=policy) as (_, other):
+            group = await other.join(GROUP)
+            waiting = [asyncio.create_task(group.recv()) for _ in range(3)]
+            await turns()
+            (qp,) = (qp for qp in fabric.qps if qp.number == other.qp_num)
+            fabric.fail_qp(qp)
+            looks, look = 0, other._look
+
+            def counted() -> bool:
+                nonlocal looks
+                looks += 1
+                return look()
+
+            monkeypatch.setattr(other, "_look", counted)
+            await until(partial(rejoined, other, 1))
+            assert looks < 50
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(main)
+
+
 def test_a_turn_ends_between_batches_and_between_chunks(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,16 @@ def test_any_buffer_is_a_payload(net: Net) -> None:
     assert group.stats().sent_bytes == 16
 
 
+@pytest.mark.parametrize("payloads", [b"abc", bytearray(b"abc"), "abc", memoryview(b"abc")])
+def test_one_payload_is_no_batch(net: Net, payloads: Any) -> None:
+    group = net.open(0).sender(GROUP)
+    with pytest.raises(TypeError, match="use send"):
+        group.send_batch(payloads)
+    with pytest.raises(TypeError):
+        group.send("text")  # type: ignore[arg-type]
+    assert group.stats().sent == 0
+
+
 def test_timeouts_end_without_a_message(net: Net) -> None:
     endpoint = net.open(0)
     group = endpoint.join(GROUP)

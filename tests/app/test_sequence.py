@@ -179,9 +179,13 @@ def test_what_a_fabric_does_is_counted(
     assert everything(receiver) == [digit.encode() for digit in order if digit != " "]
     for stats in (group.stats(), receiver.stats()):
         assert (stats.gaps, stats.late, stats.duplicates) == counts
+    assert group.stats().forgotten_sources == 0
     (source,) = group.stats().sources
     assert (source.qp_num, source.received) == (sender.qp_num, 5 - counts[0])
     assert dict(group.stats().dropped) == ({"duplicate": 2} if counts[2] else {})
+    group.leave()
+    stats = receiver.stats()
+    assert (stats.gaps, stats.late, stats.duplicates) == counts
 
 
 def test_messages_without_a_header_are_refused_and_counted() -> None:
