@@ -183,6 +183,7 @@ DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
         "net.ipv4.conf.e1.accept_local=1",
     ),
     "no SM": (host(infiniband(sm_lid=0)), [("SM", "mlx5_0/1", P)], "systemctl start opensm"),
+    "no send-only": (host(infiniband(send_only=False)), [("SM", "mlx5_0/1", W)], "join as a full member"),
     "no IPoIB": (host(infiniband(ipoib=())), [("IPoIB", "mlx5_0/1", P)], "modprobe ib_ipoib"),
     "IPoIB down": (
         host(infiniband(ipoib=(Ipoib("ib0", up=False, carrier=False),))),
@@ -256,6 +257,7 @@ def test_each_link_layer_has_its_checks() -> None:
         (host(roce(), route="e1"), "route", "groups go over e1; used only by resolve_addr without a source"),
         (host(roce()), "route", "none for groups; used only by resolve_addr without a source"),
         (host(roce()), "memlock", "no limit"),
+        (host(infiniband(send_only=True)), "SM", "LID 7, SM LID 1, capability mask 0x2651e848"),
         (host(roce(), available={"memlock": 2000}), "memlock", "2000 bytes, one QP needs 1000"),
         (host(roce(), release="5.14.1"), "kernel", "Linux 5.14.1: Soft-RoCE: a receive that is too small"),
         (host(infiniband(), release="6.1.0"), "kernel", "Linux 6.1.0"),
@@ -339,6 +341,7 @@ FILTERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "all but this port": (rules([match(DPORT, 4791, "!="), {"drop": None}]), False),
     "a range": (rules([match(DPORT, {"range": [4000, 5000]}), {"drop": None}]), True),
     "a set": (rules([match(DPORT, {"set": [53, {"range": [4790, 4792]}]}), {"drop": None}]), True),
+    "a port by its name": (rules([match(DPORT, "domain"), {"drop": None}]), False),
     "a named set": (rules([match(DPORT, "@ports"), {"drop": None}]), False),
     "accepted before": (rules([match(DPORT, 4791), {"accept": None}], [UDP, {"drop": None}]), False),
     "from elsewhere alone": (rules([ELSEWHERE, match(DPORT, 4791), {"drop": None}]), False),

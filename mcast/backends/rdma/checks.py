@@ -329,7 +329,11 @@ def _sm(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
         yield _problem("SM", seen, "systemctl start opensm, here or on another host", port.name)
     else:
         seen = f"LID {port.info.lid}, SM LID {port.sm_lid}, capability mask {port.capability_mask:#010x}"
-        yield _ok("SM", seen, port.name)
+        seen += {True: "", False: "; it knows no send-only members", None: "; could not be asked"}[
+            port.send_only
+        ]
+        fix = "update the SM, or join as a full member: a send-only join is refused"
+        yield _warning("SM", seen, fix, port.name) if port.send_only is False else _ok("SM", seen, port.name)
 
 
 def _ipoib(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:

@@ -66,7 +66,7 @@ def _matches(match: dict[str, Any]) -> bool:
         return False
     inside = match.get("op", "==") in ("==", "in")
     if left in ({"payload": {"protocol": p, "field": "dport"}} for p in ("udp", "th")):
-        return inside == any(low <= ROCE_UDP_PORT <= high for low, high in values)
+        return inside == any(isinstance(low, int) and low <= ROCE_UDP_PORT <= high for low, high in values)
     if left in (
         {"meta": {"key": "l4proto"}},
         {"payload": {"protocol": "ip", "field": "protocol"}},

@@ -16,12 +16,16 @@ from mcast.api import DeviceInfo, LinkLayer, PortInfo
 from mcast.backends.rdma import availability, hostnet
 from mcast.backends.rdma.devices import SYSFS
 from mcast.backends.rdma.igmp_listener import hear_queriers
+from mcast.backends.rdma.umad import Silent, subnet_administrator
+from mcast.sa_refusal import SEND_ONLY_FULL_MEMBER
 
 _NET = Path("/sys/class/net")
 _CONF = Path("/proc/sys/net/ipv4/conf")
 _CGROUPS = Path("/sys/fs/cgroup")
 _IPOIB_TYPE = "32"
 _IFF_UP = 1
+SA_SECONDS = 1.0
+"""How long a port's SA may take to answer."""
 _A_GROUP = "239.255.0.1"
 """Stands for any group when a route is looked up."""
 
@@ -51,6 +55,7 @@ class PortFacts(NamedTuple):
     `netdev_here`   that interface is in this network namespace
     `software`      its packets pass the host's IP stack (Soft-RoCE)
     `igmp_version`  as the querier on that link made it, "" if the interface speaks no IGMP
+    `send_only`     the SM knows send-only full members; None: it could not be asked
     `subnets`       the IPv4 networks of the interface
     `listened`      seconds for which IGMP queries were waited for, 0 if not at all; `querier` is who sent one
     """
@@ -73,6 +78,7 @@ class PortFacts(NamedTuple):
     querier: str = ""
     sm_lid: int = 0
     capability_mask: int = 0
+    send_only: bool | None = None
     ipoib: tuple[Ipoib, ...] = ()
 
     @property
@@ -189,6 +195,7 @@ def _port(device: str, info: PortInfo, igmp: Mapping[str, str]) -> PortFacts:
         bridge=_bridge(netdev),
         sm_lid=_number(sysfs / "sm_lid"),
         capability_mask=_number(sysfs / "cap_mask"),
+        send_only=_send_only(device, info) if info.link_layer is LinkLayer.INFINIBAND else None,
         ipoib=_ipoib(device, info.port_num),
     )
 
@@ -220,6 +227,16 @@ def _bridge(netdev: str) -> Bridge | None:
         querier=_number(sysfs / "multicast_querier") == 1,
         other_querier=details.get("mcast_querier_ipv4_addr", ""),
     )
+
+
+def _send_only(device: str, info: PortInfo) -> bool | None:
+    """What the SA says of itself; None without access to /dev/infiniband/umad*, or without an answer."""
+    try:
+        with subnet_administrator(device, info.port_num, SA_SECONDS) as sa:
+            capabilities = sa.capability_mask2()
+    except Silent:
+        return None
+    return None if capabilities is None else bool(capabilities & SEND_ONLY_FULL_MEMBER)
 
 
 def _ipoib(device: str, port: int) -> tuple[Ipoib, ...]:
