@@ -9,6 +9,7 @@
 
 "$1" mount -t proc proc /proc # by its full path: without /proc, busybox cannot find itself
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+echo localhost >/proc/sys/kernel/hostname # without a name, MPI launchers refuse the host
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mount -t tmpfs run /run
