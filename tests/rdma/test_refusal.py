@@ -1,0 +1,119 @@
+"""What the real provider asks the SA after a refusal, without an SA: tests/oracle puts it to OpenSM."""
+
+from __future__ import annotations
+
+import errno as E
+from ipaddress import ip_address
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mcast.addresses import Gid, McastAddress, Mgid
+from mcast.api import CmEvent, CmEventType, JoinAttrEx, PortSpace
+from mcast.backends.rdma import refusal, umad
+from mcast.backends.rdma.channel import RdmaChannel
+from mcast.backends.rdma.refusal import find_causes, kernel_request, netdevs_with
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.trace import SaAsked
+from mcast.causes import Cause
+from mcast.mapping import ipoib_broadcast_mgid
+
+GROUP = McastAddress.of("239.1.1.1")
+BROADCAST = Gid(ipoib_broadcast_mgid())
+HARDWARE = "00:ff:ff:ff:ff:12:40:1b:ff:ff:00:00:00:00:00:00:ff:ff:ff:ff"
+
+
+@pytest.mark.parametrize("space", [PortSpace.UDP, PortSpace.IPOIB])
+@pytest.mark.parametrize("send_only", [False, True])
+@pytest.mark.parametrize(
+    "group", [GROUP, McastAddress.of("ff0e::1:2"), McastAddress.of(Mgid("ff12:abcd::7"))]
+)
+def test_it_is_worked_out_as_the_modelled_kernel_asks(
+    space: PortSpace, send_only: bool, group: McastAddress
+) -> None:
+    fabric = Fabric.infiniband(ports=1, trace=True)
+    with open_fabric(fabric) as backend, backend.event_channel() as channel:
+        cm_id = channel.create_id(space)
+        cm_id.bind_addr("10.0.0.1")
+        cm_id.join_multicast_ex((JoinAttrEx.send_only if send_only else JoinAttrEx.full_member)(group))
+    assert fabric.trace is not None
+    asked = next(one for _, one in fabric.trace if isinstance(one, SaAsked) and one.method == "SET")
+    pattern = fabric.ports[0].interfaces[0].broadcast
+    assert pattern is not None
+    assert (asked.mask, asked.record) == kernel_request(
+        pattern, group, space, send_only, fabric.ports[0].gids[0]
+    )
+
+
+def test_the_interfaces_are_those_with_the_address() -> None:
+    first, second = ip_address("10.0.0.1"), ip_address("fd00::2")
+    known = [("ib0", first.packed), ("ib1", second.packed), ("ib1", ip_address("10.0.0.3").packed)]
+    assert netdevs_with(known, first) == ("ib0",)
+    assert netdevs_with(known, second) == ("ib1",)
+    assert netdevs_with(known, None) == ("ib0", "ib1")
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A device with an IPoIB interface ib0 on its second port, and an Ethernet interface beside it."""
+    monkeypatch.setattr(refusal, "SYSFS", tmp_path / "infiniband")
+    monkeypatch.setattr(refusal, "_NET", tmp_path / "net")
+    for netdev, broadcast in (("ib0", HARDWARE), ("eth0", "ff:ff:ff:ff:ff:ff")):
+        for folder in (tmp_path / "infiniband/mlx5_0/device/net" / netdev, tmp_path / "net" / netdev):
+            folder.mkdir(parents=True)
+            for name, text in (("type", "32"), ("dev_port", "1"), ("broadcast", broadcast)):
+                (folder / name).write_text(f"{text}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("device", "port", "netdev", "found"),
+    [
+        ("mlx5_0", 2, "ib0", BROADCAST),
+        ("mlx5_0", 1, "ib0", None),
+        ("mlx5_0", 2, "eth0", None),
+        ("mlx5_0", 2, "ib9", None),
+        ("mlx5_9", 2, "ib0", None),
+    ],
+)
+def test_the_broadcast_group_is_that_of_the_port_s_interface(
+    sysfs: Path, device: str, port: int, netdev: str, found: Gid | None
+) -> None:
+    assert refusal._broadcast(device, port, netdev) == found
+
+
+def test_where_the_sa_cannot_be_asked_nothing_is_found(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(umad, "LIBRARY", "libno-such-umad.so.3")
+    umad._library.cache_clear()
+    with (
+        pytest.raises(umad.Silent, match="apt-get install libibumad3"),
+        umad.subnet_administrator("mlx5_0", 2, 1),
+    ):
+        pass
+    for netdevs in (["ib0"], []):
+        assert find_causes("mlx5_0", 2, GROUP, PortSpace.UDP, False, netdevs) == ()
+
+
+CAUSE = Cause("why", "check", "next")
+
+
+@pytest.mark.parametrize(
+    ("errno", "status", "token", "found"),
+    [
+        (E.EINVAL, -E.EINVAL, 7, (CAUSE,)),
+        (E.EINVAL, -1, 7, ()),  # an attach that failed
+        (E.ETIMEDOUT, -E.ETIMEDOUT, 7, ()),
+        (E.EINVAL, -E.EINVAL, 8, ()),
+    ],
+)
+def test_a_refusal_alone_is_looked_into(
+    errno: int, status: int, token: int, found: tuple[Cause, ...]
+) -> None:
+    cm_id = SimpleNamespace(why_refused=lambda join: (CAUSE,))
+    kind = CmEventType.MULTICAST_ERROR
+    booked = CmEvent(type=kind, status=status, errno=errno, context=None, id=cm_id, ud=None)
+    channel = cast(Any, SimpleNamespace(_joins={7: object()}))
+    event = cast(Any, SimpleNamespace(join_token=token))
+    assert RdmaChannel._explained(channel, booked, event).found == found
