@@ -257,6 +257,12 @@ def test_each_link_layer_has_its_checks() -> None:
         (host(roce(), route="e1"), "route", "groups go over e1; used only by resolve_addr without a source"),
         (host(roce()), "route", "none for groups; used only by resolve_addr without a source"),
         (host(roce()), "memlock", "no limit"),
+        (host(roce()), "GIDs", "1 GID, RoCE v2"),
+        (
+            host(roce(addresses=(IP, IPv6Address("fd77::1")), gid_types={0: "RoCE v2", 1: "IB/RoCE v1"})),
+            "GIDs",
+            "2 GIDs, IB/RoCE v1, RoCE v2",
+        ),
         (host(infiniband(send_only=True)), "SM", "LID 7, SM LID 1, capability mask 0x2651e848"),
         (host(roce(), available={"memlock": 2000}), "memlock", "2000 bytes, one QP needs 1000"),
         (host(roce(), release="5.14.1"), "kernel", "Linux 5.14.1: Soft-RoCE: a receive that is too small"),

@@ -223,7 +223,8 @@ def _gids(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
     if not port.is_roce or not port.info.addresses:
         return
     kinds = sorted({port.gid_types.get(index) or "unknown" for index in port.info.gids})
-    shown = f"{len(port.info.gids)} GIDs, {', '.join(kinds)}"
+    count = len(port.info.gids)
+    shown = f"{count} GID{'' if count == 1 else 's'}, {', '.join(kinds)}"
     if "RoCE v2" in kinds or kinds == ["unknown"]:
         yield _ok("GIDs", shown, port.name)
     else:
