@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from subprocess import DEVNULL, PIPE
@@ -25,7 +26,9 @@ def start(*words: object, stdin: int = DEVNULL, stdout: int = DEVNULL) -> subpro
 def end(*processes: subprocess.Popen[bytes]) -> None:
     for process in processes:
         process.kill()
-        process.communicate(timeout=BOUND)
+        process.wait(BOUND)
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            pipe.close()
 
 
 def test_stdin_reaches_a_file_and_a_pipe(lab_bed: Testbed, tmp_path: Path) -> None:
@@ -33,14 +36,16 @@ def test_stdin_reaches_a_file_and_a_pipe(lab_bed: Testbed, tmp_path: Path) -> No
     filing = start("recv", GROUP, "-o", tmp_path / "copy", "-b", one)
     piping = start("recv", GROUP, "-o", "-", "-b", other, stdout=PIPE)
     sending = start("send", "-", GROUP, "-b", source, "-n", 2, stdin=PIPE, stdout=PIPE)
-    try:
-        said, complained = sending.communicate(DATA, timeout=BOUND)
-        assert (sending.returncode, complained) == (0, b""), complained
-        assert b"2/2 receivers verified" in said
-        assert piping.communicate(timeout=BOUND) == (DATA, b"")
-        assert filing.wait(BOUND) == piping.returncode == 0
-    finally:
-        end(sending, filing, piping)
+    with ThreadPoolExecutor(1) as reader:
+        try:
+            piped = reader.submit(piping.communicate, timeout=BOUND)  # one that does not read holds all back
+            said, complained = sending.communicate(DATA, timeout=BOUND)
+            assert (sending.returncode, complained) == (0, b"")
+            assert b"2/2 receivers verified" in said
+            assert piped.result() == (DATA, b"")
+            assert filing.wait(BOUND) == piping.returncode == 0
+        finally:
+            end(sending, filing, piping)
     assert (tmp_path / "copy").read_bytes() == DATA
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
@@ -67,7 +72,7 @@ def test_a_receiver_that_is_killed_is_named_and_one_that_is_interrupted_leaves_n
         assert patient.wait(BOUND) == 0
     finally:
         end(sending, killed, interrupted, patient)
-    lines = said.decode().splitlines()
+    lines = [line.rstrip() for line in said.decode().splitlines()]
     assert [line for line in lines if str(one) in line][-1].endswith("it fell silent")
     assert [line for line in lines if str(other) in line][-1].endswith("it failed: interrupted")
     assert lines[-1].startswith("send: 1/3 receivers verified")
