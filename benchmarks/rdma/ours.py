@@ -27,7 +27,7 @@ from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process
 from mcast.batch import RECORD_DTYPE
 
-CHUNK, WINDOW, ACK_EVERY, PROCESS_WINDOW = 64, 128, 64, 256
+CHUNK, WINDOW, ACK_EVERY, PROCESS_WINDOW = 32, 128, 64, 256
 DATA, BACK, MANY = "239.9.1.1", "239.9.1.2", IPv4Address("239.10.0.0")
 GIVE_UP = 5.0
 MIXED = (64, 1024, 200, 512)

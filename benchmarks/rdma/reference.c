@@ -20,7 +20,7 @@
 #include <rdma/rdma_cma.h>
 
 #ifndef CHUNK
-#define CHUNK 64
+#define CHUNK 32
 #endif
 
 enum {
