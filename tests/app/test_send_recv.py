@@ -313,6 +313,16 @@ def test_a_slow_reader_holds_the_sender_back_and_is_not_given_up() -> None:
     assert network.now < 32
 
 
+@pytest.mark.parametrize("size", [3 * len(DATA), 300 * (LARGEST - OVERHEAD)], ids=["much", "all in memory"])
+def test_a_reader_that_stands_still_is_given_up_after_a_minute(size: int) -> None:
+    network = Network((DATA * 3)[:size], 2)
+    network.slow.add(1)
+    network.run()
+    assert fates(network) == [Fate.STALLED, Fate.VERIFIED]
+    assert network.receivers[0].failure == "the sender stopped: its reader stood still"
+    assert 60 < network.now < 63
+
+
 def test_a_small_receiver_makes_small_pieces() -> None:
     network = Network(DATA[:500], 2)
     network.receivers[1]._largest = OVERHEAD + 7

@@ -26,7 +26,8 @@ CLOSE  all of it, or one receiver, and why    ->
 - ASK has a serial number, which REPORT repeats: a piece is lost only if the report answers an ASK that was
   sent after the piece. It is sent again, to a bound for each receiver and piece.
 - `next` says that all pieces before it have come, bit i of the bitmap that piece next+i has, `room` how many
-  pieces from next on there is memory for: a receiver whose reader is slow holds the sender back.
+  pieces from next on there is memory for: a receiver whose reader is slow holds the sender back, and is
+  given up if it stands still for a minute.
 - An ASK without an answer is repeated. A receiver that stays silent, or that has missed one piece too often,
   is given up by name and the others go on; a sender that falls silent ends the receiver.
 - The receiver says `verified` when the digest is right and the file is where it belongs.

@@ -48,11 +48,13 @@ class Patience(NamedTuple):
     wait     for the wanted number of receivers
     gather   for more receivers after the first, where no number is wanted
     silence  how long an end may be silent before it is given up
+    stall    how long a receiver that answers may have no room for the next piece
     """
 
     wait: float = 60.0
     gather: float = 1.0
     silence: float = 10.0
+    stall: float = 60.0
     repairs: int = 20
     hello: float = 0.1
     retry: float = 0.02
@@ -68,10 +70,11 @@ class Fate(Enum):
     DIFFERS = "its copy differs"
     FAILED = "it failed"
     SILENT = "it fell silent"
+    STALLED = "its reader stood still"
     LOST = "it lost pieces"
 
 
-_GIVEN_UP = {Fate.SILENT, Fate.LOST}
+_GIVEN_UP = {Fate.SILENT, Fate.STALLED, Fate.LOST}
 _FATES = {Verdict.VERIFIED: Fate.VERIFIED, Verdict.DIFFERS: Fate.DIFFERS, Verdict.FAILED: Fate.FAILED}
 
 
@@ -90,7 +93,7 @@ class Peer:
         self.has = self.repaired = 0
         self.lost: tuple[int, ...] = ()
         self.answered = 0
-        self.limit, self.heard = room, now
+        self.limit, self.heard, self.moved = room, now, now
         self.misses: dict[int, _Misses] = {}
 
     @property
@@ -285,7 +288,9 @@ class FileSender:
             return
         peer.answered = max(peer.answered, packet.serial)
         if packet.next >= peer.has:  # a late report knows less
-            peer.has, peer.limit = packet.next, max(peer.limit, packet.next + packet.room)
+            peer.has = packet.next
+            if peer.limit < packet.next + packet.room:
+                peer.limit, peer.moved = packet.next + packet.room, peer.heard
         lossy = False
         for number in range(packet.next, min(self._sent, packet.next + WINDOW)):
             asked = self._kept[number].missed_by(packet.serial) if number in self._kept else 0
@@ -344,7 +349,7 @@ class FileSender:
     def messages(self, now: float) -> list[bytes]:
         """The messages to send now, in order; moves `due`."""
         if self.started and self._phase in (_Phase.SEND, _Phase.FINISH):
-            self._drop_the_silent(now)
+            self._drop_the_dead(now)
             if not self._live():
                 self._part(Reason.COMPLETE, "")
         out = _STEPS[self._phase](self, now)
@@ -371,7 +376,7 @@ class FileSender:
         self._widest = max(_WINDOWS[0], min(_COPIES // (len(self.peers) + 1), _WINDOWS[-1]))
         self._window = self._widest
         for peer in self.peers.values():
-            peer.heard = now
+            peer.heard = peer.moved = now
 
     def _send(self, now: float) -> list[bytes]:
         out = []
@@ -426,11 +431,16 @@ class FileSender:
         self._retry = min(2 * self._retry, self._patience.slowest_retry)
         return [encode(End(self._session, self.pieces, self.bytes, self._hash.digest()))]
 
-    def _drop_the_silent(self, now: float) -> None:
+    def _drop_the_dead(self, now: float) -> None:
+        finish = self._phase is _Phase.FINISH
         for peer in self._live():
-            owes = self._phase is _Phase.FINISH or peer.answered < self._serial
+            if not finish and self._sent < peer.limit:
+                peer.moved = now  # nothing to move for
+            owes = finish or peer.answered < self._serial
             if owes and now - max(peer.heard, self._asked_at) > self._patience.silence:
                 self._give_up(peer, Fate.SILENT)
+            elif now - peer.moved > self._patience.stall:
+                self._give_up(peer, Fate.STALLED)
 
     def _part(self, reason: Reason, words: str) -> None:
         if self._phase not in (_Phase.FAREWELL, _Phase.OVER):
