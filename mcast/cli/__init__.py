@@ -108,7 +108,7 @@ def _run() -> int:
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # it is None where it was closed from the beginning
         sys.stdout.flush()
     print(text if text.startswith("Usage:") else f"{command}: {text}", file=sys.stderr)
     return status

@@ -535,6 +535,14 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert (tmp_path / "real").read_bytes() == b"new"
 
 
+@pytest.mark.parametrize(
+    ("command", "said"), [("send - 239.1.1.1 <&-", "read"), ("recv 239.1.1.1 -o - >&-", "write")]
+)
+def test_a_closed_stream_is_one_sentence(run: Run, command: str, said: str) -> None:
+    done = run("sh", "-c", f"{MCAST} {command}")
+    assert (done.returncode, done.stderr) == (2, f"mcast: cannot {said} -: Bad file descriptor\n")
+
+
 def test_stdout_by_its_path_is_the_pipe_that_it_is(with_others: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(TEXT)
     done = with_others("recv", "239.1.1.1", "-o", "/dev/stdout")
