@@ -496,11 +496,12 @@ def test_nothing_is_slept_over_that_happens_between_turns(
     async def main() -> None:
         async with pair(fabric) as (one, other):
             out, group, read = await one.sender(GROUP), await other.join(GROUP), await other.join(OTHER)
-            waiting = asyncio.create_task(group.recv())
             reading = asyncio.create_task(read.recv(timeout=0))
+            waiting = asyncio.create_task(group.recv())
             await asyncio.sleep(0)  # both give up their first turn now
-            await out.send(b"yours")
-            await reading
+            one._turn_ends = float("inf")
+            await out.send(b"yours")  # in one go
+            await reading  # which reads it before the other has its turn
             message = await asyncio.wait_for(waiting, BOUND / 4)
             assert message is not None
 
