@@ -360,11 +360,11 @@ def test_the_workflows_commands_run(
     ours = [step for step in steps if "install" not in step and " lab run " not in step]
     assert len(ours) == 2
     for step in ours:
-        run_shell(Fence(tmp_path, 0, "sh", "", step))
+        run_shell(Fence(ROOT, 0, "sh", "", step))
     (lab,) = (step for step in steps if " lab run " in step)
     options, _, command = lab.partition(" -- ")
     assert ".venv/bin/python -m pytest" in command
-    assert run_shell(Fence(tmp_path, 0, "sh", "", f"{options} --help"))
+    assert run_shell(Fence(ROOT, 0, "sh", "", f"{options} --help"))
 
 
 # --- what pages name -------------------------------------------------------
