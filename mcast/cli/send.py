@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.api import McastAddress
+from mcast.cli.cast.sender import MOST_RECEIVERS
 from mcast.cli.place import (
     BackendName,
     Bind,
@@ -35,7 +36,9 @@ def send(
     group: Group,
     receivers: Annotated[
         int | None,
-        typer.Option("--receivers", "-n", min=1, max=1000, metavar="N", help="Wait for so many receivers."),
+        typer.Option(
+            "--receivers", "-n", min=1, max=MOST_RECEIVERS, metavar="N", help="How many to wait for."
+        ),
     ] = None,
     bind: Bind = None,
     device: Device = None,

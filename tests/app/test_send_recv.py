@@ -47,7 +47,7 @@ from mcast.cli.cast.packets import (
     decode,
     encode,
 )
-from mcast.cli.cast.sender import Fate, Patience
+from mcast.cli.cast.sender import Fate, FileSender, Patience
 
 from .conftest import MCAST, Run
 from .network import LARGEST, Network
@@ -232,6 +232,21 @@ def test_a_receiver_that_leaves_before_the_beginning_is_not_waited_for() -> None
     network.sender._wanted = 2
     network.run()
     assert fates(network) == [Fate.VERIFIED] * 2
+
+
+def test_a_report_before_the_beginning_changes_nothing() -> None:
+    network = Network(DATA, 2, wanted=3)
+    network.run(lambda: len(network.sender.peers) == 2)
+    network.sender.hears(encode(Report(99, 1, 0, 0, 512, 0)), "10.9.9.9", network.now)
+    assert set(network.sender.peers) == {1, 2}
+
+
+def test_invented_receivers_do_not_fill_the_memory() -> None:
+    sender = FileSender(99, "sender", 1, LARGEST, wanted=5000)
+    for number in range(1, 3000):
+        sender.hears(encode(Join(99, number, 512, LARGEST, "")), "10.9.9.9", 0)
+    assert len(sender.peers) == 1000
+    assert decode(sender.messages(0)[-2]) == Close(99, 2999, Reason.TOO_LATE, "")
 
 
 def test_a_receiver_that_is_done_stays_until_the_sender_knows() -> None:

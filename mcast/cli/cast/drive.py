@@ -21,6 +21,9 @@ DEPTH = 2 * WINDOW
 BOUND = 10.0
 """The longest that a join or a send may take, in seconds."""
 
+_TURNS = 8
+"""So many batches are heard at once: a flood of other messages shall not keep an end from speaking."""
+
 _NAP = 0.5
 _SHORT_NAP = 0.01
 """How long an end sleeps at the most; the short one where a pipe may have moved."""
@@ -52,8 +55,8 @@ class Party(Generic[Core]):
         return self.endpoint.backend.now()
 
     def hear(self, timeout: float) -> None:
-        """Hand over all messages that are there; wait for one at most `timeout` s."""
-        while True:
+        """Hand over the messages that are there; wait for one at most `timeout` s."""
+        for _ in range(_TURNS):
             with self.endpoint.recv_batch(WINDOW, timeout) as batch:
                 for message in batch:
                     self.core.hears(message.payload, address_of(message), self.now)

@@ -42,6 +42,10 @@ _WINDOWS = range(16, 257)
 """What a window may be, in pieces."""
 
 
+MOST_RECEIVERS = 1000
+"""Further ones come too late: whoever invents receivers shall not fill the memory."""
+
+
 class Patience(NamedTuple):
     """The protocol's times in seconds, and how often a piece is sent again to one receiver.
 
@@ -260,7 +264,8 @@ class FileSender:
         if self._phase is _Phase.GATHER:
             room = min(packet.room, WINDOW)
             new = Peer(packet.receiver, packet.name, address, room, packet.largest, now)
-            self.peers.setdefault(packet.receiver, new)
+            if len(self.peers) < MOST_RECEIVERS:
+                self.peers.setdefault(packet.receiver, new)
             if self._wanted is None and len(self.peers) == 1:
                 self._deadline = min(self._deadline, now + self._patience.gather)
         if packet.receiver in self.peers:
@@ -274,7 +279,8 @@ class FileSender:
         if peer is None:
             self.rejected["not a receiver of this transfer"] += 1
         elif not self.started:
-            del self.peers[packet.receiver]  # it has left before the beginning
+            if isinstance(packet, Done):  # it has left before the beginning
+                del self.peers[packet.receiver]
         elif peer.live:
             peer.heard = self.due = now
             self._on_report(peer, packet) if isinstance(packet, Report) else self._on_done(peer, packet)
