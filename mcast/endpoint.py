@@ -69,6 +69,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._session.leave(group)
             self._members.pop(group.address, None)
             self._changed.notify_all()
+            if self._pumping and not self.closed:
+                self._session.nudge()  # the receiving thread may wait for this very group
 
     # --- receiving ---
 

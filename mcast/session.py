@@ -98,6 +98,10 @@ ECHOES_MAX = 16
 """Probes of one batch that are answered: each may make every member receive; whoever asks will ask again."""
 
 
+NUDGED = {4: "224.0.0.1", 6: "ff02::1"}
+"""IP version -> a group that always can be resolved; nothing is joined or sent."""
+
+
 class Wait(NamedTuple):
     """What an operation waits for: any change, at the latest at `until` (None: never), or `max` messages."""
 
@@ -330,6 +334,10 @@ class Session:
 
     def on_event(self, event: CmEvent) -> None:
         """Take in an event that was read."""
+        if event.id is not self.id:  # of a nudge, which has done its work
+            if event.id is not None:
+                event.id.destroy()
+            return
         group = event.context
         match event.type:
             case CmEventType.MULTICAST_JOIN if isinstance(group, Group):
@@ -337,7 +345,7 @@ class Session:
                 self._on_joined(group, event.ud.destination)
             case CmEventType.MULTICAST_ERROR if isinstance(group, Group):
                 self._on_join_error(group, _error_of(event))
-            case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE if event.id is self.id:
+            case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE:
                 self._lose_all(_error_of(event), reopen=True)
             case _:
                 logger.debug("event %s passed over", event.type.name)
@@ -562,6 +570,15 @@ class Session:
             self.dropped.update(group.dropped)
         self._leave_quietly(group)
         group.inbox.clear()
+
+    def nudge(self) -> None:
+        """Cause an event, so that a thread that sleeps in a receive looks again."""
+        cm_id = self.channel.create_id()
+        try:
+            cm_id.resolve_addr(NUDGED[self.place.address.version], self.place.address)
+        except McastError as error:
+            cm_id.destroy()
+            logger.debug("no nudge: %s", error)
 
     def _leave_quietly(self, group: Group) -> None:
         """Leave, if the stack still knows the membership."""

@@ -290,6 +290,22 @@ def test_leaving_ends_the_iteration_of_that_group(backend: Backend, pool: Thread
         assert others.result(BOUND) is not None
 
 
+def test_leaving_wakes_the_thread_that_waits_for_the_group(
+    fabric: Fabric, backend: Backend, pool: ThreadPoolExecutor
+) -> None:
+    with open_endpoint(backend, "10.0.0.1") as endpoint:
+        one, two = endpoint.join(GROUP), endpoint.join(OTHER)
+        messages = pool.submit(list, one)
+        until(partial(is_receiving, endpoint))
+        others = pool.submit(two.recv, BOUND)
+        one.leave()
+        assert messages.result(BOUND / 2) == []
+        two.send(b"end")
+        assert others.result(BOUND) is not None
+        until(lambda: not endpoint._session.channel.pending or endpoint.next_event())
+        assert len(fabric.ports[0].ids) == 1  # what woke it is gone
+
+
 def test_a_receiver_that_waits_without_end_restores_the_membership(
     fabric: Fabric, backend: Backend, pool: ThreadPoolExecutor
 ) -> None:

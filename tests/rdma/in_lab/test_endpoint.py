@@ -138,6 +138,17 @@ def test_close_wakes_who_waits(lab_bed: Testbed, pool: ThreadPoolExecutor) -> No
             one.result(BOUND)
 
 
+def test_leaving_wakes_the_thread_that_waits_for_the_group(
+    lab_bed: Testbed, pool: ThreadPoolExecutor
+) -> None:
+    with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
+        group = endpoint.join("239.70.11.1")
+        messages = pool.submit(list, group)
+        until(partial(is_receiving, endpoint))
+        group.leave()
+        assert messages.result(BOUND) == []
+
+
 def test_a_fork_is_told_to_open_its_own_and_does_the_parent_no_harm(lab_bed: Testbed) -> None:
     with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
         group = endpoint.join("239.70.9.1")
