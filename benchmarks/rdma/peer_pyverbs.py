@@ -36,6 +36,7 @@ class End:
         for _ in range(DEPTH):
             self.id.post_recv(self.recv_mr)
         self.groups: list[AddrInfo] = []
+        self.ah: AH | None = None
 
     def join(self, group: str, send_only: bool = False) -> None:
         address = AddrInfo(src=group)
@@ -47,6 +48,18 @@ class End:
         if send_only:
             self.ah = AH(self.id.pd, attr=UDParam(event).ah_attr)
         event.ack_cm_event()
+
+    def close(self) -> None:
+        """In the one order that works: each of these refuses to end while the next uses it."""
+        for group in self.groups:
+            self.id.leave_multicast(group)
+        if self.ah is not None:
+            self.ah.close()
+        self.recv_mr.close()
+        self.send_mr.close()
+        self.id.close()
+        self.recv_cq.close()
+        self.send_cq.close()
 
     def send(self, size: int) -> None:
         self.id.post_ud_send(self.send_mr, self.ah, MULTICAST_QPN, e.IBV_SEND_SIGNALED, size)
@@ -84,7 +97,10 @@ def single(addresses: list[str], size: int, count: int) -> dict[str, Any]:
     for _ in range(count):
         sender.send(size)
         lost += receiver.receive(GIVE_UP) is None
-    return {"count": count, "seconds": now() - start, "lost": lost}
+    spent = now() - start
+    sender.close()
+    receiver.close()
+    return {"count": count, "seconds": spent, "lost": lost}
 
 
 def pingpong(addresses: list[str], size: int, count: int) -> dict[str, Any]:
@@ -104,6 +120,8 @@ def pingpong(addresses: list[str], size: int, count: int) -> dict[str, Any]:
         near.receive(GIVE_UP)
         latencies.append(now() - start)
     spent = now() - begin
+    near.close()
+    far.close()
     latencies.sort()
     points = [latencies[count * percent // 100] for percent in range(100)]
     return {"count": count, "seconds": spent, "lost": 0, "p50": points[50], "p99": points[99], "all": points}
