@@ -29,7 +29,8 @@ from typing import Any, Generic, Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, Message, Phase, QpError, TimedOut
-from mcast.session import Event, Group, Operation, Peer, Wait, as_list
+from mcast.group import Group
+from mcast.session import Event, Operation, Peer, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]

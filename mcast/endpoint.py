@@ -23,7 +23,8 @@ from typing import Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Destination, Message, Phase, QpError, QueuePair
-from mcast.session import Event, Group, GroupState, Operation, Peer, Wait, as_list
+from mcast.group import Group, GroupState
+from mcast.session import Event, Operation, Peer, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]

@@ -13,7 +13,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from math import inf
 from random import Random
 from typing import Any, NamedTuple, TypeVar
@@ -45,6 +44,7 @@ from mcast.api import (
     TimedOut,
     mcast_error,
 )
+from mcast.group import GROUP_COUNTS, SEQUENCE_COUNTS, Group, GroupState, Quest, Recovery
 from mcast.inbox import ChosenBatch, CopiedBatch, Inbox
 from mcast.policy import (
     Event,
@@ -58,6 +58,7 @@ from mcast.policy import (
 )
 from mcast.ports import Place
 from mcast.probe import PROBE_SIZE, Kind, Peer, Probe
+from mcast.settings import Settings, refuse_beyond_device
 from mcast.stats import EndpointStats, GroupStats, SourceStats
 
 __all__ = [
@@ -112,100 +113,6 @@ class Wait(NamedTuple):
 Operation = Generator[Wait, Batch | None, T]
 
 
-class Settings(NamedTuple):
-    """The options of an endpoint, checked."""
-
-    loopback: LoopbackPolicy = LoopbackPolicy.ON
-    rejoin: RejoinPolicy | None = RejoinPolicy()
-    sequence: bool = False
-    receive_depth: int = 512
-    send_depth: int = 128
-    max_message: int | None = None
-    seed: int | None = None
-
-    @property
-    def header_size(self) -> int:
-        """Bytes of ours in every message."""
-        return sequence.HEADER_SIZE if self.sequence else 0
-
-
-class GroupState(Enum):
-    """Where a membership stands."""
-
-    JOINING = "joining"
-    JOINED = "joined"
-    LOST = "lost, to be joined again"
-    GONE = "lost for good"
-    LEFT = "left"
-
-
-class Recovery:
-    """Attempts to get something back, lost at `since`; the next is `due`, inf while one is under way.
-
-    A group whose QP alone was lost needs no join.
-    """
-
-    def __init__(self, since: float, due: float, needs_join: bool = True) -> None:
-        self.since, self.due, self.needs_join = since, due, needs_join
-        self.attempts = 0
-
-
-class Group:
-    """One group of an endpoint, from join to leave."""
-
-    def __init__(self, address: McastAddress, send_only: bool, depth: int, stream: int) -> None:
-        self.address, self.send_only = address, send_only
-        self.state = GroupState.JOINING
-        self.destination: Destination | None = None
-        self.error: McastError | None = None
-        self.told = False
-        """Whether a call that serves all groups has raised the loss."""
-        self.recovery: Recovery | None = None
-        self.inbox = Inbox(depth)
-        self.sources = sequence.Sources()
-        self.stream, self.next_number = stream, 0
-        self.sending = threading.Lock()
-        """Held from numbering to posting, so that numbers go out in order."""
-        self.counts: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
-
-    def snapshot(self) -> GroupStats:
-        return GroupStats(
-            group=str(self.address),
-            mgid=None if self.destination is None else self.destination.gid,
-            joined=self.state is GroupState.JOINED,
-            queued=len(self.inbox),
-            dropped=dict(self.dropped),
-            sources=self.sources.snapshot(),
-            forgotten_sources=self.sources.forgotten["streams"],
-            **{field: self.sources.total(field) for field in SEQUENCE_COUNTS},
-            **{field: self.counts[field] for field in GROUP_COUNTS},
-        )
-
-
-GROUP_COUNTS = (
-    "sent",
-    "sent_bytes",
-    "sent_batches",
-    "received",
-    "received_bytes",
-    "joins",
-    "rejoins",
-)
-"""What is counted in `Group.counts`."""
-
-SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
-"""What is counted by the sources of a group."""
-
-
-class Quest:
-    """A question to a group, and who has answered."""
-
-    def __init__(self) -> None:
-        self.peers: set[Peer] = set()
-        self.heard_self = False
-
-
 class Session:
     """See the module. `now` gives monotonic seconds on the clock that the driver waits by.
 
@@ -222,7 +129,7 @@ class Session:
     ) -> None:
         self.backend, self.settings, self.now = backend, settings, now
         self.place, self._find_place = place, find_place
-        _refuse_beyond_device(settings, place)
+        refuse_beyond_device(settings, place)
         self.closed = False
         self.random = Random(backend.new_seed() if settings.seed is None else settings.seed)
         self.channel = backend.event_channel()
@@ -974,19 +881,6 @@ class Session:
                 return
             at_least_once = False
             yield from self._wait(deadline)
-
-
-def _refuse_beyond_device(settings: Settings, place: Place) -> None:
-    """Raise ValueError for an option that the device or the port cannot serve, and say what they can."""
-    device, port = place.device, place.port
-    most = port.active_mtu - settings.header_size
-    for name, value, limit, why in (
-        ("receive_depth", settings.receive_depth, device.max_qp_wr, f"max_qp_wr of {device.name}"),
-        ("send_depth", settings.send_depth, device.max_qp_wr, f"max_qp_wr of {device.name}"),
-        ("max_message", settings.max_message, most, f"MTU {port.active_mtu} of {device.name}, less headers"),
-    ):
-        if value is not None and not 1 <= value <= limit:
-            raise ValueError(f"{name} is {value}: allowed are 1..{limit} ({why})")
 
 
 def _attr(group: Group) -> JoinAttrEx:

@@ -10,10 +10,12 @@ from typing import Any, Generic, TypeVar
 
 from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import Backend, Destination, DeviceInfo, PortInfo
+from mcast.group import Group, GroupState
 from mcast.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
 from mcast.ports import Address, choose
 from mcast.registry import open_backend
-from mcast.session import Group, GroupState, Session, Settings
+from mcast.session import Session
+from mcast.settings import Settings
 from mcast.stats import EndpointStats, GroupStats
 
 GroupName = McastAddress | IPv4Address | IPv6Address | Mgid | str
