@@ -99,6 +99,8 @@ ECHOES_MAX = 16
 """Probes of one batch that are answered: each may make every member receive; whoever asks will ask again."""
 
 
+NO_GID = Gid(bytes(16))
+
 NUDGED = {4: "224.0.0.1", 6: "ff02::1"}
 """IP version -> a group that always can be resolved; nothing is joined or sent."""
 
@@ -743,14 +745,12 @@ class Session:
     def _ask(self, group: Group, kind: Kind, number: int) -> None:
         self.require_joined(group, "ready", Phase.SEND)
         if group.state is GroupState.JOINED and group.destination is not None:
-            self._post(group.destination, Probe(kind, number, self._me()))
-
-    def _me(self) -> Peer:
-        """A name for the asker that an echo repeats; the GID is what others see in its messages."""
-        return Peer(Gid(bytes(16)), self.qp.qp_num)
+            me = Peer(self.place.port.gids.get(group.destination.sgid_index, NO_GID), self.qp.qp_num)
+            with suppress(TimedOut, Closed):  # another one follows
+                self._post(group.destination, Probe(kind, number, me))
 
     def _post(self, destination: Destination, what: Probe) -> None:
-        """Send a probe if that takes no waiting; another will follow."""
+        """Send a probe, without waiting."""
         qp = self.usable_qp
         if qp is None:
             return
@@ -759,14 +759,16 @@ class Session:
             self.totals["probes"] += 1
         except QpError as error:
             self.on_qp_error(error)
-        except (TimedOut, Closed):
-            pass
+
+    def _is_me(self, peer: Peer) -> bool:
+        """QP numbers alone do not tell: those of equal hosts are often the same."""
+        return peer.qp_num == self.qp.qp_num and peer.gid in self.place.port.gids.values()
 
     def _on_probe(self, found: Probe, message: Message) -> None:
         group = self.by_mgid.get(message.group)
         if found.kind is Kind.ECHO:
             quest = self.quests.get(found.number)
-            if quest is not None and found.asker.qp_num == self.qp.qp_num and not message.from_self:
+            if quest is not None and self._is_me(found.asker) and not message.from_self:
                 quest.peers.add(Peer(message.source, message.src_qp))
         elif message.from_self:
             quest = self.quests.get(found.number)
@@ -780,7 +782,13 @@ class Session:
             alone = found.kind is Kind.ASK_ALONE
             destination = group.destination.reply_to(message) if alone else group.destination
             asker = Peer(message.source, message.src_qp)
-            self._post(destination, Probe(Kind.ECHO, found.number, asker))
+            try:
+                self._post(destination, Probe(Kind.ECHO, found.number, asker))
+            except QpError:
+                raise
+            except McastError as error:
+                self._drop(group, "probe: no room for an echo")
+                logger.debug("no echo: %s", error)
 
     def _unanswered(self, group: Group, quest: Quest, members: int, timeout: float | None) -> McastError:
         who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mcast import Gid, Peer, open_endpoint
+from mcast.api import Phase, TimedOut
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.probe import PROBE_SIZE, Kind, Probe, parse
 from mcast.session import ECHOES_MAX
@@ -45,6 +47,40 @@ def test_a_flipped_byte_of_the_frame_makes_it_none(probe: Probe, place: int, val
 def test_a_probe_with_a_tail_or_cut_short_is_none(probe: Probe, tail: bytes) -> None:
     assert parse(memoryview(probe.pack() + tail)) is None
     assert parse(memoryview(probe.pack()[: -len(tail)])) is None
+
+
+@pytest.mark.parametrize(("own", "answers"), [(True, 1), (False, 0)])
+def test_an_echo_to_another_host_with_the_same_queue_pair_number_is_not_mine(own: bool, answers: int) -> None:
+    with (
+        open_fabric(Fabric.roce()) as backend,
+        open_endpoint(backend, "10.0.0.1") as other,
+        open_endpoint(backend, "10.0.0.2") as asker,
+    ):
+        group = asker.join(GROUP)
+        gid = Gid("::ffff:10.0.0.2") if own else Gid("::ffff:10.0.0.3")
+        other.sender(GROUP).send(Probe(Kind.ECHO, 1, Peer(gid, asker.qp_num)).pack())
+        with pytest.raises(TimedOut, match=f"{answers} of 2 members"):
+            group.ready(members=2, timeout=0.01)
+
+
+def test_an_echo_that_cannot_be_sent_does_not_disturb_who_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        open_fabric(Fabric.roce()) as backend,
+        open_endpoint(backend, "10.0.0.1") as asker,
+        open_endpoint(backend, "10.0.0.2") as receiver,
+    ):
+        out, group = asker.sender(GROUP), receiver.join(GROUP)
+        out.send(Probe(Kind.ASK, 1, Peer(Gid(bytes(16)), 1)).pack())
+        out.send(b"payload")
+
+        def refuse(*_: object, **__: object) -> int:
+            raise TimedOut(110, "send", Phase.SEND)
+
+        monkeypatch.setattr(type(receiver._session.qp), "send", refuse)
+        message = group.recv(timeout=1)
+        assert message is not None
+        assert bytes(message.payload) == b"payload"
+        assert dict(group.stats().dropped) == {"probe: no room for an echo": 1}
 
 
 def test_hostile_probes_do_no_harm_and_a_flood_of_them_is_not_echoed() -> None:
