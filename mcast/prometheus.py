@@ -1,10 +1,12 @@
 """Statistics for Prometheus: a collector that reads snapshots when it is scraped (extra `mcast[prometheus]`).
 
 ```python
+from mcast.prometheus import export
 from prometheus_client import start_http_server
+
 start_http_server(9000)
 with mcast.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
-    mcast.prometheus.export(endpoint)
+    export(endpoint)
 ```
 """
 
