@@ -56,7 +56,7 @@ def rate_by_size(runs: list[Run]) -> None:
         axes.plot(sizes, rates, style, marker="o", label=label, color=COLOURS[who])
     axes.set(xlabel="bytes in a message", ylabel="1 000 messages/s", xticks=sizes, ylim=(0, None))
     axes.set_title("One sender, one receiver, one process (emulated guest)")
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, "rate")
 
 
