@@ -75,10 +75,11 @@ def send(
         outcome = outcome_of(party, source.name, group, watch.seconds)
     if as_json:
         typer.echo(json.dumps(outcome, indent=1))
-    else:
+    elif not party.core.failure:
         _show(outcome)
     if party.core.failure:
-        raise Failure(party.core.failure)
+        came = ", ".join(f"{peer.address} ({peer.name})" for peer in party.core.peers.values())
+        raise Failure(": ".join(filter(None, [party.core.failure, came])))
     if not all(receiver["verified"] for receiver in outcome["receivers"]):
         raise typer.Exit(1)
 
