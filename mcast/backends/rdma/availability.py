@@ -18,9 +18,11 @@ _ROCE_MAX_MTU = 4096
 FIXES = {
     UnavailableReason.NOT_BUILT: (
         "install the headers and build it again: apt-get install gcc librdmacm-dev libibverbs-dev && "
-        "MCAST_RDMA=1 pip install --force-reinstall --no-binary mcast mcast"
+        "in a clone: MCAST_RDMA=1 pip install --force-reinstall --no-deps ."
     ),
-    UnavailableReason.BROKEN: "install mcast again for this interpreter: pip install --force-reinstall mcast",
+    UnavailableReason.BROKEN: (
+        "install mcast again for this interpreter, in a clone: pip install --force-reinstall --no-deps ."
+    ),
     UnavailableReason.NO_LIBRARY: (
         "apt-get install rdma-core ibverbs-providers librdmacm1, or name the files in MCAST_LIBRDMACM and "
         "MCAST_LIBIBVERBS"
