@@ -18,8 +18,8 @@ def layout(init: QpInit, active_mtu: int, max_mtu: int) -> tuple[QpPlan, int]:
     ever have.
     """
     recv_room = active_mtu if init.max_recv_size is None else init.max_recv_size
-    recv_stride = _round_up(recv_room)
-    recv_offset = init.max_recv_wr * CACHE_LINE
+    recv_stride = CACHE_LINE + _round_up(recv_room)  # a GRH in front of each payload
+    recv_offset = (init.max_recv_wr + 1) * CACHE_LINE  # behind the GRHs for user memory
     send_stride = _round_up(max_mtu)
     send_offset = recv_offset + init.max_recv_wr * recv_stride
     plan = QpPlan(

@@ -48,8 +48,15 @@ static int sleep_on(struct mcast_qp *qp, struct completions *completions, int ev
 
 /* --- receiving --- */
 
+static uint64_t payload_of(const struct receive_memory *memory, uint32_t slot)
+{
+	return memory->address + (uint64_t)slot * memory->stride;
+}
+
 static uint8_t *grh_of(struct mcast_qp *qp, uint32_t slot)
 {
+	if (qp->memory->grh_in_front)
+		return (uint8_t *)(uintptr_t)payload_of(qp->memory, slot) - GRH_BYTES;
 	return (uint8_t *)qp->init.slab + (size_t)slot * qp->init.grh_stride;
 }
 
@@ -83,10 +90,12 @@ static int post_slot(struct mcast_qp *qp, struct receive_chain *chain, uint32_t 
 	struct ibv_sge *sge = chain->sges[chain->count];
 
 	sge[0] = (struct ibv_sge){ (uint64_t)(uintptr_t)grh_of(qp, slot), GRH_BYTES, qp->mr->lkey };
-	sge[1] = (struct ibv_sge){ qp->memory->address + (uint64_t)slot * qp->memory->stride, qp->memory->room,
-				   qp->memory->lkey };
+	if (qp->memory->grh_in_front)
+		sge[0].length += qp->memory->room;
+	else
+		sge[1] = (struct ibv_sge){ payload_of(qp->memory, slot), qp->memory->room, qp->memory->lkey };
 	*wr = (struct ibv_recv_wr){ .wr_id = slot, .next = wr + 1, .sg_list = sge,
-				    .num_sge = qp->memory->room ? 2 : 1 };
+				    .num_sge = qp->memory->grh_in_front ? 1 : 2 };
 	qp->memory->slots[slot] = SLOT_POSTED;
 	qp->counters.recv_free++;
 	return ++chain->count == POLL_BATCH ? post_chain(qp, chain) : 0;

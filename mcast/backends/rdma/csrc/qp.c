@@ -152,6 +152,7 @@ static int build(struct mcast_qp *self, struct ibv_pd *pd)
 	self->signal_every = init->send_depth > 4 ? init->send_depth / 4 : 1;
 	self->slab.address = (uint64_t)(uintptr_t)init->slab + init->recv_offset;
 	self->slab.lkey = self->mr->lkey;
+	self->slab.grh_in_front = 1;
 	self->slab.room = init->recv_room;
 	self->slab.stride = init->recv_stride;
 	self->slab.count = init->recv_depth;

@@ -18,8 +18,10 @@ struct completions {
 	struct ibv_cq *cq;
 };
 
-/* The memory that payloads arrive in; GRHs always arrive in the slab. */
+/* The memory that payloads arrive in. In the slab a GRH lies in front of its payload: one segment, which a driver
+ * looks up once. The GRHs for user memory lie in the slab, by themselves. */
 struct receive_memory {
+	int grh_in_front;
 	uint64_t address;
 	uint32_t lkey;
 	uint32_t room;
