@@ -102,6 +102,7 @@ def _send(
             break
     else:
         raise TimeoutError(f"a rank hears nothing of {end.address} within {BOUND:g} s")
+    comm.Barrier()
     payloads = [bytes(size)] * window
     messages = 0
     start = perf_counter()
@@ -148,6 +149,7 @@ def _receive(
             f"rank {comm.Get_rank()}: {end.address} does not hear every message within {BOUND:g} s"
         )
     drain(end.qp)
+    comm.Barrier()  # what comes from now on counts
     lost = 0
     while comm.bcast(None):
         lost += take(end.qp, window)
