@@ -1,7 +1,7 @@
 """What an errno most likely means: ranked causes, each with how to check it and what to do.
 
-Data, not code: `mcast.cause_rows` has a row for each cause. `McastError.causes`, its text, and the errno
-atlas of the documentation (`atlas`) are all made from these rows.
+Data, not code: `mcast.cause_rows` has a row for each cause. `McastError.causes`, its text, `mcast doctor
+ERROR` and the errno atlas of the documentation (`atlas`) are all made from these rows.
 """
 
 from __future__ import annotations
@@ -107,6 +107,17 @@ def causes_of_status(status: str) -> tuple[Cause, ...]:
     )
 
 
+def rows_of(error: str) -> tuple[Row, ...]:
+    """The rows of an errno, by name or number, or of an SaStatus or WcStatus, by name; () if it has none."""
+    wanted = error.upper()
+    return tuple(
+        row
+        for rows in _by_errno().values()
+        for row in rows
+        if wanted in (errno_name(row.errno), str(row.errno), row.status or None)
+    )
+
+
 @cache
 def _by_errno() -> dict[int, tuple[Row, ...]]:
     from mcast.cause_rows import ROWS  # read when the first error is explained
@@ -138,12 +149,13 @@ def _atlas_lines(rows: tuple[Row, ...]) -> Iterator[str]:
             yield "|---|---|---|---|---|"
             for row in some:
                 cause = row.cause
-                cells = (cause.why, _where(row), f"`{cause.check}`", cause.next_step, row.source)
+                cells = (cause.why, where(row), f"`{cause.check}`", cause.next_step, row.source)
                 yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
             yield ""
 
 
-def _where(row: Row) -> str:
+def where(row: Row) -> str:
+    """Where a row holds: calls, link layer, status, or the reason why no simulated fabric shows it."""
     link_layer = row.link_layer.value if row.link_layer else ""
     parts = (" / ".join(row.calls), link_layer, row.status, row.only)
     return ", ".join(filter(None, parts)) or "everywhere"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -18,6 +20,14 @@ Diagnosis = dict[str, Sequence[Finding]]
 
 
 def doctor(
+    error: Annotated[
+        str | None,
+        typer.Argument(
+            help="Explain this errno or status instead, such as EINVAL or NO_RESOURCES.",
+            metavar="ERROR",
+            show_default=False,
+        ),
+    ] = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,14 +49,54 @@ def doctor(
     """Find what is wrong here, and say what mends it.
 
     Looks at everything that multicast needs; nothing is changed. Exit status 1 if there is a problem;
-    warnings leave it 0.
+    warnings leave it 0. With ERROR: what it most likely means in each phase, and how to check that.
     """
+    if error is not None:
+        if backend or listen:
+            raise typer.BadParameter("ERROR is explained without a look at the host: leave the options out")
+        _explain(error, as_json)
+        return
     found = _examine(backend or (), listen)
     if as_json:
         typer.echo(json.dumps(_as_json(found), indent=1))
     else:
         _show(found)
     raise typer.Exit(1 if _count(found)[Level.PROBLEM] else 0)
+
+
+def _explain(error: str, as_json: bool) -> None:
+    """The rows of the table of causes for it, in order of phases."""
+    from mcast.causes import Phase, errno_name, rows_of, where
+
+    order = [*Phase, None]
+    rows = sorted(rows_of(error), key=lambda row: order.index(row.phase))
+    if not rows:
+        raise typer.BadParameter(
+            f"nothing is known of {error!r}: give an errno, such as EINVAL or 22, or a status, such as "
+            "NO_RESOURCES"
+        )
+    told = [
+        {
+            "phase": row.phase.value if row.phase else "any",
+            "errno": errno_name(row.errno),
+            "where": where(row),
+            **row.cause._asdict(),
+            "source": row.source,
+        }
+        for row in rows
+    ]
+    if as_json:
+        typer.echo(json.dumps(told, indent=1))
+        return
+    for title, some in groupby(told, key=lambda one: f"{one['phase']}: {one['errno']}"):
+        console().print(title, style="bold", markup=False)
+        for one in some:
+            typer.echo("")
+            for name, text in ("why", one["why"]), ("where", one["where"]), ("do", one["next_step"]):
+                lines = wrap(text, console().width - 9)
+                typer.echo(f"  {name:5}  " + f"\n{'':9}".join(lines))
+            typer.echo(f"  check  {one['check']}")
+        typer.echo("")
 
 
 def _examine(names: Sequence[str], listen: float) -> Diagnosis:

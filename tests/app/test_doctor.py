@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from mcast.cause_rows import ROWS
+from mcast.causes import Cause
+
 from .conftest import Run
 
 PROVIDER = """
@@ -120,3 +123,43 @@ def test_an_unknown_backend_is_one_sentence(mcast: Run) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert "'nope' is no backend; there are sim" in done.stderr
+
+
+@pytest.mark.parametrize("error", ["EADDRNOTAVAIL", "eaddrnotavail", "99"])
+def test_an_errno_is_explained_by_the_table_of_causes(here: Run, error: str) -> None:
+    done = here("doctor", error, "--json")
+    told = json.loads(done.stdout)
+    expected = {row.cause for row in ROWS if row.errno == 99}
+    assert {Cause(one["why"], one["check"], one["next_step"]) for one in told} == expected
+    assert {one["errno"] for one in told} == {"EADDRNOTAVAIL"}
+    assert [one["phase"] for one in told] == ["bind", "resolve", "join", "leave", "leave"]
+
+
+def test_a_status_is_explained_by_the_rows_that_go_with_it_alone(here: Run) -> None:
+    (told,) = json.loads(here("doctor", "NO_RESOURCES", "--json").stdout)
+    assert told["why"] == "the SA refused: no MLID is left for another group"
+
+
+def test_an_explanation_fits_the_terminal_and_leaves_nothing_out(here: Run) -> None:
+    done = here("doctor", "EINVAL")
+    text = " ".join(done.stdout.split())
+    for row in ROWS:
+        if row.errno == 22:
+            assert row.cause.why in text
+            assert row.cause.next_step in text
+            assert row.cause.check in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("  check"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["EWHAT"], "nothing is known of 'EWHAT'"),
+        ([""], "nothing is known of ''"),
+        (["EINVAL", "--backend", "sim"], "without a look at the host"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(here: Run, words: list[str], sentence: str) -> None:
+    done = here("doctor", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
