@@ -14,7 +14,7 @@ demo: .venv/demo
 
 # Two workers: the guest of the lab is busy with one core most of the time.
 test: .venv/test
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/test
 	$(BIN)/ruff check

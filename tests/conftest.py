@@ -16,3 +16,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`).
 settings.register_profile("lab", max_examples=8, deadline=None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The two long guests first, so that two workers run them side by side."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_real_"))
