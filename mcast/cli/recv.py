@@ -57,6 +57,7 @@ def recv(
         stack.enter_context(ends_cleanly())
         try:
             sink = stack.enter_context(closing(open_sink(output)))
+            sink.open()
         except OSError as error:
             raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH))

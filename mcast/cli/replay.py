@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BOUND = 10.0
 _BATCH = 64
-_DEPTH = 16
+_DEPTH = 512
 """Receives of an endpoint that listens to nobody."""
 
 

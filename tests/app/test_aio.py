@@ -487,6 +487,39 @@ def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
     run(main)
 
 
+def test_a_queue_that_is_never_empty_leaves_the_loop_to_others_and_events_are_taken_in(
+    fabric: Fabric,
+) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0)
+
+            def send() -> None:
+                """Without giving up the turn."""
+                one._session.send(out._group, one._session.qp, out.destination, [b"x"], None, 0)
+
+            ticking, joining = asyncio.create_task(tick()), asyncio.ensure_future(other.join(OTHER))
+            send()
+            end = time.monotonic() + BOUND / 10
+            async for _ in group:
+                send()
+                if (ticks > 3 and joining.done()) or time.monotonic() > end:
+                    break
+            assert ticks > 3
+            assert joining.done()
+            ticking.cancel()
+            await asyncio.gather(ticking, joining, return_exceptions=True)
+
+    run(main)
+
+
 def test_nothing_is_slept_over_that_happens_between_turns(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:

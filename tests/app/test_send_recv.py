@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -17,7 +18,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from signal import SIGHUP, SIGINT, SIGTERM
+from signal import SIGHUP, SIGINT, SIGTERM, pthread_kill
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -438,6 +440,7 @@ class Cast:
             open_endpoint(backend, loopback="off", receive_depth=DEPTH) as endpoint,
             closing(open_sink(path)) as sink,
         ):
+            sink.open()
             self.parties[number] = ReceivingParty(endpoint, GROUP, sink, silence=5.0)
             run(self.parties[number])
 
@@ -521,11 +524,13 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     target.write_bytes(b"old")
     target.chmod(0o640)
     with closing(NewFile(target)) as sink:
+        sink.open()
         sink.write(b"new")
         assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert target.read_bytes() == b"old"
     with closing(NewFile(target)) as sink:
+        sink.open()
         sink.write(b"new")
         sink.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -536,6 +541,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
 def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     with closing(NewFile(tmp_path / "file")) as sink:
+        sink.open()
         sink.commit()
     assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
 
@@ -544,6 +550,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to("real")
     with closing(open_sink(str(tmp_path / "link"))) as sink:
+        sink.open()
         sink.write(b"new")
         sink.commit()
     assert (tmp_path / "link").is_symlink()
@@ -772,6 +779,22 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
         _, said = process.communicate(timeout=20)
     assert (process.returncode, said) == (128 + signal, "mcast: interrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["site"]
+
+
+def test_a_signal_while_the_file_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tempfile.mkstemp
+
+    def interrupted(**options: Any) -> tuple[int, str]:
+        made = make(**options)
+        pthread_kill(threading.get_ident(), SIGINT)
+        return made
+
+    monkeypatch.setattr(tempfile, "mkstemp", interrupted)
+    with pytest.raises(KeyboardInterrupt), closing(NewFile(tmp_path / "file")) as sink:
+        sink.open()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", [("send", "file", "239.1.1.1"), ("recv", "239.1.1.1", "-o", "copy")])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno as E
 import os
 import select
+import signal
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STANDARD = "-"
@@ -44,6 +46,9 @@ class Sink:
     """Where a received file goes. An OSError of any method ends the transfer."""
 
     name: str
+
+    def open(self) -> None:
+        """Make what `close` removes: called once, by who will close it."""
 
     def ready(self) -> bool:
         """Whether a piece can be written without waiting for a reader."""
@@ -86,9 +91,15 @@ class NewFile(Sink):
     def __init__(self, path: Path, name: str = "") -> None:
         self.name = name or str(path)
         self._target = path
-        fd, made = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
-        self._part: Path | None = Path(made)
-        self._file = os.fdopen(fd, "wb", buffering=1 << 16)
+        self._part: Path | None = None
+
+    def open(self) -> None:
+        with _signals_held():  # a file that nobody knows of would stay
+            fd, made = tempfile.mkstemp(
+                prefix=f".{self._target.name[:100]}.", suffix=".part", dir=self._target.parent
+            )
+            self._part = Path(made)
+            self._file = os.fdopen(fd, "wb", buffering=1 << 16)
 
     def write(self, piece: bytes) -> None:
         self._file.write(piece)
@@ -108,6 +119,16 @@ class NewFile(Sink):
             self._part = None
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """What ends the command waits until the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _mode(path: Path) -> int:
     """The permissions of a file that is replaced, or those of a new one."""
     try:
@@ -118,7 +139,7 @@ def _mode(path: Path) -> int:
 
 
 def open_sink(path: str) -> Sink:
-    """Where `path` says. Raises OSError if nothing can be written there."""
+    """Where `path` says; `Sink.open` is next. Both raise OSError if nothing can be written there."""
     if path == STANDARD:
         return Stream(os.dup(1), "stdout")
     if Path(path).is_dir():
