@@ -29,8 +29,8 @@ from typing import Any, Generic, Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, Message, Phase, QpError, TimedOut
-from mcast.group import Group
-from mcast.session import Event, Operation, Peer, Wait, as_list
+from mcast.group import Group, GroupState
+from mcast.session import BATCH, Event, Operation, Peer, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -100,10 +100,16 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     async def recv(self, timeout: float | None = None) -> Message | None:
         """The next message of any group, a copy; None when `timeout` s have passed."""
-        return await self._run(self._session.recv(None, timeout))
+        return await self._recv(None, timeout)
 
     async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
         """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
+        if self._loop.time() < self._turn_ends:
+            with self._lock:
+                batch = self._session.take_batch(max)
+            if batch is not None:
+                self._wake()
+                return batch
         return await self._run(self._session.recv_batch(max, timeout))
 
     async def batches(self, timeout: float | None = None, max: int = 64) -> AsyncIterator[Batch]:
@@ -127,6 +133,24 @@ class Endpoint(EndpointView["Membership | Sender"]):
         if self._session.events:
             return self._session.events.popleft()
         return None if timeout == 0 else await self._run(self._session.next_event(timeout))
+
+    async def _recv(self, group: Group | None, timeout: float | None) -> Message | None:
+        """Within a turn what is here is taken at once: the loop tells of events, between turns."""
+        session = self._session
+        if self._loop.time() < self._turn_ends:
+            with self._lock:
+                message = session.pop(group)
+                if message is not None:
+                    return message
+                session.require_receiving(group)
+                batch = session.poll(BATCH)
+                if batch is not None:
+                    message = session.deliver(batch, group)
+            if batch is not None:
+                self._wake()  # the others' messages may be in it
+            if message is not None:
+                return message
+        return await self._run(session.recv(group, timeout))
 
     # --- the driver ---
 
@@ -302,7 +326,10 @@ class Sender(MemberView):
         session, now = endpoint._session, endpoint._loop.time
         while True:
             left = None if end is None else max(0.0, end - now())
-            qp, destination = await endpoint._run(session.route_to(group, left))
+            if group.state is GroupState.JOINED and group.destination is not None:
+                qp, destination = session.qp, group.destination
+            else:
+                qp, destination = await endpoint._run(session.route_to(group, left))
             try:
                 session.send(group, qp, destination, payloads, imm, 0)
                 break
@@ -346,7 +373,7 @@ class Membership(Sender):
 
     async def recv(self, timeout: float | None = None) -> Message | None:
         """The group's next message, a copy; None when `timeout` s have passed."""
-        return await self._endpoint._run(self._endpoint._session.recv(self._group, timeout))
+        return await self._endpoint._recv(self._group, timeout)
 
     async def probe_loopback(self, timeout: float = 0.5) -> bool:
         """Whether the device returns one's own messages: asked by sending one, whatever it has promised.

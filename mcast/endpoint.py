@@ -24,7 +24,7 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Destination, Message, Phase, QpError, QueuePair
 from mcast.group import Group, GroupState
-from mcast.session import Event, Operation, Peer, Wait, as_list
+from mcast.session import BATCH, Event, Operation, Peer, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -77,11 +77,18 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     def recv(self, timeout: float | None = None) -> Message | None:
         """The next message of any group, a copy; None when `timeout` s have passed."""
-        return self._run(self._session.recv(None, timeout))
+        return self._recv(None, timeout)
 
     def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
         """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
-        return self._run(self._session.recv_batch(max, timeout))
+        session = self._session
+        with self._lock:
+            if not self._pumping:
+                self._look()
+                batch = session.take_batch(max)
+                if batch is not None:
+                    return batch
+        return self._run(session.recv_batch(max, timeout))
 
     def batches(self, timeout: float | None = None, max: int = 64) -> Iterator[Batch]:
         """Leased batches, each released when the next is asked for; ends after `timeout` s without one.
@@ -102,13 +109,32 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """The next of Lost, Rejoined, GaveUp, ReceiveQueueLow; None when `timeout` s have passed."""
         session = self._session
         with self._lock:
-            if not self._pumping and session.step():
-                self._changed.notify_all()
+            if not self._pumping:
+                self._look()
             if session.events:
                 return session.events.popleft()
         return None if timeout == 0 else self._run(session.next_event(timeout))
 
+    def _recv(self, group: Group | None, timeout: float | None) -> Message | None:
+        """What is here is taken at once; only a wait needs an operation."""
+        session = self._session
+        with self._lock:
+            message = session.pop(group)
+            if message is None and not self._pumping:
+                self._look()
+                session.require_receiving(group)
+                batch = session.poll(BATCH)
+                message = None if batch is None else session.deliver(batch, group)
+        return message if message is not None else self._run(session.recv(group, timeout))
+
     # --- the driver ---
+
+    def _look(self) -> bool:
+        """Take in what has happened, do what is due; whether there was anything."""
+        happened = self._session.step()
+        if happened:
+            self._changed.notify_all()
+        return happened
 
     def _run(self, operation: Operation[T]) -> T:
         """Carry an operation out by blocking."""
@@ -130,8 +156,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """What to send with; first take in what has happened, unless a thread that receives does so."""
         session = self._session
         with self._lock:
-            if not self._pumping and session.step():
-                self._changed.notify_all()
+            if not self._pumping:
+                self._look()
             if group.state is GroupState.JOINED and group.destination is not None:
                 return session.qp, group.destination
         return self._run(session.route_to(group, timeout))
@@ -143,8 +169,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             # Only who receives reads events: had another read one, nothing would wake the sleeper.
             self._changed.wait(None if wait.until is None else max(0.0, wait.until - session.now()))
             return None
-        if session.step():
-            self._changed.notify_all()
+        if self._look():
             return None
         end = min(inf if wait.until is None else wait.until, session.due())
         left = end if abs(end) == inf else end - session.now()
@@ -256,7 +281,7 @@ class Membership(Sender):
 
     def recv(self, timeout: float | None = None) -> Message | None:
         """The group's next message, a copy; None when `timeout` s have passed."""
-        return self._endpoint._run(self._endpoint._session.recv(self._group, timeout))
+        return self._endpoint._recv(self._group, timeout)
 
     def probe_loopback(self, timeout: float = 0.5) -> bool:
         """Whether the device returns one's own messages: asked by sending one, whatever it has promised.

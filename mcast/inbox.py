@@ -22,7 +22,7 @@ class Inbox:
         """Keep a copy; False if there is no room."""
         if len(self._queue) >= self._depth:
             return False
-        self._queue.append((arrival, message._replace(payload=memoryview(bytes(message.payload)))))
+        self._queue.append((arrival, copied(message)))
         return True
 
     @property
@@ -39,6 +39,11 @@ class Inbox:
         count = len(self._queue)
         self._queue.clear()
         return count
+
+
+def copied(message: Message) -> Message:
+    """The message with a payload of its own."""
+    return Message(memoryview(bytes(message.payload)), *message[1:])  # _replace takes three times as long
 
 
 class CopiedBatch(Batch):

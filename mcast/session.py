@@ -45,7 +45,7 @@ from mcast.api import (
     mcast_error,
 )
 from mcast.group import GROUP_COUNTS, SEQUENCE_COUNTS, Group, GroupState, Quest, Recovery
-from mcast.inbox import ChosenBatch, CopiedBatch, Inbox
+from mcast.inbox import ChosenBatch, CopiedBatch, Inbox, copied
 from mcast.policy import (
     Event,
     GaveUp,
@@ -153,7 +153,7 @@ class Session:
         self._counting = threading.Lock()
         self._asked = 0
         self._echoes_left = 0
-        self._arrivals = 0
+        self._arrivals = self._kept = 0
         self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
         self._warn_at = settings.receive_depth // 4
         self._stray_sources = sequence.Sources()
@@ -478,7 +478,7 @@ class Session:
             self.totals.update({f"left {field}": group.sources.total(field) for field in SEQUENCE_COUNTS})
             self.dropped.update(group.dropped)
         self._leave_quietly(group)
-        group.inbox.clear()
+        self._kept -= group.inbox.clear()
 
     def nudge(self) -> None:
         """Cause an event, so that a thread that sleeps in a receive looks again."""
@@ -539,7 +539,7 @@ class Session:
         timeout: float | None,
     ) -> int:
         """Post the messages, numbered if they shall be; the driver's lock is not needed."""
-        sizes = list(map(_size, payloads))
+        sizes = list(map(len if set(map(type, payloads)) == {bytes} else _size, payloads))  # type: ignore[arg-type]
         if self.settings.sequence or self.settings.max_message is not None:
             limit = self.max_message_size
             for index, size in enumerate(sizes):
@@ -570,7 +570,7 @@ class Session:
             message = self.pop(group)
             if message is not None:
                 return message
-            self._require_receiving(group)
+            self.require_receiving(group)
             if waited and self._is_over(deadline):
                 return None
             yield from self._wait(deadline)
@@ -578,14 +578,56 @@ class Session:
 
     def pop(self, group: Group | None) -> Message | None:
         """A message that is here already."""
+        if not self._kept:
+            return None
         if group is not None:
-            return group.inbox.pop()
-        first = min(self._filled(), key=lambda inbox: inbox.next_arrival, default=None)
-        return None if first is None else first.pop()
+            inbox = group.inbox
+        else:
+            inbox = min(self._filled(), key=lambda one: one.next_arrival, default=self.strays)
+        message = inbox.pop()
+        self._kept -= message is not None
+        return message
 
     def _filled(self) -> Iterator[Inbox]:
         inboxes = [self.strays, *(group.inbox for group in self.groups.values())]
         return (inbox for inbox in inboxes if len(inbox))
+
+    def poll(self, max: int) -> Batch | None:
+        """What waits at the QP; None: nothing, and then its descriptor is armed, or the QP is not usable."""
+        if self.recovery is not None:
+            return None
+        try:
+            batch = self.qp.recv(max, 0)
+        except QpError as error:
+            self.on_qp_error(error)
+            return None
+        if len(batch):
+            return batch
+        batch.release()
+        return None
+
+    def deliver(self, batch: Batch, group: Group | None) -> Message | None:
+        """Out of a batch the first message of the group, or of any; the others go where they belong.
+
+        For who has found none by `pop`: nothing is overtaken.
+        """
+        owner = self.by_mgid.get(batch[0].group)
+        if len(batch) > 1 or owner is not (group or owner) or self._must_judge(batch.lengths):
+            self.route(batch)
+            return self.pop(group)
+        with batch:
+            message = copied(batch[0])
+        self._count(owner, [len(message.payload)])
+        return message
+
+    def take_batch(self, max: int) -> Batch | None:
+        """`recv_batch` without a wait, if all that is here is at the QP."""
+        if self._kept or max < 1:
+            return None
+        self.require_receiving(None)
+        batch = self.poll(max)
+        sifted = None if batch is None else self._sift(batch)
+        return sifted if sifted else None
 
     def recv_batch(self, max: int, timeout: float | None) -> Operation[Batch]:
         """A leased batch as received, or of copies if another call has received them; empty: too late."""
@@ -594,9 +636,9 @@ class Session:
         deadline = self._deadline(timeout)
         waited = False
         while True:
-            if any(self._filled()):
+            if self._kept:
                 return CopiedBatch([message for _ in range(max) if (message := self.pop(None)) is not None])
-            self._require_receiving(None)
+            self.require_receiving(None)
             if waited and self._is_over(deadline):
                 return CopiedBatch()
             batch = yield Wait(deadline, max)
@@ -606,7 +648,7 @@ class Session:
                 if len(sifted):
                     return sifted
 
-    def _require_receiving(self, group: Group | None) -> None:
+    def require_receiving(self, group: Group | None) -> None:
         """Raise the loss of the group; for all groups, of each group once."""
         self.require_open("recv", Phase.RECV)
         if group is not None:
@@ -622,18 +664,23 @@ class Session:
         lengths = batch.lengths
         if not lengths:
             return batch
-        self.totals["received_batches"] += 1
         if self._must_judge(lengths):
+            self.totals["received_batches"] += 1
             messages = self._wanted(batch)
             unchanged = len(messages) == len(lengths) and not self.settings.sequence
             return batch if unchanged else ChosenBatch(batch, messages)
-        if len(self.by_mgid) == 1:
-            (group,) = self.by_mgid.values()
-            group.counts["received"] += len(lengths)
-            group.counts["received_bytes"] += sum(lengths)
-        self.totals["received_bytes"] += sum(lengths)
-        self._watch_queue(len(lengths))
+        self._count(next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None, lengths)
         return batch
+
+    def _count(self, group: Group | None, lengths: Sequence[int]) -> None:
+        """A batch that was received as it is, for the group if it is known."""
+        size = sum(lengths)
+        self.totals["received_batches"] += 1
+        self.totals["received_bytes"] += size
+        if group is not None:
+            group.counts["received"] += len(lengths)
+            group.counts["received_bytes"] += size
+        self._watch_queue(len(lengths))
 
     def _must_judge(self, lengths: Sequence[int]) -> bool:
         """Whether each message of a batch must be looked at."""
@@ -653,7 +700,9 @@ class Session:
             self._arrivals += 1
             group = self.by_mgid.get(message.group)
             inbox = self.strays if group is None else group.inbox
-            if not inbox.put(self._arrivals, message):
+            if inbox.put(self._arrivals, message):
+                self._kept += 1
+            else:
                 self._drop(group, "nobody asked for it in time")
 
     def _wanted(self, batch: Batch) -> list[Message]:

@@ -487,7 +487,7 @@ def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
     run(main)
 
 
-def test_a_queue_that_is_never_empty_leaves_the_loop_to_others_and_events_are_taken_in(
+def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
     fabric: Fabric,
 ) -> None:
     async def main() -> None:
