@@ -28,7 +28,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, Message, Phase, QpError, TimedOut
+from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, TimedOut
 from mcast.group import Group, GroupState
 from mcast.session import BATCH, Event, Operation, Peer, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
@@ -53,7 +53,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def _prepare(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[Batch | None], int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._channel_fd = self._qp_fd = -1
         self._watching = False
@@ -183,7 +183,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         if batch is not None:
             self._wake()  # the others' messages may be in it
         elif not over:  # else what the operation waits for may have happened meanwhile
-            await self._sleep(wait.until)
+            batch = await self._sleep(wait)
         return batch
 
     def _look(self) -> bool:
@@ -227,27 +227,57 @@ class Endpoint(EndpointView["Membership | Sender"]):
         batch.release()
         return None
 
-    async def _sleep(self, until: float | None) -> None:
-        """Wait until something changes, or `until`."""
+    async def _sleep(self, wait: Wait) -> Batch | None:
+        """Wait until something changes, or `wait.until`; what was received, if it was handed to this call."""
         due = self._session.due()
-        future: asyncio.Future[None] = self._loop.create_future()
-        end = min(inf if until is None else until, due)
+        future: asyncio.Future[Batch | None] = self._loop.create_future()
+        end = min(inf if wait.until is None else wait.until, due)
         timer = None if end == inf else self._loop.call_at(end, _finish, future)
-        self._waiters.add(future)
+        self._waiters[future] = wait.max
         if self._session.usable_qp is None:
             self._unwatch()  # in ERR it stays readable
         elif not self._watching and self._qp_fd >= 0:
-            self._loop.add_reader(self._qp_fd, self._wake)
+            self._loop.add_reader(self._qp_fd, self._on_readable)
             self._watching = True
         try:
-            await future
+            batch = await future
+        except BaseException:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._keep(future.result())
+            raise
         finally:
             if timer is not None:
                 timer.cancel()
-            self._waiters.discard(future)
+            self._waiters.pop(future, None)
+        if batch is not None:
+            self._wake()  # the others' messages may be in it
+        self._turn_ends = self._loop.time() + TURN
+        return batch
+
+    def _keep(self, batch: Batch | None) -> None:
+        """For the next who asks: the call that it was received for was cancelled."""
+        if batch is not None:
+            with self._lock:
+                self._session.route(batch)
+            self._wake()
+
+    def _on_readable(self) -> None:
+        """Receive for who waits: were it only woken, the readable descriptor would wake it again."""
+        future, most = next(((one, most) for one, most in self._waiters.items() if not one.done()), (None, 0))
+        if future is None:
             if not self._waiters:
                 self._unwatch()
-        self._turn_ends = self._loop.time() + TURN
+            return
+        try:
+            with self._lock:
+                batch = self._session.poll(most)
+        except McastError as error:
+            future.set_exception(error)
+            return
+        if batch is not None:
+            future.set_result(batch)
+        elif self._session.usable_qp is None:
+            self._wake()
 
     def _wake(self) -> None:
         """Let every waiting task look again."""
@@ -417,6 +447,6 @@ class Joining(Generic[M]):
         await self._member.leave()
 
 
-def _finish(future: asyncio.Future[None]) -> None:
+def _finish(future: asyncio.Future[Batch | None]) -> None:
     if not future.done():
         future.set_result(None)

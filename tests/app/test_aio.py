@@ -270,6 +270,26 @@ def test_a_cancelled_receive_loses_no_message(fabric: Fabric) -> None:
     run(main)
 
 
+def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            task = asyncio.create_task(group.recv())
+            await until(lambda: other._waiters)
+            one._turn_ends = float("inf")
+            await out.send(b"kept")
+            other._on_readable()  # as the loop calls it
+            task.cancel()  # before the task has its turn
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            message = await group.recv(timeout=0)
+            assert message is not None
+            assert bytes(message.payload) == b"kept"
+            assert not other._waiters
+
+    run(main)
+
+
 # --- closing -----------------------------------------------------------------------------------------
 
 
