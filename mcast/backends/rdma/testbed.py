@@ -201,6 +201,8 @@ class RdmaTestbed(Testbed):
         command = [hostnet.program("rdma"), "link", "delete", device]
         self._removals[port] = subprocess.Popen(command)
         _eventually(lambda: device not in self._native.device_names(), f"{device} does not go away")
+        # librdmacm does not look for removed devices once none is left: it would hold this one for ever
+        self._native.sync_devices()
 
     def restore(self) -> None:
         """Make the host as it was: devices back, no group left over in the bridge."""
