@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.api import McastAddress
+from mcast.cli.cast.progress import Watch
 from mcast.cli.place import (
     BackendName,
     Bind,
@@ -62,7 +63,9 @@ def recv(
             raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH))
         party = ReceivingParty(endpoint, group, sink, patience)
-        with Watch(party.core, f"{group} as {endpoint.address} ({endpoint.device.name})", wait) as watch:
+        with ReceiveWatch(
+            party.core, f"{group} as {endpoint.address} ({endpoint.device.name})", wait
+        ) as watch:
             run(party, watch.look)
         outcome = outcome_of(party, sink.name, group, watch.seconds)
     apart = output == STANDARD
@@ -74,39 +77,20 @@ def recv(
         raise Failure(_why(outcome, kept=apart))
 
 
-class Watch:
-    """A line on stderr, where that is a terminal: listening, then a bar. Ends the wait for a sender."""
+class ReceiveWatch(Watch):
+    """Where it listens, then how much has come. Ends the wait for a sender."""
 
     def __init__(self, core: FileReceiver, place: str, wait: float | None) -> None:
-        from mcast.cli.cast.progress import bar
-
+        super().__init__(f"listening to {place}")
         self._core, self._place, self._wait = core, place, wait
-        self._bar = bar()
-        self._task = self._bar.add_task(f"listening to {place}", total=None)
         self._opened = time.perf_counter()
-        self._started: float | None = None
-
-    def __enter__(self) -> Watch:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    @property
-    def seconds(self) -> float:
-        """Since the first piece."""
-        return time.perf_counter() - self._started if self._started is not None else 0.0
 
     def look(self) -> None:
         """After each turn."""
-        core, now = self._core, time.perf_counter()
-        if core.highest and self._started is None:
-            self._started = now
-            self._bar.update(self._task, description="receiving", total=core.size)
-        if self._started is not None:
-            self._bar.update(self._task, completed=core.bytes)
-        elif not core.welcome and self._wait is not None and now - self._opened > self._wait:
+        core = self._core
+        if core.highest:
+            self.show("receiving", core.bytes, core.size)
+        elif not core.welcome and self._wait is not None and time.perf_counter() - self._opened > self._wait:
             late = ", but one that had begun before is under way" if core.missed_one else ""
             core.fail(f"no transfer began on {self._place} within {self._wait:g} s{late}")
 

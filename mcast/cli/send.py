@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mcast.api import McastAddress
+from mcast.cli.cast.progress import Watch
 from mcast.cli.cast.sender import MOST_RECEIVERS
 from mcast.cli.place import (
     BackendName,
@@ -70,7 +70,7 @@ def send(
             raise Failure(f"cannot read {file}: {error.strerror}", 2) from None
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH))
         party = SendingParty(endpoint, group, source, receivers, times)
-        with Watch(party.core, receivers) as watch:
+        with SendWatch(party.core, receivers) as watch:
             run(party, watch.look)
         outcome = outcome_of(party, source.name, group, watch.seconds)
     if as_json:
@@ -84,39 +84,20 @@ def send(
         raise typer.Exit(1)
 
 
-class Watch:
-    """A line on stderr, where that is a terminal: who has joined, then a bar."""
+class SendWatch(Watch):
+    """Who has joined, then how much everybody has."""
 
     def __init__(self, core: FileSender, wanted: int | None) -> None:
-        from mcast.cli.cast.progress import bar
-
+        super().__init__("")
         self._core, self._wanted = core, f" of {wanted}" if wanted else ""
-        self._bar = bar()
-        self._task = self._bar.add_task("", total=None)
-        self._started: float | None = None
-
-    def __enter__(self) -> Watch:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    @property
-    def seconds(self) -> float:
-        """Since the receivers were settled."""
-        return time.perf_counter() - self._started if self._started is not None else 0.0
 
     def look(self) -> None:
         """After each turn."""
         core = self._core
-        if not core.started:
-            self._bar.update(self._task, description=f"waiting: {len(core.peers)}{self._wanted} joined")
-            return
-        if self._started is None:
-            self._started = time.perf_counter()
-            self._bar.update(self._task, description="sending", total=core.size)
-        self._bar.update(self._task, completed=core.placed_bytes)
+        if core.started:
+            self.show("sending", core.placed_bytes, core.size)
+        else:
+            self.wait(f"waiting: {len(core.peers)}{self._wanted} joined")
 
 
 def outcome_of(party: SendingParty, file: str, group: McastAddress, seconds: float) -> dict[str, Any]:

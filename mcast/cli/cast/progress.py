@@ -1,16 +1,51 @@
-"""The progress bar of a transfer."""
+"""The progress of a transfer, as one sees it."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from mcast.cli.terminal import console
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from rich.progress import Progress
 
 
-def bar() -> Progress:
+class Watch:
+    """A line on stderr, where that is a terminal, then a bar: from when a transfer has begun."""
+
+    def __init__(self, waiting: str) -> None:
+        self._bar = _bar()
+        self._task = self._bar.add_task(waiting, total=None)
+        self._started: float | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Since the transfer began."""
+        return time.perf_counter() - self._started if self._started is not None else 0.0
+
+    def wait(self, description: str) -> None:
+        """It has not begun: show for what it waits."""
+        self._bar.update(self._task, description=description)
+
+    def show(self, description: str, completed: int, total: int | None) -> None:
+        """It has begun: so many bytes are done."""
+        if self._started is None:
+            self._started = time.perf_counter()
+            self._bar.update(self._task, description=description, total=total)
+        self._bar.update(self._task, completed=completed)
+
+
+def _bar() -> Progress:
     """On stderr, where that is a terminal; it goes when the work is done."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
