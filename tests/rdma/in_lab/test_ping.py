@@ -30,6 +30,8 @@ def quiet(line: str) -> None:
 @pytest.mark.parametrize("size", [PROBE_SIZE, 1024])
 def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
     with station(lab_bed, 0, qps=2) as pinging, station(lab_bed, 1) as answering:
+        for port in (0, 1):
+            wait_for_member(lab_bed, port)
         thread = threading.Thread(target=answer_all, args=(answering, 10, quiet))
         thread.start()
         outcome = ping_all(pinging, 5, size, 0.2, BOUND, quiet)
