@@ -18,8 +18,8 @@ from __future__ import annotations
 import errno as E
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from time import monotonic
@@ -535,24 +535,17 @@ class _OnPort(_Closeable):
         """What its port speaks; None where there is no port yet, or the provider does not say."""
         return None
 
-    def _explained(self) -> AbstractContextManager[None]:
-        """Errors of the block know the link layer, and with it which causes are possible."""
-        return _Explained(self)
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the block know the link layer, and with it which causes are possible.
 
-
-class _Explained(AbstractContextManager[None]):
-    """A class, for a generator costs a microsecond of every join and leave."""
-
-    __slots__ = ("_place",)
-
-    def __init__(self, place: _OnPort) -> None:
-        self._place = place
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, McastError):
-            error.link_layer = self._place.link_layer
+        Where a microsecond counts, in joins and leaves, callers catch and tell it themselves.
+        """
+        try:
+            yield
+        except McastError as error:
+            error.link_layer = self.link_layer
+            raise
 
 
 class Backend(_Closeable):
@@ -680,9 +673,13 @@ class CmId(_OnPort):
         if self._closed:
             self._require_open("join_multicast", Phase.JOIN)
         address = McastAddress.of(addr)
-        self._refuse_second_join("join_multicast", address)
-        with self._explained():
+        if address.key in self._joined:
+            raise AlreadyJoined("join_multicast", self._joined[address.key])
+        try:
             self._join_multicast(address, context)
+        except McastError as error:
+            error.link_layer = self.link_layer
+            raise
         self._joined[address.key] = address
 
     def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
@@ -695,9 +692,14 @@ class CmId(_OnPort):
         """
         if self._closed:
             self._require_open("join_multicast_ex", Phase.JOIN)
-        self._refuse_second_join("join_multicast_ex", attr.addr)
-        with self._explained():
+        key = getattr(attr.addr, "key", None)  # a model_construct may lack it
+        if key in self._joined:
+            raise AlreadyJoined("join_multicast_ex", self._joined[key])
+        try:
             self._join_multicast_ex(attr, context)
+        except McastError as error:
+            error.link_layer = self.link_layer
+            raise
         self._joined[attr.addr.key] = attr.addr
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
@@ -710,8 +712,11 @@ class CmId(_OnPort):
         if self._closed:
             self._require_open("leave_multicast", Phase.LEAVE)
         address = McastAddress.of(addr)
-        with self._explained():
+        try:
             self._leave_multicast(address)
+        except McastError as error:
+            error.link_layer = self.link_layer
+            raise
         self._joined.pop(address.key, None)
 
     def destroy(self) -> None:
@@ -724,11 +729,6 @@ class CmId(_OnPort):
     def close(self) -> None:
         """The same as destroy."""
         self.destroy()
-
-    def _refuse_second_join(self, call: str, address: McastAddress) -> None:
-        joined = self._joined.get(getattr(address, "key", None))
-        if joined is not None:
-            raise AlreadyJoined(call, joined)
 
     @abstractmethod
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None: ...

@@ -114,6 +114,6 @@ def test_a_refusal_alone_is_looked_into(
     cm_id = SimpleNamespace(why_refused=lambda join: (CAUSE,))
     kind = CmEventType.MULTICAST_ERROR
     booked = CmEvent(type=kind, status=status, errno=errno, context=None, id=cm_id, ud=None)
-    channel = cast(Any, SimpleNamespace(_joins={7: object()}))
-    event = cast(Any, SimpleNamespace(join_token=token))
+    channel = cast(Any, SimpleNamespace(joins={7: object()}))
+    event = (int(kind), status, errno, 1, token, b"")
     assert RdmaChannel._explained(channel, booked, event).found == found

@@ -16,53 +16,29 @@ from mcast.api import (
     Destination,
     EventChannel,
     Gid,
-    McastAddress,
     Phase,
     PortSpace,
     UdParam,
 )
 from mcast.backends.rdma.cm_id import Join, RdmaCmId
 from mcast.backends.rdma.deadline import Deadline, held
-from mcast.backends.rdma.native import Event, Native
+from mcast.backends.rdma.native import Event, Native, Ud
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process, Shared
 
 _REFUSED = (E.EINVAL, -E.EINVAL)
 """Errno and status of a MULTICAST_ERROR by which an SA, and not a failed attach, ended the join."""
 
+_KINDS = {int(kind): kind for kind in CmEventType}
 
-_AT_QKEY = Event._fields.index("qkey")
 
-
-@lru_cache(maxsize=1024)
-def _ud_param(
-    qp_num: int,
-    qkey: int,
-    flow_label: int,
-    dlid: int,
-    sl: int,
-    port_num: int,
-    is_global: int,
-    sgid_index: int,
-    hop_limit: int,
-    traffic_class: int,
-    dgid: bytes,
-) -> UdParam:
+@lru_cache(maxsize=4096)
+def _ud_param(raw: bytes) -> UdParam:
     """Values of values: a group that is joined again has the same."""
-    destination = Destination(
-        gid=Gid(dgid),
-        qp_num=qp_num,
-        qkey=qkey,
-        dlid=dlid,
-        sl=sl,
-        port_num=port_num,
-        sgid_index=sgid_index,
-        hop_limit=hop_limit,
-        traffic_class=traffic_class,
-        flow_label=flow_label,
-        is_global=bool(is_global),
-    )
-    return UdParam(qp_num=qp_num, qkey=qkey, destination=destination)
+    fields = Ud.unpack(raw)._asdict()
+    gid, is_global = Gid(fields.pop("dgid")), bool(fields.pop("is_global"))
+    destination = Destination(gid=gid, is_global=is_global, **fields)
+    return UdParam(destination.qp_num, destination.qkey, destination)
 
 
 class RdmaChannel(Shared, EventChannel):
@@ -80,9 +56,10 @@ class RdmaChannel(Shared, EventChannel):
         self._handle = native.open_channel()
         self._room = native.room_for_event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._tokens = itertools.count(1)
+        self.tokens = itertools.count(1)
         self._ids: dict[int, RdmaCmId] = {}
-        self._joins: dict[int, Join] = {}
+        self.joins: dict[int, Join] = {}
+        """By the token that their events carry."""
 
     def fileno(self) -> int:
         with self._in_use("fileno", Phase.EVENT):
@@ -95,7 +72,7 @@ class RdmaChannel(Shared, EventChannel):
 
     def _create_id(self, port_space: PortSpace) -> CmId:
         with self._in_use("create_id", Phase.OPEN):
-            token = next(self._tokens)
+            token = next(self.tokens)
             handle = self.native.create_id(self._handle, token, port_space)
             cm_id = RdmaCmId(self, token, handle, port_space)
             self._ids[token] = cm_id
@@ -104,16 +81,6 @@ class RdmaChannel(Shared, EventChannel):
     def forget_id(self, cm_id: RdmaCmId) -> None:
         """The id is about to be destroyed."""
         self._ids.pop(cm_id.token, None)
-
-    def new_join(self, address: McastAddress, receives: bool, context: object) -> Join:
-        """A join whose event will carry its token."""
-        join = Join(next(self._tokens), address, receives, context)
-        self._joins[join.token] = join
-        return join
-
-    def forget_join(self, join: Join) -> None:
-        """No event of it can come any more."""
-        self._joins.pop(join.token, None)
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         found = self._take()  # without a clock, which may cost as much as the call
@@ -131,44 +98,42 @@ class RdmaChannel(Shared, EventChannel):
     def _take(self) -> CmEvent | None:
         """The event that waits, if one does."""
         with self.lock:
-            self._require_open("get_event", Phase.EVENT)
+            if self._closed or not self.process.is_here:
+                self._require_open("get_event", Phase.EVENT)
             event = self.native.take_event(self._handle, self._room)
-            booked = None if event is None else self._book(event)
-        return None if booked is None else self._explained(booked, event)
+            if event is None:
+                return None
+            booked = self._book(event)
+        return self._explained(booked, event) if booked.errno else booked
 
     def _book(self, event: Event) -> CmEvent:
         """Note what librdmacm did when the event was read; make the value."""
-        kind = CmEventType(event.type)
-        cm_id = self._ids.get(event.id_token)
-        join = self._joins.get(event.join_token)
+        number, status, errno, id_token, join_token, raw = event
+        kind = _KINDS.get(number, CmEventType.UNKNOWN)
+        cm_id, join = self._ids.get(id_token), self.joins.get(join_token)
         if kind is CmEventType.DEVICE_REMOVAL:
             self._on_removal()
             if cm_id is not None:
                 cm_id.device_is_gone = True
-        return CmEvent(
-            type=kind,
-            status=event.status,
-            errno=event.errno,
-            context=None if join is None else join.context,
-            id=cm_id,
-            ud=self._joined(event, cm_id, join) if kind is CmEventType.MULTICAST_JOIN else None,
-        )
+        ud = self._joined(raw, cm_id, join) if kind is CmEventType.MULTICAST_JOIN else None
+        return CmEvent(kind, status, errno, None if join is None else join.context, cm_id, ud)
 
-    def _explained(self, booked: CmEvent, event: Event | None) -> CmEvent:
+    def _explained(self, booked: CmEvent, event: Event) -> CmEvent:
         """The event, with what the SA says of a join that it refused. The SA is asked without the lock."""
-        if event is None or (booked.errno, booked.status) != _REFUSED or booked.id is None:
+        if (booked.errno, booked.status) != _REFUSED or booked.id is None:
             return booked
-        join = self._joins.get(event.join_token)
+        _, _, _, _, join_token, _ = event
+        join = self.joins.get(join_token)
         found = () if join is None else booked.id.why_refused(join)
         return booked._replace(found=found)
 
-    def _joined(self, event: Event, cm_id: RdmaCmId | None, join: Join | None) -> UdParam:
-        ud = _ud_param(event.qp_num, *event[_AT_QKEY:])
-        group = ud.destination
+    def _joined(self, raw: bytes, cm_id: RdmaCmId | None, join: Join | None) -> UdParam:
+        ud = _ud_param(raw)
         if join is not None and join.receives:
+            group = ud.destination
             join.attachment = group.gid, group.dlid
-            if cm_id is not None and cm_id.qp is not None:
-                cm_id.qp.note_attached(*join.attachment)
+            if cm_id is not None:
+                cm_id.note_attached(group.gid, group.dlid)
         return ud
 
     def close(self) -> None:

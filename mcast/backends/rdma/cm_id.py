@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno as E
-from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
@@ -40,6 +39,8 @@ _NOTHING_LEFT = frozenset({E.EADDRNOTAVAIL, E.EINVAL})
 class Join:
     """One membership of an id: found by `token` when its event comes."""
 
+    __slots__ = ("address", "attachment", "context", "receives", "token")
+
     def __init__(self, token: int, address: McastAddress, receives: bool, context: object) -> None:
         self.token, self.address, self.receives, self.context = token, address, receives, context
         self.attachment: tuple[Gid, int] | None = None
@@ -55,7 +56,8 @@ class RdmaCmId(Shared, CmId):
         self._port_space = port_space
         self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
-        self._joins: dict[McastAddress, Join] = {}
+        self._joins: dict[object, Join] = {}
+        """By group; whatever the port, there is one membership of each (G-JOIN)."""
         self.device_is_gone = False
         """Whether DEVICE_REMOVAL was read: the device waits until all have let go of it."""
 
@@ -113,49 +115,42 @@ class RdmaCmId(Shared, CmId):
                 raise
             return self._qp
 
+    def note_attached(self, gid: Gid, lid: int) -> None:
+        """The QP, if there is one, was attached when librdmacm read the join's event."""
+        if self._qp is not None:
+            self._qp.note_attached(gid, lid)
+
     def qp_is_gone(self, context: Context) -> None:
         """The QP has been destroyed."""
         self._qp = None
         self.channel.pds.release(context)
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
-        def call(address: bytes | None, token: int) -> None:
-            self.native.join(self.handle, address, token, {"addr": addr})
-
-        self._join(addr, True, context, call)
+        with self.lock:
+            if self._closed or not self.process.is_here:
+                self._require_open("join_multicast", Phase.JOIN)
+            join = Join(next(self.channel.tokens), addr, True, context)
+            self.native.join(self.handle, sockaddr.group(addr), join.token, addr)
+            self._joins[addr.key] = self.channel.joins[join.token] = join
 
     def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
-        mask, flags = int(attr.comp_mask), int(attr.join_flags)
-
-        def call(address: bytes | None, token: int) -> None:
-            arguments = {"comp_mask": mask, "join_flags": flags, "addr": attr.addr}
-            self.native.join_ex(self.handle, mask, flags, address, token, arguments)
-
-        self._join(attr.addr, flags == JoinFlag.FULLMEMBER, context, call)
-
-    def _join(
-        self,
-        address: McastAddress,
-        receives: bool,
-        context: object,
-        call: Callable[[bytes | None, int], None],
-    ) -> None:
-        with self._in_use("join_multicast", Phase.JOIN):
-            join = self.channel.new_join(address, receives, context)
-            try:
-                call(sockaddr.group(address), join.token)
-            except BaseException:
-                self.channel.forget_join(join)
-                raise
-            self._joins[address] = join
+        addr, mask, flags = attr.addr, int(attr.comp_mask), int(attr.join_flags)
+        with self.lock:
+            if self._closed or not self.process.is_here:
+                self._require_open("join_multicast", Phase.JOIN)
+            join = Join(next(self.channel.tokens), addr, flags == JoinFlag.FULLMEMBER, context)
+            self.native.join_ex(self.handle, mask, flags, sockaddr.group(addr), join.token, addr)
+            self._joins[addr.key] = self.channel.joins[join.token] = join
 
     def _leave_multicast(self, addr: McastAddress) -> None:
-        with self._in_use("leave_multicast", Phase.LEAVE):
+        with self.lock:
+            if self._closed or not self.process.is_here:
+                self._require_open("leave_multicast", Phase.LEAVE)
             self._leave(addr)
 
     def _leave(self, addr: McastAddress) -> None:
         try:
-            self.native.leave(self.handle, sockaddr.group(addr), {"addr": addr})
+            self.native.leave(self.handle, sockaddr.group(addr), addr)
         except McastError as error:
             if error.errno not in _NOTHING_LEFT:
                 self._forget(addr)
@@ -163,9 +158,9 @@ class RdmaCmId(Shared, CmId):
         self._forget(addr)
 
     def _forget(self, address: McastAddress) -> None:
-        join = self._joins.pop(address, None)
+        join = self._joins.pop(address.key, None)
         if join is not None:
-            self.channel.forget_join(join)
+            self.channel.joins.pop(join.token, None)  # no event of it can come any more
             if join.attachment and self._qp is not None:
                 self._qp.note_detached(*join.attachment)
 
@@ -173,10 +168,10 @@ class RdmaCmId(Shared, CmId):
         if not self.process.is_here:
             return
         with self.lock:
-            for address in list(self._joins):
+            for join in list(self._joins.values()):
                 # also a join that failed holds a reference; a removed device answers ENXIO
                 with suppress(McastError):
-                    self._leave(address)
+                    self._leave(join.address)
             try:
                 if self._qp is not None:
                     self._qp.close()

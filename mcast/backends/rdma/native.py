@@ -91,15 +91,17 @@ class Unusable(Exception):
         self.reason, self.detail = reason, detail
 
 
-class Event(NamedTuple):
-    """One communication event, laid out as struct mcast_event; from `qp_num` on for multicast events only."""
+Event = tuple[int, int, int, int, int, bytes]
+"""One communication event: type, status, errno, token of the id, token of the join, packed rdma_ud_param."""
 
-    type: int
-    status: int
-    errno: int
+EVENT = Struct("=iii4xQQ36s4x")
+"""struct mcast_event."""
+
+
+class Ud(NamedTuple):
+    """The rdma_ud_param of a multicast event."""
+
     qp_num: int
-    id_token: int
-    join_token: int
     qkey: int
     flow_label: int
     dlid: int
@@ -111,8 +113,13 @@ class Event(NamedTuple):
     traffic_class: int
     dgid: bytes
 
+    @classmethod
+    def unpack(cls, raw: bytes) -> Ud:
+        """From its packed form, the last of an Event."""
+        return cls._make(_UD.unpack(raw))
 
-EVENT = Struct("=iiiIQQIIHBBBBBB16s")
+
+_UD = Struct("=IIIHBBBBBB16s")
 
 
 class EventRoom(NamedTuple):
@@ -150,6 +157,9 @@ class Native:
     def __init__(self, ffi: Any, lib: Lib) -> None:
         self._ffi, self._lib = ffi, lib
         self.null: Pointer = ffi.NULL
+        # joins, their events and leaves: one look-up less, and no frame for what went well
+        self._take_event = lib.mcast_take_event
+        self._join, self._join_ex, self._leave = lib.mcast_join, lib.mcast_join_ex, lib.mcast_leave
 
     @property
     def has_join_ex(self) -> bool:
@@ -237,10 +247,12 @@ class Native:
 
     def take_event(self, channel: Channel, room: EventRoom) -> Event | None:
         """Read, copy and ack the next event; None when there is none. Never waits."""
-        result = self._lib.mcast_take_event(channel, room.pointer)
+        result = self._take_event(channel, room.pointer)
         if result > 0:
-            return Event._make(EVENT.unpack(room.buffer))
-        self._check(result, "get_event", Phase.EVENT)
+            event: Event = EVENT.unpack(room.buffer)
+            return event
+        if result < 0:
+            self._check(result, "get_event", Phase.EVENT)
         return None
 
     def create_id(self, channel: Channel, token: int, port_space: int) -> Id:
@@ -266,14 +278,18 @@ class Native:
         result = self._lib.mcast_resolve_addr(id, source or self.null, destination or self.null, timeout_ms)
         self._check(result, "resolve_addr", Phase.RESOLVE, arguments)
 
-    def join(self, id: Id, address: bytes | None, token: int, arguments: Arguments = None) -> None:
-        result = self._lib.mcast_join(id, address or self.null, token)
-        self._check(result, "join_multicast", Phase.JOIN, arguments)
+    def join(self, id: Id, address: bytes | None, token: int, addr: object) -> None:
+        """`addr`: what the caller gave, for the error's text."""
+        result = self._join(id, address or self.null, token)
+        if result < 0:
+            self._check(result, "join_multicast", Phase.JOIN, {"addr": addr})
 
-    def join_ex(
-        self, id: Id, mask: int, flags: int, address: bytes | None, token: int, arguments: Arguments = None
-    ) -> None:
-        result = self._lib.mcast_join_ex(id, mask, flags, address or self.null, token)
+    def join_ex(self, id: Id, mask: int, flags: int, address: bytes | None, token: int, addr: object) -> None:
+        """`addr`: what the caller gave, for the error's text."""
+        result = self._join_ex(id, mask, flags, address or self.null, token)
+        if not result:
+            return
+        arguments = {"comp_mask": mask, "join_flags": flags, "addr": addr}
         detail = ""
         if result == -E.ENOSYS and not self.has_join_ex:
             detail = (
@@ -281,9 +297,11 @@ class Native:
             )
         self._check(result, "join_multicast_ex", Phase.JOIN, arguments, detail)
 
-    def leave(self, id: Id, address: bytes | None, arguments: Arguments = None) -> None:
-        result = self._lib.mcast_leave(id, address or self.null)
-        self._check(result, "leave_multicast", Phase.LEAVE, arguments)
+    def leave(self, id: Id, address: bytes | None, addr: object) -> None:
+        """`addr`: what the caller gave, for the error's text."""
+        result = self._leave(id, address or self.null)
+        if result < 0:
+            self._check(result, "leave_multicast", Phase.LEAVE, {"addr": addr})
 
     def id_device(self, id: Id) -> str | None:
         name = self._lib.mcast_id_device(id)

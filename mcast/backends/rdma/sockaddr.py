@@ -9,12 +9,14 @@ from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
 
 _STORAGE = 128
 _FULL_MEMBER_PKEY = 0xFFFF
-_FAMILY_INET, _INET = struct.pack("=H", AF_INET), struct.Struct("!H4s8x")
+_FAMILY_INET, _INET = struct.pack("=H", AF_INET), struct.Struct("!HI8x")
 
 
 def source(address: IPv4Address | IPv6Address) -> bytes:
     """sockaddr_in or sockaddr_in6 of a unicast address, port 0."""
-    return _inet(address, 0) if isinstance(address, IPv4Address) else _inet6(address, 0)
+    if isinstance(address, IPv4Address):
+        return _FAMILY_INET + _INET.pack(0, int(address))
+    return _inet6(address, 0)
 
 
 def group(address: McastAddress | None) -> bytes | None:
@@ -22,17 +24,13 @@ def group(address: McastAddress | None) -> bytes | None:
     if address is None:
         return None
     value: object = address.address
-    if isinstance(value, IPv4Address):
-        return _inet(value, address.port)
+    if type(value) is IPv4Address:
+        return _FAMILY_INET + _INET.pack(address.port, address.key)  # the key is the address as a number
     if isinstance(value, IPv6Address):
         return _inet6(value, address.port)
     if isinstance(value, Gid):
         return _ib(value, address.port)
     return struct.pack("=H", address.family).ljust(_STORAGE, b"\0")
-
-
-def _inet(address: IPv4Address, port: int) -> bytes:
-    return _FAMILY_INET + _INET.pack(port, address.packed)
 
 
 def _inet6(address: IPv6Address, port: int) -> bytes:

@@ -67,9 +67,10 @@ struct mcast_event {
 	int32_t type;
 	int32_t status;
 	int32_t error;
-	uint32_t qp_num;
 	uint64_t id_token;
 	uint64_t join_token;
+	/* of multicast events only: what rdma_ud_param says */
+	uint32_t qp_num;
 	uint32_t qkey;
 	uint32_t flow_label;
 	uint16_t dlid;
