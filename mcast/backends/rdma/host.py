@@ -119,7 +119,8 @@ def gather(listen: float = 0) -> HostFacts:
     """Look at this host now; `listen` so many seconds for queriers on links that lead to unknown switches."""
     found = availability.gather()
     igmp = hostnet.igmp_versions() if found.devices else {}
-    ports = tuple(_port(device.name, port, igmp) for device in found.devices for port in device.ports)
+    links = _links() if found.devices else {}
+    ports = tuple(_port(device.name, port, igmp, links) for device in found.devices for port in device.ports)
     return HostFacts(
         available=found,
         release=platform.release(),
@@ -169,7 +170,14 @@ def _ask(*command: str) -> Any:
         return None
 
 
-def _port(device: str, info: PortInfo, igmp: Mapping[str, str]) -> PortFacts:
+def _links() -> dict[str, dict[str, Any]]:
+    """What `ip` says of each interface: asked for a missing one, the kernel would look for its module."""
+    return {link["ifname"]: link for link in _ask("ip", "-j", "-d", "addr", "show") or () if link}
+
+
+def _port(
+    device: str, info: PortInfo, igmp: Mapping[str, str], links: Mapping[str, dict[str, Any]]
+) -> PortFacts:
     sysfs = SYSFS / device / "ports" / str(info.port_num)
     attributes = sysfs / "gid_attrs"
     netdevs = [_read(attributes / "ndevs" / str(index)) for index in info.gids]
@@ -191,8 +199,8 @@ def _port(device: str, info: PortInfo, igmp: Mapping[str, str]) -> PortFacts:
         ),
         rp_filter=max(_number(conf / "rp_filter"), _number(_CONF / "all/rp_filter")),
         accept_local=bool(_number(conf / "accept_local") or _number(_CONF / "all/accept_local")),
-        subnets=_subnets(netdev),
-        bridge=_bridge(netdev),
+        subnets=_subnets(links.get(netdev, {})),
+        bridge=_bridge(netdev, links),
         sm_lid=_number(sysfs / "sm_lid"),
         capability_mask=_number(sysfs / "cap_mask"),
         send_only=_send_only(device, info) if info.link_layer is LinkLayer.INFINIBAND else None,
@@ -200,14 +208,12 @@ def _port(device: str, info: PortInfo, igmp: Mapping[str, str]) -> PortFacts:
     )
 
 
-def _subnets(netdev: str) -> tuple[str, ...]:
-    links = (_ask("ip", "-j", "addr", "show", "dev", netdev) or []) if netdev else []
-    addresses = [f"{info['local']}/{info['prefixlen']}" for link in links for info in link["addr_info"]]
-    interfaces = map(ip_interface, addresses)
+def _subnets(link: Mapping[str, Any]) -> tuple[str, ...]:
+    interfaces = (ip_interface(f"{one['local']}/{one['prefixlen']}") for one in link.get("addr_info", ()))
     return tuple(str(one.network) for one in interfaces if isinstance(one.ip, IPv4Address))
 
 
-def _bridge(netdev: str) -> Bridge | None:
+def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
     """The bridge of this host that the interface is, is a port of, or is tied to by a veth pair."""
     if not netdev:
         return None
@@ -219,8 +225,7 @@ def _bridge(netdev: str) -> Bridge | None:
             return None
         name = (_NET / port / "brport/bridge").resolve().name
     sysfs = _NET / name / "bridge"
-    links = _ask("ip", "-j", "-d", "link", "show", "dev", name) or [{}]
-    details = links[0].get("linkinfo", {}).get("info_data", {})
+    details = links.get(name, {}).get("linkinfo", {}).get("info_data", {})
     return Bridge(
         name,
         snooping=_number(sysfs / "multicast_snooping") == 1,
