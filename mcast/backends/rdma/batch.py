@@ -9,9 +9,5 @@ from mcast.backends.rdma.calls import Lease, set_up
 class RdmaBatch(Lease, Batch):
     """Views of a QP's receive memory; its release posts the receives again, in one chain."""
 
-    @property
-    def memory(self) -> memoryview:
-        return self._keep(self._window())
-
 
 set_up(QueuePair, Batch, RdmaBatch, Message, Gid)

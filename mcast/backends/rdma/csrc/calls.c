@@ -45,6 +45,11 @@ struct calls {
 	struct region regions[MAX_REGIONS];
 	int region_count; /* -1: more than that */
 
+	struct room {
+		struct mcast_message *records;
+		uint32_t size;
+	} spare; /* of the last batch that is gone, for the next */
+
 	PyObject *memories; /* generation -> the buffer that payloads arrive in */
 	PyObject *sources;  /* GIDs the QP has sent from */
 	struct known_gid {
@@ -64,10 +69,10 @@ struct window {
 struct lease {
 	PyObject_HEAD
 	struct calls *owner;
-	struct mcast_message *records;
-	uint32_t count;
+	struct room room;
+	uint32_t count; /* of messages in it */
 	char released;
-	PyObject *views;
+	PyObject *views; /* NULL until there is one */
 	Py_buffer memory;
 	struct window *window; /* NULL until a payload is looked at */
 };
@@ -75,6 +80,7 @@ struct lease {
 static PyObject *message_type, *gid_type, *batch_type; /* given by set_up */
 static PyObject *window_type, *messages_type;
 static PyObject *slow_send, *slow_send_one, *slow_recv, *slow_recv_one, *slow_release;
+static PyObject *release_name;
 static unsigned forks;
 
 /* Takes the reference to `with`. */
@@ -486,43 +492,71 @@ static PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssiz
 	return recv_one_fast((struct calls *)object, given);
 }
 
-static PyObject *new_lease(struct calls *self, struct mcast_message *records, uint32_t count)
+/* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
+static struct room take_room(struct calls *self, uint32_t max)
+{
+	struct room room = self->spare;
+
+	if (max > self->qp->init.recv_depth)
+		max = self->qp->init.recv_depth;
+	if (room.size >= max) {
+		self->spare = (struct room){ NULL, 0 };
+		return room;
+	}
+	room.records = PyMem_Malloc(max * sizeof(*room.records));
+	room.size = max;
+	if (!room.records)
+		PyErr_NoMemory();
+	return room;
+}
+
+static void give_room(struct calls *self, struct room room)
+{
+	if (room.size > self->spare.size) {
+		struct room smaller = self->spare;
+
+		self->spare = room;
+		room = smaller;
+	}
+	PyMem_Free(room.records);
+}
+
+/* Takes the room. */
+static PyObject *new_lease(struct calls *self, struct room room, uint32_t count)
 {
 	struct lease *lease = (struct lease *)PyType_GenericAlloc((PyTypeObject *)batch_type, 0);
 
-	if (lease)
-		lease->views = PyList_New(0);
-	if (!lease || !lease->views || (count && open_memory(self, records[0].generation, &lease->memory))) {
+	if (!lease || (count && open_memory(self, room.records[0].generation, &lease->memory))) {
 		Py_XDECREF((PyObject *)lease);
-		PyMem_Free(records);
+		give_room(self, room);
 		return NULL;
 	}
 	lease->owner = (struct calls *)Py_NewRef((PyObject *)self);
-	lease->records = records;
 	lease->count = count;
+	if (count)
+		lease->room = room;
+	else
+		give_room(self, room);
 	return (PyObject *)lease;
 }
 
 static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t timeout)
 {
-	struct mcast_message *records;
+	struct room room = take_room(self, max);
 	PyObject *found = NULL, *rest;
 	int64_t start = 0;
 	int got;
 
-	if (max > self->qp->init.recv_depth)
-		max = self->qp->init.recv_depth;
-	records = PyMem_Malloc(max * sizeof(*records));
-	if (!records)
-		return PyErr_NoMemory();
+	if (!room.records)
+		return NULL;
 	self->users++;
-	got = wait_for_messages(self, records, max, events, timeout, &start);
+	got = wait_for_messages(self, room.records, room.size < max ? room.size : max, events, timeout, &start);
 	if (got > 0 || (!got && !timeout) || (got == -EAGAIN && events))
-		found = new_lease(self, records, got > 0 ? (uint32_t)got : 0);
+		found = new_lease(self, room, got > 0 ? (uint32_t)got : 0);
 	self->users--;
 	if (found || PyErr_Occurred())
 		return found;
-	PyMem_Free(records);
+	give_room(self, room);
 	rest = rest_of(timeout, start);
 	if (rest)
 		found = PyObject_CallFunction(slow_recv, "OIOO", self, max, rest, events ? Py_True : Py_False);
@@ -557,7 +591,7 @@ static PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t 
 static PyObject *calls_run(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
-	struct mcast_message *records;
+	struct room room;
 	unsigned int max;
 	long long budget;
 	int events, got;
@@ -566,25 +600,25 @@ static PyObject *calls_run(PyObject *object, PyObject *args)
 		return NULL;
 	if (!is_usable(self))
 		return PyLong_FromLong(0);
-	if (max > self->qp->init.recv_depth)
-		max = self->qp->init.recv_depth;
-	records = PyMem_Malloc(max * sizeof(*records));
-	if (!records)
-		return PyErr_NoMemory();
+	room = take_room(self, max);
+	if (!room.records)
+		return NULL;
+	if (max > room.size)
+		max = room.size;
 	self->users++;
 	Py_BEGIN_ALLOW_THREADS
-	got = mcast_run(self->qp, records, max, events ? self->event_fd : NO_FD, budget);
+	got = mcast_run(self->qp, room.records, max, events ? self->event_fd : NO_FD, budget);
 	Py_END_ALLOW_THREADS
 	self->users--;
 	if (got > 0)
-		return new_lease(self, records, (uint32_t)got);
-	PyMem_Free(records);
+		return new_lease(self, room, (uint32_t)got);
+	give_room(self, room);
 	return PyLong_FromLong(got);
 }
 
 static PyObject *calls_no_messages(PyObject *object, PyObject *unused)
 {
-	return new_lease((struct calls *)object, NULL, 0);
+	return new_lease((struct calls *)object, (struct room){ NULL, 0 }, 0);
 }
 
 /* --- what Python tells --- */
@@ -672,6 +706,7 @@ static void calls_dealloc(PyObject *object)
 	struct calls *self = (struct calls *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
+	PyMem_Free(self->spare.records);
 	Py_XDECREF(self->destination);
 	Py_XDECREF(self->memories);
 	Py_XDECREF(self->sources);
@@ -763,7 +798,7 @@ static int give_back(struct lease *self)
 		return -1;
 	}
 	if (self->count && is_usable(self->owner))
-		mcast_release(self->owner->qp, self->records[0].generation, self->records, self->count);
+		mcast_release(self->owner->qp, self->room.records[0].generation, self->room.records, self->count);
 	PyBuffer_Release(&self->memory);
 	return 0;
 }
@@ -775,12 +810,28 @@ static PyObject *lease_give_back(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+/* 0: one of them is in use, and the contract's own method says so. */
+static int end_views(struct lease *self)
+{
+	for (Py_ssize_t i = self->views ? PyList_Size(self->views) : 0; i > 0; i--) {
+		PyObject *done = PyObject_CallMethodObjArgs(PyList_GetItem(self->views, i - 1), release_name, NULL);
+
+		if (!done) {
+			PyErr_Clear();
+			return 0;
+		}
+		Py_DECREF(done);
+	}
+	Py_CLEAR(self->views);
+	return 1;
+}
+
 static PyObject *lease_release(PyObject *object, PyObject *unused)
 {
 	struct lease *self = (struct lease *)object;
 
 	if (!self->released) {
-		if (PyList_Size(self->views))
+		if (!end_views(self))
 			return PyObject_CallFunctionObjArgs(slow_release, object, NULL);
 		if (give_back(self))
 			return NULL;
@@ -830,8 +881,34 @@ static PyObject *lease_message(PyObject *object, PyObject *index)
 
 	if (place < 0 || place >= self->count)
 		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "message %zd", place);
-	return make_message(self->owner, &self->records[place],
-			    view_of(self, self->records[place].offset, self->records[place].length));
+	return make_message(self->owner, &self->room.records[place],
+			    view_of(self, self->room.records[place].offset, self->room.records[place].length));
+}
+
+static PyObject *lease_views(PyObject *object, void *unused)
+{
+	struct lease *self = (struct lease *)object;
+
+	if (!self->views)
+		self->views = PyList_New(0);
+	return Py_XNewRef(self->views);
+}
+
+/* The view ends with the lease. 0, or -1 with an error. */
+static int keep_view(struct lease *self, PyObject *view)
+{
+	if (!view)
+		return -1;
+	if (!self->views)
+		self->views = PyList_New(0);
+	return self->views ? PyList_Append(self->views, view) : -1;
+}
+
+static int is_leased(const struct lease *self)
+{
+	if (self->released)
+		PyErr_SetString(PyExc_ValueError, "this batch was released: copy a payload with bytes() before that");
+	return !self->released;
 }
 
 /* Keeps the lease: `for message in qp.recv(...)` has no other owner of it. */
@@ -854,17 +931,13 @@ static PyObject *messages_next(PyObject *object)
 {
 	struct messages *self = (struct messages *)object;
 	struct lease *lease = self->lease;
-	const struct mcast_message *record = &lease->records[self->next];
+	const struct mcast_message *record = &lease->room.records[self->next];
 	PyObject *message;
 
-	if (self->next == lease->count)
+	if (self->next == lease->count || !is_leased(lease))
 		return NULL;
-	if (lease->released) {
-		PyErr_SetString(PyExc_ValueError, "this batch was released: copy a payload with bytes() before that");
-		return NULL;
-	}
 	message = make_message(lease->owner, record, view_of(lease, record->offset, record->length));
-	if (!message || PyList_Append(lease->views, PyTuple_GetItem(message, 0))) {
+	if (!message || keep_view(lease, PyTuple_GetItem(message, 0))) {
 		Py_XDECREF(message);
 		return NULL;
 	}
@@ -901,7 +974,7 @@ static PyObject *lease_lengths(PyObject *object, void *unused)
 	PyObject *lengths = PyList_New(self->count);
 
 	for (uint32_t i = 0; lengths && i < self->count; i++)
-		PyList_SetItem(lengths, i, PyLong_FromUnsignedLong(self->records[i].length));
+		PyList_SetItem(lengths, i, PyLong_FromUnsignedLong(self->room.records[i].length));
 	return lengths;
 }
 
@@ -909,15 +982,18 @@ static PyObject *lease_records(PyObject *object, void *unused)
 {
 	struct lease *self = (struct lease *)object;
 
-	return PyBytes_FromStringAndSize((const char *)self->records,
-					 (Py_ssize_t)(self->count * sizeof(*self->records)));
+	return PyBytes_FromStringAndSize((const char *)self->room.records,
+					 (Py_ssize_t)(self->count * sizeof(*self->room.records)));
 }
 
-static PyObject *lease_window(PyObject *object, PyObject *unused)
+static PyObject *lease_memory(PyObject *object, void *unused)
 {
 	struct lease *self = (struct lease *)object;
+	PyObject *view = is_leased(self) ? view_of(self, 0, self->memory.len) : NULL;
 
-	return view_of(self, 0, self->memory.len);
+	if (keep_view(self, view))
+		Py_CLEAR(view);
+	return view;
 }
 
 /* A view still in use elsewhere keeps its buffers leased: lost receives, never wrong bytes. */
@@ -939,7 +1015,8 @@ static void lease_dealloc(PyObject *object)
 
 	PyBuffer_Release(&self->memory);
 	Py_XDECREF((PyObject *)self->window);
-	PyMem_Free(self->records);
+	if (self->owner)
+		give_room(self->owner, self->room);
 	Py_XDECREF(self->views);
 	Py_XDECREF((PyObject *)self->owner);
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -948,7 +1025,6 @@ static void lease_dealloc(PyObject *object)
 
 static PyMemberDef lease_members[] = {
 	{ "_released", T_BOOL, offsetof(struct lease, released), 0, NULL },
-	{ "_views", T_OBJECT, offsetof(struct lease, views), READONLY, NULL },
 	{ NULL, 0, 0, 0, NULL },
 };
 
@@ -958,13 +1034,14 @@ static PyMethodDef lease_methods[] = {
 	{ "__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL },
 	{ "_message", lease_message, METH_O, "Batch._message" },
 	{ "_release", lease_give_back, METH_NOARGS, "Batch._release" },
-	{ "_window", lease_window, METH_NOARGS, "a view of the memory that the payloads are in" },
 	{ NULL, NULL, 0, NULL },
 };
 
 static PyGetSetDef lease_getters[] = {
 	{ "lengths", lease_lengths, NULL, "Batch.lengths", NULL },
+	{ "memory", lease_memory, NULL, "Batch.memory", NULL },
 	{ "records", lease_records, NULL, "Batch.records", NULL },
+	{ "_views", lease_views, NULL, "the payloads that were looked at", NULL },
 	{ NULL, NULL, NULL, NULL, NULL },
 };
 
@@ -1028,7 +1105,9 @@ PyMODINIT_FUNC PyInit__calls(void)
 
 	window_type = PyType_FromSpec(&window_spec);
 	messages_type = PyType_FromSpec(&messages_spec);
-	if (!module || !calls || !lease || !window_type || !messages_type || PyModule_AddObjectRef(module, "Calls", calls) ||
+	release_name = PyUnicode_InternFromString("release");
+	if (!module || !calls || !lease || !window_type || !messages_type || !release_name ||
+	    PyModule_AddObjectRef(module, "Calls", calls) ||
 	    PyModule_AddObjectRef(module, "Lease", lease) || pthread_atfork(NULL, NULL, count_fork))
 		Py_CLEAR(module);
 	Py_XDECREF(calls);
