@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -16,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`).
 settings.register_profile("lab", max_examples=8, deadline=None)
+
+
+def pytest_configure() -> None:
+    """Ctrl-C is tested by programs that this one starts: a shell's background job would have them ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
