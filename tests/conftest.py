@@ -21,7 +21,7 @@ settings.register_profile("lab", max_examples=8, deadline=None)
 
 
 def pytest_configure() -> None:
-    """Ctrl-C is tested by programs that this one starts: a shell's background job would have them ignore it."""
+    """Programs that tests start are sent Ctrl-C, which a shell's background job would let them ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
