@@ -23,19 +23,26 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
 from math import inf
+from time import monotonic
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, TimedOut
+from mcast.api import Batch, Closed, Destination, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.group import Group, GroupState
-from mcast.session import BATCH, Event, Operation, Peer, Wait, as_list
+from mcast.inbox import CopiedBatch
+from mcast.session import Event, Operation, Peer, Session, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
+P = TypeVar("P")
 T = TypeVar("T")
+W = TypeVar("W")
+Post = Callable[[Group, QueuePair, Destination, P, int | None, float | None], object]
+
+_JOINED = GroupState.JOINED
 
 TURN = 0.005
 """Seconds that one task may go on without giving the loop to the others."""
@@ -47,14 +54,23 @@ RETRY = 0.001
 """Seconds until a send is tried again that found no room."""
 
 
+class Waiter(NamedTuple):
+    """What a task waits for: that `take(what)` finds something, or that `until` has come (inf: never)."""
+
+    take: Callable[[Any], Any]
+    what: Any
+    until: float
+
+
 class Endpoint(EndpointView["Membership | Sender"]):
     """One id and one UD queue pair on one port, and the groups that they are in. Made in a coroutine."""
 
     def _prepare(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._waiters: dict[asyncio.Future[Batch | None], int] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._waiters: dict[asyncio.Future[Any], Waiter] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
         self._channel_fd = self._qp_fd = -1
         self._watching = False
         self._turn_ends = 0.0
@@ -100,17 +116,12 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     async def recv(self, timeout: float | None = None) -> Message | None:
         """The next message of any group, a copy; None when `timeout` s have passed."""
-        return await self._recv(None, timeout)
+        return await self._taken(self._session.take, None, timeout)
 
     async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
         """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
-        if self._loop.time() < self._turn_ends:
-            with self._lock:
-                batch = self._session.take_batch(max)
-            if batch is not None:
-                self._wake()
-                return batch
-        return await self._run(self._session.recv_batch(max, timeout))
+        batch = await self._taken(self._session.take_batch, max, timeout)
+        return CopiedBatch() if batch is None else batch
 
     async def batches(self, timeout: float | None = None, max: int = 64) -> AsyncIterator[Batch]:
         """Leased batches, each released when the next is asked for; ends after `timeout` s without one.
@@ -119,12 +130,12 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """
         while True:
             try:
-                batch = await self.recv_batch(max, timeout)
+                batch = await self._taken(self._session.take_batch, max, timeout)
             except Closed:
                 return
+            if batch is None:
+                return
             with batch:
-                if not len(batch):
-                    return
                 yield batch
 
     async def next_event(self, timeout: float | None = 0.0) -> Event | None:
@@ -134,23 +145,32 @@ class Endpoint(EndpointView["Membership | Sender"]):
             return self._session.events.popleft()
         return None if timeout == 0 else await self._run(self._session.next_event(timeout))
 
-    async def _recv(self, group: Group | None, timeout: float | None) -> Message | None:
-        """Within a turn what is here is taken at once: the loop tells of events, between turns."""
-        session = self._session
-        if self._loop.time() < self._turn_ends:
+    async def _taken(self, take: Callable[[W], T | None], what: W, timeout: float | None) -> T | None:
+        """What `take(what)` finds, now or once the loop tells of something; None when it is too late.
+
+        Within a turn nothing is asked but the queue pair: the loop tells of events, and of what is due.
+        """
+        session, end = self._session, None
+        while True:
+            if monotonic() >= self._turn_ends:
+                await self._next_turn()
+            if self._qp_fd < 0:
+                self._look()
             with self._lock:
-                message = session.pop(group)
-                if message is not None:
-                    return message
-                session.require_receiving(group)
-                batch = session.poll(BATCH)
-                if batch is not None:
-                    message = session.deliver(batch, group)
-            if batch is not None:
-                self._wake()  # the others' messages may be in it
-            if message is not None:
-                return message
-        return await self._run(session.recv(group, timeout))
+                found = take(what)
+            if session.news:
+                self._wake()  # the others' messages may have come with it
+            if found is not None or timeout == 0:
+                return found
+            if timeout is not None:
+                now = self._loop.time()
+                if end is None:
+                    end = now + timeout
+                elif now >= end:
+                    return None
+            handed: T | None = await self._sleep(Waiter(take, what, inf if end is None else end))
+            if handed is not None:
+                return handed
 
     # --- the driver ---
 
@@ -161,126 +181,139 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 wait = next(operation)
             while True:
                 try:
-                    batch = await self._pump(wait)
+                    await self._pump(wait)
                 except BaseException as error:
                     with self._lock:
                         wait = operation.throw(error)
                 else:
                     with self._lock:
-                        wait = operation.send(batch)
+                        wait = operation.send(None)
         except StopIteration as done:
             result: T = done.value
             return result
 
-    async def _pump(self, wait: Wait) -> Batch | None:
-        """Let something happen, at most until `wait.until`; what was received, if this call received."""
+    async def _pump(self, wait: Wait) -> None:
+        """Let something happen, at most until `wait.until`."""
         if self._look():
-            return None
-        if over := self._loop.time() >= self._turn_ends:
-            await asyncio.sleep(0)
-            self._turn_ends = self._loop.time() + TURN
-        batch = self._receive(wait.max)
-        if batch is not None:
-            self._wake()  # the others' messages may be in it
+            return
+        if over := monotonic() >= self._turn_ends:
+            await self._next_turn()
+        with self._lock:
+            self._session.take_in()
+        if self._session.news:
+            self._wake()
         elif not over:  # else what the operation waits for may have happened meanwhile
-            batch = await self._sleep(wait)
-        return batch
+            await self._sleep(Waiter(_take_in, self._session, inf if wait.until is None else wait.until))
+
+    async def _next_turn(self) -> None:
+        """Let the other tasks go on."""
+        await asyncio.sleep(0)
+        self._turn_ends = monotonic() + TURN
 
     def _look(self) -> bool:
         """Take in what has happened, do what is due; whether there was anything."""
         session = self._session
         with self._lock:
             happened = session.step()
+        self._watch()
+        self._wake_at(session.due())
+        if happened or session.news:
+            self._wake()
+        return happened
+
+    def _watch(self) -> None:
+        """Let the loop tell of events, and make the queue pair tell of messages once it is found empty."""
+        session = self._session
         if self._channel_fd < 0:
             self._channel_fd = session.channel.fileno()
             self._loop.add_reader(self._channel_fd, self._on_change)
             session.before_qp_closes = self._forget_qp
-        if self._timer is not None:
-            self._timer.cancel()
-        due = session.due()
-        self._timer = None if due == inf else self._loop.call_at(due, self._on_change)
-        if happened:
-            self._wake()
-        return happened
+        if self._qp_fd < 0 and (qp := session.usable_qp) is not None:
+            self._qp_fd = qp.fileno()
 
     def _on_change(self) -> None:
         """An event waits, or something is due; in the background there is nobody to raise to."""
         with suppress(Closed):
             self._look()
 
-    def _receive(self, max: int) -> Batch | None:
-        """What waits at the queue pair; None when there is nothing, and then its descriptor is armed."""
-        session = self._session
-        qp = session.usable_qp
-        if qp is None:
-            return None
-        if self._qp_fd < 0:
-            self._qp_fd = qp.fileno()
-        try:
-            batch = qp.recv(max, 0)
-        except QpError as error:
-            with self._lock:
-                session.on_qp_error(error)
-            return None
-        if len(batch):
-            return batch
-        batch.release()
-        return None
+    def _wake_at(self, at: float) -> None:
+        """See to it that `_on_alarm` is called at `at` or before: most that is waited for comes sooner."""
+        if at < self._alarm_at:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm, self._alarm_at = self._loop.call_at(at, self._on_alarm), at
 
-    async def _sleep(self, wait: Wait) -> Batch | None:
-        """Wait until something changes, or `wait.until`; what was received, if it was handed to this call."""
-        due = self._session.due()
-        future: asyncio.Future[Batch | None] = self._loop.create_future()
-        end = min(inf if wait.until is None else wait.until, due)
-        timer = None if end == inf else self._loop.call_at(end, _finish, future)
-        self._waiters[future] = wait.max
-        if self._session.usable_qp is None:
+    def _on_alarm(self) -> None:
+        """Do what is due, let those look again whose time is over, and plan the next alarm."""
+        self._alarm, self._alarm_at = None, inf
+        self._on_change()
+        now = self._loop.time()
+        for future, waiter in self._waiters.items():
+            if waiter.until <= now:
+                _finish(future)
+            else:
+                self._wake_at(waiter.until)
+
+    async def _sleep(self, waiter: Waiter) -> Any:
+        """Wait until something changes, or `waiter.until`; what was received, if it was handed over."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiters[future] = waiter
+        if waiter.until < self._alarm_at:
+            self._wake_at(waiter.until)
+        if self._session.recovery is not None:
             self._unwatch()  # in ERR it stays readable
         elif not self._watching and self._qp_fd >= 0:
             self._loop.add_reader(self._qp_fd, self._on_readable)
             self._watching = True
         try:
-            batch = await future
+            return await future
         except BaseException:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._keep(future.result())
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
-            self._waiters.pop(future, None)
-        if batch is not None:
-            self._wake()  # the others' messages may be in it
-        self._turn_ends = self._loop.time() + TURN
-        return batch
+            del self._waiters[future]
+            self._turn_ends = monotonic() + TURN
 
-    def _keep(self, batch: Batch | None) -> None:
+    def _keep(self, found: Message | Batch | None) -> None:
         """For the next who asks: the call that it was received for was cancelled."""
-        if batch is not None:
+        if found is not None:
             with self._lock:
-                self._session.route(batch)
+                self._session.put_back(found)
             self._wake()
 
     def _on_readable(self) -> None:
         """Receive for who waits: were it only woken, the readable descriptor would wake it again."""
-        future, most = next(((one, most) for one, most in self._waiters.items() if not one.done()), (None, 0))
-        if future is None:
-            if not self._waiters:
-                self._unwatch()
+        session = self._session
+        if session.recovery is not None:
+            self._unwatch()  # in ERR it stays readable
             return
+        for future, waiter in self._waiters.items():
+            if not future.done():
+                self._hand_over(future, waiter)
+                return
+        if not self._waiters:
+            self._unwatch()
+
+    def _hand_over(self, future: asyncio.Future[Any], waiter: Waiter) -> None:
+        session = self._session
         try:
             with self._lock:
-                batch = self._session.poll(most)
+                found = waiter.take(waiter.what)
+                if isinstance(found, Message):
+                    session.rearm()
         except McastError as error:
             future.set_exception(error)
             return
-        if batch is not None:
-            future.set_result(batch)
-        elif self._session.usable_qp is None:
+        if found is not None:
+            future.set_result(found)
+        if session.news:
             self._wake()
 
     def _wake(self) -> None:
-        """Let every waiting task look again."""
+        """Let every waiting task look again, and nobody sleep over what is due."""
+        self._session.news = False
+        self._wake_at(self._session.due())
         for future in self._waiters:
             _finish(future)
 
@@ -301,8 +334,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
         if not self.closed:
             if self._channel_fd >= 0:
                 self._loop.remove_reader(self._channel_fd)
-            if self._timer is not None:
-                self._timer.cancel()
+            if self._alarm is not None:
+                self._alarm.cancel()
             self._forget_qp()
             with self._lock:
                 self._end()
@@ -329,10 +362,11 @@ class Sender(MemberView):
 
     def __init__(self, endpoint: Endpoint, group: Group) -> None:
         self._endpoint, self._group = endpoint, group
+        self._chunk = min(CHUNK, endpoint._session.settings.send_depth)
 
     async def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
         """Send one message: `send_batch` with a batch of one."""
-        await self.send_batch([payload], imm, timeout)
+        await self._post(self._endpoint._session.send_one, payload, imm, timeout)
 
     async def send_batch(
         self, payloads: Iterable[Buffer], imm: int | None = None, timeout: float | None = None
@@ -341,27 +375,31 @@ class Sender(MemberView):
 
         Waits, up to `timeout`, while the send queue is full or a lost membership is being restored.
         """
-        listed = as_list(payloads)
-        loop = self._endpoint._loop
-        end = None if timeout is None else loop.time() + timeout
-        step = min(CHUNK, self._endpoint._session.settings.send_depth)
-        for start in range(0, len(listed), step):
-            await self._send(listed[start : start + step], imm, timeout, end)
-        return len(listed)
+        listed, endpoint, chunk = as_list(payloads), self._endpoint, self._chunk
+        count, send = len(listed), endpoint._session.send
+        if count <= chunk:
+            await self._post(send, listed, imm, timeout)
+            return count
+        now = endpoint._loop.time
+        end = None if timeout is None else now() + timeout
+        for start in range(0, count, chunk):
+            left = None if end is None else max(0.0, end - now())
+            await self._post(send, listed[start : start + chunk], imm, left)
+        return count
 
-    async def _send(
-        self, payloads: list[Buffer], imm: int | None, timeout: float | None, end: float | None
-    ) -> None:
+    async def _post(self, post: Post[P], what: P, imm: int | None, timeout: float | None) -> None:
+        """`post` it, once the group is joined; again if there is no room, or the queue pair is replaced."""
         endpoint, group = self._endpoint, self._group
         session, now = endpoint._session, endpoint._loop.time
+        end = None if timeout is None else now() + timeout
         while True:
-            left = None if end is None else max(0.0, end - now())
-            if group.state is GroupState.JOINED and group.destination is not None:
+            if group.state is _JOINED and group.destination is not None:
                 qp, destination = session.qp, group.destination
             else:
+                left = None if end is None else max(0.0, end - now())
                 qp, destination = await endpoint._run(session.route_to(group, left))
             try:
-                session.send(group, qp, destination, payloads, imm, 0)
+                post(group, qp, destination, what, imm, 0)
                 break
             except TimedOut:
                 if end is not None and now() >= end:
@@ -374,9 +412,8 @@ class Sender(MemberView):
                     session.on_qp_error(error)
                 endpoint._on_change()
                 raise
-        if now() >= endpoint._turn_ends:
-            await asyncio.sleep(0)
-            endpoint._turn_ends = now() + TURN
+        if monotonic() >= endpoint._turn_ends:
+            await endpoint._next_turn()
 
     async def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
         """Wait until the fabric delivers: until `members` other members have answered a probe.
@@ -403,7 +440,8 @@ class Membership(Sender):
 
     async def recv(self, timeout: float | None = None) -> Message | None:
         """The group's next message, a copy; None when `timeout` s have passed."""
-        return await self._endpoint._recv(self._group, timeout)
+        endpoint = self._endpoint
+        return await endpoint._taken(endpoint._session.take, self._group, timeout)
 
     async def probe_loopback(self, timeout: float = 0.5) -> bool:
         """Whether the device returns one's own messages: asked by sending one, whatever it has promised.
@@ -447,6 +485,10 @@ class Joining(Generic[M]):
         await self._member.leave()
 
 
-def _finish(future: asyncio.Future[Batch | None]) -> None:
+def _finish(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _take_in(session: Session) -> None:
+    session.take_in()

@@ -24,12 +24,14 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Destination, Message, Phase, QpError, QueuePair
 from mcast.group import Group, GroupState
-from mcast.session import BATCH, Event, Operation, Peer, Wait, as_list
+from mcast.session import Event, Operation, Peer, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
+P = TypeVar("P")
 T = TypeVar("T")
+Post = Callable[[Group, QueuePair, Destination, P, int | None, float | None], T]
 
 
 class Endpoint(EndpointView["Membership | Sender"]):
@@ -119,12 +121,10 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """What is here is taken at once; only a wait needs an operation."""
         session = self._session
         with self._lock:
-            message = session.pop(group)
+            message = session.pop(group) if session.kept else None
             if message is None and not self._pumping:
                 self._look()
-                session.require_receiving(group)
-                batch = session.poll(BATCH)
-                message = None if batch is None else session.deliver(batch, group)
+                message = session.take(group)
         return message if message is not None else self._run(session.recv(group, timeout))
 
     # --- the driver ---
@@ -233,7 +233,7 @@ class Sender(MemberView):
 
     def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
         """Send one message: `send_batch` with a batch of one."""
-        self.send_batch([payload], imm, timeout)
+        self._post(self._endpoint._session.send_one, payload, imm, timeout)
 
     def send_batch(
         self, payloads: Iterable[Buffer], imm: int | None = None, timeout: float | None = None
@@ -242,13 +242,16 @@ class Sender(MemberView):
 
         Waits, up to `timeout`, while the send queue is full or a lost membership is being restored.
         """
+        return self._post(self._endpoint._session.send, as_list(payloads), imm, timeout)
+
+    def _post(self, post: Post[P, T], what: P, imm: int | None, timeout: float | None) -> T:
+        """`post` it, once the group is joined; again if the queue pair is replaced meanwhile."""
         endpoint, group = self._endpoint, self._group
         session = endpoint._session
-        listed = as_list(payloads)
         while True:
             qp, destination = endpoint._route_to(group, timeout)
             try:
-                return session.send(group, qp, destination, listed, imm, timeout)
+                return post(group, qp, destination, what, imm, timeout)
             except Closed:  # the QP was replaced meanwhile, or all is closed
                 session.require_joined(group, "send", Phase.SEND)
             except QpError as error:

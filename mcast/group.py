@@ -51,7 +51,9 @@ class Group:
         self.stream, self.next_number = stream, 0
         self.sending = threading.Lock()
         """Held from numbering to posting, so that numbers go out in order."""
-        self.counts: Counter[str] = Counter()
+        self.sent = self.sent_bytes = self.sent_batches = 0
+        self.received = self.received_bytes = 0
+        self.joins = self.rejoins = 0
         self.dropped: Counter[str] = Counter()
 
     def snapshot(self) -> GroupStats:
@@ -64,7 +66,7 @@ class Group:
             sources=self.sources.snapshot(),
             forgotten_sources=self.sources.forgotten["streams"],
             **{field: self.sources.total(field) for field in SEQUENCE_COUNTS},
-            **{field: self.counts[field] for field in GROUP_COUNTS},
+            **{field: getattr(self, field) for field in GROUP_COUNTS},
         )
 
 
@@ -77,7 +79,7 @@ GROUP_COUNTS = (
     "joins",
     "rejoins",
 )
-"""What is counted in `Group.counts`."""
+"""What is counted by a group itself: its attributes, and those of its snapshot."""
 
 SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
 """What is counted by the sources of a group."""

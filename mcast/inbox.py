@@ -25,6 +25,10 @@ class Inbox:
         self._queue.append((arrival, copied(message)))
         return True
 
+    def put_back(self, arrival: int, message: Message) -> None:
+        """Put a message that has a payload of its own before all others, `arrival` if it is the only one."""
+        self._queue.appendleft((self.next_arrival if self._queue else arrival, message))
+
     @property
     def next_arrival(self) -> int:
         """The number of the first message; there must be one."""

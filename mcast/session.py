@@ -11,7 +11,7 @@ import errno as E
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from random import Random
@@ -85,6 +85,8 @@ logger = logging.getLogger("mcast")
 
 T = TypeVar("T")
 
+_LEFT = GroupState.LEFT
+
 BATCH = 64
 """Messages that one receive call takes, where the user does not say."""
 
@@ -137,9 +139,16 @@ class Session:
         self.channel = backend.event_channel()
         self.groups: dict[McastAddress, Group] = {}
         self.by_mgid: dict[Gid, Group] = {}
+        self._only_group: Group | None = None
+        """The group of every message, if there is just one."""
         self.strays = Inbox(settings.receive_depth)
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.totals: Counter[str] = Counter()
+        self.received_bytes = self.received_batches = 0
+        self.kept = 0
+        """Messages in the inboxes, those of strays included."""
+        self.news = False
+        """Whether a call has changed what others wait for; who wakes them clears it."""
         self.dropped: Counter[str] = Counter()
         self.quests: dict[int, Quest] = {}
         self.recovery: Recovery | None = None
@@ -147,15 +156,21 @@ class Session:
         self.reopen = False
         self.before_qp_closes: Callable[[], None] = lambda: None
         self.filtering = settings.loopback is not LoopbackPolicy.ON
+        self._judges = self.filtering or settings.sequence
+        """Whether each message must be looked at."""
+        self._rewrites = settings.sequence or settings.max_message is not None
+        self._ended = False
+        """Whether a group is gone or all is closed: who receives must be told."""
         self.blocking_loopback = False
         self._restoring = False
         """Whether something may be in recovery; `due` finds out."""
         self._counting = threading.Lock()
         self._asked = 0
         self._echoes_left = 0
-        self._arrivals = self._kept = 0
+        self._arrivals = self._members = self._singles = 0
         self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
         self._warn_at = settings.receive_depth // 4
+        self._backlog = min(BATCH, self._warn_at)
         self._stray_sources = sequence.Sources()
         self.id: CmId
         self.qp: QueuePair
@@ -201,7 +216,7 @@ class Session:
     def close(self) -> None:
         """Leave every group, free everything. Idempotent."""
         if not self.closed:
-            self.closed = True
+            self.closed = self._ended = True
             for group in self.groups.values():
                 group.state = GroupState.LEFT
             with suppress(McastError):  # in a fork nothing can be asked
@@ -231,7 +246,10 @@ class Session:
 
     def step(self) -> bool:
         """Take in events, do what is due; whether there was anything."""
-        self.require_open("step", Phase.EVENT)
+        if self.closed:
+            self.require_open("step", Phase.EVENT)
+        if not self._restoring and not self.channel.pending:
+            return False
         happened = False
         while self.channel.pending and (event := self.channel.get_event(0)) is not None:
             happened = True
@@ -266,7 +284,8 @@ class Session:
             return
         group.destination = destination
         self.by_mgid[destination.gid] = group
-        group.counts["joins"] += 1
+        self._note_groups()
+        group.joins += 1
         if group.state is GroupState.LOST:
             self._on_rejoined(group)
         group.state = GroupState.JOINED
@@ -278,19 +297,24 @@ class Session:
         self._leave_quietly(group)
         if not known.send_only:
             self.qp.attach_mcast(destination.gid, destination.dlid)
-        group.error, group.state = error, GroupState.GONE
+        self._end(group, error)
+
+    def _end(self, group: Group, error: McastError) -> None:
+        """The membership is lost for good: whoever receives from it is told."""
+        group.error, group.state, group.recovery, group.told = error, GroupState.GONE, None, False
+        self._ended = True
 
     def _on_rejoined(self, group: Group) -> None:
         recovery = group.recovery
         assert recovery is not None
         group.recovery, group.error = None, None
-        group.counts["rejoins"] += 1
+        group.rejoins += 1
         self.totals["rejoins"] += 1
         self._tell(Rejoined(group.address, self.now() - recovery.since, recovery.attempts))
 
     def _on_join_error(self, group: Group, error: McastError) -> None:
         if group.state is GroupState.JOINING:
-            group.error, group.state = error, GroupState.GONE
+            self._end(group, error)
         elif group.state is GroupState.JOINED:
             self._lose(group, error)
         elif group.state is GroupState.LOST and group.recovery is not None:
@@ -306,7 +330,7 @@ class Session:
         self._tell(Lost(group.address, error))
         policy = self.settings.rejoin
         if policy is None:
-            group.state = GroupState.GONE
+            self._end(group, error)
         else:
             now = self.now()
             group.state = GroupState.LOST
@@ -314,12 +338,12 @@ class Session:
 
     def _lose_all(self, error: McastError, reopen: bool) -> None:
         """The QP is of no use any more; with `reopen` the id and every membership neither."""
-        self._restoring = True
+        self._restoring = self.news = True
         for group in self.groups.values():
             if group.state is GroupState.JOINED:
                 self._lose(group, error, needs_join=reopen)
             elif group.state is GroupState.JOINING and reopen:
-                group.error, group.state = error, GroupState.GONE
+                self._end(group, error)
             if group.recovery is not None and not group.recovery.needs_join:
                 group.recovery.due = inf  # once the QP is back
         if reopen:
@@ -417,7 +441,7 @@ class Session:
         return True
 
     def _give_up(self, group: Group, error: McastError, attempts: int) -> None:
-        group.error, group.state, group.recovery, group.told = error, GroupState.GONE, None, False
+        self._end(group, error)
         self.totals["gave_up"] += 1
         self._tell(GaveUp(group.address, error, attempts))
 
@@ -425,6 +449,7 @@ class Session:
         if len(self.events) == EVENTS_KEPT:
             self.totals["events_dropped"] += 1
         self.events.append(event)
+        self.news = True
         level = logging.INFO if isinstance(event, Rejoined) else logging.WARNING
         logger.log(level, "%s", event)
 
@@ -445,6 +470,7 @@ class Session:
         group = Group(address, send_only, self.settings.receive_depth, stream)
         self.id.join_multicast_ex(_attr(group), group)
         self.groups[address] = group
+        self._members += not send_only
         try:
             yield from self._until(lambda: group.state is not GroupState.JOINING, deadline)
             if group.state is GroupState.JOINING:
@@ -474,11 +500,12 @@ class Session:
         group.state = GroupState.LEFT
         if self.groups.get(group.address) is group:
             del self.groups[group.address]
-            self.totals.update({f"left {field}": group.counts[field] for field in GROUP_COUNTS})
+            self._members -= not group.send_only
+            self.totals.update({f"left {field}": getattr(group, field) for field in GROUP_COUNTS})
             self.totals.update({f"left {field}": group.sources.total(field) for field in SEQUENCE_COUNTS})
             self.dropped.update(group.dropped)
         self._leave_quietly(group)
-        self._kept -= group.inbox.clear()
+        self.kept -= group.inbox.clear()
 
     def nudge(self) -> None:
         """Cause an event, so that a thread that sleeps in a receive looks again."""
@@ -493,10 +520,14 @@ class Session:
         """Leave, if the stack still knows the membership."""
         if group.destination is not None and self.by_mgid.get(group.destination.gid) is group:
             del self.by_mgid[group.destination.gid]
+            self._note_groups()
         try:
             self.id.leave_multicast(group.address)
         except McastError as error:
             logger.debug("leaving %s: %s", group.address, error)
+
+    def _note_groups(self) -> None:
+        self._only_group = next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None
 
     def require_joined(self, group: Group, call: str, phase: Phase) -> None:
         """Raise what ended the membership, if something did."""
@@ -507,7 +538,7 @@ class Session:
             group.told = True
             error = group.error
             assert error is not None
-            raise _loss(error, group, call, phase) if group.counts["joins"] else error
+            raise _loss(error, group, call, phase) if group.joins else error
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -539,12 +570,53 @@ class Session:
         timeout: float | None,
     ) -> int:
         """Post the messages, numbered if they shall be; the driver's lock is not needed."""
-        sizes = list(map(len if set(map(type, payloads)) == {bytes} else _size, payloads))  # type: ignore[arg-type]
-        if self.settings.sequence or self.settings.max_message is not None:
-            limit = self.max_message_size
-            for index, size in enumerate(sizes):
-                if size > limit:
-                    raise MessageTooLarge(size, limit, index)
+        count = len(payloads)
+        if self._rewrites:
+            size = self._send_rewritten(group, qp, destination, payloads, imm, timeout)
+        else:
+            size = sum(map(len if set(map(type, payloads)) == {bytes} else _size, payloads))  # type: ignore[arg-type]
+            qp.send(destination, payloads, imm, timeout)
+        with self._counting:
+            group.sent += count
+            group.sent_bytes += size
+            group.sent_batches += 1
+        return count
+
+    def send_one(
+        self,
+        group: Group,
+        qp: QueuePair,
+        destination: Destination,
+        payload: Buffer,
+        imm: int | None,
+        timeout: float | None,
+    ) -> None:
+        """`send` with a batch of one, which needs no list where nothing is added and no limit is ours."""
+        if self._rewrites:
+            self.send(group, qp, destination, [payload], imm, timeout)
+            return
+        size = len(payload) if type(payload) is bytes else _size(payload)
+        qp.send_one(destination, payload, imm, timeout)
+        with self._counting:
+            group.sent += 1
+            group.sent_bytes += size
+            group.sent_batches += 1
+
+    def _send_rewritten(
+        self,
+        group: Group,
+        qp: QueuePair,
+        destination: Destination,
+        payloads: list[Buffer],
+        imm: int | None,
+        timeout: float | None,
+    ) -> int:
+        """Send within the user's limit, and with headers if the messages shall be numbered; the bytes."""
+        sizes = list(map(_size, payloads))
+        limit = self.max_message_size
+        for index, size in enumerate(sizes):
+            if size > limit:
+                raise MessageTooLarge(size, limit, index)
         if self.settings.sequence:
             with group.sending:
                 numbers = range(group.next_number, group.next_number + len(payloads))
@@ -554,11 +626,7 @@ class Session:
                 qp.send(destination, numbered, imm, timeout)
         else:
             qp.send(destination, payloads, imm, timeout)
-        with self._counting:
-            group.counts["sent"] += len(sizes)
-            group.counts["sent_bytes"] += sum(sizes)
-            group.counts["sent_batches"] += 1
-        return len(sizes)
+        return sum(sizes)
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -578,19 +646,65 @@ class Session:
 
     def pop(self, group: Group | None) -> Message | None:
         """A message that is here already."""
-        if not self._kept:
+        if not self.kept:
             return None
         if group is not None:
             inbox = group.inbox
         else:
             inbox = min(self._filled(), key=lambda one: one.next_arrival, default=self.strays)
         message = inbox.pop()
-        self._kept -= message is not None
+        self.kept -= message is not None
         return message
 
     def _filled(self) -> Iterator[Inbox]:
         inboxes = [self.strays, *(group.inbox for group in self.groups.values())]
         return (inbox for inbox in inboxes if len(inbox))
+
+    def take(self, group: Group | None) -> Message | None:
+        """The next message of the group, or of any, if it is here; None: it is not.
+
+        A message that nobody need look at is received by itself, copied once and kept nowhere: without a
+        filter and numbers only its length can make it a probe, and with one membership it can hardly be
+        another's. Anything else comes in batches, which are sorted.
+        """
+        if self.kept and (message := self.pop(group)) is not None:
+            return message
+        if self._ended or (group is not None and group.state is _LEFT):
+            self.require_receiving(group)
+        if not self._judges and (group is None or self._members == 1):
+            message = self._receive_one()
+            if message is None:
+                return None
+            owner, size = self.by_mgid.get(message.group), len(message.payload)
+            if size != PROBE_SIZE and (group is None or owner is group):
+                self.received_batches += 1
+                self.received_bytes += size
+                if owner is not None:
+                    owner.received += 1
+                    owner.received_bytes += size
+                self._singles += 1
+                if self._singles >= self._backlog:
+                    self._singles = 0
+                    self._watch_queue()
+                return message
+            self.route(CopiedBatch([message]))
+            if (message := self.pop(group)) is not None:
+                return message
+        batch = self.poll(BATCH)
+        if batch is None:
+            return None
+        self.route(batch)
+        return self.pop(group)
+
+    def _receive_one(self) -> Message | None:
+        """As `poll`, a copy."""
+        if self.recovery is not None:
+            return None
+        try:
+            return self.qp.recv_one(0)
+        except QpError as error:
+            self.on_qp_error(error)
+            return None
 
     def poll(self, max: int) -> Batch | None:
         """What waits at the QP; None: nothing, and then its descriptor is armed, or the QP is not usable."""
@@ -601,52 +715,58 @@ class Session:
         except QpError as error:
             self.on_qp_error(error)
             return None
-        if len(batch):
-            return batch
-        batch.release()
-        return None
-
-    def deliver(self, batch: Batch, group: Group | None) -> Message | None:
-        """Out of a batch the first message of the group, or of any; the others go where they belong.
-
-        For who has found none by `pop`: nothing is overtaken.
-        """
-        owner = self.by_mgid.get(batch[0].group)
-        if len(batch) > 1 or owner is not (group or owner) or self._must_judge(batch.lengths):
-            self.route(batch)
-            return self.pop(group)
-        with batch:
-            message = copied(batch[0])
-        self._count(owner, [len(message.payload)])
-        return message
+        return batch or None
 
     def take_batch(self, max: int) -> Batch | None:
-        """`recv_batch` without a wait, if all that is here is at the QP."""
-        if self._kept or max < 1:
-            return None
-        self.require_receiving(None)
-        batch = self.poll(max)
-        sifted = None if batch is None else self._sift(batch)
-        return sifted if sifted else None
-
-    def recv_batch(self, max: int, timeout: float | None) -> Operation[Batch]:
-        """A leased batch as received, or of copies if another call has received them; empty: too late."""
+        """1..max messages of all groups, leased if they come from the QP, if any are here; None: none are."""
         if max < 1:
             raise ValueError(f"max is {max}: a batch has 1 or more messages")
+        if self.kept:
+            return self._kept_batch(max)
+        if self._ended:
+            self.require_receiving(None)
+        batch = self.poll(max)
+        return None if batch is None else self._sift(batch)
+
+    def take_in(self) -> None:
+        """Receive for others than who calls: what waits at the QP goes where it belongs."""
+        batch = self.poll(BATCH)
+        if batch is not None:
+            self.route(batch)
+
+    def rearm(self) -> None:
+        """Receive once more: an empty one makes the descriptor tell of the next message, not of the last."""
+        message = self._receive_one()
+        if message is not None:
+            self.route(CopiedBatch([message]))
+
+    def put_back(self, found: Message | Batch) -> None:
+        """Keep what was taken for a call that was cancelled: the next who asks gets it first."""
+        messages = [found] if isinstance(found, Message) else [copied(message) for message in found]
+        for message in reversed(messages):
+            group = self.by_mgid.get(message.group)
+            inbox = self.strays if group is None else group.inbox
+            inbox.put_back(self._arrivals, message)
+        self.kept += len(messages)
+        self.news = True
+
+    def recv_batch(self, max: int, timeout: float | None) -> Operation[Batch]:
+        """As `take_batch`, after a wait; empty: too late."""
         deadline = self._deadline(timeout)
         waited = False
         while True:
-            if self._kept:
-                return CopiedBatch([message for _ in range(max) if (message := self.pop(None)) is not None])
+            if self.kept:
+                return self._kept_batch(max)
             self.require_receiving(None)
             if waited and self._is_over(deadline):
                 return CopiedBatch()
             batch = yield Wait(deadline, max)
             waited = True
-            if batch is not None:
-                sifted = self._sift(batch)
-                if len(sifted):
-                    return sifted
+            if batch and (sifted := self._sift(batch)) is not None:
+                return sifted
+
+    def _kept_batch(self, max: int) -> Batch:
+        return CopiedBatch([message for _ in range(max) if (message := self.pop(None)) is not None])
 
     def require_receiving(self, group: Group | None) -> None:
         """Raise the loss of the group; for all groups, of each group once."""
@@ -659,38 +779,35 @@ class Session:
         if untold is not None or (gone and len(gone) == len(self.groups)):
             self.require_joined(untold or gone[0], "recv", Phase.RECV)
 
-    def _sift(self, batch: Batch) -> Batch:
-        """The batch without what is not the user's; the same one if all is."""
+    def _sift(self, batch: Batch) -> Batch | None:
+        """A batch that is not empty, without what is not the user's, the same if all is; None: nothing is."""
         lengths = batch.lengths
-        if not lengths:
+        self.received_batches += 1
+        if not (self._judges or PROBE_SIZE in lengths):
+            count, size, owner = len(lengths), sum(lengths), self._only_group
+            self.received_bytes += size
+            if owner is not None:
+                owner.received += count
+                owner.received_bytes += size
+            if count >= self._backlog:
+                self._watch_queue()
             return batch
-        if self._must_judge(lengths):
-            self.totals["received_batches"] += 1
-            messages = self._wanted(batch)
-            unchanged = len(messages) == len(lengths) and not self.settings.sequence
-            return batch if unchanged else ChosenBatch(batch, messages)
-        self._count(next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None, lengths)
-        return batch
-
-    def _count(self, group: Group | None, lengths: Sequence[int]) -> None:
-        """A batch that was received as it is, for the group if it is known."""
-        size = sum(lengths)
-        self.totals["received_batches"] += 1
-        self.totals["received_bytes"] += size
-        if group is not None:
-            group.counts["received"] += len(lengths)
-            group.counts["received_bytes"] += size
-        self._watch_queue(len(lengths))
-
-    def _must_judge(self, lengths: Sequence[int]) -> bool:
-        """Whether each message of a batch must be looked at."""
-        return self.filtering or self.settings.sequence or PROBE_SIZE in lengths
+        self.news = True
+        messages = self._wanted(batch)
+        if len(messages) == len(lengths) and not self.settings.sequence:
+            return batch
+        chosen = ChosenBatch(batch, messages)
+        if messages:
+            return chosen
+        chosen.release()
+        return None
 
     def route(self, batch: Batch) -> None:
         """Put copies of the messages where they belong, and give the receives back."""
         if not len(batch):
             return
-        self.totals["received_batches"] += 1
+        self.received_batches += 1
+        self.news = True
         with batch:
             self._sort(batch)
 
@@ -701,7 +818,7 @@ class Session:
             group = self.by_mgid.get(message.group)
             inbox = self.strays if group is None else group.inbox
             if inbox.put(self._arrivals, message):
-                self._kept += 1
+                self.kept += 1
             else:
                 self._drop(group, "nobody asked for it in time")
 
@@ -709,16 +826,17 @@ class Session:
         """The messages of the batch that are the user's, counted, with the user's payloads."""
         wanted = list(batch)
         self._echoes_left = ECHOES_MAX
-        if self._must_judge(batch.lengths):
+        if self._judges or PROBE_SIZE in batch.lengths:
             wanted = [kept for message in wanted if (kept := self._judge(message)) is not None]
         for message in wanted:
             group = self.by_mgid.get(message.group)
             size = len(message.payload)
-            self.totals["received_bytes"] += size
+            self.received_bytes += size
             if group is not None:
-                group.counts["received"] += 1
-                group.counts["received_bytes"] += size
-        self._watch_queue(len(batch))
+                group.received += 1
+                group.received_bytes += size
+        if len(batch) >= self._backlog:
+            self._watch_queue()
         return wanted
 
     def _judge(self, message: Message) -> Message | None:
@@ -743,13 +861,15 @@ class Session:
     def _drop(self, group: Group | None, reason: str) -> None:
         (self.dropped if group is None else group.dropped)[reason] += 1
 
-    def _watch_queue(self, taken: int) -> None:
-        """Warn when the receive queue has run low: asked of the QP after a batch that shows a backlog."""
-        if taken >= min(BATCH, self._warn_at):
-            low = self.qp.counters.recv_low_water
-            if low < self._warn_at:
-                self._warn_at = low // 2
-                self._tell(ReceiveQueueLow(low, self.settings.receive_depth))
+    def _watch_queue(self) -> None:
+        """Warn when the receive queue has run low: for a batch that shows a backlog, or as many calls."""
+        if self.closed:
+            return
+        low = self.qp.counters.recv_low_water
+        if low < self._warn_at:
+            self._warn_at = low // 2
+            self._backlog = min(BATCH, self._warn_at)
+            self._tell(ReceiveQueueLow(low, self.settings.receive_depth))
 
     # --- probes ------------------------------------------------------------------------------
 
@@ -764,6 +884,7 @@ class Session:
             del self.quests[number]
         if self.blocking_loopback:
             self.filtering = quest.heard_self
+            self._judges = self.filtering or self.settings.sequence
         return quest.heard_self
 
     def ready(self, group: Group, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
@@ -882,16 +1003,13 @@ class Session:
             "wrong Q_Key": counters.dropped_qkey,
         }
         sums = {
-            field: self.totals[f"left {field}"] + sum(group.counts[field] for group in self.groups.values())
+            field: self.totals[f"left {field}"] + sum(getattr(group, field) for group in self.groups.values())
             for field in ("sent_bytes", "sent_batches", "joins")
         } | {
             field: self.totals[f"left {field}"] + sum(getattr(group, field) for group in groups)
             for field in SEQUENCE_COUNTS
         }
-        totals = {
-            field: self.totals[field]
-            for field in ("received_bytes", "received_batches", "lost", "rejoins", "gave_up")
-        }
+        totals = {field: self.totals[field] for field in ("lost", "rejoins", "gave_up")}
         return EndpointStats(
             backend=self.backend.name,
             device=self.place.device.name,
@@ -899,6 +1017,8 @@ class Session:
             qp_num=None if self.qp.closed else self.qp.qp_num,
             sent=counters.sent,
             received=counters.received,
+            received_bytes=self.received_bytes,
+            received_batches=self.received_batches,
             receive_depth=self.settings.receive_depth,
             receive_free=counters.recv_free,
             receive_low_water=counters.recv_low_water,
@@ -964,12 +1084,14 @@ def _loss(error: McastError, group: Group, call: str, phase: Phase) -> McastErro
 
 def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:
     """Several payloads. Raises TypeError for a single one."""
+    if type(payloads) is list:
+        return payloads
     if isinstance(payloads, bytes | bytearray | memoryview | str):
         kind = type(payloads).__name__
         raise TypeError(
             f"send_batch takes several payloads, this is one {kind}: use send, or put it in a list"
         )
-    return payloads if isinstance(payloads, list) else list(payloads)
+    return list(payloads)
 
 
 def _size(payload: Buffer) -> int:
