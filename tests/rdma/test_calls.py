@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "benchmarks" / "rdma"
 
 PRELUDE = """
-import gc, os, threading
+import gc, os, resource, signal, threading, time
 import numpy, pytest
 from mcast.api import Closed, McastError, MessageTooLarge, QpState
 from mcast.batch import RECORD_DTYPE
@@ -124,6 +124,26 @@ threading.Timer(0.2, qp.close).start()
 thread.join(10)
 assert len(failed) == 1 and not thread.is_alive()
 with pytest.raises(Closed): qp.send_one(group, b"")
+""",
+    "a signal that another thread takes ends a wait": """
+class Interrupted(Exception): pass
+def interrupt(number, frame): raise Interrupted
+signal.signal(signal.SIGUSR1, interrupt)
+for wait in (qp.recv_one, lambda seconds: qp.recv(1, seconds)):
+    thread = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+    thread.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # here, not in the thread
+    start = time.monotonic()
+    with pytest.raises(Interrupted): wait(20)
+    assert time.monotonic() - start < 10
+    thread.join()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+""",
+    "who waits sleeps": """
+before = resource.getrusage(resource.RUSAGE_THREAD)
+assert qp.recv_one(2.5) is None
+after = resource.getrusage(resource.RUSAGE_THREAD)
+assert after.ru_nvcsw - before.ru_nvcsw <= 4
 """,
     "a fork uses nothing of its parent": """
 qp.send_one(group, b"for the parent")

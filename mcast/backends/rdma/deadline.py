@@ -6,8 +6,9 @@ import threading
 from time import monotonic
 from types import TracebackType
 
-SLICE = 0.2
-"""Seconds; bounds how long a signal that slips in just before a sleep goes unseen."""
+SLICE = 1.0
+"""Seconds; bounds how long a signal goes unseen that another thread took, or that slips in just before a
+sleep, and an ERR with no receive posted, which nothing tells of. Other signals, and close, end a sleep."""
 
 
 class Deadline:

@@ -22,7 +22,7 @@ enum {
 	MAX_REGIONS = 16,
 };
 
-static const int64_t SLICE_NS = 200000000; /* as in deadline.py */
+static const int64_t SLICE_NS = 1000000000; /* as in deadline.py */
 
 struct region {
 	uintptr_t start, end;
@@ -429,13 +429,13 @@ static int open_memory(struct calls *self, uint32_t generation, Py_buffer *out)
 static int wait_for_messages(struct calls *self, struct mcast_message *out, uint32_t max, int events,
 			     int64_t timeout, int64_t *start)
 {
-	int got = timeout ? mcast_poll(self->qp, out, max) : mcast_run(self->qp, out, max, NO_FD, 0);
+	int got = timeout ? mcast_poll(self->qp, out, max) : mcast_run(self->qp, out, max, NO_FD, 0, 0);
 
 	if (got || !timeout)
 		return got;
 	*start = mcast_now();
 	Py_BEGIN_ALLOW_THREADS
-	got = mcast_run(self->qp, out, max, events ? self->event_fd : NO_FD, slice_of(timeout));
+	got = mcast_run(self->qp, out, max, events ? self->event_fd : NO_FD, MCAST_SPIN_NS, slice_of(timeout));
 	Py_END_ALLOW_THREADS
 	return got;
 }
@@ -587,7 +587,8 @@ static PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t 
 	return recv_fast(self, (uint32_t)max, events, timeout);
 }
 
-/* For the contract's own path: at most one cycle of `run` a call. Returns a lease, or the negative errno. */
+/* For the contract's own path: at most one cycle of `run` a call, without spinning, for it has been waited before.
+ * Returns a lease, or the negative errno. */
 static PyObject *calls_run(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
@@ -607,7 +608,7 @@ static PyObject *calls_run(PyObject *object, PyObject *args)
 		max = room.size;
 	self->users++;
 	Py_BEGIN_ALLOW_THREADS
-	got = mcast_run(self->qp, room.records, max, events ? self->event_fd : NO_FD, budget);
+	got = mcast_run(self->qp, room.records, max, events ? self->event_fd : NO_FD, 0, budget);
 	Py_END_ALLOW_THREADS
 	self->users--;
 	if (got > 0)

@@ -9,7 +9,6 @@
 enum {
 	POLL_BATCH = 32,
 	GRH_BYTES = 40,
-	SPIN_NS = 50000, /* about what it costs to sleep and be woken */
 	LOOKS = 32,	 /* before the first look at the clock, which may cost more than all of these */
 };
 
@@ -242,7 +241,8 @@ static int arm(struct ibv_cq *cq)
 	return -ibv_req_notify_cq(cq, 0);
 }
 
-static int run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget)
+static int run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t spin,
+	       int64_t budget)
 {
 	int64_t start = 0, deadline = 0;
 	int armed = 0;
@@ -260,7 +260,7 @@ static int run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int
 		}
 		if (now >= deadline)
 			return 0;
-		if (now < start + SPIN_NS)
+		if (now < start + spin)
 			continue;
 		/* armed, then polled once more: only now nothing can slip through */
 		got = armed ? sleep_on(qp, &qp->recv, event_fd, deadline) : arm(qp->recv.cq);
@@ -290,9 +290,10 @@ int mcast_poll(struct mcast_qp *qp, struct mcast_message *out, uint32_t max)
 	return got;
 }
 
-int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget)
+int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t spin,
+	      int64_t budget)
 {
-	int got = run(qp, out, max, event_fd, budget);
+	int got = run(qp, out, max, event_fd, spin, budget);
 	int late = 0;
 
 	if (qp->fd_is_watched && (!got || got == -EAGAIN))
@@ -452,7 +453,7 @@ static int send_work(struct mcast_qp *qp, struct mcast_send_job *job)
 int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget)
 {
 	int64_t now = mcast_now();
-	int64_t deadline = now + budget, spin_until = now + SPIN_NS;
+	int64_t deadline = now + budget, spin_until = now + MCAST_SPIN_NS;
 	uint64_t tail = qp->tail;
 	int armed = 0;
 
@@ -466,7 +467,7 @@ int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget)
 			return 0;
 		if (qp->tail != tail) {
 			tail = qp->tail;
-			spin_until = now + SPIN_NS;
+			spin_until = now + MCAST_SPIN_NS;
 		}
 		if (now < spin_until)
 			continue;

@@ -64,9 +64,12 @@ int mcast_post_free_slots(struct mcast_qp *qp);
 /* Forget what was posted, as the device does at RESET; call with the lock held. */
 void mcast_forget_posted(struct mcast_qp *qp);
 
-/* Messages received, 0 when `budget` ns are over; -EAGAIN when `event_fd` (or NO_FD) became readable; -EIO when
- * the QP is in ERR; -EINTR; or another -errno. */
-int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t budget);
+enum { MCAST_SPIN_NS = 50000 }; /* about what it costs to sleep and be woken */
+
+/* Messages received, 0 when `budget` ns are over, of which the first `spin` are not slept; -EAGAIN when `event_fd`
+ * (or NO_FD) became readable; -EIO when the QP is in ERR; -EINTR; or another -errno. */
+int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t spin,
+	      int64_t budget);
 
 /* Messages that are there, or come while one looks a few times; else as mcast_run. Does not sleep. */
 int mcast_poll(struct mcast_qp *qp, struct mcast_message *out, uint32_t max);
