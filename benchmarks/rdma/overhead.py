@@ -18,8 +18,10 @@ from benchmarks.rdma.compare import BUILD, HERE, build
 COMMANDS = {
     "batch/64": ("batch 64 1000000", "batch 64 1000000"),
     "batch/1024": ("batch 1024 1000000", "batch 1024 1000000"),
-    "numpy/64": ("arrays 64 1000000", "batch 64 1000000"),
-    "numpy/1024": ("arrays 1024 1000000", "batch 1024 1000000"),
+    "numpy-slab/64": ("arrays 64 1000000", "batch 64 1000000"),
+    "numpy-slab/1024": ("arrays 1024 1000000", "batch 1024 1000000"),
+    "numpy-own/64": ("own_arrays 64 1000000", "batch 64 1000000"),
+    "numpy-own/1024": ("own_arrays 1024 1000000", "batch 1024 1000000"),
     "asyncio/64": ("fd_batch 64 500000", "batch 64 1000000"),
     "aio/64": ("aio_batch 64 128000", "batch 64 1000000"),
     "single/64": ("single 64 200000", "single 64 200000"),
