@@ -6,7 +6,10 @@ GIDs are 16 bytes; MTU, rate and packet lifetime are the encoded 6-bit values.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum, IntFlag
+from functools import cache, partial
+from operator import itemgetter
 from typing import NamedTuple
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "SaMethod",
     "SaStatus",
     "Selector",
+    "fields_of",
     "make_record",
 ]
 
@@ -176,9 +180,14 @@ class McMemberRecord(NamedTuple):
         )
 
 
-def make_record(fields: tuple[bytes | int, ...]) -> McMemberRecord:
-    """A record of all 18 fields, in a third of the constructor's time."""
-    return tuple.__new__(McMemberRecord, fields)
+make_record: Callable[[tuple[bytes | int, ...]], McMemberRecord] = partial(tuple.__new__, McMemberRecord)
+"""A record of all 18 fields, in a third of the constructor's time."""
+
+
+@cache
+def fields_of(mask: int) -> Callable[[McMemberRecord], object]:
+    """Picks the masked fields, of which there is one at least: two records agree in them if these are equal."""
+    return itemgetter(*(at for at in range(len(McMemberRecord._fields)) if mask >> at & 1))
 
 
 _WIRE = struct.Struct(">16s16sIHBBHBBIBB2x")

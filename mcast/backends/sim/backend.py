@@ -127,7 +127,8 @@ class SimEventChannel(EventChannel):
 
     @property
     def pending(self) -> bool:
-        self._require_open("pending", Phase.EVENT)
+        if self._closed:
+            self._require_open("pending", Phase.EVENT)
         return bool(self._core.queue)
 
     @property

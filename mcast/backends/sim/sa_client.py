@@ -18,7 +18,7 @@ from functools import lru_cache
 from mcast.addresses import Gid
 from mcast.backends.sim.sa import SaReply
 from mcast.mapping import ZERO_GID
-from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus, make_record
+from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus, fields_of, make_record
 
 Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], object]
 
@@ -48,8 +48,7 @@ DELETE_REPEATS = 3
 # Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _STATES = tuple(JoinState(bits) for bits in range(16))
-_MASK = McMask.QKEY | McMask.TCLASS | McMask.PKEY | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT
-_COMPARED = tuple((1 << at, at) for at in range(len(McMemberRecord._fields)) if _MASK >> at & 1)
+_COMPARED = int(McMask.QKEY | McMask.TCLASS | McMask.PKEY | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT)
 _JOIN = int(McMask.JOIN)
 _SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
 
@@ -80,17 +79,42 @@ class SaMember(ABC):
 
 
 class _Group:
-    """What the port holds of one MGID: how many members by bit, the SA's record, who waits for an answer."""
+    """What the port holds of one MGID, and the one request in flight about it.
 
-    __slots__ = ("busy", "full", "held", "mgid", "record", "send_only", "waiting")
+    held, record       the bits that the SA granted, and its record
+    full, send_only    how many members have each bit
+    joining, leaving   the member of a Set, or the bits of a Delete, which is sent `repeats` times more
+    waiting            who waits for an answer
+    """
 
-    def __init__(self, mgid: Gid) -> None:
-        self.mgid = mgid
+    __slots__ = (
+        "client",
+        "full",
+        "held",
+        "joining",
+        "leaving",
+        "mgid",
+        "record",
+        "repeats",
+        "send_only",
+        "waiting",
+    )
+
+    def __init__(self, client: SaClient, mgid: Gid) -> None:
+        self.client, self.mgid = client, mgid
         self.record: McMemberRecord | None = None
-        self.held = 0
-        self.full = self.send_only = 0
+        self.held = self.full = self.send_only = 0
+        self.joining: SaMember | None = None
+        self.leaving = self.repeats = 0
         self.waiting: deque[SaMember] | None = None  # an empty one takes 600 bytes
-        self.busy = False
+
+    def join(self, member: SaMember) -> None:
+        if self.joining is None and not self.leaving:
+            self._serve(member)
+            return
+        if self.waiting is None:
+            self.waiting = deque()
+        self.waiting.append(member)
 
     def count(self, bits: int, change: int) -> None:
         if bits == _FULL:
@@ -98,46 +122,118 @@ class _Group:
         else:
             self.send_only += change
 
+    def settle(self) -> None:
+        """Serve who waits; then give back what nobody holds any more; one request at a time."""
+        while self.joining is None and not self.leaving:
+            if self.waiting:
+                member = self.waiting.popleft()
+                if not member.left:
+                    self._serve(member)
+                continue
+            self.waiting = None
+            used = (_FULL if self.full else 0) | (_SEND_ONLY if self.send_only else 0)
+            if unused := self.held & ~used:
+                self.repeats = DELETE_REPEATS
+                self._give_back(unused)
+                continue
+            if not self.held:
+                self.record = None
+                self.client.groups.pop(self.mgid, None)
+            return
+
+    def _serve(self, member: SaMember) -> None:
+        assert member.asked is not None
+        mask, record = member.asked
+        if self.record is None or not self.held & member.bits:
+            self.joining = member
+            self.client.ask(_SET, mask, record, self._granted)
+        elif _differs(mask, record, self.record):
+            member.joined(errno.EINVAL, None, "it differs from what this port holds of the group")
+        else:
+            self._activate(member)
+
+    def _granted(self, reply: SaReply | None) -> None:
+        member, self.joining = self.joining, None
+        assert member is not None
+        if reply is not None and reply.status is _OK:
+            answer = reply.records[0]
+            self.record = _of_group(answer.mgid, answer[2:16])
+            if self.mgid != answer.mgid:
+                self.mgid = Gid(answer.mgid)
+            self.client.groups[self.mgid] = self
+            self.held |= member.bits
+            if not member.left:
+                self._activate(member)
+        elif member.left:
+            pass
+        elif reply is None:
+            member.joined(errno.ETIMEDOUT, None, "the SA did not answer")
+        else:
+            status = f"{reply.status.name} ({reply.status:#06x})"
+            member.refused = reply.status
+            member.joined(errno.EINVAL, None, f"the SA refused with {status}: {MEANING[reply.status]}")
+        self.settle()
+
+    def _activate(self, member: SaMember) -> None:
+        member.active, member.asked = True, None
+        self.client.active[member] = None
+        self.count(member.bits, 1)
+        member.joined(0, self.record, "")
+
+    def _give_back(self, bits: int) -> None:
+        assert self.record is not None
+        self.leaving = bits
+        shared = self.record[2:16]
+        record = make_record((self.record.mgid, self.client.port_gid, *shared, _STATES[bits], False))
+        self.client.ask(_DELETE, _JOIN, record, self._gave_back)
+
+    def _gave_back(self, reply: SaReply | None) -> None:
+        if reply is None and self.repeats:
+            self.repeats -= 1
+            self._give_back(self.leaving)
+            return
+        self.held &= ~self.leaving
+        self.leaving = 0
+        self.settle()
+
 
 class SaClient:
     """All SA memberships of the port with that GID."""
 
     def __init__(self, ask: Ask, port_gid: Gid) -> None:
-        self._ask, self._port_gid = ask, port_gid
-        self._groups: dict[Gid, _Group] = {}
-        self._active: dict[SaMember, None] = {}  # in order of joining
+        self.ask, self.port_gid = ask, port_gid
+        self.groups: dict[Gid, _Group] = {}
+        self.active: dict[SaMember, None] = {}  # in order of joining
 
     @property
     def memberships(self) -> dict[Gid, JoinState]:
         """The MGIDs that the port holds, with the bits that the SA granted."""
-        return {mgid: _STATES[group.held] for mgid, group in self._groups.items() if group.held}
+        return {mgid: _STATES[group.held] for mgid, group in self.groups.items() if group.held}
 
     def join(self, member: SaMember, mask: int, record: McMemberRecord) -> None:
         """Join one MGID with one bit. A zero MGID makes a group of its own, named by the SA's answer."""
         mgid = record.mgid if isinstance(record.mgid, Gid) else Gid(record.mgid)
-        group = self._groups.get(mgid)
+        group = self.groups.get(mgid)
         if group is None:
-            group = _Group(mgid)
+            group = _Group(self, mgid)
             if mgid != ZERO_GID:
-                self._groups[mgid] = group
+                self.groups[mgid] = group
         member.group, member.asked = group, (mask, record)
-        if group.waiting is None:
-            group.waiting = deque()
-        group.waiting.append(member)
-        self._proceed(group)
+        group.join(member)
 
     def leave(self, member: SaMember) -> None:
         """Leave; during a request in flight the Delete follows its answer."""
         member.left = True
+        group = member.group
         if member.active:
             member.active = False
-            del self._active[member]
-            member.group.count(member.bits, -1)
-        self._proceed(member.group)
+            del self.active[member]
+            group.count(member.bits, -1)
+        group.settle()
 
     def look_up(self, mgid: Gid, answered: Callable[[McMemberRecord | None], None]) -> None:
         """Get the group's record as the SA shows it to this port; None: no such group, or no answer."""
-        self._ask(
+        self.ask(
             SaMethod.GET,
             McMask.MGID,
             McMemberRecord(mgid=mgid),
@@ -147,103 +243,31 @@ class SaClient:
     def reset(self, why: Reset, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
         """A port event ends the memberships in the groups that are `lost`: ENETRESET for every active member,
         no Delete, and no join by itself (facts: SA)."""
-        known = list(self._groups.values())
+        known = list(self.groups.values())
         ended: dict[_Group, list[SaMember]] = {
             g: [] for g in known if g.record is not None and lost(g.record)
         }
-        for member in self._active:
+        for member in self.active:
             if member.group in ended:
                 ended[member.group].append(member)
         for group, members in ended.items():
             group.held = group.full = group.send_only = 0
             for member in members:
                 member.active = False
-                del self._active[member]
+                del self.active[member]
                 member.joined(errno.ENETRESET, None, f"{why.name}: {why.value}")
-            self._proceed(group)
-
-    def _proceed(self, group: _Group) -> None:
-        """Serve who waits; then give back what nobody holds any more; one request at a time."""
-        while not group.busy:
-            if group.waiting:
-                member = group.waiting.popleft()
-                if not member.left:
-                    self._serve(group, member)
-                continue
-            group.waiting = None
-            used = (_FULL if group.full else 0) | (_SEND_ONLY if group.send_only else 0)
-            if unused := group.held & ~used:
-                self._give_back(group, unused, DELETE_REPEATS)
-                continue
-            if not group.held:
-                group.record = None
-                self._groups.pop(group.mgid, None)
-            return
-
-    def _serve(self, group: _Group, member: SaMember) -> None:
-        assert member.asked is not None
-        mask, record = member.asked
-        if group.record is None or not group.held & member.bits:
-            group.busy = True
-            self._ask(_SET, mask, record, lambda reply: self._granted(group, member, reply))
-        elif _differs(mask, record, group.record):
-            member.joined(errno.EINVAL, None, "it differs from what this port holds of the group")
-        else:
-            self._activate(group, member)
-
-    def _granted(self, group: _Group, member: SaMember, reply: SaReply | None) -> None:
-        group.busy = False
-        if reply is not None and reply.status is _OK:
-            record = group.record = _of_group(reply.records[0])
-            if group.mgid != record.mgid:
-                group.mgid = Gid(record.mgid)
-            self._groups[group.mgid] = group
-            group.held |= member.bits
-            if not member.left:
-                self._activate(group, member)
-        elif member.left:
-            pass
-        elif reply is None:
-            member.joined(errno.ETIMEDOUT, None, "the SA did not answer")
-        else:
-            status = f"{reply.status.name} ({reply.status:#06x})"
-            member.refused = reply.status
-            member.joined(errno.EINVAL, None, f"the SA refused with {status}: {MEANING[reply.status]}")
-        self._proceed(group)
-
-    def _activate(self, group: _Group, member: SaMember) -> None:
-        member.active, member.asked = True, None
-        self._active[member] = None
-        group.count(member.bits, 1)
-        member.joined(0, group.record, "")
-
-    def _give_back(self, group: _Group, bits: int, repeats: int) -> None:
-        assert group.record is not None
-        group.busy = True
-
-        def answered(reply: SaReply | None) -> None:
-            if reply is None and repeats:
-                self._give_back(group, bits, repeats - 1)
-                return
-            group.busy = False
-            group.held &= ~bits
-            self._proceed(group)
-
-        record = make_record((group.record.mgid, self._port_gid, *group.record[2:16], _STATES[bits], False))
-        self._ask(_DELETE, _JOIN, record, answered)
+            group.settle()
 
 
 @lru_cache(maxsize=4096)
-def _same(record: McMemberRecord) -> McMemberRecord:
-    """One object for all ports that hold the same group."""
-    return record
-
-
-def _of_group(answer: McMemberRecord) -> McMemberRecord:
-    """An answer without the member's fields."""
-    return _same(make_record((answer.mgid, ZERO_GID, *answer[2:16], _STATES[0], False)))
+def _of_group(mgid: bytes, shared: tuple[bytes | int, ...]) -> McMemberRecord:
+    """The record without a member's fields, one object for all ports that hold the same group."""
+    return make_record((mgid, ZERO_GID, *shared, _STATES[0], False))
 
 
 def _differs(mask: int, wanted: McMemberRecord, have: McMemberRecord) -> bool:
     """The local comparison of a second join, as strict as the SA's for the masked fields."""
-    return any(mask & bit and wanted[at] != have[at] for bit, at in _COMPARED)
+    if not (compared := mask & _COMPARED):
+        return False
+    fields = fields_of(compared)
+    return fields(wanted) != fields(have)
