@@ -301,7 +301,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             with self._lock:
                 found = waiter.take(waiter.what)
                 if isinstance(found, Message):
-                    session.rearm()
+                    session.take_in(1)  # finding nothing, it makes the descriptor tell of the next message
         except McastError as error:
             future.set_exception(error)
             return

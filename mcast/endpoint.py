@@ -31,6 +31,7 @@ __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
 P = TypeVar("P")
 T = TypeVar("T")
+_JOINED = GroupState.JOINED
 Post = Callable[[Group, QueuePair, Destination, P, int | None, float | None], T]
 
 
@@ -123,7 +124,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
         with self._lock:
             message = session.pop(group) if session.kept else None
             if message is None and not self._pumping:
-                self._look()
+                if not session.is_quiet():
+                    self._look()
                 message = session.take(group)
         return message if message is not None else self._run(session.recv(group, timeout))
 
@@ -151,16 +153,6 @@ class Endpoint(EndpointView["Membership | Sender"]):
             except StopIteration as done:
                 result: T = done.value
                 return result
-
-    def _route_to(self, group: Group, timeout: float | None) -> tuple[QueuePair, Destination]:
-        """What to send with; first take in what has happened, unless a thread that receives does so."""
-        session = self._session
-        with self._lock:
-            if not self._pumping:
-                self._look()
-            if group.state is GroupState.JOINED and group.destination is not None:
-                return session.qp, group.destination
-        return self._run(session.route_to(group, timeout))
 
     def _pump(self, wait: Wait) -> Batch | None:
         """Let something happen, at most until `wait.until`; what was received, if this call received."""
@@ -245,11 +237,22 @@ class Sender(MemberView):
         return self._post(self._endpoint._session.send, as_list(payloads), imm, timeout)
 
     def _post(self, post: Post[P, T], what: P, imm: int | None, timeout: float | None) -> T:
-        """`post` it, once the group is joined; again if the queue pair is replaced meanwhile."""
+        """`post` it, once the group is joined; again if the queue pair is replaced meanwhile.
+
+        What has happened is taken in first, unless a thread that receives does so.
+        """
         endpoint, group = self._endpoint, self._group
         session = endpoint._session
         while True:
-            qp, destination = endpoint._route_to(group, timeout)
+            if not endpoint._pumping and not session.is_quiet():
+                with endpoint._lock:
+                    if not endpoint._pumping:
+                        endpoint._look()
+            # No lock: were the QP replaced from here on, this one would be closed, and the post refused.
+            qp = session.qp
+            joined, destination = group.state is _JOINED, group.destination
+            if not joined or destination is None:
+                qp, destination = endpoint._run(session.route_to(group, timeout))
             try:
                 return post(group, qp, destination, what, imm, timeout)
             except Closed:  # the QP was replaced meanwhile, or all is closed

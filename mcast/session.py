@@ -244,12 +244,15 @@ class Session:
         self._restoring = bool(dues)
         return min(dues, default=inf)
 
-    def step(self) -> bool:
-        """Take in events, do what is due; whether there was anything."""
+    def is_quiet(self) -> bool:
+        """Whether `step` has nothing to do; may be asked without the driver's lock."""
         if self.closed:
             self.require_open("step", Phase.EVENT)
-        if not self._restoring and not self.channel.pending:
-            return False
+        return not self._restoring and not self.channel.pending
+
+    def step(self) -> bool:
+        """Take in events, do what is due; whether there was anything."""
+        self.require_open("step", Phase.EVENT)
         happened = False
         while self.channel.pending and (event := self.channel.get_event(0)) is not None:
             happened = True
@@ -672,7 +675,11 @@ class Session:
         if self._ended or (group is not None and group.state is _LEFT):
             self.require_receiving(group)
         if not self._judges and (group is None or self._members == 1):
-            message = self._receive_one()
+            try:
+                message = None if self.recovery is not None else self.qp.recv_one(0)
+            except QpError as error:
+                self.on_qp_error(error)
+                return None
             if message is None:
                 return None
             owner, size = self.by_mgid.get(message.group), len(message.payload)
@@ -696,16 +703,6 @@ class Session:
         self.route(batch)
         return self.pop(group)
 
-    def _receive_one(self) -> Message | None:
-        """As `poll`, a copy."""
-        if self.recovery is not None:
-            return None
-        try:
-            return self.qp.recv_one(0)
-        except QpError as error:
-            self.on_qp_error(error)
-            return None
-
     def poll(self, max: int) -> Batch | None:
         """What waits at the QP; None: nothing, and then its descriptor is armed, or the QP is not usable."""
         if self.recovery is not None:
@@ -728,17 +725,11 @@ class Session:
         batch = self.poll(max)
         return None if batch is None else self._sift(batch)
 
-    def take_in(self) -> None:
+    def take_in(self, max: int = BATCH) -> None:
         """Receive for others than who calls: what waits at the QP goes where it belongs."""
-        batch = self.poll(BATCH)
+        batch = self.poll(max)
         if batch is not None:
             self.route(batch)
-
-    def rearm(self) -> None:
-        """Receive once more: an empty one makes the descriptor tell of the next message, not of the last."""
-        message = self._receive_one()
-        if message is not None:
-            self.route(CopiedBatch([message]))
 
     def put_back(self, found: Message | Batch) -> None:
         """Keep what was taken for a call that was cancelled: the next who asks gets it first."""
