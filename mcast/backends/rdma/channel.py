@@ -115,7 +115,12 @@ class RdmaChannel(Shared, EventChannel):
             self._on_removal()
             if cm_id is not None:
                 cm_id.device_is_gone = True
-        ud = self._joined(raw, cm_id, join) if kind is CmEventType.MULTICAST_JOIN else None
+        ud = _ud_param(raw) if kind is CmEventType.MULTICAST_JOIN else None
+        if ud is not None and join is not None and join.receives:
+            group = ud.destination
+            join.attachment = group.gid, group.dlid
+            if cm_id is not None:
+                cm_id.note_attached(group.gid, group.dlid)
         return CmEvent(kind, status, errno, None if join is None else join.context, cm_id, ud)
 
     def _explained(self, booked: CmEvent, event: Event) -> CmEvent:
@@ -126,15 +131,6 @@ class RdmaChannel(Shared, EventChannel):
         join = self.joins.get(join_token)
         found = () if join is None else booked.id.why_refused(join)
         return booked._replace(found=found)
-
-    def _joined(self, raw: bytes, cm_id: RdmaCmId | None, join: Join | None) -> UdParam:
-        ud = _ud_param(raw)
-        if join is not None and join.receives:
-            group = ud.destination
-            join.attachment = group.gid, group.dlid
-            if cm_id is not None:
-                cm_id.note_attached(group.gid, group.dlid)
-        return ud
 
     def close(self) -> None:
         """Destroy the ids, wake who waits for an event, close the channel."""

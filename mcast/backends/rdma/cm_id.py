@@ -130,7 +130,9 @@ class RdmaCmId(Shared, CmId):
             if self._closed or not self.process.is_here:
                 self._require_open("join_multicast", Phase.JOIN)
             join = Join(next(self.channel.tokens), addr, True, context)
-            self.native.join(self.handle, sockaddr.group(addr), join.token, addr)
+            result = self.native.join(self.handle, sockaddr.group(addr), join.token)
+            if result:
+                self.native.check_join(result, addr)
             self._joins[addr.key] = self.channel.joins[join.token] = join
 
     def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
@@ -149,20 +151,14 @@ class RdmaCmId(Shared, CmId):
             self._leave(addr)
 
     def _leave(self, addr: McastAddress) -> None:
-        try:
-            self.native.leave(self.handle, sockaddr.group(addr), addr)
-        except McastError as error:
-            if error.errno not in _NOTHING_LEFT:
-                self._forget(addr)
-            raise
-        self._forget(addr)
-
-    def _forget(self, address: McastAddress) -> None:
-        join = self._joins.pop(address.key, None)
+        result = self.native.leave(self.handle, sockaddr.group(addr))
+        join = None if -result in _NOTHING_LEFT else self._joins.pop(addr.key, None)
         if join is not None:
             self.channel.joins.pop(join.token, None)  # no event of it can come any more
             if join.attachment and self._qp is not None:
                 self._qp.note_detached(*join.attachment)
+        if result:
+            self.native.check_leave(result, addr)
 
     def _destroy(self) -> None:
         if not self.process.is_here:

@@ -157,9 +157,9 @@ class Native:
     def __init__(self, ffi: Any, lib: Lib) -> None:
         self._ffi, self._lib = ffi, lib
         self.null: Pointer = ffi.NULL
-        # joins, their events and leaves: one look-up less, and no frame for what went well
         self._take_event = lib.mcast_take_event
-        self._join, self._join_ex, self._leave = lib.mcast_join, lib.mcast_join_ex, lib.mcast_leave
+        # without a frame for what goes well: these return -errno, for `check_join` and `check_leave`
+        self.join, self.leave = lib.mcast_join, lib.mcast_leave
 
     @property
     def has_join_ex(self) -> bool:
@@ -278,15 +278,12 @@ class Native:
         result = self._lib.mcast_resolve_addr(id, source or self.null, destination or self.null, timeout_ms)
         self._check(result, "resolve_addr", Phase.RESOLVE, arguments)
 
-    def join(self, id: Id, address: bytes | None, token: int, addr: object) -> None:
-        """`addr`: what the caller gave, for the error's text."""
-        result = self._join(id, address or self.null, token)
-        if result < 0:
-            self._check(result, "join_multicast", Phase.JOIN, {"addr": addr})
+    def check_join(self, result: int, addr: object) -> None:
+        self._check(result, "join_multicast", Phase.JOIN, {"addr": addr})
 
     def join_ex(self, id: Id, mask: int, flags: int, address: bytes | None, token: int, addr: object) -> None:
         """`addr`: what the caller gave, for the error's text."""
-        result = self._join_ex(id, mask, flags, address or self.null, token)
+        result = self._lib.mcast_join_ex(id, mask, flags, address or self.null, token)
         if not result:
             return
         arguments = {"comp_mask": mask, "join_flags": flags, "addr": addr}
@@ -297,11 +294,8 @@ class Native:
             )
         self._check(result, "join_multicast_ex", Phase.JOIN, arguments, detail)
 
-    def leave(self, id: Id, address: bytes | None, addr: object) -> None:
-        """`addr`: what the caller gave, for the error's text."""
-        result = self._leave(id, address or self.null)
-        if result < 0:
-            self._check(result, "leave_multicast", Phase.LEAVE, {"addr": addr})
+    def check_leave(self, result: int, addr: object) -> None:
+        self._check(result, "leave_multicast", Phase.LEAVE, {"addr": addr})
 
     def id_device(self, id: Id) -> str | None:
         name = self._lib.mcast_id_device(id)
