@@ -87,7 +87,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
         session = self._session
         with self._lock:
             if not self._pumping:
-                self._look()
+                if not session.is_quiet():
+                    self._look()
                 batch = session.take_batch(max)
                 if batch is not None:
                     return batch

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
+from operator import countOf
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
@@ -577,7 +578,8 @@ class Session:
         if self._rewrites:
             size = self._send_rewritten(group, qp, destination, payloads, imm, timeout)
         else:
-            size = sum(map(len if set(map(type, payloads)) == {bytes} else _size, payloads))  # type: ignore[arg-type]
+            plain = countOf(map(type, payloads), bytes) == count
+            size = sum(map(len if plain else _size, payloads))  # type: ignore[arg-type]
             qp.send(destination, payloads, imm, timeout)
         with self._counting:
             group.sent += count

@@ -35,7 +35,10 @@ class SimBatch(Batch):
 
     @property
     def lengths(self) -> list[int]:
-        return list(map(len, self._payloads()))
+        lengths: list[int] = []
+        for burst, start, stop in self._slices:
+            lengths += map(len, burst.payloads[start:stop])
+        return lengths
 
     @property
     def memory(self) -> memoryview:
