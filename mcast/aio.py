@@ -32,7 +32,9 @@ from typing_extensions import Buffer
 from mcast.api import Batch, Closed, Destination, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.group import Group, GroupState
 from mcast.inbox import CopiedBatch
-from mcast.session import Event, Operation, Peer, Session, Wait, as_list
+from mcast.policy import Event
+from mcast.probe import Peer
+from mcast.session import Operation, Session, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -216,7 +218,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         with self._lock:
             happened = session.step()
         self._watch()
-        self._wake_at(session.due())
+        self._wake_at(session.restorer.due())
         if happened or session.news:
             self._wake()
         return happened
@@ -227,7 +229,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         if self._channel_fd < 0:
             self._channel_fd = session.channel.fileno()
             self._loop.add_reader(self._channel_fd, self._on_change)
-            session.before_qp_closes = self._forget_qp
+            session.station.before_qp_closes = self._forget_qp
         if self._qp_fd < 0 and (qp := session.usable_qp) is not None:
             self._qp_fd = qp.fileno()
 
@@ -260,7 +262,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         self._waiters[future] = waiter
         if waiter.until < self._alarm_at:
             self._wake_at(waiter.until)
-        if self._session.recovery is not None:
+        if self._session.restorer.recovery is not None:
             self._unwatch()  # in ERR it stays readable
         elif not self._watching and self._qp_fd >= 0:
             self._loop.add_reader(self._qp_fd, self._on_readable)
@@ -285,7 +287,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def _on_readable(self) -> None:
         """Receive for who waits: were it only woken, the readable descriptor would wake it again."""
         session = self._session
-        if session.recovery is not None:
+        if session.restorer.recovery is not None:
             self._unwatch()  # in ERR it stays readable
             return
         for future, waiter in self._waiters.items():
@@ -313,7 +315,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def _wake(self) -> None:
         """Let every waiting task look again, and nobody sleep over what is due."""
         self._session.news = False
-        self._wake_at(self._session.due())
+        self._wake_at(self._session.restorer.due())
         for future in self._waiters:
             _finish(future)
 
@@ -394,7 +396,7 @@ class Sender(MemberView):
         end = None if timeout is None else now() + timeout
         while True:
             if group.state is _JOINED and group.destination is not None:
-                qp, destination = session.qp, group.destination
+                qp, destination = session.station.qp, group.destination
             else:
                 left = None if end is None else max(0.0, end - now())
                 qp, destination = await endpoint._run(session.route_to(group, left))

@@ -24,7 +24,9 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Destination, Message, Phase, QpError, QueuePair
 from mcast.group import Group, GroupState
-from mcast.session import Event, Operation, Peer, Wait, as_list
+from mcast.policy import Event
+from mcast.probe import Peer
+from mcast.session import Operation, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -74,7 +76,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._members.pop(group.address, None)
             self._changed.notify_all()
             if self._pumping and not self.closed:
-                self._session.nudge()  # the receiving thread may wait for this very group
+                self._session.station.nudge()  # the receiving thread may wait for this very group
 
     # --- receiving ---
 
@@ -164,7 +166,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             return None
         if self._look():
             return None
-        end = min(inf if wait.until is None else wait.until, session.due())
+        end = min(inf if wait.until is None else wait.until, session.restorer.due())
         left = end if abs(end) == inf else end - session.now()
         return self._sleep(session.usable_qp, wait.max, None if left == inf else max(0.0, left))
 
@@ -250,7 +252,7 @@ class Sender(MemberView):
                     if not endpoint._pumping:
                         endpoint._look()
             # No lock: were the QP replaced from here on, this one would be closed, and the post refused.
-            qp = session.qp
+            qp = session.station.qp
             joined, destination = group.state is _JOINED, group.destination
             if not joined or destination is None:
                 qp, destination = endpoint._run(session.route_to(group, timeout))

@@ -10,7 +10,6 @@ from mcast import sequence
 from mcast.addresses import McastAddress
 from mcast.api import Destination, McastError
 from mcast.inbox import Inbox
-from mcast.probe import Peer
 from mcast.stats import GroupStats
 
 
@@ -83,11 +82,3 @@ GROUP_COUNTS = (
 
 SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
 """What is counted by the sources of a group."""
-
-
-class Quest:
-    """A question to a group, and who has answered."""
-
-    def __init__(self) -> None:
-        self.peers: set[Peer] = set()
-        self.heard_self = False

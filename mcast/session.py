@@ -1,4 +1,4 @@
-"""The core of an endpoint: its id and QP, its groups, what is due, and where messages belong.
+"""The core of an endpoint: what a user asks of it, what is due, and where messages belong.
 
 It never waits. What takes time is an `Operation`: a generator that yields a `Wait`, is resumed when
 something may have happened (with a batch, if messages were received), and looks again. `endpoint.py` runs
@@ -11,8 +11,7 @@ import errno as E
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
 from math import inf
 from operator import countOf
 from random import Random
@@ -21,31 +20,24 @@ from typing import Any, NamedTuple, TypeVar
 from typing_extensions import Buffer
 
 from mcast import probe, sequence
-from mcast.addresses import Gid, McastAddress
+from mcast.addresses import McastAddress
 from mcast.api import (
     Backend,
     Batch,
     Closed,
     CmEvent,
     CmEventType,
-    CmId,
     Destination,
-    InvalidArgument,
-    JoinAttrEx,
     McastError,
     MembershipLost,
     Message,
     MessageTooLarge,
-    NotSupported,
     Phase,
-    QpCounters,
     QpError,
-    QpInit,
     QueuePair,
-    TimedOut,
     mcast_error,
 )
-from mcast.group import GROUP_COUNTS, SEQUENCE_COUNTS, Group, GroupState, Quest, Recovery
+from mcast.group import GROUP_COUNTS, SEQUENCE_COUNTS, Group, GroupState
 from mcast.inbox import ChosenBatch, CopiedBatch, Inbox, copied
 from mcast.policy import (
     Event,
@@ -55,32 +47,14 @@ from mcast.policy import (
     Lost,
     ReceiveQueueLow,
     Rejoined,
-    RejoinPolicy,
 )
 from mcast.ports import Place
-from mcast.probe import PROBE_SIZE, Kind, Peer, Probe
+from mcast.probe import PROBE_SIZE, Kind, Peer
+from mcast.probing import ECHOES_MAX, Prober, unanswered
+from mcast.recovery import Restorer
 from mcast.settings import Settings, refuse_beyond_device
-from mcast.stats import EndpointStats, GroupStats, SourceStats
-
-__all__ = [
-    "EndpointStats",
-    "Event",
-    "GaveUp",
-    "Group",
-    "GroupStats",
-    "LoopbackPolicy",
-    "LoopbackReport",
-    "Lost",
-    "Operation",
-    "Peer",
-    "ReceiveQueueLow",
-    "RejoinPolicy",
-    "Rejoined",
-    "Session",
-    "Settings",
-    "SourceStats",
-    "Wait",
-]
+from mcast.station import Station
+from mcast.stats import EndpointStats
 
 logger = logging.getLogger("mcast")
 
@@ -96,16 +70,6 @@ EVENTS_KEPT = 1024
 
 ASK_FIRST, ASK_MAX = 0.02, 1.0
 """Seconds between two probes of `ready`: doubled from the first up to the last."""
-
-
-ECHOES_MAX = 16
-"""Probes of one batch that are answered: each may make every member receive; whoever asks will ask again."""
-
-
-NO_GID = Gid(bytes(16))
-
-NUDGED = {4: "224.0.0.1", 6: "ff02::1"}
-"""IP version -> a group that always can be resolved; nothing is joined or sent."""
 
 
 class Wait(NamedTuple):
@@ -132,18 +96,17 @@ class Session:
         settings: Settings,
         now: Callable[[], float],
     ) -> None:
-        self.backend, self.settings, self.now = backend, settings, now
-        self.place, self._find_place = place, find_place
         refuse_beyond_device(settings, place)
+        self.settings, self.now = settings, now
         self.closed = False
         self.random = Random(backend.new_seed() if settings.seed is None else settings.seed)
-        self.channel = backend.event_channel()
-        self.groups: dict[McastAddress, Group] = {}
-        self.by_mgid: dict[Gid, Group] = {}
-        self._only_group: Group | None = None
-        """The group of every message, if there is just one."""
+        self.station = station = Station(backend, place, find_place, settings)
+        self.channel, self.groups, self.by_mgid = station.channel, station.groups, station.by_mgid
+        self.restorer = Restorer(station, self.random, now, self._tell)
+        self.prober = Prober(station, self.restorer, self._drop)
         self.strays = Inbox(settings.receive_depth)
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.told: Counter[type[Event]] = Counter()
         self.totals: Counter[str] = Counter()
         self.received_bytes = self.received_batches = 0
         self.kept = 0
@@ -151,79 +114,21 @@ class Session:
         self.news = False
         """Whether a call has changed what others wait for; who wakes them clears it."""
         self.dropped: Counter[str] = Counter()
-        self.quests: dict[int, Quest] = {}
-        self.recovery: Recovery | None = None
-        """Of the id and QP, or of the QP alone; while it is set the QP is not used."""
-        self.reopen = False
-        self.before_qp_closes: Callable[[], None] = lambda: None
         self.filtering = settings.loopback is not LoopbackPolicy.ON
         self._judges = self.filtering or settings.sequence
         """Whether each message must be looked at."""
         self._rewrites = settings.sequence or settings.max_message is not None
-        self._ended = False
-        """Whether a group is gone or all is closed: who receives must be told."""
-        self.blocking_loopback = False
-        self._restoring = False
-        """Whether something may be in recovery; `due` finds out."""
         self._counting = threading.Lock()
-        self._asked = 0
-        self._echoes_left = 0
-        self._arrivals = self._members = self._singles = 0
-        self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
+        self._arrivals = self._singles = 0
         self._warn_at = settings.receive_depth // 4
         self._backlog = min(BATCH, self._warn_at)
         self._stray_sources = sequence.Sources()
-        self.id: CmId
-        self.qp: QueuePair
-        try:
-            self._open_id()
-        except BaseException:
-            self.channel.close()
-            raise
-
-    # --- the id and its QP -------------------------------------------------------------------
-
-    def _open_id(self) -> None:
-        """A new id on the endpoint's port, with a QP that receives."""
-        cm_id = self.channel.create_id()
-        try:
-            cm_id.bind_addr(self.place.address)
-            self.qp = self._make_qp(cm_id)
-        except BaseException:
-            cm_id.destroy()
-            raise
-        self.id = cm_id
-
-    def _make_qp(self, cm_id: CmId) -> QueuePair:
-        """With the device keeping own messages back, if that is wanted and it can."""
-        settings = self.settings
-        most = settings.max_message
-        init = QpInit(
-            max_recv_wr=settings.receive_depth,
-            max_send_wr=settings.send_depth,
-            max_recv_size=None if most is None else max(most + settings.header_size, PROBE_SIZE),
-        )
-        if settings.loopback is LoopbackPolicy.OFF:
-            try:
-                qp = cm_id.create_qp(init.model_copy(update={"block_loopback": True}))
-            except (NotSupported, InvalidArgument):
-                logger.info("%s does not keep own messages back: a filter does", self.place.device.name)
-            else:
-                self.blocking_loopback = True
-                return qp
-        self.blocking_loopback = False
-        return cm_id.create_qp(init)
 
     def close(self) -> None:
         """Leave every group, free everything. Idempotent."""
         if not self.closed:
-            self.closed = self._ended = True
-            for group in self.groups.values():
-                group.state = GroupState.LEFT
-            with suppress(McastError):  # in a fork nothing can be asked
-                self._past = self._counters()
-            self.before_qp_closes()
-            self.channel.close()
+            self.closed = True
+            self.station.close()
 
     def require_open(self, call: str, phase: Phase) -> None:
         if self.closed:
@@ -232,24 +137,15 @@ class Session:
     @property
     def usable_qp(self) -> QueuePair | None:
         """The QP, None while it is in ERR or its device is away."""
-        return self.qp if self.recovery is None else None
+        return self.station.qp if self.restorer.recovery is None else None
 
     # --- time and events ---------------------------------------------------------------------
-
-    def due(self) -> float:
-        """When `step` has something to do by itself; inf: when an event comes."""
-        if not self._restoring:
-            return inf
-        recoveries = [self.recovery, *(group.recovery for group in self.groups.values())]
-        dues = [one.due for one in recoveries if one is not None]
-        self._restoring = bool(dues)
-        return min(dues, default=inf)
 
     def is_quiet(self) -> bool:
         """Whether `step` has nothing to do; may be asked without the driver's lock."""
         if self.closed:
             self.require_open("step", Phase.EVENT)
-        return not self._restoring and not self.channel.pending
+        return not self.restorer.busy and not self.channel.pending
 
     def step(self) -> bool:
         """Take in events, do what is due; whether there was anything."""
@@ -258,14 +154,14 @@ class Session:
         while self.channel.pending and (event := self.channel.get_event(0)) is not None:
             happened = True
             self.on_event(event)
-        if self._restoring and self.due() <= self.now():
+        if self.restorer.busy and self.restorer.due() <= self.now():
             happened = True
-            self._recover()
+            self.restorer.recover()
         return happened
 
     def on_event(self, event: CmEvent) -> None:
         """Take in an event that was read."""
-        if event.id is not self.id:  # of a nudge, which has done its work
+        if event.id is not self.station.id:  # of a nudge, which has done its work
             if event.id is not None:
                 event.id.destroy()
             return
@@ -277,182 +173,34 @@ class Session:
             case CmEventType.MULTICAST_ERROR if isinstance(group, Group):
                 self._on_join_error(group, _error_of(event))
             case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE:
-                self._lose_all(_error_of(event), reopen=True)
+                self.restorer.lose_all(_error_of(event), reopen=True)
             case _:
                 logger.debug("event %s passed over", event.type.name)
 
     def _on_joined(self, group: Group, destination: Destination) -> None:
-        known = self.by_mgid.get(destination.gid)
-        if known is not None and known is not group:
-            self._refuse_collision(group, known, destination)
-            return
-        group.destination = destination
-        self.by_mgid[destination.gid] = group
-        self._note_groups()
-        group.joins += 1
-        if group.state is GroupState.LOST:
-            self._on_rejoined(group)
-        group.state = GroupState.JOINED
-
-    def _refuse_collision(self, group: Group, known: Group, destination: Destination) -> None:
-        """Two addresses of one MGID: messages could not be told apart, and a leave would end both."""
-        detail = f"{group.address} and {known.address} have the MGID {destination.gid}: join one of them"
-        error = mcast_error(E.EADDRINUSE, "join", Phase.JOIN, {"group": group.address}, detail)
-        self._leave_quietly(group)
-        if not known.send_only:
-            self.qp.attach_mcast(destination.gid, destination.dlid)
-        self._end(group, error)
-
-    def _end(self, group: Group, error: McastError) -> None:
-        """The membership is lost for good: whoever receives from it is told."""
-        group.error, group.state, group.recovery, group.told = error, GroupState.GONE, None, False
-        self._ended = True
-
-    def _on_rejoined(self, group: Group) -> None:
-        recovery = group.recovery
-        assert recovery is not None
-        group.recovery, group.error = None, None
-        group.rejoins += 1
-        self.totals["rejoins"] += 1
-        self._tell(Rejoined(group.address, self.now() - recovery.since, recovery.attempts))
+        if self.station.on_joined(group, destination):
+            if group.state is GroupState.LOST:
+                self.restorer.on_rejoined(group)
+            group.state = GroupState.JOINED
 
     def _on_join_error(self, group: Group, error: McastError) -> None:
         if group.state is GroupState.JOINING:
-            self._end(group, error)
+            self.station.end(group, error)
         elif group.state is GroupState.JOINED:
-            self._lose(group, error)
-        elif group.state is GroupState.LOST and group.recovery is not None:
-            self._failed(group, group.recovery, error)
-
-    # --- loss and recovery -------------------------------------------------------------------
-
-    def _lose(self, group: Group, error: McastError, needs_join: bool = True) -> None:
-        """A membership is gone: tell, and plan to get it back."""
-        self.totals["lost"] += 1
-        self._restoring = True
-        group.error, group.told = error, False
-        self._tell(Lost(group.address, error))
-        policy = self.settings.rejoin
-        if policy is None:
-            self._end(group, error)
-        else:
-            now = self.now()
-            group.state = GroupState.LOST
-            group.recovery = Recovery(now, now + policy.delay(1, self.random), needs_join)
-
-    def _lose_all(self, error: McastError, reopen: bool) -> None:
-        """The QP is of no use any more; with `reopen` the id and every membership neither."""
-        self._restoring = self.news = True
-        for group in self.groups.values():
-            if group.state is GroupState.JOINED:
-                self._lose(group, error, needs_join=reopen)
-            elif group.state is GroupState.JOINING and reopen:
-                self._end(group, error)
-            if group.recovery is not None and not group.recovery.needs_join:
-                group.recovery.due = inf  # once the QP is back
-        if reopen:
-            self._need_reopening()
-        if self.recovery is None:
-            now, policy = self.now(), self.settings.rejoin
-            due = inf if policy is None else now + policy.delay(1, self.random)
-            self.recovery = Recovery(now, due)
-
-    def _need_reopening(self) -> None:
-        """Only a new id will do, and every membership is joined there anew."""
-        self.reopen = True
-        for group in self.groups.values():
-            if group.recovery is not None:
-                group.recovery.due, group.recovery.needs_join = inf, True
+            self.restorer.lose(group, error)
+        elif group.state is GroupState.LOST:
+            self.restorer.on_failure(group, error)
 
     def on_qp_error(self, error: QpError) -> None:
         """The QP went into ERR: with a policy it is reset, else the error is the caller's."""
-        if self.settings.rejoin is None:
-            raise error
-        if self.recovery is None:
-            self._lose_all(error, reopen=False)
-
-    def _recover(self) -> None:
-        """Do the attempts that are due."""
-        now = self.now()
-        if self.recovery is not None and self.recovery.due <= now:
-            self._restore_qp(self.recovery)
-        for group in self.groups.values():
-            if group.recovery is not None and group.recovery.due <= now:
-                self._rejoin(group, group.recovery)
-
-    def _restore_qp(self, recovery: Recovery) -> None:
-        """Reset the QP; or a new id and a new QP on the same address, and every group joined there."""
-        recovery.attempts += 1
-        try:
-            if self.reopen:
-                self._replace_id()
-            else:
-                self.qp.reset()
-        except McastError as error:
-            self._need_reopening()  # what cannot be reset is replaced
-            if not self._plan_next(recovery):
-                for group in self.groups.values():
-                    if group.recovery is not None:
-                        self._give_up(group, error, recovery.attempts)
-            return
-        self.reopen, self.recovery = False, None
-        for group in self.groups.values():
-            if group.recovery is None or group.recovery.due < inf:
-                continue
-            group.recovery.attempts = recovery.attempts
-            if group.recovery.needs_join:
-                group.recovery.attempts -= 1  # the same attempt goes on
-                self._rejoin(group, group.recovery)
-            else:
-                self._on_rejoined(group)
-                group.state = GroupState.JOINED
-
-    def _replace_id(self) -> None:
-        if not self.id.closed:
-            self._past = self._counters()
-            self.before_qp_closes()
-            with suppress(McastError):  # the device is gone, and refuses what belongs to it
-                self.id.destroy()
-        try:
-            self.place = self._find_place()
-        except ValueError as absent:
-            raise mcast_error(E.EADDRNOTAVAIL, "bind_addr", Phase.BIND, None, str(absent)) from None
-        self._open_id()
-
-    def _rejoin(self, group: Group, recovery: Recovery) -> None:
-        recovery.attempts += 1
-        recovery.due = inf  # the outcome is an event
-        self._leave_quietly(group)
-        try:
-            self.id.join_multicast_ex(_attr(group), group)
-        except McastError as error:
-            self._failed(group, recovery, error)
-
-    def _failed(self, group: Group, recovery: Recovery, error: McastError) -> None:
-        """An attempt failed: plan the next, or give up."""
-        group.error = error
-        if not self._plan_next(recovery):
-            self._give_up(group, error, recovery.attempts)
-
-    def _plan_next(self, recovery: Recovery) -> bool:
-        """Say when the next attempt is due; False if there shall be none."""
-        policy, now = self.settings.rejoin, self.now()
-        assert policy is not None
-        if policy.give_up_after is not None and now - recovery.since >= policy.give_up_after:
-            recovery.due = inf
-            return False
-        recovery.due = now + policy.delay(recovery.attempts + 1, self.random)
-        return True
-
-    def _give_up(self, group: Group, error: McastError, attempts: int) -> None:
-        self._end(group, error)
-        self.totals["gave_up"] += 1
-        self._tell(GaveUp(group.address, error, attempts))
+        self.restorer.on_qp_error(error)
+        self.news = True
 
     def _tell(self, event: Event) -> None:
         if len(self.events) == EVENTS_KEPT:
             self.totals["events_dropped"] += 1
         self.events.append(event)
+        self.told[type(event)] += 1
         self.news = True
         level = logging.INFO if isinstance(event, Rejoined) else logging.WARNING
         logger.log(level, "%s", event)
@@ -466,15 +214,13 @@ class Session:
         self.require_open("join", Phase.JOIN)
         address = McastAddress.of(group_name)
         deadline = self._deadline(timeout)
-        if self.reopen:
-            detail = f"the device of {self.place.address} is away, and looked for as the rejoin policy says"
+        if self.restorer.reopen:
+            where = self.station.place.address
+            detail = f"the device of {where} is away, and looked for as the rejoin policy says"
             raise mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail)
-        self._refuse_beyond_limits(address)
         stream = self.random.getrandbits(64)
         group = Group(address, send_only, self.settings.receive_depth, stream)
-        self.id.join_multicast_ex(_attr(group), group)
-        self.groups[address] = group
-        self._members += not send_only
+        self.station.enter(group)
         try:
             yield from self._until(lambda: group.state is not GroupState.JOINING, deadline)
             if group.state is GroupState.JOINING:
@@ -487,51 +233,15 @@ class Session:
             raise
         return group
 
-    def _refuse_beyond_limits(self, address: McastAddress) -> None:
-        device = self.place.device
-        about = {"group": address, "device": device.name}
-        if not device.max_mcast_grp or not device.max_mcast_qp_attach:
-            detail = f"{device.name} has no multicast: choose another device"
-            raise mcast_error(E.ENOSYS, "join", Phase.JOIN, about, detail)
-        if len(self.groups) >= device.max_mcast_grp and address not in self.groups:
-            detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
-            raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
-
     def leave(self, group: Group) -> None:
         """End the membership, whatever its state. Idempotent."""
         if group.state is GroupState.LEFT:
             return
-        group.state = GroupState.LEFT
-        if self.groups.get(group.address) is group:
-            del self.groups[group.address]
-            self._members -= not group.send_only
+        if self.station.leave(group):
             self.totals.update({f"left {field}": getattr(group, field) for field in GROUP_COUNTS})
             self.totals.update({f"left {field}": group.sources.total(field) for field in SEQUENCE_COUNTS})
             self.dropped.update(group.dropped)
-        self._leave_quietly(group)
         self.kept -= group.inbox.clear()
-
-    def nudge(self) -> None:
-        """Cause an event, so that a thread that sleeps in a receive looks again."""
-        cm_id = self.channel.create_id()
-        try:
-            cm_id.resolve_addr(NUDGED[self.place.address.version], self.place.address)
-        except McastError as error:
-            cm_id.destroy()
-            logger.debug("no nudge: %s", error)
-
-    def _leave_quietly(self, group: Group) -> None:
-        """Leave, if the stack still knows the membership."""
-        if group.destination is not None and self.by_mgid.get(group.destination.gid) is group:
-            del self.by_mgid[group.destination.gid]
-            self._note_groups()
-        try:
-            self.id.leave_multicast(group.address)
-        except McastError as error:
-            logger.debug("leaving %s: %s", group.address, error)
-
-    def _note_groups(self) -> None:
-        self._only_group = next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None
 
     def require_joined(self, group: Group, call: str, phase: Phase) -> None:
         """Raise what ended the membership, if something did."""
@@ -546,13 +256,6 @@ class Session:
 
     # --- sending -----------------------------------------------------------------------------
 
-    @property
-    def max_message_size(self) -> int:
-        """The largest payload in bytes: what one MTU carries, or less if the user said so."""
-        mtu = self.place.port.active_mtu if self.qp.closed else self.qp.max_message_size
-        limit = mtu - self.settings.header_size
-        return limit if self.settings.max_message is None else min(limit, self.settings.max_message)
-
     def route_to(self, group: Group, timeout: float | None) -> Operation[tuple[QueuePair, Destination]]:
         """The QP and the destination to send with, once the group is joined."""
         deadline = self._deadline(timeout)
@@ -562,7 +265,7 @@ class Session:
             detail = f"the membership was lost, and not restored within {timeout} s: {group.error}"
             raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, {"group": group.address}, detail)
         assert group.destination is not None
-        return self.qp, group.destination
+        return self.station.qp, group.destination
 
     def send(
         self,
@@ -618,7 +321,7 @@ class Session:
     ) -> int:
         """Send within the user's limit, and with headers if the messages shall be numbered; the bytes."""
         sizes = list(map(_size, payloads))
-        limit = self.max_message_size
+        limit = self.station.max_message_size
         for index, size in enumerate(sizes):
             if size > limit:
                 raise MessageTooLarge(size, limit, index)
@@ -674,11 +377,12 @@ class Session:
         """
         if self.kept and (message := self.pop(group)) is not None:
             return message
-        if self._ended or (group is not None and group.state is _LEFT):
+        station = self.station
+        if station.ended or (group is not None and group.state is _LEFT):
             self.require_receiving(group)
-        if not self._judges and (group is None or self._members == 1):
+        if not self._judges and (group is None or station.members == 1):
             try:
-                message = None if self.recovery is not None else self.qp.recv_one(0)
+                message = None if self.restorer.recovery is not None else station.qp.recv_one(0)
             except QpError as error:
                 self.on_qp_error(error)
                 return None
@@ -707,10 +411,10 @@ class Session:
 
     def poll(self, max: int) -> Batch | None:
         """What waits at the QP; None: nothing, and then its descriptor is armed, or the QP is not usable."""
-        if self.recovery is not None:
+        if self.restorer.recovery is not None:
             return None
         try:
-            batch = self.qp.recv(max, 0)
+            batch = self.station.qp.recv(max, 0)
         except QpError as error:
             self.on_qp_error(error)
             return None
@@ -722,7 +426,7 @@ class Session:
             raise ValueError(f"max is {max}: a batch has 1 or more messages")
         if self.kept:
             return self._kept_batch(max)
-        if self._ended:
+        if self.station.ended:
             self.require_receiving(None)
         batch = self.poll(max)
         return None if batch is None else self._sift(batch)
@@ -777,7 +481,7 @@ class Session:
         lengths = batch.lengths
         self.received_batches += 1
         if not (self._judges or PROBE_SIZE in lengths):
-            count, size, owner = len(lengths), sum(lengths), self._only_group
+            count, size, owner = len(lengths), sum(lengths), self.station.only_group
             self.received_bytes += size
             if owner is not None:
                 owner.received += count
@@ -818,7 +522,7 @@ class Session:
     def _wanted(self, batch: Batch) -> list[Message]:
         """The messages of the batch that are the user's, counted, with the user's payloads."""
         wanted = list(batch)
-        self._echoes_left = ECHOES_MAX
+        self.prober.echoes_left = ECHOES_MAX
         if self._judges or PROBE_SIZE in batch.lengths:
             wanted = [kept for message in wanted if (kept := self._judge(message)) is not None]
         for message in wanted:
@@ -837,7 +541,7 @@ class Session:
         found = probe.parse(message.payload)
         group = self.by_mgid.get(message.group)
         if found is not None:
-            self._on_probe(found, message)
+            self.prober.take(found, message)
             return None
         if self.filtering and message.from_self:
             self._drop(group, "own message")
@@ -858,7 +562,7 @@ class Session:
         """Warn when the receive queue has run low: for a batch that shows a backlog, or as many calls."""
         if self.closed:
             return
-        low = self.qp.counters.recv_low_water
+        low = self.station.qp.counters.recv_low_water
         if low < self._warn_at:
             self._warn_at = low // 2
             self._backlog = min(BATCH, self._warn_at)
@@ -869,13 +573,10 @@ class Session:
     def probe_loopback(self, group: Group, timeout: float) -> Operation[bool]:
         """Whether the device returns one's own message within `timeout` s; a needless filter ends."""
         self.require_joined(group, "probe_loopback", Phase.SEND)
-        quest, number = self._new_quest()
-        try:
-            self._ask(group, Kind.SELF, number)
+        with self.prober.quest() as (number, quest):
+            self.prober.ask(group, Kind.SELF, number)
             yield from self._until(lambda: quest.heard_self, self._deadline(timeout))
-        finally:
-            del self.quests[number]
-        if self.blocking_loopback:
+        if self.station.blocking_loopback:
             self.filtering = quest.heard_self
             self._judges = self.filtering or self.settings.sequence
         return quest.heard_self
@@ -884,86 +585,19 @@ class Session:
         """Ask until `members` others have answered. Raises TimedOut that says who has."""
         self.require_joined(group, "ready", Phase.SEND)
         deadline = self._deadline(timeout)
-        quest, number = self._new_quest()
         pause, ask_at = ASK_FIRST, self.now()
-        try:
+        with self.prober.quest() as (number, quest):
             while len(quest.peers) < members:
                 now = self.now()
                 if self._is_over(deadline):
-                    raise self._unanswered(group, quest, members, timeout)
+                    raise unanswered(group, quest, members, timeout)
                 if now >= ask_at:
-                    self._ask(group, Kind.ASK_ALONE if group.send_only else Kind.ASK, number)
+                    self.require_joined(group, "ready", Phase.SEND)
+                    self.prober.ask(group, Kind.ASK_ALONE if group.send_only else Kind.ASK, number)
                     ask_at, pause = now + pause, min(pause * 2, ASK_MAX)
                     continue
                 yield from self._wait(ask_at if deadline is None else min(ask_at, deadline))
-        finally:
-            del self.quests[number]
         return frozenset(quest.peers)
-
-    def _new_quest(self) -> tuple[Quest, int]:
-        self._asked = number = (self._asked + 1) & 0xFFFFFFFF
-        quest = self.quests[number] = Quest()
-        return quest, number
-
-    def _ask(self, group: Group, kind: Kind, number: int) -> None:
-        self.require_joined(group, "ready", Phase.SEND)
-        if group.state is GroupState.JOINED and group.destination is not None:
-            me = Peer(self.place.port.gids.get(group.destination.sgid_index, NO_GID), self.qp.qp_num)
-            with suppress(TimedOut, Closed):  # another one follows
-                self._post(group.destination, Probe(kind, number, me))
-
-    def _post(self, destination: Destination, what: Probe) -> None:
-        """Send a probe, without waiting."""
-        qp = self.usable_qp
-        if qp is None:
-            return
-        try:
-            qp.send(destination, [what.pack()], timeout=0)
-            self.totals["probes"] += 1
-        except QpError as error:
-            self.on_qp_error(error)
-
-    def _is_me(self, peer: Peer) -> bool:
-        """QP numbers alone do not tell: those of equal hosts are often the same."""
-        return peer.qp_num == self.qp.qp_num and peer.gid in self.place.port.gids.values()
-
-    def _on_probe(self, found: Probe, message: Message) -> None:
-        group = self.by_mgid.get(message.group)
-        if found.kind is Kind.ECHO:
-            quest = self.quests.get(found.number)
-            if quest is not None and self._is_me(found.asker) and not message.from_self:
-                quest.peers.add(Peer(message.source, message.src_qp))
-        elif message.from_self:
-            quest = self.quests.get(found.number)
-            if quest is not None:
-                quest.heard_self = True
-        elif found.kind is not Kind.SELF and group is not None and group.destination is not None:
-            if self._echoes_left <= 0:
-                self._drop(group, "probe: too many at once")
-                return
-            self._echoes_left -= 1
-            alone = found.kind is Kind.ASK_ALONE
-            destination = group.destination.reply_to(message) if alone else group.destination
-            asker = Peer(message.source, message.src_qp)
-            try:
-                self._post(destination, Probe(Kind.ECHO, found.number, asker))
-            except QpError:
-                raise
-            except McastError as error:
-                self._drop(group, "probe: no room for an echo")
-                logger.debug("no echo: %s", error)
-
-    def _unanswered(self, group: Group, quest: Quest, members: int, timeout: float | None) -> McastError:
-        who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"
-        detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"
-        if group.send_only:
-            detail += (
-                "; they answer a sender by unicast, which Soft-RoCE loses within one network namespace: "
-                "join as a Membership there, or use settle="
-            )
-        return mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)
-
-    # --- what a user asks for ----------------------------------------------------------------
 
     def next_event(self, timeout: float | None) -> Operation[Event | None]:
         """The next event, None when `timeout` s have passed."""
@@ -972,20 +606,11 @@ class Session:
 
     def loopback_report(self) -> LoopbackReport:
         """What is in force for own messages."""
-        return LoopbackReport(self.settings.loopback, self.blocking_loopback, self.filtering)
-
-    def _counters(self) -> QpCounters:
-        """Of all QPs so far: sums, but what is free now, and the lowest low water."""
-        if self.id.closed or self.qp.closed:
-            return self._past
-        return _added(self._past, self.qp.counters)
-
-    def _port_counters(self) -> Mapping[str, int]:
-        return self.backend.port_counters(self.place.device.name, self.place.port.port_num)
+        return LoopbackReport(self.settings.loopback, self.station.blocking_loopback, self.filtering)
 
     def snapshot(self) -> EndpointStats:
         """Everything counted, now."""
-        counters = self._counters()
+        station, counters = self.station, self.station.counters()
         groups = tuple(group.snapshot() for group in self.groups.values())
         dropped: Counter[str] = Counter(self.dropped)
         for group in groups:
@@ -1002,12 +627,11 @@ class Session:
             field: self.totals[f"left {field}"] + sum(getattr(group, field) for group in groups)
             for field in SEQUENCE_COUNTS
         }
-        totals = {field: self.totals[field] for field in ("lost", "rejoins", "gave_up")}
         return EndpointStats(
-            backend=self.backend.name,
-            device=self.place.device.name,
-            port_num=self.place.port.port_num,
-            qp_num=None if self.qp.closed else self.qp.qp_num,
+            backend=station.backend.name,
+            device=station.place.device.name,
+            port_num=station.place.port.port_num,
+            qp_num=None if station.qp.closed else station.qp.qp_num,
             sent=counters.sent,
             received=counters.received,
             received_bytes=self.received_bytes,
@@ -1017,12 +641,14 @@ class Session:
             receive_low_water=counters.recv_low_water,
             receive_empty=counters.recv_empty,
             dropped=dropped | {reason: count for reason, count in silent.items() if count is not None},
-            probes=self.totals["probes"],
+            probes=self.prober.posted,
+            lost=self.told[Lost],
+            rejoins=self.told[Rejoined],
+            gave_up=self.told[GaveUp],
             events_dropped=self.totals["events_dropped"],
             groups=groups,
-            port_counters={} if self.backend.closed else self._port_counters(),
+            port_counters=station.port_counters(),
             **sums,
-            **totals,
         )
 
     # --- waiting -----------------------------------------------------------------------------
@@ -1051,11 +677,6 @@ class Session:
                 return
             at_least_once = False
             yield from self._wait(deadline)
-
-
-def _attr(group: Group) -> JoinAttrEx:
-    make = JoinAttrEx.send_only if group.send_only else JoinAttrEx.full_member
-    return make(group.address)
 
 
 def _error_of(event: CmEvent) -> McastError:
@@ -1090,21 +711,3 @@ def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:
 def _size(payload: Buffer) -> int:
     """Bytes of a payload."""
     return len(payload) if type(payload) is bytes else memoryview(payload).nbytes
-
-
-def _added(past: QpCounters, now: QpCounters) -> QpCounters:
-    """The counters of all QPs so far: sums, but what is free now, and the lowest low water."""
-
-    def plus(one: int | None, other: int | None) -> int | None:
-        return None if one is None or other is None else one + other
-
-    return QpCounters(
-        past.sent + now.sent,
-        past.received + now.received,
-        plus(past.dropped_no_receive, now.dropped_no_receive),
-        plus(past.dropped_too_long, now.dropped_too_long),
-        plus(past.dropped_qkey, now.dropped_qkey),
-        now.recv_free,
-        min(past.recv_low_water, now.recv_low_water),
-        past.recv_empty + now.recv_empty,
-    )

@@ -82,32 +82,32 @@ class EndpointView(Generic[M]):
 
     @property
     def backend(self) -> Backend:
-        return self._session.backend
+        return self._session.station.backend
 
     @property
     def device(self) -> DeviceInfo:
         """The device, as it was when the endpoint was opened, or its device was found again."""
-        return self._session.place.device
+        return self._session.station.place.device
 
     @property
     def port(self) -> PortInfo:
         """The port, as it was when the endpoint was opened, or its device was found again."""
-        return self._session.place.port
+        return self._session.station.place.port
 
     @property
     def address(self) -> Address:
         """The local address that the endpoint is bound to."""
-        return self._session.place.address
+        return self._session.station.place.address
 
     @property
     def qp_num(self) -> int:
         """The number of the queue pair; another one after the device was lost."""
-        return self._session.qp.qp_num
+        return self._session.station.qp.qp_num
 
     @property
     def max_message_size(self) -> int:
         """The largest payload in bytes."""
-        return self._session.max_message_size
+        return self._session.station.max_message_size
 
     @property
     def loopback(self) -> LoopbackReport:

@@ -523,7 +523,7 @@ def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
 
             def send() -> None:
                 """Without giving up the turn."""
-                one._session.send(out._group, one._session.qp, out.destination, [b"x"], None, 0)
+                one._session.send(out._group, one._session.station.qp, out.destination, [b"x"], None, 0)
 
             ticking, joining = asyncio.create_task(tick()), asyncio.ensure_future(other.join(OTHER))
             send()

@@ -358,7 +358,7 @@ def test_ctrl_c_during_a_join_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(endpoint._session.qp), "recv", interrupted)
+    monkeypatch.setattr(type(endpoint._session.station.qp), "recv", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         endpoint.join(GROUP)
     monkeypatch.undo()
@@ -580,7 +580,7 @@ def test_nobody_there_is_told(net: Net) -> None:
         group.ready(members=2, timeout=3.0)
     assert net.backend.now() - start == pytest.approx(3.0, rel=0.01)
     assert group.ready(members=0) == frozenset()
-    assert net.opened[0]._session.quests == {}
+    assert net.opened[0]._session.prober.quests == {}
 
 
 def test_probes_are_answered_by_whoever_receives_and_never_delivered(net: Net) -> None:

@@ -43,7 +43,7 @@ class Pair:
     @property
     def qp(self) -> Qp:
         """The receiver's QP, as the fabric has it."""
-        qp = self.receiver._session.qp
+        qp = self.receiver._session.station.qp
         assert isinstance(qp, SimQueuePair)
         return qp.core
 

@@ -12,7 +12,7 @@ from mcast import Gid, Peer, open_endpoint
 from mcast.api import Phase, TimedOut
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.probe import PROBE_SIZE, Kind, Probe, parse
-from mcast.session import ECHOES_MAX
+from mcast.probing import ECHOES_MAX
 
 GROUP = "239.1.2.3"
 PROBES = st.builds(
@@ -76,7 +76,7 @@ def test_an_echo_that_cannot_be_sent_does_not_disturb_who_receives(monkeypatch: 
         def refuse(*_: object, **__: object) -> int:
             raise TimedOut(110, "send", Phase.SEND)
 
-        monkeypatch.setattr(type(receiver._session.qp), "send", refuse)
+        monkeypatch.setattr(type(receiver._session.station.qp), "send", refuse)
         message = group.recv(timeout=1)
         assert message is not None
         assert bytes(message.payload) == b"payload"
