@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +17,12 @@ from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, ends_cleanly
 from mcast.cli.terminal import Failure, console, group
 from mcast.mapping import ipv4_group_of
+from mcast.sequence import SOURCES_MAX, Sources
 
 if TYPE_CHECKING:
     from rich.console import Group as Lines
 
     from mcast.endpoint import Endpoint
-    from mcast.sequence import Sources
     from mcast.stats import EndpointStats
 
 _BATCH = 256
@@ -56,17 +57,28 @@ class GroupMeter:
     """What is heard in one group. Sequence headers are read where messages have them."""
 
     def __init__(self, name: str) -> None:
-        from mcast.sequence import Sources
-
         self.name = name
         self.counts = Counts()
-        self._by_source: dict[tuple[Gid, int], Counts] = {}
-        self._sequences: Sources = Sources()
+        self._by_source: OrderedDict[tuple[Gid, int], Counts] = OrderedDict()
+        self._forgotten = 0
+        self._sequences = Sources()
 
     def add(self, source: Gid, qp_num: int, payload: memoryview) -> None:
         self.counts.add(payload.nbytes)
-        self._by_source.setdefault((source, qp_num), Counts()).add(payload.nbytes)
+        self._of_source((source, qp_num)).add(payload.nbytes)
         self._sequences.take(source, qp_num, payload)
+
+    def _of_source(self, key: tuple[Gid, int]) -> Counts:
+        """Of one source; for a new one beyond SOURCES_MAX, that which was silent for longest is forgotten."""
+        known = self._by_source.get(key)
+        if known is not None:
+            self._by_source.move_to_end(key)
+            return known
+        if len(self._by_source) >= SOURCES_MAX:
+            self._by_source.popitem(last=False)
+            self._forgotten += 1
+        made = self._by_source[key] = Counts()
+        return made
 
     def look(self, seconds: float) -> dict[str, Any]:
         """As `Counts.look`, and each source's; gaps, late, duplicates are None without sequence headers."""
@@ -88,6 +100,7 @@ class GroupMeter:
                 }
                 for (source, qp_num), counts in self._by_source.items()
             ],
+            "forgotten_sources": self._forgotten,
         }
 
 
@@ -215,7 +228,7 @@ def _lines(look: Mapping[str, Any]) -> Iterator[str]:
     at = time.strftime("%H:%M:%S", time.localtime(look["time"]))
     for found in look["groups"]:
         gaps = "" if found["gaps"] is None else f", {found['gaps']:,} gaps"
-        sources = len(found["sources"])
+        sources = len(found["sources"]) + found["forgotten_sources"]
         yield f"{at} {found['group']}: {_rate(found)} from {sources} source{'s' * (sources != 1)}{gaps}"
     yield f"{at} {_lost(look)}"
     yield from (f"{at} {event}" for event in look["events"])
@@ -256,8 +269,9 @@ def _table(look: Mapping[str, Any], events: Sequence[str]) -> Lines:
                 *("-" if each[field] is None else f"{each[field]:,}" for field in _SEQUENCE),
                 style="bold" if each is found else "",
             )
-        if len(busiest) < len(found["sources"]):
-            table.add_row(f"  and {len(found['sources']) - len(busiest):,} more sources")
+        more = len(found["sources"]) - len(busiest) + found["forgotten_sources"]
+        if more:
+            table.add_row(f"  and {more:,} more sources")
     return Lines(table, Text(f"\n{_lost(look)}"), *(Text(event, style="yellow") for event in events))
 
 

@@ -13,7 +13,7 @@ from mcast.addresses import Gid
 from mcast.api import Message
 from mcast.cli.top import Meter
 from mcast.inbox import CopiedBatch
-from mcast.sequence import HEADER_SIZE, pack
+from mcast.sequence import HEADER_SIZE, SOURCES_MAX, pack
 
 from .conftest import MCAST, Run
 from .test_cli import on_a_terminal
@@ -62,6 +62,18 @@ def test_gaps_are_counted_where_messages_are_numbered() -> None:
     assert (bob["gaps"], bob["messages"], bob["bytes"]) == (0, 2, 2 * (HEADER_SIZE + 1))
     assert two["gaps"] is None
     assert two["sources"][0]["gaps"] is None
+
+
+def test_a_flood_of_sources_pushes_out_the_ones_that_are_silent() -> None:
+    counted = meter()
+    strangers = [message(ONE, BOB, b"x", qp_num=number) for number in range(SOURCES_MAX)]
+    for stranger in strangers:
+        counted.take(CopiedBatch([message(ONE, ALICE, b"y"), stranger]))
+    one, _ = counted.look(1.0)
+    assert (one["messages"], one["forgotten_sources"]) == (2 * SOURCES_MAX, 1)
+    assert len(one["sources"]) == SOURCES_MAX
+    (alice,) = [found for found in one["sources"] if found["source"] == "10.0.0.1"]
+    assert alice["messages"] == SOURCES_MAX
 
 
 def test_two_queue_pairs_of_one_port_are_two_sources() -> None:
