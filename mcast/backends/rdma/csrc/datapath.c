@@ -359,7 +359,7 @@ static void reap(struct mcast_qp *qp)
 static uint64_t slab_copy(struct mcast_qp *qp, uint64_t sequence, const void *payload, uint32_t length)
 {
 	uint8_t *slot = (uint8_t *)qp->init.slab + qp->init.send_offset +
-			(size_t)(sequence % qp->init.send_depth) * qp->init.send_stride;
+			(size_t)((sequence - qp->first_slot) % qp->init.send_depth) * qp->init.send_stride;
 
 	memcpy(slot, payload, length);
 	return (uint64_t)(uintptr_t)slot;
@@ -413,6 +413,8 @@ static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
 
 	if (!count)
 		return 0;
+	if (qp->head == qp->tail)
+		qp->first_slot = qp->head; /* none is in use: take those that are in the cache */
 	for (uint32_t i = 0; i < count; i++, job->posted++) {
 		if (job->lengths[job->posted] > qp->init.send_room)
 			return -EMSGSIZE;

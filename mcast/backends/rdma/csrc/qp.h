@@ -45,6 +45,7 @@ struct mcast_qp {
 	enum ibv_wc_status failure;
 
 	uint64_t head, tail; /* sends posted, sends completed */
+	uint64_t first_slot; /* the send that has the slab's first slot */
 	uint32_t signal_every;
 	uint32_t max_inline;
 	struct ibv_send_wr *send_wrs;
