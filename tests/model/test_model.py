@@ -10,13 +10,22 @@ from __future__ import annotations
 import errno
 from collections import defaultdict
 from functools import partial
+from ipaddress import IPv4Address
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from mcast.api import Capability, CmEventType, Destination, InvalidArgument, JoinAttrEx, McastAddress
+from mcast.api import (
+    Capability,
+    CmEventType,
+    Destination,
+    GroupSource,
+    InvalidArgument,
+    JoinAttrEx,
+    McastAddress,
+)
 from mcast.conformance.peers import Peer, eventually, new_group, ud_of
 from mcast.testbed import Feature, Testbed
 
@@ -172,14 +181,20 @@ class Model(RuleBasedStateMachine):
         here = [peer for peer in self.peers if peer.port == port]
         if any(peer.unfetched for peer in here):
             return
-        address, ports_of = self.bed.ports[port], self.bed.observer.group_ports
-        with self.bed.link_down(address):  # until the SM has noticed it, too
-            eventually(self.bed, lambda: not any(address in ports_of(to.gid) for to in self.where.values()))
+        with self.bed.link_down(self.bed.ports[port]):  # until the SM has noticed it, too
+            eventually(self.bed, lambda: not self.known_to_sa(self.bed.ports[port]))
         for peer in here:
             for _ in list(peer.flags):
                 lost = peer.peer.event(CmEventType.MULTICAST_ERROR, -errno.ENETRESET)
                 peer.peer.id.leave_multicast(lost.context)
                 self.forget(peer, lost.context)
+
+    def known_to_sa(self, address: IPv4Address) -> bool:
+        """Whether the SA has the port in a group, be it for sending only."""
+        backend = self.bed.backend
+        (name,) = (device.name for device in backend.devices() if address in device.ports[0].addresses)
+        members = [member for group in backend.groups().groups for member in group.members]
+        return any(member.port == f"{name}/1" and GroupSource.SA in member.seen_in for member in members)
 
     def send_from(self, sender: Modelled, group: McastAddress, count: int, down: int | None) -> None:
         payloads = [b"%d" % number for number in range(self.sent, self.sent + count)]
