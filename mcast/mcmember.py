@@ -186,7 +186,7 @@ make_record: Callable[[tuple[bytes | int, ...]], McMemberRecord] = partial(tuple
 
 @cache
 def fields_of(mask: int) -> Callable[[McMemberRecord], object]:
-    """Picks the masked fields, of which there is one at least: two records agree in them if these are equal."""
+    """Picks the masked fields, one at least: two records agree in them if what it picks of each is equal."""
     return itemgetter(*(at for at in range(len(McMemberRecord._fields)) if mask >> at & 1))
 
 

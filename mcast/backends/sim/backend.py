@@ -120,7 +120,7 @@ class SimEventChannel(EventChannel):
     def __init__(self, fabric: Fabric, hosts: frozenset[int], siblings: dict[SimEventChannel, None]) -> None:
         self.fabric, self._hosts, self._siblings = fabric, hosts, siblings
         self.ids: dict[SimCmId, None] = {}
-        self._core = cm.Channel(self._on_event)
+        self._core = cm.Channel()
         self._readiness: Readiness | None = None
         if fabric.watch is not None:
             fabric.watch(self)
@@ -142,10 +142,11 @@ class SimEventChannel(EventChannel):
             if self._readiness is None:
                 self._readiness = Readiness()
                 self.fabric.clock.want_descriptor()
-                self._on_event()
+                self._core.on_event = self._show
+                self._show()
             return self._readiness.fd
 
-    def _on_event(self) -> None:
+    def _show(self) -> None:
         """Keep the descriptor readable exactly while an event waits."""
         if self._readiness is not None:
             self._readiness.show(bool(self._core.queue))
@@ -161,7 +162,8 @@ class SimEventChannel(EventChannel):
         with clock.mutex:
             if not queue:
                 clock.wait(lambda: bool(queue) or self._closed, timeout, "get_event", Phase.EVENT)
-                self._require_open("get_event", Phase.EVENT)
+                if self._closed:
+                    self._require_open("get_event", Phase.EVENT)
             if queue:
                 event = self._core.get()
                 found = self._found(event) if event.errno else ()

@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from heapq import heappop, heappush
+from itertools import count
 from types import TracebackType
 
 from mcast.api import McastError, Phase
@@ -45,16 +46,15 @@ class Clock(ABC):
         self.mutex = threading.RLock()
         self.lock = threading.Condition(self.mutex)
         self._due: list[tuple[int, int, Callable[[], None]]] = []
-        self._scheduled = 0
+        self._scheduled = count()
 
     @property
     @abstractmethod
     def now(self) -> int: ...
 
+    @abstractmethod
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
         """Run `action` `delay` ns from now."""
-        self._scheduled += 1
-        heappush(self._due, (self.now + delay, self._scheduled, action))
 
     @abstractmethod
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
@@ -106,6 +106,9 @@ class VirtualClock(Clock):
     def now(self) -> int:
         return self._now
 
+    def call_later(self, delay: int, action: Callable[[], None]) -> None:
+        heappush(self._due, (self._now + delay, next(self._scheduled), action))
+
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
         if ready():
             return True
@@ -116,8 +119,10 @@ class VirtualClock(Clock):
                 self._step()
             return True
         limit = self._now + max(round(timeout * NS), POLL_NS)
-        while self._due and self._due[0][0] <= limit:
-            self._step()
+        due = self._due
+        while due and due[0][0] <= limit:
+            self._now, _, action = heappop(due)
+            action()
             if ready():
                 return True
         self._now = limit
@@ -167,7 +172,7 @@ class WallClock(Clock):
         return time.monotonic_ns() - self._start
 
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
-        super().call_later(delay, action)
+        heappush(self._due, (self.now + delay, next(self._scheduled), action))
         if self._pump is None:
             self._pump = threading.Thread(target=self._run, name="mcast-sim-clock", daemon=True)
             self._pump.start()

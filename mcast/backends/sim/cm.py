@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
@@ -57,7 +57,12 @@ _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _STATES = tuple(JoinState(bits) for bits in range(16))
 _SEND_ONLY_FLAG, _FLAGS = int(JoinFlag.SENDONLY_FULLMEMBER), tuple(map(int, JoinFlag))
 _BOTH_FIELDS = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
-_JOINED, _RESOLVED = CmEventType.MULTICAST_JOIN, CmEventType.ADDR_RESOLVED
+_JOINED, _ERROR, _RESOLVED = (
+    CmEventType.MULTICAST_JOIN,
+    CmEventType.MULTICAST_ERROR,
+    CmEventType.ADDR_RESOLVED,
+)
+_IPOIB = PortSpace.IPOIB
 
 
 class IdState(Enum):
@@ -70,25 +75,27 @@ class IdState(Enum):
     REMOVED = "removed"
 
 
-_MAY_JOIN = (IdState.BOUND, IdState.RESOLVED)
+_MAY_JOIN, _REMOVED = (IdState.BOUND, IdState.RESOLVED), IdState.REMOVED
 
 
-@dataclass(slots=True, eq=False)
 class Event:
-    """An event in the queue of a channel."""
+    """An event in the queue of a channel; the end of `owner` takes it back."""
 
-    type: CmEventType
-    id: Id
-    status: int = 0
-    errno: int = 0
-    membership: Membership | None = None
-    ud: UdParam | None = None
-    detail: str = ""
+    __slots__ = ("detail", "errno", "id", "membership", "owner", "status", "type", "ud")
 
-    @property
-    def owner(self) -> Id | Membership:
-        """Whose end takes the event back."""
-        return self.id if self.membership is None else self.membership
+    def __init__(
+        self,
+        type: CmEventType,
+        cm_id: Id,
+        membership: Membership | None = None,
+        ud: UdParam | None = None,
+        status: int = 0,
+        errno: int = 0,
+        detail: str = "",
+    ) -> None:
+        self.type, self.id, self.membership, self.ud = type, cm_id, membership, ud
+        self.status, self.errno, self.detail = status, errno, detail
+        self.owner: Id | Membership = cm_id if membership is None else membership
 
 
 class Membership(SaMember):
@@ -102,8 +109,7 @@ class Membership(SaMember):
     __slots__ = ("address", "attached", "context", "id", "igmp", "mgid", "unread")
 
     def __init__(self, cm_id: Id, address: McastAddress, context: object, bits: int, mgid: Gid) -> None:
-        super().__init__(bits)
-        self.id, self.address, self.context, self.mgid = cm_id, address, context, mgid
+        self.id, self.address, self.context, self.bits, self.mgid = cm_id, address, context, bits, mgid
         self.igmp = False
         self.attached: int | None = None
         self.unread: tuple[Event, ...] = ()
@@ -118,17 +124,21 @@ class Membership(SaMember):
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """The event queue of a channel: in order of happening, purged by leave and destroy."""
+    """The event queue of a channel: in order of happening, purged by leave and destroy.
 
-    on_event: Callable[[], None]
+    `on_event` is told that there are more events, or fewer.
+    """
+
+    on_event: Callable[[], None] | None = None
     queue: OrderedDict[Event, None] = field(default_factory=OrderedDict)
 
     def put(self, event: Event) -> None:
-        event.id.note_event(event)
+        if event.id.fabric.trace is not None:
+            event.id.note_event(event)
         self.queue[event] = None
-        owner = event.owner
-        owner.unread = (*owner.unread, event)
-        self.on_event()
+        event.owner.unread += (event,)
+        if self.on_event is not None:
+            self.on_event()
 
     def purge(self, owner: Id | Membership) -> None:
         """Take back the events of an id itself, or of a membership, that nobody has read."""
@@ -136,14 +146,15 @@ class Channel:
             for event in owner.unread:
                 del self.queue[event]
             owner.unread = ()
-            self.on_event()
+            if self.on_event is not None:
+                self.on_event()
 
     def get(self) -> Event:
         """The next event, with the effects of retrieving it; there must be one."""
         event, _ = self.queue.popitem(last=False)
-        owner = event.owner
-        owner.unread = owner.unread[1:]
-        self.on_event()
+        event.owner.unread = event.owner.unread[1:]
+        if self.on_event is not None:
+            self.on_event()
         if event.type is _JOINED:
             return event.id.attach_on_retrieval(event)
         if event.type is _RESOLVED:
@@ -265,7 +276,7 @@ class Id:
         port, mgid = self.interface.port, _roce_mgid(address)
         membership = self._new_membership(port, address, context, bits, mgid)
         if self.source not in self.interface.addresses:
-            self.channel.put(Event(CmEventType.MULTICAST_ERROR, self, membership=membership))
+            self.channel.put(Event(_ERROR, self, membership))
             return 0
         if bits == _FULL:
             self.fabric.igmp_join(port, mgid)
@@ -279,7 +290,7 @@ class Id:
         assert self.interface.broadcast is not None
         port, pattern = self.interface.port, self.interface.broadcast
         mgid = _infiniband_mgid(address, self.port_space, pattern.mgid)
-        is_ipoib = self.port_space is PortSpace.IPOIB
+        is_ipoib = self.port_space is _IPOIB
         qkey = pattern.qkey if is_ipoib else RDMA_UDP_QKEY
         record = make_record((mgid, port.gids[0], qkey, 0, *pattern[4:16], _STATES[bits], False))
         mask = _IPOIB_JOIN_MASK if is_ipoib else _JOIN_MASK
@@ -305,22 +316,20 @@ class Id:
 
     def note_event(self, event: Event) -> None:
         """Record an event of this id in the trace."""
-        if self.fabric.trace is not None:
-            self.fabric.note(
-                CmEvent,
-                port=None if self.interface is None else self.interface.port.name,
-                id=self.number,
-                type=event.type.name,
-                status=event.status,
-                errno=event.errno,
-                group=None if event.membership is None else event.membership.mgid,
-            )
+        self.fabric.note(
+            CmEvent,
+            port=None if self.interface is None else self.interface.port.name,
+            id=self.number,
+            type=event.type.name,
+            status=event.status,
+            errno=event.errno,
+            group=None if event.membership is None else event.membership.mgid,
+        )
 
     def answered(self, membership: Membership, failed: int, record: McMemberRecord | None, why: str) -> None:
         """What the SA said, or what the port has lost."""
         if failed or record is None:
-            event = Event(CmEventType.MULTICAST_ERROR, self, -failed, failed, membership, detail=why)
-            self.channel.put(event)
+            self.channel.put(Event(_ERROR, self, membership, None, -failed, failed, why))
             return
         membership.mgid = membership.group.mgid
         _, _, qkey, mlid, _, _, tclass, _, _, _, _, _, sl, flow_label, hop_limit, *_ = record
@@ -328,7 +337,7 @@ class Id:
         self._joined(membership, ud)
 
     def _joined(self, membership: Membership, ud: UdParam) -> None:
-        self.channel.put(Event(_JOINED, self, membership=membership, ud=ud))
+        self.channel.put(Event(_JOINED, self, membership, ud))
 
     def attach_on_retrieval(self, event: Event) -> Event:
         """What librdmacm does when a JOIN is fetched: attach the QP; failing that, the event is an error."""
@@ -339,7 +348,7 @@ class Id:
             return event
         lid = ud.destination.dlid
         if failed := self.fabric.attach(self.qp, membership.mgid, lid):
-            return replace(event, type=CmEventType.MULTICAST_ERROR, status=-1, errno=failed, ud=None)
+            return Event(_ERROR, self, membership, None, -1, failed)
         membership.attached = lid
         return event
 
@@ -370,17 +379,18 @@ class Id:
 
     def leave(self, address: McastAddress) -> int:
         """Leave a group of this id: detach, take back what was not read, end the membership (LV-1, LV-2)."""
-        if address.family not in _KNOWN_FAMILIES:
-            return errno.EINVAL
-        if address not in self.groups:
-            return errno.EADDRNOTAVAIL
-        if self.state is IdState.REMOVED:
+        membership = self.groups.get(address)
+        if membership is None:
+            return errno.EADDRNOTAVAIL if address.family in _KNOWN_FAMILIES else errno.EINVAL
+        if self.state is _REMOVED:
             return errno.ENXIO
-        self._end(self.groups.pop(address))
+        del self.groups[address]
+        self._end(membership)
         return 0
 
     def _end(self, membership: Membership) -> None:
-        self.channel.purge(membership)
+        if membership.unread:
+            self.channel.purge(membership)
         if self.qp is not None:
             attached = self.qp.attached.get(membership.mgid)
             if attached is not None and membership.attached in (None, attached):

@@ -34,7 +34,7 @@ from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Po
 from mcast.backends.sim.qp import Burst, Header, Path, Qp
 from mcast.backends.sim.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
 from mcast.backends.sim.sa_client import SaClient
-from mcast.backends.sim.sa_exchange import SaExchange
+from mcast.backends.sim.sa_exchange import ask_sa
 from mcast.backends.sim.trace import (
     Attach,
     Deliver,
@@ -390,7 +390,7 @@ class Fabric:
             port.pkeys = tuple(interface.pkey for interface in port.interfaces)
             self.sa.add_port(self.sa_port(port))
             self.sa_ports.add(port.guid)
-            self.sa_clients[port.index] = SaClient(partial(SaExchange, self, port), port.gids[0])
+            self.sa_clients[port.index] = SaClient(partial(ask_sa, self, port), port.gids[0])
             self.join_broadcasts(port)
 
     def sa_port(self, port: Port) -> SaPort:
@@ -415,7 +415,8 @@ class Fabric:
         assert self.sa is not None
         for mlid in self.sa.drain_changes():
             if self._late is None:
-                self._group_changed(mlid)
+                self._receivers.pop(mlid, None)
+                self.version += 1
             else:
                 self.clock.call_later(self._programming_ns, partial(self._program, mlid))
 
@@ -460,8 +461,9 @@ class Fabric:
         return reply.records[0]
 
     def ask_sa(self, port: Port, method: SaMethod, mask: int, record: McMemberRecord) -> SaReply | None:
-        """The SA's answer to a request of the port; the switches learn what it changed."""
-        assert self.sa is not None
+        """The SA's answer to a request of the port, if one comes; the switches learn what it changed."""
+        if self.sa is None or not self.sa_hears(port):
+            return None
         reply = self.sa.handle(port.guid, method, mask, record)
         self.tables_changed()
         return reply

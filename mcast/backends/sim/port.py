@@ -142,9 +142,8 @@ class Port:
         if qp.attached.get(gid) != lid:
             return self._refuses(qp, gid, lid) or errno.EINVAL
         del qp.attached[gid]
-        members = tuple(member for member in self.attached[gid] if member is not qp)
-        if members:
-            self.attached[gid] = members
+        if len(members := self.attached[gid]) > 1:
+            self.attached[gid] = tuple(member for member in members if member is not qp)
         else:
             del self.attached[gid]
         return 0

@@ -167,7 +167,7 @@ _PROXY = 0x10
 _FULL, _SEND_ONLY_FULL = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _KEEPS_ALIVE = _FULL | _SEND_ONLY_FULL
 _JOIN_STATES = tuple(JoinState(bits) for bits in range(16))
-_NO_MEMBER = (_JOIN_STATES[0], False)
+_NO_STATE = _JOIN_STATES[0]
 _EXACTLY = int(Selector.EXACTLY)
 _JOIN, _CREATE = int(McMask.JOIN), int(McMask.CREATE)
 _MGID, _PORT_GID, _MLID, _PKEY = (
@@ -202,7 +202,8 @@ _LIFE_RULE = _selected("packet_life", tuple(range(64)))
 
 _SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
 _reply: Callable[[tuple[Any, ...]], SaReply] = partial(tuple.__new__, SaReply)
-"""A reply of all three fields, in half of the constructor's time."""
+_notice: Callable[[tuple[int, bytes]], Notice] = partial(tuple.__new__, Notice)
+"""With all fields, in half of the constructor's time."""
 _REFUSALS = {status: SaReply(status) for status in SaStatus}
 
 
@@ -331,7 +332,7 @@ class SubnetAdmin:
         port = self._ports[guid]
         notices: list[Notice] = []
         for mgid in tuple(port.groups):
-            self._drop(self._by_mgid[mgid], guid, 15, notices)
+            self._drop(self._by_mgid[mgid], port, 15, notices)
         self._down[guid] = self._ports.pop(guid).values
         for group in self._well_known:
             if not self._in_use(group) and (made := self._by_mgid.get(_well_known_mgid(group))):
@@ -391,7 +392,7 @@ class SubnetAdmin:
             flow_label=group.flow_label,
             hop_limit=0 if scope == LINK_LOCAL else 255,
             scope=scope,
-            join_state=_JOIN_STATES[0],
+            join_state=_NO_STATE,
         )
         self._add_group(Group(record, _FULL, well_known=True))
 
@@ -451,9 +452,7 @@ class SubnetAdmin:
 
     def _set(self, requester: _Port, mask: int, record: McMemberRecord) -> SaReply:
         """Join, and create the group first if there is none; the order of checks is OpenSM's (facts: SA)."""
-        guid = self._subject(requester, mask, record)
-        port = self._ports.get(guid)
-        bits = int(record.join_state)
+        port, bits = self._subject(requester, mask, record), int(record.join_state)
         if (
             port is None
             or (port is not requester and not port.shares_partition(requester))
@@ -464,21 +463,21 @@ class SubnetAdmin:
 
         existing, assigned = self._by_mgid.get(record.mgid), self._assigned
         if existing is None:
-            group, assigned = self._plan_group(mask, record, port.values)
+            group, assigned = self._plan_group(mask, record, bits, port.values)
         elif self._joins(mask, record, existing):
             group = existing
         else:
             raise _Refused(SaStatus.REQ_INVALID)
 
-        held, rank = group._states.get(guid, 0), self._rate_rule.rank
         has, needs = port.values, group.values
+        held, rank = group._states.get(has.guid, 0), self._rate_rule.rank
         if (
             (mask & _SELECTORS and not self._selectors_match(mask, record, group))
             or has.mtu < needs.mtu
             or rank[has.rate] < rank[needs.rate]
             or not bits
             or needs.pkey & 0x7FFF not in port.partitions
-            or (held and not _may_modify(group, held, guid, requester))
+            or (held and not _may_modify(group, held, port, requester))
         ):
             raise _Refused(SaStatus.REQ_INVALID)
 
@@ -496,25 +495,24 @@ class SubnetAdmin:
         if bits & _KEEPS_ALIVE and not held & _KEEPS_ALIVE:
             group._full += 1
             if group._full == 1:
-                notices = (Notice(66, group.mgid),)
+                notices = (_notice((66, group.mgid)),)
         proxy = record.proxy_join if self.quirks.echoes_proxy_join else state >= _PROXY
         answer = make_record((group.mgid, record.port_gid, *group._shared, _JOIN_STATES[state & 15], proxy))
         return _reply((_OK, (answer,), notices))
 
     def _delete(self, requester: _Port, mask: int, record: McMemberRecord) -> SaReply:
         """Leave (o15-0.1.14): only bits that are all held, and only by a port that may modify the record."""
-        guid = self._subject(requester, mask, record)
-        mgid, port_gid, qkey, mlid, _, mtu, tclass, pkey, _, rate, _, life, sl, flow, hop, _, bits, proxy = (
-            record
-        )
-        group, bits = self._by_mgid.get(mgid), int(bits)
-        held = group._states.get(guid, 0) if group is not None else 0
-        if group is None or not bits or bits & ~held or not _may_modify(group, held, guid, requester):
+        port, bits = self._subject(requester, mask, record), int(record.join_state)
+        group = self._by_mgid.get(record.mgid)
+        if group is None or port is None or not bits:
+            raise _Refused(SaStatus.REQ_INVALID)
+        held = group._states.get(port.values.guid, 0)
+        if bits & ~held or not _may_modify(group, held, port, requester):
             raise _Refused(SaStatus.REQ_INVALID)
         notices: list[Notice] = []
-        left = _JOIN_STATES[self._drop(group, guid, bits, notices)]
-        path = (_EXACTLY, mtu, tclass, pkey, _EXACTLY, rate, _EXACTLY, life, sl, flow, hop)
-        answer = make_record((mgid, port_gid, qkey, mlid, *path, group.values.scope, left, proxy))
+        left = _JOIN_STATES[self._drop(group, port, bits, notices)]
+        path = (_EXACTLY, *record[5:8], _EXACTLY, record.rate, _EXACTLY, *record[11:15])
+        answer = make_record((*record[:4], *path, group.values.scope, left, record.proxy_join))
         return _reply((_OK, (answer,), tuple(notices)))
 
     def _query(
@@ -568,17 +566,17 @@ class SubnetAdmin:
 
     # -- rules
 
-    def _subject(self, requester: _Port, mask: int, record: McMemberRecord) -> int:
-        """GUID of the port that a Set or a Delete is about; refuses one that lacks what all must carry."""
+    def _subject(self, requester: _Port, mask: int, record: McMemberRecord) -> _Port | None:
+        """The port that a Set or a Delete is about; refuses a request that lacks what all must carry."""
         if mask & _JOIN != _JOIN:
             raise _Refused(SaStatus.INSUF_COMPS)
         if mask & _SELECTORS:
             self._check_codes(mask, record)
         if record.port_gid == requester.gid:
-            return requester.values.guid
+            return requester
         if not self._owns_prefix(record.port_gid):
             raise _Refused(SaStatus.INVALID_GID)
-        return int.from_bytes(record.port_gid[8:])
+        return self._ports.get(int.from_bytes(record.port_gid[8:]))
 
     def _check_codes(self, mask: int, record: McMemberRecord) -> None:
         if mask & _RATE_PAIR == _RATE_PAIR and record.rate not in self._rates:
@@ -632,9 +630,8 @@ class SubnetAdmin:
 
     # -- groups
 
-    def _plan_group(self, mask: int, record: McMemberRecord, port: SaPort) -> tuple[Group, int]:
+    def _plan_group(self, mask: int, record: McMemberRecord, bits: int, port: SaPort) -> tuple[Group, int]:
         """The group that a Set of an unknown MGID makes (o15-0.2.3), not entered yet, and the MGID count."""
-        bits = int(record.join_state)
         if not bits & _KEEPS_ALIVE:
             raise _Refused(SaStatus.REQ_INVALID)
         if mask & _CREATE != _CREATE:
@@ -663,7 +660,7 @@ class SubnetAdmin:
         hop_limit = record.hop_limit if taken & _HOP else 0
         scope = record.scope if taken & _SCOPE else scope
         path = (_EXACTLY, mtu, record.tclass, record.pkey, _EXACTLY, rate, _EXACTLY, life)
-        tail = (record.sl, record.flow_label, hop_limit, scope, *_NO_MEMBER)
+        tail = (record.sl, record.flow_label, hop_limit, scope, _NO_STATE, False)
         values = make_record((mgid, ZERO_GID, record.qkey, mlid, *path, *tail))
         return Group(values, bits | (_PROXY if record.proxy_join else 0)), assigned
 
@@ -696,8 +693,9 @@ class SubnetAdmin:
         self._used |= 1 << group.mlid - MLID_FIRST
         self._by_mgid[group.mgid] = self._by_mlid[group.mlid] = group
 
-    def _drop(self, group: Group, guid: int, bits: int, notices: list[Notice]) -> int:
+    def _drop(self, group: Group, port: _Port, bits: int, notices: list[Notice]) -> int:
         """Take `bits` from a member, and end the group with its last full bit; returns the bits left."""
+        guid = port.values.guid
         held = group._states[guid]
         left = held & ~bits & 15
         ends = held & _KEEPS_ALIVE and not left & _KEEPS_ALIVE
@@ -706,12 +704,12 @@ class SubnetAdmin:
         if left:
             group._states[guid] = left | held & _PROXY
         else:
-            del group._states[guid], self._ports[guid].groups[group.mgid]
+            del group._states[guid], port.groups[group.mgid]
             self._dirty[group.mlid] = None
         if ends:
             group._full -= 1
             if not group._full:
-                notices.append(Notice(67, group.mgid))
+                notices.append(_notice((67, group.mgid)))
                 self._end(group)
                 return left if self.quirks.reports_lost_bits else 0
         return left
@@ -735,11 +733,11 @@ def _well_known_mgid(group: WellKnownGroup) -> bytes:
     return group.mgid if group.mgid is not None else ipoib_broadcast_mgid(group.pkey | 0x8000)
 
 
-def _may_modify(group: Group, held: int, guid: int, requester: _Port) -> bool:
+def _may_modify(group: Group, held: int, port: _Port, requester: _Port) -> bool:
     """o15-0.2.1: a proxied record by any port of the partition, every other one by its own port only."""
     if held >= _PROXY:
         return group.values.pkey & 0x7FFF in requester.partitions
-    return requester.values.guid == guid
+    return port is requester
 
 
 def _fields_match(mask: int, record: McMemberRecord, group: Group) -> bool:

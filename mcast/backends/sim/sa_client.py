@@ -56,20 +56,21 @@ _SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
 class SaMember(ABC):
     """One id's part in a group of the port; a subclass says what becomes of it.
 
+    bits     what it joins with: one bit
     asked    component mask and record of its join, until the SA has granted it
     refused  the status of an SA that said no
+
+    All but `bits` is set by `SaClient.join`.
     """
 
     __slots__ = ("active", "asked", "bits", "group", "left", "refused")
 
+    bits: int
     group: _Group
     asked: tuple[int, McMemberRecord] | None
-
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
-        self.active = self.left = False
-        self.asked = None
-        self.refused: SaStatus | None = None
+    refused: SaStatus | None
+    active: bool
+    left: bool
 
     @abstractmethod
     def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
@@ -131,15 +132,15 @@ class _Group:
                     self._serve(member)
                 continue
             self.waiting = None
-            used = (_FULL if self.full else 0) | (_SEND_ONLY if self.send_only else 0)
-            if unused := self.held & ~used:
-                self.repeats = DELETE_REPEATS
-                self._give_back(unused)
-                continue
             if not self.held:
                 self.record = None
                 self.client.groups.pop(self.mgid, None)
-            return
+                return
+            used = (_FULL if self.full else 0) | (_SEND_ONLY if self.send_only else 0)
+            if not (unused := self.held & ~used):
+                return
+            self.repeats = DELETE_REPEATS
+            self._give_back(unused)
 
     def _serve(self, member: SaMember) -> None:
         assert member.asked is not None
@@ -158,9 +159,9 @@ class _Group:
         if reply is not None and reply.status is _OK:
             answer = reply.records[0]
             self.record = _of_group(answer.mgid, answer[2:16])
-            if self.mgid != answer.mgid:
+            if self.mgid != answer.mgid:  # it was zero
                 self.mgid = Gid(answer.mgid)
-            self.client.groups[self.mgid] = self
+                self.client.groups[self.mgid] = self
             self.held |= member.bits
             if not member.left:
                 self._activate(member)
@@ -218,7 +219,8 @@ class SaClient:
             group = _Group(self, mgid)
             if mgid != ZERO_GID:
                 self.groups[mgid] = group
-        member.group, member.asked = group, (mask, record)
+        member.group, member.asked, member.refused = group, (mask, record), None
+        member.active = member.left = False
         group.join(member)
 
     def leave(self, member: SaMember) -> None:
