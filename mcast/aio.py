@@ -156,13 +156,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
         while True:
             if monotonic() >= self._turn_ends:
                 await self._next_turn()
-            if self._qp_fd < 0:
+            if self._qp_fd < 0 and not self.closed:
                 self._look()
             with self._lock:
                 found = take(what)
-            if session.news:
+            if news := session.news:
                 self._wake()  # the others' messages may have come with it
-            if found is not None or timeout == 0:
+            if found is not None or (timeout == 0 and not news):
                 return found
             if timeout is not None:
                 now = self._loop.time()
@@ -170,6 +170,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
                     end = now + timeout
                 elif now >= end:
                     return None
+            if news:
+                continue  # more may wait, and only a queue pair that was found empty tells of the next
             handed: T | None = await self._sleep(Waiter(take, what, inf if end is None else end))
             if handed is not None:
                 return handed
@@ -260,8 +262,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """Wait until something changes, or `waiter.until`; what was received, if it was handed over."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters[future] = waiter
-        if waiter.until < self._alarm_at:
-            self._wake_at(waiter.until)
+        self._wake_at(waiter.until)
         if self._session.restorer.recovery is not None:
             self._unwatch()  # in ERR it stays readable
         elif not self._watching and self._qp_fd >= 0:
@@ -286,10 +287,6 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     def _on_readable(self) -> None:
         """Receive for who waits: were it only woken, the readable descriptor would wake it again."""
-        session = self._session
-        if session.restorer.recovery is not None:
-            self._unwatch()  # in ERR it stays readable
-            return
         for future, waiter in self._waiters.items():
             if not future.done():
                 self._hand_over(future, waiter)
@@ -298,17 +295,22 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._unwatch()
 
     def _hand_over(self, future: asyncio.Future[Any], waiter: Waiter) -> None:
+        """Give the task what it waits for, if that is here.
+
+        A message is followed by another look: if it finds nothing, the descriptor tells of the next message
+        and no more of this one, which would call for nothing while the task has its turn.
+        """
         session = self._session
-        try:
-            with self._lock:
+        with self._lock:
+            try:
                 found = waiter.take(waiter.what)
+                if found is not None:
+                    future.set_result(found)
                 if isinstance(found, Message):
-                    session.take_in(1)  # finding nothing, it makes the descriptor tell of the next message
-        except McastError as error:
-            future.set_exception(error)
-            return
-        if found is not None:
-            future.set_result(found)
+                    session.take_in(1)
+            except McastError as error:
+                if not future.done():  # else the next call meets it again
+                    future.set_exception(error)
         if session.news:
             self._wake()
 
@@ -332,12 +334,17 @@ class Endpoint(EndpointView["Membership | Sender"]):
     # --- the end ---
 
     async def close(self) -> None:
-        """Leave every group and free everything; ends what waits. Idempotent."""
+        """Leave every group and free everything; ends what waits. Idempotent.
+
+        A task that was handed messages before this, and has its turn after it, still returns them: they were
+        received, counted, and taken from the others. Its next call raises Closed, as every other does.
+        """
         if not self.closed:
             if self._channel_fd >= 0:
                 self._loop.remove_reader(self._channel_fd)
             if self._alarm is not None:
                 self._alarm.cancel()
+            self._alarm_at = -inf  # nothing is due any more
             self._forget_qp()
             with self._lock:
                 self._end()

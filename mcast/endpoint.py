@@ -200,7 +200,10 @@ class Endpoint(EndpointView["Membership | Sender"]):
     # --- the end ---
 
     def close(self) -> None:
-        """Leave every group and free everything; wakes whoever waits. Idempotent."""
+        """Leave every group and free everything; wakes whoever waits. Idempotent.
+
+        What a call has received by then it still returns; the next one raises Closed.
+        """
         with self._lock:
             self._end()  # wakes who receives, and so its followers
         self._close_owned()

@@ -25,9 +25,9 @@ class Inbox:
         self._queue.append((arrival, copied(message)))
         return True
 
-    def put_back(self, arrival: int, message: Message) -> None:
-        """Put a message that has a payload of its own before all others, `arrival` if it is the only one."""
-        self._queue.appendleft((self.next_arrival if self._queue else arrival, message))
+    def put_back(self, message: Message) -> None:
+        """Put a message that has a payload of its own before all that have come since, in any inbox."""
+        self._queue.appendleft((0, message))
 
     @property
     def next_arrival(self) -> int:

@@ -439,11 +439,15 @@ class Session:
 
     def put_back(self, found: Message | Batch) -> None:
         """Keep what was taken for a call that was cancelled: the next who asks gets it first."""
-        messages = [found] if isinstance(found, Message) else [copied(message) for message in found]
+        if isinstance(found, Message):
+            messages = [found]
+        else:
+            with found:
+                messages = list(map(copied, found))
         for message in reversed(messages):
             group = self.by_mgid.get(message.group)
             inbox = self.strays if group is None else group.inbox
-            inbox.put_back(self._arrivals, message)
+            inbox.put_back(message)
         self.kept += len(messages)
         self.news = True
 

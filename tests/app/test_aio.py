@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import mcast
 from mcast import GaveUp, Lost, Rejoined, RejoinPolicy, aio
 from mcast.api import (
     Backend,
@@ -22,7 +21,9 @@ from mcast.api import (
     EventChannel,
     McastError,
     MembershipLost,
+    Message,
     MessageTooLarge,
+    QpError,
     QueuePair,
     TimedOut,
 )
@@ -44,12 +45,15 @@ def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine with a bound; a task or a warning that it leaves behind is an error."""
+    """Run a coroutine with a bound; what it leaves behind is an error, as is one in the loop's callbacks."""
 
     async def bounded() -> None:
+        failed: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
         async with asyncio.timeout(BOUND):
             await main()
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert failed == []
 
     asyncio.run(bounded(), debug=True)
     gc.collect()
@@ -79,6 +83,41 @@ def rejoined(endpoint: aio.Endpoint, times: int) -> bool:
 async def until(condition: Callable[[], object]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
+
+
+def text(message: Message | None) -> bytes:
+    """The payload; there must be a message."""
+    assert message is not None
+    return bytes(message.payload)
+
+
+async def texts(group: aio.Membership) -> list[bytes]:
+    """The payloads of all messages, until the iteration ends."""
+    return [bytes(message.payload) async for message in group]
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Rounds:
+    """While it is entered, counts how often the loop comes around."""
+
+    count = 0
+
+    async def _run(self) -> None:
+        while True:
+            self.count += 1
+            await asyncio.sleep(0)
+
+    async def __aenter__(self) -> Rounds:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await cancel(self._task)
 
 
 # --- the everyday path ---------------------------------------------------------------------------
@@ -164,9 +203,7 @@ def test_a_task_is_woken_by_another_that_has_read_its_message(fabric: Fabric) ->
             other._turn_ends = one._turn_ends = float("inf")  # no turn of the loop until both are done
             await out.send(b"yours")
             assert await read.recv(timeout=0) is None
-            message = await asyncio.wait_for(waiting, BOUND / 4)
-            assert message is not None
-            assert bytes(message.payload) == b"yours"
+            assert text(await asyncio.wait_for(waiting, BOUND / 4)) == b"yours"
 
     run(main)
 
@@ -178,9 +215,7 @@ def test_ready_between_tasks(fabric: Fabric) -> None:
             hearing = asyncio.create_task(group.recv())
             assert {peer.qp_num for peer in await out.ready(timeout=BOUND)} == {other.qp_num}
             await out.send(b"heard")
-            message = await hearing
-            assert message is not None
-            assert bytes(message.payload) == b"heard"
+            assert text(await hearing) == b"heard"
             with pytest.raises(TimedOut, match="0 of 1 members"):
                 await group.ready(timeout=0.02)
             assert await group.probe_loopback(timeout=0.02) is True
@@ -262,7 +297,7 @@ def test_a_cancelled_receive_loses_no_message(fabric: Fabric) -> None:
                 task.cancel()
                 await sent
                 result = (await asyncio.gather(task, return_exceptions=True))[0]
-                message = result if isinstance(result, mcast.api.Message) else await group.recv(timeout=1)
+                message = result if isinstance(result, Message) else await group.recv(timeout=1)
                 assert message is not None
                 assert bytes(message.payload) == b"%d" % number
             assert not other._waiters
@@ -282,10 +317,114 @@ def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(fabric:
             task.cancel()  # before the task has its turn
             with pytest.raises(asyncio.CancelledError):
                 await task
-            message = await group.recv(timeout=0)
-            assert message is not None
-            assert bytes(message.payload) == b"kept"
+            assert text(await group.recv(timeout=0)) == b"kept"
             assert not other._waiters
+
+    run(main)
+
+
+def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            task = asyncio.create_task(other.recv_batch(max=2))
+            await until(lambda: other._waiters)
+            one._turn_ends = float("inf")
+            await out.send_batch([b"1", b"2", b"3"])
+            other._on_readable()  # as the loop calls it
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert [text(await group.recv(timeout=0)) for _ in range(3)] == [b"1", b"2", b"3"]
+            stats = other.stats()
+            assert (stats.received, stats.received_bytes, group.stats().received) == (3, 3, 3)
+            assert stats.receive_free == stats.receive_depth
+            assert await group.recv(timeout=0) is None
+
+    run(main)
+
+
+# --- waiting ---------------------------------------------------------------------------------------
+
+
+def test_each_timeout_ends_in_its_own_time(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (_, other):
+            group = await other.join(GROUP)
+            loop = asyncio.get_running_loop()
+            over: list[float] = []
+
+            async def wait(seconds: float) -> None:
+                end = loop.time() + seconds
+                assert await group.recv(timeout=seconds) is None
+                assert loop.time() >= end
+                over.append(seconds)
+
+            waits = (
+                0.08,
+                0.02,
+                0.05,
+                0.02,
+            )  # a later one never waits for an earlier, nor the other way round
+            await asyncio.gather(*map(wait, waits))
+            assert over == sorted(waits)
+
+    run(main)
+
+
+def test_a_task_sleeps_only_when_the_queue_pair_was_found_empty(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only then does its descriptor tell of the next message."""
+    emptied = False
+
+    def watch(name: str) -> None:
+        original = getattr(QueuePair, name)
+
+        def watched(self: QueuePair, *args: Any) -> Any:
+            nonlocal emptied
+            found = original(self, *args)
+            emptied = not found
+            return found
+
+        monkeypatch.setattr(QueuePair, name, watched)
+
+    async def main() -> None:
+        async with pair(fabric, loopback="filter") as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            watch("recv")
+            watch("recv_one")
+            sleep = other._sleep
+
+            async def checked(waiter: aio.Waiter) -> Any:
+                assert emptied
+                return await sleep(waiter)
+
+            monkeypatch.setattr(other, "_sleep", checked)
+            for receive in (group.recv, other.recv, other.recv_batch):
+                await group.send_batch([b"own"] * 200)
+                task = asyncio.create_task(receive())
+                await turns()
+                await out.send(b"heard")
+                found: Any = await task
+                assert text(found if isinstance(found, Message) else found[0]) == b"heard"
+            assert group.stats().dropped == {"own message": 600}
+
+    run(main)
+
+
+def test_an_error_behind_a_message_does_not_cost_the_message(fabric: Fabric) -> None:
+    async def main() -> None:
+        async with pair(fabric, rejoin=None) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            task = asyncio.create_task(group.recv())
+            await until(lambda: other._waiters)
+            one._turn_ends = float("inf")
+            await out.send(b"before")
+            (qp,) = (qp for qp in fabric.qps if qp.number == other.qp_num)
+            fabric.fail_qp(qp)
+            assert text(await task) == b"before"
+            with pytest.raises(QpError):
+                await group.recv()
 
     run(main)
 
@@ -298,16 +437,13 @@ def test_close_ends_what_waits(fabric: Fabric) -> None:
         async with pair(fabric) as (one, _):
             group = await one.join(GROUP)
 
-            async def iterate() -> list[bytes]:
-                return [bytes(message.payload) async for message in group]
-
             async def batches() -> list[int]:
                 return [len(batch) async for batch in one.batches()]
 
             waiting = [
                 asyncio.create_task(call) for call in (group.recv(), one.next_event(None), group.ready())
             ]
-            iterating = [asyncio.create_task(iterate()), asyncio.create_task(batches())]
+            iterating = [asyncio.create_task(texts(group)), asyncio.create_task(batches())]
             await turns()
             await one.close()
             await one.close()
@@ -320,15 +456,49 @@ def test_close_ends_what_waits(fabric: Fabric) -> None:
     run(main)
 
 
+def test_closing_after_the_loop_has_ended_plans_nothing_in_it(fabric: Fabric) -> None:
+    with open_fabric(fabric) as backend:
+
+        async def opened() -> aio.Endpoint:
+            endpoint = aio.open_endpoint(backend, "10.0.0.1")
+            await endpoint.join(GROUP)
+            fabric.remove_device(fabric.ports[0])
+            await until(lambda: endpoint._session.events)  # an attempt to rejoin is due soon
+            return endpoint
+
+        endpoint = asyncio.run(opened())
+        asyncio.run(endpoint.close())
+        assert endpoint.closed
+
+
+@pytest.mark.parametrize("call", ["recv", "recv_batch"])
+def test_what_a_task_was_handed_before_a_close_it_returns(fabric: Fabric, call: str) -> None:
+    async def main() -> None:
+        async with pair(fabric) as (one, other):
+            out, _ = await one.sender(GROUP), await other.join(GROUP)
+            receive = getattr(other, call)
+            task = asyncio.create_task(receive())
+            await until(lambda: other._waiters)
+            one._turn_ends = float("inf")
+            await out.send(b"received")
+            other._on_readable()  # as the loop calls it
+            await other.close()  # before the task has its turn
+            found = await task
+            message = found if isinstance(found, Message) else found[0]
+            assert text(message) == b"received"
+            assert other.stats().received_bytes == len(b"received")
+            with pytest.raises(Closed):
+                await receive()
+
+    run(main)
+
+
 def test_leaving_ends_the_iteration_of_that_group(fabric: Fabric) -> None:
     async def main() -> None:
         async with pair(fabric) as (one, _):
             group = await one.join(GROUP)
 
-            async def iterate() -> list[bytes]:
-                return [bytes(message.payload) async for message in group]
-
-            task = asyncio.create_task(iterate())
+            task = asyncio.create_task(texts(group))
             await turns()
             await group.leave()
             assert await task == []
@@ -374,9 +544,7 @@ def test_a_waiting_task_survives_a_new_queue_pair(fabric: Fabric) -> None:
                 fabric.bond_failover(fabric.ports[1])
                 await until(partial(rejoined, other, number + 1))
                 await out.send(b"%d" % number)
-                message = await task
-                assert message is not None
-                assert bytes(message.payload) == b"%d" % number
+                assert text(await task) == b"%d" % number
 
     run(main)
 
@@ -447,7 +615,9 @@ def never_blocks(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> list[str]
 
     watch(EventChannel, "get_event", 0)
     watch(QueuePair, "recv", 1)
+    watch(QueuePair, "recv_one", 0)
     watch(QueuePair, "send", 3)
+    watch(QueuePair, "send_one", 3)
     for module, name in ((time, "sleep"), (select, "select")):
         monkeypatch.setattr(module, name, lambda *args, name=name: seen.append(name))
     return seen
@@ -462,6 +632,7 @@ def test_no_call_blocks_and_there_is_no_thread(fabric: Fabric, monkeypatch: pyte
             out, group = await one.sender(GROUP), await other.join(GROUP)
             hearing = asyncio.create_task(group.recv())
             await out.ready()
+            await out.send(b"x", timeout=1)
             await out.send_batch([b"x"] * 300, timeout=1)
             assert await hearing is not None
             assert await group.recv(timeout=0.01) is not None
@@ -482,13 +653,6 @@ def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
         async with pair(fabric, receive_depth=4096) as (one, other):
             out = await one.sender(GROUP)
             await other.join(GROUP)
-            rounds = 0
-
-            async def tick() -> None:
-                nonlocal rounds
-                while True:
-                    rounds += 1
-                    await asyncio.sleep(0)
 
             async def flood() -> None:
                 while True:
@@ -498,11 +662,10 @@ def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
                 async for _ in other.batches():
                     pass
 
-            tasks = [asyncio.create_task(job()) for job in (flood, drain, tick)]
-            await until(lambda: rounds > 20 and other.stats().received > 1000)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            tasks = [asyncio.create_task(job()) for job in (flood, drain)]
+            async with Rounds() as rounds:
+                await until(lambda: rounds.count > 20 and other.stats().received > 1000)
+            await cancel(*tasks)
 
     run(main)
 
@@ -513,29 +676,21 @@ def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
     async def main() -> None:
         async with pair(fabric) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
-            ticks = 0
-
-            async def tick() -> None:
-                nonlocal ticks
-                while True:
-                    ticks += 1
-                    await asyncio.sleep(0)
 
             def send() -> None:
                 """Without giving up the turn."""
                 one._session.send(out._group, one._session.station.qp, out.destination, [b"x"], None, 0)
 
-            ticking, joining = asyncio.create_task(tick()), asyncio.ensure_future(other.join(OTHER))
+            joining = asyncio.ensure_future(other.join(OTHER))
             send()
             end = time.monotonic() + BOUND / 10
-            async for _ in group:
-                send()
-                if (ticks > 3 and joining.done()) or time.monotonic() > end:
-                    break
-            assert ticks > 3
+            async with Rounds() as rounds:
+                async for _ in group:
+                    send()
+                    if (rounds.count > 3 and joining.done()) or time.monotonic() > end:
+                        break
+            assert rounds.count > 3
             assert joining.done()
-            ticking.cancel()
-            await asyncio.gather(ticking, joining, return_exceptions=True)
 
     run(main)
 
@@ -580,9 +735,7 @@ def test_a_failing_queue_pair_does_not_spin_the_loop(fabric: Fabric, monkeypatch
             monkeypatch.setattr(other, "_look", counted)
             await until(partial(rejoined, other, 1))
             assert looks < 50
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await cancel(*waiting)
 
     run(main)
 
@@ -596,26 +749,16 @@ def test_a_turn_ends_between_batches_and_between_chunks(
         async with pair(fabric, receive_depth=1024) as (one, other):
             out = await one.sender(GROUP)
             await other.join(GROUP)
-            rounds = 0
-
-            async def tick() -> None:
-                nonlocal rounds
-                while True:
-                    rounds += 1
-                    await asyncio.sleep(0)
-
-            ticking = asyncio.create_task(tick())
-            await turns()
-            before = rounds
-            await out.send_batch([b"x"] * 640)
-            assert rounds - before >= 9  # ten chunks
-            before = rounds
-            for _ in range(10):
-                with await other.recv_batch() as batch:
-                    assert len(batch) == 64
-            assert rounds - before >= 9
-            ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
+            async with Rounds() as rounds:
+                await turns()
+                before = rounds.count
+                await out.send_batch([b"x"] * 640)
+                assert rounds.count - before >= 9  # ten chunks
+                before = rounds.count
+                for _ in range(10):
+                    with await other.recv_batch() as batch:
+                        assert len(batch) == 64
+                assert rounds.count - before >= 9
 
     run(main)
 
@@ -644,8 +787,6 @@ def test_an_idle_loop_sleeps(fabric: Fabric) -> None:
             selector.select = counted
             await asyncio.sleep(0.05)
             assert selects < 10
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await cancel(*waiting)
 
     run(main)

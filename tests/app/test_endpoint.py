@@ -183,6 +183,37 @@ def test_queues_of_a_group_are_bounded_and_the_drops_counted(net: Net) -> None:
     assert receiver.stats().dropped["nobody asked for it in time"] == 7
 
 
+def test_messages_one_by_one_are_in_order_whatever_their_length(net: Net) -> None:
+    """One as long as a probe is looked at, and takes another way."""
+    sender, receiver = net.open(0), net.open(1)
+    member, group = receiver.join(GROUP), sender.sender(GROUP)
+    sent = [b"0", bytes(PROBE_SIZE), b"2", bytes(PROBE_SIZE), bytes(PROBE_SIZE), b"5"]
+    for payload in sent:
+        group.send(payload)
+    assert texts(member, 3) == sent[:3]
+    assert [bytes(message.payload) for message in iter(lambda: receiver.recv(timeout=0), None)] == sent[3:]
+    stats = receiver.stats()
+    assert (stats.received, stats.groups[0].received) == (6, 6)
+    assert stats.received_bytes == stats.groups[0].received_bytes == sum(map(len, sent))
+    assert (stats.received_batches, stats.receive_free) == (6, 512)
+
+
+def test_a_membership_of_several_and_then_of_one_receives_its_own(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    one, two = receiver.join(GROUP), receiver.join(OTHER)
+    to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
+    to_two.send(b"first")
+    to_one.send(b"kept")
+    assert texts(two, 1) == [b"first"]
+    to_two.send(b"left behind")
+    two.leave()
+    to_one.send(b"received")
+    assert texts(one, 2) == [b"kept", b"received"]
+    message = receiver.recv(timeout=0)
+    assert message is not None  # of a group that was left after it had come
+    assert bytes(message.payload) == b"left behind"
+
+
 def test_batches_are_released_when_the_next_is_asked_for(net: Net) -> None:
     sender, receiver = net.open(0), net.open(1)
     receiver.join(GROUP)
@@ -643,6 +674,18 @@ def test_a_receive_queue_that_runs_low_is_an_event(net: Net) -> None:
         assert f"{free} of 64" in str(event)
     group.send_batch([b"x"] * 64)
     drain(receiver)
+    assert receiver.next_event() is None
+
+
+def test_a_receive_queue_that_ran_low_is_seen_by_who_receives_one_by_one(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1, receive_depth=64)
+    member, group = receiver.join(GROUP), sender.sender(GROUP)
+    group.send_batch([b"x"] * 60)
+    assert receiver.next_event() is None
+    texts(member, 60)
+    assert receiver.next_event() == ReceiveQueueLow(4, 64)
+    group.send_batch([b"x"] * 60)
+    texts(member, 60)
     assert receiver.next_event() is None
 
 

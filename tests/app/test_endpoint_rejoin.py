@@ -239,6 +239,11 @@ def test_a_loss_is_raised_once_to_who_receives_for_all_while_another_group_lives
         assert kept.joined
         with pytest.raises(MembershipLost):
             lost.recv(timeout=0)
+        kept.leave()
+        with pytest.raises(MembershipLost):  # of the last one every call tells
+            receiver.recv(timeout=0)
+        lost.leave()
+        assert receiver.recv(timeout=0) is None
 
 
 def test_a_silent_or_refusing_sa_is_asked_again(pairs: Callable[..., Pair]) -> None:
