@@ -1,4 +1,4 @@
-"""The summary of a benchmark run: each figure as a rate, its ratio to UDP sockets, and what moved."""
+"""The summary of a benchmark run: each figure as a rate, its ratio to its peer, and what moved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: A
     rates = [bench for bench in benches if "operations" in bench.extra_info]
     grown = [bench for bench in benches if "growth" in bench.extra_info]
     if rates:
-        terminalreporter.section("operations a second in the fastest round; ratio to UDP: median, spread")
+        terminalreporter.section(
+            "operations a second in the fastest round; ratio to the peer: median, spread"
+        )
     for bench in rates:
         rate = bench.extra_info["operations"] / bench.stats.min
         _, *ratio = bench.extra_info.get("ratio", ("", 0.0, 0.0, 0.0))
