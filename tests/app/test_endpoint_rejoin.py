@@ -351,6 +351,21 @@ def test_a_send_waits_for_the_membership(pairs: Callable[..., Pair]) -> None:
     assert 2.0 < pair.backend.now() - start < 5.0
 
 
+def test_sending_to_one_group_restores_another() -> None:
+    fabric = Fabric.infiniband(ports=2)
+    with open_fabric(fabric) as backend, open_endpoint(backend, "10.0.0.2") as endpoint:
+        lost, kept = endpoint.join(GROUP), endpoint.join(OTHER)
+        with fabric.rules.when(Requests(method=SaMethod.SET, group=GROUP), Refuse(SaStatus.NO_RESOURCES)):
+            fabric.change_lid(fabric.ports[1])
+            assert [type(endpoint.next_event(1)) for _ in range(3)] == [Lost, Lost, Rejoined]
+        for _ in range(2):  # the attempt, and its outcome
+            backend.event_channel().get_event(10.0)
+            assert kept.joined
+            assert not lost.joined
+            kept.send(b"x")
+        assert lost.joined
+
+
 def test_every_group_of_an_endpoint_comes_back_on_the_new_queue_pair() -> None:
     fabric = Fabric.roce(ports=2)
     with open_fabric(fabric) as backend, open_endpoint(backend, "10.0.0.2", seed=3) as endpoint:
