@@ -119,7 +119,12 @@ class Membership(SaMember):
         return self.bits == _SEND_ONLY
 
     def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
-        self.id.answered(self, failed, record, why)
+        """What the SA said, or what the port has lost."""
+        if failed or record is None:
+            self.id.channel.put(Event(_ERROR, self.id, self, None, -failed, failed, why))
+        else:
+            self.mgid = self.group.mgid
+            self.id._joined(self, _infiniband_ud(record))
 
 
 @dataclass(slots=True, eq=False)
@@ -281,7 +286,7 @@ class Id:
         if bits == _FULL:
             self.fabric.igmp_join(port, mgid)
             membership.igmp = True
-        self._joined(membership, _ud(mgid, RDMA_UDP_QKEY, ROCE_HOP_LIMIT, port.sgid_index(self.source)))
+        self._joined(membership, _roce_ud(mgid, port.sgid_index(self.source)))
         return 0
 
     def _join_infiniband(self, address: McastAddress, context: object, bits: int) -> int:
@@ -325,16 +330,6 @@ class Id:
             errno=event.errno,
             group=None if event.membership is None else event.membership.mgid,
         )
-
-    def answered(self, membership: Membership, failed: int, record: McMemberRecord | None, why: str) -> None:
-        """What the SA said, or what the port has lost."""
-        if failed or record is None:
-            self.channel.put(Event(_ERROR, self, membership, None, -failed, failed, why))
-            return
-        membership.mgid = membership.group.mgid
-        _, _, qkey, mlid, _, _, tclass, _, _, _, _, _, sl, flow_label, hop_limit, *_ = record
-        ud = _ud(membership.mgid, qkey, hop_limit, 0, mlid, sl, tclass, flow_label)
-        self._joined(membership, ud)
 
     def _joined(self, membership: Membership, ud: UdParam) -> None:
         self.channel.put(Event(_JOINED, self, membership, ud))
@@ -461,25 +456,22 @@ def _roce_mgid(address: McastAddress) -> Gid:
 
 
 @lru_cache(maxsize=4096)
-def _ud(
-    gid: Gid,
-    qkey: int,
-    hop_limit: int,
-    sgid_index: int,
-    dlid: int = 0,
-    sl: int = 0,
-    tclass: int = 0,
-    flow_label: int = 0,
-) -> UdParam:
-    """What a join event says of its group."""
+def _infiniband_ud(record: McMemberRecord) -> UdParam:
+    """What a join event says of a group with this record."""
     to = Destination(
-        gid=gid,
-        qkey=qkey,
-        dlid=dlid,
-        sl=sl,
-        sgid_index=sgid_index,
-        hop_limit=hop_limit,
-        traffic_class=tclass,
-        flow_label=flow_label,
+        gid=Gid(record.mgid),
+        qkey=record.qkey,
+        dlid=record.mlid,
+        sl=record.sl,
+        hop_limit=record.hop_limit,
+        traffic_class=record.tclass,
+        flow_label=record.flow_label,
     )
-    return UdParam(qp_num=MULTICAST_QPN, qkey=qkey, destination=to)
+    return UdParam(MULTICAST_QPN, record.qkey, to)
+
+
+@lru_cache(maxsize=4096)
+def _roce_ud(gid: Gid, sgid_index: int) -> UdParam:
+    """What a join event says of a group whose messages go out with that source GID."""
+    to = Destination(gid=gid, qkey=RDMA_UDP_QKEY, sgid_index=sgid_index, hop_limit=ROCE_HOP_LIMIT)
+    return UdParam(MULTICAST_QPN, RDMA_UDP_QKEY, to)

@@ -32,7 +32,7 @@ from mcast.backends.sim.faults import (
 )
 from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Port
 from mcast.backends.sim.qp import Burst, Header, Path, Qp
-from mcast.backends.sim.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
+from mcast.backends.sim.sa import Quirks, SaPort, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
 from mcast.backends.sim.sa_client import SaClient
 from mcast.backends.sim.sa_exchange import ask_sa
 from mcast.backends.sim.trace import (
@@ -413,11 +413,13 @@ class Fabric:
     def tables_changed(self) -> None:
         """The SA has changed groups: the switches learn it, at once unless they are slow."""
         assert self.sa is not None
-        for mlid in self.sa.drain_changes():
-            if self._late is None:
+        changed = self.sa.drain_changes()
+        if self._late is None:
+            for mlid in changed:
                 self._receivers.pop(mlid, None)
-                self.version += 1
-            else:
+            self.version += 1
+        else:
+            for mlid in changed:
                 self.clock.call_later(self._programming_ns, partial(self._program, mlid))
 
     def _program(self, mlid: int) -> None:
@@ -459,14 +461,6 @@ class Fabric:
         assert reply is not None
         assert reply.status is SaStatus.OK, reply
         return reply.records[0]
-
-    def ask_sa(self, port: Port, method: SaMethod, mask: int, record: McMemberRecord) -> SaReply | None:
-        """The SA's answer to a request of the port, if one comes; the switches learn what it changed."""
-        if self.sa is None or not self.sa_hears(port):
-            return None
-        reply = self.sa.handle(port.guid, method, mask, record)
-        self.tables_changed()
-        return reply
 
     # --- queue pairs and their attachments -----------------------------------------------
 

@@ -719,8 +719,9 @@ class SubnetAdmin:
         for guid in group._states:
             del self._ports[guid].groups[group.mgid]
         group._states.clear()
-        self._dirty[group.mlid] = None
-        if not group.well_known:
+        if group.well_known:
+            self._dirty[group.mlid] = None
+        else:
             self._remove(group)
 
     def _remove(self, group: Group) -> None:

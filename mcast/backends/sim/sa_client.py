@@ -117,12 +117,6 @@ class _Group:
             self.waiting = deque()
         self.waiting.append(member)
 
-    def count(self, bits: int, change: int) -> None:
-        if bits == _FULL:
-            self.full += change
-        else:
-            self.send_only += change
-
     def settle(self) -> None:
         """Serve who waits; then give back what nobody holds any more; one request at a time."""
         while self.joining is None and not self.leaving:
@@ -178,7 +172,10 @@ class _Group:
     def _activate(self, member: SaMember) -> None:
         member.active, member.asked = True, None
         self.client.active[member] = None
-        self.count(member.bits, 1)
+        if member.bits == _FULL:
+            self.full += 1
+        else:
+            self.send_only += 1
         member.joined(0, self.record, "")
 
     def _give_back(self, bits: int) -> None:
@@ -230,7 +227,10 @@ class SaClient:
         if member.active:
             member.active = False
             del self.active[member]
-            group.count(member.bits, -1)
+            if member.bits == _FULL:
+                group.full -= 1
+            else:
+                group.send_only -= 1
         group.settle()
 
     def look_up(self, mgid: Gid, answered: Callable[[McMemberRecord | None], None]) -> None:

@@ -50,10 +50,12 @@ def _serve(
     verdict: SaVerdict | None,
 ) -> None:
     """The request is at the SA; whoever asked may have given up before."""
-    if verdict is None or not isinstance(verdict, Refuse | Drop):
-        reply = fabric.ask_sa(port, method, mask, record)
-    else:
+    reply = None
+    if verdict is not None and isinstance(verdict, Refuse | Drop):
         reply = SaReply(verdict.status) if isinstance(verdict, Refuse) else None
+    elif fabric.sa is not None and fabric.sa_hears(port):
+        reply = fabric.sa.handle(port.guid, method, mask, record)
+        fabric.tables_changed()
     if wait >= SA_TIMEOUT_NS:
         return
     if reply is None:
