@@ -34,6 +34,10 @@ __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 P = TypeVar("P")
 T = TypeVar("T")
 _JOINED = GroupState.JOINED
+
+LOOK_EVERY = 64
+"""Receives that found a message after each other, until events are asked for all the same."""
+
 Post = Callable[[Group, QueuePair, Destination, P, int | None, float | None], T]
 
 
@@ -42,6 +46,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     _pumping = False
     """Whether a thread receives for all."""
+    _unlooked = 0
+    """Receives since events were asked for."""
 
     # --- groups ---
 
@@ -87,14 +93,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
         """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
         session = self._session
-        with self._lock:
-            if not self._pumping:
-                if not session.is_quiet():
-                    self._look()
-                batch = session.take_batch(max)
-                if batch is not None:
-                    return batch
-        return self._run(session.recv_batch(max, timeout))
+        batch = self._taken(session.take_batch, max)
+        return batch if batch is not None else self._run(session.recv_batch(max, timeout))
 
     def batches(self, timeout: float | None = None, max: int = 64) -> Iterator[Batch]:
         """Leased batches, each released when the next is asked for; ends after `timeout` s without one.
@@ -122,20 +122,26 @@ class Endpoint(EndpointView["Membership | Sender"]):
         return None if timeout == 0 else self._run(session.next_event(timeout))
 
     def _recv(self, group: Group | None, timeout: float | None) -> Message | None:
-        """What is here is taken at once; only a wait needs an operation."""
         session = self._session
-        with self._lock:
-            message = session.pop(group) if session.kept else None
-            if message is None and not self._pumping:
-                if not session.is_quiet():
-                    self._look()
-                message = session.take(group)
+        message = self._taken(session.take, group)
         return message if message is not None else self._run(session.recv(group, timeout))
+
+    def _taken(self, take: Callable[[P], T | None], what: P) -> T | None:
+        """What `take(what)` finds at once; None: nothing, or an operation has to look for events first.
+
+        A receive that finds something does not ask each time: that may take longer than the receive.
+        """
+        with self._lock:
+            if self._pumping or self._unlooked >= LOOK_EVERY:
+                return None
+            self._unlooked += 1
+            return take(what)
 
     # --- the driver ---
 
     def _look(self) -> bool:
         """Take in what has happened, do what is due; whether there was anything."""
+        self._unlooked = 0
         happened = self._session.step()
         if happened:
             self._changed.notify_all()

@@ -568,14 +568,20 @@ def test_the_sm_fails_over_under_a_receiver() -> None:
 def test_giving_up_ends_what_waits(fabric: Fabric) -> None:
     async def main() -> None:
         async with pair(fabric, rejoin=RejoinPolicy(first=0.005, give_up_after=0.02)) as (_, other):
-            group = await other.join(GROUP)
+            group, second = await other.join(GROUP), await other.join(OTHER)
             task = asyncio.create_task(group.recv())
             await turns()
             fabric.remove_device(fabric.ports[1])
             with pytest.raises(MembershipLost):
                 await task
             assert isinstance(await other.next_event(), Lost)
+            assert isinstance(await other.next_event(), Lost)
             assert isinstance(await other.next_event(), GaveUp)
+            await second.leave()
+            with pytest.raises(MembershipLost):  # of the last one every call tells
+                await other.recv(timeout=0)
+            await group.leave()
+            assert await other.recv(timeout=0) is None
 
     run(main)
 
@@ -788,5 +794,8 @@ def test_an_idle_loop_sleeps(fabric: Fabric) -> None:
             await asyncio.sleep(0.05)
             assert selects < 10
             await cancel(*waiting)
+            await out.send(b"unread")  # while nobody waits for anything
+            await asyncio.sleep(0.05)
+            assert selects < 20
 
     run(main)

@@ -67,7 +67,9 @@ class RdmaChannel(Shared, EventChannel):
 
     @property
     def pending(self) -> bool:
-        with self._in_use("pending", Phase.EVENT):
+        with self.lock:  # as `_in_use`, in a third of the time
+            if self._closed or not self.process.is_here:
+                self._require_open("pending", Phase.EVENT)
             return self.native.wait_event(self._handle, self._wake, 0)
 
     def _create_id(self, port_space: PortSpace) -> CmId:
