@@ -173,6 +173,21 @@ class Id:
     `owner` is the object that events name as their id.
     """
 
+    __slots__ = (
+        "channel",
+        "fabric",
+        "groups",
+        "hosts",
+        "interface",
+        "number",
+        "owner",
+        "port_space",
+        "qp",
+        "source",
+        "state",
+        "unread",
+    )
+
     def __init__(
         self, fabric: Fabric, hosts: frozenset[int], channel: Channel, port_space: PortSpace
     ) -> None:

@@ -127,6 +127,7 @@ class Fabric:
         _check("block_loopback", block_loopback, ("honoured", "refused", "ignored"))
         self.block_loopback = block_loopback
         self.link_layer = link_layer
+        limits = limits or Limits()
         self.clock = CLOCKS[clock]()
         self.random = Random(seed)
         self.seeds = Random(f"{seed}")
@@ -145,7 +146,7 @@ class Fabric:
                 1 + i % (switches - 1) if switches > 1 else 0,
                 mtu,
                 rate,
-                limits or Limits(),
+                limits,
             )
             for i in range(ports)
         ]
@@ -475,6 +476,7 @@ class Fabric:
         for gid, lid in list(qp.attached.items()):
             self.detach(qp, gid, lid)
         qp.modify(QpState.RESET)
+        qp.alone = ()  # it names the QP itself, and would keep it
         del self._qps[qp.number]
         self.version += 1
 

@@ -41,6 +41,8 @@ _UD = QpType.UD
 class Limits:
     """What a device can hold; the defaults are Soft-RoCE's (facts: kernel, attach)."""
 
+    __slots__ = ("groups", "qps_per_group", "queue_depth")
+
     def __init__(self, groups: int = 8192, qps_per_group: int = 56, queue_depth: int = 1 << 20) -> None:
         self.groups, self.qps_per_group, self.queue_depth = groups, qps_per_group, queue_depth
 
@@ -50,6 +52,8 @@ class Interface:
 
     `broadcast` is the record of its IPoIB broadcast group; None while the interface is down.
     """
+
+    __slots__ = ("broadcast", "ipv4", "ipv6", "pkey", "port")
 
     def __init__(self, port: Port, number: int, pkey: int) -> None:
         tail = bytes((number,)) + (port.index + 1).to_bytes(2)
@@ -133,7 +137,7 @@ class Port:
             return errno.ENOMEM
         if len(members) >= self.limits.qps_per_group:
             return errno.ENOMEM
-        self.attached[gid] = (*members, qp)
+        self.attached[gid] = (*members, qp) if members else qp.alone
         qp.attached[gid] = lid
         return 0
 

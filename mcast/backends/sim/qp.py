@@ -68,6 +68,7 @@ class Qp:
 
     __slots__ = (
         "_queue",
+        "alone",
         "attached",
         "blocks_loopback",
         "depth",
@@ -100,6 +101,7 @@ class Qp:
         self.state = _S.RESET
         self.error: WcStatus | None = None
         self.attached: dict[Gid, int] = {}
+        self.alone: tuple[Qp, ...] = (self,)  # the QPs of each group that has no other one on the port
         self.handles: set[tuple[Gid, int]] = set()  # (GID, source GID index) with an address handle
         self.depth = self.free = self.low_water = init.max_recv_wr
         self.room = port.mtu if init.max_recv_size is None else init.max_recv_size

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, KeysView
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 from mcast.mapping import LINK_LOCAL, ipoib_broadcast_mgid
@@ -241,6 +241,13 @@ class Group:
         return _JOIN_STATES[self._states.get(guid, 0) & 15]
 
 
+@lru_cache(maxsize=4096)
+def _partitions(pkeys: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int]]:
+    """The partitions of a P_Key table, and those in which it makes a full member: one for many ports."""
+    partitions = frozenset(pkey & 0x7FFF for pkey in pkeys if pkey & 0x7FFF)
+    return partitions, frozenset(pkey & 0x7FFF for pkey in pkeys if pkey > 0x8000)
+
+
 class _Port:
     __slots__ = ("full", "gid", "groups", "partitions", "values")
 
@@ -251,8 +258,7 @@ class _Port:
 
     def update(self, values: SaPort) -> None:
         self.values = values
-        self.partitions = frozenset(pkey & 0x7FFF for pkey in values.pkeys if pkey & 0x7FFF)
-        self.full = frozenset(pkey & 0x7FFF for pkey in values.pkeys if pkey > 0x8000)
+        self.partitions, self.full = _partitions(values.pkeys)
 
     def shares_partition(self, other: _Port) -> bool:
         """Whether the two may talk: a common partition in which one of them at least is a full member."""

@@ -198,6 +198,8 @@ class _Group:
 class SaClient:
     """All SA memberships of the port with that GID."""
 
+    __slots__ = ("active", "ask", "groups", "port_gid")
+
     def __init__(self, ask: Ask, port_gid: Gid) -> None:
         self.ask, self.port_gid = ask, port_gid
         self.groups: dict[Gid, _Group] = {}
