@@ -30,6 +30,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
 from mcast.backends.sim.port import Limits
 from mcast.backends.sim.testbed import SimObserver
+from mcast.endpoint import LOOK_EVERY
 from mcast.mcmember import SaMethod, SaStatus
 from mcast.probe import PROBE_SIZE
 from mcast.session import BATCH
@@ -212,6 +213,27 @@ def test_a_membership_of_several_and_then_of_one_receives_its_own(net: Net) -> N
     message = receiver.recv(timeout=0)
     assert message is not None  # of a group that was left after it had come
     assert bytes(message.payload) == b"left behind"
+
+
+@pytest.mark.parametrize("call", ["recv", "recv_batch"])
+def test_events_are_asked_for_though_there_always_is_a_message(
+    net: Net, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    receiver.join(GROUP)
+    group = sender.sender(GROUP)
+    looks, look = 0, receiver._look
+
+    def counted() -> bool:
+        nonlocal looks
+        looks += 1
+        return look()
+
+    monkeypatch.setattr(receiver, "_look", counted)
+    for _ in range(3 * LOOK_EVERY):
+        group.send_batch([b"x", b"y"])
+        assert getattr(receiver, call)(timeout=1) is not None
+    assert looks >= 2
 
 
 def test_batches_are_released_when_the_next_is_asked_for(net: Net) -> None:
