@@ -306,7 +306,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 found = waiter.take(waiter.what)
                 if found is not None:
                     future.set_result(found)
-                if isinstance(found, Message):
+                if type(found) is Message:
                     session.take_in(1)
             except McastError as error:
                 if not future.done():  # else the next call meets it again
