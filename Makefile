@@ -31,6 +31,7 @@ bench: .venv/test
 	$(BIN)/pytest benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.rdma.overhead
 	$(BIN)/python -m benchmarks.rdma.compare
+	$(BIN)/mcast lab run --ports 4 --share build/bench -- $(BIN)/pytest benchmarks/rdma --benchmark-json build/bench/ours.json
 	$(BIN)/python benchmarks/ratios.py build/bench/*.ratios.json
 
 # A long run of the comparison with OpenSM; `make test` has a short one.

@@ -128,7 +128,7 @@ class Peer:
                     if len(batch):
                         columns = numpy.frombuffer(batch.records, record)
                         lengths, sources = columns["length"], columns["source"]
-                        memory = rows if own else numpy.frombuffer(batch.memory, numpy.uint8)
+                        memory = rows if own else numpy.asarray(batch.memory)
                         received += len(lengths)
                         heard = now()
                         del memory  # left, it would keep the lease
