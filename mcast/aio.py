@@ -29,12 +29,12 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, Destination, McastError, Message, Phase, QpError, QueuePair, TimedOut
+from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, TimedOut
 from mcast.group import Group, GroupState
 from mcast.inbox import CopiedBatch
 from mcast.policy import Event
 from mcast.probe import Peer
-from mcast.session import Operation, Session, Wait, as_list
+from mcast.session import Operation, Post, Session, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -42,7 +42,6 @@ __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 P = TypeVar("P")
 T = TypeVar("T")
 W = TypeVar("W")
-Post = Callable[[Group, QueuePair, Destination, P, int | None, float | None], object]
 
 _JOINED = GroupState.JOINED
 
@@ -396,7 +395,7 @@ class Sender(MemberView):
             await self._post(send, listed[start : start + chunk], imm, left)
         return count
 
-    async def _post(self, post: Post[P], what: P, imm: int | None, timeout: float | None) -> None:
+    async def _post(self, post: Post[P, object], what: P, imm: int | None, timeout: float | None) -> None:
         """`post` it, once the group is joined; again if there is no room, or the queue pair is replaced."""
         endpoint, group = self._endpoint, self._group
         session, now = endpoint._session, endpoint._loop.time

@@ -22,23 +22,22 @@ from typing import Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, CmEvent, Destination, Message, Phase, QpError, QueuePair
+from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
 from mcast.group import Group, GroupState
 from mcast.policy import Event
 from mcast.probe import Peer
-from mcast.session import Operation, Wait, as_list
+from mcast.session import Operation, Post, Wait, as_list
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
 P = TypeVar("P")
 T = TypeVar("T")
+
 _JOINED = GroupState.JOINED
 
 LOOK_EVERY = 64
-"""Receives that found a message after each other, until events are asked for all the same."""
-
-Post = Callable[[Group, QueuePair, Destination, P, int | None, float | None], T]
+"""Receives after each other that found something, until events are asked for all the same."""
 
 
 class Endpoint(EndpointView["Membership | Sender"]):
@@ -127,14 +126,16 @@ class Endpoint(EndpointView["Membership | Sender"]):
         return message if message is not None else self._run(session.recv(group, timeout))
 
     def _taken(self, take: Callable[[P], T | None], what: P) -> T | None:
-        """What `take(what)` finds at once; None: nothing, or an operation has to look for events first.
+        """What `take(what)` finds at once; None if it is nothing, or if another thread receives.
 
-        A receive that finds something does not ask each time: that may take longer than the receive.
+        A receive that finds something does not ask for events each time: that may take longer than itself.
         """
         with self._lock:
-            if self._pumping or self._unlooked >= LOOK_EVERY:
+            if self._pumping:
                 return None
             self._unlooked += 1
+            if self._unlooked > LOOK_EVERY:
+                self._look()
             return take(what)
 
     # --- the driver ---

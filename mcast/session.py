@@ -58,6 +58,7 @@ from mcast.stats import EndpointStats
 
 logger = logging.getLogger("mcast")
 
+P = TypeVar("P")
 T = TypeVar("T")
 
 _LEFT = GroupState.LEFT
@@ -80,6 +81,9 @@ class Wait(NamedTuple):
 
 
 Operation = Generator[Wait, Batch | None, T]
+
+Post = Callable[[Group, QueuePair, Destination, P, int | None, float | None], T]
+"""`Session.send` and `Session.send_one`: what to send to whom with what, immediate, timeout."""
 
 
 class Session:
