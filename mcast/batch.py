@@ -66,6 +66,11 @@ class Batch(ABC):
         """Payload length in bytes of each message."""
 
     @property
+    def groups(self) -> Sequence[Gid]:
+        """MGID that each message was sent to."""
+        return [Gid(row[-1]) for row in _RECORD.iter_unpack(self.records)]
+
+    @property
     def memory(self) -> memoryview:
         """The read-only memory that the payloads lie in, leased as they are.
 

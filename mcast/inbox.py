@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from mcast.addresses import Gid
 from mcast.batch import Batch, Message
 
 
@@ -63,6 +64,10 @@ class CopiedBatch(Batch):
     @property
     def lengths(self) -> list[int]:
         return [len(message.payload) for message in self._messages]
+
+    @property
+    def groups(self) -> list[Gid]:
+        return [message.group for message in self._messages]
 
     def _message(self, index: int) -> Message:
         message = self._messages[index]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from typing_extensions import Buffer
 
 from mcast import probe, sequence
-from mcast.addresses import McastAddress
+from mcast.addresses import Gid, McastAddress
 from mcast.api import (
     Backend,
     Batch,
@@ -494,6 +494,8 @@ class Session:
             if owner is not None:
                 owner.received += count
                 owner.received_bytes += size
+            else:
+                self._count_by_group(batch.groups, lengths)
             if count >= self._backlog:
                 self._watch_queue()
             return batch
@@ -506,6 +508,13 @@ class Session:
             return chosen
         chosen.release()
         return None
+
+    def _count_by_group(self, groups: Iterable[Gid], lengths: Iterable[int]) -> None:
+        for mgid, size in zip(groups, lengths, strict=True):
+            owner = self.by_mgid.get(mgid)
+            if owner is not None:
+                owner.received += 1
+                owner.received_bytes += size
 
     def route(self, batch: Batch) -> None:
         """Put copies of the messages where they belong, and give the receives back."""

@@ -38,7 +38,7 @@ class GroupStats(_Snapshot):
     dropped   why messages of the group were not delivered -> how many
     joins     joins that succeeded, the first one and each rejoin
     rejoins   of these, after a loss
-    received  by `recv`; batches are counted too while the endpoint has one group
+    received  messages for the application, whichever call took them
     gaps, late, duplicates   sums over `sources`, and those forgotten
     """
 

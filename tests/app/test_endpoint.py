@@ -138,7 +138,13 @@ def test_several_groups_on_one_endpoint_say_which(net: Net) -> None:
         to_two.send(b"two %d" % index)
     with receiver.recv_batch(timeout=1) as batch:
         groups = [message.group for message in batch]
+        assert list(batch.groups) == groups
     assert groups == [one.mgid, two.mgid] * 3
+    to_one.send(b"last")
+    with receiver.recv_batch(timeout=1) as batch:
+        assert len(batch) == 1
+    counted = [(group.stats().received, group.stats().received_bytes) for group in (one, two)]
+    assert counted == [(4, 19), (3, 15)]
 
 
 def test_a_membership_receives_its_own_and_keeps_the_rest_for_the_others(net: Net) -> None:

@@ -322,6 +322,7 @@ def test_batches_keep_the_order_and_the_maximum(bed: Testbed) -> None:
             assert 1 <= len(batch) <= 7
             payloads = [bytes(message.payload) for message in batch]
             assert list(batch.lengths) == [*map(len, payloads)]
+            assert list(batch.groups) == [message.group for message in batch]
             assert bytes(batch[-1].payload) == payloads[-1]
             assert bytes(batch[0].payload) == payloads[0]
             for index in (len(batch), -len(batch) - 1):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from mcast.api import Batch, Message
+from mcast.api import Batch, Gid, Message
 from mcast.backends.sim.qp import Burst, Header
 
 Slices = list[tuple[Burst, int, int]]
@@ -39,6 +39,10 @@ class SimBatch(Batch):
         for burst, start, stop in self._slices:
             lengths += map(len, burst.payloads[start:stop])
         return lengths
+
+    @property
+    def groups(self) -> list[Gid]:
+        return [burst.header.group for burst, start, stop in self._slices for _ in range(start, stop)]
 
     @property
     def memory(self) -> memoryview:
