@@ -80,18 +80,18 @@ def growth(found: dict[str, list[Bench]]) -> Iterator[str]:
 PARTS = {
     "api.py": "the contract",
     "addresses.py": "the contract",
-    "backend.py": "backend: lock, hand-over",
-    "clock.py": "time",
+    "backend.py": "lock, hand-over, time",
+    "clock.py": "lock, hand-over, time",
     "cm.py": "ids and events",
     "sa.py": "the SA",
     "mcmember.py": "the SA",
     "sa_client.py": "the port's SA client",
     "sa_exchange.py": "the port's SA client",
-    "fabric.py": "routes, tables",
-    "port.py": "attach",
-    "qp.py": "queue pairs",
-    "lease.py": "batches",
-    "batch.py": "batches",
+    "fabric.py": "routes, tables, attach",
+    "port.py": "routes, tables, attach",
+    "qp.py": "queue pairs, batches",
+    "lease.py": "queue pairs, batches",
+    "batch.py": "queue pairs, batches",
 }
 """File -> the part of the package that it is."""
 
@@ -142,18 +142,24 @@ def paths() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"join, leave: {fabric}", joining(backend)
 
 
-def profiled(work: Callable[[], object], rounds: int) -> tuple[dict[str, float], list[str], float]:
-    """Share of each part, the functions that take most, and Python calls in a round.
-
-    What is written in C counts as its caller's; the loop of the benchmark itself is left out.
-    """
-    work()
+def _profile(work: Callable[[], object], rounds: int) -> pstats.Stats:
     profile = cProfile.Profile()
     profile.enable()
     for _ in range(rounds):
         work()
     profile.disable()
-    stats: dict[tuple[str, int, str], Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    return pstats.Stats(profile)
+
+
+def profiled(work: Callable[[], object], rounds: int) -> tuple[dict[str, float], list[str], float]:
+    """Share of each part, the functions that take most, and Python calls in a round.
+
+    Of nine profiles the fastest, which other work has disturbed least. What is written in C counts as its
+    caller's; the loop of the benchmark itself is left out.
+    """
+    profiles = [_profile(work, rounds) for _ in range(9)]
+    fastest = min(profiles, key=lambda one: one.total_tt)  # type: ignore[attr-defined]
+    stats: dict[tuple[str, int, str], Any] = fastest.stats  # type: ignore[attr-defined]
     own: defaultdict[tuple[str, str], float] = defaultdict(float)
     for at, (_, _, seconds, _, callers) in stats.items():
         if Path(at[0]).name in PARTS:
@@ -167,7 +173,7 @@ def profiled(work: Callable[[], object], rounds: int) -> tuple[dict[str, float],
     for (name, _), seconds in own.items():
         shares[PARTS[name]] += seconds / total
     most = sorted(own.items(), key=lambda item: -item[1])[:6]
-    shown = [f"`{function}` {seconds / total:.0%}" for (_, function), seconds in most]
+    shown = [f"`{Path(name).stem}.{function}` {part / total:.0%}" for (name, function), part in most]
     calls = sum(value[1] for at, value in stats.items() if at[0] != "~")
     return shares, shown, calls / rounds
 
@@ -190,13 +196,12 @@ def plain(axes: Any) -> None:
 def plot_shares(found: dict[str, dict[str, float]]) -> None:
     figure, axes = plt.subplots(figsize=(8, 3.6))
     parts = list(dict.fromkeys(PARTS.values()))
-    colours = dict(zip(parts, COLOURS * 2, strict=False))
+    colours = dict(zip(parts, COLOURS, strict=True))
     for row, shares in enumerate(found.values()):
         left = 0.0
         for part in parts:
             width = 100 * shares.get(part, 0)
-            hatch = "///" if parts.index(part) >= len(COLOURS) else None
-            axes.barh(row, width, left=left, color=colours[part], hatch=hatch, label=None if row else part)
+            axes.barh(row, width, left=left, color=colours[part], label=None if row else part)
             if width >= 7:
                 axes.text(left + width / 2, row, f"{width:.0f}", ha="center", va="center", color="white")
             left += width
