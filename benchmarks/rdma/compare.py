@@ -78,6 +78,10 @@ class Figure(NamedTuple):
 SIZES = (64, 512, 1024)
 FIGURES = (
     *(Figure(f"batch/{size}", f"batch {size} 8000", f"batch {size} 8000", 0.95) for size in SIZES),
+    *(
+        Figure(f"registered/{size}", f"registered {size} 8000", f"batch {size} 8000", 0.95)
+        for size in (512, 1024)
+    ),
     *(Figure(f"two-processes/{size}", f"{size} 8000", f"{size} 8000", 0.95, two=True) for size in SIZES),
     Figure("mixed-sizes", "batch 0 6000", "batch 0 6000", 0.95),
     *(Figure(f"numpy-slab/{size}", f"arrays {size} 8000", f"batch {size} 8000", 0.97) for size in SIZES),

@@ -10,7 +10,7 @@ import json
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 from itertools import cycle, islice
@@ -18,6 +18,8 @@ from pathlib import Path
 from time import monotonic as now
 from time import sleep
 from typing import Any
+
+from typing_extensions import Buffer
 
 from mcast import Backend, Destination, JoinAttrEx, open_backend
 from mcast.api import Batch, DeviceInfo, Gid, LinkLayer, Message, PortInfo, PortState, QpInit, QueuePair
@@ -82,9 +84,11 @@ class Peer:
             wait_until_heard(sender.qp, destination, qps)
             yield sender.qp, destination, qps
 
-    def batch(self, size: int, count: int, receivers: int = 1, ports: int = 1) -> Answer:
+    def batch(
+        self, size: int, count: int, receivers: int = 1, ports: int = 1, registered: bool = False
+    ) -> Answer:
         with self.pair(receivers or 1, ports or 1) as (sender, destination, qps):
-            payloads = payloads_of(size)
+            payloads = registered_payloads(sender, size) if registered else payloads_of(size)
             sent = slowest = 0
             received = [0] * len(qps)
             start = heard = now()
@@ -98,6 +102,10 @@ class Peer:
                             heard = now()
                 slowest = min(received)
             return answer(count, now() - start, count - slowest)
+
+    def registered(self, size: int, count: int) -> Answer:
+        """Send from registered memory, which is not copied: as C does."""
+        return self.batch(size, count, registered=True)
 
     def arrays(self, size: int, count: int) -> Answer:
         """Payloads as numpy's view of the memory they arrived in; lengths and sources come as columns."""
@@ -430,9 +438,15 @@ def wait_until_heard(sender: QueuePair, destination: Destination, receivers: lis
     raise TimeoutError("no receiver hears the sender")
 
 
-def payloads_of(size: int) -> list[bytes]:
+def payloads_of(size: int) -> Sequence[Buffer]:
     """A chunk of messages; 0 stands for mixed sizes."""
     return [bytes(size or MIXED[place % len(MIXED)]) for place in range(CHUNK)]
+
+
+def registered_payloads(sender: QueuePair, size: int) -> Sequence[Buffer]:
+    memory = memoryview(bytearray(size * CHUNK))
+    sender.register(memory)
+    return [memory[start : start + size] for start in range(0, len(memory), size)]
 
 
 def answer(count: int, seconds: float, lost: int = 0) -> Answer:

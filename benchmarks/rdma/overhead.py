@@ -18,6 +18,7 @@ from benchmarks.rdma.compare import BUILD, HERE, build
 COMMANDS = {
     "batch/64": ("batch 64 1000000", "batch 64 1000000"),
     "batch/1024": ("batch 1024 1000000", "batch 1024 1000000"),
+    "registered/1024": ("registered 1024 1000000", "batch 1024 1000000"),
     "numpy-slab/64": ("arrays 64 1000000", "batch 64 1000000"),
     "numpy-slab/1024": ("arrays 1024 1000000", "batch 1024 1000000"),
     "numpy-own/64": ("own_arrays 64 1000000", "batch 64 1000000"),
