@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -106,22 +104,3 @@ def endpoint_at(
         raise Failure(str(error).replace("bind=ADDRESS", "--bind ADDRESS"), 2) from None
     with endpoint:
         yield endpoint
-
-
-@contextmanager
-def ends_cleanly() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, with what it has to tidy up; one word says so."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    received: list[int] = []
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Failure("interrupted", 128 + (received or [signal.SIGINT])[0]) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

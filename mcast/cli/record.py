@@ -15,8 +15,9 @@ import typer
 
 from mcast.addresses import Gid
 from mcast.api import Batch, Destination, LinkLayer, McastAddress, McastError, Message
+from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
-from mcast.cli.place import BackendName, Bind, Device, Json, ends_cleanly
+from mcast.cli.place import BackendName, Bind, Device, Json
 from mcast.cli.terminal import Failure, console, group
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import typer
 
 from mcast.api import McastAddress
 from mcast.cli.cast.progress import Watch
+from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
     BackendName,
     Bind,
@@ -18,7 +19,6 @@ from mcast.cli.place import (
     Group,
     Json,
     endpoint_at,
-    ends_cleanly,
     refuse_simulated,
 )
 from mcast.cli.terminal import Failure, console

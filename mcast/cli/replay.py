@@ -15,7 +15,8 @@ import typer
 
 from mcast.addresses import Gid, Mgid
 from mcast.api import MULTICAST_QPN, McastAddress
-from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, ends_cleanly, refuse_simulated
+from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated
 from mcast.cli.terminal import Failure, console, group
 from mcast.mapping import ipv4_group_of
 

@@ -13,8 +13,9 @@ import typer
 
 from mcast.addresses import Gid
 from mcast.api import Backend, Batch, McastAddress
+from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
-from mcast.cli.place import BackendName, Bind, Device, ends_cleanly
+from mcast.cli.place import BackendName, Bind, Device
 from mcast.cli.terminal import Failure, console, group
 from mcast.mapping import ipv4_group_of
 from mcast.sequence import SOURCES_MAX, Sources

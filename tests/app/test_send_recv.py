@@ -776,7 +776,10 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
             assert time.monotonic() < limit
             time.sleep(0.02)
         process.send_signal(signal)
-        _, said = process.communicate(timeout=20)
+        try:
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert (process.returncode, said) == (128 + signal, "mcast: interrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["site"]
 

@@ -1,0 +1,80 @@
+"""A signal ends a command, whatever Python is at when it comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+
+from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.terminal import Failure
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+class Thing:
+    pass
+
+
+def until_interrupted() -> None:
+    limit = time.monotonic() + 20
+    while time.monotonic() < limit:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_block_and_tidies_up(number: int) -> None:
+    tidied = False
+
+    @ends_cleanly()
+    def command() -> None:
+        nonlocal tidied
+        try:
+            os.kill(os.getpid(), number)
+            until_interrupted()
+        finally:
+            tidied = True
+
+    with pytest.raises(Failure, match="interrupted") as caught:
+        command()
+    assert (caught.value.status, tidied) == (128 + number, True)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(number: int) -> None:
+    @ends_cleanly()
+    def command() -> None:
+        thing = Thing()
+        watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), number))
+        del thing
+        assert watched() is None
+        until_interrupted()
+
+    with pytest.raises(Failure, match="interrupted") as caught:
+        command()
+    assert caught.value.status == 128 + number
+
+
+def test_afterwards_signals_and_hooks_are_as_before() -> None:
+    def found() -> list[object]:
+        return [sys.unraisablehook, threading.active_count(), *map(signal.getsignal, SIGNALS)]
+
+    before = found()
+    with ends_cleanly():
+        assert found() != before
+    assert found() == before
+
+
+def test_what_else_goes_wrong_in_a_callback_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(type(args.exc_value)))
+    thing = Thing()
+    watched = weakref.ref(thing, lambda _: [][0])
+    with ends_cleanly():
+        del thing
+    assert (told, watched()) == ([IndexError], None)
