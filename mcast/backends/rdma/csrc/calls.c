@@ -263,11 +263,12 @@ static int is_limit_fresh(const struct calls *self, uint32_t longest)
 static PyObject *finish(struct calls *self, struct mcast_send_job *job, int ret, PyObject *timeout,
 			struct payloads *payloads, PyObject *done)
 {
+	struct mcast_qp *qp = self->qp; /* as in wait_for_messages */
 	PyObject *found = done;
 
 	if (!ret) {
 		Py_BEGIN_ALLOW_THREADS
-		ret = mcast_send(self->qp, job, SLICE_NS);
+		ret = mcast_send(qp, job, SLICE_NS);
 		Py_END_ALLOW_THREADS
 	}
 	if (ret != 1)
@@ -429,13 +430,15 @@ static int open_memory(struct calls *self, uint32_t generation, Py_buffer *out)
 static int wait_for_messages(struct calls *self, struct mcast_message *out, uint32_t max, int events,
 			     int64_t timeout, int64_t *start)
 {
-	int got = timeout ? mcast_poll(self->qp, out, max) : mcast_run(self->qp, out, max, NO_FD, 0, 0);
+	struct mcast_qp *qp = self->qp; /* without the GIL, closing may set it to NULL; `users` keeps the QP alive */
+	int fd = events ? self->event_fd : NO_FD;
+	int got = timeout ? mcast_poll(qp, out, max) : mcast_run(qp, out, max, NO_FD, 0, 0);
 
 	if (got || !timeout)
 		return got;
 	*start = mcast_now();
 	Py_BEGIN_ALLOW_THREADS
-	got = mcast_run(self->qp, out, max, events ? self->event_fd : NO_FD, MCAST_SPIN_NS, slice_of(timeout));
+	got = mcast_run(qp, out, max, fd, MCAST_SPIN_NS, slice_of(timeout));
 	Py_END_ALLOW_THREADS
 	return got;
 }
@@ -458,6 +461,7 @@ static PyObject *copy_out(struct calls *self, const struct mcast_message *from)
 
 static PyObject *recv_one_fast(struct calls *self, PyObject *given)
 {
+	struct mcast_qp *qp = self->qp; /* as in wait_for_messages */
 	struct mcast_message from;
 	int64_t timeout, start = 0;
 	PyObject *found, *rest;
@@ -469,7 +473,7 @@ static PyObject *recv_one_fast(struct calls *self, PyObject *given)
 	got = wait_for_messages(self, &from, 1, 0, timeout, &start);
 	if (got == 1) {
 		found = copy_out(self, &from);
-		mcast_release(self->qp, from.generation, &from, 1);
+		mcast_release(qp, from.generation, &from, 1);
 	}
 	self->users--;
 	if (got == 1)
@@ -592,10 +596,11 @@ static PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t 
 static PyObject *calls_run(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
+	struct mcast_qp *qp = self->qp; /* as in wait_for_messages */
 	struct room room;
 	unsigned int max;
 	long long budget;
-	int events, got;
+	int events, fd, got;
 
 	if (!PyArg_ParseTuple(args, "IpL", &max, &events, &budget))
 		return NULL;
@@ -607,8 +612,9 @@ static PyObject *calls_run(PyObject *object, PyObject *args)
 	if (max > room.size)
 		max = room.size;
 	self->users++;
+	fd = events ? self->event_fd : NO_FD;
 	Py_BEGIN_ALLOW_THREADS
-	got = mcast_run(self->qp, room.records, max, events ? self->event_fd : NO_FD, 0, budget);
+	got = mcast_run(qp, room.records, max, fd, 0, budget);
 	Py_END_ALLOW_THREADS
 	self->users--;
 	if (got > 0)
