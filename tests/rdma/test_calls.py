@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "benchmarks" / "rdma"
 
 PRELUDE = """
-import gc, os, resource, signal, threading, time
+import gc, os, resource, signal, sys, threading, time
 import numpy, pytest
 from mcast.api import Closed, McastError, MessageTooLarge, QpState
 from mcast.batch import RECORD_DTYPE
@@ -55,6 +55,26 @@ batch = qp.recv(8, 1)
 views = [message.payload for message in batch]
 del batch, views
 assert free() == depth
+""",
+    "closing a queue pair that others use ends their calls": """
+sys.setswitchinterval(1e-6)
+
+def use(call, entered):
+    with pytest.raises(Closed):
+        while True:
+            entered.set()
+            call()
+
+for _ in range(100):
+    used, entered = End(backend, "10.0.0.1"), threading.Event()
+    one, target = used.qp, used.join("239.1.1.1")
+    calls = [lambda: one.recv_one(0.01), lambda: one.recv(4, 0.01), lambda: one.send_one(target, b"x")]
+    threads = [threading.Thread(target=use, args=(call, entered)) for call in calls]
+    for thread in threads: thread.start()
+    entered.wait(10)
+    used.close()
+    for thread in threads: thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
 """,
     "a payload that is in use keeps its receives": """
 qp.send(group, [b"kept"])
