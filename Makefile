@@ -5,6 +5,8 @@ N ?= 2000000
 BIN := .venv/bin
 SOURCES := pyproject.toml $(wildcard setup.py mcast/backends/rdma/csrc/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Bytecode is kept, whatever the caller's habit: the suite starts hundreds of interpreters, some in an emulated guest.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: demo test lint docs bench oracle wheel test-asan clean test-packages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import chain
 
 import pytest
 from hypothesis import settings
@@ -13,19 +14,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     oracle.addoption(
         "--oracle-requests", type=int, default=20_000, metavar="N", help="compare at least N requests"
     )
+    parser.addoption("--long", action="store_true", help="run what takes minutes as well (make test-all)")
     oracle.addoption("--oracle-seed", type=int, default=0, metavar="SEED", help="draw from this seed on")
 
 
+settings.register_profile("unhurried", deadline=None)  # a slow machine is no failure
+settings.load_profile("unhurried")
 # For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`).
-settings.register_profile("lab", max_examples=8, deadline=None)
+settings.register_profile("lab", parent=settings.get_profile("unhurried"), max_examples=8)
 
 
-def pytest_configure() -> None:
+@pytest.fixture(scope="session")
+def long(pytestconfig: pytest.Config) -> bool:
+    """Whether a test may take minutes."""
+    return bool(pytestconfig.getoption("--long"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Programs that tests start are sent Ctrl-C, which a shell's background job would let them ignore."""
+    config.addinivalue_line("markers", "long: takes minutes, and runs with --long alone (make test-all)")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The two long guests first, so that two workers run them side by side."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_real_"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long guest first: one worker waits for it while the others do all the rest."""
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_guest.py"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What each folder took: from its first test's start to its last one's end, and its tests' own time."""
+    phases = chain.from_iterable(terminalreporter.stats.values())
+    reports = [report for report in phases if isinstance(report, pytest.TestReport)]
+    stages: dict[str, list[pytest.TestReport]] = {}
+    for report in reports:
+        stages.setdefault("/".join(report.nodeid.split("/")[:2]).partition("::")[0], []).append(report)
+    if len(stages) > 1:
+        terminalreporter.section("stages: wall time and the tests' own, seconds")
+        for name, ours in sorted(stages.items()):
+            wall = max(report.stop for report in ours) - min(report.start for report in ours)
+            own = sum(report.duration for report in ours)
+            tests = len({report.nodeid for report in ours})
+            terminalreporter.line(f"{name:20} {tests:5} tests {wall:8.1f} {own:8.1f}")

@@ -46,6 +46,10 @@ def run(
     timeout: Annotated[
         float | None, typer.Option(help="Stop everything after so many seconds.", min=0)
     ] = None,
+    silence: Annotated[
+        float | None,
+        typer.Option(help="Stop everything once COMMAND has written nothing for so many seconds.", min=0),
+    ] = None,
     boot_timeout: Annotated[
         float, typer.Option(help="How long the guest may take to be ready, seconds.", min=0)
     ] = BOOT_TIMEOUT,
@@ -62,7 +66,7 @@ def run(
     """
     with _plain_errors():
         machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout)
-        result = machine.run(command, timeout=timeout)
+        result = machine.run(command, timeout=timeout, silence=silence)
     _leave(result, verbose)
 
 

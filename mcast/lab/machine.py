@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 from mcast.lab import host, kernels
 from mcast.lab.errors import (
@@ -66,6 +66,14 @@ class LabResult:
     """Seconds of the whole call."""
 
 
+class _Limits(NamedTuple):
+    """What bounds a run, each in seconds: until it is ready, in all, and without output of the command."""
+
+    boot: float
+    whole: float | None = None
+    silence: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LabMachine:
     """A guest with `ports` Soft-RoCE devices rxe1… on netdevs e1…, all on one bridge with IGMP snooping.
@@ -96,6 +104,7 @@ class LabMachine:
         command: Sequence[str],
         *,
         timeout: float | None = None,
+        silence: float | None = None,
         stdout: BinaryIO | None = None,
         stderr: BinaryIO | None = None,
         cwd: Path | None = None,
@@ -104,8 +113,9 @@ class LabMachine:
         """Boot, run `command` in `cwd` (here) with `env` (ENVIRONMENT of this process), and stop the guest.
 
         The command's standard input is empty; its output is written as it comes to `stdout` and `stderr`
-        (this process's). `timeout` bounds the whole call, in seconds. An exception, KeyboardInterrupt
-        included, stops the guest before it leaves this call.
+        (this process's). `timeout` bounds the whole call, in seconds; `silence` the time in which the command
+        writes nothing: on a machine of unknown speed it tells a command that hangs from one that is slow. An
+        exception, KeyboardInterrupt included, stops the guest before it leaves this call.
         Raises the errors of `mcast.lab.errors`.
         """
         env = inherited(os.environ) if env is None else env
@@ -115,7 +125,8 @@ class LabMachine:
             "mcast.out": _writer(sys.stdout.buffer if stdout is None else stdout),
             "mcast.err": _writer(sys.stderr.buffer if stderr is None else stderr),
         }
-        return self._boot(_command_script(command, cwd, env), sinks, timeout=timeout, tty=False)
+        limits = _Limits(self.boot_timeout, timeout, silence)
+        return self._boot(_command_script(command, cwd, env), sinks, limits, tty=False)
 
     def shell(self) -> LabResult:
         """A prompt in the guest, on this terminal; ends when the shell does (or at once with Ctrl-A X)."""
@@ -124,7 +135,8 @@ class LabMachine:
         env = inherited(os.environ)
         size = shutil.get_terminal_size()
         command = ["sh", "-c", f'stty rows {size.lines} cols {size.columns}; exec "${{SHELL:-/bin/sh}}" -i']
-        return self._boot(_command_script(command, Path.cwd(), env), {}, timeout=None, tty=True)
+        limits = _Limits(self.boot_timeout)
+        return self._boot(_command_script(command, Path.cwd(), env), {}, limits, tty=True)
 
     def _look_up(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         if not command:
@@ -136,7 +148,7 @@ class LabMachine:
             )
 
     def _boot(
-        self, script: str, sinks: Mapping[str, Callable[[bytes], None]], *, timeout: float | None, tty: bool
+        self, script: str, sinks: Mapping[str, Callable[[bytes], None]], limits: _Limits, *, tty: bool
     ) -> LabResult:
         started = time.monotonic()
         host.require()
@@ -155,8 +167,9 @@ class LabMachine:
                 fds = {name: pipes[name][1] for name in names}
                 argv = plan(kernel, job, memory=self.memory, kvm=kvm, shares=shares, ports=fds, tty=tty)
                 process = stack.enter_context(_running(argv, list(fds.values()), pipes["console"][1], tty))
-            watch = _Watch(process, started, self.boot_timeout, timeout)
-            handlers = {"mcast.ctl": watch.control, "console": watch.hear, **sinks}
+            watch = _Watch(process, started, limits)
+            handlers = {name: watch.heeding(sink) for name, sink in sinks.items()}
+            handlers |= {"mcast.ctl": watch.control, "console": watch.hear}
             watch.follow({end: handlers[name] for name, end in ends.items()})
             exit_code, ready_after = watch.outcome()
             return LabResult(exit_code, kernel.version, kvm, ready_after, time.monotonic() - started)
@@ -241,11 +254,11 @@ class _Watch:
 
     process: subprocess.Popen[bytes]
     started: float
-    boot_timeout: float
-    timeout: float | None
+    limits: _Limits
     console: bytearray = field(default_factory=bytearray)
     words: bytearray = field(default_factory=bytearray)
     ready_after: float | None = None
+    last_output: float = 0
     ended: float | None = None
     exit_code: int | None = None
     failure: str | None = None
@@ -254,6 +267,15 @@ class _Watch:
         self.console += data
         del self.console[:-CONSOLE_BYTES]
 
+    def heeding(self, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """`sink`, and the time of the command's last output is remembered."""
+
+        def hand_on(data: bytes) -> None:
+            sink(data)
+            self.last_output = time.monotonic()
+
+        return hand_on
+
     def control(self, data: bytes) -> None:
         self.words += data
         *lines, rest = self.words.split(b"\n")
@@ -261,7 +283,8 @@ class _Watch:
         for line in lines:
             verb, _, argument = line.decode(errors="replace").partition(" ")
             if verb == "ready":
-                self.ready_after = time.monotonic() - self.started
+                self.last_output = time.monotonic()
+                self.ready_after = self.last_output - self.started
             elif verb == "exit":
                 self.exit_code, self.ended = int(argument), time.monotonic()
             elif verb == "fail":
@@ -271,11 +294,14 @@ class _Watch:
         """The clock reading at which to give up, and what to say then."""
         if self.ended is not None:
             return self.ended + STOP_SECONDS, ""
-        limits = (
-            [] if self.timeout is None else [(self.started + self.timeout, f"not done in {self.timeout:g} s")]
-        )
+        boot, whole, silence = self.limits
+        limits: list[tuple[float, str]] = []
         if self.ready_after is None:
-            limits.append((self.started + self.boot_timeout, f"not ready in {self.boot_timeout:g} s"))
+            limits.append((self.started + boot, f"not ready in {boot:g} s"))
+        elif silence is not None:
+            limits.append((self.last_output + silence, f"the command wrote nothing for {silence:g} s"))
+        if whole is not None:
+            limits.append((self.started + whole, f"not done in {whole:g} s"))
         return min(limits, default=(float("inf"), ""))
 
     def follow(self, handlers: Mapping[BinaryIO, Callable[[bytes], None]]) -> None:

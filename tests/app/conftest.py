@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Run:
             env=kept | (env or {}),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=500,
         )
 
     return call

@@ -93,7 +93,7 @@ def test_bad_input_is_one_sentence_and_status_2(mcast: Run, case: str) -> None:
 def test_what_an_mpi_job_cannot_have(arguments: tuple[str, ...], says: str) -> None:
     environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "3"}
     done = subprocess.run(
-        [MCAST, *QUICK, *arguments], env=environment, capture_output=True, text=True, timeout=60
+        [MCAST, *QUICK, *arguments], env=environment, capture_output=True, text=True, timeout=500
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr

@@ -552,7 +552,7 @@ def test_each_error_of_the_whole_suite_has_a_cause(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         cwd=suite.parents[1],
     )
     seen = json.loads(done.stdout.rpartition("SEEN ")[2].splitlines()[0])

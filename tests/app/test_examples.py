@@ -25,7 +25,7 @@ def test_the_suite_of_an_example_passes(suite: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^\d+ passed in", done.stdout, re.M), done.stdout

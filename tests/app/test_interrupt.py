@@ -22,7 +22,7 @@ class Thing:
 
 
 def until_interrupted() -> None:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 200
     while time.monotonic() < limit:
         time.sleep(0.001)
 

@@ -107,7 +107,7 @@ def answering(fabric: Fabric, host: int, count: int, **options: Any) -> Iterator
     thread.start()
     assert ready.wait(10)
     yield outcome
-    thread.join(20)
+    thread.join(100)
     assert outcome
 
 
@@ -194,7 +194,7 @@ def test_any_endpoint_answers() -> None:
         outcome = ping(fabric, 20)
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(100)
     (member,) = outcome["members"]
     assert member["answers"] > 5
 

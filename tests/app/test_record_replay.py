@@ -64,7 +64,7 @@ def read(data: bytes) -> list[Recorded]:
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=IDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     messages=st.lists(
         st.tuples(st.binary(max_size=200), st.none() | st.integers(0, 0xFFFFFFFF)), min_size=1, max_size=40

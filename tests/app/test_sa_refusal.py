@@ -39,7 +39,7 @@ def subnet(asker: SaPort, creator: SaPort, **group: int) -> SubnetAdmin:
     return sa
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     wanted=st.sets(st.sampled_from(OPTIONAL)),
     asked=st.fixed_dictionaries(

@@ -108,7 +108,7 @@ def fates(network: Network) -> list[Fate]:
     return [peer.fate for _, peer in sorted(network.sender.peers.items())]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1 << 32),
     receivers=st.integers(1, 5),
@@ -358,7 +358,7 @@ def test_a_changed_byte_is_found_by_the_digest() -> None:
     assert not network.receivers[0].verified
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.one_of(any_packet.map(encode), st.binary(max_size=70)), max_size=30), st.booleans())
 def test_messages_of_strangers_change_nothing(strange: list[bytes], begun: bool) -> None:
     network = Network(DATA[:2000], 2)
@@ -771,7 +771,7 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
     env = {**os.environ, **third_party(source=ONE_FABRIC)}
     command = [str(MCAST), "recv", "239.1.1.1", "-o", "copy", "--backend", "acme"]
     with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 200
         while not list(tmp_path.glob(".copy.*")):
             assert time.monotonic() < limit
             time.sleep(0.02)

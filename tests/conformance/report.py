@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mcast.conformance.clauses import CLAUSES, DOCUMENTS
 from mcast.conformance.facts import FACTS, TOPICS
@@ -116,13 +116,21 @@ def merge(reports: Iterable[Report]) -> Report:
     return build_report(tuple(results), [name for part in parts for name in part.providers], missing)
 
 
+def written_result(result: Result) -> list[Any]:
+    """A result as JSON has it: [test, backend, ids, outcome, reason]."""
+    return [result.test, result.backend, result.proves, result.outcome.value, result.reason]
+
+
+def read_result(fields: Sequence[Any]) -> Result:
+    """The result that `written_result` wrote."""
+    test, backend, proves, outcome, reason = fields
+    return Result(test, backend, tuple(proves), Outcome(outcome), reason)
+
+
 def from_json(text: str) -> Report:
     """The report that `to_json` wrote."""
     read = json.loads(text)
-    results = [
-        Result(test, backend, tuple(proves), Outcome(outcome), reason)
-        for test, backend, proves, outcome, reason in read["results"]
-    ]
+    results = [read_result(fields) for fields in read["results"]]
     return build_report(results, read["providers"], read["unavailable"])
 
 
@@ -143,7 +151,7 @@ def to_json(report: Report) -> str:
         }
         for backend, column in report.providers.items()
     }
-    results = [[r.test, r.backend, r.proves, r.outcome.value, r.reason] for r in report.results]
+    results = [written_result(result) for result in report.results]
     tables = {"providers": providers, "unavailable": dict(report.unavailable), "results": results}
     return json.dumps(tables, indent=1) + "\n"
 

@@ -407,7 +407,7 @@ def test_a_reply_goes_to_the_source_of_a_message_alone(bed: Testbed) -> None:
     assert question is not None
     assert question.src_lid == port_info(bed, asker.port).lid
     answerer.send(back.reply_to(question), b"answer")
-    assert asker.receive(1) == [b"answer"]
+    assert asker.seen(by=answerer) == [b"answer"]
     assert bystander.seen(by=answerer) == [b"question"]
     assert answerer.seen(by=answerer) == []
 

@@ -1,60 +1,82 @@
-"""Tests that run in a guest, and what it says of each."""
+"""Runs tests in a guest, bounded by their progress. What was reported counts; what is missing is named."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any, NamedTuple
 
 import mcast
-from mcast.lab import LabMachine
+from mcast.conformance.log import read_log
+from mcast.conformance.report import Outcome, Result
+from mcast.lab import LabError, LabMachine
 
 PROJECT = Path(mcast.__file__).parents[1]
 PORTS = 4
-TIMEOUT = 780.0
-"""Seconds that a guest may take for its tests, emulated and beside other work."""
+SILENCE = 150.0
+"""Seconds without a word after which a guest is taken to hang. Its slowest test needs a tenth of that."""
+FORKING = Path(__file__).with_name("forking.py")
+PYTEST = ("-q", "--tb=short", "-p", "no:cacheprovider", "--require-backend", "rdma")
 
 
-def run_tests(
-    shared: Path, options: Sequence[str], folders: Sequence[str], after: str = "true"
-) -> dict[str, str]:
-    """Each test as `module::name` -> "passed", or what it said; a deviation that is declared has passed.
+class GuestRun(NamedTuple):
+    """What a guest brought back.
 
-    `shared` is where the guest's files come back; `after` is a shell line that is run there next.
+    `stopped` is why it was stopped before its end, or ""; `missing` names the tests without a result.
     """
-    junit = shared / "junit.xml"
-    common = [
-        "-q",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        "--require-backend",
-        "rdma",
-        "--junitxml",
-        str(junit),
-    ]
-    tests = " ".join([sys.executable, "-m", "pytest", *common, *options, *folders])
-    machine = LabMachine(PORTS, share=[shared])
-    machine.run(["sh", "-c", f"{tests}; {after}"], cwd=PROJECT, timeout=TIMEOUT)
-    cases = ElementTree.parse(junit).getroot().iter("testcase")
-    return {f"{case.get('classname')}::{case.get('name')}": _said(case) for case in cases}
+
+    results: tuple[Result, ...]
+    missing: tuple[str, ...]
+    stopped: str
+
+    @property
+    def gap(self) -> str:
+        """What keeps this run from being whole, in one sentence; "" if nothing."""
+        if not self.missing and not self.stopped:
+            return ""
+        names = ", ".join(self.missing[:3]) + (", ..." if len(self.missing) > 3 else "")
+        lacking = f"{len(self.missing)} tests have no result" + (f": {names}" if names else "")
+        last = self.results[-1].test if self.results else "none"
+        return f"{self.stopped or 'the guest ended early'}; {lacking}; the last test with a result: {last}"
 
 
-def bad(tests: dict[str, str]) -> dict[str, str]:
-    """The tests that did not pass."""
-    return {name: said for name, said in tests.items() if said != "passed"}
+def run_tests(shared: Path, groups: Sequence[Sequence[str]], job: Sequence[str] = ()) -> GuestRun:
+    """Run each group, a list of pytest's arguments, in a process of its own; then `mcast` with `job`.
+
+    The guest writes only in `shared`; what the job prints is there as `job.out`.
+    """
+    log = shared / "log.jsonl"
+    log.touch()
+    steps: list[Any] = [["pytest", *PYTEST, "--conformance-log", str(log), *group] for group in groups]
+    steps += [["mcast", str(shared / "job.out"), *job]] if job else []
+    _compile({word for group in groups for word in group if word.startswith("tests/")})
+    command = [sys.executable, str(FORKING), json.dumps(steps)]
+    stopped = ""
+    try:
+        LabMachine(PORTS, share=[shared]).run(command, cwd=PROJECT, silence=SILENCE)
+    except LabError as error:
+        stopped = str(error)
+    logged = read_log(log.read_text("utf-8"))
+    return GuestRun(logged.results, logged.missing, stopped)
 
 
-def modules(tests: dict[str, str]) -> set[str]:
+def _compile(paths: Iterable[str]) -> None:
+    """Have pytest write the bytecode of these tests: what a guest compiles takes long and is lost."""
+    command = [sys.executable, "-m", "pytest", *PYTEST, "--collect-only", "-qq", *sorted(paths)]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(command, cwd=PROJECT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def failed(results: Iterable[Result]) -> dict[str, str]:
+    """The tests that failed, or did not run, each with what it said."""
+    wrong = (Outcome.FAILED, Outcome.SKIPPED)
+    return {result.test: result.reason for result in results if result.outcome in wrong}
+
+
+def modules(results: Iterable[Result]) -> set[str]:
     """The modules that have run."""
-    return {name.split("::")[0].rpartition(".")[2] for name in tests}
-
-
-def _said(case: ElementTree.Element) -> str:
-    wrong = [
-        child
-        for child in case
-        if child.tag in ("failure", "error", "skipped") and child.get("type") != "pytest.xfail"
-    ]
-    return "; ".join(f"{child.tag}: {child.get('message')}" for child in wrong) or "passed"
+    return {result.test.partition(".py::")[0] for result in results}

@@ -24,7 +24,7 @@ from .topology import SM_HOST, Topology
 PACKAGES = {"ibsim": "ibsim-utils", "opensm": "opensm", "setpriv": "util-linux"}
 PRELOADS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 CLIENT = Path(__file__).with_name("umad_client.py")
-PATIENCE = 20.0
+PATIENCE = 200.0
 """Seconds for anything of OpenSM or ibsim that takes milliseconds on an idle machine."""
 
 MC_MEMBER_RECORD = 0x0038

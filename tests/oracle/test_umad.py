@@ -58,7 +58,7 @@ class Subnet(OpenSm):
             host=ASKER,
             stdout=subprocess.PIPE,
         )
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=500)
         assert process.returncode == 0, self._complaint()
         answer: list[Any] = json.loads(out)
         return answer

@@ -35,7 +35,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(tree: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(out)]
     env = {**os.environ, **environment}
-    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=500)
 
 
 def extensions(wheel: Path) -> dict[str, bytes]:

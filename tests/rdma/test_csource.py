@@ -16,7 +16,7 @@ SOURCES = sorted(CSRC.glob("*.c"))
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500)
 
 
 def test_there_are_sources() -> None:

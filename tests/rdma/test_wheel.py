@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=250)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, tree, ignore=ignored)
     env = {**os.environ, "MCAST_RDMA": "1"}
     command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
-    subprocess.run(command, cwd=tree, env=env, check=True, capture_output=True, timeout=200)
+    subprocess.run(command, cwd=tree, env=env, check=True, capture_output=True, timeout=500)
     (built,) = tree.glob("dist/*.whl")
     assert "-cp311-abi3-linux" in built.name
     return built
@@ -52,7 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(wheel: Path, where: Path) -> Path:
     """A new environment with the wheel and what it needs; its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True, timeout=100)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True, timeout=500)
     pip = (sys.executable, "-m", "pip", "--python", where)  # a pip for each would take most of the time
     done = run(*pip, "install", "-q", f"{wheel}[conformance]", cwd=where)
     assert done.returncode == 0, done.stderr

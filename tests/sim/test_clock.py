@@ -107,7 +107,7 @@ def test_two_threads_on_wall_clock_time(make: Callable[..., Fabric]) -> None:
             assert joined.wait(10)
             for number in range(100):
                 qp.send_one(event.ud.destination, b"%d" % number)
-            receiver.join(10)
+            receiver.join(100)
     fabric.close()
     assert received == [b"%d" % number for number in range(100)]
 

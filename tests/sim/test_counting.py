@@ -122,7 +122,7 @@ class CountingIgmp(Counting):
         assert [port.igmp for port in self.fabric.ports] == [{}] * PORTS
 
 
-BOUNDS = settings(max_examples=40, stateful_step_count=30, deadline=None)
+BOUNDS = settings(max_examples=40, stateful_step_count=30)
 TestSa = Counting.TestCase
 TestSa.settings = BOUNDS
 TestIgmp = CountingIgmp.TestCase

@@ -794,7 +794,7 @@ def test_a_fault_wakes_a_thread_that_waits_for_an_event() -> None:
         waiting.start()
         time.sleep(0.05)  # so that it does wait
         fabric.restart_sm()
-        waiting.join(10)
+        waiting.join(100)
         assert told == [LOST]
     finally:
         fabric.close()

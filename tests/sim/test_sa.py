@@ -1115,7 +1115,7 @@ def check_invariants(sa: SubnetAdmin) -> None:
 
 
 @BOTH
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps=st.lists(st.one_of(REQUESTS, st.sampled_from(["down", "restart"])), max_size=40))
 def test_any_requests_keep_the_invariants(quirks: Quirks, steps: list[Any]) -> None:
     sa = Sa(quirks, max_mlid=0xC003)
@@ -1138,7 +1138,7 @@ def test_any_requests_keep_the_invariants(quirks: Quirks, steps: list[Any]) -> N
             check_invariants(sa)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(steps=st.lists(REQUESTS, max_size=30))
 def test_the_same_requests_get_the_same_answers(steps: list[Any]) -> None:
     answers = []

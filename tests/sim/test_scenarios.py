@@ -287,7 +287,7 @@ def test_every_kind_of_fault_can_begin() -> None:
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-c", "from mcast.cli import main; main()", "sim", *arguments]
     environment = {"COLUMNS": "80", "PATH": "", "NO_COLOR": "1"}
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(line, capture_output=True, text=True, timeout=500, env=environment)
 
 
 def test_the_command_fits_80_columns_and_says_who_lost_what_and_why() -> None:

@@ -25,7 +25,7 @@ class Decoded:
         command += ["-o", "ip.check_checksum:TRUE"]
         # Wireshark 4.0's EoIB heuristic reads the first bytes of every payload, even of an empty one.
         command += ["--disable-protocol", "infiniband.eoib"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr
         self.decoded = [_flat(packet["_source"]["layers"]) for packet in json.loads(done.stdout)]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mcast.addresses import Gid
 from mcast.api import DeviceInfo, GroupInfo, GroupMember, GroupSource, GroupTable, LinkLayer, PortState
-from mcast.backends.rdma import hostnet
+from mcast.backends.rdma import hostnet, netlink
 from mcast.backends.rdma.devices import netdevs_of
 from mcast.mcmember import JoinState
 
@@ -100,26 +100,17 @@ def _look_at_bridges(ports: dict[str, str], table: _Table) -> None:
     """A bridge's port leads to one of our ports, or to others behind it."""
     ours = {hostnet.bridge_port_of(netdev): port for netdev, port in ports.items()}
     try:
-        entries = hostnet.snooping_table()
-    except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
+        entries = netlink.snooping_table()
+    except OSError as error:
         table.unseen[f"what bridges of this host know: {error}"] = None
         return
-    if not any(ours) and not any(entry["port"] in ports for entry in entries):
+    if not any(ours) and not any(entry.port in ports for entry in entries):
         table.unseen[NO_BRIDGE] = None
         return
     for entry in entries:
-        group = _ipv4_group(entry["grp"])
-        if group is not None:
-            name = ours.get(entry["port"], f"{entry['dev']}/{entry['port']}")
-            table.member(Gid(group), name, GroupSource.SWITCH)
-
-
-def _ipv4_group(text: str) -> IPv4Address | None:
-    """The group of an entry; None for IPv6 and MAC addresses, which RoCEv2 does not use."""
-    try:
-        return IPv4Address(text)
-    except ValueError:
-        return None
+        if isinstance(entry.group, IPv4Address):  # of IPv6 groups RoCEv2 makes no use
+            name = ours.get(entry.port, f"{entry.bridge}/{entry.port}")
+            table.member(Gid(entry.group), name, GroupSource.SWITCH)
 
 
 def _look_at_sa(device: str, number: int, names: dict[Gid, str], table: _Table) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -74,26 +73,6 @@ def bridge_port_of(netdev: str) -> str | None:
         return None
 
 
-def snooping_table() -> list[dict[str, Any]]:
-    """Entries of every bridge's multicast database: `dev`, `port`, `grp`."""
-    return [entry for table in ask("bridge", "-j", "mdb", "show") or [] for entry in table.get("mdb", [])]
-
-
-def forget_groups(entries: Iterable[dict[str, Any]]) -> None:
-    """Take entries out of the multicast database, where they would stay until their members time out.
-
-    One that is gone meanwhile is no error.
-    """
-    lines = [f"mdb del dev {one['dev']} port {one['port']} grp {one['grp']}\n" for one in entries]
-    subprocess.run(
-        [program("bridge"), "-force", "-batch", "-"],
-        input="".join(lines),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def igmp_versions() -> dict[str, str]:
     """Interface -> "V1", "V2" or "V3": the IGMP that it speaks with the queriers it hears."""
     lines = (line.split() for line in _IGMP.read_text().splitlines()[1:] if not line[0].isspace())
@@ -114,13 +93,3 @@ def igmp_memberships() -> dict[str, set[IPv4Address]]:
             if group != _ALL_SYSTEMS:
                 found.setdefault(netdev, set()).add(group)
     return found
-
-
-def rdma_objects() -> dict[tuple[str, str], int]:
-    """(device, kind of object) -> how many there are, verbs contexts left out: librdmacm keeps these."""
-    return {
-        (device["ifname"], kind): count
-        for device in ask("rdma", "-j", "resource", "show") or []
-        for kind, count in device.items()
-        if kind not in ("ifindex", "ifname", "ctx")
-    }

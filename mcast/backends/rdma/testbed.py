@@ -23,11 +23,15 @@ from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.devices import read_devices
 from mcast.backends.rdma.igmp_listener import IgmpListener
 from mcast.backends.rdma.native import Native, load
+from mcast.backends.rdma.netlink import forget, rdma_objects, snooping_table
 from mcast.testbed import Feature, Observer, Testbed
 
 PORTS_NEEDED = 3
-_SETTLE = 20.0
+_SETTLE = 60.0
 """Seconds that the kernel may take to carry a change through."""
+
+_KEPT = frozenset({"ctx"})
+"""Kinds of RDMA objects that outlive a test: librdmacm keeps its verbs contexts."""
 
 FEATURES = frozenset(
     {
@@ -102,17 +106,15 @@ class RdmaObserver(Observer):
     def __init__(self, native: Native, ports: dict[IPv4Address, Port]) -> None:
         self._native, self._ports = native, ports
         self._by_bridge_port = {port.bridge_port: address for address, port in ports.items()}
-        self._objects_before = hostnet.rdma_objects()
+        self._objects_before = rdma_objects()
         self._igmp = IgmpListener(frozenset(self._by_bridge_port))
 
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
-        name = str(group.ipv4)
-        entries = [entry for entry in hostnet.snooping_table() if entry["grp"] == name]
-        ports = (self._by_bridge_port.get(entry["port"]) for entry in entries)
+        ports = (self._by_bridge_port.get(one.port) for one in snooping_table() if one.group == group.ipv4)
         return frozenset(port for port in ports if port is not None)
 
     def group_exists(self, group: Gid) -> bool:
-        return any(entry["grp"] == str(group.ipv4) for entry in hostnet.snooping_table())
+        return any(entry.group == group.ipv4 for entry in snooping_table())
 
     def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
         return frozenset(map(Gid, hostnet.igmp_memberships().get(self._ports[port].netdev, ())))
@@ -120,8 +122,8 @@ class RdmaObserver(Observer):
     def leftovers(self) -> tuple[str, ...]:
         objects = [
             f"{count - self._objects_before.get((device, kind), 0)} {kind} on {device}"
-            for (device, kind), count in hostnet.rdma_objects().items()
-            if count > self._objects_before.get((device, kind), 0)
+            for (device, kind), count in rdma_objects().items()
+            if kind not in _KEPT and count > self._objects_before.get((device, kind), 0)
         ]
         memberships = [
             f"{port} is a member of {group}"
@@ -218,9 +220,8 @@ class RdmaTestbed(Testbed):
     def _forget_groups(self) -> bool:
         """Whether the bridge knows no IPv4 group on our ports; what it knows is taken out."""
         ours = {port.bridge_port for port in self._ports.values()}
-        entries = [one for one in hostnet.snooping_table() if one["port"] in ours and "." in one["grp"]]
-        if entries:
-            hostnet.forget_groups(entries)
+        entries = [one for one in snooping_table() if one.port in ours and isinstance(one.group, IPv4Address)]
+        forget(entries)
         return not entries
 
     def _is_usable(self, port: IPv4Address) -> bool:

@@ -14,6 +14,9 @@ MCAST = str(Path(sys.executable).with_name("mcast"))
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,vader")
 
 
+pytestmark = pytest.mark.long  # an emulated process needs seconds to import the command
+
+
 def bench(*command: str) -> dict[str, Any]:
     line = [*command, MCAST, "bench", "--backend", "rdma", "--seconds", "0.3", "--size", "512", "--json"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=100)
@@ -29,7 +32,6 @@ def test_in_one_process() -> None:
     assert bench()["processes"] == 1
 
 
-@pytest.mark.timeout(120)
 def test_over_mpi_ranks() -> None:
     found = bench(*MPIRUN, "-n", "3")
     assert (found["processes"], found["receivers"]) == (3, 2)

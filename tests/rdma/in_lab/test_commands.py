@@ -25,6 +25,8 @@ BOUND, COUNT = 90.0, 50
 MCAST = [sys.executable, "-m", "mcast"]
 PAYLOADS = [bytes([number]) * number * 7 for number in range(COUNT)]
 
+pytestmark = pytest.mark.long  # an emulated process needs seconds to import the command
+
 
 @contextmanager
 def started(*command: object) -> Iterator[subprocess.Popen[str]]:

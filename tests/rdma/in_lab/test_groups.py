@@ -11,6 +11,7 @@ from time import monotonic, sleep
 from mcast.addresses import Gid
 from mcast.api import GroupMember, GroupSource
 from mcast.backends.rdma import hostnet
+from mcast.backends.rdma.netlink import rdma_objects, snooping_table
 from mcast.mapping import group_mac, roce_v1_mgid
 from mcast.testbed import Testbed
 
@@ -62,10 +63,28 @@ def test_a_socket_counts_as_the_table_says(lab_bed: Testbed) -> None:
 
 def test_a_member_behind_the_bridge_is_named_by_the_bridges_port(lab_bed: Testbed) -> None:
     group, address = IPv4Address("239.78.1.2"), IPv4Address("10.77.0.99")
-    (bridge,) = {entry["dev"] for entry in hostnet.snooping_table()}
+    (bridge,) = {entry.bridge for entry in snooping_table()}
     with host_behind_the_bridge(bridge, address) as port, member_socket(group, address):
         until_members(lab_bed, group, {GroupMember(f"{bridge}/{port}", frozenset({GroupSource.SWITCH}))})
     until_members(lab_bed, group, set())
+
+
+def test_the_kernels_tables_are_read_as_its_tools_show_them(lab_bed: Testbed) -> None:
+    group = IPv4Address("239.78.1.3")
+    with member_socket(group, lab_bed.ports[1]):
+        until_members(
+            lab_bed, group, {GroupMember("rxe2/1", frozenset({GroupSource.HOST, GroupSource.SWITCH}))}
+        )
+        shown = [entry for table in hostnet.ask("bridge", "-j", "mdb", "show") for entry in table["mdb"]]
+        read = [(one.bridge, one.port, str(one.group)) for one in snooping_table()]
+    assert sorted(read) == sorted((entry["dev"], entry["port"], entry["grp"]) for entry in shown)
+    assert ("br0", "p2", str(group)) in read
+    devices = hostnet.ask("rdma", "-j", "resource", "show")
+    counts = {
+        (one["ifname"], kind): one[kind] for one in devices for kind in one.keys() - {"ifindex", "ifname"}
+    }
+    assert rdma_objects() == counts
+    assert counts["rxe1", "ctx"] > 0
 
 
 def test_the_kernel_filters_by_the_mac_addresses_that_we_compute(lab_bed: Testbed) -> None:

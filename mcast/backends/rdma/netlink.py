@@ -1,0 +1,141 @@
+"""Asks the kernel by netlink for two of its tables: a bridge's multicast database, and the RDMA objects.
+
+`bridge mdb show` and `rdma resource show` show the same, but a process costs more than the look itself.
+The numbers are those of <linux/if_bridge.h>, <linux/rtnetlink.h> and <rdma/rdma_netlink.h>.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
+
+_ROUTE, _RDMA = 0, 20
+"""Netlink families: NETLINK_ROUTE, NETLINK_RDMA."""
+_DUMP, _ACK = 0x301, 0x5
+"""Flags of a request: NLM_F_REQUEST with NLM_F_DUMP, or with NLM_F_ACK."""
+_ERROR, _DONE = 2, 3
+_DELMDB, _GETMDB, _RES_GET = 85, 86, 5 << 10 | 9
+"""Requests: RTM_DELMDB, RTM_GETMDB; RDMA_NLDEV_CMD_RES_GET of the client RDMA_NL_NLDEV."""
+_BRIDGE, _ENTRY = struct.Struct("@B3xI"), struct.Struct("@IBBH16sH2x")
+"""struct br_port_msg: family, interface. struct br_mdb_entry: port, state, flags, VLAN, group, protocol."""
+_SET_ENTRY = 1
+_MDB, _MDB_ENTRY, _MDB_ENTRY_INFO = 1, 1, 1
+_DEV_NAME, _SUMMARY, _SUMMARY_ENTRY, _ENTRY_NAME, _ENTRY_CURR = 2, 15, 16, 17, 18
+_PROTOCOLS: dict[int, tuple[type[IPv4Address | IPv6Address], int]] = {
+    0x0800: (IPv4Address, 4),
+    0x86DD: (IPv6Address, 16),
+}
+"""Ethernet type of a group -> its kind of address, and the length of that in bytes."""
+_TYPE = 0x3FFF
+"""An attribute's type without the two flags above it."""
+
+
+class SnoopingEntry(NamedTuple):
+    """One line of a bridge's multicast database: `bridge` sends `group` to its `port`, on the VLAN `vlan`."""
+
+    bridge: str
+    port: str
+    group: IPv4Address | IPv6Address
+    vlan: int = 0
+
+
+def snooping_table() -> list[SnoopingEntry]:
+    """The IP groups in the multicast databases of all bridges of this network namespace.
+
+    Raises OSError with the kernel's answer.
+    """
+    request = _BRIDGE.pack(socket.AF_BRIDGE, 0)
+    return list(_snooping_entries(_ask(_ROUTE, _GETMDB, _DUMP, request)))
+
+
+def rdma_objects() -> dict[tuple[str, str], int]:
+    """(device, kind of object: qp, cq, mr, pd, cm_id, ctx, srq) -> how many there are.
+
+    Raises OSError with the kernel's answer.
+    """
+    return dict(_object_counts(_ask(_RDMA, _RES_GET, _DUMP, b"")))
+
+
+def forget(entries: Iterable[SnoopingEntry]) -> None:
+    """Take entries out of their bridge's database, where they would stay until their members time out.
+
+    An entry that the kernel does not take out is left to the caller, who looks again. Needs CAP_NET_ADMIN.
+    """
+    for one in entries:
+        kind = next(kind for kind, (address, _) in _PROTOCOLS.items() if isinstance(one.group, address))
+        with suppress(OSError):
+            port, bridge = socket.if_nametoindex(one.port), socket.if_nametoindex(one.bridge)
+            entry = _ENTRY.pack(port, 0, 0, one.vlan, one.group.packed, socket.htons(kind))
+            attribute = struct.pack("@HH", 4 + len(entry), _SET_ENTRY) + entry
+            list(_ask(_ROUTE, _DELMDB, _ACK, _BRIDGE.pack(socket.AF_BRIDGE, bridge) + attribute))
+
+
+def _snooping_entries(messages: Iterator[bytes]) -> Iterator[SnoopingEntry]:
+    """What the answers to RTM_GETMDB say; an interface that is gone meanwhile is left out."""
+    for message in messages:
+        _, bridge = _BRIDGE.unpack_from(message)
+        for entry in _nested(message[_BRIDGE.size :], _MDB, _MDB_ENTRY, _MDB_ENTRY_INFO):
+            port, _, _, vlan, group, protocol = _ENTRY.unpack_from(entry)
+            kind, length = _PROTOCOLS.get(socket.ntohs(protocol), (None, 0))
+            if kind is not None:
+                with suppress(OSError):  # one of the interfaces is gone meanwhile
+                    names = socket.if_indextoname(bridge), socket.if_indextoname(port)
+                    yield SnoopingEntry(*names, kind(group[:length]), vlan)
+
+
+def _object_counts(messages: Iterator[bytes]) -> Iterator[tuple[tuple[str, str], int]]:
+    """What the answers to RDMA_NLDEV_CMD_RES_GET say, one device each."""
+    for message in messages:
+        device = next(_text(value) for kind, value in _attributes(message) if kind == _DEV_NAME)
+        for entry in _nested(message, _SUMMARY, _SUMMARY_ENTRY):
+            fields = dict(_attributes(entry))
+            yield (device, _text(fields[_ENTRY_NAME])), struct.unpack("@Q", fields[_ENTRY_CURR])[0]
+
+
+def _ask(family: int, request: int, flags: int, payload: bytes) -> Iterator[bytes]:
+    """The messages that answer a request, without their netlink headers. Raises OSError with the kernel's."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as kernel:
+        kernel.send(struct.pack("@IHHII", 16 + len(payload), request, flags, 1, 0) + payload)
+        while True:
+            data = kernel.recv(1 << 18)
+            while data:
+                length, kind = struct.unpack_from("@IH", data)
+                if kind in (_ERROR, _DONE):
+                    (status,) = struct.unpack_from("@i", data, 16)
+                    if status < 0:
+                        raise OSError(-status, f"netlink request {request}: {os.strerror(-status)}")
+                    return
+                yield data[16:length]
+                data = data[_aligned(length) :]
+
+
+def _nested(data: bytes, *path: int) -> Iterator[bytes]:
+    """The values of all attributes of that type, within those, and so on."""
+    for kind, value in _attributes(data):
+        if kind == path[0]:
+            if len(path) == 1:
+                yield value
+            else:
+                yield from _nested(value, *path[1:])
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("@HH", data)
+        if length < 4:
+            return
+        yield kind & _TYPE, data[4:length]
+        data = data[_aligned(length) :]
+
+
+def _aligned(length: int) -> int:
+    return length + 3 & ~3
+
+
+def _text(value: bytes) -> str:
+    return value.rstrip(b"\0").decode()
