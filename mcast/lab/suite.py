@@ -12,7 +12,7 @@ from mcast.lab.errors import LabError
 from mcast.lab.machine import LabMachine
 
 SILENCE = 300.0
-"""Seconds without a word of the suite after which it is taken to hang: it says something at each test's end."""
+"""Seconds without a word of the suite after which it is taken to hang: each test that ends is a word."""
 
 
 def run_in_lab(

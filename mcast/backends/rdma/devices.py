@@ -87,12 +87,13 @@ def link_layer_of(device: str, port: int) -> LinkLayer | None:
         return None
 
 
-def netdevs_of(device: str, port: int) -> tuple[str, ...]:
+def netdevs_of(device: str, port: PortInfo) -> tuple[str, ...]:
     """Interfaces that the GIDs of an Ethernet port belong to, as sysfs has them."""
+    folder = SYSFS / device / "ports" / str(port.port_num) / "gid_attrs" / "ndevs"
     names = dict[str, None]()
-    for path in sorted((SYSFS / device / "ports" / str(port) / "gid_attrs" / "ndevs").glob("*")):
-        with suppress(OSError):  # of an empty entry
-            names[path.read_text().strip()] = None
+    for index in sorted(port.gids):  # of the thousand entries that a port may have
+        with suppress(OSError):  # the GID is gone meanwhile
+            names[(folder / str(index)).read_text().strip()] = None
     return tuple(names)
 
 

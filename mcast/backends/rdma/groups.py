@@ -73,7 +73,7 @@ def group_table(devices: Iterable[DeviceInfo]) -> GroupTable:
         netdev: f"{device}/{port.port_num}"
         for device, port in ports
         if port.link_layer is LinkLayer.ETHERNET
-        for netdev in netdevs_of(device, port.port_num)
+        for netdev in netdevs_of(device, port)
     }
     if ethernet:
         _look_at_igmp(ethernet, table)
