@@ -15,6 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--oracle-requests", type=int, default=20_000, metavar="N", help="compare at least N requests"
     )
     parser.addoption("--long", action="store_true", help="run what takes minutes as well (make test-all)")
+    parser.addoption("--lab-kernel", metavar="VERSION", help="the kernel of the guest that runs the suite")
     oracle.addoption("--oracle-seed", type=int, default=0, metavar="SEED", help="draw from this seed on")
 
 

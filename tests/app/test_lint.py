@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "command", [("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)], ids=" ".join
 )

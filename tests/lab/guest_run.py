@@ -20,7 +20,12 @@ PORTS = 4
 SILENCE = 150.0
 """Seconds without a word after which a guest is taken to hang. Its slowest test needs a tenth of that."""
 FORKING = Path(__file__).with_name("forking.py")
-PYTEST = ("-q", "--tb=short", "-p", "no:cacheprovider", "--require-backend", "rdma")
+PYTEST = (
+    *("-q", "--tb=short", "--timeout", "120", "--require-backend", "rdma"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of what forking.py has imported
+    *("-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:xdist", "-p", "no:anyio"),
+)
+"""Without plugins that are of no use there and slow to load."""
 
 
 class GuestRun(NamedTuple):
@@ -44,7 +49,9 @@ class GuestRun(NamedTuple):
         return f"{self.stopped or 'the guest ended early'}; {lacking}; the last test with a result: {last}"
 
 
-def run_tests(shared: Path, groups: Sequence[Sequence[str]], job: Sequence[str] = ()) -> GuestRun:
+def run_tests(
+    shared: Path, groups: Sequence[Sequence[str]], job: Sequence[str] = (), kernel: str | None = None
+) -> GuestRun:
     """Run each group, a list of pytest's arguments, in a process of its own; then `mcast` with `job`.
 
     The guest writes only in `shared`; what the job prints is there as `job.out`.
@@ -57,7 +64,7 @@ def run_tests(shared: Path, groups: Sequence[Sequence[str]], job: Sequence[str] 
     command = [sys.executable, str(FORKING), json.dumps(steps)]
     stopped = ""
     try:
-        LabMachine(PORTS, share=[shared]).run(command, cwd=PROJECT, silence=SILENCE)
+        LabMachine(PORTS, kernel, share=[shared]).run(command, cwd=PROJECT, silence=SILENCE)
     except LabError as error:
         stopped = str(error)
     logged = read_log(log.read_text("utf-8"))

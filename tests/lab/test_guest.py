@@ -49,11 +49,11 @@ def _groups(long: bool) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, long: bool) -> Found:
     """All of it in one guest."""
     shared = tmp_path_factory.mktemp("guest")
     words = ["demo", "--backend", "rdma", "--receivers", "3", "--size", "1M", "--json"]
-    run = run_tests(shared, _groups(long), words)
+    run = run_tests(shared, _groups(long), words, pytestconfig.getoption("--lab-kernel"))
     output = shared / "job.out"
     demo = output.read_text() if output.exists() else ""
     report = build_report(run.results, ["rdma"], {})

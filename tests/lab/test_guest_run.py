@@ -1,0 +1,44 @@
+"""What is made of a guest's log when the guest did not come to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mcast.conformance.log import Log, read_log
+from mcast.conformance.report import Outcome, Result
+
+from .guest_run import GuestRun
+
+ONE = Result("test_join.py::test_one", "rdma", ("JEX-1",), Outcome.PASSED, "")
+TWO = Result("test_leave.py::test_two[full]", "rdma", (), Outcome.FAILED, "assert 1 == 2")
+
+
+def written(path: Path, *results: Result) -> str:
+    log = Log(path)
+    log.plan(["test_join.py::test_one", "test_leave.py::test_two[full]", "test_leave.py::test_three"])
+    for result in results:
+        log.result(result)
+    log.close()
+    return path.read_text("utf-8")
+
+
+def test_what_was_reported_counts_and_what_was_not_is_missing(tmp_path: Path) -> None:
+    text = written(tmp_path / "log", ONE, TWO)
+    assert read_log(text) == ((ONE, TWO), ("test_leave.py::test_three",))
+    assert read_log(text[:-5]) == ((ONE,), ("test_leave.py::test_two[full]", "test_leave.py::test_three"))
+
+
+def test_a_later_run_goes_on_with_the_log(tmp_path: Path) -> None:
+    written(tmp_path / "log", ONE)
+    assert read_log(written(tmp_path / "log", TWO)) == ((ONE, TWO), ("test_leave.py::test_three",))
+
+
+def test_one_sentence_tells_of_the_gap() -> None:
+    whole = GuestRun((ONE, TWO), (), "")
+    assert whole.gap == ""
+    stopped = whole._replace(missing=tuple(f"test_x.py::test_{n}" for n in range(200)), stopped="it hangs")
+    assert stopped.gap == (
+        "it hangs; 200 tests have no result: test_x.py::test_0, test_x.py::test_1, test_x.py::test_2, ...; "
+        "the last test with a result: test_leave.py::test_two[full]"
+    )
+    assert "the guest ended early; 1 tests" in whole._replace(missing=("test_x.py::test_0",)).gap
