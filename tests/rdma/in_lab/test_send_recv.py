@@ -11,12 +11,16 @@ from random import Random
 from subprocess import DEVNULL, PIPE
 from time import monotonic, sleep
 
+import pytest
+
 from mcast.testbed import Testbed
 
 BOUND = 100.0
 GROUP = "239.77.2.1"
 DATA = Random(5).randbytes(400_000)
 MCAST = [sys.executable, "-m", "mcast"]
+
+pytestmark = pytest.mark.long  # an emulated process needs seconds to import the command
 
 
 def start(*words: object, stdin: int = DEVNULL, stdout: int = DEVNULL) -> subprocess.Popen[bytes]:
