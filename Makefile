@@ -71,7 +71,7 @@ clean:
 
 .venv/test: .venv/bin/python $(SOURCES) | test-packages
 	@echo "installing mcast and its test tools into .venv"
-	@$(BIN)/pip install -q -e '.[test,lab]'
+	@start=$$(date +%s); $(BIN)/pip install -q -e '.[test,lab]' && echo "installed in $$(($$(date +%s) - start)) s"
 	@touch $@ .venv/demo
 
 test-packages: | .venv/bin/python

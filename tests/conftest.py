@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
 from itertools import chain
 
 import pytest
 from hypothesis import settings
+
+_FAILED_SETUPS = pytest.StashKey[dict[int, tuple[BaseException, pytest.Item]]]()
+"""The exceptions of failed setups, by identity, each with the test that met it first."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,6 +49,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_guest.py"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A fixture that several tests share fails once: pytest hands each of them the same exception."""
+    report = yield
+    if report.when == "setup" and report.failed and call.excinfo is not None:
+        error, known = call.excinfo.value, item.config.stash.setdefault(_FAILED_SETUPS, {})
+        _, first = known.setdefault(id(error), (error, item))
+        if first is not item:
+            path, line, _ = item.location
+            report.outcome = "skipped"
+            report.longrepr = (path, line or 0, f"Skipped: what it needs failed for {first.nodeid}")
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
