@@ -90,6 +90,7 @@ def test_whatever_proves_no_clause_passed_too(found: Found) -> None:
 def test_the_main_job_works_on_real_devices(found: Found) -> None:
     if found.run.stopped:
         pytest.skip("the guest was stopped before")
+    assert found.demo, "the demo printed nothing"
     receivers = found.demo["receivers"]
     assert len({receiver["device"] for receiver in receivers} & RXE) == 3
     assert [receiver["verified"] for receiver in receivers] == [True] * 3
