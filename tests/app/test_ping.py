@@ -136,7 +136,7 @@ def test_every_member_answers(make: Any, size: int) -> None:
     assert [member["loss"] for member in outcome["members"]] == [0, 0]
     for member in outcome["members"]:
         times = list(member["milliseconds"].values())
-        assert 0 < times[0] <= times[1] <= times[2] < 300
+        assert 0 < times[0] <= times[1] <= times[2]
     for heard in (first, second):
         assert [(one["pings"], one["smallest"], one["largest"]) for one in heard["heard"]] == [
             (5, size, size)

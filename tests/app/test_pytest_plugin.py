@@ -350,7 +350,7 @@ def test_leak(mcast_fabric):
     threads[0].start()
 
 def test_then():
-    threads[0].join(timeout=5)
+    threads[0].join(timeout=100)
     assert not threads[0].is_alive()
 """).assert_outcomes(passed=2, errors=1)
 

@@ -459,7 +459,7 @@ class Cast:
                 return party
         finally:
             for thread in self._threads:
-                thread.join(20)
+                thread.join(200)
 
 
 @pytest.mark.parametrize("fault", RULES)
@@ -498,7 +498,7 @@ def test_a_pipe_is_sent_as_it_comes(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     party = cast.send(str(fifo))
-    writer.join(10)
+    writer.join(100)
     assert [peer.fate for peer in party.core.peers.values()] == [Fate.VERIFIED]
     assert (tmp_path / "copy 1").read_bytes() == data
 
@@ -660,7 +660,7 @@ def other(host, make):
             run(make(endpoint, McastAddress.of("239.1.1.1")))
 
 def receiving(endpoint, group):
-    return ReceivingParty(endpoint, group, open_sink("/dev/null"), 5.0)
+    return ReceivingParty(endpoint, group, open_sink("/dev/null"), 60.0)
 
 def sending(endpoint, group):
     return SendingParty(endpoint, group, Source("file"), 1)
