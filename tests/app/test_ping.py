@@ -105,7 +105,7 @@ def answering(fabric: Fabric, host: int, count: int, **options: Any) -> Iterator
 
     thread = threading.Thread(target=answer)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(100)
     yield outcome
     thread.join(100)
     assert outcome
@@ -115,7 +115,7 @@ def ping(
     fabric: Fabric,
     count: int,
     size: int = PROBE_SIZE,
-    timeout: float = 0.3,
+    timeout: float = 3.0,
     interval: float = 0.02,
     **how: Any,
 ) -> dict[str, Any]:
