@@ -18,8 +18,9 @@ END    pieces, bytes, SHA-256    all reported ->
 CLOSE  all of it, or one receiver, and why    ->
 ```
 
-- A transfer is a session, a number of the sender. It begins when as many receivers as are wanted have joined; later
-  ones are told so (CLOSE) and wait for the next session. Only a receiver that is welcome takes pieces.
+- A transfer is a session, a number of the sender. It begins when as many receivers as are wanted have
+  joined; later ones are told so (CLOSE) and wait for the next session. Only a receiver that is welcome takes
+  pieces.
 - Pieces are numbered from 0, each as long as it comes, so that a pipe's bytes do not wait for more.
 - At most a window of pieces is under way: what every receiver has room for, and as many copies in all as a
   host queues. A loss halves the window, clean reports open it again.
