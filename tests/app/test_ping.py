@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcast import McastAddress, open_endpoint
@@ -37,6 +37,7 @@ def echo(probe: Probe, asker: Gid = HERE) -> memoryview:
     return memoryview(Probe(Kind.ECHO, probe.number, Peer(asker, 17)).pack())
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 50)), st.integers(0, (1 << 32) - 1))
 def test_loss_and_round_trips_are_those_of_each_member(answered: set[int], first: int) -> None:
     counts, one, other = pinger(first), Peer(THERE, 1), Peer(ELSEWHERE, 1)
@@ -69,6 +70,7 @@ def test_what_is_no_first_answer_to_a_ping_of_ours_is_none() -> None:
     assert (counts.members[peer].answers, counts.members[peer].doubles) == (1, 1)
 
 
+@settings(deadline=None)
 @given(st.integers(PROBE_SIZE, 4096), st.sampled_from([Kind.ASK, Kind.ASK_ALONE]), st.integers(0, 1 << 31))
 def test_an_answer_is_as_long_as_its_ping(size: int, kind: Kind, number: int) -> None:
     message = padded(Probe(kind, number, Peer(HERE, 17)), size)
@@ -78,6 +80,7 @@ def test_an_answer_is_as_long_as_its_ping(size: int, kind: Kind, number: int) ->
     assert parsed(memoryview(padded(answer[0], size))) == answer[0]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100))
 def test_whatever_comes_is_counted_by_who_sent_it(message: bytes) -> None:
     answerer = Answerer()

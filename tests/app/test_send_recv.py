@@ -83,11 +83,13 @@ KINDS: dict[type[Packet], st.SearchStrategy[Packet]] = {
 any_packet = st.one_of(*KINDS.values())
 
 
+@settings(deadline=None)
 @given(any_packet)
 def test_a_message_is_read_as_it_was_written(packet: Packet) -> None:
     assert decode(encode(packet)) == packet
 
 
+@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=80), st.binary(max_size=80).map(lambda rest: packets.MAGIC + rest)))
 def test_any_bytes_are_a_packet_or_rejected(raw: bytes) -> None:
     try:
@@ -435,6 +437,7 @@ def test_a_receiver_counts_what_is_out_of_place(end: int, packet: Packet, reason
     assert fates(network) == [Fate.VERIFIED]
 
 
+@settings(deadline=None)
 @given(st.ip_addresses(), st.ip_addresses(), st.integers(1, (1 << 32) - 1))
 def test_nobody_has_the_number_of_another(one: object, other: object, salt: int) -> None:
     assert number_at(str(one), salt) == number_at(str(one), salt) != 0

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.fuzz.inputs import inputs
 from tests.fuzz.targets import MOST, TARGETS, seeds
 
-_AT_ONCE = 500
+_AT_ONCE = 100
 
 
 def rounds(name: str, target: Callable[[bytes], None], until: float, folder: Path) -> int:

@@ -26,8 +26,6 @@ BOUND = 10.0
 _TURNS = 8
 """So many batches are heard at once: a flood of other messages shall not keep an end from speaking."""
 
-_NO_GID = Gid(bytes(16))
-
 _NAP = 0.5
 _SHORT_NAP = 0.01
 """How long an end sleeps at the most; the short one where a pipe may have moved."""
@@ -57,7 +55,7 @@ class Party(Generic[Core]):
         self.endpoint = endpoint
         self.core: Core
         self._group = endpoint.join(group, timeout=BOUND)
-        source = endpoint.port.gids.get(self._group.destination.sgid_index, _NO_GID)
+        source = endpoint.port.gids.get(self._group.destination.sgid_index, Gid(endpoint.address))
         self.number = number_at(in_words(source), SystemRandom().randrange(1, 1 << 32))
 
     @property
