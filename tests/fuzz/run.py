@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def fuzz(target: str, seconds: float) -> bool:
     folder = BUILD / target
     corpus = folder / "corpus"  # what was found to reach more, kept for the next run
     corpus.mkdir(parents=True, exist_ok=True)
-    before = set(folder.iterdir())
+    begun = time.time()
     driver = "tests.fuzz.guided" if GUIDED else "tests.fuzz.unguided"
     command = [sys.executable, "-m", driver, target, str(seconds), str(folder)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -36,10 +37,11 @@ def fuzz(target: str, seconds: float) -> bool:
         print(f"{target}: {done.stdout.splitlines()[-1] if done.stdout else 'no output'}", flush=True)
         return True
     print("\n".join(done.stdout.splitlines()[-_LOGGED:]))
-    found = sorted(path for path in set(folder.iterdir()) - before if path.is_file())
+    found = sorted(path for path in folder.glob("*-*") if path.stat().st_mtime >= begun)
     for path in found:
         shown = path.relative_to(ROOT)
-        print(f"{target} fails on {shown}: python -m tests.fuzz.run {target} --replay {shown}", flush=True)
+        again = f"{sys.executable} -m tests.fuzz.run {target} --replay {shown}"
+        print(f"{target} fails on {shown}. To see it again: {again}", flush=True)
     if not found:
         print(f"{target} ended with status {done.returncode} and no input", flush=True)
     return False
