@@ -1,8 +1,10 @@
 # make demo    see a file multicast and verified, on any machine
 # make test    prove everything, in minutes
 # make test-all  the same with long runs, a second kernel, sanitizers in the lab, a long oracle
+# make fuzz    give strangers' bytes to everything that reads them
 PYTHON ?= $(shell command -v python3 || command -v python3.13 || command -v python3.12 || command -v python3.11)
 N ?= 2000000
+SECONDS ?= 600
 BIN := .venv/bin
 SOURCES := pyproject.toml $(wildcard setup.py mcast/backends/rdma/csrc/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -12,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all lint docs bench oracle wheel test-asan clean test-packages
+.PHONY: demo test test-all lint docs bench oracle wheel test-asan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -56,6 +58,11 @@ wheel: .venv/test
 # The C core under AddressSanitizer and UndefinedBehaviorSanitizer, in the lab.
 test-asan: .venv/test
 	scripts/asan $(ARGS)
+
+# All targets, or those in ARGS, for so many SECONDS together; guided by coverage if atheris has a wheel here.
+fuzz: .venv/test
+	@$(BIN)/pip install -q --only-binary :all: 'atheris>=2.3' || echo "fuzz: no wheel of atheris for this Python"
+	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
 
 clean:
 	rm -rf .venv build dist report .benchmarks .hypothesis *.egg-info .mypy_cache .pytest_cache .ruff_cache

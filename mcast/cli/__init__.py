@@ -9,6 +9,7 @@ import os
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
+from io import TextIOWrapper
 
 import typer
 
@@ -83,6 +84,8 @@ def _root(
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: the name of a file may be no text
     sys.exit(_run())
 
 

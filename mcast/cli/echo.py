@@ -17,6 +17,16 @@ from mcast.probe import PROBE_SIZE, Kind, Peer, Probe, parse
 
 _NUMBERS = 1 << 32
 
+SOURCES_MAX = 10_000
+"""Queue pairs that are told apart; further ones are one row, so that inventing them fills no memory."""
+
+ALL_OTHERS = Peer(Gid(bytes(16)), 0)
+"""Stands for those."""
+
+
+def _row(table: Collection[Peer], source: Peer) -> Peer:
+    return source if source in table or len(table) < SOURCES_MAX else ALL_OTHERS
+
 
 def padded(probe: Probe, size: int) -> bytes:
     """The probe as a message of `size` bytes, at least PROBE_SIZE."""
@@ -82,13 +92,14 @@ class Pinger:
         """Take a message; if it is the first answer to a ping: which, and the round trip in seconds."""
         probe = parsed(payload)
         if probe is None:
-            self.others[source] += 1
+            self.others[_row(self.others, source)] += 1
             return None
         seq = (probe.number - self._first) % _NUMBERS
         qp_num = probe.asker.qp_num
         sent_at = self._sent_at.get((seq, qp_num))
         if probe.kind is not Kind.ECHO or probe.asker.gid not in self._gids or sent_at is None:
             return None  # of another's pings
+        source = _row(self.members, source)
         member = self.members.setdefault(source, Member())
         if (seq, qp_num, source) in self._seen:
             member.doubles += 1
@@ -112,7 +123,7 @@ class Heard:
     """What an answering member has heard from one queue pair."""
 
     def __init__(self) -> None:
-        self.pings = self.messages = 0
+        self.pings = self.unanswered = self.messages = 0
         self.smallest, self.largest = 1 << 16, 0
 
 
@@ -128,7 +139,7 @@ class Answerer:
         probe = parsed(payload)
         if probe is not None and probe.kind not in (Kind.ASK, Kind.ASK_ALONE):
             return None  # the answer of another, or a device's question to itself
-        heard = self.heard.setdefault(source, Heard())
+        heard = self.heard.setdefault(_row(self.heard, source), Heard())
         self.count += 1
         heard.smallest = min(heard.smallest, len(payload))
         heard.largest = max(heard.largest, len(payload))
@@ -137,3 +148,7 @@ class Answerer:
             return None
         heard.pings += 1
         return Probe(Kind.ECHO, probe.number, source), probe.kind is Kind.ASK_ALONE
+
+    def failed(self, source: Peer) -> None:
+        """The echo to a ping that `hears` has made could not be sent."""
+        self.heard[_row(self.heard, source)].unanswered += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from ipaddress import IPv4Address, IPv6Address
 from random import SystemRandom
 from typing import Annotated, Any
@@ -14,11 +14,15 @@ import typer
 from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import (
     Backend,
+    Batch,
+    Closed,
     InvalidArgument,
     JoinAttrEx,
+    McastError,
     Message,
     NotSupported,
     PortSpace,
+    QpError,
     QpInit,
     QueuePair,
 )
@@ -180,9 +184,32 @@ class Station:
         """What comes until then, own messages too; each is valid until the next is asked for."""
         while (rest := until - self.now) > 0:
             for qp in self.qps:
-                with qp.recv(64, rest if len(self.qps) == 1 else min(rest, _SLICE)) as batch:
+                with self._received(qp, rest if len(self.qps) == 1 else min(rest, _SLICE)) as batch:
                     for message in batch:
                         yield qp, message
+
+    def _received(self, qp: QueuePair, timeout: float) -> Batch | nullcontext[tuple[()]]:
+        try:
+            return qp.recv(64, timeout)
+        except QpError:  # an answer that could not be sent: other messages still can be received
+            qp.reset()
+            return nullcontext(())
+
+    def answer(self, qp: QueuePair, message: Message, echo: bytes, alone: bool) -> bool:
+        """Answer to the group, or to the asker alone; whether it could be sent.
+
+        Whoever asks chooses where an answer goes: to where there is no way from here, for example.
+        """
+        group = self.destinations[qp.qp_num]
+        try:
+            qp.send_one(group.reply_to(message) if alone else group, echo, timeout=_BOUND)
+        except Closed:
+            raise
+        except McastError as error:
+            if isinstance(error, QpError):
+                qp.reset()
+            return False
+        return True
 
 
 @contextmanager
@@ -263,9 +290,8 @@ def answer_all(station: Station, count: int | None, say: Callable[[str], None]) 
                 answer = answerers[qp.qp_num].hears(message.payload, source)
                 if answer is not None:
                     echo, alone = answer
-                    group = station.destinations[qp.qp_num]
-                    where = group.reply_to(message) if alone else group
-                    qp.send_one(where, padded(echo, len(message.payload)), timeout=_BOUND)
+                    if not station.answer(qp, message, padded(echo, len(message.payload)), alone):
+                        answerers[qp.qp_num].failed(source)
                 if count is not None and all(one.count >= count for one in answerers.values()):
                     break
     return _head(station) | {
@@ -274,6 +300,7 @@ def answer_all(station: Station, count: int | None, say: Callable[[str], None]) 
             | {
                 "by_qp": qp_num,
                 "pings": heard.pings,
+                "unanswered": heard.unanswered,
                 "messages": heard.messages,
                 "smallest": heard.smallest,
                 "largest": heard.largest,
@@ -358,5 +385,7 @@ def _show_heard(outcome: dict[str, Any]) -> None:
             )
         console().print(table)
         typer.echo()
-    pings, others = (sum(heard[name] for heard in outcome["heard"]) for name in ("pings", "messages"))
-    typer.echo(f"ping: {pings} pings answered, {others} other messages counted")
+    names = ("pings", "unanswered", "messages")
+    pings, failed, others = (sum(heard[name] for heard in outcome["heard"]) for name in names)
+    lost = f", {failed} could not be" if failed else ""
+    typer.echo(f"ping: {pings - failed} pings answered{lost}, {others} other messages counted")

@@ -47,8 +47,9 @@ def recv(
 ) -> None:
     """Receive the next file that `mcast send` sends to GROUP.
 
-    FILE gets its name when it is whole and verified, an older one is replaced then. What goes to stdout, a
-    pipe or a device goes there as it comes; the status says whether it was right: 0 if so, else 1.
+    FILE gets its name when it is whole, verified and on the disk; an older one is replaced then. What goes
+    to stdout, a pipe or a device goes there as it comes; the status says whether it was right: 0 if so,
+    else 1.
     """
     from mcast.cli.cast.drive import DEPTH, ReceivingParty, run
     from mcast.cli.cast.files import STANDARD, open_sink

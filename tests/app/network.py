@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 from random import Random
+from typing import Any
 
-from mcast.cli.cast.packets import WINDOW
+from mcast.cli.cast.packets import WINDOW, number_at
 from mcast.cli.cast.receiver import FileReceiver
 from mcast.cli.cast.sender import FileSender, Patience
 
@@ -15,6 +17,17 @@ LARGEST = 64
 
 _LATENCY, _DISORDER = 0.001, 0.01
 _LONG, _MANY = 120.0, 100_000
+
+
+def address(end: int) -> str:
+    """Where an end is (0: the sender, n: receiver n)."""
+    return f"10.0.0.{end + 1}"
+
+
+def number(end: int) -> int:
+    """The session of the sender, or the number of a receiver; in the order of the ends."""
+    return number_at(address(end), end + 1)
+
 
 Lose = Callable[[int, int, bytes], bool]
 """Whether the message from one end (0: the sender, n: receiver n) to another is lost."""
@@ -36,7 +49,7 @@ class Network:
         patience: Patience = Patience(),  # noqa: B008  (immutable)
     ) -> None:
         self.data, self.at = data, 0
-        self.sender = FileSender(99, "sender", len(data), LARGEST, wanted or receivers, patience)
+        self.sender = FileSender(number(0), "sender", len(data), LARGEST, wanted or receivers, patience)
         self.receivers = [self.receiver(number) for number in range(1, receivers + 1)]
         self.copies = [bytearray() for _ in self.receivers]
         self.dead: set[int] = set()
@@ -44,17 +57,17 @@ class Network:
         self.now = 0.0
         self._random = Random(seed)
         self._loss, self._doubles, self._disorder, self._lose = loss, doubles, disorder, lose
-        self._queue: list[tuple[float, int, int, bytes]] = []
+        self._queue: list[tuple[float, int, int, int, bytes]] = []
         self._posted = 0
 
-    def receiver(self, number: int) -> FileReceiver:
-        """A receiver of that number."""
-        return FileReceiver(number, f"receiver {number}", WINDOW, LARGEST, silence=10.0)
+    def receiver(self, end: int) -> FileReceiver:
+        """A receiver as that end."""
+        return FileReceiver(number(end), f"receiver {end}", WINDOW, LARGEST, silence=10.0)
 
     def post(self, source: int, messages: list[bytes]) -> None:
         """Put messages on their way to everybody else."""
         for message in messages:
-            for target in range(len(self.receivers) + 1):
+            for target in self.ends():
                 lost = self._random.random() < self._loss or self._lose(source, target, message)
                 if target == source or lost:
                     continue
@@ -62,7 +75,7 @@ class Network:
                     late = self._random.random() < self._disorder
                     delay = _LATENCY + (self._random.random() * _DISORDER if late else 0)
                     self._posted += 1
-                    heappush(self._queue, (self.now + delay, self._posted, target, message))
+                    heappush(self._queue, (self.now + delay, self._posted, source, target, message))
 
     def step(self) -> None:
         """Everybody acts; then time moves on to the next thing due."""
@@ -79,13 +92,26 @@ class Network:
             self.post(number, receiver.messages(self.now))
         dues = [one.due for _, one in living if not one.over]
         dues += [sender.due] if 0 not in self.dead else []
+        dues += self.dues()
         nexts = [due for due in dues if due is not None] + [found[0] for found in self._queue[:1]]
         self.now = max(self.now, min(nexts, default=self.now))
         while self._queue and self._queue[0][0] <= self.now:
-            _, _, target, message = heappop(self._queue)
+            _, _, source, target, message = heappop(self._queue)
             if target not in self.dead:
-                end = self.receivers[target - 1] if target else sender
-                end.hears(message, "10.0.0.1", self.now)
+                self.deliver(source, target, message)
+
+    def dues(self) -> list[float | None]:
+        """When somebody else acts."""
+        return []
+
+    def ends(self) -> range:
+        """Everybody."""
+        return range(len(self.receivers) + 1)
+
+    def deliver(self, source: int, target: int, message: bytes) -> None:
+        """It arrives."""
+        end = self.receivers[target - 1] if target else self.sender
+        end.hears(message, address(source), self.now)
 
     def _feed(self, sender: FileSender) -> None:
         if room := sender.wants:
@@ -98,11 +124,11 @@ class Network:
             if self.at >= len(self.data):
                 sender.end()
 
-    def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Until the sender and all living receivers are done, or `until` holds."""
+    def run(self, until: Callable[[], bool] | None = None, long: float = _LONG) -> None:
+        """Until the sender and all living receivers are done, or `until` holds; fails after `long` s."""
         steps = 0
         while not until() if until else not self.over:
-            assert self.now < _LONG, "it hangs"
+            assert self.now < long, "it hangs"
             assert steps < _MANY, "it spins"
             self.step()
             steps += 1
@@ -112,3 +138,45 @@ class Network:
         """Whether nobody waits for anything."""
         living = (one for number, one in enumerate(self.receivers, 1) if number not in self.dead)
         return self.sender.over and all(one.over or not one.welcome for one in living)
+
+
+class Lies(Network):
+    """A network with one more end, the last, which is a liar.
+
+    `lie` says what it sends: to each message that it hears, and to None ten times in a second. It stops
+    at `silent`, in seconds.
+    """
+
+    def __init__(
+        self,
+        lie: Callable[[bytes | None], list[bytes]],
+        data: bytes,
+        receivers: int = 1,
+        silent: float = inf,
+        **options: Any,
+    ) -> None:
+        super().__init__(data, receivers, wanted=options.pop("wanted", receivers + 1), **options)
+        self.liar = receivers + 1
+        self._lie, self._silent, self._speaks = lie, silent, 0.0
+
+    def ends(self) -> range:
+        return range(len(self.receivers) + 2)
+
+    def dues(self) -> list[float | None]:
+        return [self._speaks]
+
+    def deliver(self, source: int, target: int, message: bytes) -> None:
+        if target == self.liar:
+            self._say(message)
+        else:
+            super().deliver(source, target, message)
+
+    def step(self) -> None:
+        super().step()
+        if self.now >= self._speaks:
+            self._speaks = self.now + 0.1
+            self._say(None)
+
+    def _say(self, to: bytes | None) -> None:
+        if self.now < self._silent:
+            self.post(self.liar, self._lie(to))

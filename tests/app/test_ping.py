@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcast import McastAddress, open_endpoint
 from mcast.addresses import Gid
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages
-from mcast.cli.echo import Answerer, Pinger, padded, parsed
+from mcast.cli.echo import ALL_OTHERS, SOURCES_MAX, Answerer, Pinger, padded, parsed
 from mcast.cli.ping import answer_all, joined, ping_all
 from mcast.cli.terminal import Failure
 from mcast.ports import choose
@@ -37,6 +37,7 @@ def echo(probe: Probe, asker: Gid = HERE) -> memoryview:
     return memoryview(Probe(Kind.ECHO, probe.number, Peer(asker, 17)).pack())
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 50)), st.integers(0, (1 << 32) - 1))
 def test_loss_and_round_trips_are_those_of_each_member(answered: set[int], first: int) -> None:
     counts, one, other = pinger(first), Peer(THERE, 1), Peer(ELSEWHERE, 1)
@@ -69,6 +70,7 @@ def test_what_is_no_first_answer_to_a_ping_of_ours_is_none() -> None:
     assert (counts.members[peer].answers, counts.members[peer].doubles) == (1, 1)
 
 
+@settings(deadline=None)
 @given(st.integers(PROBE_SIZE, 4096), st.sampled_from([Kind.ASK, Kind.ASK_ALONE]), st.integers(0, 1 << 31))
 def test_an_answer_is_as_long_as_its_ping(size: int, kind: Kind, number: int) -> None:
     message = padded(Probe(kind, number, Peer(HERE, 17)), size)
@@ -78,6 +80,7 @@ def test_an_answer_is_as_long_as_its_ping(size: int, kind: Kind, number: int) ->
     assert parsed(memoryview(padded(answer[0], size))) == answer[0]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100))
 def test_whatever_comes_is_counted_by_who_sent_it(message: bytes) -> None:
     answerer = Answerer()
@@ -91,7 +94,7 @@ def test_whatever_comes_is_counted_by_who_sent_it(message: bytes) -> None:
 
 @contextmanager
 def answering(fabric: Fabric, host: int, count: int, **options: Any) -> Iterator[dict[str, Any]]:
-    """`mcast ping --answer -C count` on that host, in a thread; the dict is filled with its outcome."""
+    """`mcast ping --answer -C count` on that host, in a thread. The dict has its QPs, then its outcome."""
     outcome: dict[str, Any] = {}
     ready = threading.Event()
 
@@ -100,15 +103,16 @@ def answering(fabric: Fabric, host: int, count: int, **options: Any) -> Iterator
             open_fabric(fabric, host=host) as backend,
             joined(backend, choose(backend, None, None, 1), GROUP, options.get("qps", 1)) as station,
         ):
+            outcome["qps"] = [qp.qp_num for qp in station.qps]
             ready.set()
             outcome.update(answer_all(station, count, lambda line: None))
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     assert ready.wait(100)
     yield outcome
     thread.join(100)
-    assert outcome
+    assert "heard" in outcome
 
 
 def ping(
@@ -202,6 +206,36 @@ def test_any_endpoint_answers() -> None:
 def test_nobody_there_is_nobody() -> None:
     outcome = ping(Fabric.roce(2, clock="wall"), 2, timeout=0.05)
     assert (outcome["sent"], outcome["members"]) == (2, [])
+
+
+@pytest.mark.parametrize("qps", [1, 2])
+def test_a_ping_that_cannot_be_answered_does_not_end_the_answering(qps: int) -> None:
+    """It comes over IPv6 to a member that answers over IPv4: that answer puts its queue pair into ERR."""
+    fabric = Fabric.roce(2, clock="wall")
+    here, there = fabric.ports
+    with answering(fabric, 1, 5, qps=qps) as heard:
+        with (
+            open_fabric(fabric, host=0) as backend,
+            joined(backend, choose(backend, None, None, 1), GROUP, 1) as station,
+        ):
+            (qp,) = station.qps
+            question = Probe(Kind.ASK_ALONE, 1, Peer(here.gids[0], qp.qp_num)).pack()
+            for qp_num in heard["qps"]:
+                to = {"gid": there.gids[0], "qp_num": qp_num, "sgid_index": 0}
+                qp.send_one(station.destinations[qp.qp_num].model_copy(update=to), question)
+        after = ping(fabric, 30)["members"]  # more than are waited for: some come while it is in ERR
+    assert len(heard["qps"]) == len(after) == qps
+    failed = [(one["by_qp"], one["address"]) for one in heard["heard"] if one["unanswered"]]
+    assert sorted(failed) == sorted((qp_num, str(here.gids[0])) for qp_num in heard["qps"])
+
+
+def test_invented_sources_fill_no_memory() -> None:
+    answerer, counts = Answerer(), pinger()
+    for qp_num in range(1, 12_000):
+        answerer.hears(memoryview(b"x"), Peer(THERE, qp_num))
+        counts.hears(memoryview(b"x"), Peer(THERE, qp_num), 0)
+    assert len(answerer.heard) == len(counts.others) == SOURCES_MAX + 1
+    assert answerer.heard[ALL_OTHERS].messages == counts.others[ALL_OTHERS] == 11_999 - SOURCES_MAX
 
 
 def test_messages_of_others_are_counted_and_not_answered() -> None:

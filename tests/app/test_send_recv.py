@@ -14,8 +14,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from signal import SIGHUP, SIGINT, SIGTERM, pthread_kill
@@ -30,8 +30,9 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
 from mcast.cli.cast import packets
 from mcast.cli.cast.drive import DEPTH, ReceivingParty, SendingParty, run
-from mcast.cli.cast.files import NewFile, Source, Stream, open_sink
+from mcast.cli.cast.files import NewFile, Sink, Source, Stream, open_sink
 from mcast.cli.cast.packets import (
+    EVERYBODY,
     OVERHEAD,
     Ask,
     Close,
@@ -48,16 +49,20 @@ from mcast.cli.cast.packets import (
     Welcome,
     decode,
     encode,
+    number_at,
 )
+from mcast.cli.cast.receiver import FileReceiver
 from mcast.cli.cast.sender import Fate, FileSender, Patience
 
 from .conftest import MCAST, Run
-from .network import LARGEST, Network
+from .network import LARGEST, Lies, Network, address, number
 
 DATA = Random(1).randbytes(20_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 PYTHON = Path(sys.executable)
 TEXT = "a line of text\n" * 5000
+S = number(0)
+"""The session of a network's sender."""
 PIECES = -(-len(DATA) // (LARGEST - OVERHEAD))
 
 # --- messages --------------------------------------------------------------------------------
@@ -78,11 +83,13 @@ KINDS: dict[type[Packet], st.SearchStrategy[Packet]] = {
 any_packet = st.one_of(*KINDS.values())
 
 
+@settings(deadline=None)
 @given(any_packet)
 def test_a_message_is_read_as_it_was_written(packet: Packet) -> None:
     assert decode(encode(packet)) == packet
 
 
+@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=80), st.binary(max_size=80).map(lambda rest: packets.MAGIC + rest)))
 def test_any_bytes_are_a_packet_or_rejected(raw: bytes) -> None:
     try:
@@ -175,7 +182,7 @@ def test_a_receiver_that_dies_is_named_and_the_others_go_on() -> None:
     network.dead.add(2)
     network.run()
     assert fates(network) == [Fate.VERIFIED, Fate.SILENT, Fate.VERIFIED]
-    assert 0 < network.sender.peers[2].has <= network.receivers[1].pieces < PIECES
+    assert 0 < network.sender.peers[number(2)].has <= network.receivers[1].pieces < PIECES
     assert network.now < 2 * Patience().silence
 
 
@@ -195,7 +202,7 @@ def test_a_piece_that_never_arrives_is_named() -> None:
     network = Network(DATA, 2, lose=lose, patience=Patience(repairs=3))
     network.run()
     assert fates(network) == [Fate.LOST, Fate.VERIFIED]
-    assert network.sender.peers[1].lost == (17, 18)
+    assert network.sender.peers[number(1)].lost == (17, 18)
     assert network.receivers[0].lost[0] == range(17, 19)
     assert network.receivers[0].failure == "the sender stopped: it lost pieces"
 
@@ -223,7 +230,7 @@ def test_a_receiver_whose_disk_is_full_says_so() -> None:
     network.receivers[0].fail("No space left on device")
     network.run()
     assert fates(network) == [Fate.FAILED, Fate.VERIFIED]
-    assert network.sender.peers[1].words == "No space left on device"
+    assert network.sender.peers[number(1)].words == "No space left on device"
 
 
 def test_a_receiver_that_leaves_before_the_beginning_is_not_waited_for() -> None:
@@ -239,16 +246,20 @@ def test_a_receiver_that_leaves_before_the_beginning_is_not_waited_for() -> None
 def test_a_report_before_the_beginning_changes_nothing() -> None:
     network = Network(DATA, 2, wanted=3)
     network.run(lambda: len(network.sender.peers) == 2)
-    network.sender.hears(encode(Report(99, 1, 0, 0, 512, 0)), "10.9.9.9", network.now)
-    assert set(network.sender.peers) == {1, 2}
+    network.sender.hears(encode(Report(S, number(1), 0, 0, 512, 0)), address(1), network.now)
+    assert set(network.sender.peers) == {number(1), number(2)}
+    assert not network.sender.rejected
 
 
-def test_invented_receivers_do_not_fill_the_memory() -> None:
-    sender = FileSender(99, "sender", 1, LARGEST, wanted=5000)
-    for number in range(1, 3000):
-        sender.hears(encode(Join(99, number, 512, LARGEST, "")), "10.9.9.9", 0)
+def test_invented_receivers_fill_neither_the_memory_nor_the_places_of_others() -> None:
+    sender = FileSender(S, "sender", 1, LARGEST, wanted=5000)
+    for salt in range(1, 3000):
+        sender.hears(encode(Join(S, number_at("10.9.9.9", salt), 512, LARGEST, "")), "10.9.9.9", 0)
+    assert len(sender.peers) == 16
+    for end in range(1, 1500):
+        sender.hears(encode(Join(S, number(end), 512, LARGEST, "")), address(end), 0)
     assert len(sender.peers) == 1000
-    assert decode(sender.messages(0)[-2]) == Close(99, 2999, Reason.TOO_LATE, "")
+    assert decode(sender.messages(0)[-2]) == Close(S, number(1499), Reason.TOO_LATE, "")
 
 
 def test_a_receiver_that_is_done_stays_until_the_sender_knows() -> None:
@@ -282,7 +293,7 @@ def test_too_few_receivers_end_the_wait() -> None:
 
 def test_without_a_number_whoever_joins_in_time_takes_part() -> None:
     network = Network(DATA, 4)
-    network.sender = type(network.sender)(99, "sender", len(DATA), LARGEST)
+    network.sender = type(network.sender)(S, "sender", len(DATA), LARGEST)
     network.run()
     assert fates(network) == [Fate.VERIFIED] * 4
     assert 1 < network.now < 2
@@ -294,7 +305,7 @@ def test_a_late_receiver_gets_nothing_and_knows_why() -> None:
     late = network.receiver(3)
     network.receivers.append(late)
     network.copies.append(bytearray())
-    network.post(3, [encode(Join(99, 3, 512, LARGEST, "late"))])
+    network.post(3, [encode(Join(S, number(3), 512, LARGEST, "late"))])
     network.run()
     assert fates(network) == [Fate.VERIFIED] * 2
     assert (late.missed_one, late.pieces, late.over) == (True, 0, False)
@@ -302,14 +313,18 @@ def test_a_late_receiver_gets_nothing_and_knows_why() -> None:
 
 def test_a_receiver_takes_nothing_of_a_transfer_it_is_not_welcome_in() -> None:
     receiver = Network(DATA, 1).receiver(5)
-    receiver.hears(encode(Hello(1, 100, "sender")), "", 0)
-    receiver.hears(encode(Data(1, 0, b"piece")), "", 0)
+
+    def hears(*packets: Packet) -> None:
+        for packet in packets:
+            receiver.hears(encode(packet), address(0), 0)
+
+    hears(Hello(S, 100, "sender"), Data(S, 0, b"piece"))
     assert (receiver.pieces, receiver.take()) == (0, b"")
-    receiver.hears(encode(Welcome(1, 6)), "", 0)
-    receiver.hears(encode(Data(1, 0, b"piece")), "", 0)
+    hears(Welcome(S, number(6)), Data(S, 0, b"piece"))
     assert not receiver.welcome
-    receiver.hears(encode(Welcome(1, 5)), "", 0)
-    receiver.hears(encode(Data(1, 0, b"piece")), "", 0)
+    hears(Welcome(S, EVERYBODY), Data(S, 0, b"piece"))
+    assert not receiver.welcome
+    hears(Welcome(S, number(5)), Data(S, 0, b"piece"))
     assert receiver.take() == b"piece"
 
 
@@ -341,11 +356,12 @@ def test_a_reader_that_stands_still_is_given_up_after_a_minute(size: int) -> Non
 
 
 def test_a_small_receiver_makes_small_pieces() -> None:
-    network = Network(DATA[:500], 2)
-    network.receivers[1]._largest = OVERHEAD + 7
+    network = Network(DATA, 2)
+    network.sender._largest = 4096
+    network.receivers[1]._largest = network.receivers[0]._largest = 256
     network.run()
     assert fates(network) == [Fate.VERIFIED] * 2
-    assert network.sender.pieces == -(-500 // 7)
+    assert network.sender.pieces == -(-len(DATA) // (256 - OVERHEAD))
 
 
 def test_a_changed_byte_is_found_by_the_digest() -> None:
@@ -372,46 +388,319 @@ def test_messages_of_strangers_change_nothing(strange: list[bytes], begun: bool)
     assert {bytes(copy) for copy in network.copies} == {DATA[:2000]}
 
 
-OUT_OF_PLACE: dict[str, tuple[Packet, str]] = {
-    "ahead": (Report(99, 1, 0, 1 << 40, 512, 0), "a report of what was not sent"),
-    "unasked": (Report(99, 1, 1 << 30, 0, 512, 0), "a report of what was not sent"),
-    "contradiction": (Report(99, 1, 0, 0, 512, 1), "a report of what was not sent"),
-    "stranger": (Report(99, 77, 0, 0, 512, 0), "not a receiver of this transfer"),
-    "too soon": (Done(99, 1, Verdict.VERIFIED, ""), "done before the end"),
-    "sender's": (Data(99, 0, b"x"), "a sender's message"),
-    "other": (Data(98, 0, b"x"), "another transfer"),
-    "no room": (Join(99, 7, 0, 1000, ""), "malformed"),
-    "tiny": (Join(99, 7, 10, OVERHEAD, ""), "malformed"),
-    "everybody": (Join(99, 0, 10, 1000, ""), "malformed"),
+OUT_OF_PLACE: dict[str, tuple[int, Packet, str]] = {
+    "ahead": (1, Report(S, number(1), 0, 1 << 40, 512, 0), "a report of what was not sent"),
+    "unasked": (1, Report(S, number(1), 1 << 30, 0, 512, 0), "a report of what was not sent"),
+    "contradiction": (1, Report(S, number(1), 0, 0, 512, 1), "a report of what was not sent"),
+    "stranger": (77, Report(S, number(77), 0, 0, 512, 0), "not a receiver of this transfer"),
+    "too soon": (1, Done(S, number(1), Verdict.VERIFIED, ""), "done before the end"),
+    "sender's": (0, Data(S, 0, b"x"), "a sender's message"),
+    "other": (7, Data(number(7), 0, b"x"), "another transfer"),
+    "no room": (7, Join(S, number(7), 15, 1000, ""), "malformed"),
+    "tiny": (7, Join(S, number(7), 512, LARGEST - 1, ""), "malformed"),
+    "everybody": (7, Join(S, EVERYBODY, 10, 1000, ""), "another's number"),
+    "for another": (2, Done(S, number(1), Verdict.FAILED, "I wish"), "another's number"),
+    "in its name": (7, Join(S, number(1), 512, 1000, ""), "another's number"),
+    "as sender": (7, Close(S, EVERYBODY, Reason.ABORTED, ""), "another's number"),
 }
+"""Who says what, and the reason that it is counted under."""
 
 
 @pytest.mark.parametrize("case", OUT_OF_PLACE)
 def test_the_sender_counts_what_is_out_of_place(case: str) -> None:
-    packet, reason = OUT_OF_PLACE[case]
+    end, packet, reason = OUT_OF_PLACE[case]
     network = Network(DATA, 2)
     network.run(lambda: network.receivers[0].pieces > 10)
-    network.sender.hears(encode(packet), "10.9.9.9", network.now)
+    network.sender.hears(encode(packet), address(end), network.now)
     assert network.sender.rejected == {reason: 1}
     network.run()
     assert fates(network) == [Fate.VERIFIED] * 2
 
 
 @pytest.mark.parametrize(
-    ("packet", "reason"),
+    ("end", "packet", "reason"),
     [
-        (Data(99, 1 << 50, b"x"), "a piece there is no room for"),
-        (End(99, 3, 3, bytes(32)), "an end before the end"),
-        (Hello(98, 3, "another"), "another transfer"),
+        (0, Data(S, 1 << 50, b"x"), "a piece there is no room for"),
+        (0, End(S, 3, 3, bytes(32)), "an end before the end"),
+        (7, Hello(number(7), 3, "another"), "another transfer"),
+        (7, Data(S, 11, b"x"), "another's number"),
+        (7, Close(S, EVERYBODY, Reason.ABORTED, "I wish"), "another's number"),
+        (7, Hello(S, 3, "sender"), "another's number"),
     ],
 )
-def test_a_receiver_counts_what_is_out_of_place(packet: Packet, reason: str) -> None:
+def test_a_receiver_counts_what_is_out_of_place(end: int, packet: Packet, reason: str) -> None:
     network = Network(DATA, 1)
     network.run(lambda: network.receivers[0].pieces > 10)
-    network.receivers[0].hears(encode(packet), "10.9.9.9", network.now)
+    network.receivers[0].hears(encode(packet), address(end), network.now)
     assert network.receivers[0].rejected == {reason: 1}
     network.run()
     assert fates(network) == [Fate.VERIFIED]
+
+
+@settings(deadline=None)
+@given(st.ip_addresses(), st.ip_addresses(), st.integers(1, (1 << 32) - 1))
+def test_nobody_has_the_number_of_another(one: object, other: object, salt: int) -> None:
+    assert number_at(str(one), salt) == number_at(str(one), salt) != 0
+    assert (number_at(str(one), salt) == number_at(str(other), salt)) == (one == other)
+
+
+# --- ends that lie ---------------------------------------------------------------------------
+
+LIAR = 2
+"""Its number as an end; the first receiver is honest."""
+
+ONE_THAT_STANDS_STILL: dict[type[Packet], Packet] = {
+    Hello: Join(S, number(LIAR), 512, LARGEST, "liar"),
+    Ask: Report(S, number(LIAR), 0, 0, 512, 0),
+    End: Report(S, number(LIAR), 0, 0, 512, 0),
+}
+
+
+def said(answers: dict[type[Packet], Packet]) -> Callable[[bytes | None], list[bytes]]:
+    """A liar that answers each kind in one way."""
+
+    def lie(heard: bytes | None) -> list[bytes]:
+        answer = None if heard is None else answers.get(type(decode(heard)))
+        return [] if answer is None else [encode(answer)]
+
+    return lie
+
+
+@pytest.mark.parametrize("size", [100, 2000, len(DATA)])
+def test_a_receiver_that_answers_and_takes_nothing_is_given_up(size: int) -> None:
+    network = Lies(said(ONE_THAT_STANDS_STILL), DATA[:size])
+    network.run(long=200)
+    assert fates(network) == [Fate.VERIFIED, Fate.STALLED]
+
+
+def test_a_receiver_that_only_promises_more_room_is_given_up() -> None:
+    room = 0
+
+    def lie(heard: bytes | None) -> list[bytes]:
+        nonlocal room
+        if heard is not None and isinstance(decode(heard), Ask):
+            room += 1
+            return [encode(Report(S, number(LIAR), 0, 0, 1 + room // 100, 0))]
+        return said(ONE_THAT_STANDS_STILL)(heard)
+
+    network = Lies(lie, DATA)
+    network.run(long=200)
+    assert fates(network) == [Fate.VERIFIED, Fate.STALLED]
+
+
+def test_a_receiver_that_calls_and_hears_no_welcome_is_named_so() -> None:
+    def lose(source: int, target: int, message: bytes) -> bool:
+        return target == 2 and isinstance(decode(message), Welcome)
+
+    network = Network(DATA, 2, lose=lose)
+    network.run()
+    assert fates(network) == [Fate.VERIFIED, Fate.DEAF]
+
+
+def test_patience_is_longer_than_standing_still_where_one_says_so() -> None:
+    network = Network(DATA, 2, patience=Patience(silence=100))
+    network.run(lambda: network.receivers[1].pieces > 10)
+    network.dead.add(2)
+    network.run()
+    assert fates(network) == [Fate.VERIFIED, Fate.SILENT]
+    assert network.now > 100
+
+
+def test_a_receiver_that_leaves_again_does_not_end_the_wait() -> None:
+    sender = FileSender(S, "sender", 1, LARGEST)
+    sender.hears(encode(Join(S, number(2), 512, LARGEST, "")), address(2), 0)
+    sender.hears(encode(Done(S, number(2), Verdict.FAILED, "")), address(2), 0)
+    sender.messages(2)
+    sender.hears(encode(Join(S, number(1), 512, LARGEST, "")), address(1), 3)
+    sender.messages(5)
+    assert (sender.started, sender.failure, [*sender.peers]) == (True, "", [number(1)])
+
+
+def offered(*more: Packet) -> FileReceiver:
+    """A receiver that is welcome in the transfer of a liar, which says more at the same time."""
+    receiver = Network(DATA, 1).receiver(1)
+    for packet in (Hello(S, 0, "liar"), Welcome(S, number(1)), *more):
+        receiver.hears(encode(packet), address(0), 0)
+        receiver.messages(0)
+    return receiver
+
+
+def persist(receiver: FileReceiver, packet: Packet, hours: int = 2) -> float:
+    """Say it twice a second until it is over, or it waits for another; when that is."""
+    for turn in range(hours * 7200):
+        now = turn / 2
+        receiver.messages(now)
+        if receiver.over or not receiver.welcome:
+            return now
+        receiver.hears(encode(packet), address(0), now)
+    raise AssertionError("it waits for ever")
+
+
+NO_END = End(S, 0, 0, bytes(32))
+EMPTY = End(S, 0, 0, hashlib.sha256().digest())
+
+
+def test_an_end_with_a_wrong_digest_ends_the_receiver() -> None:
+    receiver = offered(NO_END)
+    receiver.messages(1)
+    receiver.messages(5)
+    assert (receiver.over, receiver.verified, receiver.failure[:10]) == (True, False, "SHA-256 is")
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "most"),
+    [
+        (Ask(S, 0, 0), NO_END, 30),
+        (Ask(S, 9, 1), Ask(S, 9, 2), 61),
+        (Data(S, 0, b"x"), Ask(S, 1 << 60, 2), 61),
+        (Data(S, 0, b"x"), End(S, 2, 2, bytes(32)), 61),
+        (Data(S, 0, b"x"), End(S, 0, 0, bytes(32)), 61),
+        (Data(S, 1, b"x"), Data(S, 1, b"x"), 61),
+        (Hello(S, 0, ""), Hello(S, 0, ""), 3601),
+        (Ask(S, 0, 1), Ask(S, 0, 2), 3601),
+        (Ask(S, 0, 1), Welcome(S, number(1)), 3601),
+    ],
+)
+def test_a_sender_that_never_ends_does_not_hold_a_receiver(first: Packet, then: Packet, most: float) -> None:
+    receiver = offered(first)
+    assert persist(receiver, then) <= most
+    assert not receiver.verified
+    assert receiver.over == bool(receiver.pieces or receiver.lost or "SHA" in receiver.failure)
+
+
+def test_a_pause_of_the_source_is_no_lie() -> None:
+    receiver = offered(Data(S, 0, b"x"))
+    for second in range(3000):
+        receiver.hears(encode(Ask(S, 1, second)), address(0), second)
+        receiver.messages(second)
+    receiver.hears(encode(Ask(S, 2, 3000)), address(0), 3000)
+    receiver.messages(3000)
+    receiver.hears(encode(Data(S, 1, b"y")), address(0), 3001)
+    receiver.messages(3001)
+    assert (receiver.over, receiver.pieces) == (False, 2)
+
+
+def test_what_is_done_is_not_said_without_end() -> None:
+    receiver = offered(EMPTY)
+    receiver.stored(0)
+    assert persist(receiver, EMPTY) <= 11
+    assert receiver.verified
+
+
+def test_a_stranger_does_not_keep_a_receiver_waiting_for_a_dead_sender() -> None:
+    receiver = offered(Data(S, 0, b"x"))
+    for second in range(12):
+        receiver.hears(encode(Hello(number(7), 0, "")), address(7), second)
+        receiver.messages(second)
+    assert receiver.failure == "the sender fell silent for 10 s"
+
+
+def test_offers_of_one_do_not_push_out_those_of_others() -> None:
+    receiver = Network(DATA, 1).receiver(1)
+    receiver.hears(encode(Hello(S, 0, "")), address(0), 0)
+    for salt in range(1, 200):
+        receiver.hears(encode(Hello(number_at("10.9.9.9", salt), 0, "")), "10.9.9.9", 0)
+    receiver.hears(encode(Welcome(S, number(1))), address(0), 0)
+    assert receiver.welcome
+
+
+def test_a_second_sender_is_told_that_the_receiver_is_taken() -> None:
+    first, second = S, number(5)
+    receiver = Network(DATA, 1).receiver(1)
+    for session, end in ((first, 0), (second, 5)):
+        receiver.hears(encode(Hello(session, 0, "")), address(end), 0)
+    receiver.messages(0)
+    receiver.hears(encode(Welcome(first, number(1))), address(0), 0)
+    taken = Done(second, number(1), Verdict.FAILED, "it receives another file")
+    assert set(map(decode, receiver.messages(0))) == {taken}
+    receiver.hears(encode(Welcome(second, number(1))), address(5), 0)  # it heard the JOIN after that
+    assert set(map(decode, receiver.messages(0))) == {taken}
+
+
+def test_the_second_of_two_senders_does_not_wait_for_a_receiver_that_is_taken() -> None:
+    network = Network(DATA, 1)
+    other = FileSender(number(5), "other", 1, LARGEST, wanted=1, patience=Patience(wait=5))
+    network.receivers[0].hears(encode(Hello(number(5), 1, "")), address(5), 0)
+    for message in network.receivers[0].messages(0):
+        other.hears(message, address(1), 0)
+    other.messages(0)
+    assert other.started
+    network.run(lambda: network.receivers[0].welcome)
+    for message in network.receivers[0].messages(network.now):
+        other.hears(message, address(1), network.now)
+    (peer,) = other.peers.values()
+    assert (peer.fate, peer.words) == (Fate.FAILED, "it receives another file")
+
+
+def lies(seed: int, sends: bool) -> Callable[[bytes | None], list[bytes]]:
+    """A liar at random: nearly right figures, in its own name or another's, or a transfer of its own."""
+    random = Random(seed)
+    heard_so_far = [b""]
+    eager, forged = random.choice([0.1, 0.5, 0.9]), random.choice([0, 0, 0.5])
+    known = [*KINDS] if sends or forged else [Join, Report, Done]
+    kinds = random.sample(known, random.randint(1, len(known)))
+    quick: list[Packet] = [Hello(number(LIAR), 0, "liar"), Welcome(number(LIAR), number(1))]
+    if not sends or seed % 2:
+        quick.clear()
+    figures = [0, 1, 15, 16, 17, 100, PIECES - 1, PIECES, PIECES + 1, 511, 512, (1 << 64) - 1]
+
+    def figure(bits: int) -> int:
+        return min(random.choice([*figures, random.getrandbits(bits)]), (1 << bits) - 1)
+
+    def invented() -> Packet:
+        session = number(LIAR) if sends and random.random() < 0.8 else S
+        receiver = random.choice([number(1), S, EVERYBODY]) if random.random() < forged else number(LIAR)
+        makes: dict[type[Packet], Callable[[], Packet]] = {
+            Hello: lambda: Hello(session, figure(64), "liar"),
+            Join: lambda: Join(S, receiver, figure(16), figure(16), "liar"),
+            Welcome: lambda: Welcome(session, random.choice([receiver, number(1)])),
+            Data: lambda: Data(session, figure(64), random.randbytes(random.randrange(1, 40))),
+            Ask: lambda: Ask(session, figure(64), figure(32)),
+            Report: lambda: Report(S, receiver, figure(32), figure(64), figure(16), figure(512)),
+            End: lambda: End(session, figure(64), figure(64), random.randbytes(32)),
+            Done: lambda: Done(S, receiver, random.choice([*Verdict]), "I wish"),
+            Close: lambda: Close(session, receiver, random.choice([*Reason]), "I wish"),
+        }
+        return makes[random.choice(kinds)]()
+
+    def lie(heard: bytes | None) -> list[bytes]:
+        if heard is not None:
+            heard_so_far.append(heard)
+            del heard_so_far[:-50]
+            if isinstance(decode(heard), Hello):
+                return [encode(Join(S, number(LIAR), 512, LARGEST, "liar"))]
+        elif quick:
+            return [encode(quick.pop(0)), encode(quick.pop(0))]
+        if random.random() > eager:
+            return []
+        if random.random() < 0.1:
+            return [random.choice(heard_so_far)]  # the words of others
+        return [encode(invented())]
+
+    return lie
+
+
+SHORT = Patience(wait=30, stall=5, silence=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32), loss=st.sampled_from([0, 0.1]), size=st.integers(0, len(DATA)))
+def test_a_receiver_that_lies_costs_only_itself(seed: int, loss: float, size: int) -> None:
+    network = Lies(lies(seed, sends=False), DATA[:size], 1, seed=seed, loss=loss, patience=SHORT)
+    network.run(long=1000)
+    assert network.sender.peers[number(1)].fate is Fate.VERIFIED
+    assert (network.receivers[0].verified, bytes(network.copies[0])) == (True, DATA[:size])
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32), loss=st.sampled_from([0, 0.1]), size=st.integers(0, len(DATA)))
+def test_a_sender_that_lies_makes_nobody_wait_or_verify(seed: int, loss: float, size: int) -> None:
+    network = Lies(lies(seed, sends=True), DATA[:size], 1, seed=seed, loss=loss, patience=SHORT, silent=4000)
+    network.run(lambda: network.sender.over, long=1000)
+    (receiver,) = network.receivers
+    network.run(long=5000)
+    if receiver.verified:
+        assert (receiver.address, bytes(network.copies[0])) == (address(0), DATA[:size])
 
 
 # --- on a fabric -----------------------------------------------------------------------------
@@ -516,7 +805,164 @@ def test_the_receivers_that_did_not_come_are_counted(tmp_path: Path) -> None:
     assert party.core.failure == "0 of 2 receivers joined within 0.2 s"
 
 
+@contextmanager
+def listening(
+    fabric: Fabric, sink: Sink, *more: Packet
+) -> Iterator[tuple[ReceivingParty, Callable[[], list[Packet]]]]:
+    """A receiver on host 0, and what it has said to the group since it was last asked."""
+    with (
+        open_fabric(fabric, host=0) as backend,
+        open_endpoint(backend, loopback="off", receive_depth=DEPTH) as endpoint,
+        open_fabric(fabric, host=1) as other,
+        open_endpoint(other, loopback="off") as watching,
+        watching.join(GROUP) as group,
+        closing(sink),
+    ):
+        sink.open()
+        party = ReceivingParty(endpoint, GROUP, sink, silence=5.0)
+        for packet in (
+            Hello(number(1), 0, "sender"),
+            Welcome(number(1), party.number),
+            Data(number(1), 0, b"piece"),
+            *more,
+        ):
+            group.send(encode(packet))
+
+        def heard() -> list[Packet]:
+            return [decode(message.payload) for message in iter(lambda: watching.recv(0.0), None)]
+
+        yield party, heard
+
+
+def test_a_receiver_that_gives_up_says_so(tmp_path: Path) -> None:
+    def give_up() -> None:
+        if party.core.welcome:
+            party.core.fail("no transfer began")
+
+    with listening(Fabric.roce(2), open_sink(str(tmp_path / "copy"))) as (party, heard):
+        run(party, give_up)
+        assert Done(number(1), party.number, Verdict.FAILED, "no transfer began") in heard()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (OSError(28, "No space left on device", "/secret/path"), "No space left on device"),
+        (RuntimeError("/secret/path"), "it broke down"),
+    ],
+    ids=["interrupt", "error of the system", "any other"],
+)
+@pytest.mark.parametrize("where", ["write", "commit", "watch"])
+def test_the_group_does_not_learn_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str, where: str
+) -> None:
+    def fail(*_: object) -> bool:
+        raise error
+
+    def watch() -> None:
+        if where == "watch" and party.core.welcome:
+            fail()
+
+    sink = open_sink(str(tmp_path / "copy"))
+    if where != "watch":
+        monkeypatch.setattr(sink, where, fail)
+    ends = [End(number(1), 1, 5, hashlib.sha256(b"piece").digest())] if where == "commit" else []
+    with listening(Fabric.roce(2), sink, *ends) as (party, heard):
+        with suppress(type(error)):
+            run(party, watch)
+        words = {packet.text for packet in heard() if isinstance(packet, Done)}
+    assert words == {said}
+    if isinstance(error, OSError) and where != "watch":
+        assert party.core.failure == f"{tmp_path / 'copy'}: No space left on device"
+
+
 # --- files -----------------------------------------------------------------------------------
+
+
+def placed(sink: NewFile) -> None:
+    """Wait until it is where it belongs."""
+    limit = time.monotonic() + 60
+    while not sink.commit():
+        assert time.monotonic() < limit
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done to make a file last, in order."""
+    done: list[str] = []
+
+    def noting(name: str, call: Callable[..., Any], about: Callable[..., str]) -> None:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
+            done.append(f"{name} {about(*arguments)}")
+            return result
+
+        monkeypatch.setattr(os, name, noted)
+
+    def kind(fd: int) -> str:
+        return "folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else f"{os.fstat(fd).st_size} bytes"
+
+    noting("fsync", os.fsync, kind)
+    noting("replace", os.replace, lambda source, target: Path(target).name)
+    return done
+
+
+def test_what_is_verified_survives_a_crash(tmp_path: Path, synced: list[str]) -> None:
+    with closing(NewFile(tmp_path / "file")) as sink:
+        sink.open()
+        sink.write(b"new")
+        assert synced == []
+        placed(sink)
+    assert synced == ["fsync 3 bytes", "replace file", "fsync folder"]
+
+
+def test_a_slow_disk_does_not_silence_the_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, sync = threading.Event(), os.fsync
+
+    def fsync(fd: int) -> None:
+        assert slow.wait(60)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with closing(NewFile(tmp_path / "file")) as sink:
+        sink.open()
+        assert not sink.commit()
+        assert not sink.commit()
+        assert not (tmp_path / "file").exists()
+        slow.set()
+        placed(sink)
+    assert (tmp_path / "file").exists()
+
+
+def test_a_file_that_cannot_be_placed_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    with closing(NewFile(tmp_path / "file")) as sink:
+        sink.open()
+        (tmp_path / "file").mkdir()
+        with pytest.raises(IsADirectoryError):
+            placed(sink)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+NAMES = {
+    "255 bytes of 3": "\u5b57" * 85,
+    "255 bytes of 4": "x" * 3 + "\U0001f4c4" * 63,
+    "255 bytes of 1": "x" * 255,
+    "no text at all": os.fsdecode(bytes([255] * 255)),
+    "one byte": "x",
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_every_legal_name_can_be_written(tmp_path: Path, case: str) -> None:
+    target = tmp_path / NAMES[case]
+    with closing(open_sink(str(target))) as sink:
+        assert isinstance(sink, NewFile)
+        sink.open()
+        sink.write(b"new")
+        placed(sink)
+    assert target.read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == [NAMES[case]]
 
 
 def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -532,7 +978,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     with closing(NewFile(target)) as sink:
         sink.open()
         sink.write(b"new")
-        sink.commit()
+        placed(sink)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert target.read_bytes() == b"new"
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
@@ -542,17 +988,20 @@ def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     with closing(NewFile(tmp_path / "file")) as sink:
         sink.open()
-        sink.commit()
+        placed(sink)
     assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_a_link_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "real").write_bytes(b"old")
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_one(tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to("real")
     with closing(open_sink(str(tmp_path / "link"))) as sink:
+        assert isinstance(sink, NewFile)
         sink.open()
         sink.write(b"new")
-        sink.commit()
+        placed(sink)
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_bytes() == b"new"
 
@@ -612,6 +1061,11 @@ BAD_INPUT = {
     "no output": (("recv", "239.1.1.1"), "Missing option '--output'"),
     "no such directory": (("recv", "239.1.1.1", "-o", "no/file"), "cannot write no/file: No such file"),
     "output directory": (("recv", "239.1.1.1", "-o", "."), "cannot write .: it is a directory"),
+    "name too long": (("recv", "239.1.1.1", "-o", "x" * 256), "xxx: File name too long"),
+    "file as directory": (
+        ("recv", "239.1.1.1", "-o", f"{MCAST}/x"),
+        f"cannot write {MCAST}/x: Not a directory",
+    ),
     "simulated sender": (("recv", "239.1.1.1", "-o", "f", "--backend", "sim-ib"), "'sim-ib' is a fabric"),
     "no device": (("recv", "239.1.1.1", "-o", "f", "--device", "x/y"), "'x/y' is no device"),
     "both": (("recv", "239.1.1.1", "-o", "f", "--device", "x", "-b", "10.0.0.1"), "give one of them"),
@@ -628,6 +1082,15 @@ def test_bad_input_is_one_sentence_and_status_2(here: Run, tmp_path: Path, case:
     assert done.stderr.count("\n") == 1
     assert says in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_of_links_is_one_sentence_and_status_2(here: Run, tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    for arguments in (("recv", "239.1.1.1", "-o", "one"), ("send", "one", "239.1.1.1")):
+        done = here(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.endswith(" one: Too many levels of symbolic links\n")
 
 
 @pytest.mark.parametrize("command", ["send", "recv", "ping"])
@@ -730,6 +1193,17 @@ def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> N
     ]
     outcome = json.loads(with_others("recv", "239.1.1.1", "-o", "copy", "--json").stdout)
     assert (outcome["verified"], outcome["sha256"], outcome["lost"]) == (True, SHA256, [])
+
+
+@pytest.mark.parametrize("name", ["\u5b57" * 85, os.fsdecode(b"caf\xe9")], ids=["long", "no UTF-8"])
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["words", "JSON"])
+def test_recv_takes_every_name(
+    with_others: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    done = with_others("recv", "239.1.1.1", "-o", name, *form)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / name).read_bytes() == DATA
 
 
 def test_recv_to_stdout_says_nothing_else(with_others: Run, tmp_path: Path) -> None:

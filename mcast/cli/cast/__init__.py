@@ -18,8 +18,9 @@ END    pieces, bytes, SHA-256    all reported ->
 CLOSE  all of it, or one receiver, and why    ->
 ```
 
-- A transfer is a session, a random number. It begins when as many receivers as are wanted have joined; later
-  ones are told so (CLOSE) and wait for the next session. Only a receiver that is welcome takes pieces.
+- A transfer is a session, a number of the sender. It begins when as many receivers as are wanted have
+  joined; later ones are told so (CLOSE) and wait for the next session. Only a receiver that is welcome takes
+  pieces.
 - Pieces are numbered from 0, each as long as it comes, so that a pipe's bytes do not wait for more.
 - At most a window of pieces is under way: what every receiver has room for, and as many copies in all as a
   host queues. A loss halves the window, clean reports open it again.
@@ -27,12 +28,18 @@ CLOSE  all of it, or one receiver, and why    ->
   sent after the piece. It is sent again, to a bound for each receiver and piece.
 - `next` says that all pieces before it have come, bit i of the bitmap that piece next+i has, `room` how many
   pieces from next on there is memory for: a receiver whose reader is slow holds the sender back, and is
-  given up if it stands still for a minute.
+  given up if it takes less than the smallest window in a minute.
 - An ASK without an answer is repeated. A receiver that stays silent, or that has missed one piece too often,
   is given up by name and the others go on; a sender that falls silent ends the receiver.
 - The receiver says `verified` when the digest is right and the file is where it belongs.
-- What is not of the protocol, malformed, or out of place changes nothing, and is counted by reason. There is
-  no authentication: the digest tells damage, not an enemy inside the group.
+- A receiver takes part in one transfer. It tells the senders of the others, who would wait for it.
+- The receiver gives up a sender that announces pieces and does not send them for a minute, or that has
+  nothing new for an hour, even if it is not silent.
+- What is not of the protocol, malformed, or out of place changes nothing, and is counted by reason.
+- A number is bound to the address that its owner sends from. Nobody can speak for an end at another address,
+  so that a member that lies costs only itself: others neither wait for it without end nor take its pieces
+  for those of their sender. Ends that share an address can lie about each other. There is no
+  authentication: who offers a file first is received, whoever that is.
 
 `sender.FileSender` and `receiver.FileReceiver` are the two ends: messages and the time go in, messages come
 out. Times are seconds of any one clock.

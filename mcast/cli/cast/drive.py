@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from random import SystemRandom
 from typing import Generic, TypeVar
 
+from mcast.addresses import Gid
 from mcast.api import McastAddress, McastError, Message
 from mcast.cli.cast.files import Sink, Source
-from mcast.cli.cast.packets import WINDOW
+from mcast.cli.cast.packets import WINDOW, number_at
 from mcast.cli.cast.receiver import FileReceiver
 from mcast.cli.cast.sender import FileSender, Patience
 from mcast.endpoint import Endpoint
@@ -31,9 +33,14 @@ _SHORT_NAP = 0.01
 Core = TypeVar("Core", FileSender, FileReceiver)
 
 
+def in_words(gid: Gid) -> str:
+    """Where an end is."""
+    return str(gid.ipv4 or gid)
+
+
 def address_of(message: Message) -> str:
     """Where a message came from, in words."""
-    return str(message.source.ipv4 or message.source)
+    return in_words(message.source)
 
 
 def name_of(endpoint: Endpoint) -> str:
@@ -48,6 +55,8 @@ class Party(Generic[Core]):
         self.endpoint = endpoint
         self.core: Core
         self._group = endpoint.join(group, timeout=BOUND)
+        source = endpoint.port.gids.get(self._group.destination.sgid_index, Gid(endpoint.address))
+        self.number = number_at(in_words(source), SystemRandom().randrange(1, 1 << 32))
 
     @property
     def now(self) -> float:
@@ -90,7 +99,7 @@ class SendingParty(Party[FileSender]):
         self._source = source
         largest = endpoint.max_message_size
         self.core = FileSender(
-            number(), name_of(endpoint), source.size, largest, wanted, patience, endpoint.backend.now()
+            self.number, name_of(endpoint), source.size, largest, wanted, patience, self.now
         )
 
     def turn(self, limit: float = _NAP) -> None:
@@ -117,7 +126,7 @@ class ReceivingParty(Party[FileReceiver]):
         super().__init__(endpoint, group)
         self._sink = sink
         largest = endpoint.max_message_size
-        self.core = FileReceiver(number(), name_of(endpoint), room, largest, silence)
+        self.core = FileReceiver(self.number, name_of(endpoint), room, largest, silence)
 
     def turn(self, limit: float = _NAP) -> None:
         """Store what has come, say what is to be said, then listen, at most `limit` s.
@@ -128,30 +137,32 @@ class ReceivingParty(Party[FileReceiver]):
         try:
             while self._sink.ready() and (piece := core.take()):
                 self._sink.write(piece)
-            if core.storable:
-                self._sink.commit()
+            if core.storable and self._sink.commit():
                 core.stored(self.now)
         except OSError as error:
-            core.fail(f"{self._sink.name}: {error.strerror}")
+            core.fail(f"{self._sink.name}: {error.strerror}", _told(error))
         self.say()
         if not core.over:
-            self.hear(self.idle(_SHORT_NAP if core.untaken else limit))
-
-
-def number() -> int:
-    """A random number, not 0, for a session or a receiver."""
-    return SystemRandom().randrange(1, 1 << 64)
+            self.hear(self.idle(_SHORT_NAP if core.untaken or core.storable else limit))
 
 
 def run(party: SendingParty | ReceivingParty, watch: Callable[[], None] = lambda: None) -> None:
     """Carry it through; `watch` is called after each turn. Whatever ends it early, the others are told."""
+    core = party.core
     try:
-        while not party.core.over:
+        while not core.over:
             party.turn()
             watch()
     except BaseException as error:
-        words = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-        with suppress(McastError):
-            party.core.abort(words) if isinstance(party, SendingParty) else party.core.fail(words)
-            party.say()
+        core.abort(_told(error)) if isinstance(core, FileSender) else core.fail(_told(error))
         raise
+    finally:
+        with suppress(McastError):
+            party.say()
+
+
+def _told(error: BaseException) -> str:
+    """What the group learns of an error: no path and no address of this host."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "it broke down"

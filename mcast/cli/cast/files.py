@@ -9,11 +9,15 @@ import signal
 import stat
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STANDARD = "-"
 """The name of stdin and stdout."""
+
+_KEPT_OF_NAME = 100
+"""Bytes of a file's name that its hidden one has: most file systems allow 255 in all."""
 
 
 class Source:
@@ -58,8 +62,9 @@ class Sink:
         """Take the next bytes of the file, at most PIPE_BUF."""
         raise NotImplementedError
 
-    def commit(self) -> None:
-        """The file is whole."""
+    def commit(self) -> bool:
+        """The file is whole: put it where it belongs. False while that takes time: then call again."""
+        return True
 
     def close(self) -> None:
         """Let go of it; what is not whole is removed, where it can be."""
@@ -86,37 +91,67 @@ class Stream(Sink):
 
 
 class NewFile(Sink):
-    """A file that gets its name when it is whole; until then it is a hidden one beside it."""
+    """A file that gets its name when it is whole and on the disk; until then it is a hidden one beside it."""
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.name = name or str(path)
         self._target = path
         self._part: Path | None = None
+        self._placer = ThreadPoolExecutor(1)
+        self._placing: Future[None] | None = None
 
     def open(self) -> None:
+        beginning = os.fsencode(self._target.name)[:_KEPT_OF_NAME].decode(errors="ignore")
         with _signals_held():  # a file that nobody knows of would stay
-            fd, made = tempfile.mkstemp(
-                prefix=f".{self._target.name[:100]}.", suffix=".part", dir=self._target.parent
-            )
+            fd, made = tempfile.mkstemp(prefix=f".{beginning}.", suffix=".part", dir=self._target.parent)
             self._part = Path(made)
             self._file = os.fdopen(fd, "wb", buffering=1 << 16)
 
     def write(self, piece: bytes) -> None:
         self._file.write(piece)
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
+        # A disk may take longer than the sender's patience; meanwhile it has to be answered.
+        if self._placing is None:
+            self._placing = self._placer.submit(self._place, _mode(self._target))
+        if not self._placing.done():
+            return False
+        self._placing.result()
+        return True
+
+    def _place(self, mode: int) -> None:
+        """On return the file survives a crash of the host, under its name."""
         assert self._part is not None
-        self._file.close()
-        self._part.chmod(_mode(self._target))
+        with self._file:
+            self._file.flush()
+            os.fchmod(self._file.fileno(), mode)
+            os.fsync(self._file.fileno())
         self._part.replace(self._target)
         self._part = None
+        _sync_folder(self._target.parent)
 
     def close(self) -> None:
+        self._placer.shutdown()
         if self._part is not None:
             with suppress(OSError):
                 self._file.close()
             self._part.unlink(missing_ok=True)
             self._part = None
+
+
+def _sync_folder(path: Path) -> None:
+    """The names in it survive a crash, where the file system can promise it and the folder may be read."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (E.EINVAL, E.ENOTSUP):
+            raise
+    finally:
+        os.close(folder)
 
 
 @contextmanager
@@ -142,10 +177,14 @@ def open_sink(path: str) -> Sink:
     """Where `path` says; `Sink.open` is next. Both raise OSError if nothing can be written there."""
     if path == STANDARD:
         return Stream(os.dup(1), "stdout")
-    if Path(path).is_dir():
+    try:
+        mode = Path(path).stat().st_mode
+    except FileNotFoundError:
+        return NewFile(Path(os.path.realpath(path)), path)
+    if stat.S_ISDIR(mode):
         raise IsADirectoryError(E.EISDIR, "it is a directory", path)
-    if Path(path).exists() and not Path(path).is_file():
+    if not stat.S_ISREG(mode):
         return Stream(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
-    if Path(path).exists() and not os.access(path, os.W_OK):
+    if not os.access(path, os.W_OK):
         raise PermissionError(E.EACCES, os.strerror(E.EACCES), path)
-    return NewFile(Path(path).resolve(), path)
+    return NewFile(Path(os.path.realpath(path)), path)

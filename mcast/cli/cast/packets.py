@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable
 from enum import IntEnum
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
@@ -124,19 +127,23 @@ class Rejected(Exception):
     """No message of the protocol; the text is the reason it is counted under."""
 
 
-FOREIGN, MALFORMED = "foreign", "malformed"
+FOREIGN, MALFORMED, FORGED = "foreign", "malformed", "another's number"
+
+
+@lru_cache(maxsize=4096)
+def number_at(address: str, salt: int) -> int:
+    """The number of an end at that address, by a random salt of 1..2^32-1. Nobody else can use the number.
+
+    Its lower half is a digest of salt and address: an end at another address does not get the same one.
+    """
+    digest = blake2b(f"{salt} {address}".encode(), digest_size=4).digest()
+    return salt << 32 | int.from_bytes(digest)
 
 
 def printable(text: str) -> str:
     """Cut to TEXT bytes, with nothing in it that moves a cursor."""
     clean = "".join(letter if letter.isprintable() else "?" for letter in text)
     return clean.encode()[:TEXT].decode(errors="ignore")
-
-
-def _text(raw: bytes) -> str:
-    if len(raw) > TEXT:
-        raise Rejected(MALFORMED)
-    return printable(raw.decode(errors="replace"))
 
 
 class _Rest(NamedTuple):
@@ -219,3 +226,17 @@ def decode(message: Buffer) -> Packet:
         return kind(*fields)
     except (struct.error, KeyError, ValueError):
         raise Rejected(MALFORMED) from None
+
+
+def heard(message: Buffer, address: str, rejected: Counter[str]) -> Packet | None:
+    """The packet of a message from that address; None, and counted, if it is none or speaks for another."""
+    try:
+        packet = decode(message)
+    except Rejected as why:
+        rejected[str(why)] += 1
+        return None
+    number = packet.receiver if isinstance(packet, Join | Report | Done) else packet.session
+    if number != number_at(address, number >> 32):
+        rejected[FORGED] += 1
+        return None
+    return packet

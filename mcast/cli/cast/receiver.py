@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -20,22 +22,35 @@ from mcast.cli.cast.packets import (
     Join,
     Packet,
     Reason,
-    Rejected,
     Report,
     Verdict,
     Welcome,
-    decode,
     encode,
+    heard,
     printable,
 )
 
-_OFFERS = 16
-"""So many transfers that have not begun are remembered; the first that begins is received."""
+_OFFERS, _OFFERS_OF_ONE = 64, 4
+"""So many transfers that have not begun are remembered, and so many of one address, which cannot push out
+the others'; the first that begins is received."""
 
 _FAREWELLS = 3
 
 _LINGER = 2.0
 """How long a receiver that is done still answers a sender that has not heard it, in seconds."""
+
+_STALL, _PAUSE = 60.0, 3600.0
+"""How long a sender may owe pieces that it has announced, and how long its source may give nothing, in
+seconds: it is given up then, whatever else it says."""
+
+_BUSY = "it receives another file"
+
+
+class _Offer(NamedTuple):
+    """A transfer that has not begun, and who offers it."""
+
+    hello: Hello
+    address: str
 
 
 class FileReceiver:
@@ -45,7 +60,7 @@ class FileReceiver:
     `messages(now)` is what to send now; call it again after each message heard and by `due` at the latest
     (None: nothing is due), until `over`.
 
-    number   a random number other than 0, which names this receiver
+    number   of this receiver, from `number_at`
     room     how many messages it can hold that have not been read
     largest  the largest message it can receive
     silence  how long the sender may be silent before it is given up, in seconds
@@ -61,9 +76,10 @@ class FileReceiver:
         self.due: float | None = None
         self._number, self._name, self._largest, self._silence = number, printable(name), largest, silence
         self._window = self._told_room = min(room, WINDOW)
-        self._offers: dict[int, tuple[Hello, str]] = {}
+        self._offers: dict[int, _Offer] = {}
         self._session = self._serial = 0
-        self._until = 0.0
+        self._ending = False
+        self._until = self._fed = self._even = self._last = 0.0
         self._hash = hashlib.sha256()
         self._early: dict[int, bytes] = {}
         self._ready: deque[bytes] = deque()
@@ -113,101 +129,147 @@ class FileReceiver:
         self.verified = True
         self._finish(Verdict.VERIFIED, now)
 
-    def fail(self, words: str) -> None:
-        """Nothing more can be stored, or is wanted; the sender is told why."""
+    def fail(self, words: str, told: str = "") -> None:
+        """Nothing more can be stored, or is wanted; the sender is told why, or only what `told` says."""
         if not self.over and not self._done:
             self.failure = words
-            sessions = [self._session] if self._session else [*self._offers]
-            left = [Done(session, self._number, Verdict.FAILED, printable(words)) for session in sessions]
-            self._out = [*left * _FAREWELLS]  # nobody asks again
+            self._out = []
+            self._refuse([self._session] if self._session else [*self._offers], told or words)
         self.over = True
+
+    def _refuse(self, sessions: list[int], words: str) -> None:
+        """Tell their senders, so often that it need not be asked for again."""
+        left = [Done(session, self._number, Verdict.FAILED, printable(words)) for session in sessions]
+        self._out += left * _FAREWELLS
 
     def messages(self, now: float) -> list[bytes]:
         """The messages to send now, in order; moves `due`."""
-        if self._session and now >= self._until and not self.over:
-            self._part(f"the sender fell silent for {self._silence:g} s")
+        self._look(now)
+        if self._session and now >= self._limit and not self.over:
+            self._run_out(now)
         if self._told_room < self._window // 4 and self._room >= self._window // 2:
             self._report()  # it waits for that
         out, self._out = self._out, []
-        self.due = self._until if self._session else None
+        self.due = self._limit if self._session else None
         return [encode(packet) for packet in out]
+
+    @property
+    def _owed(self) -> bool:
+        """Whether the sender has announced what has not come."""
+        return self._ending or self.highest > self.pieces
+
+    @property
+    def _limit(self) -> float:
+        """When the sender is given up, or has heard enough of the end, if nothing more is heard."""
+        return self._until if self._done else min(self._until, self._even + _STALL, self._fed + _PAUSE)
+
+    def _look(self, now: float) -> None:
+        """Note since when the sender is waited for."""
+        if self.complete or not self._room:
+            self._fed = self._even = now
+        elif not self._owed:
+            self._even = now
+
+    def _run_out(self, now: float) -> None:
+        if self._done:
+            self.over = True
+        elif now >= self._until:
+            self._part(f"the sender fell silent for {self._silence:g} s")
+        elif self._owed:
+            self._part(f"the sender announced pieces and did not send them for {_STALL:g} s")
+        else:
+            self._part(f"the sender had nothing new for {_PAUSE:g} s")
 
     # --- what is heard ---------------------------------------------------------------------------
 
     def hears(self, message: Buffer, address: str, now: float) -> None:
         """Take a message; `address` is where it came from, in words."""
-        try:
-            packet = decode(message)
-        except Rejected as why:
-            self.rejected[str(why)] += 1
-            return
-        if isinstance(packet, Join | Report | Done) or self.over:
+        packet = heard(message, address, self.rejected)
+        if packet is None or isinstance(packet, Join | Report | Done) or self.over:
             return  # the answers of the others
         if self._session not in (0, packet.session):
-            self.rejected["another transfer"] += 1
+            self._on_another(packet)
+        elif isinstance(packet, Welcome | Close) and not self._is_meant(packet):
+            pass
         elif isinstance(packet, Hello):
-            self._on_hello(packet, address)
-        elif packet.session not in self._offers:
+            self._on_hello(packet, address, now)
+        elif packet.session in self._offers:
+            takes = _DONE if self._done else _RECEIVING if self._session else _OFFERED
+            takes[type(packet)](self, packet, now)
+        else:
             self.missed_one |= isinstance(packet, Data)
-        elif isinstance(packet, Welcome | Close):
-            if packet.receiver in (EVERYBODY, self._number):
-                self._on_welcome(packet) if isinstance(packet, Welcome) else self._on_close(packet)
-        elif self._session:
-            self._on_transfer(packet, now)
-        elif isinstance(packet, Ask | End):
-            self._join(packet.session)  # what it said, or the answer, was lost
-        if not self._done:
+        if self._session == packet.session and not self._done:
             self._until = now + self._silence
-        self.due = now if self._out else self._until if self._session else None
+        self._look(now)
+        self.due = now if self._out else self._limit if self._session else None
 
-    def _on_hello(self, packet: Hello, address: str) -> None:
+    def _is_meant(self, packet: Welcome | Close) -> bool:
+        everybody = isinstance(packet, Close) and packet.receiver == EVERYBODY
+        return everybody or packet.receiver == self._number
+
+    def _on_another(self, packet: Packet) -> None:
+        """It is of another transfer than ours."""
+        self.rejected["another transfer"] += 1
+        if isinstance(packet, Welcome) and self._is_meant(packet):
+            self._refuse([packet.session], _BUSY)
+
+    def _on_hello(self, packet: Hello, address: str, now: float) -> None:
         if self._session:
             return  # it came late
-        while len(self._offers) >= _OFFERS and packet.session not in self._offers:
-            del self._offers[next(iter(self._offers))]
-        self._offers[packet.session] = packet, address
-        self._join(packet.session)
+        if packet.session not in self._offers:
+            same = [session for session, offer in self._offers.items() if offer.address == address]
+            if len(same) >= _OFFERS_OF_ONE:
+                del self._offers[same[0]]
+            elif len(self._offers) >= _OFFERS:
+                del self._offers[next(iter(self._offers))]
+        self._offers[packet.session] = _Offer(packet, address)
+        self._join(packet, now)
 
-    def _join(self, session: int) -> None:
-        self._out.append(Join(session, self._number, self._window, self._largest, self._name))
+    def _join(self, packet: Hello | Ask | End, now: float) -> None:
+        """Ask to take part; once more, if what the sender said, or the answer, was lost."""
+        self._out.append(Join(packet.session, self._number, self._window, self._largest, self._name))
 
-    def _on_welcome(self, packet: Welcome) -> None:
-        if not self._session:
-            hello, self.address = self._offers[packet.session]
-            self.sender, self.size = hello.name, None if hello.size == UNKNOWN_SIZE else hello.size
-            self._session = packet.session
+    def _on_welcome(self, packet: Welcome, now: float) -> None:
+        hello, self.address = offer = self._offers.pop(packet.session)
+        self.sender, self.size = hello.name, None if hello.size == UNKNOWN_SIZE else hello.size
+        self._session, self._fed = packet.session, now
+        self._refuse([*self._offers], _BUSY)
+        self._offers = {packet.session: offer}
 
-    def _on_close(self, packet: Close) -> None:
-        if not self._session:
-            self.missed_one |= packet.reason is Reason.TOO_LATE
-            del self._offers[packet.session]
-        elif self._done:
-            self.over = True
-        else:
-            self._part(f"the sender stopped: {packet.text or packet.reason.name.lower()}")
+    def _on_no_offer(self, packet: Close, now: float) -> None:
+        self.missed_one |= packet.reason is Reason.TOO_LATE
+        del self._offers[packet.session]
+
+    def _say_again(self, packet: Packet, now: float) -> None:
+        """It is done; the sender has not heard it."""
+        assert self._done is not None
+        self._out.append(self._done)
+        self._until = min(now + _LINGER, self._last)
+
+    def _leave(self, packet: Close, now: float) -> None:
+        self.over = True
+
+    def _ignore(self, packet: Packet, now: float) -> None:
+        pass
+
+    def _on_close(self, packet: Close, now: float) -> None:
+        self._part(f"the sender stopped: {packet.text or packet.reason.name.lower()}")
 
     def _part(self, why: str) -> None:
         """The sender is gone: wait for another if nothing has come of this one."""
-        if self.highest or self.complete:
+        if self.pieces or self._early or self.complete:
             self.fail(why)
         else:
-            self._offers.pop(self._session)
-            self._session = 0
+            del self._offers[self._session]
+            self._session = self._serial = self.highest = 0
+            self._ending = False
 
-    def _on_transfer(self, packet: Packet, now: float) -> None:
-        if self._done:
-            self._out.append(self._done)
-            self._until = now + _LINGER
-        elif isinstance(packet, Data):
-            self._on_data(packet)
-        elif isinstance(packet, Ask):
-            self.highest = max(self.highest, min(packet.pieces, self.pieces + WINDOW))
-            self._serial = packet.serial
-            self._report()
-        elif isinstance(packet, End):
-            self._on_end(packet, now)
+    def _on_ask(self, packet: Ask, now: float) -> None:
+        self.highest = max(self.highest, min(packet.pieces, self.pieces + WINDOW))
+        self._serial = packet.serial
+        self._report()
 
-    def _on_data(self, packet: Data) -> None:
+    def _on_data(self, packet: Data, now: float) -> None:
         if packet.number < self.pieces or packet.number in self._early:
             self.doubles += 1
         elif packet.number >= self.pieces + self._room or self.complete:
@@ -221,6 +283,7 @@ class FileReceiver:
                 self._ready.append(piece)
                 self.pieces += 1
                 self.bytes += len(piece)
+                self._fed = self._even = now
 
     def _report(self) -> None:
         bitmap = sum(1 << (number - self.pieces) for number in self._early)
@@ -228,6 +291,7 @@ class FileReceiver:
         self._out.append(Report(self._session, self._number, self._serial, self.pieces, self._room, bitmap))
 
     def _on_end(self, packet: End, now: float) -> None:
+        self._ending = True
         if (packet.pieces, packet.size) != (self.pieces, self.bytes):
             self.rejected["an end before the end"] += 1
         elif self.complete or self._hash.digest() == packet.sha256:
@@ -241,3 +305,30 @@ class FileReceiver:
         self._done = Done(self._session, self._number, verdict, "")
         self._out.append(self._done)
         self._until, self.due = now + _LINGER, now
+        self._last = now + max(_LINGER, self._silence)
+
+
+_Takes = dict[type[Packet], Callable[[FileReceiver, Any, float], None]]
+"""What a receiver does with a message of a sender, by its kind; a HELLO is taken apart from these."""
+
+_OFFERED: _Takes = {
+    Welcome: FileReceiver._on_welcome,
+    Data: FileReceiver._ignore,
+    Ask: FileReceiver._join,
+    End: FileReceiver._join,
+    Close: FileReceiver._on_no_offer,
+}
+_RECEIVING: _Takes = {
+    Welcome: FileReceiver._ignore,
+    Data: FileReceiver._on_data,
+    Ask: FileReceiver._on_ask,
+    End: FileReceiver._on_end,
+    Close: FileReceiver._on_close,
+}
+_DONE: _Takes = {
+    Welcome: FileReceiver._ignore,
+    Data: FileReceiver._say_again,
+    Ask: FileReceiver._say_again,
+    End: FileReceiver._say_again,
+    Close: FileReceiver._leave,
+}

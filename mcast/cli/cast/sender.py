@@ -25,12 +25,11 @@ from mcast.cli.cast.packets import (
     Join,
     Packet,
     Reason,
-    Rejected,
     Report,
     Verdict,
     Welcome,
-    decode,
     encode,
+    heard,
     printable,
 )
 
@@ -41,9 +40,12 @@ host, which drops what is beyond 1000 (net.core.netdev_max_backlog) without a wo
 _WINDOWS = range(16, 257)
 """What a window may be, in pieces."""
 
+_SMALLEST = 256
+"""The smallest MTU there is, in bytes: nobody makes the pieces of all smaller than it allows."""
 
-MOST_RECEIVERS = 1000
-"""Further ones come too late: whoever invents receivers shall not fill the memory."""
+MOST_RECEIVERS, _MOST_OF_ONE = 1000, 16
+"""Further ones, and further ones of one address, come too late: who invents receivers shall fill neither the
+memory nor the places of others."""
 
 
 class Patience(NamedTuple):
@@ -52,7 +54,7 @@ class Patience(NamedTuple):
     wait     for the wanted number of receivers
     gather   for more receivers after the first, where no number is wanted
     silence  how long an end may be silent before it is given up
-    stall    how long a receiver that answers may have no room for the next piece
+    stall    how long a receiver that answers may stand still: take less than a smallest window
     """
 
     wait: float = 60.0
@@ -76,9 +78,10 @@ class Fate(Enum):
     SILENT = "it fell silent"
     STALLED = "its reader stood still"
     LOST = "it lost pieces"
+    DEAF = "it does not hear that it may take part"
 
 
-_GIVEN_UP = {Fate.SILENT, Fate.STALLED, Fate.LOST}
+_GIVEN_UP = {Fate.SILENT, Fate.STALLED, Fate.LOST, Fate.DEAF}
 _FATES = {Verdict.VERIFIED: Fate.VERIFIED, Verdict.DIFFERS: Fate.DIFFERS, Verdict.FAILED: Fate.FAILED}
 
 
@@ -88,6 +91,7 @@ class Peer:
     has       pieces that it has, all from 0 on
     repaired  copies sent again because it missed them
     lost      pieces that it missed to the bound
+    joined    when it last asked to take part
     words     what it said when it failed
     """
 
@@ -97,13 +101,20 @@ class Peer:
         self.has = self.repaired = 0
         self.lost: tuple[int, ...] = ()
         self.answered = 0
-        self.limit, self.heard, self.moved = room, now, now
+        self.limit, self._mark = room, 0
+        self.joined = self.heard = self.moved = now
         self.misses: dict[int, _Misses] = {}
 
     @property
     def live(self) -> bool:
         """Whether it still takes part."""
         return self.fate is Fate.RECEIVING
+
+    def look(self, owes: bool, now: float) -> None:
+        """Note when it last moved: took a smallest window, of pieces or of room for them, or owed nothing."""
+        taken = self.has + self.limit
+        if not owes or taken - self._mark >= _WINDOWS[0]:
+            self._mark, self.moved = taken, now
 
 
 class _Misses(NamedTuple):
@@ -140,7 +151,7 @@ class FileSender:
     `messages(now)` is what to send now; call it again after each message heard and by `due` at the latest,
     until `over`.
 
-    session   a random number other than 0
+    session   its number, from `number_at`
     size      of the file in bytes; None if unknown
     largest   the largest message that can be sent
     wanted    how many receivers to wait for; None: whoever joins, at least one
@@ -165,13 +176,14 @@ class FileSender:
         self._session, self._wanted, self._patience = session, wanted, patience
         self._hello = Hello(session, UNKNOWN_SIZE if size is None else size, printable(name))
         self._hash, self._ended = hashlib.sha256(), False
-        self._phase, self._deadline = _Phase.GATHER, now + patience.wait
+        self._phase = _Phase.GATHER
+        self._deadline = self._wait_ends = now + patience.wait
         self._largest = largest
         self._kept: dict[int, _Piece] = {}  # from the first that somebody lacks
         self._kept_bytes = 0
         self._fresh: deque[int] = deque()  # of these, not sent yet
         self._repair: dict[int, None] = {}  # of these, to be sent again
-        self._control: list[Packet] = []
+        self._control: dict[Packet, None] = {}  # each once, however often it was asked for
         self._widest = self._window = _WINDOWS[0]
         self._serial = self._since_ask = self._judged = 0
         self._retry_at, self._retry, self._asked_at = now, patience.retry, now
@@ -241,12 +253,8 @@ class FileSender:
 
     def hears(self, message: Buffer, address: str, now: float) -> None:
         """Take a message; `address` is where it came from, in words."""
-        if self.over:
-            return
-        try:
-            packet = decode(message)
-        except Rejected as why:
-            self.rejected[str(why)] += 1
+        packet = None if self.over else heard(message, address, self.rejected)
+        if packet is None:
             return
         if packet.session != self._session:
             self.rejected["another transfer"] += 1
@@ -258,21 +266,27 @@ class FileSender:
             self.rejected["a sender's message"] += 1
 
     def _on_join(self, packet: Join, address: str, now: float) -> None:
-        if packet.largest <= OVERHEAD or not packet.room or packet.receiver == EVERYBODY:
+        smallest = min(_SMALLEST, self._largest)
+        if packet.largest < smallest or packet.room < _WINDOWS[0] or packet.receiver == EVERYBODY:
             self.rejected[MALFORMED] += 1
             return
-        if self._phase is _Phase.GATHER:
-            room = min(packet.room, WINDOW)
-            new = Peer(packet.receiver, packet.name, address, room, packet.largest, now)
-            if len(self.peers) < MOST_RECEIVERS:
-                self.peers.setdefault(packet.receiver, new)
-            if self._wanted is None and len(self.peers) == 1:
+        peer = self.peers.get(packet.receiver)
+        if peer is None and self._phase is _Phase.GATHER and self._has_place(address):
+            if self._wanted is None and not self.peers:
                 self._deadline = min(self._deadline, now + self._patience.gather)
-        if packet.receiver in self.peers:
-            self._control.append(Welcome(self._session, packet.receiver))
+            room = min(packet.room, WINDOW)
+            peer = Peer(packet.receiver, packet.name, address, room, packet.largest, now)
+            self.peers[packet.receiver] = peer
+        if peer is None:
+            self._control[Close(self._session, packet.receiver, Reason.TOO_LATE, "")] = None
         else:
-            self._control.append(Close(self._session, packet.receiver, Reason.TOO_LATE, ""))
+            peer.joined = now
+            self._control[Welcome(self._session, packet.receiver)] = None
         self.due = now
+
+    def _has_place(self, address: str) -> bool:
+        same = sum(peer.address == address for peer in self.peers.values())
+        return len(self.peers) < MOST_RECEIVERS and same < _MOST_OF_ONE
 
     def _on_answer(self, packet: Report | Done, now: float) -> None:
         peer = self.peers.get(packet.receiver)
@@ -281,11 +295,13 @@ class FileSender:
         elif not self.started:
             if isinstance(packet, Done):  # it has left before the beginning
                 del self.peers[packet.receiver]
+                if not self.peers:
+                    self._deadline = self._wait_ends
         elif peer.live:
             peer.heard = self.due = now
             self._on_report(peer, packet) if isinstance(packet, Report) else self._on_done(peer, packet)
         elif peer.fate in _GIVEN_UP:
-            self._control.append(Close(self._session, peer.number, Reason.GIVEN_UP, peer.fate.value))
+            self._control[Close(self._session, peer.number, Reason.GIVEN_UP, peer.fate.value)] = None
             self.due = now
 
     def _on_report(self, peer: Peer, packet: Report) -> None:
@@ -295,8 +311,7 @@ class FileSender:
         peer.answered = max(peer.answered, packet.serial)
         if packet.next >= peer.has:  # a late report knows less
             peer.has = packet.next
-            if peer.limit < packet.next + packet.room:
-                peer.limit, peer.moved = packet.next + packet.room, peer.heard
+            peer.limit = max(peer.limit, packet.next + min(packet.room, WINDOW))
         lossy = False
         for number in range(packet.next, min(self._sent, packet.next + WINDOW)):
             asked = self._kept[number].missed_by(packet.serial) if number in self._kept else 0
@@ -344,7 +359,7 @@ class FileSender:
 
     def _give_up(self, peer: Peer, fate: Fate) -> None:
         peer.fate = fate
-        self._control.append(Close(self._session, peer.number, Reason.GIVEN_UP, fate.value))
+        self._control[Close(self._session, peer.number, Reason.GIVEN_UP, fate.value)] = None
         self._forget()
 
     def _live(self) -> list[Peer]:
@@ -359,7 +374,7 @@ class FileSender:
             if not self._live():
                 self._part(Reason.COMPLETE, "")
         out = _STEPS[self._phase](self, now)
-        control, self._control = self._control, []
+        control, self._control = self._control, {}
         return [encode(packet) for packet in control] + out
 
     def _gather(self, now: float) -> list[bytes]:
@@ -373,7 +388,7 @@ class FileSender:
             return self._say_farewell(now)
         if now >= self._retry_at:
             self._retry_at = now + self._patience.hello
-            self._control.append(self._hello)
+            self._control[self._hello] = None
         self.due = min(self._retry_at, self._deadline)
         return []
 
@@ -440,12 +455,12 @@ class FileSender:
     def _drop_the_dead(self, now: float) -> None:
         finish = self._phase is _Phase.FINISH
         for peer in self._live():
-            if not finish and self._sent < peer.limit:
-                peer.moved = now  # nothing to move for
+            peer.look(finish or peer.has < self._sent or peer.limit <= self._sent, now)
             owes = finish or peer.answered < self._serial
-            if owes and now - max(peer.heard, self._asked_at) > self._patience.silence:
-                self._give_up(peer, Fate.SILENT)
-            elif now - peer.moved > self._patience.stall:
+            silent_since = max(peer.heard, self._asked_at)
+            if owes and now - silent_since > self._patience.silence:
+                self._give_up(peer, Fate.DEAF if peer.joined > silent_since else Fate.SILENT)
+            elif now - peer.moved > max(self._patience.stall, self._patience.silence):
                 self._give_up(peer, Fate.STALLED)
 
     def _part(self, reason: Reason, words: str) -> None:

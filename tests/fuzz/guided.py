@@ -1,0 +1,30 @@
+"""Fuzz one target, guided by coverage: `python -m tests.fuzz.guided TARGET SECONDS FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["mcast"]):
+    from tests.fuzz.targets import HERE, MOST, TARGETS
+
+_SLOW, _MEGABYTES = 20, 2048
+"""What an input may take; more is a failure as well."""
+
+
+def main() -> None:
+    """Run libFuzzer, which ends the process."""
+    name, seconds, folder = sys.argv[1:]
+    options = [
+        f"-max_total_time={max(1, round(float(seconds)))}",
+        f"-timeout={_SLOW}",
+        f"-rss_limit_mb={_MEGABYTES}",
+        f"-max_len={MOST}",
+        f"-artifact_prefix={folder}/",
+    ]
+    atheris.Setup([sys.argv[0], *options, f"{folder}/corpus", str(HERE / "corpus" / name)], TARGETS[name])
+    atheris.Fuzz()
+
+
+main()

@@ -1,0 +1,281 @@
+"""What is fuzzed: everything that reads bytes or text of strangers. A target returns, whatever it is given.
+
+A target takes any bytes. It lets through the errors that its subject promises, and states what must hold.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import io
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import typer
+
+from mcast import probe, sequence
+from mcast.addresses import Gid, McastAddress, Mgid
+from mcast.api import Backend, DeviceInfo
+from mcast.backends.rdma import umad
+from mcast.backends.sim import scenario_model
+from mcast.capture.reader import CaptureError
+from mcast.cli import mgid, place, terminal
+from mcast.cli.cast import packets
+from mcast.cli.cast.receiver import FileReceiver
+from mcast.cli.cast.sender import FileSender
+from mcast.cli.echo import Answerer, Pinger
+from mcast.cli.replay import contents_of
+from mcast.mapping import ipoib_broadcast_mgid
+from mcast.mcmember import RECORD_SIZE, McMemberRecord
+from mcast.ports import choose
+from mcast.probe import Peer
+from mcast.registry import open_backend
+from mcast.sa_refusal import PortView, found_causes
+
+HERE = Path(__file__).parent
+MOST = 4096
+"""Bytes of an input: what one MTU carries, and more than any text needs."""
+
+_HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+_SENDER, _RECEIVER, _STRANGER = _HOSTS
+_PEER = Peer(Gid("::ffff:10.0.0.2"), 17)
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    """Short messages: each a length, then its bytes."""
+    while data:
+        size = data[0]
+        yield data[1 : 1 + size]
+        data = data[1 + size :]
+
+
+def cast_packet(data: bytes) -> None:
+    """A message of `mcast send` is rejected, or is written again as it was read."""
+    with suppress(packets.Rejected):
+        packet = packets.decode(data)
+        assert packets.decode(packets.encode(packet)) == packet
+
+
+def cast_transfer(data: bytes) -> None:
+    """Both ends of a transfer hear what a stranger makes up, in its own name, the other end's, or another's.
+
+    Each chunk: who speaks and whether time passes, the kind, the body. What the body begins with is replaced
+    by the number of who speaks, so that more than a 64-bit number need not be guessed.
+    """
+    salts = {host: packets.number_at(host, 1) for host in _HOSTS}
+    session = salts[_SENDER]
+    sender = FileSender(session, "sender", None, 256, wanted=2)
+    receiver = FileReceiver(salts[_RECEIVER], "receiver", packets.WINDOW, 256, silence=10.0)
+    receiver.hears(packets.encode(packets.Hello(session, 100, "sender")), _SENDER, 0.0)
+    now = 0.0
+    for chunk in _chunks(data):
+        if len(chunk) < 2:
+            continue
+        who, kind, body = chunk[0], chunk[1], chunk[2:]
+        now += (who >> 2) ** 2 / 64
+        host = _HOSTS[who % 3]
+        if kind in _ANSWERS:
+            body = salts[host].to_bytes(8) + body
+        elif kind in _NAMED:
+            body = salts[_RECEIVER].to_bytes(8) + body
+        of = salts[_STRANGER] if host == _STRANGER and kind not in _ANSWERS else session
+        message = packets._HEADER.pack(packets.MAGIC, kind, of) + body
+        sender.hears(message, host, now)
+        receiver.hears(message, host, now)
+        if sender.wants:
+            sender.offer([b"a piece"])
+        out = sender.messages(now) + receiver.messages(now)
+        assert len(out) < 2000
+        while receiver.take():
+            pass
+        if receiver.storable:
+            receiver.stored(now)
+    assert len(sender.peers) <= 3
+    assert len(receiver._early) <= packets.WINDOW
+    for _ in range(40):  # nobody speaks any more: both come to an end
+        now += 100.0
+        sender.end()
+        sender.messages(now)
+        receiver.messages(now)
+    assert sender.over
+    assert receiver.over or not receiver.welcome
+
+
+_ANSWERS = {packets._NUMBERS[kind] for kind in (packets.Join, packets.Report, packets.Done)}
+_NAMED = {packets._NUMBERS[kind] for kind in (packets.Welcome, packets.Close)}
+
+
+def probes(data: bytes) -> None:
+    """A probe is none, or is written again as it was read; pings and answers are counted."""
+    found = probe.parse(memoryview(data))
+    if found is not None:
+        assert probe.parse(memoryview(found.pack())) == found
+    pinger = Pinger({_PEER.gid}, {_PEER.qp_num}, 0, send_only=False)
+    pinger.ask(1, _PEER.qp_num, _PEER.gid, 0.0)
+    Answerer().hears(memoryview(data), _PEER)
+    pinger.hears(memoryview(data), _PEER, 1.0)
+    for member in pinger.members.values():
+        assert pinger.loss(member) == 0.0
+
+
+def sequence_headers(data: bytes) -> None:
+    """Any order of any headers: no gap is negative, and no more streams are kept than allowed."""
+    sources = sequence.Sources(limit=4)
+    for chunk in _chunks(data):
+        head = sequence.pack(0, 0)[:8]
+        for message in (chunk, head + chunk):
+            sources.take(_PEER.gid, 17, memoryview(message))
+    assert len(sources) <= 4
+    assert all(stream.gaps >= 0 for stream in sources.snapshot())
+
+
+def capture(data: bytes) -> None:
+    """A pcapng or pcap file, and every packet in it, down to its messages."""
+    with suppress(CaptureError):
+        contents = contents_of(io.BytesIO(data))
+        assert contents.messages >= 0
+        assert contents.span >= 0
+
+
+def _scenario(data: bytes, suffix: str) -> None:
+    file = _folder() / f"scenario.{suffix}"
+    file.write_bytes(data)
+    with suppress(scenario_model.BadScenario):
+        scenario_model.load(file)
+
+
+@cache
+def _folder() -> Path:
+    made = tempfile.mkdtemp(prefix="mcast-fuzz-")
+    atexit.register(shutil.rmtree, made)
+    return Path(made)
+
+
+def scenario_toml(data: bytes) -> None:
+    """A scenario in TOML is one, or BadScenario."""
+    _scenario(data, "toml")
+
+
+def scenario_yaml(data: bytes) -> None:
+    """A scenario in YAML is one, or BadScenario."""
+    _scenario(data, "yaml")
+
+
+def addresses(data: bytes) -> None:
+    """Text of groups, GIDs and MGIDs: a value that is written again as the same one, or a ValueError."""
+    text = data.decode(errors="replace")
+    with suppress(ValueError):
+        group = McastAddress.of(text)
+        assert McastAddress.of(str(group)) == group
+    for kind in (Gid, Mgid):
+        with suppress(ValueError):
+            assert kind(str(kind(text))) == kind(text)
+    with suppress(typer.BadParameter):
+        mgid._explain(mgid._given(text), ipoib_broadcast_mgid())
+
+
+def endpoint_text(data: bytes) -> None:
+    """What says where an endpoint is: --bind, --device and sizes, in one sentence where they are wrong."""
+    text = data.decode(errors="replace")
+    with suppress(terminal.Failure, ValueError):
+        choose(_known(), None, *place.port_of(text))
+    with suppress(ValueError):
+        choose(_known(), text, None, 1)
+    with suppress(typer.BadParameter):
+        assert 0 <= terminal.size(text) <= terminal.MAX_SIZE
+
+
+class _Devices:
+    def __init__(self, devices: tuple[DeviceInfo, ...]) -> None:
+        self._devices, self.name = devices, "sim"
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self._devices
+
+
+@cache
+def _known() -> Backend:
+    """A backend as far as a place is chosen on it."""
+    with open_backend("sim") as backend:
+        return cast(Backend, _Devices(tuple(backend.devices())))
+
+
+def sa_records(data: bytes) -> None:
+    """An MCMemberRecord is written again as it was read; it explains what is wrong with another."""
+    first, second = data[:RECORD_SIZE], data[RECORD_SIZE : 2 * RECORD_SIZE]
+    with suppress(ValueError):
+        asked = McMemberRecord.unpack(first)
+        assert McMemberRecord.unpack(asked.pack()) == asked
+        group = McMemberRecord.unpack(second)
+        mask = int.from_bytes(data[2 * RECORD_SIZE :][:4])
+        for cause in found_causes(mask, asked, group, PortView((0xFFFF,), 4, 3), mask):
+            assert str(cause)
+
+
+class _Library:
+    """libibumad, as far as it is asked; the answers are somebody else's, with the transaction's number."""
+
+    def __init__(self, answers: bytes) -> None:
+        self._answers, self._asked = list(_chunks(answers)), b""
+
+    def umad_size(self) -> int:
+        return 56
+
+    def umad_set_addr(self, *_: object) -> int:
+        return 0
+
+    def umad_send(self, port: int, agent: int, out: Any, *_: object) -> int:
+        self._asked = out.raw[56:]
+        return 0
+
+    def umad_recv(self, port: int, back: Any, *_: object) -> int:
+        if not self._answers:
+            return -110
+        answer = self._answers.pop(0)
+        if answer[:1] != b"\0":
+            answer = answer[:12].ljust(12, b"\0") + self._asked[12:16] + answer[12:]
+        ctypes.memmove(ctypes.byref(back, 56), answer, min(len(answer), 256))
+        return 0
+
+    def umad_status(self, back: Any) -> int:
+        return int(back.raw[56])
+
+
+def sa_answers(data: bytes) -> None:
+    """MADs that claim to be the SA's answers: a record, None, or Silent."""
+    attributes = umad.PortAttributes(_PEER.gid, (0xFFFF,), 100, 1, 0)
+    asking = umad.SubnetAdministrator(_Library(data), 0, 0, attributes, timeout=1.0)
+    with suppress(umad.Silent):
+        group = asking.group(Gid("ff12::1"))
+        assert group is None or len(group.mgid) == 16
+    with suppress(umad.Silent):
+        mask = asking.capability_mask2()
+        assert mask is None or 0 <= mask < 1 << 27
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (
+        cast_packet,
+        cast_transfer,
+        probes,
+        sequence_headers,
+        capture,
+        scenario_toml,
+        scenario_yaml,
+        addresses,
+        endpoint_text,
+        sa_records,
+        sa_answers,
+    )
+}
+
+
+def seeds(target: str) -> list[bytes]:
+    """The inputs in the repository: what a target shall begin with, and what it has once failed on."""
+    return [file.read_bytes() for file in sorted((HERE / "corpus" / target).iterdir())]
