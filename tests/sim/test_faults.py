@@ -424,6 +424,35 @@ def test_a_membership_lost_while_another_of_the_port_is_being_joined() -> None:
     assert [group.well_known for group in fabric.sa.groups] == [True]
 
 
+def test_leaving_what_was_lost_leaves_the_new_membership_of_another_id_alone() -> None:
+    """Every restart tells whoever is a member then, however the memberships before it ended."""
+    fabric = Fabric.infiniband()
+    assert fabric.sa is not None
+    first, second = Node(fabric, 0), Node(fabric, 0)
+    for node in (first, second):
+        node.join()
+    for _ in range(2):
+        fabric.restart_sm()
+        assert [node.told() for node in (first, second)] == [LOST] * 2
+        first.rejoin()
+        second.rejoin()
+    second.id.leave_multicast(GROUP)
+    fabric.clock.run_out()
+    assert [group.well_known for group in fabric.sa.groups] == [True, False]
+
+
+def test_leaving_what_was_refused_leaves_the_membership_of_another_id_alone() -> None:
+    fabric = Fabric.infiniband()
+    first, second = Node(fabric, 0), Node(fabric, 0)
+    with fabric.rules.when(Requests(nth=1), Refuse(SaStatus.NO_RESOURCES)):
+        first.id.join_multicast(GROUP)
+        assert first.event().type is CmEventType.MULTICAST_ERROR
+        second.join()
+    first.id.leave_multicast(GROUP)
+    fabric.restart_sm()
+    assert second.told() == LOST
+
+
 def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
     """Facts: SA, leave: undelivered events of that join are purged."""
     fabric = Fabric.infiniband()
