@@ -10,8 +10,9 @@ import errno
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
-from itertools import groupby
+from itertools import count, groupby
 from operator import attrgetter, itemgetter
 from random import Random
 from typing import ParamSpec
@@ -170,7 +171,7 @@ class Fabric:
         self._by_address = {a: i for p in self.ports for i in p.interfaces for a in i.addresses}
         self.version = 0
         self._receivers: dict[int | Gid, dict[tuple[int, Gid], Sequence[Qp]]] = {}
-        self._held: dict[Qp, list[_Held]] = {}
+        self._held: dict[Qp, _HeldBack] = {}
         self._qps: dict[int, Qp] = {}
         self._next_qp = 16
         self._next_id = 1
@@ -575,8 +576,7 @@ class Fabric:
         elif isinstance(verdict, Delay):
             self.clock.call_later(verdict.ns, lambda: self._deliver_late(qp, burst, index))
         elif isinstance(verdict, Reorder):
-            held = _Held(verdict.after, burst, index)
-            self._held.setdefault(qp, []).append(held)
+            held = self._held.setdefault(qp, _HeldBack()).add(verdict.after, burst, index)
             self.clock.call_later(HOLD_NS, lambda: self._let_go(qp, held))
         else:
             if isinstance(verdict, CorruptQkey):
@@ -597,15 +597,16 @@ class Fabric:
 
     def _overtaken(self, qp: Qp) -> None:
         """A message has come to the QP: those held back for it are nearer."""
-        for held in tuple(self._held.get(qp, ())):
-            held.after -= 1
-            if held.after <= 0:
+        if (back := self._held.get(qp)) is not None:
+            for held in back.pass_one():
                 self._let_go(qp, held)
 
     def _let_go(self, qp: Qp, held: _Held) -> None:
-        if held in (waiting := self._held.get(qp, [])):
-            waiting.remove(held)
-            if not waiting:
+        if held.waits:
+            held.waits = False
+            back = self._held[qp]
+            back.waiting -= 1
+            if not back.waiting:
                 del self._held[qp]
             self._deliver_late(qp, held.burst, held.index)
 
@@ -726,11 +727,34 @@ class Fabric:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A message that waits for `after` others to pass."""
+    """A message that is held back."""
 
-    after: int
     burst: Burst
     index: int
+    waits: bool = True
+
+
+class _HeldBack:
+    """The messages held back for a QP; `waiting` says how many still are."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._passed = 0
+        self._added = count()
+        self._heap: list[tuple[int, int, _Held]] = []  # by the number of messages that pass before it
+
+    def add(self, after: int, burst: Burst, index: int) -> _Held:
+        """Hold a message back until `after` others have passed."""
+        held = _Held(burst, index)
+        heappush(self._heap, (self._passed + after, next(self._added), held))
+        self.waiting += 1
+        return held
+
+    def pass_one(self) -> Iterator[_Held]:
+        """Another message has passed: those that have waited for it."""
+        self._passed += 1
+        while self._heap and self._heap[0][0] <= self._passed:
+            yield heappop(self._heap)[2]
 
 
 def _igmp_source(port: Port) -> str:
