@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Collection
+from ipaddress import IPv4Network
 
 import pytest
 
@@ -676,6 +677,46 @@ def test_a_removed_device_ends_everything_on_it(make: Callable[..., Fabric]) -> 
     assert (node.received(), other.received()) == ([], [b"x"])
     node.id.destroy()
     assert not node.port.ids
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_qp_of_a_removed_device_is_dead_and_stays_so(make: Callable[..., Fabric], restored: bool) -> None:
+    fabric = make(ports=2)
+    (node, other), to = joined(fabric, 2)
+    node.qp.send(to, [b"before"])
+    message = other.qp.recv_one(0)
+    assert message is not None
+    fabric.remove_device(node.port)
+    with pytest.raises(McastError) as raised:
+        node.id.create_qp()
+    assert raised.value.errno == errno.ENODEV
+    if restored:
+        fabric.restore_device(node.port)
+        again = Node(fabric, 0)
+        again.join()
+    before = node.received()
+    other.qp.send(to, [b"to the group"])
+    other.qp.send(to.reply_to(message), [b"to the QP"])
+    assert (before, node.received()) == ([b"before"], [])
+    with pytest.raises(QpError):
+        node.qp.send(to, [b"from the dead"])
+    assert node.qp.state is QpState.ERR
+    assert other.received() == [b"to the group"]
+    if restored:
+        again.qp.send(to, [b"from the new device"])
+        assert again.received() == [b"to the group", b"from the new device"]
+        assert other.received() == [b"from the new device"]
+
+
+def test_no_route_leads_to_a_removed_device() -> None:
+    fabric = Fabric.roce(ports=1)
+    (interface,) = fabric.ports[0].interfaces
+    fabric.add_route(0, IPv4Network("239.0.0.0/8"), interface)
+    fabric.remove_device(fabric.ports[0])
+    with pytest.raises(McastError) as raised:
+        open_fabric(fabric).event_channel().create_id().resolve_addr(GROUP)
+    assert raised.value.errno == errno.ENETUNREACH
 
 
 @pytest.mark.parametrize("make", MAKE)

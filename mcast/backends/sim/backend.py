@@ -275,6 +275,9 @@ class SimCmId(CmId):
             self.core.destroy_qp()
             self._qp = None
 
+    def _group_of(self, address: McastAddress) -> object:
+        return self.core.group_of(address)
+
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
         self._join("join_multicast", _BOTH_FIELDS, _FULL_MEMBER, addr, context)
 

@@ -271,6 +271,7 @@ class Fabric:
             (network.prefixlen, interface)
             for host, network, interface in self._routes
             if host in hosts and isinstance(address, IPv4Address) and address in network
+            if not interface.port.removed
         ]
         return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
@@ -518,7 +519,7 @@ class Fabric:
         if path is not None:
             longest = len(payloads[0]) if count == 1 else max(map(len, payloads), default=0)
             self._carry(qp, path, Burst(payloads, longest, path.header, imm, self._sent))
-        elif qp.port.is_infiniband:
+        elif qp.port.is_infiniband and not qp.gone:
             self._note_unsent(qp, to, payloads, "the sender's link is down")
         else:
             qp.fail(WcStatus.LOC_QP_OP_ERR)
@@ -534,7 +535,7 @@ class Fabric:
         What it depends on changes with `version`; RoCE needs a source GID of the group's IP version besides.
         """
         port, source = qp.port, qp.port.gids.get(to.sgid_index)
-        if not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
+        if qp.gone or not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
             return None
         header = Header(source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, port.lid)
         targets = self._targets(port, to)
@@ -590,7 +591,7 @@ class Fabric:
         """A message comes after its time: only if the QP still is where it was sent to."""
         group, lid = burst.header.group, qp.attached.get(burst.header.group)
         attached = lid == burst.header.dlid or (lid is not None and not qp.port.is_infiniband)
-        if not qp.port.up or qp.port.removed or (group.is_multicast and not attached):
+        if not qp.port.up or qp.gone or (group.is_multicast and not attached):
             self._note_lost(qp, burst, index, 1, "it came too late")
         else:
             self._deliver(qp, burst, index, index + 1)
@@ -661,11 +662,12 @@ class Fabric:
         for port in self.ports:
             for member in port.attached.get(to.gid, ()):
                 if member not in reached:
-                    reason = self._why_unreached(qp.port, port, member.attached[to.gid], to.dlid)
+                    reason = self._why_unreached(qp.port, member, to)
                     self._note_lost(member, burst, 0, len(burst.payloads), reason)
 
-    def _why_unreached(self, source: Port, target: Port, lid: int, dlid: int) -> str:
-        if target.removed:
+    def _why_unreached(self, source: Port, member: Qp, to: Destination) -> str:
+        target, lid, dlid = member.port, member.attached[to.gid], to.dlid
+        if member.gone:
             return "the device is gone"
         if not target.up:
             return "the link is down"
@@ -692,8 +694,9 @@ class Fabric:
     def _targets(self, port: Port, to: Destination) -> Sequence[Qp]:
         if not to.gid.is_multicast:
             qp = self._qps.get(to.qp_num)
-            reached = qp is not None and to.gid in qp.port.gids.values() and self._reaches(port, qp.port)
-            return [qp] if qp is not None and reached else []
+            if qp is None or qp.gone or to.gid not in qp.port.gids.values():
+                return []
+            return [qp] if self._reaches(port, qp.port) else []
         known = self._receivers.setdefault(to.gid if self.sa is None else to.dlid, {})
         key = (port.index, to.gid)
         targets = known.get(key)
@@ -706,7 +709,7 @@ class Fabric:
         members = self._members(port, gid, dlid)
         for target in sorted(members, key=lambda member: member.index):
             for qp in target.attached.get(gid, ()):
-                if not port.is_infiniband or qp.attached[gid] == dlid:
+                if not qp.gone and (not port.is_infiniband or qp.attached[gid] == dlid):
                     yield qp
 
     def _members(self, port: Port, gid: Gid, dlid: int) -> list[Port]:

@@ -76,7 +76,7 @@ def set_link(fabric: Fabric, port: Port, up: bool) -> None:
 @_one_call
 def remove_device(fabric: Fabric, port: Port) -> None:
     """The port's device disappears: DEVICE_REMOVAL for every id on it, its memberships end
-    (facts: kernel, device events).
+    (facts: kernel, device events). Its QPs receive nothing any more, and a send takes them to ERR.
     """
     if port.removed:
         return
@@ -84,6 +84,7 @@ def remove_device(fabric: Fabric, port: Port) -> None:
     for cm_id in list(port.ids):
         cm_id.device_removed()
     port.removed = True
+    port.removals += 1
     fabric.topology_changed()
 
 

@@ -103,6 +103,7 @@ class Port:
             self.gids |= {i: Gid(address) for i, address in enumerate(self.addresses, 1)}
         self.up = True
         self.removed = False
+        self.removals = 0
         self.qkey_violations = 0
         self.pkey_violations = 0
         self.oversized = 0
