@@ -18,6 +18,8 @@ from types import TracebackType
 from mcast.api import McastError, Phase
 
 NS = 1_000_000_000
+LONGEST = threading.TIMEOUT_MAX // 1
+"""The most seconds that a thread can wait, some 292 years: whoever asks for longer waits as long."""
 POLL_NS = 1_000
 """Virtual time that an unsuccessful poll (timeout 0) takes, so that a polling loop gets somewhere."""
 
@@ -34,6 +36,13 @@ class SimulationStalled(McastError, RuntimeError):
             "nothing is due on this fabric, the call would wait for ever: "
             'give a timeout, or make the fabric with clock="wall" if another thread is to act',
         )
+
+
+def ns_of(seconds: float, what: str = "timeout") -> int:
+    """A time that a user gave in ns, not below 0. Raises ValueError for what is no number."""
+    if seconds != seconds:
+        raise ValueError(f"{what} is {seconds}: give a number of seconds")
+    return round(min(max(seconds, 0), LONGEST) * NS)
 
 
 class Clock(ABC):
@@ -107,7 +116,7 @@ class VirtualClock(Clock):
         return self._now
 
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
-        heappush(self._due, (self._now + delay, next(self._scheduled), action))
+        heappush(self._due, (self._now + max(delay, 0), next(self._scheduled), action))
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
         if ready():
@@ -118,7 +127,7 @@ class VirtualClock(Clock):
                     raise SimulationStalled(call, phase)
                 self._step()
             return True
-        limit = self._now + max(round(timeout * NS), POLL_NS)
+        limit = self._now + max(ns_of(timeout), POLL_NS)
         due = self._due
         while due and due[0][0] <= limit:
             self._now, _, action = heappop(due)
@@ -179,7 +188,7 @@ class WallClock(Clock):
         self.lock.notify_all()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        return self.lock.wait_for(ready, timeout)
+        return self.lock.wait_for(ready, None if timeout is None else ns_of(timeout) / NS)
 
     def want_descriptor(self) -> None:
         """Real time passes anyway."""
@@ -203,7 +212,7 @@ class WallClock(Clock):
                     heappop(self._due)[2]()
                     self.lock.notify_all()
                 else:
-                    self.lock.wait(None if delay is None else delay / NS)
+                    self.lock.wait(None if delay is None else min(delay, LONGEST * NS) / NS)
 
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "wall": WallClock}

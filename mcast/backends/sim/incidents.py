@@ -12,7 +12,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from mcast.api import WcStatus
-from mcast.backends.sim.clock import NS
+from mcast.backends.sim.clock import NS, ns_of
 from mcast.backends.sim.port import Port, find_pkey
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.sa_client import Reset
@@ -183,7 +183,7 @@ def restart_sm(fabric: Fabric, outage: float = 0.0) -> None:
     fabric.sm_up = False
     fabric.note(Fault, name="sm-down")
     if outage:
-        fabric.clock.call_later(round(outage * NS), lambda: _sm_starts(fabric))
+        fabric.clock.call_later(ns_of(outage, "outage"), lambda: _sm_starts(fabric))
     else:
         _sm_starts(fabric)
 
@@ -260,8 +260,9 @@ def program_late(fabric: Fabric, delay: float) -> None:
     Raises ValueError on RoCE.
     """
     _sa(fabric, "program_late")
-    fabric.note(Fault, name="late-switches", detail=f"{delay:g} s")
-    fabric.set_programming(round(delay * NS))
+    late = ns_of(delay, "delay")
+    fabric.note(Fault, name="late-switches", detail=f"{late / NS:g} s")
+    fabric.set_programming(late)
 
 
 def _sa(fabric: Fabric, what: str) -> SubnetAdmin:
