@@ -559,6 +559,18 @@ def test_late_switches_lose_the_first_messages() -> None:
     assert early.received() == [b"third"]
 
 
+@pytest.mark.parametrize("rate", [2.5, 10, 25, 50, 100, 200, 400, 800, 1200])
+@pytest.mark.parametrize("make", MAKE)
+def test_a_fabric_has_any_rate_that_the_field_has(make: Callable[..., Fabric], rate: float) -> None:
+    fabric = make(ports=2, rate=rate)
+    (sender, receiver), to = joined(fabric, 2)
+    sender.qp.send(to, [b"fast"])
+    assert receiver.received() == [b"fast"]
+    assert {port.rate for device in open_fabric(fabric).devices() for port in device.ports} == {rate}
+    with pytest.raises(ValueError, match=r"rate is 7: allowed are 2\.5, 5, 10, 14, 20"):
+        make(rate=7)
+
+
 # --- links, cables, devices ------------------------------------------------------------------
 
 
