@@ -147,7 +147,7 @@ class _Model(BaseModel):
 
 
 class PortSpace(IntEnum):
-    """rdma_port_space. Groups are joined in UDP; TCP makes RC and UC QPs; IPOIB and IB cannot bind here."""
+    """rdma_port_space. UDP joins groups, and so does IPOIB on InfiniBand; TCP and IB make RC and UC QPs."""
 
     IPOIB = 0x0002
     TCP = 0x0106
@@ -638,7 +638,7 @@ class CmId(_OnPort):
         """rdma_bind_addr: take the device that has the address (JEX-12).
 
         0.0.0.0 and 127.0.0.1 succeed and leave the id without a device. Not local: EADDRNOTAVAIL.
-        PortSpace.IPOIB: EINVAL; PortSpace.IB: ENODEV. (facts: kernel, join)
+        PortSpace.IPOIB on Ethernet: EINVAL. (facts: kernel, join)
         """
         self._require_open("bind_addr", Phase.BIND)
         with self._explained():

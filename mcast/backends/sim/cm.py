@@ -207,8 +207,6 @@ class Id:
         """Take the device with that address; the wildcard and loopback leave the id without one."""
         if self.state is not IdState.IDLE:
             return errno.EINVAL
-        if self.port_space is PortSpace.IB:
-            return errno.ENODEV
         if not (source.is_unspecified or source.is_loopback):
             interface = self.fabric.interface(self.hosts, source)
             if interface is None:
