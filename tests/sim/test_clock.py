@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import pickle
 import select
 import threading
 from collections.abc import Callable
@@ -101,6 +102,8 @@ def test_waiting_for_what_never_comes_is_an_error_not_a_hang() -> None:
         with pytest.raises(SimulationStalled, match="would wait for ever") as stalled:
             channel.get_event()
         assert stalled.value.errno == errno.EDEADLK
+        again = pickle.loads(pickle.dumps(stalled.value))
+        assert (type(again), str(again)) == (SimulationStalled, str(stalled.value))
 
 
 def test_polling_gets_an_event_that_is_still_on_its_way() -> None:

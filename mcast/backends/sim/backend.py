@@ -121,7 +121,7 @@ class SimBackend(Backend):
 
     @_call("devices", Phase.OPEN)
     def devices(self) -> tuple[DeviceInfo, ...]:
-        return tuple(port.info() for port in self.fabric.ports_of(self._hosts) if not port.removed)
+        return self.fabric.devices(self._hosts)
 
     @_call("port_counters", Phase.OPEN)
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:

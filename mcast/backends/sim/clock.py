@@ -37,6 +37,9 @@ class SimulationStalled(McastError, RuntimeError):
             'give a timeout, or make the fabric with clock="wall" if another thread is to act',
         )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.call, self.phase)
+
 
 def ns_of(seconds: float, what: str = "timeout") -> int:
     """A time that a user gave in ns, not below 0. Raises ValueError for what is no number."""

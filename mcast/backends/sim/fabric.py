@@ -18,7 +18,7 @@ from random import Random
 from typing import ParamSpec
 
 from mcast.addresses import IPV4_MAPPED, Gid
-from mcast.api import Destination, LinkLayer, QpInit, QpState, WcStatus
+from mcast.api import Destination, DeviceInfo, LinkLayer, QpInit, QpState, WcStatus
 from mcast.backends.sim import incidents
 from mcast.backends.sim.clock import CLOCKS
 from mcast.backends.sim.faults import (
@@ -170,6 +170,7 @@ class Fabric:
         self._guids = {port.guid: port for port in self.ports}
         self._by_address = {a: i for p in self.ports for i in p.interfaces for a in i.addresses}
         self.version = 0
+        self._devices: dict[frozenset[int], tuple[DeviceInfo, ...]] = {}
         self._receivers: dict[int | Gid, dict[tuple[int, Gid], Sequence[Qp]]] = {}
         self._held: dict[Qp, _HeldBack] = {}
         self._qps: dict[int, Qp] = {}
@@ -251,6 +252,14 @@ class Fabric:
         dealt = (self.ports[host :: len(self.hosts)] for host in hosts)
         return sorted((port for ports in dealt for port in ports), key=attrgetter("index"))
 
+    def devices(self, hosts: frozenset[int]) -> tuple[DeviceInfo, ...]:
+        """The devices of these hosts that are there, as they are until the topology changes."""
+        known = self._devices.get(hosts)
+        if known is None:
+            there = (port for port in self.ports_of(hosts) if not port.removed)
+            known = self._devices[hosts] = tuple(port.info() for port in there)
+        return known
+
     def interface(self, hosts: frozenset[int], address: IPv4Address | IPv6Address) -> Interface | None:
         """The interface on one of these hosts that has the address."""
         found = self._by_address.get(address)
@@ -284,6 +293,7 @@ class Fabric:
     def topology_changed(self) -> None:
         """Who receives what, and with which headers, must be worked out anew, in every group."""
         self._receivers.clear()
+        self._devices.clear()
         self.version += 1
 
     def _group_changed(self, route: int | Gid) -> None:
