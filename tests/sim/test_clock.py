@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import pickle
 import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 
+import mcast
 from mcast.api import CmEvent, CmEventType, Phase, QpInit
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.clock import NS, POLL_NS, SimulationStalled, VirtualClock
@@ -87,6 +90,32 @@ def test_a_fault_far_away_leaves_the_clock_running(seconds: float) -> None:
     fabric.restart_sm(seconds)
     fabric.program_late(seconds)
     fabric.close()
+
+
+def test_what_is_left_open_is_closed_with_a_warning() -> None:
+    def descriptors() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    def pumps() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "mcast-sim-clock"]
+
+    gc.collect()
+    before, running = descriptors(), pumps()
+
+    def forget_three() -> None:
+        for _ in range(3):
+            endpoint = mcast.open_endpoint("sim-ib", "10.0.0.1", options={"clock": "wall"})
+            endpoint.join(GROUP)
+            assert endpoint.backend.event_channel().fileno() >= 0
+        del endpoint
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="left open") as warned:
+        forget_three()
+    assert len(warned) == 6
+    for thread in set(pumps()) - set(running):
+        thread.join(30)
+    assert (descriptors(), pumps()) == (before, running)
 
 
 def test_time_does_not_go_back() -> None:

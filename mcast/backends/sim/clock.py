@@ -9,11 +9,14 @@ from __future__ import annotations
 import errno
 import threading
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from types import TracebackType
+from weakref import ref
 
 from mcast.api import McastError, Phase
 
@@ -177,7 +180,7 @@ class WallClock(Clock):
         super().__init__()
         self._start = time.monotonic_ns()
         self._pump: threading.Thread | None = None
-        self._open = True
+        self._stopped = threading.Event()
 
     @property
     def now(self) -> int:
@@ -186,7 +189,8 @@ class WallClock(Clock):
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
         heappush(self._due, (self.now + delay, next(self._scheduled), action))
         if self._pump is None:
-            self._pump = threading.Thread(target=self._run, name="mcast-sim-clock", daemon=True)
+            run = partial(_pump, ref(self), self.lock, self._stopped)
+            self._pump = threading.Thread(target=run, name="mcast-sim-clock", daemon=True)
             self._pump.start()
         self.lock.notify_all()
 
@@ -198,7 +202,7 @@ class WallClock(Clock):
 
     def close(self) -> None:
         super().close()
-        self._open = False
+        self._stopped.set()
         self.lock.notify_all()
 
     def __exit__(
@@ -207,15 +211,36 @@ class WallClock(Clock):
         self.lock.notify_all()
         self.lock.release()
 
-    def _run(self) -> None:
-        with self.lock:
-            while self._open:
-                delay = self._due[0][0] - self.now if self._due else None
-                if delay is not None and delay <= 0:
-                    heappop(self._due)[2]()
-                    self.lock.notify_all()
-                else:
-                    self.lock.wait(None if delay is None else min(delay, LONGEST * NS) / NS)
+    def run_due(self) -> float | None:
+        """Do what is due; how many seconds until the next thing is, None if there is none."""
+        while self._due:
+            left = self._due[0][0] - self.now
+            if left > 0:
+                return min(left, LONGEST * NS) / NS
+            heappop(self._due)[2]()
+            self.lock.notify_all()
+        return None
+
+    def __del__(self) -> None:
+        if self._pump is None or self._stopped.is_set():
+            return
+        self._stopped.set()
+        if self.lock.acquire(timeout=1.0):  # at exit the thread may be frozen with the lock in its hands
+            self.lock.notify_all()
+            self.lock.release()
+        what = "a simulated fabric was left open: close the endpoint, or the backend, or the fabric"
+        warnings.warn(what, ResourceWarning, source=self, stacklevel=1)
+
+
+def _pump(clock_of: ref[WallClock], lock: threading.Condition, stopped: threading.Event) -> None:
+    """The thread of a clock; it ends also when everybody else has forgotten the clock."""
+    with lock:
+        while not stopped.is_set():
+            clock = clock_of()
+            left = None if clock is None else clock.run_due()
+            del clock  # the last one, maybe: then it has stopped
+            if not stopped.is_set():
+                lock.wait(left)
 
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "wall": WallClock}
