@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -36,8 +37,12 @@ class Gid(bytes):
                 raw = IPv6Address(value).packed
             except AddressValueError as error:
                 raise ValueError(f"{value!r} is not a GID: write it as an IPv6 address ({error})") from None
-        else:
+        elif isinstance(value, bytes | bytearray | memoryview):
             raw = bytes(value)
+        else:
+            raise ValueError(f"a GID is 16 bytes, IPv6 text or an address, not {type(value).__name__}")
+        if isinstance(value, str | IPv6Address) and "%" in str(value):
+            raise ValueError(f"{value} names an interface: a GID does not, leave out what follows '%'")
         if len(raw) != 16:
             raise ValueError(f"a GID has 16 bytes, {raw.hex()!r} has {len(raw)}")
         return super().__new__(cls, raw)
@@ -220,18 +225,26 @@ def _group(value: object) -> GroupName:
 @lru_cache(maxsize=4096)
 def _parsed(text: str, port: int | None) -> McastAddress:
     """The address that a text names; the same object again for the same text."""
-    host, own = _split_port(text)
-    if not own:
+    if len(text) > _LONGEST:
+        raise ValueError(f"{text[:_LONGEST]!r}... is not an address: it has {len(text)} characters")
+    host, colon, own = _split_port(text)
+    if not colon:
         return McastAddress(address=host, port=port or 0)
-    if not own.isdecimal() or port is not None:
+    if _PORT.fullmatch(own) is None or port is not None:
         raise ValueError(f"{text!r}: the port after ':' must be one number, 0..65535")
     return McastAddress(address=host, port=int(own))
 
 
-def _split_port(text: str) -> tuple[str, str]:
-    """`a.b.c.d:port` or `[v6]:port` in its two parts; without a port the second is empty."""
-    if text.startswith("["):
-        host, _, port = text[1:].partition("]")
-        return host, port.removeprefix(":")
-    host, _, port = text.partition(":") if text.count(":") == 1 else (text, "", "")
-    return host, port
+_LONGEST = 100
+"""More characters than any address has, with an interface and a port."""
+_PORT = re.compile("[0-9]{1,5}")
+
+
+def _split_port(text: str) -> tuple[str, str, str]:
+    """`a.b.c.d:port` or `[v6]:port` as host, colon and port; without a port the last two are empty."""
+    if not text.startswith("["):
+        return text.partition(":") if text.count(":") == 1 else (text, "", "")
+    host, bracket, rest = text[1:].partition("]")
+    if not bracket or ":" not in host or (rest and not rest.startswith(":")):
+        raise ValueError(f"{text!r} is not an address: in brackets it is [IPv6 group] or [IPv6 group]:port")
+    return host, rest[:1], rest[1:]

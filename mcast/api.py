@@ -5,7 +5,7 @@ names its fact sheet. Providers subclass `Backend`, `EventChannel`, `CmId` and `
 the underscored methods; the public ones enforce what is the same everywhere:
 
 G-GROUP  a unicast or zero address is no group: refused when `McastAddress` is made
-G-JOIN   a second join of a group that the id has joined, whatever the port: `AlreadyJoined`
+G-JOIN   a second join of a group that the id has joined, by whatever address and port: `AlreadyJoined`
 G-MTU    a message larger than one MTU: `MessageTooLarge`, and nothing of its batch is sent
 G-MLID   one MGID with a second MLID on one QP: `SecondMlid`
 
@@ -147,7 +147,7 @@ class _Model(BaseModel):
 
 
 class PortSpace(IntEnum):
-    """rdma_port_space. Groups are joined in UDP; TCP makes RC and UC QPs; IPOIB and IB cannot bind here."""
+    """rdma_port_space. UDP joins groups, and so does IPOIB on InfiniBand; TCP and IB make RC and UC QPs."""
 
     IPOIB = 0x0002
     TCP = 0x0106
@@ -622,7 +622,7 @@ class CmId(_OnPort):
     """rdma_cm_id: bound to a device, joins and leaves groups, owns at most one QP."""
 
     def __init__(self) -> None:
-        self._joined: dict[object, McastAddress] = {}  # by group: the port is no part of its identity
+        self._joined: dict[object, McastAddress] = {}  # by group
 
     @property
     @abstractmethod
@@ -638,7 +638,7 @@ class CmId(_OnPort):
         """rdma_bind_addr: take the device that has the address (JEX-12).
 
         0.0.0.0 and 127.0.0.1 succeed and leave the id without a device. Not local: EADDRNOTAVAIL.
-        PortSpace.IPOIB: EINVAL; PortSpace.IB: ENODEV. (facts: kernel, join)
+        PortSpace.IPOIB on Ethernet: EINVAL. (facts: kernel, join)
         """
         self._require_open("bind_addr", Phase.BIND)
         with self._explained():
@@ -673,14 +673,15 @@ class CmId(_OnPort):
         if self._closed:
             self._require_open("join_multicast", Phase.JOIN)
         address = McastAddress.of(addr)
-        if address.key in self._joined:
-            raise AlreadyJoined("join_multicast", self._joined[address.key])
+        key = self._group_of(address)
+        if key in self._joined:
+            raise AlreadyJoined("join_multicast", self._joined[key])
         try:
             self._join_multicast(address, context)
         except McastError as error:
             error.link_layer = self.link_layer
             raise
-        self._joined[address.key] = address
+        self._joined[key] = address
 
     def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
         """rdma_join_multicast_ex: start to join; the outcome is an event that carries `context` (JEX-17).
@@ -692,7 +693,8 @@ class CmId(_OnPort):
         """
         if self._closed:
             self._require_open("join_multicast_ex", Phase.JOIN)
-        key = getattr(attr.addr, "key", None)  # a model_construct may lack it
+        address: object = attr.addr  # a model_construct may have anything
+        key = self._group_of(address) if isinstance(address, McastAddress) else None
         if key in self._joined:
             raise AlreadyJoined("join_multicast_ex", self._joined[key])
         try:
@@ -700,7 +702,7 @@ class CmId(_OnPort):
         except McastError as error:
             error.link_layer = self.link_layer
             raise
-        self._joined[attr.addr.key] = attr.addr
+        self._joined[key] = attr.addr
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
         """rdma_leave_multicast: leave and detach the id's QP (LV-1); never blocks on an event.
@@ -717,7 +719,7 @@ class CmId(_OnPort):
         except McastError as error:
             error.link_layer = self.link_layer
             raise
-        self._joined.pop(address.key, None)
+        self._joined.pop(self._group_of(address), None)
 
     def destroy(self) -> None:
         """rdma_destroy_id, after leaving all groups (LV-4) and destroying the QP. Idempotent."""
@@ -729,6 +731,13 @@ class CmId(_OnPort):
     def close(self) -> None:
         """The same as destroy."""
         self.destroy()
+
+    def _group_of(self, address: McastAddress) -> object:
+        """What all addresses of one group have in common (guard G-JOIN).
+
+        That is the address without its port, or the MGID where the provider knows it.
+        """
+        return address.key
 
     @abstractmethod
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None: ...

@@ -158,16 +158,6 @@ ROWS: tuple[Row, ...] = (
         Phase.BIND,
         E.ENODEV,
         Cause(
-            "PortSpace.IB takes no IP address",
-            "print(port_space)",
-            "create the id with PortSpace.UDP",
-        ),
-        f"K-JOIN-15, {_JOIN}",
-    ),
-    Row(
-        Phase.BIND,
-        E.ENODEV,
-        Cause(
             "no RDMA device belongs to that address",
             "rdma link",
             "bind to an address that `mcast info` lists",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
+from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -169,7 +170,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
         session = self._session
         if self._pumping:
             # Only who receives reads events: had another read one, nothing would wake the sleeper.
-            self._changed.wait(None if wait.until is None else max(0.0, wait.until - session.now()))
+            left = None if wait.until is None else max(0.0, wait.until - session.now())
+            self._changed.wait(None if left is None else min(left, TIMEOUT_MAX))
             return None
         if self._look():
             return None

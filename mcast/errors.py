@@ -15,7 +15,7 @@ McastError(OSError)          errno, call, arguments, phase, causes
 ├── Closed                   EBADF: used after close or destroy             (also ValueError)
 └── GuardError               refused before the stack could do harm         (also ValueError)
     ├── MessageTooLarge      EMSGSIZE: larger than one MTU; `limit`, `size`
-    ├── AlreadyJoined        EADDRINUSE: this id has joined this address
+    ├── AlreadyJoined        EADDRINUSE: this id has joined this group
     └── SecondMlid           EEXIST: the QP is attached to the MGID with another MLID
 BackendError                 no such backend, or one that cannot run here; `reason`, `fix`
 ├── UnknownBackend           (also LookupError)
@@ -218,7 +218,7 @@ class AlreadyJoined(GuardError):
     """EADDRINUSE (guard G-JOIN): the first leave would detach for both joins (facts: kernel, join)."""
 
     def __init__(self, call: str, address: object) -> None:
-        super().__init__(E.EADDRINUSE, call, Phase.JOIN, {"addr": address}, "this id has joined this address")
+        super().__init__(E.EADDRINUSE, call, Phase.JOIN, {"addr": address}, "this id has joined this group")
         self.address = address
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -13,9 +13,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 __all__ = [
+    "GBPS",
     "MLID_FIRST",
     "MLID_LAST",
     "MTUS",
+    "MTU_BYTES",
     "RATES",
     "RECORD_SIZE",
     "ZERO_GID",
@@ -31,9 +33,37 @@ __all__ = [
 
 MLID_FIRST, MLID_LAST = 0xC000, 0xFFFE
 RECORD_SIZE = 52
-MTUS = (1, 2, 3, 4, 5)
-RATES = (2, 5, 3, 11, 6, 4, 15, 19, 7, 8, 20, 12, 9, 10, 16, 13, 14, 17, 18, 21, 22, 23, 24)
-"""Encoded rates, slowest first: the code points were given out in another order than the speeds."""
+MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
+"""Encoded MTU -> bytes."""
+GBPS: dict[int, float] = {
+    2: 2.5,
+    5: 5,
+    3: 10,
+    11: 14,
+    6: 20,
+    4: 30,
+    15: 25,
+    19: 28,
+    7: 40,
+    8: 60,
+    20: 50,
+    12: 56,
+    9: 80,
+    10: 120,
+    16: 100,
+    13: 112,
+    14: 168,
+    17: 200,
+    18: 300,
+    21: 400,
+    22: 600,
+    23: 800,
+    24: 1200,
+}
+"""Encoded rate -> nominal Gbit/s (IBA vol 1, 14.2.5.6 and 15.2.5.16), slowest first by what is left for data:
+30 Gbit/s of the old encoding carry 24, 25 of the new one carry more.
+"""
+MTUS, RATES = tuple(MTU_BYTES), tuple(GBPS)
 ZERO_GID = bytes(16)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import islice
 from typing import NamedTuple
 
 from mcast.api import Backend, DeviceInfo, PortInfo, PortState
@@ -24,24 +25,25 @@ class Place(NamedTuple):
 
 def choose(backend: Backend, bind: Address | str | None, device: str | None, port_num: int) -> Place:
     """Where to open the endpoint. Raises ValueError that names what there is to choose from."""
-    found = list(_places(backend))
     if bind is not None and device is not None:
         raise ValueError(f"give bind or device, not both: bind is {bind}, device is {device!r}")
     if bind is not None:
         address = ip_address(bind)
-        fits = [place for place in found if place.address == address]
+        # Not by way of `_places`: there may be many ports, and an endpoint on each.
+        with_it = ((d, port) for d in backend.devices() for port in d.ports if address in port.addresses)
+        fits = [Place(*found, address) for found in islice(with_it, 1)]
         wanted = f"no port has the address {address}"
     elif device is not None:
-        fits = [place for place in found if (place.device.name, place.port.port_num) == (device, port_num)]
+        fits = [p for p in _places(backend) if (p.device.name, p.port.port_num) == (device, port_num)]
         wanted = f"port {port_num} of {device!r} is not there, or has no address"
     else:
-        fits = [place for place in found if place.port.state is PortState.ACTIVE]
+        places = list(_places(backend))
+        fits = [place for place in places if place.port.state is PortState.ACTIVE]
         if len({(place.device.name, place.port.port_num) for place in fits}) != 1:
-            raise ValueError(f"several ports could be meant, or none: give bind=ADDRESS; {_listing(found)}")
+            raise ValueError(f"several ports could be meant, or none: give bind=ADDRESS; {_listing(places)}")
         logger.info("the only active port is %s port %d, %s", fits[0].device.name, *_where(fits[0]))
-        return fits[0]
     if not fits:
-        raise ValueError(f"{wanted}; {_listing(found)}")
+        raise ValueError(f"{wanted}; {_listing(list(_places(backend)))}")
     return fits[0]
 
 

@@ -11,40 +11,12 @@ from typing import NamedTuple
 
 from mcast.addresses import Gid
 from mcast.causes import Cause
-from mcast.mcmember import RATES, JoinState, McMask, McMemberRecord, Selector
+from mcast.mcmember import GBPS, MTU_BYTES, RATES, JoinState, McMask, McMemberRecord, Selector
 
 SEND_ONLY_FULL_MEMBER = 1 << 12
 """Bit 12 of ClassPortInfo:CapabilityMask2: the SA knows send-only full members."""
 
 _FULL_MEMBER = 0x8000
-_NOMINAL = (
-    2.5,
-    10,
-    30,
-    5,
-    20,
-    40,
-    60,
-    80,
-    120,
-    14,
-    56,
-    112,
-    168,
-    25,
-    100,
-    200,
-    300,
-    28,
-    50,
-    400,
-    600,
-    800,
-    1200,
-)
-_GBPS = dict(enumerate(_NOMINAL, 2))
-"""Rates in Gbit/s by their encoding (IBA vol 1, 14.2.5.6 and 15.2.5.16)."""
-_MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 _OTHER_GROUP = "take another group address, or have the group made anew with the values of the request"
 
 
@@ -58,7 +30,7 @@ class PortView(NamedTuple):
 
 def rate_code(gbps: float) -> int:
     """The encoding of the rate that is nearest: links are named after it, 103.125 Gbit/s is 100."""
-    return min(_GBPS, key=lambda code: abs(_GBPS[code] - gbps))
+    return min(GBPS, key=lambda code: abs(GBPS[code] - gbps))
 
 
 def found_causes(
@@ -165,8 +137,8 @@ def _rank(rate: int) -> int:
 
 
 def _mtu(code: int) -> str:
-    return f"{_MTU_BYTES[code]} bytes" if code in _MTU_BYTES else f"code {code}"
+    return f"{MTU_BYTES[code]} bytes" if code in MTU_BYTES else f"code {code}"
 
 
 def _rate(code: int) -> str:
-    return f"{_GBPS[code]:g} Gbit/s" if code in _GBPS else f"code {code}"
+    return f"{GBPS[code]:g} Gbit/s" if code in GBPS else f"code {code}"

@@ -324,7 +324,6 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
     ),
     (Phase.BIND, "PortSpace.IPOIB binds on InfiniBand alone"): lambda: Host(roce(), space=PortSpace.IPOIB),
     (Phase.BIND, "the id is bound, or being resolved, already"): bound_twice,
-    (Phase.BIND, "PortSpace.IB takes no IP address"): lambda: Host(roce(), space=PortSpace.IB),
     (Phase.RESOLVE, "no route leads to the group, and no source was given"): lambda: Host(
         roce(), bound=False
     ).id.resolve_addr(GROUP),

@@ -478,7 +478,7 @@ def test_two_addresses_of_one_mgid_are_refused_and_the_first_lives_on() -> None:
     sender, receiver = net.open(0), net.open(1)
     member = receiver.join("239.1.2.3")
     alias = mcast.Mgid(bytes(member.mgid))
-    with pytest.raises(McastError, match="have the MGID") as caught:
+    with pytest.raises(McastError) as caught:
         receiver.join(alias)
     assert caught.value.errno == E.EADDRINUSE
     sender.sender(GROUP).send(b"still here")

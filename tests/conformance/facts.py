@@ -59,7 +59,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "PS_TCP id; unbound id; id bound to 0.0.0.0 or 127.0.0.1, which binds to no device: EINVAL",
     ),
     ("K-JOIN-14", "bind to an address that is not local: EADDRNOTAVAIL"),
-    ("K-JOIN-15", "bind in PS_IPOIB: EINVAL; in PS_IB: ENODEV"),
+    ("K-JOIN-15", "bind in PS_IPOIB: EINVAL; in PS_IB it takes the device, and the join is EINVAL"),
     ("K-JOIN-16", "after resolve_addr, ADDR_RESOLVED not fetched: EINVAL; works once fetched"),
     ("K-JOIN-17", "resolve_addr without source: no route ENETUNREACH; a route: that route's device"),
     ("K-JOIN-18", "link down: JOIN, status 0"),

@@ -193,13 +193,22 @@ def test_an_address_that_is_not_local_binds_to_nothing(bed: Testbed) -> None:
 
 @fact("K-JOIN-15")
 @roce
-@pytest.mark.parametrize(("space", "errno"), [(PortSpace.IPOIB, E.EINVAL), (PortSpace.IB, E.ENODEV)])
-def test_other_port_spaces_do_not_bind(bed: Testbed, space: PortSpace, errno: int) -> None:
-    id_ = bed.backend.event_channel().create_id(space)
-    with pytest.raises(McastError) as caught:
+def test_the_ipoib_port_space_does_not_bind_on_ethernet(bed: Testbed) -> None:
+    id_ = bed.backend.event_channel().create_id(PortSpace.IPOIB)
+    with pytest.raises(InvalidArgument):
         id_.bind_addr(bed.ports[0])
-    assert caught.value.errno == errno
     assert id_.device is None
+
+
+@fact("K-JOIN-15")
+@roce
+def test_the_ib_port_space_binds_and_joins_nothing(bed: Testbed) -> None:
+    peer, id_ = Peer(bed), bed.backend.event_channel().create_id(PortSpace.IB)
+    id_.bind_addr(bed.ports[0])
+    assert id_.device == peer.id.device
+    for join in (id_.join_multicast, lambda group: id_.join_multicast_ex(JoinAttrEx.full_member(group))):
+        with pytest.raises(InvalidArgument):
+            join(new_group())
 
 
 @fact("K-JOIN-18")

@@ -9,8 +9,9 @@ from ipaddress import IPv4Address
 import pytest
 from typing_extensions import Buffer
 
-from mcast.addresses import McastAddress
+from mcast.addresses import McastAddress, Mgid
 from mcast.api import (
+    AddressNotAvailable,
     AlreadyJoined,
     Capability,
     CmEventType,
@@ -87,6 +88,24 @@ def test_a_second_join_of_an_address_is_refused(
     assert peer.seen(by=sender) == [b"one copy"]
     peer.id.leave_multicast(group)
     peer.join(group)
+
+
+@needs(Capability.RAW_MGID)
+@pytest.mark.parametrize("raw_first", [False, True], ids=["address-first", "mgid-first"])
+def test_a_second_join_by_another_name_of_the_group_is_refused(bed: Testbed, raw_first: bool) -> None:
+    group, peer = new_group(), Peer(bed)
+    names = [group, McastAddress.of(Mgid(Peer(bed, 1).join(group).gid))]
+    first, second = reversed(names) if raw_first else names
+    peer.join(first)
+    with pytest.raises(AlreadyJoined) as caught:
+        peer.id.join_multicast(second)
+    assert caught.value.address == first
+    with pytest.raises(AddressNotAvailable):
+        peer.id.leave_multicast(second)
+    with pytest.raises(AlreadyJoined):
+        peer.id.join_multicast(second)
+    peer.id.leave_multicast(first)
+    peer.join(second)
 
 
 def test_the_guard_is_of_one_id_and_one_address(bed: Testbed) -> None:

@@ -39,6 +39,22 @@ def test_leave_ends_the_membership_of_the_port(bed: Testbed) -> None:
 
 
 @clause("LV-1")
+@pytest.mark.parametrize("send_only", [True, False], ids=["send-only", "event-unfetched"])
+def test_leave_keeps_an_attachment_that_the_join_did_not_make(bed: Testbed, send_only: bool) -> None:
+    group, receiver, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    outward, where = sender.join(group), keeper.join(group)
+    receiver.qp.attach_mcast(where.gid, where.dlid)
+    if send_only:
+        receiver.join(group, send_only=True)
+    else:
+        receiver.id.join_multicast(group)
+    receiver.id.leave_multicast(group)
+    assert dict(receiver.qp.attachments) == {where.gid: where.dlid}
+    sender.send(outward, b"after the leave")
+    assert receiver.receive(1) == [b"after the leave"]
+
+
+@clause("LV-1")
 def test_leave_of_one_group_leaves_the_others(bed: Testbed) -> None:
     left, kept, receiver, sender = new_group(), new_group(), Peer(bed, 0), Peer(bed, 1)
     receiver.join(left)

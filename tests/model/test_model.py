@@ -127,10 +127,11 @@ class Model(RuleBasedStateMachine):
             self.forget(peer, group)
 
     def forget(self, peer: Modelled, group: McastAddress) -> None:
-        del peer.flags[group]
-        peer.attached.pop(group, None)
+        send_only = peer.flags.pop(group)
         if group in peer.unfetched:
             peer.unfetched.remove(group)
+        elif not send_only:
+            peer.attached.pop(group, None)
 
     @precondition(lambda self: self.peers and self.where)
     @rule(data=st.data())

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
+import pickle
 import select
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from math import inf, nan
+from pathlib import Path
 
 import pytest
 
-from mcast.api import CmEventType, Phase, QpInit
+import mcast
+from mcast.api import CmEvent, CmEventType, Phase, QpInit
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.clock import NS, POLL_NS, SimulationStalled, VirtualClock
+from mcast.backends.sim.faults import Delay, Requests
 
 GROUP = "239.1.1.1"
 
@@ -41,11 +48,91 @@ def test_a_timeout_takes_its_time_and_a_poll_a_little() -> None:
     assert clock.now == 2 * NS + POLL_NS
 
 
+HUGE = [1e10, 1e300, inf, 10**400]
+
+
+@pytest.mark.parametrize("seconds", HUGE, ids=["1e10", "1e300", "inf", "int"])
+def test_a_long_timeout_waits_long(seconds: float) -> None:
+    clock = VirtualClock()
+    assert not clock.wait(lambda: False, seconds, "test", Phase.EVENT)
+    assert clock.now >= 9e9 * NS
+    with open_fabric(Fabric.roce(clock="wall")) as backend, backend.event_channel() as channel:
+        cm_id = channel.create_id()
+        cm_id.bind_addr("10.0.0.1")
+        waiting: Future[CmEvent | None] = Future()
+        thread = threading.Thread(target=lambda: waiting.set_result(channel.get_event(seconds)), daemon=True)
+        thread.start()
+        cm_id.join_multicast(GROUP)
+        assert waiting.result(30) is not None
+        thread.join()
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_a_timeout_that_is_no_number_is_refused_and_one_below_0_polls(clock: str) -> None:
+    with open_fabric(Fabric.roce(clock=clock)) as backend, backend.event_channel() as channel:
+        with pytest.raises(ValueError, match="timeout is nan: give a number of seconds"):
+            channel.get_event(nan)
+        assert channel.get_event(-inf) is None
+
+
+@pytest.mark.parametrize("seconds", HUGE, ids=["1e10", "1e300", "inf", "int"])
+def test_a_fault_far_away_leaves_the_clock_running(seconds: float) -> None:
+    fabric = Fabric.infiniband(clock="wall")
+    late = fabric.rules.when(Requests(nth=1), Delay(10**400 if seconds == inf else int(seconds)))
+    with late, open_fabric(fabric) as backend, backend.event_channel() as channel:
+        for number in (1, 2):
+            cm_id = channel.create_id()
+            cm_id.bind_addr(f"10.0.0.{number}")
+            cm_id.join_multicast(GROUP)
+        event = channel.get_event(30)
+        assert event is not None
+        assert event.id is cm_id
+    fabric.restart_sm(seconds)
+    fabric.program_late(seconds)
+    fabric.close()
+
+
+def test_what_is_left_open_is_closed_with_a_warning() -> None:
+    def descriptors() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    def pumps() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "mcast-sim-clock"]
+
+    gc.collect()
+    before, running = descriptors(), pumps()
+
+    def forget_three() -> None:
+        for _ in range(3):
+            endpoint = mcast.open_endpoint("sim-ib", "10.0.0.1", options={"clock": "wall"})
+            endpoint.join(GROUP)
+            assert endpoint.backend.event_channel().fileno() >= 0
+        del endpoint
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="left open") as warned:
+        forget_three()
+    assert len(warned) == 6
+    for thread in set(pumps()) - set(running):
+        thread.join(30)
+    assert (descriptors(), pumps()) == (before, running)
+
+
+def test_time_does_not_go_back() -> None:
+    clock = VirtualClock()
+    clock.advance(1)
+    clock.call_later(-NS, lambda: None)
+    clock.run_out()
+    assert clock.now == NS
+
+
 def test_waiting_for_what_never_comes_is_an_error_not_a_hang() -> None:
     with open_fabric(Fabric.roce()) as backend, backend.event_channel() as channel:
         with pytest.raises(SimulationStalled, match="would wait for ever") as stalled:
             channel.get_event()
         assert stalled.value.errno == errno.EDEADLK
+        again = pickle.loads(pickle.dumps(stalled.value))
+        assert (type(again), str(again)) == (SimulationStalled, str(stalled.value))
 
 
 def test_polling_gets_an_event_that_is_still_on_its_way() -> None:

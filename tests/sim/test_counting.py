@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections import Counter
 from collections.abc import Callable
 
 from hypothesis import settings
@@ -17,7 +19,8 @@ PORTS = 2
 
 
 class Counting(RuleBasedStateMachine):
-    """Joins and leaves of ids on two ports, at any moment of the other requests in flight."""
+    """Joins and leaves of ids on two ports, at any moment of the other requests in flight, and restarts of
+    the SM in between."""
 
     make: Callable[..., Fabric] = staticmethod(Fabric.infiniband)
 
@@ -27,6 +30,7 @@ class Counting(RuleBasedStateMachine):
         self.backend = open_fabric(self.fabric)
         self.channel = self.backend.event_channel()
         self.holds: dict[tuple[CmId, str], bool] = {}  # (id, group) -> send-only
+        self.lost: dict[tuple[CmId, str], None] = {}  # not left yet
         self.ids: list[CmId] = []
 
     @rule(port=st.integers(1, PORTS))
@@ -39,9 +43,9 @@ class Counting(RuleBasedStateMachine):
     @rule(data=st.data(), group=st.sampled_from(GROUPS), send_only=st.booleans())
     def join(self, data: st.DataObject, group: str, send_only: bool) -> None:
         cm_id = data.draw(st.sampled_from(self.ids))
-        if (cm_id, group) not in self.holds:
+        if (cm_id, group) not in self.holds and (cm_id, group) not in self.lost:
             attr = JoinAttrEx.send_only(group) if send_only else JoinAttrEx.full_member(group)
-            cm_id.join_multicast_ex(attr)
+            cm_id.join_multicast_ex(attr, (cm_id, group))
             self.holds[cm_id, group] = send_only
 
     @precondition(lambda self: self.holds)
@@ -58,6 +62,7 @@ class Counting(RuleBasedStateMachine):
         cm_id.destroy()
         self.ids.remove(cm_id)
         self.holds = {key: send_only for key, send_only in self.holds.items() if key[0] is not cm_id}
+        self.lost = {key: None for key in self.lost if key[0] is not cm_id}
 
     @rule(timeout=st.sampled_from([0, 0.0001, 1.0]))
     def let_time_pass(self, timeout: float) -> None:
@@ -70,6 +75,25 @@ class Counting(RuleBasedStateMachine):
             event.check()
         for port in self.fabric.ports:
             assert self.at_port(port.index) == self.expected(port.name), port.name
+
+    @precondition(lambda self: self.fabric.sa is not None)
+    @rule()
+    def lose_all(self) -> None:
+        """The SM restarts: every membership is told so, once, and nothing else is."""
+        self.settle()
+        self.fabric.restart_sm()
+        told = list(iter(lambda: self.channel.get_event(1.0), None))
+        assert {event.errno for event in told} <= {errno.ENETRESET}
+        assert Counter(event.context for event in told) == Counter(list(self.holds))
+        self.lost |= dict.fromkeys(self.holds)
+        self.holds.clear()
+
+    @precondition(lambda self: self.lost)
+    @rule(data=st.data())
+    def leave_what_was_lost(self, data: st.DataObject) -> None:
+        cm_id, group = data.draw(st.sampled_from(list(self.lost)))
+        cm_id.leave_multicast(group)
+        del self.lost[cm_id, group]
 
     def expected(self, device: str) -> dict[str, int]:
         bits: dict[str, int] = {}
@@ -122,7 +146,7 @@ class CountingIgmp(Counting):
         assert [port.igmp for port in self.fabric.ports] == [{}] * PORTS
 
 
-BOUNDS = settings(max_examples=40, stateful_step_count=30)
+BOUNDS = settings(max_examples=100, stateful_step_count=50)
 TestSa = Counting.TestCase
 TestSa.settings = BOUNDS
 TestIgmp = CountingIgmp.TestCase

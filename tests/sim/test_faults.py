@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Collection
+from ipaddress import IPv4Network
 
 import pytest
 
@@ -424,6 +425,35 @@ def test_a_membership_lost_while_another_of_the_port_is_being_joined() -> None:
     assert [group.well_known for group in fabric.sa.groups] == [True]
 
 
+def test_leaving_what_was_lost_leaves_the_new_membership_of_another_id_alone() -> None:
+    """Every restart tells whoever is a member then, however the memberships before it ended."""
+    fabric = Fabric.infiniband()
+    assert fabric.sa is not None
+    first, second = Node(fabric, 0), Node(fabric, 0)
+    for node in (first, second):
+        node.join()
+    for _ in range(2):
+        fabric.restart_sm()
+        assert [node.told() for node in (first, second)] == [LOST] * 2
+        first.rejoin()
+        second.rejoin()
+    second.id.leave_multicast(GROUP)
+    fabric.clock.run_out()
+    assert [group.well_known for group in fabric.sa.groups] == [True, False]
+
+
+def test_leaving_what_was_refused_leaves_the_membership_of_another_id_alone() -> None:
+    fabric = Fabric.infiniband()
+    first, second = Node(fabric, 0), Node(fabric, 0)
+    with fabric.rules.when(Requests(nth=1), Refuse(SaStatus.NO_RESOURCES)):
+        first.id.join_multicast(GROUP)
+        assert first.event().type is CmEventType.MULTICAST_ERROR
+        second.join()
+    first.id.leave_multicast(GROUP)
+    fabric.restart_sm()
+    assert second.told() == LOST
+
+
 def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
     """Facts: SA, leave: undelivered events of that join are purged."""
     fabric = Fabric.infiniband()
@@ -527,6 +557,18 @@ def test_late_switches_lose_the_first_messages() -> None:
     fabric.clock.run_out()
     sender.qp.send(to, [b"third"])
     assert early.received() == [b"third"]
+
+
+@pytest.mark.parametrize("rate", [2.5, 10, 25, 50, 100, 200, 400, 800, 1200])
+@pytest.mark.parametrize("make", MAKE)
+def test_a_fabric_has_any_rate_that_the_field_has(make: Callable[..., Fabric], rate: float) -> None:
+    fabric = make(ports=2, rate=rate)
+    (sender, receiver), to = joined(fabric, 2)
+    sender.qp.send(to, [b"fast"])
+    assert receiver.received() == [b"fast"]
+    assert {port.rate for device in open_fabric(fabric).devices() for port in device.ports} == {rate}
+    with pytest.raises(ValueError, match=r"rate is 7: allowed are 2\.5, 5, 10, 14, 20"):
+        make(rate=7)
 
 
 # --- links, cables, devices ------------------------------------------------------------------
@@ -647,6 +689,46 @@ def test_a_removed_device_ends_everything_on_it(make: Callable[..., Fabric]) -> 
     assert (node.received(), other.received()) == ([], [b"x"])
     node.id.destroy()
     assert not node.port.ids
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_qp_of_a_removed_device_is_dead_and_stays_so(make: Callable[..., Fabric], restored: bool) -> None:
+    fabric = make(ports=2)
+    (node, other), to = joined(fabric, 2)
+    node.qp.send(to, [b"before"])
+    message = other.qp.recv_one(0)
+    assert message is not None
+    fabric.remove_device(node.port)
+    with pytest.raises(McastError) as raised:
+        node.id.create_qp()
+    assert raised.value.errno == errno.ENODEV
+    if restored:
+        fabric.restore_device(node.port)
+        again = Node(fabric, 0)
+        again.join()
+    before = node.received()
+    other.qp.send(to, [b"to the group"])
+    other.qp.send(to.reply_to(message), [b"to the QP"])
+    assert (before, node.received()) == ([b"before"], [])
+    with pytest.raises(QpError):
+        node.qp.send(to, [b"from the dead"])
+    assert node.qp.state is QpState.ERR
+    assert other.received() == [b"to the group"]
+    if restored:
+        again.qp.send(to, [b"from the new device"])
+        assert again.received() == [b"to the group", b"from the new device"]
+        assert other.received() == [b"from the new device"]
+
+
+def test_no_route_leads_to_a_removed_device() -> None:
+    fabric = Fabric.roce(ports=1)
+    (interface,) = fabric.ports[0].interfaces
+    fabric.add_route(0, IPv4Network("239.0.0.0/8"), interface)
+    fabric.remove_device(fabric.ports[0])
+    with pytest.raises(McastError) as raised:
+        open_fabric(fabric).event_channel().create_id().resolve_addr(GROUP)
+    assert raised.value.errno == errno.ENETUNREACH
 
 
 @pytest.mark.parametrize("make", MAKE)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import mcast
 from mcast.addresses import Gid
 from mcast.api import CmEventType, CmId, Destination, EventChannel
 from mcast.backends.sim import Fabric, open_fabric
@@ -196,3 +197,38 @@ def test_the_largest_fabric_runs(backend: str) -> None:
     run(backend, 65_000, 10, 10)
     with pytest.raises(ValueError, match=r"ports is 65001: allowed are 1\.\.65000"):
         MAKE[backend](ports=65_001)
+
+
+def test_opening_an_endpoint_does_not_describe_every_port_anew() -> None:
+    cost = {}
+    for ports in (10, 1000):
+        backend = open_fabric(Fabric.roce(ports=ports))
+        addresses = [str(device.ports[0].addresses[0]) for device in backend.devices()]
+        cost[ports] = calls(lambda: mcast.open_endpoint(backend, addresses[-1]))  # noqa: B023
+    assert (cost[1000] - cost[10]) / 990 < 10
+
+
+@pytest.mark.parametrize("make", MAKE.values())
+def test_devices_are_described_as_they_are_now(make: Callable[..., Fabric]) -> None:
+    fabric = make(ports=2)
+    backend, port = open_fabric(fabric), fabric.ports[0]
+    seen = [backend.devices()]
+
+    def changed() -> bool:
+        seen.append(backend.devices())
+        return seen[-1] != seen[-2] and seen[-1] == tuple(p.info() for p in fabric.ports if not p.removed)
+
+    assert backend.devices() == seen[0]
+    fabric.set_link(port, up=False)
+    assert changed()
+    fabric.set_link(port, up=True)
+    assert changed()
+    fabric.set_ipv4(port, None)
+    assert changed()
+    fabric.remove_device(port)
+    assert changed()
+    fabric.restore_device(port)
+    assert changed()
+    if fabric.sa is not None:
+        fabric.change_lid(port)
+        assert changed()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from mcast.backends.sim import scenario_faults, scenario_model
 from mcast.backends.sim.scenario import (
@@ -265,7 +269,7 @@ def test_a_bad_scenario_is_refused_in_one_sentence(tmp_path: Path, change: dict[
         ("a.yaml", b"{name: [", "is not YAML"),
         ("a.toml", b"\xff\xfe\x00", "is not text"),
         ("a.toml", None, "cannot read"),
-        ("a.yaml", b"just words", "should be a valid dictionary"),
+        ("a.yaml", b"just words", "that is a table of name, seconds, members and more"),
     ],
 )
 def test_a_file_that_is_no_scenario(tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
@@ -275,9 +279,196 @@ def test_a_file_that_is_no_scenario(tmp_path: Path, name: str, content: bytes | 
         load(tmp_path / name)
 
 
-def test_every_kind_of_fault_can_begin() -> None:
-    from typing import get_args
+HEAD = 'name = "x"\nseconds = 1\n[[members]]\ngroup = "239.1.1.1"\nports = [0]\n'
+MERGES = "\n".join(f"m{i}: &m{i} {{<<: [*m{i - 1}, *m{i - 1}]}}" for i in range(1, 25))
+HOSTILE = {
+    "a.toml": {
+        "deep": (b"a = " + b"[" * 10_000, "nested too deeply"),
+        "deep tables": (b"a = " + b"{a = " * 10_000, "nested too deeply"),
+        "long key": (b"a." * 20_000 + b"a = 1", "more than 1,000 dots"),
+        "long number": (f"seed = {'9' * 5_000}\n{HEAD}".encode(), "is not TOML"),
+        "long hex number": (f"seed = 0x{'f' * 5_000}\n{HEAD}".encode(), "seed"),
+        "huge number": (f"{HEAD}join = {'9' * 400}\n".encode(), "members.0.join"),
+        "date": (HEAD.replace("= 1", "= 2001-01-01").encode(), "seconds"),
+        "no number": (HEAD.replace("= 1", "= nan").encode(), "seconds"),
+        "infinite": (HEAD.replace("= 1", "= 1e400").encode(), "seconds"),
+        "large": (b"#" * 100_000, "larger than"),
+        "long name": (HEAD.replace("x", "x" * 300).encode(), "name"),
+    },
+    "a.yaml": {
+        "no date": (b"seconds: 2001-99-99", "is not YAML"),
+        "no time": (b"seconds: 2001-01-01 99:99:99", "is not YAML"),
+        "tag int": (b"seconds: !!int ''", "line 1 has the tag"),
+        "tag bool": (b"seconds: !!bool x", "line 1 has the tag"),
+        "tag timestamp": (b"seconds: !!timestamp x", "line 1 has the tag"),
+        "tag python": (b"!!python/object:os.system {}", "line 1 has the tag"),
+        "deep": (b"[" * 60_000, "nested more than 16 deep"),
+        "deep tables": (b"{a: " * 15_000, "nested more than 16 deep"),
+        "deep dashes": (b"- " * 30_000, "nested more than 16 deep"),
+        "long number": (b"seed: " + b"9" * 5_000, "is not YAML"),
+        "base 60": (b"seconds: 1" + b":59" * 15_000 + b".0", "is not YAML"),
+        "merges": (f"m0: &m0 {{a: 1}}\n{MERGES}".encode(), "line 2 has the alias [*]m0"),
+        "laughs": (b"a: &a [1, 1]\nb: &b [*a, *a]", "line 2 has the alias [*]a"),
+        "itself": (b"&a [*a]", "line 1 has the alias [*]a"),
+        "two documents": (b"a: 1\n---\nb: 2", "is not YAML"),
+        "nothing": (b"", "is no scenario"),
+        "unhashable key": (b"{[]: 1}", "is not YAML"),
+        "control": (b"name: \x1b[31m", "is not YAML"),
+    },
+}
 
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        pytest.param(file, *case, id=f"{file} {kind}")
+        for file, cases in HOSTILE.items()
+        for kind, case in cases.items()
+    ],
+)
+def test_a_hostile_file_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadScenario, match=says) as raised:
+        load(tmp_path / name)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1_500
+
+
+@pytest.mark.parametrize("name", ["a\0.toml", "x" * 300 + ".toml", "x" * 300, "", "/dev/zero", "a\0"])
+def test_a_name_that_no_file_has_is_refused(name: str) -> None:
+    with pytest.raises(BadScenario):
+        load(name)
+    if name == "/dev/zero":
+        with pytest.raises(BadScenario, match="larger than"):
+            load(Path(name))
+
+
+FIELDS: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
+    ("", {}, Scenario),
+    ("fabric", {}, scenario_model.Topology),
+    ("members", {"group": GROUP, "ports": [0]}, scenario_model.Members),
+    ("traffic", {"group": GROUP, "port": 0}, scenario_model.Traffic),
+    *(
+        ("faults", {"kind": kind.model_fields["kind"].annotation.__args__[0]}, kind)
+        for kind in get_args(get_args(scenario_model.Fault)[0])
+    ),
+]
+
+
+def refused(where: str, fields: dict[str, Any], name: str, value: object) -> bool:
+    """Whether that field is refused with that value."""
+    made = {**fields, name: value}
+    asked = made if not where else {where: made if where == "fabric" else [made]}
+    with pytest.raises(ValidationError) as raised:
+        Scenario.model_validate(described(**asked))
+    return any(name in error["loc"] for error in raised.value.errors(include_url=False))
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 1 << 80, -(1 << 80), "x" * 20_000, {"x": {}}], ids=type)
+def test_every_field_is_bounded(value: object) -> None:
+    for where, fields, model in FIELDS:
+        unbounded = [name for name in model.model_fields if not refused(where, fields, name, value)]
+        assert set(unbounded) <= {"kind"}, model
+
+
+def test_every_list_is_bounded() -> None:
+    lists = 0
+    for where, fields, model in FIELDS:
+        for name, field in model.model_fields.items():
+            if "tuple" in str(field.annotation):
+                lists += 1
+                assert refused(where, fields, name, [1] * 70_000), (model, name)
+    assert lists > len(FIELDS) / 2
+
+
+MANY = [{"group": GROUP, "ports": [*range(500)], "rejoin": True}]
+BIG: dict[str, Any] = {"ports": 500, "link_layer": "infiniband"}
+
+
+@pytest.mark.parametrize(
+    "much",
+    [
+        {"traffic": [{"group": GROUP, "port": 0, "every": 1e-6}]},
+        {"traffic": [{"group": GROUP, "port": 0, "every": 0.001, "burst": 10_000}]},
+        {"seconds": 1e6, "traffic": [{"group": GROUP, "port": 0}]},
+        {"members": [{"group": GROUP, "ports": [0], "read_every": 1e-6}], "traffic": [], "seconds": 100},
+        {"fabric": BIG, "members": MANY, "seconds": 1e6, "traffic": []},
+        {"fabric": BIG | {"ports": 65_000}, "faults": [{"kind": "sm-restart"}] * 1_000},
+        {
+            "faults": [{"kind": "duplicate", "copies": 1_000}],
+            "traffic": [{"group": GROUP, "port": 0, "every": 0.001}],
+        },
+    ],
+)
+def test_a_run_without_end_is_refused(much: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=r"a run would take some [0-9,]+ steps, at most 1,000,000 are played"
+    ):
+        scenario(**much)
+
+
+def test_the_shortest_intervals_get_somewhere() -> None:
+    traffic = [{"group": GROUP, "port": 0, "every": 1e-6, "stop": 1e-4}]
+    members = [{"group": GROUP, "ports": [0, 1], "read_every": 1e-6}]
+    shortest = scenario(seconds=1e-3, members=members, traffic=traffic, fabric={"ports": 2})
+    first = run(shortest).members[0]
+    assert first.sent + first.held_back == 100
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from([GROUP, "drop"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FITTING = st.integers(-1, 5) | st.floats(-1, 3)
+FITTING |= st.sampled_from([GROUP, "SET", "LOC_QP_OP_ERR", 0x8001, [1, 2], [0xFFFF]])
+
+
+@st.composite
+def mangled(draw: st.DrawFn) -> dict[str, Any]:
+    """A scenario with faults, some of whose fields have values that may or may not be allowed."""
+    link_layer = draw(st.sampled_from(["roce", "infiniband"]))
+    faults: list[object] = []
+    made = described(seconds=1, fabric={"link_layer": link_layer, "ports": 4, "switches": 3}, faults=faults)
+    tables = {
+        "fabric": made["fabric"],
+        "members": made["members"][0],
+        "traffic": made["traffic"][0],
+        "": made,
+    }
+    for where, fields, model in draw(st.lists(st.sampled_from(FIELDS), max_size=4)):
+        if where == "faults":
+            table = {**fields}
+            faults.append(table)
+        else:
+            table = tables[where]
+        names = st.sampled_from([name for name in model.model_fields if name != "kind"])
+        table |= draw(st.dictionaries(names, FITTING | VALUES if where else VALUES, max_size=3))
+    return made
+
+
+@settings(max_examples=200, deadline=None)
+@given(mangled())
+def test_whatever_a_scenario_says_it_is_refused_or_played(made: dict[str, Any]) -> None:
+    with suppress(BadScenario):
+        played = scenario_model._parse("x", json.dumps(made), "yaml")
+        if scenario_model.steps_of(played) < 10_000:
+            run(played)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=200) | VALUES.map(str), st.sampled_from(["toml", "yaml"]))
+def test_whatever_a_file_holds_it_is_refused_or_read(text: str, syntax: str) -> None:
+    with suppress(BadScenario):
+        scenario_model._parse("x", text, syntax)
+
+
+def test_every_kind_of_fault_can_begin() -> None:
     assert set(scenario_faults._BEGIN) == set(get_args(get_args(scenario_model.Fault)[0]))
 
 

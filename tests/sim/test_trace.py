@@ -131,6 +131,13 @@ def test_lines_are_objects_in_order_of_time(kind: str) -> None:
         "[]",
         "{}",
         '{"t": 1, "what": "nonsense"}',
+        "[" * 100_000,
+        '{"t": 1e400, "what": "link", "port": "p", "up": true}',
+        '{"t": -1, "what": "link", "port": "p", "up": true}',
+        f'{{"t": {1 << 63}, "what": "link", "port": "p", "up": true}}',
+        f'{{"t": {"9" * 5000}, "what": "link", "port": "p", "up": true}}',
+        '{"t": 1, "what": "deliver", "port": "p", "qp": 1, "group": "ff0e::1", "first": 0, "count": 1e15}',
+        '{"t": 1, "what": "deliver", "port": "p", "qp": 1e9, "group": "ff0e::1", "first": 0, "count": 1}',
         '{"t": 1, "what": "link", "port": "p"}',
         '{"t": 1, "what": "link", "port": "p", "up": true, "more": 1}',
         '{"t": 1, "what": "sa-answer", "port": "p", "lid": 1, "tid": 1, "method": "SET", "mask": 0,'
@@ -138,8 +145,20 @@ def test_lines_are_objects_in_order_of_time(kind: str) -> None:
     ],
 )
 def test_a_line_that_is_none_is_named(bad: str) -> None:
-    with pytest.raises(ValueError, match="line 2 is no line of a trace"):
+    with pytest.raises(ValueError, match="line 2 is no line of a trace") as raised:
         Trace.load('{"t": 0, "what": "link", "port": "p", "up": true}\n' + bad)
+    assert type(raised.value) is ValueError
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("mlid", 1 << 16), ("qkey", -1), ("mgid", "ff0e"), ("sl", "x"), ("sl", None)]
+)
+def test_a_record_that_does_not_fit_is_refused(field: str, value: object) -> None:
+    lines = [json.loads(line) for line in str(eventful("infiniband").trace).splitlines()]
+    asked = next(line for line in lines if line["what"] == "sa-request")
+    asked["record"][field] = value
+    with pytest.raises(ValueError, match="line 1 is no line of a trace"):
+        Trace.load(json.dumps(asked))
 
 
 def test_a_field_that_an_event_does_not_have_is_refused() -> None:

@@ -51,11 +51,6 @@ DEVIATIONS: dict[str, tuple[tuple[int, int], str]] = {
         "all ports are in one network namespace: the kernel takes a unicast to another port's address over "
         "lo, where no Soft-RoCE device listens",
     ),
-    "test_other_port_spaces_do_not_bind[319-19]": (
-        (0, 0),
-        "Linux 6.1.192 and 6.12.117 bind a PS_IB id to an IPv4 address of a RoCE device; plain "
-        "rdma_bind_addr in C too",
-    ),
     "test_a_qp_is_made_ready_and_its_states_have_an_order": (
         (6, 12),
         "Linux 6.12.117 refuses the step from SQD to RTS with EINVAL right after the one to SQD",

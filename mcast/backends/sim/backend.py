@@ -1,11 +1,16 @@
-"""The contract over a simulated fabric: each call takes the fabric's lock and turns errnos into errors."""
+"""The contract over a simulated fabric: each call takes the fabric's lock and turns errnos into errors.
+
+An object is closed, and asked whether it is, with the lock held: no call meets one that is closed by half.
+"""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from ipaddress import IPv4Address, IPv6Address
 from types import MappingProxyType
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from mcast.addresses import Gid, McastAddress
 from mcast.api import (
@@ -36,7 +41,7 @@ from mcast.api import (
     mcast_error,
 )
 from mcast.backends.sim import cm
-from mcast.backends.sim.clock import NS
+from mcast.backends.sim.clock import NS, Clock
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.groups import group_table
 from mcast.backends.sim.lease import SimBatch, Slots, message_of
@@ -57,6 +62,37 @@ INFINIBAND_CAPABILITIES = frozenset(
 _SQD = QpState.SQD
 _BOTH_FIELDS, _FULL_MEMBER = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS), JoinFlag.FULLMEMBER
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _OnFabric(Protocol):
+    _clock: Clock
+
+    def _require_open(self, call: str, phase: Phase) -> None: ...
+
+
+_T = TypeVar("_T", bound=_OnFabric)
+
+
+def _call(
+    name: str, phase: Phase
+) -> Callable[[Callable[Concatenate[_T, P], R]], Callable[Concatenate[_T, P], R]]:
+    """The method as one call into the fabric, of an object that is open; those that count in tenths of a
+    microsecond do the same in their own words.
+    """
+
+    def locked(method: Callable[Concatenate[_T, P], R]) -> Callable[Concatenate[_T, P], R]:
+        @wraps(method)
+        def call(self: _T, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            with self._clock:
+                self._require_open(name, phase)
+                return method(self, *args, **kwargs)
+
+        return call
+
+    return locked
+
 
 class SimBackend(Backend):
     """Programs on some hosts of a fabric (all of them by default), as one process sees their devices.
@@ -69,6 +105,7 @@ class SimBackend(Backend):
     ) -> None:
         self.fabric, self.name = fabric, name
         self.capabilities = ROCE_CAPABILITIES if fabric.sa is None else INFINIBAND_CAPABILITIES
+        self._clock = fabric.clock
         self._hosts = hosts if hosts is not None else fabric.hosts
         self._owns_fabric = owns_fabric
         self._channels: dict[SimEventChannel, None] = {}
@@ -76,40 +113,36 @@ class SimBackend(Backend):
             fabric.watch(self)
 
     def now(self) -> float:
-        return self.fabric.clock.now / NS
+        return self._clock.now / NS
 
     def new_seed(self) -> int:
-        with self.fabric.clock:
+        with self._clock:
             return self.fabric.seeds.getrandbits(64)
 
+    @_call("devices", Phase.OPEN)
     def devices(self) -> tuple[DeviceInfo, ...]:
-        self._require_open("devices", Phase.OPEN)
-        with self.fabric.clock:
-            return tuple(port.info() for port in self.fabric.ports_of(self._hosts) if not port.removed)
+        return self.fabric.devices(self._hosts)
 
+    @_call("port_counters", Phase.OPEN)
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
-        self._require_open("port_counters", Phase.OPEN)
-        with self.fabric.clock:
-            ports = (port for port in self.fabric.ports_of(self._hosts) if port.name == device)
-            return {name: getattr(port, name) for port in ports for name in PORT_COUNTERS}
+        ports = (port for port in self.fabric.ports_of(self._hosts) if port.name == device)
+        return {name: getattr(port, name) for port in ports for name in PORT_COUNTERS}
 
+    @_call("event_channel", Phase.OPEN)
     def event_channel(self) -> EventChannel:
-        self._require_open("event_channel", Phase.OPEN)
         channel = SimEventChannel(self.fabric, self._hosts, self._channels)
         self._channels[channel] = None
         return channel
 
+    @_call("groups", Phase.OPEN)
     def groups(self) -> GroupTable:
-        self._require_open("groups", Phase.OPEN)
-        with self.fabric.clock:
-            return group_table(self.fabric, self._hosts)
+        return group_table(self.fabric, self._hosts)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        for channel in list(self._channels):
-            channel.close()
-        self._closed = True
+        with self._clock:
+            self._closed = True
+            for channel in list(self._channels):
+                channel.close()
         if self._owns_fabric:
             self.fabric.close()
 
@@ -119,6 +152,7 @@ class SimEventChannel(EventChannel):
 
     def __init__(self, fabric: Fabric, hosts: frozenset[int], siblings: dict[SimEventChannel, None]) -> None:
         self.fabric, self._hosts, self._siblings = fabric, hosts, siblings
+        self._clock = fabric.clock
         self.ids: dict[SimCmId, None] = {}
         self._core = cm.Channel()
         self._readiness: Readiness | None = None
@@ -136,21 +170,21 @@ class SimEventChannel(EventChannel):
         """How many events wait."""
         return len(self._core.queue)
 
+    @_call("fileno", Phase.EVENT)
     def fileno(self) -> int:
-        self._require_open("fileno", Phase.EVENT)
-        with self.fabric.clock:
-            if self._readiness is None:
-                self._readiness = Readiness()
-                self.fabric.clock.want_descriptor()
-                self._core.on_event = self._show
-                self._show()
-            return self._readiness.fd
+        if self._readiness is None:
+            self._readiness = Readiness()
+            self._clock.want_descriptor()
+            self._core.on_event = self._show
+            self._show()
+        return self._readiness.fd
 
     def _show(self) -> None:
         """Keep the descriptor readable exactly while an event waits."""
         if self._readiness is not None:
             self._readiness.show(bool(self._core.queue))
 
+    @_call("create_id", Phase.OPEN)
     def _create_id(self, port_space: PortSpace) -> CmId:
         core = cm.Id(self.fabric, self._hosts, self._core, port_space)
         cm_id = SimCmId(self, core)
@@ -158,12 +192,12 @@ class SimEventChannel(EventChannel):
         return cm_id
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
-        clock, queue, event = self.fabric.clock, self._core.queue, None
+        clock, queue, event = self._clock, self._core.queue, None
         with clock.mutex:
-            if not queue:
+            if not queue and not self._closed:
                 clock.wait(lambda: bool(queue) or self._closed, timeout, "get_event", Phase.EVENT)
-                if self._closed:
-                    self._require_open("get_event", Phase.EVENT)
+            if self._closed:
+                self._require_open("get_event", Phase.EVENT)
             if queue:
                 event = self._core.get()
                 found = self._found(event) if event.errno else ()
@@ -181,16 +215,14 @@ class SimEventChannel(EventChannel):
         """What the SA says of a join that it refused; nothing if it does not answer soon."""
         answers: list[tuple[Cause, ...]] = []
         if event.id.ask_why(event, answers.append):
-            self.fabric.clock.wait(lambda: bool(answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
+            self._clock.wait(lambda: bool(answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
         return answers[0] if answers else ()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        for cm_id in list(self.ids):
-            cm_id.destroy()
-        with self.fabric.clock:
+        with self._clock:
             self._closed = True
+            for cm_id in list(self.ids):
+                cm_id.destroy()
             self._siblings.pop(self, None)
             if self._readiness is not None:
                 self._readiness.close()
@@ -222,29 +254,29 @@ class SimCmId(CmId):
     def qp(self) -> QueuePair | None:
         return self._qp
 
+    @_call("bind_addr", Phase.BIND)
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
-        with self._clock:
-            failed = self.core.bind(src)
-        _check(failed, "bind_addr", Phase.BIND, src=src)
+        _check(self.core.bind(src), "bind_addr", Phase.BIND, src=src)
 
+    @_call("resolve_addr", Phase.RESOLVE)
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
-        with self._clock:
-            failed = self.core.resolve(dst, src)
-        _check(failed, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
+        _check(self.core.resolve(dst, src), "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
 
+    @_call("create_qp", Phase.CREATE_QP)
     def _create_qp(self, init: QpInit) -> QueuePair:
-        with self._clock:
-            failed = self.core.create_qp(init)
-        _check(failed, "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
+        _check(self.core.create_qp(init), "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
         assert self.core.qp is not None
         self._qp = SimQueuePair(self, self.core.qp)
         return self._qp
 
-    def forget_qp(self) -> None:
+    def forget_qp(self, qp: SimQueuePair) -> None:
         """The QP is closed: detached from everything, and gone."""
-        with self._clock:
+        if self._qp is qp:
             self.core.destroy_qp()
-        self._qp = None
+            self._qp = None
+
+    def _group_of(self, address: McastAddress) -> object:
+        return self.core.group_of(address)
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
         self._join("join_multicast", _BOTH_FIELDS, _FULL_MEMBER, addr, context)
@@ -254,6 +286,8 @@ class SimCmId(CmId):
 
     def _join(self, call: str, mask: int, flags: int, addr: McastAddress, context: object) -> None:
         with self._clock.mutex:
+            if self._closed:
+                self._require_open(call, Phase.JOIN)
             failed = self.core.join(mask, flags, addr, context)
         if self._clock.watched:
             self._clock.settle()
@@ -262,6 +296,8 @@ class SimCmId(CmId):
 
     def _leave_multicast(self, addr: McastAddress) -> None:
         with self._clock.mutex:
+            if self._closed:
+                self._require_open("leave_multicast", Phase.LEAVE)
             failed = self.core.leave(addr)
         if self._clock.watched:
             self._clock.settle()
@@ -272,15 +308,15 @@ class SimCmId(CmId):
         with self._clock:
             self.core.destroy()
             self._channel.ids.pop(self, None)
-        if self._qp is not None:
-            self._qp.close()
+            if self._qp is not None:
+                self._qp.close()
 
 
 class SimRegion(Region):
     """User memory; `end` takes it out of use as receive memory."""
 
-    def __init__(self, buffer: memoryview, end: Callable[[], None]) -> None:
-        self._buffer, self._end = buffer, end
+    def __init__(self, clock: Clock, buffer: memoryview, end: Callable[[], None]) -> None:
+        self._clock, self._buffer, self._end = clock, buffer, end
 
     @property
     def buffer(self) -> memoryview:
@@ -288,9 +324,10 @@ class SimRegion(Region):
         return self._buffer
 
     def close(self) -> None:
-        if not self._closed:
-            self._end()
-            self._closed = True
+        with self._clock:
+            if not self._closed:
+                self._end()
+                self._closed = True
 
 
 class SimQueuePair(QueuePair):
@@ -328,25 +365,24 @@ class SimQueuePair(QueuePair):
 
     @property
     def attachments(self) -> Mapping[Gid, int]:
-        return MappingProxyType(self.core.attached)
+        return MappingProxyType(self.core.attached.copy())
 
     @property
     def counters(self) -> QpCounters:
         return self.core.counters
 
+    @_call("modify", Phase.MODIFY)
     def _modify(self, state: QpState) -> None:
-        with self._clock:
-            failed = self.core.modify(state)
-        _check(failed, "modify", Phase.MODIFY, state=state.name)
+        _check(self.core.modify(state), "modify", Phase.MODIFY, state=state.name)
 
+    @_call("attach_mcast", Phase.ATTACH)
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
-        with self._clock:
-            failed = self._fabric.attach(self.core, gid, lid)
+        failed = self._fabric.attach(self.core, gid, lid)
         _check(failed, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
 
+    @_call("detach_mcast", Phase.DETACH)
     def _detach_mcast(self, gid: Gid, lid: int) -> None:
-        with self._clock:
-            failed = self._fabric.detach(self.core, gid, lid)
+        failed = self._fabric.detach(self.core, gid, lid)
         _check(failed, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
 
     def _send(
@@ -361,8 +397,10 @@ class SimQueuePair(QueuePair):
         with clock.mutex:
             # In SQD a QP takes sends and holds them until it is in RTS again.
             ready = core.state is not _SQD or clock.wait(
-                lambda: core.state is not _SQD, timeout, "send", Phase.SEND
+                lambda: core.state is not _SQD or self._closed, timeout, "send", Phase.SEND
             )
+            if self._closed:
+                self._require_open("send", Phase.SEND)
             failed = self._fabric.send(core, destination, owned, imm) if ready else errno.ETIMEDOUT
             error = core.error
         if clock.watched:
@@ -372,15 +410,15 @@ class SimQueuePair(QueuePair):
         if error is not None:
             raise QpError(error, "send", Phase.SEND, {"gid": destination.gid})
 
+    @_call("recv", Phase.RECV)
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
         core = self.core
-        with self._clock:
-            self._wait_readable(timeout, events)
-            slices = core.take(max)
-            self._signal()
-            if not slices and core.error is not None:
-                raise QpError(core.error, "recv", Phase.RECV)
-            batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
+        self._wait_readable(timeout, events)
+        slices = core.take(max)
+        self._signal()
+        if not slices and core.error is not None:
+            raise QpError(core.error, "recv", Phase.RECV)
+        batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
         if self._fabric.watch is not None:
             self._fabric.watch(batch, self)
         return batch
@@ -391,6 +429,8 @@ class SimQueuePair(QueuePair):
             return super()._recv_one(timeout)
         core = self.core
         with self._clock.mutex:
+            if self._closed:
+                self._require_open("recv", Phase.RECV)
             found = core.take_one()
             if found is None:
                 self._wait_readable(timeout, events=False)
@@ -413,15 +453,14 @@ class SimQueuePair(QueuePair):
         self._clock.wait(lambda: core.readable or bool(pending) or self._closed, timeout, "recv", Phase.RECV)
         self._require_open("recv", Phase.RECV)
 
+    @_call("fileno", Phase.RECV)
     def fileno(self) -> int:
-        self._require_open("fileno", Phase.RECV)
-        with self._clock:
-            if self._readiness is None:
-                self._readiness = Readiness()
-                self._clock.want_descriptor()
-                self.core.on_readable = self._signal
-                self._signal()
-            return self._readiness.fd
+        if self._readiness is None:
+            self._readiness = Readiness()
+            self._clock.want_descriptor()
+            self.core.on_readable = self._signal
+            self._signal()
+        return self._readiness.fd
 
     def _signal(self) -> None:
         """Keep the descriptor, if there is one, readable exactly while a recv would not wait."""
@@ -432,29 +471,26 @@ class SimQueuePair(QueuePair):
         with self._clock:
             self.core.free += count
 
+    @_call("register", Phase.REGISTER)
     def _register(self, buffer: memoryview, recv_slot: int | None) -> Region:
         if recv_slot is None:
-            return SimRegion(buffer, lambda: None)
+            return SimRegion(self._clock, buffer, lambda: None)
         before = (self.core.depth, self.core.room)
         self._use_slots(Slots(buffer, recv_slot), buffer.nbytes // recv_slot, recv_slot)
-        return SimRegion(buffer, lambda: self._use_slots(None, *before))
+        return SimRegion(self._clock, buffer, lambda: self._use_slots(None, *before))
 
     def _use_slots(self, slots: Slots | None, depth: int, room: int) -> None:
-        with self._clock:
-            failed = self.core.repost(depth, room)
-            if not failed:
-                self._slots = slots
-        _check(failed, "register", Phase.REGISTER, recv_slot=room)
+        _check(self.core.repost(depth, room), "register", Phase.REGISTER, recv_slot=room)
+        self._slots = slots
 
     def close(self) -> None:
-        if not self._closed:
+        with self._clock:
             self._closed = True
-            self._owner.forget_qp()
-            with self._clock:
-                self.core.on_readable = None
-                if self._readiness is not None:
-                    self._readiness.close()
-                    self._readiness = None
+            self._owner.forget_qp(self)
+            self.core.on_readable = None
+            if self._readiness is not None:
+                self._readiness.close()
+                self._readiness = None
 
 
 def _check(failed: int, call: str, phase: Phase, **arguments: object) -> None:

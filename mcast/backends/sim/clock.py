@@ -9,15 +9,20 @@ from __future__ import annotations
 import errno
 import threading
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from types import TracebackType
+from weakref import ref
 
 from mcast.api import McastError, Phase
 
 NS = 1_000_000_000
+LONGEST = threading.TIMEOUT_MAX // 1
+"""The most seconds that a thread can wait, some 292 years: whoever asks for longer waits as long."""
 POLL_NS = 1_000
 """Virtual time that an unsuccessful poll (timeout 0) takes, so that a polling loop gets somewhere."""
 
@@ -34,6 +39,16 @@ class SimulationStalled(McastError, RuntimeError):
             "nothing is due on this fabric, the call would wait for ever: "
             'give a timeout, or make the fabric with clock="wall" if another thread is to act',
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.call, self.phase)
+
+
+def ns_of(seconds: float, what: str = "timeout") -> int:
+    """A time that a user gave in ns, not below 0. Raises ValueError for what is no number."""
+    if seconds != seconds:
+        raise ValueError(f"{what} is {seconds}: give a number of seconds")
+    return round(min(max(seconds, 0), LONGEST) * NS)
 
 
 class Clock(ABC):
@@ -107,7 +122,7 @@ class VirtualClock(Clock):
         return self._now
 
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
-        heappush(self._due, (self._now + delay, next(self._scheduled), action))
+        heappush(self._due, (self._now + max(delay, 0), next(self._scheduled), action))
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
         if ready():
@@ -118,7 +133,7 @@ class VirtualClock(Clock):
                     raise SimulationStalled(call, phase)
                 self._step()
             return True
-        limit = self._now + max(round(timeout * NS), POLL_NS)
+        limit = self._now + max(ns_of(timeout), POLL_NS)
         due = self._due
         while due and due[0][0] <= limit:
             self._now, _, action = heappop(due)
@@ -165,7 +180,7 @@ class WallClock(Clock):
         super().__init__()
         self._start = time.monotonic_ns()
         self._pump: threading.Thread | None = None
-        self._open = True
+        self._stopped = threading.Event()
 
     @property
     def now(self) -> int:
@@ -174,19 +189,20 @@ class WallClock(Clock):
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
         heappush(self._due, (self.now + delay, next(self._scheduled), action))
         if self._pump is None:
-            self._pump = threading.Thread(target=self._run, name="mcast-sim-clock", daemon=True)
+            run = partial(_pump, ref(self), self.lock, self._stopped)
+            self._pump = threading.Thread(target=run, name="mcast-sim-clock", daemon=True)
             self._pump.start()
         self.lock.notify_all()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        return self.lock.wait_for(ready, timeout)
+        return self.lock.wait_for(ready, None if timeout is None else ns_of(timeout) / NS)
 
     def want_descriptor(self) -> None:
         """Real time passes anyway."""
 
     def close(self) -> None:
         super().close()
-        self._open = False
+        self._stopped.set()
         self.lock.notify_all()
 
     def __exit__(
@@ -195,15 +211,36 @@ class WallClock(Clock):
         self.lock.notify_all()
         self.lock.release()
 
-    def _run(self) -> None:
-        with self.lock:
-            while self._open:
-                delay = self._due[0][0] - self.now if self._due else None
-                if delay is not None and delay <= 0:
-                    heappop(self._due)[2]()
-                    self.lock.notify_all()
-                else:
-                    self.lock.wait(None if delay is None else delay / NS)
+    def run_due(self) -> float | None:
+        """Do what is due; how many seconds until the next thing is, None if there is none."""
+        while self._due:
+            left = self._due[0][0] - self.now
+            if left > 0:
+                return min(left, LONGEST * NS) / NS
+            heappop(self._due)[2]()
+            self.lock.notify_all()
+        return None
+
+    def __del__(self) -> None:
+        if self._pump is None or self._stopped.is_set():
+            return
+        self._stopped.set()
+        if self.lock.acquire(timeout=1.0):  # at exit the thread may be frozen with the lock in its hands
+            self.lock.notify_all()
+            self.lock.release()
+        what = "a simulated fabric was left open: close the endpoint, or the backend, or the fabric"
+        warnings.warn(what, ResourceWarning, source=self, stacklevel=1)
+
+
+def _pump(clock_of: ref[WallClock], lock: threading.Condition, stopped: threading.Event) -> None:
+    """The thread of a clock; it ends also when everybody else has forgotten the clock."""
+    with lock:
+        while not stopped.is_set():
+            clock = clock_of()
+            left = None if clock is None else clock.run_due()
+            del clock  # the last one, maybe: then it has stopped
+            if not stopped.is_set():
+                lock.wait(left)
 
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "wall": WallClock}

@@ -14,7 +14,7 @@ from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 
-from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
+from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, GroupName, McastAddress
 from mcast.api import (
     MULTICAST_QPN,
     RDMA_UDP_QKEY,
@@ -34,7 +34,7 @@ from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.sa_client import SaMember
 from mcast.backends.sim.trace import CmEvent, Join, Leave
 from mcast.causes import ENOTSUPP, Cause, causes_of_status
-from mcast.mapping import infiniband_mgid, roce_mgid
+from mcast.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
 from mcast.mcmember import JoinState, McMask, McMemberRecord, SaStatus, make_record
 from mcast.sa_refusal import PortView, found_causes
 
@@ -102,16 +102,16 @@ class Membership(SaMember):
     """A join of an id, from the call to its leave.
 
     igmp      it was announced
-    attached  the MLID with which reading its JOIN event has attached the QP
+    told      the MLID that its JOIN event named: the leave detaches the QP from it, if it is attached
     unread    its events in the channel's queue
     """
 
-    __slots__ = ("address", "attached", "context", "id", "igmp", "mgid", "unread")
+    __slots__ = ("address", "context", "id", "igmp", "mgid", "told", "unread")
 
     def __init__(self, cm_id: Id, address: McastAddress, context: object, bits: int, mgid: Gid) -> None:
         self.id, self.address, self.context, self.bits, self.mgid = cm_id, address, context, bits, mgid
         self.igmp = False
-        self.attached: int | None = None
+        self.told: int | None = None
         self.unread: tuple[Event, ...] = ()
 
     @property
@@ -207,8 +207,6 @@ class Id:
         """Take the device with that address; the wildcard and loopback leave the id without one."""
         if self.state is not IdState.IDLE:
             return errno.EINVAL
-        if self.port_space is PortSpace.IB:
-            return errno.ENODEV
         if not (source.is_unspecified or source.is_loopback):
             interface = self.fabric.interface(self.hosts, source)
             if interface is None:
@@ -246,6 +244,8 @@ class Id:
 
     def create_qp(self, init: QpInit) -> int:
         """One QP an id, of a type that goes with the port space; UD goes to RTS, RC and UC to INIT."""
+        if self.state is _REMOVED:
+            return errno.ENODEV
         allowed = _UD_TYPES.get(self.port_space, _CONNECTED_TYPES)
         if self.interface is None or self.qp is not None or init.qp_type not in allowed:
             return errno.EINVAL
@@ -266,6 +266,14 @@ class Id:
             self.qp = None
 
     # --- join ----------------------------------------------------------------------------
+
+    def group_of(self, address: McastAddress) -> object:
+        """The MGID that the address leads to on this id, as far as it is known before a join."""
+        at = self.interface
+        if at is None or not at.port.is_infiniband or not isinstance(address.address, GroupName):
+            return address.key
+        mgid = _infiniband_mgid(address, self.port_space, ipoib_broadcast_mgid(at.pkey | 0x8000))
+        return address.key if mgid == ZERO_GID else mgid
 
     def join(self, mask: int, flags: int, address: McastAddress, context: object) -> int:
         """rdma_join_multicast_ex: first the library's checks, then the kernel's (facts: kernel, join)."""
@@ -354,12 +362,11 @@ class Id:
         membership, ud = event.membership, event.ud
         assert membership is not None
         assert ud is not None
-        if self.qp is None or membership.send_only:
+        if membership.send_only:
             return event
-        lid = ud.destination.dlid
-        if failed := self.fabric.attach(self.qp, membership.mgid, lid):
+        lid = membership.told = ud.destination.dlid
+        if self.qp is not None and (failed := self.fabric.attach(self.qp, membership.mgid, lid)):
             return Event(_ERROR, self, membership, None, -1, failed)
-        membership.attached = lid
         return event
 
     def ask_why(self, event: Event, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
@@ -401,10 +408,9 @@ class Id:
     def _end(self, membership: Membership) -> None:
         if membership.unread:
             self.channel.purge(membership)
-        if self.qp is not None:
-            attached = self.qp.attached.get(membership.mgid)
-            if attached is not None and membership.attached in (None, attached):
-                self.fabric.detach(self.qp, membership.mgid, attached)
+        lid = membership.told
+        if self.qp is not None and lid is not None and self.qp.attached.get(membership.mgid) == lid:
+            self.fabric.detach(self.qp, membership.mgid, lid)
         self._give_up(membership)
 
     def _give_up(self, membership: Membership) -> None:

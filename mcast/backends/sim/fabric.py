@@ -10,14 +10,15 @@ import errno
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
-from itertools import groupby
+from itertools import count, groupby
 from operator import attrgetter, itemgetter
 from random import Random
 from typing import ParamSpec
 
 from mcast.addresses import IPV4_MAPPED, Gid
-from mcast.api import Destination, LinkLayer, QpInit, QpState, WcStatus
+from mcast.api import Destination, DeviceInfo, LinkLayer, QpInit, QpState, WcStatus
 from mcast.backends.sim import incidents
 from mcast.backends.sim.clock import CLOCKS
 from mcast.backends.sim.faults import (
@@ -169,8 +170,9 @@ class Fabric:
         self._guids = {port.guid: port for port in self.ports}
         self._by_address = {a: i for p in self.ports for i in p.interfaces for a in i.addresses}
         self.version = 0
+        self._devices: dict[frozenset[int], tuple[DeviceInfo, ...]] = {}
         self._receivers: dict[int | Gid, dict[tuple[int, Gid], Sequence[Qp]]] = {}
-        self._held: dict[Qp, list[_Held]] = {}
+        self._held: dict[Qp, _HeldBack] = {}
         self._qps: dict[int, Qp] = {}
         self._next_qp = 16
         self._next_id = 1
@@ -250,6 +252,14 @@ class Fabric:
         dealt = (self.ports[host :: len(self.hosts)] for host in hosts)
         return sorted((port for ports in dealt for port in ports), key=attrgetter("index"))
 
+    def devices(self, hosts: frozenset[int]) -> tuple[DeviceInfo, ...]:
+        """The devices of these hosts that are there, as they are until the topology changes."""
+        known = self._devices.get(hosts)
+        if known is None:
+            there = (port for port in self.ports_of(hosts) if not port.removed)
+            known = self._devices[hosts] = tuple(port.info() for port in there)
+        return known
+
     def interface(self, hosts: frozenset[int], address: IPv4Address | IPv6Address) -> Interface | None:
         """The interface on one of these hosts that has the address."""
         found = self._by_address.get(address)
@@ -270,6 +280,7 @@ class Fabric:
             (network.prefixlen, interface)
             for host, network, interface in self._routes
             if host in hosts and isinstance(address, IPv4Address) and address in network
+            if not interface.port.removed
         ]
         return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
@@ -282,6 +293,7 @@ class Fabric:
     def topology_changed(self) -> None:
         """Who receives what, and with which headers, must be worked out anew, in every group."""
         self._receivers.clear()
+        self._devices.clear()
         self.version += 1
 
     def _group_changed(self, route: int | Gid) -> None:
@@ -517,7 +529,7 @@ class Fabric:
         if path is not None:
             longest = len(payloads[0]) if count == 1 else max(map(len, payloads), default=0)
             self._carry(qp, path, Burst(payloads, longest, path.header, imm, self._sent))
-        elif qp.port.is_infiniband:
+        elif qp.port.is_infiniband and not qp.gone:
             self._note_unsent(qp, to, payloads, "the sender's link is down")
         else:
             qp.fail(WcStatus.LOC_QP_OP_ERR)
@@ -533,7 +545,7 @@ class Fabric:
         What it depends on changes with `version`; RoCE needs a source GID of the group's IP version besides.
         """
         port, source = qp.port, qp.port.gids.get(to.sgid_index)
-        if not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
+        if qp.gone or not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
             return None
         header = Header(source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, port.lid)
         targets = self._targets(port, to)
@@ -575,8 +587,7 @@ class Fabric:
         elif isinstance(verdict, Delay):
             self.clock.call_later(verdict.ns, lambda: self._deliver_late(qp, burst, index))
         elif isinstance(verdict, Reorder):
-            held = _Held(verdict.after, burst, index)
-            self._held.setdefault(qp, []).append(held)
+            held = self._held.setdefault(qp, _HeldBack()).add(verdict.after, burst, index)
             self.clock.call_later(HOLD_NS, lambda: self._let_go(qp, held))
         else:
             if isinstance(verdict, CorruptQkey):
@@ -590,22 +601,23 @@ class Fabric:
         """A message comes after its time: only if the QP still is where it was sent to."""
         group, lid = burst.header.group, qp.attached.get(burst.header.group)
         attached = lid == burst.header.dlid or (lid is not None and not qp.port.is_infiniband)
-        if not qp.port.up or qp.port.removed or (group.is_multicast and not attached):
+        if not qp.port.up or qp.gone or (group.is_multicast and not attached):
             self._note_lost(qp, burst, index, 1, "it came too late")
         else:
             self._deliver(qp, burst, index, index + 1)
 
     def _overtaken(self, qp: Qp) -> None:
         """A message has come to the QP: those held back for it are nearer."""
-        for held in tuple(self._held.get(qp, ())):
-            held.after -= 1
-            if held.after <= 0:
+        if (back := self._held.get(qp)) is not None:
+            for held in back.pass_one():
                 self._let_go(qp, held)
 
     def _let_go(self, qp: Qp, held: _Held) -> None:
-        if held in (waiting := self._held.get(qp, [])):
-            waiting.remove(held)
-            if not waiting:
+        if held.waits:
+            held.waits = False
+            back = self._held[qp]
+            back.waiting -= 1
+            if not back.waiting:
                 del self._held[qp]
             self._deliver_late(qp, held.burst, held.index)
 
@@ -660,11 +672,12 @@ class Fabric:
         for port in self.ports:
             for member in port.attached.get(to.gid, ()):
                 if member not in reached:
-                    reason = self._why_unreached(qp.port, port, member.attached[to.gid], to.dlid)
+                    reason = self._why_unreached(qp.port, member, to)
                     self._note_lost(member, burst, 0, len(burst.payloads), reason)
 
-    def _why_unreached(self, source: Port, target: Port, lid: int, dlid: int) -> str:
-        if target.removed:
+    def _why_unreached(self, source: Port, member: Qp, to: Destination) -> str:
+        target, lid, dlid = member.port, member.attached[to.gid], to.dlid
+        if member.gone:
             return "the device is gone"
         if not target.up:
             return "the link is down"
@@ -691,8 +704,9 @@ class Fabric:
     def _targets(self, port: Port, to: Destination) -> Sequence[Qp]:
         if not to.gid.is_multicast:
             qp = self._qps.get(to.qp_num)
-            reached = qp is not None and to.gid in qp.port.gids.values() and self._reaches(port, qp.port)
-            return [qp] if qp is not None and reached else []
+            if qp is None or qp.gone or to.gid not in qp.port.gids.values():
+                return []
+            return [qp] if self._reaches(port, qp.port) else []
         known = self._receivers.setdefault(to.gid if self.sa is None else to.dlid, {})
         key = (port.index, to.gid)
         targets = known.get(key)
@@ -705,7 +719,7 @@ class Fabric:
         members = self._members(port, gid, dlid)
         for target in sorted(members, key=lambda member: member.index):
             for qp in target.attached.get(gid, ()):
-                if not port.is_infiniband or qp.attached[gid] == dlid:
+                if not qp.gone and (not port.is_infiniband or qp.attached[gid] == dlid):
                     yield qp
 
     def _members(self, port: Port, gid: Gid, dlid: int) -> list[Port]:
@@ -726,11 +740,34 @@ class Fabric:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A message that waits for `after` others to pass."""
+    """A message that is held back."""
 
-    after: int
     burst: Burst
     index: int
+    waits: bool = True
+
+
+class _HeldBack:
+    """The messages held back for a QP; `waiting` says how many still are."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._passed = 0
+        self._added = count()
+        self._heap: list[tuple[int, int, _Held]] = []  # by the number of messages that pass before it
+
+    def add(self, after: int, burst: Burst, index: int) -> _Held:
+        """Hold a message back until `after` others have passed."""
+        held = _Held(burst, index)
+        heappush(self._heap, (self._passed + after, next(self._added), held))
+        self.waiting += 1
+        return held
+
+    def pass_one(self) -> Iterator[_Held]:
+        """Another message has passed: those that have waited for it."""
+        self._passed += 1
+        while self._heap and self._heap[0][0] <= self._passed:
+            yield heappop(self._heap)[2]
 
 
 def _igmp_source(port: Port) -> str:

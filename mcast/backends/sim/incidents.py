@@ -12,7 +12,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from mcast.api import WcStatus
-from mcast.backends.sim.clock import NS
+from mcast.backends.sim.clock import NS, ns_of
 from mcast.backends.sim.port import Port, find_pkey
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.sa_client import Reset
@@ -76,7 +76,7 @@ def set_link(fabric: Fabric, port: Port, up: bool) -> None:
 @_one_call
 def remove_device(fabric: Fabric, port: Port) -> None:
     """The port's device disappears: DEVICE_REMOVAL for every id on it, its memberships end
-    (facts: kernel, device events).
+    (facts: kernel, device events). Its QPs receive nothing any more, and a send takes them to ERR.
     """
     if port.removed:
         return
@@ -84,6 +84,7 @@ def remove_device(fabric: Fabric, port: Port) -> None:
     for cm_id in list(port.ids):
         cm_id.device_removed()
     port.removed = True
+    port.removals += 1
     fabric.topology_changed()
 
 
@@ -182,7 +183,7 @@ def restart_sm(fabric: Fabric, outage: float = 0.0) -> None:
     fabric.sm_up = False
     fabric.note(Fault, name="sm-down")
     if outage:
-        fabric.clock.call_later(round(outage * NS), lambda: _sm_starts(fabric))
+        fabric.clock.call_later(ns_of(outage, "outage"), lambda: _sm_starts(fabric))
     else:
         _sm_starts(fabric)
 
@@ -259,8 +260,9 @@ def program_late(fabric: Fabric, delay: float) -> None:
     Raises ValueError on RoCE.
     """
     _sa(fabric, "program_late")
-    fabric.note(Fault, name="late-switches", detail=f"{delay:g} s")
-    fabric.set_programming(round(delay * NS))
+    late = ns_of(delay, "delay")
+    fabric.note(Fault, name="late-switches", detail=f"{late / NS:g} s")
+    fabric.set_programming(late)
 
 
 def _sa(fabric: Fabric, what: str) -> SubnetAdmin:

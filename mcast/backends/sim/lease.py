@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from ctypes import Array, c_char
+from itertools import accumulate, islice
+from weakref import ref
 
 from mcast.api import Batch, Gid, Message
 from mcast.backends.sim.qp import Burst, Header
@@ -12,8 +14,25 @@ from mcast.backends.sim.qp import Burst, Header
 Slices = list[tuple[Burst, int, int]]
 
 
+class _Copy(bytearray):
+    """Payloads one after the other; unlike a plain bytearray, one can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+Exporter = _Copy | Array[c_char]
+
+
+def _none() -> Exporter | None:
+    return None
+
+
 class SimBatch(Batch):
-    """Slices of bursts. `give_back(count)` posts the leased receives again."""
+    """Slices of bursts. `give_back(count)` posts the leased receives again.
+
+    All views are made of one exporter, to which nothing else refers: it lives as long as a view of it, or a
+    view made of that one, is not released. As long as it lives, the receives stay leased.
+    """
 
     def __init__(
         self,
@@ -28,7 +47,11 @@ class SimBatch(Batch):
         self._is_own = is_own
         self._give_back = give_back
         self._slots = slots
-        self._filled = None if slots is None else [slots.fill(payload) for payload in self._payloads()]
+        self._filled = [] if slots is None else [slots.fill(payload) for payload in self._payloads()]
+        self._starts: Sequence[int] | None = None
+        self._exporter: Callable[[], Exporter | None] = _none
+        self._whole: memoryview | None = None
+        self._leases = [self._count]  # whoever takes it ends the lease
 
     def __len__(self) -> int:
         return self._count
@@ -46,49 +69,73 @@ class SimBatch(Batch):
 
     @property
     def memory(self) -> memoryview:
-        return super().memory if self._slots is None else self._keep(self._slots.memory.toreadonly())
+        self._require_lease()
+        return self._keep(self._all()[:])
 
     @property
     def records(self) -> bytes:
-        if self._slots is None or self._filled is None:
-            return super().records
-        size = self._slots.size
-        return self._records(slot * size for slot, _ in self._filled)
+        return self._records(self._offsets())
 
     def _payloads(self) -> Iterator[bytes]:
         return (payload for burst, start, stop in self._slices for payload in burst.payloads[start:stop])
 
-    def _message(self, index: int) -> Message:
-        burst, place = self._find(index)
-        if self._slots is None or self._filled is None:
-            payload = memoryview(burst.payloads[place])
-        else:
-            payload = self._slots.view(*self._filled[index])
-        return message_of(burst, payload, self._is_own(burst.header))
+    def _offsets(self) -> Iterator[int]:
+        """Where each payload begins in `memory`."""
+        if self._slots is None:
+            return accumulate(map(len, self._payloads()), initial=0)
+        return (slot * self._slots.size for slot in self._filled)
 
-    def _find(self, index: int) -> tuple[Burst, int]:
-        """The burst of a message, and its place there."""
+    def _all(self) -> memoryview:
+        """A view of `memory`."""
+        if self._whole is None:
+            exporter = self._exporter()
+            if exporter is None and self._slots is not None:
+                exporter = self._slots.exporter()
+            elif exporter is None:
+                exporter = _Copy(b"".join(self._payloads()))
+            self._exporter = ref(exporter)
+            view = memoryview(exporter).toreadonly()
+            self._whole = view if view.format == "B" else view.cast("B")
+        return self._whole
+
+    def _message(self, index: int) -> Message:
+        if self._starts is None:
+            self._starts = list(self._offsets())
+        offset = self._starts[index]
         for burst, start, stop in self._slices:
             if index < stop - start:
-                return burst, start + index
+                size = len(burst.payloads[start + index])
+                return message_of(burst, self._all()[offset : offset + size], self._is_own(burst.header))
             index -= stop - start
         raise IndexError(index)
 
     def __iter__(self) -> Iterator[Message]:
-        if self._released or self._slots is not None:
+        if self._slots is not None or not self._count:
             yield from super().__iter__()
             return
+        self._require_lease()
+        whole, keep, end = self._all(), self._views.append, 0
         for burst, start, stop in self._slices:
             own = self._is_own(burst.header)
             for payload in islice(burst.payloads, start, stop):
-                view = memoryview(payload)
-                self._views.append(view)
+                begin, end = end, end + len(payload)
+                view = whole[begin:end]
+                keep(view)
                 yield message_of(burst, view, own)
 
     def _release(self) -> None:
-        if self._slots is not None and self._filled is not None:
-            self._slots.free(index for index, _ in self._filled)
-        self._give_back(self._count)
+        if self._whole is not None:
+            self._whole.release()
+            self._whole = None
+        if self._exporter() is not None:
+            raise BufferError("a slice of a payload of this batch is in use: drop it, or copy it first")
+        try:
+            count = self._leases.pop()
+        except IndexError:
+            return  # another thread has ended it
+        if self._slots is not None:
+            self._slots.free(self._filled)
+        self._give_back(count)
 
 
 def message_of(burst: Burst, payload: memoryview, own: bool) -> Message:
@@ -102,18 +149,19 @@ class Slots:
 
     def __init__(self, memory: memoryview, size: int) -> None:
         self.memory, self.size = memory, size
-        self.count = memory.nbytes // size
-        self._free = deque(range(self.count))
+        self._free = deque(range(memory.nbytes // size))
+        self._whole = c_char * memory.nbytes
 
-    def fill(self, payload: bytes) -> tuple[int, int]:
-        """Put a payload into the next free slot; (slot, length)."""
+    def fill(self, payload: bytes) -> int:
+        """Put a payload into the next free slot; which one."""
         slot = self._free.popleft()
         offset = slot * self.size
         self.memory[offset : offset + len(payload)] = payload
-        return slot, len(payload)
+        return slot
 
-    def view(self, slot: int, length: int) -> memoryview:
-        return self.memory[slot * self.size : slot * self.size + length].toreadonly()
+    def exporter(self) -> Array[c_char]:
+        """The whole memory, as an object of its own."""
+        return self._whole.from_buffer(self.memory)
 
-    def free(self, slots: Iterator[int]) -> None:
+    def free(self, slots: Iterable[int]) -> None:
         self._free.extend(slots)

@@ -10,24 +10,10 @@ from typing import Protocol
 from mcast.addresses import Gid
 from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState, QpType
 from mcast.backends.sim.qp import Qp
-from mcast.mcmember import MLID_FIRST, MLID_LAST, McMemberRecord
+from mcast.mcmember import GBPS, MLID_FIRST, MLID_LAST, MTU_BYTES, McMemberRecord
 
-MTU_CODES = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}
-RATE_CODES = {
-    2.5: 2,
-    5: 5,
-    10: 3,
-    14: 11,
-    20: 6,
-    30: 4,
-    40: 7,
-    56: 12,
-    60: 8,
-    80: 9,
-    100: 16,
-    120: 10,
-    200: 17,
-}
+MTU_CODES = {size: code for code, size in MTU_BYTES.items()}
+RATE_CODES = {rate: code for code, rate in GBPS.items()}
 """IBTA encodings of MTU in bytes and rate in Gbit/s."""
 
 
@@ -103,6 +89,7 @@ class Port:
             self.gids |= {i: Gid(address) for i, address in enumerate(self.addresses, 1)}
         self.up = True
         self.removed = False
+        self.removals = 0
         self.qkey_violations = 0
         self.pkey_violations = 0
         self.oversized = 0

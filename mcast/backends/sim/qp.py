@@ -86,6 +86,7 @@ class Qp:
         "port",
         "qkey",
         "received",
+        "removals",
         "room",
         "sent",
         "state",
@@ -96,6 +97,7 @@ class Qp:
 
     def __init__(self, port: Port, number: int, init: QpInit, qkey: int, pkey: int) -> None:
         self.port, self.number, self.type = port, number, init.qp_type
+        self.removals = port.removals
         self.qkey, self.partition = qkey, pkey
         self.pkey = pkey  # 0 while the port has lost the partition
         self.state = _S.RESET
@@ -111,6 +113,11 @@ class Qp:
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
         self._queue: deque[tuple[Burst, int, int]] = deque()
+
+    @property
+    def gone(self) -> bool:
+        """Its device was removed; one that comes back later is another."""
+        return self.removals != self.port.removals
 
     @property
     def readable(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 
 class Readiness:
@@ -22,4 +23,12 @@ class Readiness:
                 os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            what = "a descriptor of a simulated fabric was left open: close the endpoint, or the backend"
+            warnings.warn(what, ResourceWarning, source=self, stacklevel=1)
+            self.close()

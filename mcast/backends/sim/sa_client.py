@@ -128,7 +128,7 @@ class _Group:
             self.waiting = None
             if not self.held:
                 self.record = None
-                self.client.groups.pop(self.mgid, None)
+                self.client.forget(self)
                 return
             used = (_FULL if self.full else 0) | (_SEND_ONLY if self.send_only else 0)
             if not (unused := self.held & ~used):
@@ -234,6 +234,11 @@ class SaClient:
             else:
                 group.send_only -= 1
         group.settle()
+
+    def forget(self, group: _Group) -> None:
+        """The port holds nothing of the group. By its MGID another may stand there by now: that one stays."""
+        if self.groups.get(group.mgid) is group:
+            del self.groups[group.mgid]
 
     def look_up(self, mgid: Gid, answered: Callable[[McMemberRecord | None], None]) -> None:
         """Get the group's record as the SA shows it to this port; None: no such group, or no answer."""

@@ -35,8 +35,7 @@ from mcast.causes import errno_name
 
 __all__ = ["BadScenario", "MemberResult", "Scenario", "ScenarioResult", "Seen", "load", "ready_made", "run"]
 
-RETRY_NS = 100_000_000
-"""A member that is to rejoin tries again 0.1 s after a refusal."""
+RETRY_NS = round(model.RETRY_SECONDS * NS)
 SETTLE_NS = 1 * NS
 """What is on its way at the end may still come for 1 s."""
 _NUMBER_BYTES = 8

@@ -1,10 +1,12 @@
 """What a scenario is, and how it is read from TOML or YAML: the model behind `scenario.run`.
 
-Times are seconds from the start; ports are counted from 0.
+Times are seconds from the start; ports are counted from 0. A stranger may have written the file: each field
+has bounds, and so have the file's size and depth, and the work of a run.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -27,8 +30,25 @@ from mcast.api import McastAddress, WcStatus
 from mcast.mcmember import MLID_LAST, SaMethod, SaStatus
 
 READY_MADE = files("mcast.backends.sim") / "scenarios"
+
+MOST_PORTS, MOST_LEAVES = 65_000, 4_095
+MOST_BYTES = 1 << 16
+"""Of a file."""
+DEEPEST = 16
+"""YAML: a scenario needs 5 levels."""
+MOST_DOTS = 1_000
+"""TOML: in one line. What tomllib takes for a key is quadratic in its dots."""
+MOST_STEPS = 1_000_000
+"""Of a run (`steps_of`): minutes, and some gigabytes of trace."""
+SHORTEST = 1e-6
+"""Between two sends of a member, or two reads, in seconds."""
+RETRY_SECONDS = 0.1
+"""A member that is to rejoin tries again so long after a refusal."""
+
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
-PortNumber = Annotated[int, Field(ge=0)]
+Interval = Annotated[float, Field(ge=SHORTEST, le=1e6)]
+PortNumber = Annotated[int, Field(ge=0, lt=MOST_PORTS)]
+Number = Annotated[int, Field(ge=1, le=1 << 63)]
 
 
 class _Model(BaseModel):
@@ -42,8 +62,15 @@ def _group(value: object) -> str:
 Group = Annotated[str, BeforeValidator(_group)]
 
 
+def _zero_or_interval(value: float) -> float:
+    if 0 < value < SHORTEST:
+        raise ValueError(f"{value:g} is less than {SHORTEST:g} and not 0")
+    return value
+
+
 Numbers = Annotated[
-    tuple[Annotated[int, Field(ge=1)], ...],
+    tuple[Number, ...],
+    Field(max_length=10_000),
     BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
 ]
 """Counted from 1; one number may stand alone."""
@@ -51,9 +78,11 @@ Numbers = Annotated[
 
 def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: object) -> object:
     """An enum member by its name, with the names there are when it is none."""
-    if isinstance(value, str) and value not in enum.__members__:
+    if isinstance(value, enum) or value is None:
+        return value
+    if not isinstance(value, str) or value not in enum.__members__:
         raise ValueError(f"{value!r} is none of {', '.join(enum.__members__)}")
-    return enum[value] if isinstance(value, str) else value
+    return enum[value]
 
 
 # --- the model -------------------------------------------------------------------------------
@@ -63,8 +92,8 @@ class Topology(_Model):
     """The fabric: link layer, ports, leaf switches, and sizes as in `Fabric`."""
 
     link_layer: Literal["roce", "infiniband"] = "roce"
-    ports: int = Field(default=4, ge=1, le=65_000)
-    switches: int = Field(default=1, ge=1, le=4095)
+    ports: int = Field(default=4, ge=1, le=MOST_PORTS)
+    switches: int = Field(default=1, ge=1, le=MOST_LEAVES)
     mtu: Literal[256, 512, 1024, 2048, 4096] = 1024
     max_mlid: int = Field(default=MLID_LAST, ge=0xC000, le=MLID_LAST)
 
@@ -76,19 +105,19 @@ class Members(_Model):
     send_only    cannot receive
     rejoin       leaves and joins again when its join failed or its membership was lost
     receives     posted on its QP
-    read_every   seconds between two reads; 0 reads each message as it comes
+    read_every   seconds between two reads, a microsecond or more; 0 reads each message as it comes
     read_most    messages taken in one read; 0 takes all there are
     """
 
     group: Group
-    ports: tuple[PortNumber, ...] = Field(min_length=1)
+    ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=MOST_PORTS)
     join: Seconds = 0.0
     leave: Seconds | None = None
     send_only: bool = False
     rejoin: bool = False
     receives: int = Field(default=512, ge=1, le=1 << 20)
-    read_every: Seconds = 0.0
-    read_most: int = Field(default=0, ge=0)
+    read_every: Annotated[Seconds, AfterValidator(_zero_or_interval)] = 0.0
+    read_most: int = Field(default=0, ge=0, le=1 << 20)
 
 
 class Traffic(_Model):
@@ -98,7 +127,7 @@ class Traffic(_Model):
     port: PortNumber
     start: Seconds = 0.0
     stop: Seconds | None = None
-    every: float = Field(default=0.01, gt=0)
+    every: Interval = 0.01
     burst: int = Field(default=1, ge=1, le=10_000)
     size: int = Field(default=64, ge=8, le=4096)
 
@@ -151,7 +180,7 @@ class ReorderMessages(OnMessages):
     """Messages come `after` later ones."""
 
     kind: Literal["reorder"]
-    after: int = Field(default=1, ge=1)
+    after: int = Field(default=1, ge=1, le=1 << 20)
 
 
 class CorruptQkeys(OnMessages):
@@ -206,7 +235,7 @@ class CutCable(Lasting):
     """A leaf switch is cut off."""
 
     kind: Literal["cut"]
-    switch: int
+    switch: int = Field(ge=0, le=MOST_LEAVES)
 
 
 class LidChange(_Fault):
@@ -221,7 +250,7 @@ class PkeyChange(Lasting):
 
     kind: Literal["pkey-change"]
     port: PortNumber
-    pkeys: tuple[Annotated[int, Field(ge=0, le=0xFFFF)], ...] = ()
+    pkeys: tuple[Annotated[int, Field(ge=0, le=0xFFFF)], ...] = Field(default=(), max_length=0xFFFF)
 
 
 class LateSwitches(Lasting):
@@ -297,20 +326,21 @@ Fault = Annotated[
     Field(discriminator="kind"),
 ]
 
+MOST_LIDS = 0xBFFF - 1
 _NEEDS_SA = (SaSilent, SaSlow, SaRefuses, RestartSm, LidChange, PkeyChange, LateSwitches)
 
 
 class Scenario(_Model):
     """A faulty run: the fabric, who joins what, who sends, and what goes wrong when."""
 
-    name: str = Field(min_length=1)
-    summary: str = ""
+    name: str = Field(min_length=1, max_length=200)
+    summary: str = Field(default="", max_length=10_000)
     seconds: float = Field(gt=0, le=1e6)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=1 << 64)
     fabric: Topology = Topology()
-    members: tuple[Members, ...] = Field(min_length=1)
-    traffic: tuple[Traffic, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    members: tuple[Members, ...] = Field(min_length=1, max_length=MOST_PORTS)
+    traffic: tuple[Traffic, ...] = Field(default=(), max_length=10_000)
+    faults: tuple[Fault, ...] = Field(default=(), max_length=10_000)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -327,7 +357,39 @@ class Scenario(_Model):
             _check_port(port, self.fabric.ports)
         for fault in self.faults:
             check_fault(fault, self.fabric)
+        if (steps := steps_of(self)) > MOST_STEPS:
+            raise ValueError(
+                f"a run would take some {steps:,.0f} steps, at most {MOST_STEPS:,} are played: "
+                "make it shorter, or give it fewer members, messages or faults"
+            )
         return self
+
+
+def steps_of(scenario: Scenario) -> float:
+    """What a run has to do at the most: copies of messages, reads, joins, and what faults do to ports."""
+    seconds, faults = scenario.seconds, scenario.faults
+    receivers: Counter[str] = Counter()
+    readers, actions = 0, float(len(faults))
+    for member in scenario.members:
+        receivers[member.group] += len(member.ports)
+        readers += 0 if member.read_every else len(member.ports)
+        actions += len(member.ports) * _times(member.join, seconds, member.read_every or seconds)
+        actions += len(member.ports) * seconds / RETRY_SECONDS if member.rejoin else 0
+    rules = sum(isinstance(fault, OnMessages | OnRequests) for fault in faults)
+    most_copies = 1 + max(
+        (fault.copies for fault in faults if isinstance(fault, DuplicateMessages)), default=0
+    )
+    copies = 0.0
+    for traffic in scenario.traffic:
+        sends = _times(traffic.start, seconds if traffic.stop is None else traffic.stop, traffic.every)
+        copies += sends * traffic.burst * receivers[traffic.group] * (most_copies + rules / 10)
+        actions += sends
+    looks = actions * readers / 100  # whether there is something to read
+    return copies + actions + looks + len(faults) * scenario.fabric.ports / 10
+
+
+def _times(start: float, stop: float, every: float) -> float:
+    return max(0.0, stop - start) / every + 1
 
 
 _FAULT: TypeAdapter[Fault] = TypeAdapter(Fault)
@@ -353,6 +415,8 @@ def check_fault(fault: Fault, fabric: Topology) -> None:
     if isinstance(fault, CutCable) and fault.switch not in range(1, fabric.switches):
         raise ValueError(f"switch {fault.switch}: the leaves are 1..{fabric.switches - 1}")
     infiniband = fabric.link_layer == "infiniband"
+    if isinstance(fault, LidChange) and fabric.ports > MOST_LIDS:
+        raise ValueError(f"{fault.kind!r} needs a free LID: at most {MOST_LIDS:,} ports leave one")
     if isinstance(fault, _NEEDS_SA) and not infiniband:
         raise ValueError(f'{fault.kind!r} needs an SM: the fabric must be "infiniband"')
     if isinstance(fault, NoQuerier) and infiniband:
@@ -382,20 +446,34 @@ def load(source: str | Path) -> Scenario:
     if isinstance(source, str) and source in ready_made():
         return _parse(source, (READY_MADE / f"{source}.toml").read_text(encoding="utf-8"), "toml")
     path = Path(source)
-    if not path.exists() and path.suffix not in (".toml", ".yaml", ".yml"):
+    if path.suffix not in (".toml", ".yaml", ".yml") and not os.path.lexists(path):
         known = ", ".join(ready_made())
         raise BadScenario(f"{source} is no file and no ready-made scenario: there are {known}")
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadScenario(f"cannot read {path}: {error.strerror}") from None
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise BadScenario(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > MOST_BYTES:
+        raise BadScenario(f"{path} is no scenario: it is larger than {MOST_BYTES:,} bytes")
+    try:
+        text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise BadScenario(f"{path} is not text: a scenario is TOML or YAML in UTF-8") from None
     return _parse(str(path), text, "yaml" if path.suffix in (".yaml", ".yml") else "toml")
 
 
 def _parse(name: str, text: str, syntax: str) -> Scenario:
-    data = _from_yaml(name, text) if syntax == "yaml" else _from_toml(name, text)
+    try:
+        data = (_from_yaml if syntax == "yaml" else _from_toml)(text)
+    except ImportError:
+        raise BadScenario(f"{name}: YAML needs PyYAML: pip install 'mcast[yaml]', or write TOML") from None
+    except RecursionError:
+        raise BadScenario(f"{name} is no scenario: it is nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # syntax, or a number or a date that is none
+        raise BadScenario(f"{name} is not {syntax.upper()}: {_short(str(error))}") from None
+    if not isinstance(data, dict):
+        raise BadScenario(f"{name} is no scenario: that is a table of name, seconds, members and more")
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
@@ -404,25 +482,41 @@ def _parse(name: str, text: str, syntax: str) -> Scenario:
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = _short(".".join(str(part) for part in first["loc"]))
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    what = first["msg"].removeprefix("Value error, ")
+    what = _short(first["msg"].removeprefix("Value error, "))
     return f"{f'{where}: ' if where else ''}{what}{more}"
 
 
-def _from_toml(name: str, text: str) -> object:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadScenario(f"{name} is not TOML: {error}") from None
+def _short(text: str) -> str:
+    """The text on one line, with its beginning and end if it is a long one: it may quote what was read."""
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:200]} ... {line[-200:]}"
 
 
-def _from_yaml(name: str, text: str) -> object:
+def _from_toml(text: str) -> object:
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MOST_DOTS:,} dots")
+    return tomllib.loads(text)
+
+
+def _from_yaml(text: str) -> object:
+    """Without aliases, by which a short text stands for a huge one, and without tags, which make of a value
+    what no field takes.
+    """
+    import yaml
+
+    depth = 0
     try:
-        import yaml
-    except ImportError:
-        raise BadScenario(f"{name}: YAML needs PyYAML: pip install 'mcast[yaml]', or write TOML") from None
-    try:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            line = 1 + (event.start_mark.line if event.start_mark else 0)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"line {line} has the alias *{event.anchor}: write out what it stands for")
+            if (tag := getattr(event, "tag", None)) is not None:
+                raise ValueError(f"line {line} has the tag {tag}: write the value alone")
+            if depth > DEEPEST:
+                raise ValueError(f"line {line} is nested more than {DEEPEST} deep")
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BadScenario(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(str(error)) from None

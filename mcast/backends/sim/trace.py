@@ -20,6 +20,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    Field,
     PlainSerializer,
     PlainValidator,
     TypeAdapter,
@@ -42,7 +43,9 @@ def _record_from_json(value: object) -> McMemberRecord:
     if not isinstance(value, dict):
         raise ValueError("an MCMemberRecord is an object of its fields")
     gids = {name: bytes(Gid(value[name])) for name in ("mgid", "port_gid")}
-    return McMemberRecord(**{**value, **gids})
+    record = McMemberRecord(**{**value, **gids})
+    record.pack()  # it says what does not fit
+    return record
 
 
 Payload = Annotated[
@@ -54,6 +57,17 @@ Record = Annotated[
     McMemberRecord, PlainValidator(_record_from_json), PlainSerializer(_record_to_json, when_used="json")
 ]
 """In JSON an object of its fields."""
+
+
+U4: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 4)]
+U8: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 8)]
+U16: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]
+U20: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 20)]
+U24: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 24)]
+U32: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 32)]
+U63: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
+U64: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 64)]
+Signed: TypeAlias = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
 class _Event(BaseModel):
@@ -73,11 +87,11 @@ class PortMade(_Event):
 
     what: Literal["port"] = "port"
     port: str
-    host: int
-    switch: int
-    guid: int
-    lid: int
-    mtu: int
+    host: U32
+    switch: U32
+    guid: U64
+    lid: U16
+    mtu: U16
     addresses: tuple[str, ...]
     gids: tuple[Gid, ...]
 
@@ -87,8 +101,8 @@ class Join(_Event):
 
     what: Literal["join"] = "join"
     port: str
-    id: int
-    qp: int | None
+    id: U63
+    qp: U24 | None
     address: str
     group: Gid
     send_only: bool
@@ -99,10 +113,10 @@ class CmEvent(_Event):
 
     what: Literal["event"] = "event"
     port: str | None
-    id: int
+    id: U63
     type: str
-    status: int
-    errno: int
+    status: Signed
+    errno: Signed
     group: Gid | None
 
 
@@ -111,7 +125,7 @@ class Leave(_Event):
 
     what: Literal["leave"] = "leave"
     port: str
-    id: int
+    id: U63
     group: Gid
 
 
@@ -120,10 +134,10 @@ class SaAsked(_Event):
 
     what: Literal["sa-request"] = "sa-request"
     port: str
-    lid: int
-    tid: int
+    lid: U16
+    tid: U64
     method: str
-    mask: int
+    mask: U64
     record: Record
 
 
@@ -132,10 +146,10 @@ class SaAnswered(_Event):
 
     what: Literal["sa-answer"] = "sa-answer"
     port: str
-    lid: int
-    tid: int
+    lid: U16
+    tid: U64
     method: str
-    mask: int
+    mask: U64
     status: str | None
     record: Record | None
 
@@ -163,10 +177,10 @@ class Attach(_Event):
 
     what: Literal["attach"] = "attach"
     port: str
-    qp: int
+    qp: U24
     group: Gid
-    lid: int
-    errno: int
+    lid: U16
+    errno: Signed
 
 
 class Detach(_Event):
@@ -174,10 +188,10 @@ class Detach(_Event):
 
     what: Literal["detach"] = "detach"
     port: str
-    qp: int
+    qp: U24
     group: Gid
-    lid: int
-    errno: int
+    lid: U16
+    errno: Signed
 
 
 class Send(_Event):
@@ -185,21 +199,21 @@ class Send(_Event):
 
     what: Literal["send"] = "send"
     port: str
-    qp: int
-    first: int
-    psn: int
+    qp: U24
+    first: U63
+    psn: U24
     source: Gid
     group: Gid
-    dest_qp: int
-    slid: int
-    dlid: int
-    sl: int
-    qkey: int
-    pkey: int
-    hop_limit: int
-    traffic_class: int
-    flow_label: int
-    imm: int | None
+    dest_qp: U24
+    slid: U16
+    dlid: U16
+    sl: U4
+    qkey: U32
+    pkey: U16
+    hop_limit: U8
+    traffic_class: U8
+    flow_label: U20
+    imm: U32 | None
     payloads: tuple[Payload, ...]
 
 
@@ -208,9 +222,9 @@ class Unsent(_Event):
 
     what: Literal["unsent"] = "unsent"
     port: str
-    qp: int
+    qp: U24
     group: Gid
-    count: int
+    count: U24
     reason: str
 
 
@@ -219,10 +233,10 @@ class Deliver(_Event):
 
     what: Literal["deliver"] = "deliver"
     port: str
-    qp: int
+    qp: U24
     group: Gid
-    first: int
-    count: int
+    first: U63
+    count: U24
 
 
 class Lost(_Event):
@@ -230,10 +244,10 @@ class Lost(_Event):
 
     what: Literal["drop"] = "drop"
     port: str
-    qp: int
+    qp: U24
     group: Gid
-    first: int
-    count: int
+    first: U63
+    count: U24
     reason: str
 
 
@@ -328,6 +342,9 @@ class Trace:
 def _parse(number: int, line: str) -> Entry:
     try:
         fields = json.loads(line)
-        return Entry(int(fields.pop("t")), _adapter().validate_python(fields))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        t = int(fields.pop("t"))
+        if not 0 <= t < 1 << 63:
+            raise ValueError("its time is not in 0 .. 2**63 ns")
+        return Entry(t, _adapter().validate_python(fields))
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"line {number} is no line of a trace: {error}") from None
