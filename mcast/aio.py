@@ -30,8 +30,8 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, TimedOut
+from mcast.batch import CopiedBatch
 from mcast.group import Group, GroupState
-from mcast.inbox import CopiedBatch
 from mcast.policy import Event
 from mcast.probe import Peer
 from mcast.session import Operation, Post, Session, Wait, as_list
@@ -345,10 +345,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 self._alarm.cancel()
             self._alarm_at = -inf  # nothing is due any more
             self._forget_qp()
-            with self._lock:
-                self._end()
             self._wake()
-        self._close_owned()
+        self._close_all()
 
     async def __aenter__(self) -> Self:
         return self

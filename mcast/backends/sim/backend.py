@@ -43,6 +43,8 @@ from mcast.backends.sim.lease import SimBatch, Slots, message_of
 from mcast.backends.sim.port import PORT_COUNTERS
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.readiness import Readiness
+from mcast.batch import CopiedBatch
+from mcast.interrupts import uninterrupted
 
 ASK_WHY_SECONDS = 0.25
 """How long get_event waits for the SA's answer to why it refused: it has just answered the join."""
@@ -105,13 +107,14 @@ class SimBackend(Backend):
             return group_table(self.fabric, self._hosts)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        for channel in list(self._channels):
-            channel.close()
-        self._closed = True
-        if self._owns_fabric:
-            self.fabric.close()
+        with uninterrupted():
+            if self._closed:
+                return
+            for channel in list(self._channels):
+                channel.close()
+            self._closed = True
+            if self._owns_fabric:
+                self.fabric.close()
 
 
 class SimEventChannel(EventChannel):
@@ -185,16 +188,17 @@ class SimEventChannel(EventChannel):
         return answers[0] if answers else ()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        for cm_id in list(self.ids):
-            cm_id.destroy()
-        with self.fabric.clock:
-            self._closed = True
-            self._siblings.pop(self, None)
-            if self._readiness is not None:
-                self._readiness.close()
-                self._readiness = None
+        with uninterrupted():
+            if self._closed:
+                return
+            for cm_id in list(self.ids):
+                cm_id.destroy()
+            with self.fabric.clock:
+                self._closed = True
+                self._siblings.pop(self, None)
+                if self._readiness is not None:
+                    self._readiness.close()
+                    self._readiness = None
 
 
 class SimCmId(CmId):
@@ -378,8 +382,10 @@ class SimQueuePair(QueuePair):
             self._wait_readable(timeout, events)
             slices = core.take(max)
             self._signal()
-            if not slices and core.error is not None:
-                raise QpError(core.error, "recv", Phase.RECV)
+            if not slices:
+                if core.error is not None:
+                    raise QpError(core.error, "recv", Phase.RECV)
+                return CopiedBatch()
             batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
         if self._fabric.watch is not None:
             self._fabric.watch(batch, self)
@@ -429,7 +435,7 @@ class SimQueuePair(QueuePair):
             self._readiness.show(self.core.readable)
 
     def _give_back(self, count: int) -> None:
-        with self._clock:
+        with self._clock.mutex:
             self.core.free += count
 
     def _register(self, buffer: memoryview, recv_slot: int | None) -> Region:
@@ -447,10 +453,10 @@ class SimQueuePair(QueuePair):
         _check(failed, "register", Phase.REGISTER, recv_slot=room)
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._owner.forget_qp()
-            with self._clock:
+        with self._clock:
+            if not self._closed:
+                self._closed = True
+                self._owner.forget_qp()
                 self.core.on_readable = None
                 if self._readiness is not None:
                     self._readiness.close()

@@ -13,9 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from types import TracebackType
 
 from mcast.api import McastError, Phase
+from mcast.interrupts import Sleepers, take_interrupt, uninterrupted
 
 NS = 1_000_000_000
 POLL_NS = 1_000
@@ -36,6 +38,13 @@ class SimulationStalled(McastError, RuntimeError):
         )
 
 
+class _Calls(threading.local):
+    """The calls into the fabric that a thread is in, one in the other."""
+
+    def __init__(self) -> None:
+        self.under_way: list[uninterrupted] = []
+
+
 class Clock(ABC):
     """What is due, in order of time, then of scheduling."""
 
@@ -44,7 +53,7 @@ class Clock(ABC):
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
-        self.lock = threading.Condition(self.mutex)
+        self._calls = _Calls()
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._scheduled = count()
 
@@ -72,8 +81,9 @@ class Clock(ABC):
         """Nothing scheduled happens any more."""
         self._due.clear()
 
-    # `with clock:` is one call into the fabric. A call that counts in tenths of a microsecond holds the bare
-    # `mutex`, and afterwards, if the clock is `watched`, calls `settle`.
+    # `with clock:` is one call into the fabric, which no signal ends half-way, as none ends a system call. A
+    # call that counts in tenths of a microsecond holds the bare `mutex`, and afterwards, if the clock is
+    # `watched`, calls `settle`.
 
     def settle(self) -> None:
         """What leaving a call does besides unlocking."""
@@ -81,12 +91,17 @@ class Clock(ABC):
             pass
 
     def __enter__(self) -> None:
-        self.lock.acquire()
+        call = uninterrupted()
+        call.__enter__()
+        self.mutex.acquire()
+        self._calls.under_way.append(call)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.lock.release()
+        call = self._calls.under_way.pop()
+        self.mutex.release()
+        call.__exit__(kind, error, trace)
 
 
 class VirtualClock(Clock):
@@ -99,7 +114,6 @@ class VirtualClock(Clock):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0
-        self._depth = 0
         self.watched = False
 
     @property
@@ -110,23 +124,19 @@ class VirtualClock(Clock):
         heappush(self._due, (self._now + delay, next(self._scheduled), action))
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        if ready():
-            return True
-        if timeout is None:
-            while not ready():
-                if not self._due:
-                    raise SimulationStalled(call, phase)
-                self._step()
-            return True
-        limit = self._now + max(round(timeout * NS), POLL_NS)
-        due = self._due
-        while due and due[0][0] <= limit:
-            self._now, _, action = heappop(due)
-            action()
+        with uninterrupted():
             if ready():
                 return True
-        self._now = limit
-        return False
+            limit = inf if timeout is None else self._now + max(round(timeout * NS), POLL_NS)
+            while self._due and self._due[0][0] <= limit:
+                self._step()
+                if ready():
+                    return True
+                take_interrupt()
+            if timeout is None:
+                raise SimulationStalled(call, phase)
+            self._now = int(limit)
+            return False
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass, with all that falls due in them."""
@@ -140,20 +150,15 @@ class VirtualClock(Clock):
         self._now, _, action = heappop(self._due)
         action()
 
-    def __enter__(self) -> None:
-        self.lock.acquire()
-        self._depth += 1
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self.watched and self._depth == 1:
+            if self.watched and len(self._calls.under_way) == 1:
                 while self._due:
                     self._step()
         finally:
-            self._depth -= 1
-            self.lock.release()
+            super().__exit__(kind, error, trace)
 
 
 class WallClock(Clock):
@@ -164,6 +169,7 @@ class WallClock(Clock):
     def __init__(self) -> None:
         super().__init__()
         self._start = time.monotonic_ns()
+        self._sleepers = Sleepers(self.mutex)
         self._pump: threading.Thread | None = None
         self._open = True
 
@@ -176,10 +182,16 @@ class WallClock(Clock):
         if self._pump is None:
             self._pump = threading.Thread(target=self._run, name="mcast-sim-clock", daemon=True)
             self._pump.start()
-        self.lock.notify_all()
+        self._sleepers.wake()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        return self.lock.wait_for(ready, timeout)
+        end = None if timeout is None else self.now + timeout * NS
+        while not ready():
+            left = None if end is None else (end - self.now) / NS
+            if left is not None and left <= 0:
+                return False
+            self._sleepers.sleep(left)
+        return True
 
     def want_descriptor(self) -> None:
         """Real time passes anyway."""
@@ -187,23 +199,23 @@ class WallClock(Clock):
     def close(self) -> None:
         super().close()
         self._open = False
-        self.lock.notify_all()
+        self._sleepers.wake()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.lock.notify_all()
-        self.lock.release()
+        self._sleepers.wake()
+        super().__exit__(kind, error, trace)
 
     def _run(self) -> None:
-        with self.lock:
+        with self.mutex:
             while self._open:
                 delay = self._due[0][0] - self.now if self._due else None
                 if delay is not None and delay <= 0:
                     heappop(self._due)[2]()
-                    self.lock.notify_all()
+                    self._sleepers.wake()
                 else:
-                    self.lock.wait(None if delay is None else delay / NS)
+                    self._sleepers.sleep(None if delay is None else delay / NS)
 
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "wall": WallClock}
