@@ -329,10 +329,29 @@ class Destination(_Model):
     flow_label: int = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
 
+    def can_reply_to(self, message: Message) -> bool:
+        """Whether the sender of a message that came over this group is somebody who can be answered.
+
+        The sender's address and queue pair are what the message says. A send to an address of the other IP
+        version puts the own queue pair into ERR on RoCE, and a multicast address would spread the answer.
+        """
+        source = message.source
+        return (
+            1 < message.src_qp < MULTICAST_QPN
+            and any(source)
+            and not source.is_multicast
+            and (source.ipv4 is None) == (self.gid.ipv4 is None)
+            and not (source.ipv4 is not None and _is_nobody(source.ipv4))
+        )
+
     def reply_to(self, message: Message) -> Destination:
         """Where to answer a message that came over this group: its sender's QP alone."""
         sender = {"gid": message.source, "qp_num": message.src_qp, "dlid": message.src_lid}
         return self.model_copy(update=sender)
+
+
+def _is_nobody(address: IPv4Address) -> bool:
+    return address.is_unspecified or address.is_loopback or address.is_reserved
 
 
 class UdParam(NamedTuple):
