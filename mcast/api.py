@@ -658,6 +658,8 @@ class CmId(_OnPort):
 
         It comes before every lock of a provider, which must not call these methods with one held.
         """
+        self.on_destroyed: Callable[[], None] = lambda: None
+        """Called when the id has ended and its QP with it, in the thread that has ended it."""
 
     @property
     @abstractmethod
@@ -772,7 +774,10 @@ class CmId(_OnPort):
             if not self._closed:
                 self._closed = True
                 self._joined.clear()
-                self._destroy()
+                try:
+                    self._destroy()
+                finally:
+                    self.on_destroyed()
 
     def close(self) -> None:
         """The same as destroy."""

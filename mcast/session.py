@@ -136,7 +136,7 @@ class Session:
         self.station.close()
 
     def require_open(self, call: str, phase: Phase) -> None:
-        if self.closed:
+        if self.closed or self.channel.closed:  # whoever has closed it
             raise Closed("Endpoint", call, phase)
 
     @property
