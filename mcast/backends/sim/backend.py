@@ -140,8 +140,8 @@ class SimEventChannel(EventChannel):
         return len(self._core.queue)
 
     def fileno(self) -> int:
-        self._require_open("fileno", Phase.EVENT)
         with self.fabric.clock:
+            self._require_open("fileno", Phase.EVENT)
             if self._readiness is None:
                 self._readiness = Readiness()
                 self.fabric.clock.want_descriptor()
@@ -155,10 +155,11 @@ class SimEventChannel(EventChannel):
             self._readiness.show(bool(self._core.queue))
 
     def _create_id(self, port_space: PortSpace) -> CmId:
-        core = cm.Id(self.fabric, self._hosts, self._core, port_space)
-        cm_id = SimCmId(self, core)
-        self.ids[cm_id] = None
-        return cm_id
+        with self.fabric.clock:
+            self._require_open("create_id", Phase.OPEN)
+            cm_id = SimCmId(self, cm.Id(self.fabric, self._hosts, self._core, port_space))
+            self.ids[cm_id] = None
+            return cm_id
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         clock, queue, event = self.fabric.clock, self._core.queue, None
@@ -188,17 +189,16 @@ class SimEventChannel(EventChannel):
         return answers[0] if answers else ()
 
     def close(self) -> None:
-        with uninterrupted():
+        with uninterrupted(), self.fabric.clock:
             if self._closed:
                 return
+            self._closed = True
             for cm_id in list(self.ids):
                 cm_id.destroy()
-            with self.fabric.clock:
-                self._closed = True
-                self._siblings.pop(self, None)
-                if self._readiness is not None:
-                    self._readiness.close()
-                    self._readiness = None
+            self._siblings.pop(self, None)
+            if self._readiness is not None:
+                self._readiness.close()
+                self._readiness = None
 
 
 class SimCmId(CmId):
@@ -238,11 +238,12 @@ class SimCmId(CmId):
 
     def _create_qp(self, init: QpInit) -> QueuePair:
         with self._clock:
+            self._require_open("create_qp", Phase.CREATE_QP)
             failed = self.core.create_qp(init)
-        _check(failed, "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
-        assert self.core.qp is not None
-        self._qp = SimQueuePair(self, self.core.qp)
-        return self._qp
+            _check(failed, "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
+            assert self.core.qp is not None
+            self._qp = SimQueuePair(self, self.core.qp)
+            return self._qp
 
     def forget_qp(self) -> None:
         """The QP is closed: detached from everything, and gone."""
@@ -258,6 +259,8 @@ class SimCmId(CmId):
 
     def _join(self, call: str, mask: int, flags: int, addr: McastAddress, context: object) -> None:
         with self._clock.mutex:
+            if self._closed:
+                self._require_open(call, Phase.JOIN)
             failed = self.core.join(mask, flags, addr, context)
         if self._clock.watched:
             self._clock.settle()
@@ -266,6 +269,8 @@ class SimCmId(CmId):
 
     def _leave_multicast(self, addr: McastAddress) -> None:
         with self._clock.mutex:
+            if self._closed:
+                self._require_open("leave_multicast", Phase.LEAVE)
             failed = self.core.leave(addr)
         if self._clock.watched:
             self._clock.settle()
@@ -276,8 +281,8 @@ class SimCmId(CmId):
         with self._clock:
             self.core.destroy()
             self._channel.ids.pop(self, None)
-        if self._qp is not None:
-            self._qp.close()
+            if self._qp is not None:
+                self._qp.close()
 
 
 class SimRegion(Region):
@@ -340,16 +345,19 @@ class SimQueuePair(QueuePair):
 
     def _modify(self, state: QpState) -> None:
         with self._clock:
+            self._require_open("modify", Phase.MODIFY)
             failed = self.core.modify(state)
         _check(failed, "modify", Phase.MODIFY, state=state.name)
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         with self._clock:
+            self._require_open("attach_mcast", Phase.ATTACH)
             failed = self._fabric.attach(self.core, gid, lid)
         _check(failed, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
 
     def _detach_mcast(self, gid: Gid, lid: int) -> None:
         with self._clock:
+            self._require_open("detach_mcast", Phase.DETACH)
             failed = self._fabric.detach(self.core, gid, lid)
         _check(failed, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
 
@@ -367,6 +375,8 @@ class SimQueuePair(QueuePair):
             ready = core.state is not _SQD or clock.wait(
                 lambda: core.state is not _SQD, timeout, "send", Phase.SEND
             )
+            if self._closed:
+                self._require_open("send", Phase.SEND)
             failed = self._fabric.send(core, destination, owned, imm) if ready else errno.ETIMEDOUT
             error = core.error
         if clock.watched:
@@ -420,8 +430,8 @@ class SimQueuePair(QueuePair):
         self._require_open("recv", Phase.RECV)
 
     def fileno(self) -> int:
-        self._require_open("fileno", Phase.RECV)
         with self._clock:
+            self._require_open("fileno", Phase.RECV)
             if self._readiness is None:
                 self._readiness = Readiness()
                 self._clock.want_descriptor()
