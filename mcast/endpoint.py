@@ -11,6 +11,9 @@ with mcast.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
 All objects may be used from several threads at once; of several threads that wait on one endpoint, one
 receives for all. An endpoint acts by itself (rejoins, answers probes) inside the calls that wait or send.
 Timeouts are seconds on the backend's clock; None waits without end, 0 polls.
+
+A call that Ctrl-C ends is done or not done: a join leaves no membership, and `leave` and `close` may be
+called again. A message that an interrupted receive had taken from the device is lost, as with a socket.
 """
 
 from __future__ import annotations
