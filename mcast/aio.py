@@ -20,9 +20,11 @@ refused join may ask the SA for the reason, 0.25 s at the most. `stats` may be c
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
 from math import inf
+from threading import get_ident
 from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -30,8 +32,8 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, TimedOut
+from mcast.batch import CopiedBatch
 from mcast.group import Group, GroupState
-from mcast.inbox import CopiedBatch
 from mcast.policy import Event
 from mcast.probe import Peer
 from mcast.session import Operation, Post, Session, Wait, as_list
@@ -68,6 +70,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     def _prepare(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._clock = self._loop.time
         self._waiters: dict[asyncio.Future[Any], Waiter] = {}
         self._alarm: asyncio.TimerHandle | None = None
@@ -227,12 +230,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def _watch(self) -> None:
         """Let the loop tell of events, and make the queue pair tell of messages once it is found empty."""
         session = self._session
+        # Duplicates: whoever closes the originals, the loop watches no number that is another's by then.
         if self._channel_fd < 0:
-            self._channel_fd = session.channel.fileno()
+            self._channel_fd = os.dup(session.channel.fileno())
             self._loop.add_reader(self._channel_fd, self._on_change)
-            session.station.before_qp_closes = self._forget_qp
+            session.station.on_id_destroyed = self._on_id_destroyed
         if self._qp_fd < 0 and (qp := session.usable_qp) is not None:
-            self._qp_fd = qp.fileno()
+            self._qp_fd = os.dup(qp.fileno())
 
     def _on_change(self) -> None:
         """An event waits, or something is due; in the background there is nobody to raise to."""
@@ -322,13 +326,23 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     def _unwatch(self) -> None:
         if self._watching:
-            self._loop.remove_reader(self._qp_fd)
             self._watching = False
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._qp_fd)
+
+    def _on_id_destroyed(self) -> None:
+        """The queue pair is closed: to be replaced, or with its backend, in whatever thread."""
+        here = get_ident() == self._thread
+        if here:
+            self._forget_qp()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._wake if here else self._on_id_destroyed)
 
     def _forget_qp(self) -> None:
-        """The queue pair is about to close, and its descriptor with it."""
         self._unwatch()
-        self._qp_fd = -1
+        if self._qp_fd >= 0:
+            os.close(self._qp_fd)
+            self._qp_fd = -1
 
     # --- the end ---
 
@@ -341,14 +355,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
         if not self.closed:
             if self._channel_fd >= 0:
                 self._loop.remove_reader(self._channel_fd)
+                os.close(self._channel_fd)
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm_at = -inf  # nothing is due any more
             self._forget_qp()
-            with self._lock:
-                self._end()
             self._wake()
-        self._close_owned()
+        self._close_all()
 
     async def __aenter__(self) -> Self:
         return self

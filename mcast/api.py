@@ -10,21 +10,24 @@ G-MTU    a message larger than one MTU: `MessageTooLarge`, and nothing of its ba
 G-MLID   one MGID with a second MLID on one QP: `SecondMlid`
 
 Units: seconds for timeouts (None waits without end, 0 polls), bytes for sizes, Gbit/s for rates.
-The objects of one event channel may be used from several threads at once.
+The objects of one event channel may be used from several threads at once. Ctrl-C ends a call where it waits;
+a call that it ends is done or not done (`mcast.interrupts`).
 """
 
 from __future__ import annotations
 
 import errno as E
 import operator
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, IntEnum, IntFlag
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from typing_extensions import Buffer
@@ -57,9 +60,12 @@ from mcast.errors import (
     WcStatus,
     mcast_error,
 )
+from mcast.interrupts import Enterable, uninterrupted
 
 if TYPE_CHECKING:
     from mcast.testbed import Testbed
+
+J = TypeVar("J")
 
 __all__ = [
     "GRH_BYTES",
@@ -323,10 +329,29 @@ class Destination(_Model):
     flow_label: int = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
 
+    def can_reply_to(self, message: Message) -> bool:
+        """Whether the sender of a message that came over this group is somebody who can be answered.
+
+        The sender's address and queue pair are what the message says. A send to an address of the other IP
+        version puts the own queue pair into ERR on RoCE, and a multicast address would spread the answer.
+        """
+        source = message.source
+        return (
+            1 < message.src_qp < MULTICAST_QPN
+            and any(source)
+            and not source.is_multicast
+            and (source.ipv4 is None) == (self.gid.ipv4 is None)
+            and not (source.ipv4 is not None and _is_nobody(source.ipv4))
+        )
+
     def reply_to(self, message: Message) -> Destination:
         """Where to answer a message that came over this group: its sender's QP alone."""
         sender = {"gid": message.source, "qp_num": message.src_qp, "dlid": message.src_lid}
         return self.model_copy(update=sender)
+
+
+def _is_nobody(address: IPv4Address) -> bool:
+    return address.is_unspecified or address.is_loopback or address.is_reserved
 
 
 class UdParam(NamedTuple):
@@ -500,7 +525,7 @@ class GroupTable(NamedTuple):
 # --- the four nouns --------------------------------------------------------
 
 
-class _Closeable(ABC):
+class _Closeable(Enterable, ABC):
     """Closes once, at the latest at the end of a `with`."""
 
     _closed = False
@@ -515,13 +540,13 @@ class _Closeable(ABC):
         if self._closed:
             raise Closed(type(self).__name__, call, phase)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            self.close()  # Ctrl-C may have come before the first one began
 
     @abstractmethod
     def close(self) -> None: ...
@@ -598,8 +623,11 @@ class EventChannel(_Closeable):
 
     def create_id(self, port_space: PortSpace = PortSpace.UDP) -> CmId:
         """rdma_create_id. A new, unbound id."""
-        self._require_open("create_id", Phase.OPEN)
-        return self._create_id(port_space)
+        with uninterrupted() as block:
+            self._require_open("create_id", Phase.OPEN)
+            cm_id = self._create_id(port_space)
+            block.undo = cm_id.destroy
+        return cm_id
 
     def get_event(self, timeout: float | None = None) -> CmEvent | None:
         """rdma_get_cm_event and rdma_ack_cm_event: the next event, or None when `timeout` s have passed.
@@ -607,22 +635,26 @@ class EventChannel(_Closeable):
         Retrieving a MULTICAST_JOIN of a full member attaches the id's QP (JEX-15, JM-2); if the attach
         fails the event is a MULTICAST_ERROR with status -1 and the attach's errno (facts: kernel, join).
         """
-        if self._closed:
-            self._require_open("get_event", Phase.EVENT)
-        return self._get_event(timeout)
+        with uninterrupted():
+            if self._closed:
+                self._require_open("get_event", Phase.EVENT)
+            return self._get_event(timeout)
 
     @abstractmethod
     def _create_id(self, port_space: PortSpace) -> CmId: ...
 
     @abstractmethod
-    def _get_event(self, timeout: float | None) -> CmEvent | None: ...
+    def _get_event(self, timeout: float | None) -> CmEvent | None:
+        """Waits inside `interruptible`; what was taken from the queue is returned."""
 
 
 class CmId(_OnPort):
     """rdma_cm_id: bound to a device, joins and leaves groups, owns at most one QP."""
 
     def __init__(self) -> None:
-        self._joined: dict[object, McastAddress] = {}  # by group
+        self._joined: dict[object, tuple[McastAddress]] = {}  # by group
+        self.on_destroyed: Callable[[], None] = lambda: None
+        """Called when the id has ended and its QP with it, in the thread that has ended it."""
 
     @property
     @abstractmethod
@@ -640,9 +672,10 @@ class CmId(_OnPort):
         0.0.0.0 and 127.0.0.1 succeed and leave the id without a device. Not local: EADDRNOTAVAIL.
         PortSpace.IPOIB on Ethernet: EINVAL. (facts: kernel, join)
         """
-        self._require_open("bind_addr", Phase.BIND)
-        with self._explained():
-            self._bind_addr(_ip(src))
+        source = _ip(src)
+        with uninterrupted(), self._explained():
+            self._require_open("bind_addr", Phase.BIND)
+            self._bind_addr(source)
 
     def resolve_addr(
         self,
@@ -654,8 +687,10 @@ class CmId(_OnPort):
 
         The id may join once ADDR_RESOLVED has been fetched. No route and no source: ENETUNREACH.
         """
-        self._require_open("resolve_addr", Phase.RESOLVE)
-        self._resolve_addr(McastAddress.of(dst), None if src is None else _ip(src), timeout)
+        group, source = McastAddress.of(dst), None if src is None else _ip(src)
+        with uninterrupted():
+            self._require_open("resolve_addr", Phase.RESOLVE)
+            self._resolve_addr(group, source, timeout)
 
     def create_qp(self, init: QpInit | None = None) -> QueuePair:
         """rdma_create_qp. A UD QP of a bound id is in RTS with its receives posted; RC and UC in INIT.
@@ -663,8 +698,12 @@ class CmId(_OnPort):
         A second QP on the id, RC or UC in PortSpace.UDP, UD in PortSpace.TCP, no device: EINVAL.
         block_loopback on a device that cannot: EOPNOTSUPP, or EINVAL from some drivers.
         """
-        self._require_open("create_qp", Phase.CREATE_QP)
-        return self._create_qp(init or QpInit())
+        wanted = init or QpInit()
+        with uninterrupted() as block:
+            self._require_open("create_qp", Phase.CREATE_QP)
+            qp = self._create_qp(wanted)
+            block.undo = qp.close
+        return qp
 
     def join_multicast(
         self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None
@@ -673,15 +712,9 @@ class CmId(_OnPort):
         if self._closed:
             self._require_open("join_multicast", Phase.JOIN)
         address = McastAddress.of(addr)
-        key = self._group_of(address)
-        if key in self._joined:
-            raise AlreadyJoined("join_multicast", self._joined[key])
-        try:
-            self._join_multicast(address, context)
-        except McastError as error:
-            error.link_layer = self.link_layer
-            raise
-        self._joined[key] = address
+        self._join_once(
+            "join_multicast", self._group_of(address), address, self._join_multicast, address, context
+        )
 
     def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
         """rdma_join_multicast_ex: start to join; the outcome is an event that carries `context` (JEX-17).
@@ -691,18 +724,35 @@ class CmId(_OnPort):
         IPoIB broadcast group), ENXIO (device removed). `AlreadyJoined`: guard G-JOIN.
         After a MULTICAST_ERROR the membership still wants its leave (JEX-14).
         """
-        if self._closed:
-            self._require_open("join_multicast_ex", Phase.JOIN)
         address: object = attr.addr  # a model_construct may have anything
-        key = self._group_of(address) if isinstance(address, McastAddress) else None
-        if key in self._joined:
-            raise AlreadyJoined("join_multicast_ex", self._joined[key])
-        try:
-            self._join_multicast_ex(attr, context)
-        except McastError as error:
-            error.link_layer = self.link_layer
-            raise
-        self._joined[key] = attr.addr
+        group = self._group_of(address) if isinstance(address, McastAddress) else object()
+        self._join_once("join_multicast_ex", group, attr.addr, self._join_multicast_ex, attr, context)
+
+    def _join_once(
+        self,
+        call: str,
+        group: object,
+        address: McastAddress,
+        join: Callable[[J, object], None],
+        what: J,
+        context: object,
+    ) -> None:
+        """Guard G-JOIN: the group is claimed before it is joined, so of two threads one is refused."""
+        claim = (address,)
+        with uninterrupted() as block:
+            if self._closed:
+                self._require_open(call, Phase.JOIN)
+            claimed = self._joined.setdefault(group, claim)
+            if claimed is not claim:
+                raise AlreadyJoined(call, *claimed)
+            try:
+                join(what, context)
+            except BaseException as error:
+                self._joined.pop(group, None)
+                if isinstance(error, McastError):
+                    error.link_layer = self.link_layer
+                raise
+            block.undo = partial(self.leave_multicast, address)
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
         """rdma_leave_multicast: leave and detach the id's QP (LV-1); never blocks on an event.
@@ -714,19 +764,24 @@ class CmId(_OnPort):
         if self._closed:
             self._require_open("leave_multicast", Phase.LEAVE)
         address = McastAddress.of(addr)
-        try:
-            self._leave_multicast(address)
-        except McastError as error:
-            error.link_layer = self.link_layer
-            raise
-        self._joined.pop(self._group_of(address), None)
+        with uninterrupted():
+            try:
+                self._leave_multicast(address)
+            except McastError as error:
+                error.link_layer = self.link_layer
+                raise
+            self._joined.pop(self._group_of(address), None)
 
     def destroy(self) -> None:
         """rdma_destroy_id, after leaving all groups (LV-4) and destroying the QP. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._joined.clear()
-            self._destroy()
+        with uninterrupted():
+            if not self._closed:
+                self._closed = True
+                self._joined.clear()
+                try:
+                    self._destroy()
+                finally:
+                    self.on_destroyed()
 
     def close(self) -> None:
         """The same as destroy."""
@@ -819,8 +874,8 @@ class QueuePair(_OnPort):
 
     def modify(self, state: QpState) -> None:
         """ibv_modify_qp. INIT posts the receives again. A step the state machine lacks: EINVAL."""
-        self._require_open("modify", Phase.MODIFY)
-        with self._explained():
+        with uninterrupted(), self._explained():
+            self._require_open("modify", Phase.MODIFY)
             self._modify(state)
 
     def reset(self) -> None:
@@ -835,13 +890,13 @@ class QueuePair(_OnPort):
         ENOMEM (max_mcast_qp_attach or max_mcast_grp, DT-7), ENOSYS (no multicast, DT-8), `SecondMlid`.
         Nothing arrives unless the port is a member of the group as well (AT-5).
         """
-        self._require_open("attach_mcast", Phase.ATTACH)
         gid = Gid(gid)
         _check_lid(lid)
-        attached = self.attachments.get(gid, lid)
-        if attached != lid:
-            raise SecondMlid(gid, lid, attached)
-        with self._explained():
+        with uninterrupted(), self._explained(), self._attaching:
+            self._require_open("attach_mcast", Phase.ATTACH)
+            attached = self.attachments.get(gid, lid)
+            if attached != lid:
+                raise SecondMlid(gid, lid, attached)
             self._attach_mcast(gid, lid)
 
     def detach_mcast(self, gid: Gid | str, lid: int) -> None:
@@ -850,10 +905,17 @@ class QueuePair(_OnPort):
         Acts on this device alone (DT-2), on this QP (DT-1), on this group (DT-4); once is enough (DT-9).
         EINVAL: not a multicast GID, not UD, not attached with this pair (DT-6).
         """
-        self._require_open("detach_mcast", Phase.DETACH)
+        gid = Gid(gid)
         _check_lid(lid)
-        with self._explained():
-            self._detach_mcast(Gid(gid), lid)
+        with uninterrupted(), self._explained(), self._attaching:
+            self._require_open("detach_mcast", Phase.DETACH)
+            self._detach_mcast(gid, lid)
+
+    @property
+    def _attaching(self) -> threading.RLock:
+        """Held from the look to the act of guard G-MLID; made by the first who asks."""
+        lock: threading.RLock = vars(self).setdefault("_attaching_lock", threading.RLock())
+        return lock
 
     def send(
         self,

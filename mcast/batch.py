@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from struct import Struct
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from mcast.addresses import Gid
+from mcast.interrupts import Enterable, uninterrupted
 
 RECORD_DTYPE: Any = {
     "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group"],
@@ -45,7 +46,7 @@ class Message(NamedTuple):
     src_lid: int = 0
 
 
-class Batch(ABC):
+class Batch(Enterable, ABC):
     """Messages in the order of arrival, in receive buffers leased from the QP.
 
     A buffer goes back to the receive queue at `release()`, at the end of a `with`, or when the batch is
@@ -151,16 +152,17 @@ class Batch(ABC):
                     "drop it, or copy the payload first"
                 ) from None
             self._views.pop()
-        self._release()
-        self._released = True
-
-    def __enter__(self) -> Self:
-        return self
+        with uninterrupted():
+            self._release()
+            self._released = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self.release()
+        finally:
+            self.release()  # Ctrl-C may have come before the first one began
 
     def __del__(self) -> None:
         # A view still exported elsewhere keeps its buffers leased: lost receives, never wrong bytes.
@@ -168,3 +170,31 @@ class Batch(ABC):
             self.release()
         except (BufferError, AttributeError):
             pass
+
+
+class CopiedBatch(Batch):
+    """Messages with payloads of their own: nothing is leased."""
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        super().__init__()
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(message.payload) for message in self._messages]
+
+    @property
+    def groups(self) -> list[Gid]:
+        return [message.group for message in self._messages]
+
+    def _message(self, index: int) -> Message:
+        message = self._messages[index]
+        return message._replace(payload=message.payload[:])
+
+    def _release(self) -> None:
+        """Nothing to give back."""
+
+    __del__: Any = staticmethod(tuple)  # does nothing, by C: in a `__del__` of Python Ctrl-C would be lost

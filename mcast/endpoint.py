@@ -11,20 +11,24 @@ with mcast.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
 All objects may be used from several threads at once; of several threads that wait on one endpoint, one
 receives for all. An endpoint acts by itself (rejoins, answers probes) inside the calls that wait or send.
 Timeouts are seconds on the backend's clock; None waits without end, 0 polls.
+
+A call that Ctrl-C ends is done or not done: a join leaves no membership, and `leave` and `close` may be
+called again. A message that an interrupted receive had taken from the device is lost, as with a socket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from math import inf
-from threading import TIMEOUT_MAX
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
 from mcast.group import Group, GroupState
+from mcast.interrupts import Enterable, interruptible, uninterrupted
 from mcast.policy import Event
 from mcast.probe import Peer
 from mcast.session import Operation, Post, Wait, as_list
@@ -41,7 +45,7 @@ LOOK_EVERY = 64
 """Receives after each other that found something, until events are asked for all the same."""
 
 
-class Endpoint(EndpointView["Membership | Sender"]):
+class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     """One id and one UD queue pair on one port, and the groups that they are in."""
 
     _pumping = False
@@ -72,15 +76,17 @@ class Endpoint(EndpointView["Membership | Sender"]):
         settle: float,
         make: Callable[[Endpoint, Group], M],
     ) -> M:
-        group = self._run(self._session.join(name, send_only, timeout, settle))
-        member = self._members[group.address] = make(self, group)
+        with uninterrupted() as block:
+            group = self._run(self._session.join(name, send_only, timeout, settle))
+            member = self._members[group.address] = make(self, group)
+            block.undo = member.leave
         return member
 
     def _leave(self, group: Group) -> None:
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._session.leave(group)
             self._members.pop(group.address, None)
-            self._changed.notify_all()
+            self._sleepers.wake()
             if self._pumping and not self.closed:
                 self._session.station.nudge()  # the receiving thread may wait for this very group
 
@@ -94,7 +100,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
         session = self._session
         batch = self._taken(session.take_batch, max)
-        return batch if batch is not None else self._run(session.recv_batch(max, timeout))
+        return batch if batch is not None else self._run(session.recv_batch(max, timeout), self._put_back)
 
     def batches(self, timeout: float | None = None, max: int = 64) -> Iterator[Batch]:
         """Leased batches, each released when the next is asked for; ends after `timeout` s without one.
@@ -124,7 +130,14 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def _recv(self, group: Group | None, timeout: float | None) -> Message | None:
         session = self._session
         message = self._taken(session.take, group)
-        return message if message is not None else self._run(session.recv(group, timeout))
+        return message if message is not None else self._run(session.recv(group, timeout), self._put_back)
+
+    def _put_back(self, found: Message | Batch | None) -> None:
+        """For the next who asks: the call that it was received for was interrupted."""
+        if found:
+            with self._lock:
+                self._session.put_back(found)
+                self._sleepers.wake()
 
     def _taken(self, take: Callable[[P], T | None], what: P) -> T | None:
         """What `take(what)` finds at once; None if it is nothing, or if another thread receives.
@@ -137,41 +150,50 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._unlooked += 1
             if self._unlooked > LOOK_EVERY:
                 self._look()
-            return take(what)
+            try:
+                return take(what)
+            except BaseException:
+                self._session.recount()
+                raise
 
     # --- the driver ---
 
     def _look(self) -> bool:
         """Take in what has happened, do what is due; whether there was anything."""
         self._unlooked = 0
-        happened = self._session.step()
-        if happened:
-            self._changed.notify_all()
-        return happened
+        with uninterrupted():
+            happened = self._session.step()
+            if happened:
+                self._sleepers.wake()
+            return happened
 
-    def _run(self, operation: Operation[T]) -> T:
-        """Carry an operation out by blocking."""
-        with self._lock:
-            try:
-                wait = next(operation)
-                while True:
-                    try:
-                        batch = self._pump(wait)
-                    except BaseException as error:
-                        wait = operation.throw(error)
-                    else:
-                        wait = operation.send(batch)
-            except StopIteration as done:
-                result: T = done.value
-                return result
+    def _run(self, operation: Operation[T], undo: Callable[[T], None] = lambda _: None) -> T:
+        """Carry an operation out by blocking; `undo` what it gave if nobody gets that."""
+        with uninterrupted() as block, self._lock:
+            result = self._carry_out(operation)
+            block.undo = partial(undo, result)
+        return result
+
+    def _carry_out(self, operation: Operation[T]) -> T:
+        try:
+            wait = next(operation)
+            while True:
+                try:
+                    batch = self._pump(wait)
+                except BaseException as error:
+                    wait = operation.throw(error)
+                else:
+                    wait = operation.send(batch)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
     def _pump(self, wait: Wait) -> Batch | None:
         """Let something happen, at most until `wait.until`; what was received, if this call received."""
         session = self._session
         if self._pumping:
             # Only who receives reads events: had another read one, nothing would wake the sleeper.
-            left = None if wait.until is None else max(0.0, wait.until - session.now())
-            self._changed.wait(None if left is None else min(left, TIMEOUT_MAX))
+            self._sleepers.sleep(None if wait.until is None else max(0.0, wait.until - session.now()))
             return None
         if self._look():
             return None
@@ -191,7 +213,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
             if qp is None:
                 event = session.channel.get_event(timeout)
             else:
-                batch = qp.recv(max, timeout, events=True)
+                with interruptible():
+                    batch = qp.recv(max, timeout, events=True)
         except QpError as error:
             failed = error
         except Closed:
@@ -199,7 +222,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         finally:
             self._lock.acquire()
             self._pumping = False
-            self._changed.notify_all()
+            self._sleepers.wake()
         if event is not None:
             session.on_event(event)
         if failed is not None:
@@ -213,24 +236,22 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
         What a call has received by then it still returns; the next one raises Closed.
         """
-        with self._lock:
-            self._end()  # wakes who receives, and so its followers
-        self._close_owned()
-
-    def __enter__(self) -> Self:
-        return self
+        self._close_all()  # wakes who receives, and so its followers
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            self.close()  # Ctrl-C may have come before the first one began
 
 
 open_endpoint = Endpoint
 """Open an endpoint: the class, by the name of what calling it does."""
 
 
-class Sender(MemberView):
+class Sender(Enterable, MemberView):
     """A group that one sends to."""
 
     _endpoint: Endpoint
@@ -288,13 +309,13 @@ class Sender(MemberView):
         """Leave the group. Idempotent. What was received and not asked for is forgotten."""
         self._endpoint._leave(self._group)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave()
+        try:
+            self.leave()
+        finally:
+            self.leave()  # Ctrl-C may have come before the first one began
 
 
 class Membership(Sender):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from mcast.addresses import Gid
-from mcast.batch import Batch, Message
+from mcast.batch import Batch, CopiedBatch, Message
 
 
 class Inbox:
@@ -51,38 +50,14 @@ def copied(message: Message) -> Message:
     return Message(memoryview(bytes(message.payload)), *message[1:])  # _replace takes three times as long
 
 
-class CopiedBatch(Batch):
-    """Messages with payloads of their own: nothing is leased."""
-
-    def __init__(self, messages: Sequence[Message] = ()) -> None:
-        super().__init__()
-        self._messages = messages
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @property
-    def lengths(self) -> list[int]:
-        return [len(message.payload) for message in self._messages]
-
-    @property
-    def groups(self) -> list[Gid]:
-        return [message.group for message in self._messages]
-
-    def _message(self, index: int) -> Message:
-        message = self._messages[index]
-        return message._replace(payload=message.payload[:])
-
-    def _release(self) -> None:
-        """Nothing to give back."""
-
-
 class ChosenBatch(CopiedBatch):
     """Some messages of a batch, or parts of them: the lease of the whole batch ends with it."""
 
     def __init__(self, batch: Batch, messages: Sequence[Message]) -> None:
         super().__init__(messages)
         self._batch = batch
+
+    __del__ = Batch.__del__
 
     def _release(self) -> None:
         for message in self._messages:

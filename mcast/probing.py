@@ -19,6 +19,9 @@ logger = logging.getLogger("mcast")
 ECHOES_MAX = 16
 """Probes of one batch that are answered: each may make every member receive; whoever asks will ask again."""
 
+PEERS_MAX = 65_536
+"""Answers to one question that are remembered; more than `ready` can sensibly be asked for."""
+
 NO_GID = Gid(bytes(16))
 
 
@@ -65,7 +68,8 @@ class Prober:
         group = self._station.by_mgid.get(message.group)
         quest = self.quests.get(found.number)
         if found.kind is Kind.ECHO:
-            if quest is not None and self._is_me(found.asker) and not message.from_self:
+            mine = quest is not None and self._is_me(found.asker) and not message.from_self
+            if quest is not None and mine and len(quest.peers) < PEERS_MAX:
                 quest.peers.add(Peer(message.source, message.src_qp))
         elif message.from_self:
             if quest is not None:
@@ -77,8 +81,12 @@ class Prober:
         if self.echoes_left <= 0:
             self._drop(group, "probe: too many at once")
             return
+        alone = found.kind is Kind.ASK_ALONE
+        if alone and not destination.can_reply_to(message):
+            self._drop(group, "probe: nobody whom one can answer")
+            return
         self.echoes_left -= 1
-        to = destination.reply_to(message) if found.kind is Kind.ASK_ALONE else destination
+        to = destination.reply_to(message) if alone else destination
         asker = Peer(message.source, message.src_qp)
         try:
             self._post(to, Probe(Kind.ECHO, found.number, asker))

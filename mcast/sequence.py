@@ -7,9 +7,8 @@ join) and a 64-bit number. Nothing in it is trusted: what makes no sense is refu
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from enum import Enum
-from operator import attrgetter
 from struct import Struct
 from typing import NamedTuple
 
@@ -29,8 +28,14 @@ WINDOW = 1024
 JUMP_MAX = 1 << 32
 """The largest plausible step forward; a sender that starts anew has a new stream id."""
 
+RESTART_AFTER = 16
+"""Implausible numbers that follow each other before they are believed: no lie silences a stream for long."""
+
 SOURCES_MAX = 1024
-"""Streams that are remembered of a group; the one not heard of for longest is forgotten first."""
+"""Senders that are remembered of a group; the one not heard of for longest is forgotten first."""
+
+STREAMS_MAX = 16
+"""Streams that are remembered of a sender. So a sender that makes up streams pushes out its own alone."""
 
 _MASK = (1 << WINDOW) - 1
 
@@ -73,26 +78,23 @@ def parse(payload: memoryview) -> Number | Refusal:
 class Stream:
     """What has come of one stream. Bit i of `_seen` stands for the number `_highest - i`."""
 
-    __slots__ = ("_first", "_highest", "_seen", "duplicates", "gaps", "late", "qp_num", "received")
+    __slots__ = ("_far", "_first", "_highest", "_run", "_seen", "duplicates", "gaps", "late", "received")
 
-    def __init__(self, first: int, qp_num: int = 0) -> None:
-        self.qp_num = qp_num
-        self._first = self._highest = first
+    def __init__(self, first: int) -> None:
+        self._first = self._highest = self._far = first
         self._seen = 1
+        self._run = 0
+        """How many numbers far from the others, the last of them `_far`, have followed each other."""
         self.received = 1
         self.gaps = self.late = self.duplicates = 0
 
     def take(self, number: int) -> Refusal | None:
         """Count a message; why it is not delivered, if it is not."""
         ahead = number - self._highest
-        if ahead > JUMP_MAX:
-            return Refusal.JUMP
+        if not -WINDOW < ahead <= WINDOW:
+            return self._take_far(number, ahead)
         if ahead > 0:
-            self._seen = (self._seen << ahead | 1) & _MASK if ahead < WINDOW else 1
-            self._highest = number
-            self.gaps += ahead - 1
-        elif -ahead >= WINDOW:
-            return Refusal.OLD
+            self._advance(number, (self._seen << ahead | 1) & _MASK, ahead - 1)
         elif self._seen >> -ahead & 1:
             self.duplicates += 1
             return Refusal.DUPLICATE
@@ -103,53 +105,109 @@ class Stream:
         self.received += 1
         return None
 
+    def goes_on_at(self, number: int) -> Stream:
+        """The same stream from its sender's next queue pair: what was lost meanwhile is a gap."""
+        stream = Stream(number)
+        ahead = number - self._highest
+        if 0 < ahead <= JUMP_MAX:
+            stream.gaps = ahead - 1
+            stream._first = self._highest + 1
+        return stream
+
+    def _take_far(self, number: int, ahead: int) -> Refusal | None:
+        """A number far from the others moves the window once others have followed it: it may be a lie.
+
+        After a plausible step forward the message itself is delivered.
+        """
+        step, self._far = number - self._far, number
+        if self._run and step == 0:
+            self.duplicates += 1
+            return Refusal.DUPLICATE
+        self._run = self._run + 1 if self._run and 0 < step < WINDOW else 1
+        plausible = 0 < ahead <= JUMP_MAX
+        if plausible and self._run > 1:
+            self._advance(number, 1 << step | 1, ahead - 2)
+        elif self._run >= RESTART_AFTER:
+            self._first = number
+            self._advance(number, 1, 0)
+        elif not plausible:
+            return Refusal.JUMP if ahead > 0 else Refusal.OLD
+        self.received += 1
+        return None
+
+    def _advance(self, number: int, seen: int, missing: int) -> None:
+        self._highest, self._seen, self._run = number, seen, 0
+        self.gaps += missing
+
 
 class Sources:
-    """The streams of a group, by source GID and stream id; `forgotten` sums up those let go.
+    """The streams of a group by sender, which is a GID and a queue pair; `forgotten` sums up those let go.
 
-    A stream goes on when its sender gets another queue pair, so what was lost meanwhile is a gap.
+    Both are the device's word, not the message's. So a sender that lies about stream and number is alone
+    with its lies.
     """
 
     def __init__(self, limit: int = SOURCES_MAX) -> None:
         self._limit = limit
-        self._streams: OrderedDict[tuple[Gid, int], Stream] = OrderedDict()
+        self._senders: OrderedDict[tuple[Gid, int], OrderedDict[int, Stream]] = OrderedDict()
+        self._last: dict[tuple[Gid, int], Stream] = {}
+        """By source and stream id, whatever the queue pair: the stream that began last."""
         self.forgotten: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return sum(map(len, self._senders.values()))
 
     def take(self, source: Gid, qp_num: int, payload: memoryview) -> Refusal | None:
         """Count a message by its header; why it is not delivered, if it is not."""
         header = parse(payload)
         if isinstance(header, Refusal):
             return header
-        key = (source, header.stream)
-        stream = self._streams.get(key)
-        if stream is not None:
-            self._streams.move_to_end(key)
-            stream.qp_num = qp_num
-            return stream.take(header.number)
-        self._streams[key] = Stream(header.number, qp_num)
-        if len(self._streams) > self._limit:
-            _, oldest = self._streams.popitem(last=False)
-            self.forgotten.update(streams=1, gaps=oldest.gaps, late=oldest.late, duplicates=oldest.duplicates)
+        sender = (source, qp_num)
+        streams = self._senders.get(sender)
+        if streams is None:
+            streams = self._senders[sender] = OrderedDict()
+            if len(self._senders) > self._limit:
+                (silent, _), ended = self._senders.popitem(last=False)
+                for number, stream in ended.items():
+                    self._forget(silent, number, stream)
+        else:
+            self._senders.move_to_end(sender)
+        known = streams.get(header.stream)
+        if known is not None:
+            streams.move_to_end(header.stream)
+            return known.take(header.number)
+        before = self._last.get((source, header.stream))
+        stream = Stream(header.number) if before is None else before.goes_on_at(header.number)
+        streams[header.stream] = self._last[source, header.stream] = stream
+        if len(streams) > STREAMS_MAX:
+            self._forget(source, *streams.popitem(last=False))
         return None
+
+    def _forget(self, source: Gid, number: int, stream: Stream) -> None:
+        if self._last.get((source, number)) is stream:
+            del self._last[source, number]
+        self.forgotten.update(streams=1, gaps=stream.gaps, late=stream.late, duplicates=stream.duplicates)
+
+    def _streams(self) -> Iterator[tuple[Gid, int, int, Stream]]:
+        for (source, qp_num), streams in self._senders.items():
+            for number, stream in streams.items():
+                yield source, qp_num, number, stream
 
     def total(self, field: str) -> int:
         """`gaps`, `late` or `duplicates` of all streams, the forgotten ones included."""
-        counts: Iterable[int] = map(attrgetter(field), self._streams.values())
+        counts: Iterator[int] = (getattr(stream, field) for *_, stream in self._streams())
         return self.forgotten[field] + sum(counts)
 
     def snapshot(self) -> tuple[SourceStats, ...]:
         return tuple(
             SourceStats(
                 source=source,
-                qp_num=stream.qp_num,
+                qp_num=qp_num,
                 stream=number,
                 received=stream.received,
                 gaps=stream.gaps,
                 late=stream.late,
                 duplicates=stream.duplicates,
             )
-            for (source, number), stream in self._streams.items()
+            for source, qp_num, number, stream in self._streams()
         )

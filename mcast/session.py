@@ -37,8 +37,10 @@ from mcast.api import (
     QueuePair,
     mcast_error,
 )
+from mcast.batch import CopiedBatch
 from mcast.group import GROUP_COUNTS, SEQUENCE_COUNTS, Group, GroupState
-from mcast.inbox import ChosenBatch, CopiedBatch, Inbox, copied
+from mcast.inbox import ChosenBatch, Inbox, copied
+from mcast.interrupts import uninterrupted
 from mcast.policy import (
     Event,
     GaveUp,
@@ -130,12 +132,11 @@ class Session:
 
     def close(self) -> None:
         """Leave every group, free everything. Idempotent."""
-        if not self.closed:
-            self.closed = True
-            self.station.close()
+        self.closed = True
+        self.station.close()
 
     def require_open(self, call: str, phase: Phase) -> None:
-        if self.closed:
+        if self.closed or self.channel.closed:  # whoever has closed it
             raise Closed("Endpoint", call, phase)
 
     @property
@@ -197,8 +198,9 @@ class Session:
 
     def on_qp_error(self, error: QpError) -> None:
         """The QP went into ERR: with a policy it is reset, else the error is the caller's."""
-        self.restorer.on_qp_error(error)
-        self.news = True
+        with uninterrupted():
+            self.restorer.on_qp_error(error)
+            self.news = True
 
     def _tell(self, event: Event) -> None:
         if len(self.events) == EVENTS_KEPT:
@@ -369,8 +371,14 @@ class Session:
         return message
 
     def _filled(self) -> Iterator[Inbox]:
-        inboxes = [self.strays, *(group.inbox for group in self.groups.values())]
-        return (inbox for inbox in inboxes if len(inbox))
+        return (inbox for inbox in self._inboxes() if len(inbox))
+
+    def _inboxes(self) -> list[Inbox]:
+        return [self.strays, *(group.inbox for group in self.groups.values())]
+
+    def recount(self) -> None:
+        """A receive was interrupted, it may be between taking a message from an inbox and counting it."""
+        self.kept = sum(map(len, self._inboxes()))
 
     def take(self, group: Group | None) -> Message | None:
         """The next message of the group, or of any, if it is here; None: it is not.

@@ -54,7 +54,7 @@ class Station:
         """Groups that are received from."""
         self.ended = False
         """Whether a group is gone, or all is closed: who receives must be told."""
-        self.before_qp_closes: Callable[[], None] = lambda: None
+        self.on_id_destroyed: Callable[[], None] = lambda: None
         self.blocking_loopback = False
         self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
         self.id: CmId
@@ -70,6 +70,7 @@ class Station:
     def _open_id(self) -> None:
         """A new id on the endpoint's port, with a QP that receives."""
         cm_id = self.channel.create_id()
+        cm_id.on_destroyed = lambda: self.on_id_destroyed()
         try:
             cm_id.bind_addr(self.place.address)
             self.qp = self._make_qp(cm_id)
@@ -102,7 +103,6 @@ class Station:
         """A new id and a new QP, in no group, where the place is now."""
         if not self.id.closed:
             self._past = self.counters()
-            self.before_qp_closes()
             with suppress(McastError):  # the device is gone, and refuses what belongs to it
                 self.id.destroy()
         try:
@@ -118,7 +118,6 @@ class Station:
             group.state = GroupState.LEFT
         with suppress(McastError):  # in a fork nothing can be asked
             self._past = self.counters()
-        self.before_qp_closes()
         self.channel.close()
 
     @property

@@ -14,9 +14,9 @@ class _Snapshot(BaseModel):
 
 
 class SourceStats(_Snapshot):
-    """What the sequence headers of one source's stream say.
+    """What the sequence headers of one stream say.
 
-    qp_num      the queue pair that its last message came from
+    qp_num      the queue pair that it comes from; after a rejoin on another one it goes on as a second stream
     gaps        messages that are missing still
     late        messages that came after a later one, and closed a gap
     duplicates  messages that came again; they are not delivered

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import Backend, Destination, DeviceInfo, PortInfo
 from mcast.group import Group, GroupState
+from mcast.interrupts import Sleepers, uninterrupted
 from mcast.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
 from mcast.ports import Address, choose
 from mcast.registry import open_backend
@@ -58,21 +59,22 @@ class EndpointView(Generic[M]):
         settings = Settings(
             LoopbackPolicy(loopback), rejoin, sequence, receive_depth, send_depth, max_message, seed
         )
-        self._owned = open_backend(backend, **(options or {})) if isinstance(backend, str) else None
-        opened = backend if isinstance(backend, Backend) else self._owned
-        assert opened is not None
         self._members: dict[McastAddress, M] = {}
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        try:
-            place = choose(opened, bind, device, port_num)
-            address = place.address if device is None else None
-            find_again = partial(choose, opened, address, device, port_num)
-            self._session = Session(opened, place, find_again, settings, self._clock or opened.now)
-        except BaseException:
-            if self._owned is not None:
-                self._owned.close()
-            raise
+        self._sleepers = Sleepers(self._lock)
+        with uninterrupted() as block:
+            self._owned = open_backend(backend, **(options or {})) if isinstance(backend, str) else None
+            opened = backend if isinstance(backend, Backend) else self._owned
+            assert opened is not None
+            try:
+                place = choose(opened, bind, device, port_num)
+                address = place.address if device is None else None
+                find_again = partial(choose, opened, address, device, port_num)
+                self._session = Session(opened, place, find_again, settings, self._clock or opened.now)
+            except BaseException:
+                self._close_owned()
+                raise
+            block.undo = self._close_all
 
     _clock: Callable[[], float] | None = None
     """The clock that the driver waits by, if it is not the backend's."""
@@ -133,9 +135,15 @@ class EndpointView(Generic[M]):
         state = "closed" if self.closed else groups
         return f"<{type(self).__name__} {self.backend.name} {self.address}: {state}>"
 
-    def _end(self) -> None:
-        self._session.close()
-        self._members.clear()
+    def _close_all(self) -> None:
+        """Free what is the endpoint's; complete after any failure, and repeatable."""
+        with uninterrupted():
+            try:
+                with self._lock:
+                    self._members.clear()
+                    self._session.close()
+            finally:
+                self._close_owned()
 
     def _close_owned(self) -> None:
         if self._owned is not None:

@@ -346,27 +346,24 @@ def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others
 # --- waiting ---------------------------------------------------------------------------------------
 
 
-def test_each_timeout_ends_in_its_own_time(fabric: Fabric) -> None:
+@pytest.mark.parametrize("short_first", [True, False])
+def test_each_timeout_ends_in_its_own_time(fabric: Fabric, short_first: bool) -> None:
+    """A later one never waits for an earlier, nor the other way round."""
+
     async def main() -> None:
         async with pair(fabric) as (_, other):
             group = await other.join(GROUP)
-            loop = asyncio.get_running_loop()
-            over: list[float] = []
-
-            async def wait(seconds: float) -> None:
-                end = loop.time() + seconds
-                assert await group.recv(timeout=seconds) is None
-                assert loop.time() >= end
-                over.append(seconds)
-
-            waits = (
-                0.08,
-                0.02,
-                0.05,
-                0.02,
-            )  # a later one never waits for an earlier, nor the other way round
-            await asyncio.gather(*map(wait, waits))
-            assert over == sorted(waits)
+            loop, end = asyncio.get_running_loop(), asyncio.get_running_loop().time() + 0.02
+            timeouts = [0.02, 100 * BOUND]
+            tasks = [
+                asyncio.create_task(group.recv(timeout=timeout))
+                for timeout in (timeouts if short_first else reversed(timeouts))
+            ]
+            short, long = tasks if short_first else reversed(tasks)
+            assert await short is None
+            assert loop.time() >= end
+            assert not long.done()
+            await cancel(long)
 
     run(main)
 
@@ -799,3 +796,74 @@ def test_an_idle_loop_sleeps(fabric: Fabric) -> None:
             assert selects < 20
 
     run(main)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in_a_thread"])
+@pytest.mark.parametrize("closes", ["backend", "channel"])
+def test_who_waits_wakes_when_the_backend_is_closed_under_the_endpoint(
+    fabric: Fabric, elsewhere: bool, closes: str
+) -> None:
+    async def main() -> None:
+        backend = open_fabric(fabric)
+        endpoint = aio.open_endpoint(backend, "10.0.0.1")
+        group = await endpoint.join(GROUP)
+        waits: list[Awaitable[object]] = [
+            endpoint.recv(),
+            endpoint.recv_batch(),
+            group.recv(),
+            endpoint.next_event(None),
+            group.ready(timeout=None),
+        ]
+        tasks = [asyncio.ensure_future(one) for one in waits]
+        await turns()
+        thing = backend if closes == "backend" else endpoint._session.channel
+        await (asyncio.to_thread(thing.close) if elsewhere else no_wait(thing.close))
+        for task in tasks:
+            with pytest.raises(Closed):
+                await task
+        with pytest.raises(Closed):
+            await endpoint.recv(timeout=0)
+        with pytest.raises(Closed):
+            await group.send(b"x")
+        await endpoint.close()
+        backend.close()
+
+    run(main)
+
+
+async def no_wait(call: Callable[[], None]) -> None:
+    call()
+
+
+def test_an_endpoint_whose_backend_was_closed_leaves_the_descriptors_of_others_alone(fabric: Fabric) -> None:
+    async def main() -> None:
+        backend = open_fabric(fabric)
+        ended = aio.open_endpoint(backend, "10.0.0.1")
+        task = asyncio.create_task((await ended.join(GROUP)).recv())
+        await turns()
+        backend.close()
+        with open_fabric(fabric) as other:  # gets the descriptors that have become free
+            async with aio.open_endpoint(other, "10.0.0.2") as healthy, healthy.join(GROUP) as group:
+                waiting = asyncio.create_task(group.recv())
+                await turns()
+                await ended.close()
+                await group.send(b"heard")
+                assert text(await waiting) == b"heard"
+        with pytest.raises(Closed):
+            await task
+
+    run(main)
+
+
+def test_a_backend_may_be_closed_after_the_loop(fabric: Fabric) -> None:
+    backend = open_fabric(fabric)
+    opened: list[aio.Endpoint] = []
+
+    async def main() -> None:
+        opened.append(aio.open_endpoint(backend, "10.0.0.1"))
+        await (await opened[0].join(GROUP)).recv(timeout=0.001)
+
+    run(main)
+    backend.close()
+    with pytest.raises(Closed):
+        opened[0]._session.require_receiving(None)

@@ -19,6 +19,7 @@ CORE = {
     "causes",
     "cause_rows",
     "diagnosis",
+    "interrupts",
     "mapping",
     "mcmember",
     "sa_refusal",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mcast import Gid, Peer, open_endpoint
-from mcast.api import Phase, TimedOut
+from mcast.api import Phase, QpState, TimedOut
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.qp import Burst, Header
 from mcast.probe import PROBE_SIZE, Kind, Probe, parse
 from mcast.probing import ECHOES_MAX
 
@@ -100,3 +102,48 @@ def test_hostile_probes_do_no_harm_and_a_flood_of_them_is_not_echoed() -> None:
         answered = receiver.stats().probes
         assert answered <= 2 * ECHOES_MAX
         assert group.stats().dropped["probe: too many at once"] == 62 - answered
+
+
+@pytest.mark.parametrize(
+    ("source", "src_qp"),
+    [
+        ("fe80::1", 17),
+        ("::", 17),
+        ("::ffff:0.0.0.0", 17),
+        ("::ffff:127.0.0.1", 17),
+        ("::ffff:239.1.2.3", 17),
+        ("::ffff:255.255.255.255", 17),
+        ("::ffff:10.0.0.1", 0),
+        ("::ffff:10.0.0.1", 0xFFFFFF),
+    ],
+)
+def test_a_probe_from_nobody_is_counted_and_nothing_else_happens(source: str, src_qp: int) -> None:
+    fabric = Fabric.roce()
+    with open_fabric(fabric) as backend, open_endpoint(backend, "10.0.0.2") as receiver:
+        group = receiver.join(GROUP)
+        queue_pair = fabric.qps[0]
+        ask = Probe(Kind.ASK_ALONE, 1, Peer(Gid(bytes(16)), 1)).pack()
+        header = Header(Gid(source), src_qp, group.mgid, 0, group.destination.qkey, 0xFFFF, 0)
+        queue_pair.deliver(Burst([ask], len(ask), header, None, 0), 0, 1)
+        assert group.recv(timeout=0) is None
+        assert dict(group.stats().dropped) == {"probe: nobody whom one can answer": 1}
+        assert queue_pair.state is QpState.RTS
+        group.send(b"usable")
+        assert group.recv(timeout=1) is not None
+        assert receiver.stats().lost == 0
+
+
+def test_answers_to_a_question_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcast.probing.PEERS_MAX", 3)
+    with (
+        open_fabric(Fabric.roce()) as backend,
+        open_endpoint(backend, "10.0.0.2") as asker,
+        ExitStack() as stack,
+    ):
+        group = asker.join(GROUP)
+        echo = Probe(Kind.ECHO, 1, Peer(Gid("::ffff:10.0.0.2"), asker.qp_num)).pack()
+        for _ in range(5):
+            other = stack.enter_context(open_endpoint(backend, "10.0.0.1"))
+            other.sender(GROUP).send(echo)
+        with pytest.raises(TimedOut, match="3 of 9 members"):
+            group.ready(members=9, timeout=0.01)

@@ -11,8 +11,8 @@ import pytest
 
 from mcast.addresses import Gid
 from mcast.api import Message
+from mcast.batch import CopiedBatch
 from mcast.cli.top import Meter
-from mcast.inbox import CopiedBatch
 from mcast.sequence import HEADER_SIZE, SOURCES_MAX, pack
 
 from .conftest import MCAST, Run

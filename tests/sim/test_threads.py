@@ -43,7 +43,6 @@ class World:
         self.fabric = make(ports=2)
         clock = self.fabric.clock
         clock.mutex = self.mutex = WatchedLock()
-        clock.lock = threading.Condition(self.mutex)
         backend = open_fabric(self.fabric)
         assert isinstance(backend, SimBackend)
         self.backend = backend

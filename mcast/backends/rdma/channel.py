@@ -25,6 +25,7 @@ from mcast.backends.rdma.deadline import Deadline, held
 from mcast.backends.rdma.native import Event, Native, Ud
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process, Shared
+from mcast.interrupts import interruptible
 
 _REFUSED = (E.EINVAL, -E.EINVAL)
 """Errno and status of a MULTICAST_ERROR by which an SA, and not a failed attach, ended the join."""
@@ -94,7 +95,8 @@ class RdmaChannel(Shared, EventChannel):
                 found = self._take()
                 if found is not None or deadline.over():
                     return found
-                self.native.wait_event(self._handle, self._wake, deadline.slice_ns())
+                with interruptible():
+                    self.native.wait_event(self._handle, self._wake, deadline.slice_ns())
         return None
 
     def _take(self) -> CmEvent | None:

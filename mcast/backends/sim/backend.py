@@ -48,6 +48,8 @@ from mcast.backends.sim.lease import SimBatch, Slots, message_of
 from mcast.backends.sim.port import PORT_COUNTERS
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.readiness import Readiness
+from mcast.batch import CopiedBatch
+from mcast.interrupts import uninterrupted
 
 ASK_WHY_SECONDS = 0.25
 """How long get_event waits for the SA's answer to why it refused: it has just answered the join."""
@@ -139,12 +141,13 @@ class SimBackend(Backend):
         return group_table(self.fabric, self._hosts)
 
     def close(self) -> None:
-        with self._clock:
-            self._closed = True
-            for channel in list(self._channels):
-                channel.close()
-        if self._owns_fabric:
-            self.fabric.close()
+        with uninterrupted():
+            with self._clock:
+                self._closed = True
+                for channel in list(self._channels):
+                    channel.close()
+            if self._owns_fabric:
+                self.fabric.close()
 
 
 class SimEventChannel(EventChannel):
@@ -186,8 +189,7 @@ class SimEventChannel(EventChannel):
 
     @_call("create_id", Phase.OPEN)
     def _create_id(self, port_space: PortSpace) -> CmId:
-        core = cm.Id(self.fabric, self._hosts, self._core, port_space)
-        cm_id = SimCmId(self, core)
+        cm_id = SimCmId(self, cm.Id(self.fabric, self._hosts, self._core, port_space))
         self.ids[cm_id] = None
         return cm_id
 
@@ -416,8 +418,10 @@ class SimQueuePair(QueuePair):
         self._wait_readable(timeout, events)
         slices = core.take(max)
         self._signal()
-        if not slices and core.error is not None:
-            raise QpError(core.error, "recv", Phase.RECV)
+        if not slices:
+            if core.error is not None:
+                raise QpError(core.error, "recv", Phase.RECV)
+            return CopiedBatch()
         batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
         if self._fabric.watch is not None:
             self._fabric.watch(batch, self)
@@ -468,7 +472,7 @@ class SimQueuePair(QueuePair):
             self._readiness.show(self.core.readable)
 
     def _give_back(self, count: int) -> None:
-        with self._clock:
+        with self._clock.mutex:
             self.core.free += count
 
     @_call("register", Phase.REGISTER)

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from types import TracebackType
 from weakref import ref
 
 from mcast.api import McastError, Phase
+from mcast.interrupts import Sleepers, take_interrupt, uninterrupted
 
 NS = 1_000_000_000
 LONGEST = threading.TIMEOUT_MAX // 1
@@ -51,6 +53,13 @@ def ns_of(seconds: float, what: str = "timeout") -> int:
     return round(min(max(seconds, 0), LONGEST) * NS)
 
 
+class _Calls(threading.local):
+    """The calls into the fabric that a thread is in, one in the other."""
+
+    def __init__(self) -> None:
+        self.under_way: list[uninterrupted] = []
+
+
 class Clock(ABC):
     """What is due, in order of time, then of scheduling."""
 
@@ -59,7 +68,7 @@ class Clock(ABC):
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
-        self.lock = threading.Condition(self.mutex)
+        self._calls = _Calls()
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._scheduled = count()
 
@@ -87,8 +96,9 @@ class Clock(ABC):
         """Nothing scheduled happens any more."""
         self._due.clear()
 
-    # `with clock:` is one call into the fabric. A call that counts in tenths of a microsecond holds the bare
-    # `mutex`, and afterwards, if the clock is `watched`, calls `settle`.
+    # `with clock:` is one call into the fabric, which no signal ends half-way, as none ends a system call. A
+    # call that counts in tenths of a microsecond holds the bare `mutex`, and afterwards, if the clock is
+    # `watched`, calls `settle`.
 
     def settle(self) -> None:
         """What leaving a call does besides unlocking."""
@@ -96,12 +106,17 @@ class Clock(ABC):
             pass
 
     def __enter__(self) -> None:
-        self.lock.acquire()
+        call = uninterrupted()
+        call.__enter__()
+        self.mutex.acquire()
+        self._calls.under_way.append(call)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.lock.release()
+        call = self._calls.under_way.pop()
+        self.mutex.release()
+        call.__exit__(kind, error, trace)
 
 
 class VirtualClock(Clock):
@@ -114,7 +129,6 @@ class VirtualClock(Clock):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0
-        self._depth = 0
         self.watched = False
 
     @property
@@ -125,23 +139,19 @@ class VirtualClock(Clock):
         heappush(self._due, (self._now + max(delay, 0), next(self._scheduled), action))
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        if ready():
-            return True
-        if timeout is None:
-            while not ready():
-                if not self._due:
-                    raise SimulationStalled(call, phase)
-                self._step()
-            return True
-        limit = self._now + max(ns_of(timeout), POLL_NS)
-        due = self._due
-        while due and due[0][0] <= limit:
-            self._now, _, action = heappop(due)
-            action()
+        with uninterrupted():
             if ready():
                 return True
-        self._now = limit
-        return False
+            limit = inf if timeout is None else self._now + max(ns_of(timeout), POLL_NS)
+            while self._due and self._due[0][0] <= limit:
+                self._step()
+                if ready():
+                    return True
+                take_interrupt()
+            if timeout is None:
+                raise SimulationStalled(call, phase)
+            self._now = int(limit)
+            return False
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass, with all that falls due in them."""
@@ -155,20 +165,15 @@ class VirtualClock(Clock):
         self._now, _, action = heappop(self._due)
         action()
 
-    def __enter__(self) -> None:
-        self.lock.acquire()
-        self._depth += 1
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self.watched and self._depth == 1:
+            if self.watched and len(self._calls.under_way) == 1:
                 while self._due:
                     self._step()
         finally:
-            self._depth -= 1
-            self.lock.release()
+            super().__exit__(kind, error, trace)
 
 
 class WallClock(Clock):
@@ -179,6 +184,7 @@ class WallClock(Clock):
     def __init__(self) -> None:
         super().__init__()
         self._start = time.monotonic_ns()
+        self._sleepers = Sleepers(self.mutex)
         self._pump: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -189,13 +195,19 @@ class WallClock(Clock):
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
         heappush(self._due, (self.now + delay, next(self._scheduled), action))
         if self._pump is None:
-            run = partial(_pump, ref(self), self.lock, self._stopped)
+            run = partial(_pump, ref(self), self.mutex, self._sleepers, self._stopped)
             self._pump = threading.Thread(target=run, name="mcast-sim-clock", daemon=True)
             self._pump.start()
-        self.lock.notify_all()
+        self._sleepers.wake()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        return self.lock.wait_for(ready, None if timeout is None else ns_of(timeout) / NS)
+        end = None if timeout is None else self.now + ns_of(timeout)
+        while not ready():
+            left = None if end is None else (end - self.now) / NS
+            if left is not None and left <= 0:
+                return False
+            self._sleepers.sleep(left)
+        return True
 
     def want_descriptor(self) -> None:
         """Real time passes anyway."""
@@ -203,44 +215,46 @@ class WallClock(Clock):
     def close(self) -> None:
         super().close()
         self._stopped.set()
-        self.lock.notify_all()
+        self._sleepers.wake()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.lock.notify_all()
-        self.lock.release()
+        self._sleepers.wake()
+        super().__exit__(kind, error, trace)
 
     def run_due(self) -> float | None:
         """Do what is due; how many seconds until the next thing is, None if there is none."""
         while self._due:
             left = self._due[0][0] - self.now
             if left > 0:
-                return min(left, LONGEST * NS) / NS
+                return left / NS
             heappop(self._due)[2]()
-            self.lock.notify_all()
+            self._sleepers.wake()
         return None
 
     def __del__(self) -> None:
         if self._pump is None or self._stopped.is_set():
             return
         self._stopped.set()
-        if self.lock.acquire(timeout=1.0):  # at exit the thread may be frozen with the lock in its hands
-            self.lock.notify_all()
-            self.lock.release()
+        if self.mutex.acquire(timeout=1.0):  # at exit the thread may be frozen with the lock in its hands
+            self._sleepers.wake()
+            self.mutex.release()
         what = "a simulated fabric was left open: close the endpoint, or the backend, or the fabric"
         warnings.warn(what, ResourceWarning, source=self, stacklevel=1)
 
 
-def _pump(clock_of: ref[WallClock], lock: threading.Condition, stopped: threading.Event) -> None:
+def _pump(
+    clock_of: ref[WallClock], mutex: threading.RLock, sleepers: Sleepers, stopped: threading.Event
+) -> None:
     """The thread of a clock; it ends also when everybody else has forgotten the clock."""
-    with lock:
+    with mutex:
         while not stopped.is_set():
             clock = clock_of()
             left = None if clock is None else clock.run_due()
             del clock  # the last one, maybe: then it has stopped
             if not stopped.is_set():
-                lock.wait(left)
+                sleepers.sleep(left)
 
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "wall": WallClock}

@@ -197,10 +197,12 @@ class Qp:
         """The first message, as a burst and a place in it; its receive is posted again."""
         if not self._queue:
             return None
-        burst, start, stop = self._queue.popleft()
-        if stop - start > 1:
-            self._queue.appendleft((burst, start + 1, stop))
+        burst, start, stop = self._queue[0]
         self.free += 1
+        if stop - start > 1:
+            self._queue[0] = (burst, start + 1, stop)
+        else:
+            self._queue.popleft()  # a signal is taken after a call: this one comes last
         return burst, start
 
     def _accept(self, burst: Burst, start: int, stop: int) -> None:
@@ -209,13 +211,13 @@ class Qp:
             self.no_receive += fits - self.free
             fits = self.free
         if fits:
-            self._queue.append((burst, start, start + fits))
             self.received += fits
             self.free -= fits
             if self.free < self.low_water:
                 self.low_water = self.free
             if not self.free:
                 self.empty += 1
+            self._queue.append((burst, start, start + fits))  # a signal is taken after a call, not before
             if self.on_readable is not None:
                 self.on_readable()
 

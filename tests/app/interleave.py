@@ -1,0 +1,181 @@
+"""What may come between two lines of mcast: Ctrl-C, or another thread's call. Both by `sys.settrace`.
+
+A tracer that raised KeyboardInterrupt itself would put it where Python never takes a signal, between the end
+of a `with` and its `__exit__` for one. So SIGINT comes when a line begins, and Python takes it as it does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGINT
+from types import FrameType
+from typing import Any
+
+import mcast
+
+ROOT = str(Path(mcast.__file__).parent)
+BOUND = 30.0
+"""Seconds; the longest that anything may take, never a delay."""
+
+PATIENCE = 0.003
+"""Seconds without a new line after which a thread counts as waiting; too short only means another order."""
+
+
+class _Signal(int):
+    """`comes`: as if the signal had come. No call, at whose end Python would take the signal."""
+
+    comes = property(_thread.interrupt_main)
+
+
+_CTRL_C = _Signal(SIGINT)
+
+
+class Lines:
+    """Counts the lines of mcast that the current thread begins within the `with`, in files that `counts`."""
+
+    def __init__(self, counts: Callable[[str], bool] = lambda _: True) -> None:
+        self._counts, self.begun = counts, 0
+
+    def __enter__(self) -> Lines:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
+        name = frame.f_code.co_filename
+        counts = name.startswith(ROOT) and self._counts(name[len(ROOT) + 1 :]) and not _finalizes(frame)
+        return self._line if counts else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            self.begun += 1
+            self.on_line()
+        return self._line
+
+    def on_line(self) -> None: ...
+
+
+def _finalizes(frame: FrameType | None) -> bool:
+    """Whether a `__del__` runs: Python itself drops what is raised there."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+class CtrlC(Lines):
+    """SIGINT comes when the `at`-th line begins."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._at = at
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            self.begun += 1
+            if self.begun == self._at:
+                sys.settrace(None)  # else the signal were taken in here, at the next line
+                _CTRL_C.comes  # noqa: B018
+        return self._line
+
+
+def interrupted_everywhere(call: Callable[[], object], check: Callable[[bool], None]) -> int:
+    """`call` with SIGINT at its first line, its second, and so on, until it has no more; the lines.
+
+    `check(returned)` follows each: it finds the call done or not done, and leaves all as it was before.
+    """
+    at, lines = 0, CtrlC(0)
+    while lines.begun >= at:
+        at += 1
+        returned = False
+        try:
+            with (lines := CtrlC(at)):
+                call()
+                returned = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        check(returned)
+    return at - 1
+
+
+class _Halt(Lines):
+    """Stops the thread when its `at`-th line begins, until it may go on."""
+
+    def __init__(self, at: int, counts: Callable[[str], bool]) -> None:
+        super().__init__(counts)
+        self._at, self.reached, self.may_go_on = at, threading.Event(), threading.Event()
+
+    def on_line(self) -> None:
+        if self.begun == self._at:
+            self.reached.set()
+            assert self.may_go_on.wait(BOUND)
+
+
+class _Thread(threading.Thread):
+    """Runs a call under its tracer; what came of it is its `outcome`."""
+
+    def __init__(self, call: Callable[[], object], lines: Lines) -> None:
+        super().__init__(daemon=True)
+        self._call, self.lines, self.ended = call, lines, threading.Event()
+        self.outcome: object = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with self.lines:
+                self.outcome = self._call()
+        except BaseException as error:
+            self.outcome = error
+        finally:
+            self.ended.set()
+
+    def get_on(self) -> None:
+        """Wait until it has ended, or waits for another thread."""
+        begun = -1
+        while not self.ended.wait(PATIENCE) and begun != self.lines.begun:
+            begun = self.lines.begun
+
+    def result(self) -> object:
+        assert self.ended.wait(BOUND), f"{self._call} hangs"
+        self.join(BOUND)
+        return self.outcome
+
+
+def interleaved(
+    first: Callable[[], object], second: Callable[[], object], at: int, counts: Callable[[str], bool]
+) -> tuple[object, object, bool]:
+    """The outcomes of `first`, stopped when its `at`-th line begins, and of `second`, which runs meanwhile.
+
+    Whether `first` had so many lines comes third.
+    """
+    halt = _Halt(at, counts)
+    one = _Thread(first, halt)
+    while not (halt.reached.wait(PATIENCE) or one.ended.is_set()):
+        pass
+    stopped = halt.reached.is_set()
+    other = _Thread(second, Lines())
+    other.get_on()
+    halt.may_go_on.set()
+    return one.result(), other.result(), stopped
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """No thread, no descriptor and no other handler of SIGINT is there after the block."""
+
+    def found() -> list[object]:
+        descriptors = list(Path("/proc/self/fd").iterdir())
+        return [threading.active_count(), len(descriptors), signal.getsignal(SIGINT)]
+
+    before = found()
+    yield
+    assert found() == before
