@@ -60,7 +60,7 @@ from mcast.errors import (
     WcStatus,
     mcast_error,
 )
-from mcast.interrupts import Enterable, uninterrupted
+from mcast.interrupts import Enterable, made_or_undone, uninterrupted
 
 if TYPE_CHECKING:
     from mcast.testbed import Testbed
@@ -623,11 +623,8 @@ class EventChannel(_Closeable):
 
     def create_id(self, port_space: PortSpace = PortSpace.UDP) -> CmId:
         """rdma_create_id. A new, unbound id."""
-        with uninterrupted() as block:
-            self._require_open("create_id", Phase.OPEN)
-            cm_id = self._create_id(port_space)
-            block.undo = cm_id.destroy
-        return cm_id
+        self._require_open("create_id", Phase.OPEN)
+        return made_or_undone(partial(self._create_id, port_space), CmId.destroy)
 
     def get_event(self, timeout: float | None = None) -> CmEvent | None:
         """rdma_get_cm_event and rdma_ack_cm_event: the next event, or None when `timeout` s have passed.
@@ -698,12 +695,8 @@ class CmId(_OnPort):
         A second QP on the id, RC or UC in PortSpace.UDP, UD in PortSpace.TCP, no device: EINVAL.
         block_loopback on a device that cannot: EOPNOTSUPP, or EINVAL from some drivers.
         """
-        wanted = init or QpInit()
-        with uninterrupted() as block:
-            self._require_open("create_qp", Phase.CREATE_QP)
-            qp = self._create_qp(wanted)
-            block.undo = qp.close
-        return qp
+        self._require_open("create_qp", Phase.CREATE_QP)
+        return made_or_undone(partial(self._create_qp, init or QpInit()), lambda qp: qp.close())
 
     def join_multicast(
         self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None
@@ -739,7 +732,8 @@ class CmId(_OnPort):
     ) -> None:
         """Guard G-JOIN: the group is claimed before it is joined, so of two threads one is refused."""
         claim = (address,)
-        with uninterrupted() as block:
+
+        def make() -> None:
             if self._closed:
                 self._require_open(call, Phase.JOIN)
             claimed = self._joined.setdefault(group, claim)
@@ -752,7 +746,8 @@ class CmId(_OnPort):
                 if isinstance(error, McastError):
                     error.link_layer = self.link_layer
                 raise
-            block.undo = partial(self.leave_multicast, address)
+
+        made_or_undone(make, lambda _: self.leave_multicast(address))
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
         """rdma_leave_multicast: leave and detach the id's QP (LV-1); never blocks on an event.

@@ -19,7 +19,6 @@ called again. A message that an interrupted receive had taken from the device is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from math import inf
 from types import TracebackType
 from typing import TypeVar
@@ -28,7 +27,7 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
 from mcast.group import Group, GroupState
-from mcast.interrupts import Enterable, interruptible, uninterrupted
+from mcast.interrupts import Enterable, interruptible, made_or_undone, uninterrupted
 from mcast.policy import Event
 from mcast.probe import Peer
 from mcast.session import Operation, Post, Wait, as_list
@@ -76,11 +75,12 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         settle: float,
         make: Callable[[Endpoint, Group], M],
     ) -> M:
-        with uninterrupted() as block:
+        def joined() -> M:
             group = self._run(self._session.join(name, send_only, timeout, settle))
             member = self._members[group.address] = make(self, group)
-            block.undo = member.leave
-        return member
+            return member
+
+        return made_or_undone(joined, Sender.leave)
 
     def _leave(self, group: Group) -> None:
         with uninterrupted(), self._lock:
@@ -169,10 +169,12 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     def _run(self, operation: Operation[T], undo: Callable[[T], None] = lambda _: None) -> T:
         """Carry an operation out by blocking; `undo` what it gave if nobody gets that."""
-        with uninterrupted() as block, self._lock:
-            result = self._carry_out(operation)
-            block.undo = partial(undo, result)
-        return result
+
+        def result() -> T:
+            with self._lock:
+                return self._carry_out(operation)
+
+        return made_or_undone(result, undo)
 
     def _carry_out(self, operation: Operation[T]) -> T:
         try:

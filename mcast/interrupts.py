@@ -18,9 +18,10 @@ from importlib import import_module
 from signal import SIGINT
 from threading import get_ident
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import ref
 
+T = TypeVar("T")
 Handler = Callable[[int, FrameType | None], Any]
 
 # The functions of `signal` make enum members of all they take and give, which takes twenty times as long.
@@ -82,30 +83,31 @@ os.register_at_fork(after_in_child=_forget_main)
 
 
 class uninterrupted:  # noqa: N801
-    """`with` it: SIGINT waits for the end of the block.
+    """`with` it: SIGINT waits for the end of the block."""
 
-    `undo`, if the block has set it, is called when SIGINT came in time to take back what the block did.
-    """
+    __slots__ = ("_holds",)
 
-    __slots__ = ("_holds", "undo")
-
-    def __init__(self) -> None:
-        self.undo: Callable[[], object] | None = None
-
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         self._holds = _main.hold()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._holds:
-            try:
-                _main.let_go()
-            except BaseException:
-                if self.undo is not None:
-                    self.undo()
-                raise
+            _main.let_go()
+
+
+def made_or_undone(make: Callable[[], T], undo: Callable[[T], object]) -> T:
+    """What `make()` gives, which SIGINT does not end half-way; if SIGINT came meanwhile, that is undone."""
+    made: list[T] = []
+    try:
+        with uninterrupted():
+            made.append(make())
+    except BaseException:
+        for one in made:
+            undo(one)
+        raise
+    return made[0]  # no call: from here to the caller's assignment Python takes no signal
 
 
 class interruptible:  # noqa: N801

@@ -59,22 +59,25 @@ class EndpointView(Generic[M]):
         settings = Settings(
             LoopbackPolicy(loopback), rejoin, sequence, receive_depth, send_depth, max_message, seed
         )
+        self._owned: Backend | None = None
         self._members: dict[McastAddress, M] = {}
         self._lock = threading.RLock()
         self._sleepers = Sleepers(self._lock)
-        with uninterrupted() as block:
-            self._owned = open_backend(backend, **(options or {})) if isinstance(backend, str) else None
-            opened = backend if isinstance(backend, Backend) else self._owned
-            assert opened is not None
-            try:
+
+        try:
+            with uninterrupted():
+                self._owned = open_backend(backend, **(options or {})) if isinstance(backend, str) else None
+                opened = backend if isinstance(backend, Backend) else self._owned
+                assert opened is not None
                 place = choose(opened, bind, device, port_num)
                 address = place.address if device is None else None
                 find_again = partial(choose, opened, address, device, port_num)
                 self._session = Session(opened, place, find_again, settings, self._clock or opened.now)
-            except BaseException:
-                self._close_owned()
-                raise
-            block.undo = self._close_all
+        except BaseException:
+            if "_session" in vars(self):  # it was interrupted when all was done
+                self._session.close()
+            self._close_owned()
+            raise
 
     _clock: Callable[[], float] | None = None
     """The clock that the driver waits by, if it is not the backend's."""

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from mcast.interrupts import Enterable, Sleepers, interruptible, take_interrupt, uninterrupted
+from mcast.interrupts import Enterable, Sleepers, interruptible, made_or_undone, take_interrupt, uninterrupted
 
 from .interleave import BOUND
 
@@ -45,15 +45,13 @@ def test_what_was_done_is_undone_if_its_caller_does_not_get_it() -> None:
     undone: list[int] = []
 
     def make(interrupt: Callable[[], None]) -> int:
-        with uninterrupted() as block:
-            interrupt()
-            block.undo = lambda: undone.append(1)
+        interrupt()
         return 1
 
-    assert make(lambda: None) == 1
+    assert made_or_undone(lambda: make(lambda: None), undone.append) == 1
     assert undone == []
     with pytest.raises(KeyboardInterrupt):
-        make(lambda: signal.raise_signal(CTRL_C))
+        made_or_undone(lambda: make(lambda: signal.raise_signal(CTRL_C)), undone.append)
     assert undone == [1]
 
 
