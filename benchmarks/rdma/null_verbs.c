@@ -200,6 +200,7 @@ static int post_send(struct ibv_qp *target, struct ibv_send_wr *wr, struct ibv_s
 static struct ibv_context *the_context(void)
 {
 	context.device = &device;
+	context.async_fd = -1;
 	context.ops.poll_cq = poll_cq;
 	context.ops.req_notify_cq = req_notify_cq;
 	context.ops.post_recv = post_recv;
@@ -350,6 +351,23 @@ int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void 
 void ibv_ack_cq_events(struct ibv_cq *cq, unsigned count)
 {
 	(void)cq, (void)count;
+}
+
+int ibv_get_async_event(struct ibv_context *which, struct ibv_async_event *event)
+{
+	(void)which, (void)event;
+	errno = EAGAIN;
+	return -1;
+}
+
+void ibv_ack_async_event(struct ibv_async_event *event)
+{
+	(void)event;
+}
+
+int ibv_fork_init(void)
+{
+	return 0;
 }
 
 int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)

@@ -469,7 +469,7 @@ class NullBackend(RdmaBackend):
 
     def __init__(self, addresses: list[str]) -> None:
         self.process, self._native = Process(), load()
-        self._channels, self._lock, self._removed = [], threading.Lock(), False
+        self._channels, self._lock, self._removed = [], threading.RLock(), False
         self._pds = ProtectionDomains(self._native)
         self.capabilities = frozenset()
         self._addresses = tuple(map(IPv4Address, addresses))

@@ -44,6 +44,9 @@
 	REQUIRED(ibv_destroy_comp_channel, "IBVERBS_1.0")   \
 	REQUIRED(ibv_create_cq, "IBVERBS_1.1")              \
 	REQUIRED(ibv_destroy_cq, "IBVERBS_1.1")             \
+	REQUIRED(ibv_get_async_event, "IBVERBS_1.1")        \
+	REQUIRED(ibv_ack_async_event, "IBVERBS_1.1")        \
+	REQUIRED(ibv_fork_init, "IBVERBS_1.1")              \
 	REQUIRED(ibv_get_cq_event, "IBVERBS_1.1")           \
 	REQUIRED(ibv_ack_cq_events, "IBVERBS_1.1")          \
 	REQUIRED(ibv_query_qp, "IBVERBS_1.1")               \
