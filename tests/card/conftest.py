@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from .provider import CardBackend, loaded
 @pytest.fixture
 def card(tmp_path: Path) -> Iterator[Card]:
     """An empty card; whatever was done wrong with it, or is left at the end, fails the test."""
-    with loaded(build(os.environ.get("MCAST_CARD_SANITIZER", "")), tmp_path) as card:
+    with loaded(build(), tmp_path) as card:
         card.reset()
         yield card
         card.fail_no_more()
