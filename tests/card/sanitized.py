@@ -1,0 +1,21 @@
+"""A pytest plugin: the C core that MCAST_CORE names, made with a sanitizer, in place of the installed one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+
+_NAME = "mcast.backends.rdma._native"
+
+
+def _load(path: str) -> None:
+    loader = ExtensionFileLoader(_NAME, path)
+    spec = spec_from_file_location(_NAME, path, loader=loader)
+    assert spec is not None
+    sys.modules[_NAME] = module_from_spec(spec)
+    loader.exec_module(sys.modules[_NAME])
+
+
+_load(os.environ["MCAST_CORE"])
