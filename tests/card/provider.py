@@ -26,7 +26,7 @@ class CardBackend(RdmaBackend):
     def __init__(self, card: Card) -> None:
         self._card = card
         self.process, self._native = Process(), native.load()
-        self._channels, self._lock, self._removed = [], threading.Lock(), False
+        self._channels, self._lock, self._removed = [], threading.RLock(), False
         self._pds = ProtectionDomains(self._native)
         self.capabilities = frozenset({Capability.CONNECTED_QP})
 

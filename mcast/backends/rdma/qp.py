@@ -83,6 +83,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
         self._memories = {0: payloads}
         self._attachments: dict[Gid, int] = {}
+        self._detached: set[tuple[Gid, int]] = set()
+        """What a leave should have detached: librdmacm does not say whether the device did."""
         self._regions: list[RdmaRegion] = []
         self._handles = AddressHandles(self.native, context, self._handle)
         self._holds_pd = True
@@ -158,6 +160,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         """The QP is detached now; librdmacm itself does it in a leave."""
         if self._attachments.get(gid) == lid:
             del self._attachments[gid]
+            self._detached.add((gid, lid))
 
     # --- sending ---
 
@@ -303,9 +306,14 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             for gid, lid in list(self._attachments.items()):
                 with suppress(McastError):  # the device may be gone, and its attachments with it
                     self.native.detach(self._handle, gid, lid)
-            self._attachments.clear()
+                self.note_detached(gid, lid)
             ending = Ending()
-            ending.attempt(self.native.close_qp, self._handle, LINGER)
+            try:
+                self.native.close_qp(self._handle, LINGER)
+            except McastError:
+                for gid, lid in self._detached:
+                    self.native.detach_late(self._handle, gid, lid)
+                ending.attempt(self.native.close_qp, self._handle, LINGER)
             kept = [one for one in self._regions if not ending.attempt(self.native.deregister, one.mr)]
             self._regions[:] = kept
             if self._holds_pd:

@@ -134,6 +134,7 @@ int mcast_query_qp(struct mcast_qp *qp);
 int mcast_modify_qp(struct mcast_qp *qp, int state);
 int mcast_attach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_detach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
+int mcast_detach_late(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, struct ibv_mr **mr);
 uint32_t mcast_lkey(struct ibv_mr *mr);
 int mcast_deregister(struct ibv_mr *mr);

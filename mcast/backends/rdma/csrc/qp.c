@@ -14,6 +14,12 @@ static int error_or(int fallback)
 	return -(errno ? errno : fallback);
 }
 
+/* Most return the errno itself (AT-2); some drivers return -1 and set it. */
+static int returned_errno(int ret)
+{
+	return ret < 0 ? -errno : -ret;
+}
+
 int mcast_alloc_pd(struct mcast_id *id, struct ibv_pd **pd)
 {
 	if (!id->id || !id->id->verbs)
@@ -93,11 +99,11 @@ static int end_all(struct mcast_qp *self)
 	mcast_listen_no_more(self);
 	mcast_sweep_ahs(self, 1);
 	if (self->qp) {
-		/* it tells nothing, and frees nothing while the QP is attached: the errno is all there is */
-		errno = 0;
-		mcast_sym.rdma_destroy_qp(self->id);
-		ret = errno == EBUSY || errno == EIO ? -errno : 0;
-		self->qp = NULL;
+		/* rdma_destroy_qp would not say that it failed, and forget the QP all the same */
+		ret = returned_errno(mcast_sym.ibv_destroy_qp(self->qp));
+		self->id->qp = NULL;
+		if (!ret)
+			self->qp = NULL;
 	}
 	next = self->mr ? mcast_deregister(self->mr) : 0;
 	if (!next)
@@ -191,8 +197,10 @@ int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_q
 
 int mcast_close_qp(struct mcast_qp *self, int64_t linger)
 {
+	int is_first = !mcast_is_shut(&self->gate);
+
 	mcast_gate_shut(&self->gate);
-	if (self->qp)
+	if (is_first)
 		mcast_linger(self, linger);
 	return end_all(self);
 }
@@ -304,12 +312,6 @@ static union ibv_gid gid_of(const uint8_t *bytes)
 	return gid;
 }
 
-/* These two return the errno itself (AT-2); some drivers return -1 and set it. */
-static int returned_errno(int ret)
-{
-	return ret < 0 ? -errno : -ret;
-}
-
 int mcast_attach(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 {
 	union ibv_gid group = gid_of(gid);
@@ -332,6 +334,16 @@ int mcast_detach(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 	ret = returned_errno(mcast_sym.ibv_detach_mcast(self->qp, &group, lid));
 	mcast_leave_gate(&self->gate);
 	return ret;
+}
+
+/* What a leave should have detached, of a QP that its close could not destroy. */
+int mcast_detach_late(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
+{
+	union ibv_gid group = gid_of(gid);
+
+	if (!mcast_is_shut(&self->gate) || !self->qp)
+		return -EBADF;
+	return returned_errno(mcast_sym.ibv_detach_mcast(self->qp, &group, lid));
 }
 
 /* --- address handles --- */
