@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 
-from .build import ROOT, SANITIZE, build_core
+from .build import ROOT, SANITIZE, build_core, build_exercise
 
 LIBRARIES = {"1": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 OPTIONS = {
@@ -24,8 +24,11 @@ TESTS = ("tests/card",)
 
 def command(sanitize: str, *options: str) -> tuple[list[str], dict[str, str]]:
     """What to run, and its environment."""
+    build_exercise(sanitize)
     found = [["gcc", f"-print-file-name={name}"] for name in LIBRARIES[sanitize]]
-    preload = [subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() for ask in found]
+    preload = [
+        subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() for ask in found
+    ]
     environment = {
         **os.environ,
         **OPTIONS,
@@ -38,7 +41,17 @@ def command(sanitize: str, *options: str) -> tuple[list[str], dict[str, str]]:
     fixed = ["setarch", platform.machine(), "-R"] if sanitize == "thread" else []
     # a captured stderr (fd 2) would take the sanitizer's report with it
     pytest = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "tests.card.sanitized"]
-    return [*fixed, sys.executable, *pytest, "--capture", "sys", "--timeout", "600", *options, *TESTS], environment
+    return [
+        *fixed,
+        sys.executable,
+        *pytest,
+        "--capture",
+        "sys",
+        "--timeout",
+        "600",
+        *options,
+        *TESTS,
+    ], environment
 
 
 def main() -> int:
