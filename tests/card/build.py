@@ -1,4 +1,4 @@
-"""Builds the card, one library that stands in for librdmacm and libibverbs, and the C core with sanitizers."""
+"""Builds the card, which stands in for librdmacm and libibverbs, and the C core with sanitizers."""
 
 from __future__ import annotations
 
