@@ -19,7 +19,12 @@ OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": f"halt_on_error=1:suppressions={ROOT}/tests/card/tsan.supp",
 }
-TESTS = ("tests/card",)
+TESTS = (
+    "tests/card",
+    "tests/app/test_endpoint.py",
+    "tests/app/test_endpoint_threads.py",
+    "tests/app/test_aio.py",
+)
 
 
 def command(sanitize: str, *options: str) -> tuple[list[str], dict[str, str]]:
