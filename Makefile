@@ -7,7 +7,7 @@ SOURCES := pyproject.toml $(wildcard setup.py mcast/backends/rdma/csrc/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint docs bench oracle wheel test-asan clean test-packages
+.PHONY: demo test lint docs bench oracle wheel test-asan test-tsan clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -44,6 +44,10 @@ wheel: .venv/test
 # The C core under AddressSanitizer and UndefinedBehaviorSanitizer, in the lab.
 test-asan: .venv/test
 	scripts/asan $(ARGS)
+
+# The C core and a card made of memory under ThreadSanitizer, on the host.
+test-tsan: .venv/test
+	$(BIN)/python -m tests.card.run_sanitized thread $(ARGS)
 
 clean:
 	rm -rf .venv build dist report .benchmarks .hypothesis *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from .card.build import build
+from .card.card import Card
+from .card.provider import loaded
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,3 +35,18 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The two long guests first, so that two workers run them side by side."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_real_"))
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Iterator[Card]:
+    """A card without devices, loaded in place of the real libraries.
+
+    Whatever was done wrong with it, or is left of it at the end, fails the test.
+    """
+    with loaded(build(), tmp_path) as card:
+        card.reset()
+        yield card
+        reports, leftovers = card.reports(), [one for one in card.leftovers() if not one.refused]
+        card.reset()
+        assert reports == ()
+        assert leftovers == []

@@ -1,4 +1,4 @@
-"""Builds the card: one library that stands in for librdmacm and libibverbs; and the C core with sanitizers."""
+"""Builds the card, which stands in for librdmacm and libibverbs, and the C core with sanitizers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,46 @@ from mcast.backends.rdma.csrc.build_native import SANITIZERS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SOURCES = sorted(HERE.glob("*.c"))
+CSRC = HERE / "csrc"
+SOURCES = sorted(CSRC.glob("*.c"))
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 SANITIZE = "MCAST_SANITIZE"
 """The variable that build_native.py reads: empty, or a key of SANITIZERS."""
 
 
 def build(sanitize: str = os.environ.get(SANITIZE, "")) -> Path:
-    """The library, made anew only if a source has changed."""
-    script = f"-Wl,--version-script={HERE / 'card.map'}"
-    flags = ["-std=gnu11", "-shared", "-fPIC", "-O2", "-g", "-pthread", *WARNINGS, script]
-    flags += SANITIZERS.get(sanitize, [])
-    inputs = [*SOURCES, HERE / "card.h", HERE / "card.map"]
+    """The library."""
+    script = f"-Wl,--version-script={CSRC / 'card.map'}"
+    return _made("card.so", SOURCES, sanitize, "-shared", "-fPIC", script)
+
+
+def build_exercise(sanitize: str = os.environ.get(SANITIZE, "")) -> Path:
+    """The program that asks the card in C."""
+    card = build(sanitize)
+    here = f"-Wl,-rpath,{card.parent}"
+    return _made("exercise", [HERE / "exercise.c", card], sanitize, f"-I{CSRC}", here)
+
+
+def _made(name: str, sources: list[Path], sanitize: str, *options: str) -> Path:
+    """Made anew only if a source, or an option, has changed."""
+    flags = ["-std=gnu11", "-O2", "-g", "-pthread", *WARNINGS, *options, *SANITIZERS.get(sanitize, [])]
+    inputs = [*sources, *sorted(CSRC.glob("*.h")), CSRC / "card.map"]
     text = repr(flags).encode() + b"".join(path.read_bytes() for path in inputs)
-    library = ROOT / "build" / "card" / hashlib.sha256(text).hexdigest()[:16] / "card.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        half = library.with_suffix(f".{os.getpid()}")  # another process may build it, too
-        subprocess.run(["cc", *flags, "-o", half, *SOURCES], check=True, timeout=120)
-        half.replace(library)
-    return library
+    found = ROOT / "build" / "card" / hashlib.sha256(text).hexdigest()[:16] / name
+    if not found.exists():
+        found.parent.mkdir(parents=True, exist_ok=True)
+        half = found.with_suffix(f".{os.getpid()}")  # another process may build it, too
+        command: list[str | Path] = ["cc", *flags, "-o", half, *sources]
+        subprocess.run(command, check=True, timeout=120)
+        half.replace(found)
+    return found
 
 
 def build_core(sanitize: str) -> Path:
     """The extension `_native` with that sanitizer, beside the one that is installed."""
     home = ROOT / "build" / "sanitized" / sanitize
-    command = [sys.executable, "setup.py", "-q", "build_ext", "-b", home, "-t", home / "objects"]
+    command: list[str | Path] = [sys.executable, "setup.py", "-q", "build_ext"]
+    command += ["-b", home, "-t", home / "objects"]
     subprocess.run(
         command,
         cwd=ROOT,

@@ -233,7 +233,7 @@ class Card:
     def add(self, *ports: Port, **fields: Any) -> int:
         """Add a device; the answer is its number. `fields` are those of Device."""
         usual: dict[str, Any] = {
-            "max_qp_wr": 1024,
+            "max_qp_wr": 16384,
             "max_mcast_grp": 8192,
             "max_mcast_qp_attach": 56,
             "max_inline": 256,
@@ -278,6 +278,10 @@ class Card:
             )
             for number in range(1, ports + 1)
         ]
+
+    def network(self, layer: str, ports: int) -> list[int]:
+        """`ethernet` for "roce", `infiniband` for "infiniband"."""
+        return {"roce": self.ethernet, "infiniband": self.infiniband}[layer](ports)
 
     def port(self, device: int, port: int = 1) -> Port:
         """A copy of the port as it is now."""

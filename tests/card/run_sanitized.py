@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 
-from .build import ROOT, SANITIZE, build_core
+from .build import ROOT, SANITIZE, build_core, build_exercise
 
 LIBRARIES = {"1": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 OPTIONS = {
@@ -19,11 +19,17 @@ OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": f"halt_on_error=1:suppressions={ROOT}/tests/card/tsan.supp",
 }
-TESTS = ("tests/card",)
+TESTS = (
+    "tests/card",
+    "tests/app/test_endpoint.py",
+    "tests/app/test_endpoint_threads.py",
+    "tests/app/test_aio.py",
+)
 
 
 def command(sanitize: str, *options: str) -> tuple[list[str], dict[str, str]]:
     """What to run, and its environment."""
+    build_exercise(sanitize)
     found = [["gcc", f"-print-file-name={name}"] for name in LIBRARIES[sanitize]]
     preload = [
         subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() for ask in found

@@ -1,4 +1,4 @@
-"""The C core and the card under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of their own."""
+"""The C core and the card under AddressSanitizer and UndefinedBehaviorSanitizer, in their own process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 /* Messages and completions: what is posted, what travels, what is seen when. */
-#include "card.h"
+#include "inside.h"
 
 #include <arpa/inet.h>
 #include <time.h>

@@ -1,5 +1,5 @@
 /* librdmacm: channels, ids, joins and the events that answer them. */
-#include "card.h"
+#include "inside.h"
 
 #include <arpa/inet.h>
 #include <infiniband/ib.h>

@@ -1,5 +1,5 @@
 /* libibverbs: devices, what a context makes, asynchronous events. */
-#include "card.h"
+#include "inside.h"
 
 #include <arpa/inet.h>
 #include <endian.h>

@@ -1,101 +1,32 @@
-/* A card made of memory: what librdmacm and libibverbs offer, played to a script. Shared by its four parts.
+/* What the card's four parts share.
  *
  * control.c keeps the script, the objects and the reports. verbs.c makes and ends the objects of libibverbs.
  * data.c moves messages and completions. cm.c is the connection manager.
  */
-#ifndef CARD_H
-#define CARD_H
+#ifndef INSIDE_H
+#define INSIDE_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
-#include <stdint.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <pthread.h>
-
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
+
+#include "card.h"
 
 /* Headers turn these names into inline functions that choose between symbols. */
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-enum { GIDS = 16, PKEYS = 8, GRH_BYTES = 40, MOST_SGES = 4, MOST_DEVICES = 16, MOST_PORTS = 2 };
+enum { MOST_SGES = 4, MOST_DEVICES = 16, MOST_PORTS = 2 };
 enum { MULTICAST_QP = 0xffffff, UDP_QKEY = 0x01234567 };
 
 #define container_of(pointer, type, member) ((type *)((char *)(pointer)-offsetof(type, member)))
-
-/* --- what a test sets (card.py has the same structs) --- */
-
-enum grh_form {
-	GRH_AUTO,	/* as the link layer and the address say */
-	GRH_NONE,	/* no GRH on InfiniBand: the first 40 bytes are not written */
-	GRH_IPV4,	/* 20 bytes of nothing, then an IPv4 header */
-	GRH_IPV6,	/* 40 bytes in the shape of an IPv6 header */
-	GRH_IPV4_WRONG, /* an IPv4 header with a wrong checksum */
-};
-
-struct card_port {
-	uint32_t link_layer;
-	uint32_t state;
-	uint32_t active_mtu; /* enum ibv_mtu, as the next two */
-	uint32_t max_mtu;
-	uint32_t group_mtu; /* InfiniBand: longer messages to a group vanish */
-	uint32_t active_speed;
-	uint32_t active_width;
-	uint32_t lid;
-	uint32_t lmc;
-	uint32_t sm_lid;
-	uint32_t group_rate; /* enum ibv_rate, in the address of a join's event */
-	uint32_t group_sl;
-	uint32_t group_hop_limit;
-	uint32_t group_flow_label;
-	uint32_t group_qkey;	/* 0: the port space's */
-	uint32_t ethernet_slid; /* what the driver leaves in wc.slid on Ethernet */
-	uint32_t grh;		/* enum grh_form of what arrives here */
-	uint32_t any_address;	/* any address may be bound: it becomes one of the port's */
-	uint32_t ifindex;
-	uint32_t qkey_violations;
-	uint16_t pkeys[PKEYS];
-	uint8_t gids[GIDS][16]; /* zero: not set; the addresses of an Ethernet port, mapped */
-	uint8_t addresses[GIDS][16];
-};
-
-enum loopback_blocking { BLOCK_HONOURED, BLOCK_REFUSED, BLOCK_IGNORED };
-
-struct card_device {
-	char name[64];
-	uint64_t guid;
-	uint32_t ports;
-	uint32_t max_qp_wr;
-	uint32_t max_mcast_grp;
-	uint32_t max_mcast_qp_attach;
-	uint32_t max_inline;
-	uint32_t comp_vectors;
-	uint32_t block_loopback;
-	uint32_t has_cq_ex;
-	uint32_t has_modify_cq;
-	uint32_t has_gid_table;
-	uint32_t has_relaxed_ordering;
-	uint32_t has_dmabuf;
-	uint32_t clock_khz;
-};
-
-/* A message that no QP sent: what the device writes, and what it says about it. */
-struct card_message {
-	uint32_t status;
-	uint32_t src_qp;
-	uint32_t wc_flags;
-	uint32_t imm;
-	uint32_t slid;
-	uint32_t sl;
-	uint32_t path_bits;
-	uint32_t pkey_index;
-	uint8_t grh[GRH_BYTES];
-};
 
 /* --- calls: what the script can fail --- */
 
@@ -274,10 +205,6 @@ struct attachment {
 	uint16_t lid;
 	struct attachment *next;
 };
-
-/* Where a message and its completions may be kept: before the payload is read and sent; before the send, or the
- * receive, is seen to be complete. */
-enum stage { STAGE_WIRE, STAGE_SEND, STAGE_RECV, STAGES };
 
 struct qp {
 	struct ibv_qp qp;

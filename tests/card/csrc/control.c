@@ -1,5 +1,5 @@
 /* The script, the objects that there are, and what was done wrong with them. What a test calls is named card_*. */
-#include "card.h"
+#include "inside.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -475,19 +475,6 @@ int card_qp_event(uint32_t qp_num, int queue, int type)
 
 /* --- queue pairs --- */
 
-/* What a test sees of one. */
-struct card_qp {
-	uint32_t qp_num;
-	uint32_t state;
-	uint32_t kept[STAGES];
-	uint32_t receives;
-	uint32_t attachments;
-	uint64_t sent;
-	uint64_t dropped;
-	uint32_t moderation[2][2];
-	uint32_t vectors[2];
-};
-
 int card_qps(struct card_qp *out, int most)
 {
 	int count = 0;
@@ -593,13 +580,6 @@ int card_add_device(const struct card_device *wanted, const struct card_port *po
 	}
 	pthread_mutex_unlock(&card_lock);
 	return number;
-}
-
-void card_set_device(int number, const struct card_device *wanted)
-{
-	pthread_mutex_lock(&card_lock);
-	devices[number].is = *wanted;
-	pthread_mutex_unlock(&card_lock);
 }
 
 void card_set_port(int number, int port, const struct card_port *wanted)
