@@ -143,7 +143,7 @@ class RdmaChannel(Shared, EventChannel):
             ending = Ending()
             for cm_id in list(self._ids.values()):
                 ending.attempt(cm_id.destroy)
-            for cm_id in list(self._ids.values()):
-                self.native.abandon_id(cm_id.handle)
-            self.native.close_channel(self._handle)
+            self.native.close_channel(
+                self._handle, not all(cm_id.is_destroyed for cm_id in self._ids.values())
+            )
             ending.done()

@@ -61,6 +61,7 @@ class RdmaCmId(Shared, CmId):
         """The same until it is closed completely: a close that failed half-way is carried on."""
         self._joins: dict[object, Join] = {}
         """By group; whatever the port, there is one membership of each (G-JOIN)."""
+        self.is_destroyed = False
         self.device_is_gone = False
         """Whether DEVICE_REMOVAL was read: the device waits until all have let go of it."""
 
@@ -185,7 +186,8 @@ class RdmaCmId(Shared, CmId):
             ending = Ending()
             if self._last_qp is not None and ending.attempt(self._last_qp.close):
                 self._last_qp = None
-            if ending.attempt(self.native.destroy_id, self.handle) and self._last_qp is None:
+            self.is_destroyed = ending.attempt(self.native.destroy_id, self.handle)
+            if self.is_destroyed and self._last_qp is None:
                 self.channel.forget_id(self)
             if self.device_is_gone:
                 ending.attempt(self.native.sync_devices)

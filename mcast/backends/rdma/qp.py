@@ -308,15 +308,20 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                     self.native.detach(self._handle, gid, lid)
                 self.note_detached(gid, lid)
             ending = Ending()
-            try:
-                self.native.close_qp(self._handle, LINGER)
-            except McastError:
-                for gid, lid in self._detached:
-                    self.native.detach_late(self._handle, gid, lid)
-                ending.attempt(self.native.close_qp, self._handle, LINGER)
+            ending.attempt(self._close_qp)
             kept = [one for one in self._regions if not ending.attempt(self.native.deregister, one.mr)]
             self._regions[:] = kept
             if self._holds_pd:
                 self._holds_pd = False
                 ending.attempt(self._cm_id.qp_is_gone, self._context)
             ending.done()
+
+    def _close_qp(self) -> None:
+        try:
+            self.native.close_qp(self._handle, LINGER)
+        except McastError as error:
+            if error.errno != E.EBUSY:
+                raise
+            for gid, lid in self._detached:
+                self.native.detach_late(self._handle, gid, lid)
+            self.native.close_qp(self._handle, LINGER)

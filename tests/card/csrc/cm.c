@@ -238,6 +238,8 @@ int rdma_get_cm_event(struct rdma_event_channel *target, struct rdma_cm_event **
 		bind_to(id, id->target, id->target_port);
 	if (event->event.event == RDMA_CM_EVENT_MULTICAST_JOIN && event->membership)
 		error = attach_joined(event);
+	if (event->event.event == RDMA_CM_EVENT_ADDR_ERROR && event->event.status == -1)
+		error = ENODEV; /* librdmacm's own failure, when it looked at the address */
 	*out = &event->event;
 	leave();
 	if (error)

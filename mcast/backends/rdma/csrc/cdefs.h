@@ -86,14 +86,13 @@ struct mcast_event {
 
 int mcast_open_channel(struct mcast_channel **channel);
 int mcast_channel_fd(struct mcast_channel *channel);
-void mcast_close_channel(struct mcast_channel *channel);
+void mcast_close_channel(struct mcast_channel *channel, int has_ids);
 void mcast_free_channel(struct mcast_channel *channel);
 int mcast_has_event(struct mcast_channel *channel);
 int mcast_take_event(struct mcast_channel *channel, struct mcast_event *event);
 
 int mcast_create_id(struct mcast_channel *channel, uint64_t token, int port_space, struct mcast_id **id);
 int mcast_destroy_id(struct mcast_id *id);
-void mcast_abandon_id(struct mcast_id *id);
 void mcast_free_id(struct mcast_id *id);
 int mcast_bind_addr(struct mcast_id *id, const void *address);
 int mcast_resolve_addr(struct mcast_id *id, const void *source, const void *destination, int timeout_ms);

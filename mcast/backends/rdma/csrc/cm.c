@@ -53,11 +53,12 @@ int mcast_channel_fd(struct mcast_channel *self)
 	return self->channel ? self->channel->fd : -EBADF;
 }
 
-void mcast_close_channel(struct mcast_channel *self)
+void mcast_close_channel(struct mcast_channel *self, int has_ids)
 {
 	mcast_gate_shut(&self->gate);
-	if (self->channel)
-		mcast_sym.rdma_destroy_event_channel(self->channel);
+	if (has_ids || !self->channel)
+		return; /* an id that could not be destroyed uses it */
+	mcast_sym.rdma_destroy_event_channel(self->channel);
 	self->channel = NULL;
 }
 
@@ -82,13 +83,14 @@ int mcast_has_event(struct mcast_channel *self)
 int mcast_wait_event(struct mcast_channel *self, const struct mcast_wait *wait)
 {
 	struct pollfd fds[] = { { .fd = NO_FD, .events = POLLIN },
-				{ .fd = self->gate.wake_fd, .events = POLLIN },
+				{ .fd = NO_FD, .events = POLLIN },
 				{ .fd = wait->signal_fd, .events = POLLIN } };
 	int ret = mcast_enter_gate(&self->gate);
 
 	if (ret)
 		return ret;
 	fds[0].fd = self->channel->fd;
+	fds[1].fd = self->gate.wake_fd;
 	ret = mcast_sleep(fds, sizeof(fds) / sizeof(*fds), wait->deadline);
 	mcast_leave_gate(&self->gate);
 	if (ret <= 0)
@@ -181,7 +183,7 @@ int mcast_create_id(struct mcast_channel *channel, uint64_t token, int port_spac
 	return ret;
 }
 
-/* What fails can be tried again, until the channel is closed: then the kernel has let go of the id. */
+/* What fails can be tried again. */
 int mcast_destroy_id(struct mcast_id *self)
 {
 	int ret = self->id ? result(mcast_sym.rdma_destroy_id(self->id)) : 0;
@@ -189,11 +191,6 @@ int mcast_destroy_id(struct mcast_id *self)
 	if (!ret)
 		self->id = NULL;
 	return ret;
-}
-
-void mcast_abandon_id(struct mcast_id *self)
-{
-	self->id = NULL;
 }
 
 void mcast_free_id(struct mcast_id *self)

@@ -27,12 +27,16 @@ void mcast_gate_shut(struct mcast_gate *gate)
 	pthread_mutex_lock(&gate->lock);
 	while (__atomic_load_n(&gate->users, __ATOMIC_SEQ_CST))
 		pthread_cond_wait(&gate->left, &gate->lock);
+	if (gate->wake_fd >= 0)
+		close(gate->wake_fd);
+	gate->wake_fd = -1;
 	pthread_mutex_unlock(&gate->lock);
 }
 
 void mcast_gate_free(struct mcast_gate *gate)
 {
-	close(gate->wake_fd);
+	if (gate->wake_fd >= 0)
+		close(gate->wake_fd);
 	pthread_mutex_destroy(&gate->lock);
 	pthread_cond_destroy(&gate->left);
 }

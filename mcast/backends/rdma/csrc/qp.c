@@ -94,16 +94,17 @@ static int allocate_work(struct mcast_qp *self)
  * tried; the first error is returned, and what failed can be tried again. */
 static int end_all(struct mcast_qp *self)
 {
-	int ret = 0, next;
+	int ret, next;
 
 	mcast_listen_no_more(self);
-	mcast_sweep_ahs(self, 1);
+	ret = mcast_sweep_ahs(self, 1);
 	if (self->qp) {
 		/* rdma_destroy_qp would not say that it failed, and forget the QP all the same */
-		ret = returned_errno(mcast_sym.ibv_destroy_qp(self->qp));
+		next = returned_errno(mcast_sym.ibv_destroy_qp(self->qp));
 		self->id->qp = NULL;
-		if (!ret)
+		if (!next)
 			self->qp = NULL;
+		ret = ret ? ret : next;
 	}
 	next = self->mr ? mcast_deregister(self->mr) : 0;
 	if (!next)
@@ -423,21 +424,25 @@ struct mcast_ah *mcast_find_ah(struct mcast_qp *self, uint64_t serial)
 	return NULL;
 }
 
-void mcast_sweep_ahs(struct mcast_qp *self, int is_closed)
+int mcast_sweep_ahs(struct mcast_qp *self, int is_closed)
 {
 	struct mcast_ah **at = &self->ahs;
+	int ret = 0;
 
 	while (*at) {
 		struct mcast_ah *one = *at;
+		int is_over = is_closed || (one->is_retired && one->end <= self->tail);
+		int failed = is_over ? -mcast_sym.ibv_destroy_ah(one->ah) : 0;
 
-		if (!is_closed && !(one->is_retired && one->end <= self->tail)) {
+		ret = ret ? ret : failed;
+		if (is_over && !failed) {
+			*at = one->next;
+			free(one);
+		} else {
 			at = &one->next;
-			continue;
 		}
-		*at = one->next;
-		mcast_sym.ibv_destroy_ah(one->ah);
-		free(one);
 	}
+	return ret;
 }
 
 /* --- registered memory --- */

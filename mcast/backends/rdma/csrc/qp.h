@@ -58,6 +58,7 @@ struct mcast_qp {
 	int reason; /* 0, or the asynchronous event that put it into ERR, plus 1; GONE */
 
 	uint64_t head, tail; /* sends posted; sends completed, in ERR with success */
+	uint64_t told;	     /* end of the sends that a completion will tell of: all, but for a post that failed */
 	uint64_t first_slot; /* the send that has the slab's first slot */
 	uint32_t signal_every;
 	uint32_t max_inline;
@@ -90,8 +91,9 @@ void mcast_note_failure(struct mcast_qp *qp, enum ibv_wc_status status);
 /* The device is gone; -EIO. With the lock held. */
 int mcast_note_gone(struct mcast_qp *qp);
 
-/* Destroy the handles that were retired and that nothing under way can need; of a closed QP all. Lock held. */
-void mcast_sweep_ahs(struct mcast_qp *qp, int is_closed);
+/* Destroy the handles that were retired and that nothing under way can need; of a closed QP all. Lock held.
+ * The first error; what failed stays for another time. */
+int mcast_sweep_ahs(struct mcast_qp *qp, int is_closed);
 
 /* By its serial, NULL if it is retired; with the lock held. */
 struct mcast_ah *mcast_find_ah(struct mcast_qp *qp, uint64_t serial);

@@ -113,6 +113,9 @@ static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
 	if (ret)
 		count = bad ? (uint32_t)(bad - qp->send_wrs) : 0;
 	job->posted = first + count;
+	for (uint32_t i = 0; i < count; i++)
+		if (qp->send_wrs[i].send_flags & IBV_SEND_SIGNALED)
+			qp->told = qp->head + i + 1;
 	qp->head += count;
 	qp->counters.sent += count;
 	if (job->end > qp->head)
@@ -134,7 +137,7 @@ static int work(struct mcast_qp *qp, void *what)
 	int ret;
 
 	if (job->end == ALL_POSTED)
-		job->end = qp->head;
+		job->end = qp->told;
 	reap(qp);
 	ret = qp->state == IBV_QPS_ERR || job->count ? state_for_sending(qp) : 0;
 	if (!ret && job->posted < job->count)
