@@ -127,6 +127,12 @@ void forget_cq(struct cq *cq)
 	free(cq->ring);
 }
 
+void forget_armed(void)
+{
+	armed_queues = 0;
+	next_due = INT64_MAX;
+}
+
 /* --- receives --- */
 
 int post_recv(struct ibv_qp *target, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
