@@ -45,6 +45,8 @@ class Grh(IntEnum):
     IPV6 = 3
     IPV4_WRONG = 4
     """An IPv4 header whose checksum is wrong."""
+    IPV4_JUNK = 5
+    """As IPV4, with bytes in front that look like the start of an IPv6 header."""
 
 
 class Blocking(IntEnum):

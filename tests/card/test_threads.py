@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from mcast.api import Closed, Destination, McastError, QpInit, QueuePair
+from mcast.api import Closed, QueuePair
 
 from .card import Card, Stage
+from .ends import BOUND, GROUP, End
 from .provider import CardBackend
-
-GROUP = "239.1.2.3"
-BOUND = 30.0
-"""Seconds; the longest that anything may take, never a delay."""
-
-Ends = tuple[QueuePair, Destination]
-
-
-def joined(backend: CardBackend, address: str = "10.0.0.1", **depths: int) -> Ends:
-    """A queue pair that is a member of the group, and where the group is."""
-    channel = backend.event_channel()
-    cm_id = channel.create_id()
-    cm_id.bind_addr(address)
-    qp = cm_id.create_qp(QpInit(**{"max_send_wr": 16, "max_recv_wr": 256, **depths}))
-    cm_id.join_multicast(GROUP)
-    event = channel.get_event(BOUND)
-    assert event is not None
-    ud = event.check().ud
-    assert ud is not None
-    return qp, ud.destination
 
 
 @pytest.mark.parametrize("microseconds", [0, 20, 2000])
 def test_many_send_and_many_receive(card: Card, backend: CardBackend, microseconds: float) -> None:
     """Each message comes to one of the receivers of its queue pair, whatever the order of completions."""
     card.ethernet(2)
-    out, to = joined(backend)
-    into, _ = joined(backend, "10.0.0.2", max_recv_wr=4096)
+    sender, receiver = End(backend), End(backend, "10.0.0.2", max_recv_wr=256)
+    out, into, to = sender.qp, receiver.qp, receiver.join()
     card.delay(Stage.SEND, microseconds)
     rounds, senders, receivers = 20, 3, 3
     left = threading.Semaphore(rounds * senders * 2)
@@ -66,36 +49,43 @@ def test_many_send_and_many_receive(card: Card, backend: CardBackend, microsecon
     assert sorted(found) == sorted([*expected, *(text + b" b" for text in expected)])
 
 
+def receive(qp: QueuePair) -> None:
+    qp.recv(8, BOUND).release()
+
+
 def test_a_close_ends_what_others_do(card: Card, backend: CardBackend) -> None:
     card.ethernet(1)
     card.delay(Stage.SEND, 50)
     for _ in range(10):
-        qp, to = joined(backend)
+        end = End(backend)
+        qp, to = end.qp, end.join()
         began = threading.Barrier(4, timeout=BOUND)
 
-        def use(call: str, began: threading.Barrier = began, qp: QueuePair = qp, to: Destination = to) -> None:
+        calls = (
+            partial(qp.send_one, to, b"x", timeout=BOUND),
+            partial(receive, qp),
+            partial(getattr, qp, "counters"),
+        )
+
+        def use(call: Callable[[], object], began: threading.Barrier = began) -> None:
             began.wait()
-            with pytest.raises(Closed):
-                while True:
-                    if call == "send":
-                        qp.send_one(to, b"x", timeout=BOUND)
-                    elif call == "recv":
-                        qp.recv(8, BOUND).release()
-                    else:
-                        _ = qp.counters
+            while True:
+                call()
 
         with ThreadPoolExecutor(3) as pool:
-            jobs = [pool.submit(use, call) for call in ("send", "recv", "counters")]
+            jobs = [pool.submit(use, call) for call in calls]
             began.wait()
             qp.close()
             for job in jobs:
-                job.result(BOUND)
+                with pytest.raises(Closed):
+                    job.result(BOUND)
 
 
 def test_events_come_while_others_send(card: Card, backend: CardBackend) -> None:
     """Queue pairs are made, joined and closed beside one that is in use."""
     card.ethernet(2)
-    out, to = joined(backend)
+    end = End(backend)
+    out, to = end.qp, end.join()
     stop = threading.Event()
 
     def send() -> None:
@@ -104,14 +94,10 @@ def test_events_come_while_others_send(card: Card, backend: CardBackend) -> None
 
     def make() -> None:
         for _ in range(20):
-            channel = backend.event_channel()
-            cm_id = channel.create_id()
-            cm_id.bind_addr("10.0.0.2")
-            cm_id.create_qp(QpInit(max_send_wr=8, max_recv_wr=8))
-            cm_id.join_multicast(GROUP)
-            assert channel.get_event(BOUND) is not None
-            cm_id.leave_multicast(GROUP)
-            channel.close()
+            one = End(backend, "10.0.0.2")
+            one.join()
+            one.id.leave_multicast(GROUP)
+            one.channel.close()
 
     with ThreadPoolExecutor(3) as pool:
         sending = pool.submit(send)
@@ -119,7 +105,3 @@ def test_events_come_while_others_send(card: Card, backend: CardBackend) -> None
             job.result(BOUND)
         stop.set()
         sending.result(BOUND)
-    try:
-        out.close()
-    except McastError as error:  # pragma: no cover
-        raise AssertionError(error) from error

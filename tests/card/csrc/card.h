@@ -17,6 +17,7 @@ enum grh_form {
 	GRH_IPV4,	/* 20 bytes of nothing, then an IPv4 header */
 	GRH_IPV6,	/* 40 bytes in the shape of an IPv6 header */
 	GRH_IPV4_WRONG, /* an IPv4 header with a wrong checksum */
+	GRH_IPV4_JUNK,	/* as GRH_IPV4, but what is in front looks like the start of an IPv6 header */
 };
 
 struct card_port {

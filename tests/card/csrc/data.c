@@ -281,6 +281,8 @@ static void write_grh(uint8_t *grh, const struct ibv_global_route *route, const 
 		memcpy(grh + 24, route->dgid.raw, 16);
 		return;
 	}
+	if (form == GRH_IPV4_JUNK)
+		memset(grh, 0x60, 20);
 	bytes = htons((uint16_t)(20 + length));
 	grh[20] = 0x45;
 	grh[21] = route->traffic_class;
