@@ -45,6 +45,8 @@ class Grh(IntEnum):
     IPV6 = 3
     IPV4_WRONG = 4
     """An IPv4 header whose checksum is wrong."""
+    IPV4_JUNK = 5
+    """As IPV4, with bytes in front that look like the start of an IPv6 header."""
 
 
 class Blocking(IntEnum):
@@ -347,6 +349,18 @@ class Card:
         """As `answer_join`, for rdma_resolve_addr."""
         assert not self._lib.card_answer(0, nth, int(event), status)
 
+    def stall(self, call: str, nth: int = 1) -> None:
+        """The `nth` call from now on stands still until `go_on`, at most for 10 s, which is reported."""
+        assert not self._lib.card_stall(call.encode(), nth), f"no call {call!r}"
+
+    def stalled(self, call: str) -> int:
+        """How many of these calls stand still now."""
+        return int(self._lib.card_stalled(call.encode()))
+
+    def go_on(self, call: str) -> None:
+        """Those that stand still go on."""
+        assert not self._lib.card_go_on(call.encode()), f"no call {call!r}"
+
     # --- what comes when ---
 
     def delay(self, stage: Stage, microseconds: float, qp_num: int = 0) -> None:
@@ -450,6 +464,10 @@ class Card:
             )
             for one in found
         )
+
+    def qp(self, qp_num: int) -> Qp:
+        """The queue pair of that number."""
+        return next(qp for qp in self.qps() if qp.qp_num == qp_num)
 
     def reports(self) -> tuple[str, ...]:
         """What was done that the real libraries punish: use after destroy, events not acked, and so on."""

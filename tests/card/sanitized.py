@@ -1,4 +1,7 @@
-"""A pytest plugin: the C core that MCAST_CORE names, made with a sanitizer, in place of the installed one."""
+"""A pytest plugin: the C core that MCAST_CORE names, made with a sanitizer, in place of the installed one.
+
+Only tests that use the card are run.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 import sys
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+
+import pytest
 
 _NAME = "mcast.backends.rdma._native"
 
@@ -19,3 +24,7 @@ def _load(path: str) -> None:
 
 
 _load(os.environ["MCAST_CORE"])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if item.nodeid.startswith("tests/card/") or "[card-" in item.nodeid]

@@ -9,29 +9,11 @@ from itertools import count
 
 import pytest
 
-from mcast.api import CmEventType, CmId, EventChannel, McastError, QpInit, QueuePair
+from mcast.api import CmEventType, McastError, QpInit
 
 from .card import NO_EVENT, Card
+from .ends import BOUND, GROUP, OTHER, End
 from .provider import CardBackend
-
-GROUP, OTHER = "239.1.2.3", "239.4.5.6"
-SECOND = 1.0
-
-
-class End:
-    """A channel with an id that is bound to the first port, and its queue pair."""
-
-    def __init__(self, backend: CardBackend, address: str = "10.0.0.1") -> None:
-        self.channel: EventChannel = backend.event_channel()
-        self.id: CmId = self.channel.create_id()
-        self.id.bind_addr(address)
-        self.qp: QueuePair = self.id.create_qp(QpInit(max_send_wr=16, max_recv_wr=16))
-
-    def join(self, group: str = GROUP) -> None:
-        self.id.join_multicast(group)
-        event = self.channel.get_event(SECOND)
-        assert event is not None
-        event.check()
 
 
 def use(backend: CardBackend) -> None:
@@ -39,19 +21,19 @@ def use(backend: CardBackend) -> None:
     channel = backend.event_channel()
     try:
         cm_id = channel.create_id()
-        cm_id.resolve_addr(GROUP, "10.0.0.1", SECOND)
-        event = channel.get_event(SECOND)
+        cm_id.resolve_addr(GROUP, "10.0.0.1", BOUND)
+        event = channel.get_event(BOUND)
         assert event is not None
         event.check()
         qp = cm_id.create_qp(QpInit(max_send_wr=16, max_recv_wr=16))
         cm_id.join_multicast(GROUP)
-        event = channel.get_event(SECOND)
+        event = channel.get_event(BOUND)
         assert event is not None
         ud = event.check().ud
         assert ud is not None
         with qp.register(bytearray(4096)):
             qp.send(ud.destination, [b"one", b"two"])
-        with qp.recv(2, SECOND) as batch:
+        with qp.recv(2, BOUND) as batch:
             assert len(batch) == 2
         cm_id.leave_multicast(GROUP)
         qp.attach_mcast(ud.destination.gid, 0)
@@ -138,7 +120,7 @@ def test_a_join_that_is_refused(
     end = End(backend)
     card.answer_join(event, status)
     end.id.join_multicast(GROUP)
-    found = end.channel.get_event(SECOND)
+    found = end.channel.get_event(BOUND)
     assert found is not None
     assert (found.type, found.errno) == (event, error)
     backend.close()
@@ -162,7 +144,7 @@ def test_an_event_of_each_type_is_a_value(card: Card, backend: CardBackend, kind
     end, other = End(backend), End(backend, "10.0.0.2")
     end.join()
     assert card.event(kind, 0, "10.0.0.1") == 1
-    event = end.channel.get_event(SECOND)
+    event = end.channel.get_event(BOUND)
     assert event is not None
     assert (event.type, event.id) == (kind, end.id)
     assert other.channel.get_event(0) is None

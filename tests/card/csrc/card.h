@@ -17,6 +17,7 @@ enum grh_form {
 	GRH_IPV4,	/* 20 bytes of nothing, then an IPv4 header */
 	GRH_IPV6,	/* 40 bytes in the shape of an IPv6 header */
 	GRH_IPV4_WRONG, /* an IPv4 header with a wrong checksum */
+	GRH_IPV4_JUNK,	/* as GRH_IPV4, but what is in front looks like the start of an IPv6 header */
 };
 
 struct card_port {
@@ -99,6 +100,9 @@ void card_remove(int number, int disassociated);
 int card_restore(int number);
 int card_fail(const char *name, int nth, int times, int error, int take);
 void card_fail_no_more(void);
+int card_stall(const char *name, int nth);
+int card_stalled(const char *name);
+int card_go_on(const char *name);
 int64_t card_count(const char *name);
 const char *card_call_name(int call);
 int card_answer(int join, int nth, int event, int status);

@@ -284,7 +284,7 @@ int rdma_destroy_id(struct rdma_cm_id *target)
 	if (error)
 		return result(error);
 	settle_events(CALL_rdma_destroy_id, KIND_ID, target);
-	if (target->qp)
+	if (target->qp && object_of(KIND_QP, target->qp)->magic == ALIVE)
 		report("rdma_destroy_id: id %u has a queue pair", object_of(KIND_ID, target)->serial);
 	forget_events(id, NULL);
 	while (id->memberships) {

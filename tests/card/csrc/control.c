@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifdef __SANITIZE_ADDRESS__
@@ -16,7 +17,8 @@
 #define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
 #endif
 
-enum { ALIVE = 0x11f3, DEAD = 0xdead, KEPT_DEAD = 256, MOST_FAULTS = 64, REPORT_BYTES = 16384 };
+enum { KEPT_DEAD = 256, MOST_FAULTS = 64, REPORT_BYTES = 16384,
+       MOST_SECONDS = 10 };
 
 pthread_mutex_t card_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -104,6 +106,66 @@ void card_fail_no_more(void)
 	pthread_mutex_lock(&card_lock);
 	memset(fault_counts, 0, sizeof(fault_counts));
 	pthread_mutex_unlock(&card_lock);
+}
+
+/* A call that stands still until the test lets it go on, so that another thread can do something meanwhile. */
+static struct {
+	int nth, inside, goes;
+} stalls[CALL_COUNT];
+
+static pthread_cond_t go_on = PTHREAD_COND_INITIALIZER;
+
+int card_stall(const char *name, int nth)
+{
+	int call = number_of(name);
+
+	if (call < 0)
+		return -1;
+	pthread_mutex_lock(&card_lock);
+	stalls[call].nth = nth;
+	pthread_mutex_unlock(&card_lock);
+	return 0;
+}
+
+/* How many calls stand still. */
+int card_stalled(const char *name)
+{
+	int call = number_of(name), count;
+
+	if (call < 0)
+		return -1;
+	pthread_mutex_lock(&card_lock);
+	count = stalls[call].inside;
+	pthread_mutex_unlock(&card_lock);
+	return count;
+}
+
+int card_go_on(const char *name)
+{
+	int call = number_of(name);
+
+	if (call < 0)
+		return -1;
+	pthread_mutex_lock(&card_lock);
+	stalls[call].goes++;
+	pthread_cond_broadcast(&go_on);
+	pthread_mutex_unlock(&card_lock);
+	return 0;
+}
+
+static void stand_still(enum call call)
+{
+	struct timespec until;
+	int goes = stalls[call].goes, late = 0;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += MOST_SECONDS;
+	stalls[call].inside++;
+	while (goes == stalls[call].goes && !late)
+		late = pthread_cond_timedwait(&go_on, &card_lock, &until);
+	stalls[call].inside--;
+	if (late)
+		report("%s stood still for %d seconds, and nobody let it go on", calls[call].name, MOST_SECONDS);
 }
 
 /* How often a call was made; -1: there is no such call. */
@@ -228,6 +290,8 @@ int is_alive(enum call call, enum kind kind, const void *target)
 int hold(enum call call, enum kind kind, const void *target)
 {
 	pthread_mutex_lock(&card_lock);
+	if (stalls[call].nth && !--stalls[call].nth)
+		stand_still(call);
 	return kind == KIND_COUNT || is_alive(call, kind, target) ? 0 : EINVAL;
 }
 
@@ -630,10 +694,13 @@ void card_reset(int with_usual_device)
 	all_qps = NULL;
 	forget_regions();
 	forget_answers();
+	forget_armed();
 	memset(devices, 0, sizeof(devices));
 	memset(delays, 0, sizeof(delays));
 	memset(fault_counts, 0, sizeof(fault_counts));
 	memset(call_counts, 0, sizeof(call_counts));
+	for (int call = 0; call < CALL_COUNT; call++)
+		stalls[call].nth = 0;
 	report_length = 0;
 	reports[0] = 0;
 	pthread_mutex_unlock(&card_lock);

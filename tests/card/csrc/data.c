@@ -127,6 +127,12 @@ void forget_cq(struct cq *cq)
 	free(cq->ring);
 }
 
+void forget_armed(void)
+{
+	armed_queues = 0;
+	next_due = INT64_MAX;
+}
+
 /* --- receives --- */
 
 int post_recv(struct ibv_qp *target, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
@@ -275,6 +281,8 @@ static void write_grh(uint8_t *grh, const struct ibv_global_route *route, const 
 		memcpy(grh + 24, route->dgid.raw, 16);
 		return;
 	}
+	if (form == GRH_IPV4_JUNK)
+		memset(grh, 0x60, 20);
 	bytes = htons((uint16_t)(20 + length));
 	grh[20] = 0x45;
 	grh[21] = route->traffic_class;

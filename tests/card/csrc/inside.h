@@ -112,9 +112,11 @@ enum kind { KINDS(KIND_NUMBER) KIND_COUNT };
 
 struct device;
 
+enum { ALIVE = 0x11f3, DEAD = 0xdead };
+
 /* Lies in front of every object that is handed out. One that is destroyed is kept a while, to be recognised. */
 struct object {
-	uint32_t magic;
+	uint32_t magic; /* ALIVE or DEAD */
 	enum kind kind;
 	unsigned serial;
 	int uses;    /* by other objects: its destroy answers EBUSY */
@@ -326,6 +328,7 @@ int post_send(struct ibv_qp *target, struct ibv_send_wr *wr, struct ibv_send_wr 
 int next_entry(struct cq *cq, struct entry *out);
 void forget_entries(struct cq *cq, const struct qp *qp);
 void forget_cq(struct cq *cq);
+void forget_armed(void);
 void forget_sends_with(const struct ah *ah);
 void forget_work(struct qp *qp);
 void fail_qp(struct qp *qp);
