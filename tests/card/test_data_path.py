@@ -127,29 +127,20 @@ def is_asleep(thread: threading.Thread) -> bool:
 
 
 def test_nobody_sleeps_while_its_message_is_there(end: End) -> None:
-    """Each of many messages ends one wait of two threads; whoever leaves hands over to the other."""
-    rounds = 40
+    """Two threads wait for one message each: whoever has got the first hands over to the other."""
     deadline = monotonic() + LONG / 2  # a second for each would be too late
 
-    def receive() -> int:
-        count = 0
-        while (message := end.qp.recv_one(deadline - monotonic())) is not None:
-            if bytes(message.payload) == b"stop":
-                return count
-            count += 1
-        return -1
+    def receive() -> bytes | None:
+        message = end.qp.recv_one(deadline - monotonic())
+        return None if message is None else bytes(message.payload)
 
-    both = Running(receive, receive)
-    for _ in range(rounds):
-        until(lambda: all(map(is_asleep, both.threads)))
-        end.inject()
-        end.inject()
-        until(lambda: end.qp.counters.recv_free == 64)
-    end.inject(b"stop")
-    end.inject(b"stop")
-    first, second = both.results()
-    assert first >= 0 <= second
-    assert first + second == 2 * rounds
+    for _ in range(40):
+        both = Running(receive, receive)
+        until(lambda threads=both.threads: all(map(is_asleep, threads)))  # type: ignore[misc]
+        end.inject(b"first")
+        until(lambda threads=both.threads: not all(one.is_alive() for one in threads))  # type: ignore[misc]
+        end.inject(b"second")
+        assert sorted(both.results()) == [b"first", b"second"]
 
 
 def test_nobody_sleeps_while_its_send_is_complete(end: End) -> None:
@@ -327,8 +318,8 @@ def test_a_large_batch_is_copied_without_the_gil(card: Card, backend: CardBacken
     until(lambda: turns[0] > 0)
     sys.setswitchinterval(1000)
     try:
-        start = turns[0]
-        for _ in range(200):
+        start, stop = turns[0], monotonic() + LONG / 3
+        while turns[0] == start and monotonic() < stop:
             end.qp.send(end.group, batch)
         gone = turns[0] - start
     finally:

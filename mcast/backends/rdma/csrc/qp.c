@@ -101,7 +101,9 @@ static int end_all(struct mcast_qp *self)
 	if (self->qp) {
 		/* rdma_destroy_qp would not say that it failed, and forget the QP all the same */
 		next = returned_errno(mcast_sym.ibv_destroy_qp(self->qp));
-		self->id->qp = NULL;
+		if (self->id)
+			self->id->qp = NULL;
+		self->id = NULL; /* it may be destroyed before this is tried again */
 		if (!next)
 			self->qp = NULL;
 		ret = ret ? ret : next;
@@ -505,9 +507,15 @@ int mcast_receive_into(struct mcast_qp *self, struct ibv_mr *mr, uint64_t addres
 
 void mcast_read_failure(struct mcast_qp *self, struct mcast_failure *out)
 {
+	int is_closed = mcast_enter_gate(&self->gate);
+
 	pthread_mutex_lock(&self->lock);
+	if (!is_closed)
+		mcast_reap(self); /* a flushed receive may have been seen before the send that is the reason */
 	*out = (struct mcast_failure){ (int)self->failure, self->reason, self->head - self->tail };
 	pthread_mutex_unlock(&self->lock);
+	if (!is_closed)
+		mcast_leave_gate(&self->gate);
 }
 
 /* Those that are under way in ERR are lost already, and counted for good at the reset. */

@@ -132,6 +132,9 @@ struct mcast_send_job {
 	uint64_t room_end; /* those that it waits for at the moment */
 };
 
+/* See what is complete; with the lock held. */
+void mcast_reap(struct mcast_qp *qp);
+
 static const uint64_t ALL_POSTED = UINT64_MAX;
 
 /* 1: all is posted, and what is not copied complete. 0: not yet. -EIO: the QP is in ERR. -ESTALE:

@@ -5,8 +5,8 @@
 
 enum { POLL_BATCH = 32 };
 
-/* One cycle of completions. One stands for itself and for all before it; the first that fails for all behind it. */
-static void reap(struct mcast_qp *qp)
+/* One stands for itself and for all before it; the first that fails for all behind it. */
+void mcast_reap(struct mcast_qp *qp)
 {
 	struct ibv_wc wcs[POLL_BATCH];
 	uint64_t before = qp->tail;
@@ -138,7 +138,7 @@ static int work(struct mcast_qp *qp, void *what)
 
 	if (job->end == ALL_POSTED)
 		job->end = qp->told;
-	reap(qp);
+	mcast_reap(qp);
 	ret = qp->state == IBV_QPS_ERR || job->count ? state_for_sending(qp) : 0;
 	if (!ret && job->posted < job->count)
 		ret = post_sends(qp, job);
