@@ -445,6 +445,8 @@ def test_every_failure_of_a_close_is_told(card: Card, backend: CardBackend) -> N
 def test_closing_in_a_signal_handler_ends_the_call(end: End, what: str) -> None:
     memory = memoryview(bytearray(1024))
     end.qp.register(memory)
+    end.qp.send_one(end.group, b"from here on sends take the fast path")
+    assert end.qp.recv_one(LONG) is not None
     end.card.hold(Stage.SEND, end.qp.qp_num)
     calls: dict[str, Callable[[], object]] = {
         "send": lambda: end.qp.send_one(end.group, memory),
@@ -588,6 +590,16 @@ def test_the_mtu_is_asked_for_once(end: End) -> None:
     end.card.set_port(0, active_mtu=1)
     end.card.port_event(0, AsyncEvent.PORT_ACTIVE)
     until(lambda: end.qp.max_message_size == 256)
+
+
+def test_a_change_of_the_gids_makes_new_handles(end: End) -> None:
+    end.qp.send_one(end.group, b"x")
+    before = end.card.count("ibv_create_ah")
+    end.card.port_event(0, AsyncEvent.GID_CHANGE)
+    assert end.qp.recv_one(LONG) is not None
+    assert end.qp.recv_one(0.01) is None  # whoever sleeps reads what the device tells
+    end.qp.send_one(end.group, b"x")
+    assert end.card.count("ibv_create_ah") == before + 1
 
 
 def test_an_address_that_librdmacm_cannot_look_at(card: Card, backend: CardBackend) -> None:

@@ -285,9 +285,7 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 	if (state == IBV_QPS_RESET) {
 		mcast_forget_posted(self);
 		/* one may name a source address that is gone, which may be why there is a reset at all */
-		for (struct mcast_ah *ah = self->ahs; ah; ah = ah->next)
-			ah->is_retired = 1;
-		mcast_sweep_ahs(self, 0);
+		mcast_retire_ahs(self);
 	}
 	if (state == IBV_QPS_INIT && self->init.qp_type == IBV_QPT_UD)
 		return mcast_post_free_slots(self);
@@ -407,6 +405,13 @@ void mcast_retire_ah(struct mcast_qp *self, uint64_t serial)
 	mcast_sweep_ahs(self, 0);
 	pthread_mutex_unlock(&self->lock);
 	mcast_leave_gate(&self->gate);
+}
+
+void mcast_retire_ahs(struct mcast_qp *self)
+{
+	for (struct mcast_ah *ah = self->ahs; ah; ah = ah->next)
+		ah->is_retired = 1;
+	mcast_sweep_ahs(self, 0);
 }
 
 struct mcast_ah *mcast_find_ah(struct mcast_qp *self, uint64_t serial)

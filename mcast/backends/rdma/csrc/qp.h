@@ -95,6 +95,9 @@ int mcast_note_gone(struct mcast_qp *qp);
  * The first error; what failed stays for another time. */
 int mcast_sweep_ahs(struct mcast_qp *qp, int is_closed);
 
+/* All of them are posted to no more; with the lock held. */
+void mcast_retire_ahs(struct mcast_qp *qp);
+
 /* By its serial, NULL if it is retired; with the lock held. */
 struct mcast_ah *mcast_find_ah(struct mcast_qp *qp, uint64_t serial);
 
