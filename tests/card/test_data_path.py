@@ -31,6 +31,7 @@ from mcast.api import (
 )
 from mcast.backends.rdma import native
 from mcast.backends.rdma.address_handles import AddressHandles
+from mcast.backends.rdma.cm_id import RdmaCmId
 from mcast.backends.rdma.pds import ProtectionDomains
 
 from .card import AsyncEvent, Card, Stage
@@ -502,12 +503,25 @@ def test_an_argument_that_closes_the_queue_pair_ends_the_call(card: Card, backen
     assert card.reports() == ()
 
 
-def test_an_id_is_destroyed_while_its_channel_closes(card: Card, backend: CardBackend) -> None:
-    for _ in range(100):
-        end = End(card, backend)
-        assert Running(end.id.destroy, end.channel.close, end.qp.close).results() == [None, None, None]
-    assert card.reports() == ()
-    assert card.leftovers() == ()
+def test_an_id_is_destroyed_while_its_channel_closes(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel closes after the id is told to end, and before it does."""
+    begun, closed = threading.Event(), threading.Event()
+    finish = RdmaCmId._destroy
+
+    def destroy(self: RdmaCmId) -> None:
+        begun.set()
+        closed.wait(0.2)  # in vain if closing waits for this
+        finish(self)
+
+    def close() -> None:
+        begun.wait(LONG)
+        end.channel.close()
+        closed.set()
+
+    monkeypatch.setattr(RdmaCmId, "_destroy", destroy)
+    assert Running(end.id.destroy, close).results() == [None, None]
+    assert end.card.reports() == ()
+    assert end.card.leftovers() == ()
 
 
 def test_a_close_waits_for_what_was_posted(card: Card, backend: CardBackend, end: End) -> None:
