@@ -308,7 +308,8 @@ class Destination(_Model):
     """Where a UD message goes: an address handle's attributes, and the remote QP number and Q_Key.
 
     A join event carries its group's, ready to use; `reply_to` makes one from it for a reply. `dlid` is
-    the MLID on InfiniBand and 0 on RoCE.
+    the MLID on InfiniBand and 0 on RoCE. `static_rate` is an ibv_rate: the device sends no faster than that
+    to a group with slower members; 0 leaves the rate to the port.
     """
 
     gid: Gid
@@ -322,6 +323,7 @@ class Destination(_Model):
     traffic_class: int = Field(default=0, ge=0, le=255)
     flow_label: int = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
+    static_rate: int = Field(default=0, ge=0, le=255)
 
     def reply_to(self, message: Message) -> Destination:
         """Where to answer a message that came over this group: its sender's QP alone."""

@@ -19,6 +19,7 @@ _FIELDS = (
     "traffic_class",
     "flow_label",
     "is_global",
+    "static_rate",
 )
 _LAST_SGID_INDEX = 255
 """ibv_global_route.sgid_index is 8 bits wide."""

@@ -99,7 +99,7 @@ class Unusable(Exception):
 Event = tuple[int, int, int, int, int, bytes]
 """One communication event: type, status, errno, token of the id, token of the join, packed rdma_ud_param."""
 
-EVENT = Struct("=iii4xQQ36s4x")
+EVENT = Struct("=iii4xQQ37s3x")
 """struct mcast_event."""
 
 
@@ -116,6 +116,7 @@ class Ud(NamedTuple):
     sgid_index: int
     hop_limit: int
     traffic_class: int
+    static_rate: int
     dgid: bytes
 
     @classmethod
@@ -124,7 +125,7 @@ class Ud(NamedTuple):
         return cls._make(_UD.unpack(raw))
 
 
-_UD = Struct("=IIIHBBBBBB16s")
+_UD = Struct("=IIIHBBBBBBB16s")
 
 
 class Failure(NamedTuple):
@@ -147,7 +148,7 @@ class EventRoom(NamedTuple):
 
 
 class QpPlan(NamedTuple):
-    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; a flag."""
+    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; flags."""
 
     qp_type: int
     send_depth: int
@@ -160,6 +161,7 @@ class QpPlan(NamedTuple):
     recv_offset: int
     grh_stride: int
     block_loopback: bool
+    is_ethernet: bool
 
 
 _MAX_DEVICES = 256

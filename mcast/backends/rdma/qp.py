@@ -70,7 +70,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._cm_id, self._context, self._pd, self._type = cm_id, context, pd, init.qp_type
         self._port = self.native.id_port(cm_id.handle)
         port = self.native.query_port(context, self._port)
-        plan, size = slab.layout(init, port.active_mtu, port.max_mtu)
+        plan, size = slab.layout(init, port.active_mtu, port.max_mtu, bool(port.is_ethernet))
         self._slab = slab.allocate(size)
         arguments: dict[str, object] = {"qp_type": init.qp_type.name}
         arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}

@@ -81,6 +81,7 @@ struct mcast_event {
 	uint8_t sgid_index;
 	uint8_t hop_limit;
 	uint8_t traffic_class;
+	uint8_t static_rate;
 	uint8_t dgid[16];
 };
 
@@ -118,6 +119,7 @@ struct mcast_qp_init {
 	uint64_t recv_offset;
 	uint32_t grh_stride;
 	int block_loopback;
+	int is_ethernet;
 	void *slab;
 	uint64_t slab_bytes;
 };
@@ -148,6 +150,7 @@ struct mcast_ah_init {
 	uint8_t hop_limit;
 	uint8_t traffic_class;
 	uint8_t is_global;
+	uint8_t static_rate;
 };
 
 int mcast_new_ah(struct mcast_qp *qp, const struct mcast_ah_init *init, uint64_t *serial);

@@ -147,6 +147,7 @@ static void copy_event(struct mcast_event *out, const struct rdma_cm_event *even
 	out->sgid_index = ah->grh.sgid_index;
 	out->hop_limit = ah->grh.hop_limit;
 	out->traffic_class = ah->grh.traffic_class;
+	out->static_rate = ah->static_rate;
 	memcpy(out->dgid, ah->grh.dgid.raw, sizeof(out->dgid));
 }
 

@@ -359,6 +359,7 @@ static int create_ah(struct ibv_pd *pd, const struct mcast_ah_init *init, struct
 			 .traffic_class = init->traffic_class },
 		.dlid = init->dlid,
 		.sl = init->sl,
+		.static_rate = init->static_rate,
 		.is_global = init->is_global,
 		.port_num = init->port_num,
 	};

@@ -104,12 +104,34 @@ void mcast_forget_posted(struct mcast_qp *qp)
 	qp->failure = IBV_WC_SUCCESS;
 }
 
-/* RoCEv2 over IPv4 puts an IPv4 header into the last 20 of the 40 bytes; else they are an IPv6-shaped GRH. */
-static void read_grh(const uint8_t *grh, struct mcast_message *out)
+enum { IPV4_AT = 20, IPV4_BYTES = 20 };
+
+/* Of a header with its checksum in it the sum is all ones. */
+static int is_sum_right(const uint8_t *header)
+{
+	uint32_t sum = 0;
+
+	for (int i = 0; i < IPV4_BYTES; i += 2)
+		sum += (uint32_t)(header[i] << 8 | header[i + 1]);
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff;
+}
+
+/* RoCEv2 over IPv4 puts an IPv4 header into the last 20 of the 40 bytes; what lies before is anything. Else they are
+ * an IPv6-shaped GRH. Told apart as libibverbs does it (get_grh_header_version). */
+static int is_ipv4(const uint8_t *grh)
+{
+	if (grh[0] >> 4 != 6)
+		return grh[IPV4_AT] >> 4 == 4;
+	return (grh[IPV4_AT] & 0xf) == IPV4_BYTES / 4 && is_sum_right(grh + IPV4_AT);
+}
+
+static void read_grh(const uint8_t *grh, int is_ethernet, struct mcast_message *out)
 {
 	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 
-	if (grh[0] >> 4 == 6) {
+	if (!is_ethernet || !is_ipv4(grh)) {
 		memcpy(out->source, grh + 8, 16);
 		memcpy(out->group, grh + 24, 16);
 		return;
@@ -129,7 +151,7 @@ static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, struct mc
 		.length = wc->byte_len - GRH_BYTES,
 		.src_qp = wc->src_qp,
 		.slot = slot,
-		.src_lid = wc->slid,
+		.src_lid = qp->init.is_ethernet ? 0 : wc->slid, /* some drivers fill it there, too */
 		.own_qp_num = wc->src_qp == qp->qp->qp_num,
 		.generation = qp->memory->generation,
 	};
@@ -138,7 +160,7 @@ static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, struct mc
 		out->imm = ntohl(wc->imm_data);
 	}
 	if (wc->wc_flags & IBV_WC_GRH)
-		read_grh(grh_of(qp, slot), out);
+		read_grh(grh_of(qp, slot), qp->init.is_ethernet, out);
 }
 
 /* 1: a message is leased, or waits to be received. */
