@@ -324,10 +324,20 @@ class Destination(_Model):
     flow_label: int = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
     static_rate: int = Field(default=0, ge=0, le=255)
+    src_path_bits: int = Field(default=0, ge=0, le=127)
 
     def reply_to(self, message: Message) -> Destination:
-        """Where to answer a message that came over this group: its sender's QP alone."""
-        sender = {"gid": message.source, "qp_num": message.src_qp, "dlid": message.src_lid}
+        """Where to answer a message that came over this group: its sender's QP alone, on the way it came.
+
+        ValueError for a message that does not say where it came from: without a GRH on Ethernet.
+        """
+        has_grh = any(message.source)
+        if not has_grh and not message.src_lid:
+            raise ValueError("the message has neither a GRH nor a LID of its sender: it cannot be answered")
+        sender: dict[str, object] = {"gid": message.source, "qp_num": message.src_qp}
+        sender |= {"dlid": message.src_lid, "src_path_bits": message.path_bits, "is_global": has_grh}
+        if message.sl is not None:
+            sender["sl"] = message.sl
         return self.model_copy(update=sender)
 
 

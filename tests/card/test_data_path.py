@@ -645,6 +645,19 @@ def test_a_group_of_slower_members_is_sent_to_at_its_rate(
     assert rates == [5]
 
 
+def test_an_answer_goes_the_way_that_the_message_came(card: Card, backend: CardBackend) -> None:
+    card.infiniband(1)
+    end = End(card, backend)
+    assert card.inject(end.qp.qp_num, b"question", src_qp=77, slid=9, sl=2, path_bits=3)
+    message = end.qp.recv_one(LONG)
+    assert message is not None
+    back = end.group.reply_to(message)
+    assert (back.qp_num, back.dlid, back.sl, back.src_path_bits, back.is_global) == (77, 9, 2, 3, False)
+    end.qp.send_one(back, b"answer")
+    with pytest.raises(ValueError, match="cannot be answered"):
+        end.group.reply_to(message._replace(src_lid=0))
+
+
 def test_there_are_no_lids_on_ethernet(card: Card, backend: CardBackend) -> None:
     """Whatever a driver leaves where a LID would be."""
     card.ethernet(1)

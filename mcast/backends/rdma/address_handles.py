@@ -20,6 +20,7 @@ _FIELDS = (
     "flow_label",
     "is_global",
     "static_rate",
+    "src_path_bits",
 )
 _LAST_SGID_INDEX = 255
 """ibv_global_route.sgid_index is 8 bits wide."""

@@ -151,6 +151,7 @@ struct mcast_ah_init {
 	uint8_t traffic_class;
 	uint8_t is_global;
 	uint8_t static_rate;
+	uint8_t src_path_bits;
 };
 
 int mcast_new_ah(struct mcast_qp *qp, const struct mcast_ah_init *init, uint64_t *serial);
@@ -187,7 +188,9 @@ struct mcast_message {
 	uint8_t has_imm;
 	uint8_t own_qp_num;
 	uint16_t src_lid;
-	uint32_t generation;
+	uint16_t generation;
+	uint8_t sl;
+	uint8_t path_bits;
 	uint8_t source[16];
 	uint8_t group[16];
 };

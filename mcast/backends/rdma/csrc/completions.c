@@ -75,6 +75,18 @@ static int arm(struct completions *completions)
 	return -ibv_req_notify_cq(completions->cq, 0);
 }
 
+static void call(int fd)
+{
+	(void)!eventfd_write(fd, 1);
+}
+
+/* If nobody leads, the thread that has followed longest shall; it looks before it sleeps. */
+static void call_next(struct completions *completions)
+{
+	if (!completions->leader && completions->followers)
+		call(completions->followers->fd);
+}
+
 /* --- loops outside --- */
 
 static int open_watch(struct mcast_qp *qp, struct completions *completions)
@@ -114,24 +126,6 @@ int mcast_watch(struct mcast_qp *qp, struct completions *completions)
 	return ret;
 }
 
-/* Nothing was found: silence the descriptor and arm it. A leader does the latter, and calls when he leaves. */
-static int rearm(struct mcast_qp *qp, struct completions *completions, int is_led)
-{
-	struct epoll_event events[SOURCES];
-	int count = epoll_wait(completions->watch_fd, events, SOURCES, 0);
-	eventfd_t unused;
-
-	for (int i = 0; i < count; i++) {
-		if (events[i].data.u32 == CALL)
-			(void)!eventfd_read(completions->call_fd, &unused);
-		else if (events[i].data.u32 == ASYNC)
-			mcast_read_async(qp);
-		else if (events[i].data.u32 == CHANNEL && !is_led)
-			take_completion_event(qp, completions, events[i].events & (EPOLLERR | EPOLLHUP));
-	}
-	return is_led ? 0 : arm(completions);
-}
-
 static int look_once(struct mcast_qp *qp, mcast_work *work, void *what)
 {
 	int ret;
@@ -142,19 +136,59 @@ static int look_once(struct mcast_qp *qp, mcast_work *work, void *what)
 	return ret;
 }
 
+/* Silence the descriptor; what the completion channel has to tell. */
+static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
+{
+	struct epoll_event events[SOURCES];
+	int count = epoll_wait(completions->watch_fd, events, SOURCES, 0);
+	uint32_t told = 0;
+	eventfd_t unused;
+
+	for (int i = 0; i < count; i++) {
+		if (events[i].data.u32 == CALL)
+			(void)!eventfd_read(completions->call_fd, &unused);
+		else if (events[i].data.u32 == ASYNC)
+			mcast_read_async(qp);
+		else if (events[i].data.u32 == CHANNEL)
+			told = events[i].events;
+	}
+	return told;
+}
+
+/* Nothing was found: arm the descriptor as a leader would, and look again. If a thread leads, it calls as it leaves. */
+static int look_armed(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what)
+{
+	struct waiter self = { .fd = NO_FD };
+	uint32_t told = silence(qp, completions);
+	int leads, ret = 0;
+
+	pthread_mutex_lock(&qp->lock);
+	leads = !completions->leader;
+	if (leads)
+		completions->leader = &self;
+	pthread_mutex_unlock(&qp->lock);
+	if (leads && told)
+		take_completion_event(qp, completions, told & (EPOLLERR | EPOLLHUP));
+	if (leads)
+		ret = arm(completions);
+	pthread_mutex_lock(&qp->lock);
+	ret = ret ? ret : work(qp, what);
+	if (leads)
+		completions->leader = NULL;
+	call_next(completions);
+	pthread_mutex_unlock(&qp->lock);
+	return ret;
+}
+
 int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what)
 {
-	int ret, is_watched, is_led;
+	int ret, is_watched;
 
 	pthread_mutex_lock(&qp->lock);
 	ret = work(qp, what);
 	is_watched = completions->watch_fd >= 0;
-	is_led = completions->leader != NULL;
 	pthread_mutex_unlock(&qp->lock);
-	if (ret || !is_watched)
-		return ret;
-	ret = rearm(qp, completions, is_led);
-	return ret ? ret : look_once(qp, work, what);
+	return ret || !is_watched ? ret : look_armed(qp, completions, work, what);
 }
 
 int mcast_look_often(struct mcast_qp *qp, mcast_work *work, void *what, int looks)
@@ -180,11 +214,6 @@ int mcast_spin(struct mcast_qp *qp, mcast_work *work, void *what, int64_t deadli
 }
 
 /* --- threads --- */
-
-static void call(int fd)
-{
-	(void)!eventfd_write(fd, 1);
-}
 
 void mcast_call_followers(struct completions *completions, uint64_t tail)
 {
@@ -218,7 +247,7 @@ static int lead_or_follow(struct completions *completions, struct waiter *self)
 	return 0;
 }
 
-/* Hand over: to the thread that has waited longest, or else to the loop outside. */
+/* Hand over to the next thread, and to the loop outside. */
 static void leave(struct completions *completions, struct waiter *self)
 {
 	int led = completions->leader == self;
@@ -230,9 +259,8 @@ static void leave(struct completions *completions, struct waiter *self)
 		}
 	if (led)
 		completions->leader = NULL;
-	if (!completions->leader && completions->followers)
-		call(completions->followers->fd);
-	else if (led && completions->watch_fd >= 0)
+	call_next(completions);
+	if (led && completions->watch_fd >= 0)
 		call(completions->call_fd);
 }
 

@@ -360,6 +360,7 @@ static int create_ah(struct ibv_pd *pd, const struct mcast_ah_init *init, struct
 		.dlid = init->dlid,
 		.sl = init->sl,
 		.static_rate = init->static_rate,
+		.src_path_bits = init->src_path_bits,
 		.is_global = init->is_global,
 		.port_num = init->port_num,
 	};
@@ -484,7 +485,7 @@ static void use_user_memory(struct mcast_qp *self, struct ibv_mr *mr, uint64_t a
 	self->user.lkey = mr->lkey;
 	self->user.room = self->user.stride = room;
 	self->user.count = count < self->init.recv_depth ? count : self->init.recv_depth;
-	self->user.generation++;
+	self->user.generation = self->user.generation == UINT16_MAX ? 1 : self->user.generation + 1;
 	memset(self->user.slots, SLOT_FREE, self->init.recv_depth);
 	self->memory = &self->user;
 }

@@ -24,7 +24,7 @@ struct receive_memory {
 	uint32_t room;
 	uint32_t stride;
 	uint32_t count;
-	uint32_t generation; /* 0 is the slab; each user memory has a new one */
+	uint16_t generation; /* 0 is the slab; each user memory has a new one */
 	uint8_t *slots;	     /* enum slot_state of each */
 };
 

@@ -154,6 +154,8 @@ static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, struct mc
 		.src_lid = qp->init.is_ethernet ? 0 : wc->slid, /* some drivers fill it there, too */
 		.own_qp_num = wc->src_qp == qp->qp->qp_num,
 		.generation = qp->memory->generation,
+		.sl = wc->sl,
+		.path_bits = wc->dlid_path_bits,
 	};
 	if (wc->wc_flags & IBV_WC_WITH_IMM) {
 		out->has_imm = 1;
