@@ -606,22 +606,6 @@ def test_the_mtu_is_asked_for_once(end: End) -> None:
     until(lambda: end.qp.max_message_size == 256)
 
 
-def test_a_change_of_the_gids_makes_new_handles(end: End) -> None:
-    end.qp.send_one(end.group, b"x")
-    before = end.card.count("ibv_create_ah")
-    end.card.port_event(0, AsyncEvent.GID_CHANGE)
-
-    def is_new() -> bool:
-        """Whoever sleeps reads what the device tells."""
-        while end.qp.recv_one(0.01) is not None:
-            pass
-        end.qp.send_one(end.group, b"x")
-        return end.card.count("ibv_create_ah") > before
-
-    until(is_new)
-    assert end.card.count("ibv_create_ah") == before + 1
-
-
 def test_an_address_that_librdmacm_cannot_look_at(card: Card, backend: CardBackend) -> None:
     card.ethernet(1)
     channel = backend.event_channel()

@@ -114,8 +114,6 @@ static void tell(const struct ibv_async_event *event, struct mcast_qp *qp)
 			qp->reason = (int)event->event_type + 1;
 		mcast_note_failure(qp, IBV_WC_FATAL_ERR);
 	} else if (is_of_port(event, qp)) {
-		if (event->event_type == IBV_EVENT_GID_CHANGE)
-			mcast_retire_ahs(qp); /* one may name an address that is gone, or is another's now */
 		__atomic_add_fetch(&qp->port_changes, 1, __ATOMIC_SEQ_CST);
 	}
 	pthread_mutex_unlock(&qp->lock);
