@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all lint docs bench oracle wheel test-asan fuzz clean test-packages
+.PHONY: demo test test-all lint docs bench oracle wheel test-asan test-tsan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -58,6 +58,10 @@ wheel: .venv/test
 # The C core under AddressSanitizer and UndefinedBehaviorSanitizer, in the lab.
 test-asan: .venv/test
 	scripts/asan $(ARGS)
+
+# The C core and a card made of memory under ThreadSanitizer, on the host.
+test-tsan: .venv/test
+	$(BIN)/python -m tests.card.run_sanitized thread $(ARGS)
 
 # All targets, or those in ARGS, for so many SECONDS together; guided by coverage if atheris has a wheel here.
 fuzz: .venv/test

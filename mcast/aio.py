@@ -13,8 +13,8 @@ Lost memberships are restored in the background, while the loop runs; probes are
 receive. All objects belong to the loop that they were opened in. Timeouts are seconds of that loop, also over
 a simulated fabric whose own time is virtual; cancelling a call leaves nothing behind.
 
-A send returns when the device has taken the messages, which needs no waiting while its send queue has room; a
-refused join may ask the SA for the reason, 0.25 s at the most. `stats` may be called from any thread.
+A send returns when the messages are posted, which needs no waiting while the send queue has room; a refused
+join may ask the SA for the reason, 0.25 s at the most. `stats` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, TimedOut
+from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.batch import CopiedBatch
 from mcast.group import Group, GroupState
 from mcast.policy import Event
@@ -54,7 +54,7 @@ CHUNK = 64
 """Messages that one send call posts, or as many as the send queue holds: none waits for room."""
 
 RETRY = 0.001
-"""Seconds until a send is tried again that found no room."""
+"""Seconds until a send is tried again that found no room, where the provider has no descriptor for sends."""
 
 
 class Waiter(NamedTuple):
@@ -75,7 +75,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
         self._waiters: dict[asyncio.Future[Any], Waiter] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
-        self._channel_fd = self._qp_fd = -1
+        self._channel_fd = self._qp_fd = self._send_fd = -1
+        self._senders: set[asyncio.Future[None]] = set()
         self._watching = False
         self._turn_ends = 0.0
 
@@ -338,11 +339,72 @@ class Endpoint(EndpointView["Membership | Sender"]):
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._wake if here else self._on_id_destroyed)
 
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until the device has sent all that was posted, up to `timeout`: then TimedOut.
+
+        Raises the QpError of a message that the device could not send.
+        """
+        self._session.require_open("flush", Phase.SEND)
+        end = inf if timeout is None else self._loop.time() + timeout
+        await self._flush(self._session.station.qp, end)
+
+    async def _flush(self, qp: QueuePair, end: float) -> None:
+        while True:
+            try:
+                return qp.flush(0)
+            except TimedOut:
+                if self._loop.time() >= end:
+                    raise
+                await self._sendable(qp, end)
+            except QpError as error:
+                self._on_qp_error(error)
+                raise
+
+    def _on_qp_error(self, error: QpError) -> None:
+        with self._lock:
+            self._session.on_qp_error(error)
+        self._on_change()
+
+    async def _sendable(self, qp: QueuePair, until: float) -> None:
+        """Sleep until another try to send may come further, or `until`."""
+        if self._send_fd < 0:
+            fd = qp.send_fileno()
+            if fd is None:
+                await asyncio.sleep(RETRY)
+            else:
+                self._send_fd = os.dup(fd)  # the next try arms it
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        alarm = None if until == inf else self._loop.call_at(until, _finish, future)
+        if not self._senders:
+            self._loop.add_reader(self._send_fd, self._on_sendable)
+        self._senders.add(future)
+        try:
+            await future
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            self._senders.discard(future)
+            if not self._senders and self._send_fd >= 0:
+                self._loop.remove_reader(self._send_fd)
+
+    def _on_sendable(self) -> None:
+        """Let all try again: whoever finds no room arms the descriptor anew."""
+        self._loop.remove_reader(self._send_fd)
+        senders, self._senders = self._senders, set()
+        for future in senders:
+            _finish(future)
+
     def _forget_qp(self) -> None:
         self._unwatch()
         if self._qp_fd >= 0:
             os.close(self._qp_fd)
             self._qp_fd = -1
+        if self._send_fd >= 0:
+            if not self._loop.is_closed():
+                self._on_sendable()
+            os.close(self._send_fd)
+            self._send_fd = -1
 
     # --- the end ---
 
@@ -405,34 +467,49 @@ class Sender(MemberView):
         end = None if timeout is None else now() + timeout
         for start in range(0, count, chunk):
             left = None if end is None else max(0.0, end - now())
-            await self._post(send, listed[start : start + chunk], imm, left)
+            try:
+                await self._post(send, listed[start : start + chunk], imm, left)
+            except McastError as error:
+                error.posted += start
+                raise
         return count
 
-    async def _post(self, post: Post[P, object], what: P, imm: int | None, timeout: float | None) -> None:
-        """`post` it, once the group is joined; again if there is no room, or the queue pair is replaced."""
+    async def _post(self, post: Post[Any, object], what: Any, imm: int | None, timeout: float | None) -> None:
+        """`post` it, once the group is joined; what did not fit later, none of it twice.
+
+        `what` is a payload or a list of them. If the queue pair is replaced, the rest goes to the new one.
+        """
         endpoint, group = self._endpoint, self._group
         session, now = endpoint._session, endpoint._loop.time
-        end = None if timeout is None else now() + timeout
+        end = inf if timeout is None else now() + timeout
+        posted = 0
         while True:
             if group.state is _JOINED and group.destination is not None:
                 qp, destination = session.station.qp, group.destination
             else:
-                left = None if end is None else max(0.0, end - now())
+                left = None if end == inf else max(0.0, end - now())
                 qp, destination = await endpoint._run(session.route_to(group, left))
             try:
                 post(group, qp, destination, what, imm, 0)
                 break
-            except TimedOut:
-                if end is not None and now() >= end:
+            except McastError as error:
+                fresh, error.posted = error.posted, error.posted + posted
+                posted += fresh
+                what = what[fresh:] if isinstance(what, list) else what
+                if isinstance(error, QpError):
+                    endpoint._on_qp_error(error)
                     raise
-                await asyncio.sleep(RETRY)
-            except Closed:  # the QP was replaced meanwhile, or all is closed
-                session.require_joined(group, "send", Phase.SEND)
-            except QpError as error:
-                with endpoint._lock:
-                    session.on_qp_error(error)
-                endpoint._on_change()
-                raise
+                if isinstance(error, TimedOut):
+                    if fresh and not (isinstance(what, list) and what):
+                        await endpoint._flush(qp, end)  # the device still reads registered memory
+                        break
+                    if now() >= end:
+                        raise
+                    await endpoint._sendable(qp, end)
+                elif isinstance(error, Closed):  # the QP was replaced meanwhile, or all is closed
+                    session.require_joined(group, "send", Phase.SEND)
+                else:
+                    raise
         if monotonic() >= endpoint._turn_ends:
             await endpoint._next_turn()
 

@@ -314,7 +314,8 @@ class Destination(_Model):
     """Where a UD message goes: an address handle's attributes, and the remote QP number and Q_Key.
 
     A join event carries its group's, ready to use; `reply_to` makes one from it for a reply. `dlid` is
-    the MLID on InfiniBand and 0 on RoCE.
+    the MLID on InfiniBand and 0 on RoCE. `static_rate` is an ibv_rate: the device sends no faster than that
+    to a group with slower members; 0 leaves the rate to the port.
     """
 
     gid: Gid
@@ -328,6 +329,8 @@ class Destination(_Model):
     traffic_class: int = Field(default=0, ge=0, le=255)
     flow_label: int = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
+    static_rate: int = Field(default=0, ge=0, le=255)
+    src_path_bits: int = Field(default=0, ge=0, le=127)
 
     def can_reply_to(self, message: Message) -> bool:
         """Whether the sender of a message that came over this group is somebody who can be answered.
@@ -345,8 +348,17 @@ class Destination(_Model):
         )
 
     def reply_to(self, message: Message) -> Destination:
-        """Where to answer a message that came over this group: its sender's QP alone."""
-        sender = {"gid": message.source, "qp_num": message.src_qp, "dlid": message.src_lid}
+        """Where to answer a message that came over this group: its sender's QP alone, on the way it came.
+
+        ValueError for a message that does not say where it came from: without a GRH on Ethernet.
+        """
+        has_grh = any(message.source)
+        if not has_grh and not message.src_lid:
+            raise ValueError("the message has neither a GRH nor a LID of its sender: it cannot be answered")
+        sender: dict[str, object] = {"gid": message.source, "qp_num": message.src_qp}
+        sender |= {"dlid": message.src_lid, "src_path_bits": message.path_bits, "is_global": has_grh}
+        if message.sl is not None:
+            sender["sl"] = message.sl
         return self.model_copy(update=sender)
 
 
@@ -447,6 +459,7 @@ class QpCounters(NamedTuple):
     recv_free           receives free now
     recv_low_water      the fewest receives that were ever free
     recv_empty          how often the last free receive was seen taken
+    unsent              messages that were posted, and not sent because the QP failed or was reset
     """
 
     sent: int
@@ -457,6 +470,7 @@ class QpCounters(NamedTuple):
     recv_free: int
     recv_low_water: int
     recv_empty: int = 0
+    unsent: int = 0
 
 
 class Status(NamedTuple):
@@ -921,11 +935,13 @@ class QueuePair(_OnPort):
     ) -> int:
         """Send each buffer of `batch` as one message, in order; return how many, which is all of them.
 
-        Any C-contiguous buffer works; all may be reused when the call returns. A full send queue makes
-        the call wait, up to `timeout`. `imm` is a 32-bit immediate for every message. Errors:
-        MessageTooLarge (G-MTU), EINVAL (QP not in RTS; destination not of this device), ENODATA (the GID
-        table has no such sgid_index), QpError (the QP is in ERR, or this send put it there), TimedOut.
-        UD gives no receipt: success says sent, not received.
+        Any C-contiguous buffer works; all may be reused when the call returns. The call posts the messages
+        and does not wait until the device has sent them: `flush` does. It waits, up to `timeout`, while the
+        send queue is full, and until the device has read what lies in registered memory. `imm` is a 32-bit
+        immediate for every message. Errors: MessageTooLarge (G-MTU), EINVAL (QP not in RTS; destination not
+        of this device), ENODATA (the GID table has no such sgid_index), TimedOut, QpError (the QP is in ERR:
+        this send put it there, or an earlier one, and `unsent` messages were lost). The error's `posted`
+        says how many messages of this call were posted. UD gives no receipt: success says sent, not received.
         """
         self._require_open("send", Phase.SEND)
         if isinstance(batch, bytes | bytearray | memoryview | str):
@@ -958,6 +974,22 @@ class QueuePair(_OnPort):
             self._send(destination, [payload], None, timeout)  # `send` would refuse none of it
         else:
             self.send(destination, [payload], imm, timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until the device has sent all that was posted, up to `timeout`: then TimedOut.
+
+        Raises the QpError of a message that the device could not send.
+        """
+        self._require_open("flush", Phase.SEND)
+        self._flush(timeout)
+
+    def send_fileno(self) -> int | None:
+        """As `fileno`, for sends: a `send` or `flush` that raised TimedOut arms it.
+
+        From then on it is readable once another try may come further. None: no send waits for a device here.
+        """
+        self._require_open("send_fileno", Phase.SEND)
+        return None
 
     def recv(self, max: int = 64, timeout: float | None = None, events: bool = False) -> Batch:
         """Receive 1..max messages, in order; an empty batch when `timeout` s have passed without one.
@@ -1010,6 +1042,9 @@ class QueuePair(_OnPort):
         imm: int | None,
         timeout: float | None,
     ) -> None: ...
+
+    def _flush(self, timeout: float | None) -> None:
+        """Nothing is under way where a send is complete when it returns."""
 
     @abstractmethod
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch: ...

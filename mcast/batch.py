@@ -35,6 +35,8 @@ class Message(NamedTuple):
     imm        the 32-bit immediate, or None
     from_self  True when this very QP sent it (same GID and QP number)
     src_lid    the sender's LID on InfiniBand, 0 on Ethernet
+    sl         the service level it came with; None where the provider does not say
+    path_bits  the low bits of the LID of this port that it came to
     """
 
     payload: memoryview
@@ -44,6 +46,8 @@ class Message(NamedTuple):
     imm: int | None
     from_self: bool
     src_lid: int = 0
+    sl: int | None = None
+    path_bits: int = 0
 
 
 class Batch(Enterable, ABC):

@@ -127,6 +127,20 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 return session.events.popleft()
         return None if timeout == 0 else self._run(session.next_event(timeout))
 
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until the device has sent all that was posted, up to `timeout`: then TimedOut.
+
+        Raises the QpError of a message that the device could not send.
+        """
+        session = self._session
+        session.require_open("flush", Phase.SEND)
+        try:
+            session.station.qp.flush(timeout)
+        except QpError as error:
+            with self._lock:
+                session.on_qp_error(error)
+            raise
+
     def _recv(self, group: Group | None, timeout: float | None) -> Message | None:
         session = self._session
         message = self._taken(session.take, group)
@@ -293,8 +307,10 @@ class Sender(Enterable, MemberView):
                 qp, destination = endpoint._run(session.route_to(group, timeout))
             try:
                 return post(group, qp, destination, what, imm, timeout)
-            except Closed:  # the QP was replaced meanwhile, or all is closed
+            except Closed as error:  # the QP was replaced meanwhile, or all is closed
                 session.require_joined(group, "send", Phase.SEND)
+                if error.posted:  # none is posted twice
+                    raise
             except QpError as error:
                 with endpoint._lock:
                     session.on_qp_error(error)

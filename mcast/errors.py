@@ -69,6 +69,8 @@ def errno_text(errno: int) -> str:
 class McastError(OSError):
     """A call that failed: `errno`, `call`, `arguments`, `phase` (JEX-11, LV-5, AT-2).
 
+    `posted` says of a send how many of its messages were posted before it failed: do not send those again.
+
     `causes` ranks what it most likely means, each with how to check it and the next step. `found` are causes
     that the fabric itself was asked for: where there are any, nothing is guessed. `link_layer` is the port's,
     None where it is not known.
@@ -76,6 +78,7 @@ class McastError(OSError):
 
     found: tuple[Cause, ...] = ()
     link_layer: LinkLayer | None = None
+    posted: int = 0
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class McastError(OSError):
     @property
     def _known(self) -> dict[str, object]:
         """What was learnt after the error was made; a pickle keeps it."""
-        return {"found": self.found, "link_layer": self.link_layer}
+        return {"found": self.found, "link_layer": self.link_layer, "posted": self.posted}
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -128,7 +131,7 @@ class NotSupported(McastError):
 
 
 class TimedOut(McastError, TimeoutError):
-    """ETIMEDOUT: no answer in time."""
+    """ETIMEDOUT: no answer in time. A send says in `posted` how many of its messages are on their way."""
 
 
 class PermissionDenied(McastError, PermissionError):
@@ -156,7 +159,12 @@ class DeviceGone(McastError):
 
 
 class QpError(McastError):
-    """EIO: the QP went into ERR. `status` is the work completion's; `reset()` brings the QP back."""
+    """EIO: the QP went into ERR. `status` is the work completion's; `reset()` brings the QP back.
+
+    `unsent` counts the messages that earlier calls had posted, and that the device did not send.
+    """
+
+    unsent: int = 0
 
     def __init__(
         self,
@@ -173,7 +181,7 @@ class QpError(McastError):
         return (
             type(self),
             (self.status, self.call, self.phase, dict(self.arguments), self.detail),
-            self._known,
+            {**self._known, "unsent": self.unsent},
         )
 
     @property
@@ -190,7 +198,7 @@ class Closed(McastError, ValueError):
         self.what = what
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.what, self.call, self.phase)
+        return type(self), (self.what, self.call, self.phase), self._known
 
 
 class GuardError(McastError, ValueError):

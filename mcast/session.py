@@ -284,17 +284,28 @@ class Session:
     ) -> int:
         """Post the messages, numbered if they shall be; the driver's lock is not needed."""
         count = len(payloads)
-        if self._rewrites:
-            size = self._send_rewritten(group, qp, destination, payloads, imm, timeout)
-        else:
-            plain = countOf(map(type, payloads), bytes) == count
-            size = sum(map(len if plain else _size, payloads))  # type: ignore[arg-type]
-            qp.send(destination, payloads, imm, timeout)
+        try:
+            if self._rewrites:
+                size = self._send_rewritten(group, qp, destination, payloads, imm, timeout)
+            else:
+                plain = countOf(map(type, payloads), bytes) == count
+                size = sum(map(len if plain else _size, payloads))  # type: ignore[arg-type]
+                qp.send(destination, payloads, imm, timeout)
+        except McastError as error:
+            if error.posted:
+                self._count_sent(group, error.posted, sum(map(_size, payloads[: error.posted])))
+            raise
         with self._counting:
             group.sent += count
             group.sent_bytes += size
             group.sent_batches += 1
         return count
+
+    def _count_sent(self, group: Group, count: int, size: int) -> None:
+        with self._counting:
+            group.sent += count
+            group.sent_bytes += size
+            group.sent_batches += 1
 
     def send_one(
         self,
@@ -310,7 +321,12 @@ class Session:
             self.send(group, qp, destination, [payload], imm, timeout)
             return
         size = len(payload) if type(payload) is bytes else _size(payload)
-        qp.send_one(destination, payload, imm, timeout)
+        try:
+            qp.send_one(destination, payload, imm, timeout)
+        except McastError as error:
+            if error.posted:
+                self._count_sent(group, 1, size)
+            raise
         with self._counting:
             group.sent += 1
             group.sent_bytes += size
@@ -337,7 +353,11 @@ class Session:
                 group.next_number = numbers.stop
                 headers = (sequence.pack(group.stream, number) for number in numbers)
                 numbered = [b"".join(pair) for pair in zip(headers, payloads, strict=True)]
-                qp.send(destination, numbered, imm, timeout)
+                try:
+                    qp.send(destination, numbered, imm, timeout)
+                except McastError as error:
+                    group.next_number = numbers.start + error.posted  # the others are free again
+                    raise
         else:
             qp.send(destination, payloads, imm, timeout)
         return sum(sizes)

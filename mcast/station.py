@@ -239,4 +239,5 @@ def _added(past: QpCounters, now: QpCounters) -> QpCounters:
         now.recv_free,
         min(past.recv_low_water, now.recv_low_water),
         past.recv_empty + now.recv_empty,
+        past.unsent + now.unsent,
     )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from .card.build import build
+from .card.card import Card
+from .card.provider import loaded
 
 _FAILED_SETUPS = pytest.StashKey[dict[int, tuple[BaseException, pytest.Item]]]()
 """The exceptions of failed setups, by identity, each with the test that met it first."""
@@ -81,3 +86,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             own = sum(report.duration for report in ours)
             tests = len({report.nodeid for report in ours})
             terminalreporter.line(f"{name:20} {tests:5} tests {wall:8.1f} {own:8.1f}")
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Iterator[Card]:
+    """A card without devices, loaded in place of the real libraries.
+
+    Whatever was done wrong with it, or is left of it at the end, fails the test.
+    """
+    with loaded(build(), tmp_path) as card:
+        card.reset()
+        yield card
+        reports, leftovers = card.reports(), [one for one in card.leftovers() if not one.refused]
+        card.reset()
+        assert reports == ()
+        assert leftovers == []

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address
@@ -22,11 +22,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from mcast import Backend, Destination, JoinAttrEx, open_backend
-from mcast.api import Batch, DeviceInfo, Gid, LinkLayer, Message, PortInfo, PortState, QpInit, QueuePair
-from mcast.backends.rdma.backend import RdmaBackend
-from mcast.backends.rdma.native import load
-from mcast.backends.rdma.pds import ProtectionDomains
-from mcast.backends.rdma.process import Process
+from mcast.api import Batch, Message, QpInit, QueuePair
 from mcast.batch import RECORD_DTYPE
 
 CHUNK, WINDOW, ACK_EVERY, PROCESS_WINDOW = 32, 128, 64, 256
@@ -464,35 +460,21 @@ def tell(found: Answer) -> None:
     print(json.dumps(found), flush=True)
 
 
-class NullBackend(RdmaBackend):
-    """The rdma backend on null_verbs.c, where no device is to be found."""
+def null_backend(addresses: list[str]) -> Backend:
+    """The rdma provider on a card made of memory (tests/card), which MCAST_LIBRDMACM names."""
+    from tests.card.card import Card, ethernet_port
+    from tests.card.provider import CardBackend
 
-    def __init__(self, addresses: list[str]) -> None:
-        self.process, self._native = Process(), load()
-        self._channels, self._lock, self._removed = [], threading.Lock(), False
-        self._pds = ProtectionDomains(self._native)
-        self.capabilities = frozenset()
-        self._addresses = tuple(map(IPv4Address, addresses))
-
-    def devices(self) -> tuple[DeviceInfo, ...]:
-        port = PortInfo(
-            port_num=1,
-            state=PortState.ACTIVE,
-            link_layer=LinkLayer.ETHERNET,
-            active_mtu=1024,
-            rate=1.0,
-            lid=0,
-            gids={0: Gid(self._addresses[0])},
-            addresses=self._addresses,
-        )
-        limits = {"max_mcast_grp": 8192, "max_mcast_qp_attach": 56, "max_qp_wr": 1024}
-        return (DeviceInfo(name="null0", node_guid=1, ports=(port,), **limits),)
+    card = Card(os.environ["MCAST_LIBRDMACM"])
+    card.reset()
+    card.add(ethernet_port(*addresses, any_address=1), name=b"null0", guid=1)
+    return CardBackend(card)
 
 
 def main() -> None:
     options = [argument for argument in sys.argv[1:] if argument.startswith("-")]
     addresses = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    with NullBackend(addresses) if "--null" in options else open_backend("rdma") as backend:
+    with null_backend(addresses) if "--null" in options else open_backend("rdma") as backend:
         peer = Peer(backend, addresses)
         for line in sys.stdin:
             what, *numbers = line.split()

@@ -1,4 +1,4 @@
-"""What a message costs outside the kernel: ours and C on verbs without a device (null_verbs.c), on this host.
+"""What a message costs outside the kernel: ours and C on a card made of memory (tests/card), on this host.
 
 python -m benchmarks.rdma.overhead [--rounds 5] [--json FILE]
 """
@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from benchmarks.rdma.compare import BUILD, HERE, build
+from benchmarks.rdma.compare import BUILD, ROOT, build
+from tests.card.build import build as build_card
 
 COMMANDS = {
     "batch/64": ("batch 64 1000000", "batch 64 1000000"),
@@ -37,17 +38,16 @@ COMMANDS = {
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
 
-def build_null() -> Path:
-    library = BUILD / "null_verbs.so"
-    command = ["gcc", "-shared", "-fPIC", "-O2", f"-Wl,--version-script={HERE / 'null_verbs.map'}"]
-    subprocess.run([*command, "-o", str(library), str(HERE / "null_verbs.c")], check=True)
-    return library
-
-
 def microseconds(command: list[str], environment: dict[str, str], lines: list[str]) -> list[float]:
     """Of one operation, for each line."""
     said = subprocess.run(
-        command, env={**os.environ, **environment}, input="\n".join(lines), text=True, stdout=-1, check=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        input="\n".join(lines),
+        text=True,
+        stdout=-1,
+        check=True,
     )
     found = [json.loads(line) for line in said.stdout.splitlines()]
     assert not any(one["lost"] for one in found)
@@ -60,13 +60,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=BUILD / "overhead.json")
     given = parser.parse_args()
     build()
-    library = str(build_null())
+    library = str(build_card())
     ours: list[list[float]] = []
     theirs: list[list[float]] = []
     for _ in range(given.rounds):
         null = {"MCAST_LIBRDMACM": library, "MCAST_LIBIBVERBS": library}
         lines = [line for line, _ in COMMANDS.values()]
-        ours.append(microseconds([sys.executable, str(HERE / "ours.py"), "--null", *ADDRESSES], null, lines))
+        ours.append(
+            microseconds([sys.executable, "-m", "benchmarks.rdma.ours", "--null", *ADDRESSES], null, lines)
+        )
         lines = [line for _, line in COMMANDS.values()]
         theirs.append(microseconds([str(BUILD / "reference"), *ADDRESSES], {"LD_PRELOAD": library}, lines))
     found = {

@@ -32,6 +32,9 @@ from mcast.backends.sim.faults import Drop, Refuse, Requests
 from mcast.backends.sim.testbed import SimObserver
 from mcast.mcmember import SaMethod, SaStatus
 
+from ..card.card import Card
+from ..card.provider import CardBackend
+
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 BOUND = 20.0
 """Seconds; the longest that anything may take, never a delay."""
@@ -42,6 +45,23 @@ def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
     made: Fabric = request.param()
     yield made
     assert SimObserver(made).leftovers() == ()
+
+
+Network = Callable[[], Backend]
+
+
+@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    """Opens a backend on a network of each kind, simulated, and of cards made of memory."""
+    provider, _, layer = request.param.rpartition("-")
+    if provider:
+        card: Card = request.getfixturevalue("card")
+        card.network(layer, ports=3)
+        yield lambda: CardBackend(card)
+    else:
+        made: Fabric = getattr(Fabric, layer)()
+        yield lambda: open_fabric(made)
+        assert SimObserver(made).leftovers() == ()
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -60,9 +80,9 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def pair(fabric: Fabric, **options: Any) -> AsyncIterator[tuple[aio.Endpoint, aio.Endpoint]]:
+async def pair(network: Fabric | Network, **options: Any) -> AsyncIterator[tuple[aio.Endpoint, aio.Endpoint]]:
     """Endpoints on ports 0 and 1."""
-    with open_fabric(fabric) as backend:
+    with open_fabric(network) if isinstance(network, Fabric) else network() as backend:
         async with (
             aio.open_endpoint(backend, "10.0.0.1") as one,
             aio.open_endpoint(backend, "10.0.0.2", **options) as other,
@@ -123,9 +143,9 @@ class Rounds:
 # --- the everyday path ---------------------------------------------------------------------------
 
 
-def test_messages_are_iterated_and_sent(fabric: Fabric) -> None:
+def test_messages_are_iterated_and_sent(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other), one.sender(GROUP) as out:
+        async with pair(network) as (one, other), one.sender(GROUP) as out:
             async with other.join(GROUP) as group:
                 await out.send(b"hello", imm=3)
                 assert await out.send_batch([b"x", b"y"]) == 2
@@ -141,9 +161,9 @@ def test_messages_are_iterated_and_sent(fabric: Fabric) -> None:
     run(main)
 
 
-def test_a_join_may_be_awaited(fabric: Fabric) -> None:
+def test_a_join_may_be_awaited(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, _):
+        async with pair(network) as (one, _):
             group = await one.join(GROUP, settle=0.01)
             assert group.joined
             async with await one.join(OTHER) as other:
@@ -157,9 +177,9 @@ def test_a_join_may_be_awaited(fabric: Fabric) -> None:
     run(main)
 
 
-def test_batches_are_leased_and_end(fabric: Fabric) -> None:
+def test_batches_are_leased_and_end(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             await other.join(GROUP)
             out = await one.sender(GROUP)
             await out.send_batch([b"%d" % number for number in range(200)])
@@ -176,9 +196,9 @@ def test_batches_are_leased_and_end(fabric: Fabric) -> None:
     run(main)
 
 
-def test_tasks_wait_for_different_groups(fabric: Fabric) -> None:
+def test_tasks_wait_for_different_groups(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             groups = [await other.join(f"239.3.3.{number}") for number in range(5)]
             outs = [await one.sender(f"239.3.3.{number}") for number in range(5)]
             tasks = [asyncio.create_task(group.recv()) for group in groups]
@@ -193,9 +213,9 @@ def test_tasks_wait_for_different_groups(fabric: Fabric) -> None:
     run(main)
 
 
-def test_a_task_is_woken_by_another_that_has_read_its_message(fabric: Fabric) -> None:
+def test_a_task_is_woken_by_another_that_has_read_its_message(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             group, read = await other.join(GROUP), await other.join(OTHER)
             out = await one.sender(GROUP)
             waiting = asyncio.create_task(group.recv())
@@ -208,9 +228,9 @@ def test_a_task_is_woken_by_another_that_has_read_its_message(fabric: Fabric) ->
     run(main)
 
 
-def test_ready_between_tasks(fabric: Fabric) -> None:
+def test_ready_between_tasks(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
             hearing = asyncio.create_task(group.recv())
             assert {peer.qp_num for peer in await out.ready(timeout=BOUND)} == {other.qp_num}
@@ -223,9 +243,9 @@ def test_ready_between_tasks(fabric: Fabric) -> None:
     run(main)
 
 
-def test_what_is_wrong_is_raised(fabric: Fabric) -> None:
+def test_what_is_wrong_is_raised(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, _):
+        async with pair(network) as (one, _):
             out = await one.sender(GROUP)
             with pytest.raises(MessageTooLarge):
                 await out.send(bytes(one.max_message_size + 1))
@@ -285,9 +305,9 @@ def test_a_refused_join_is_an_error_and_leaves_nothing() -> None:
     run(main)
 
 
-def test_a_cancelled_receive_loses_no_message(fabric: Fabric) -> None:
+def test_a_cancelled_receive_loses_no_message(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
             for number in range(50):
                 task = asyncio.create_task(group.recv())
@@ -305,9 +325,9 @@ def test_a_cancelled_receive_loses_no_message(fabric: Fabric) -> None:
     run(main)
 
 
-def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(fabric: Fabric) -> None:
+def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
             task = asyncio.create_task(group.recv())
             await until(lambda: other._waiters)
@@ -323,9 +343,9 @@ def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(fabric:
     run(main)
 
 
-def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others(fabric: Fabric) -> None:
+def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
             task = asyncio.create_task(other.recv_batch(max=2))
             await until(lambda: other._waiters)
@@ -347,11 +367,11 @@ def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others
 
 
 @pytest.mark.parametrize("short_first", [True, False])
-def test_each_timeout_ends_in_its_own_time(fabric: Fabric, short_first: bool) -> None:
+def test_each_timeout_ends_in_its_own_time(network: Network, short_first: bool) -> None:
     """A later one never waits for an earlier, nor the other way round."""
 
     async def main() -> None:
-        async with pair(fabric) as (_, other):
+        async with pair(network) as (_, other):
             group = await other.join(GROUP)
             loop, end = asyncio.get_running_loop(), asyncio.get_running_loop().time() + 0.02
             timeouts = [0.02, 100 * BOUND]
@@ -429,9 +449,9 @@ def test_an_error_behind_a_message_does_not_cost_the_message(fabric: Fabric) -> 
 # --- closing -----------------------------------------------------------------------------------------
 
 
-def test_close_ends_what_waits(fabric: Fabric) -> None:
+def test_close_ends_what_waits(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, _):
+        async with pair(network) as (one, _):
             group = await one.join(GROUP)
 
             async def batches() -> list[int]:
@@ -469,9 +489,9 @@ def test_closing_after_the_loop_has_ended_plans_nothing_in_it(fabric: Fabric) ->
 
 
 @pytest.mark.parametrize("call", ["recv", "recv_batch"])
-def test_what_a_task_was_handed_before_a_close_it_returns(fabric: Fabric, call: str) -> None:
+def test_what_a_task_was_handed_before_a_close_it_returns(network: Network, call: str) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             out, _ = await one.sender(GROUP), await other.join(GROUP)
             receive = getattr(other, call)
             task = asyncio.create_task(receive())
@@ -490,9 +510,9 @@ def test_what_a_task_was_handed_before_a_close_it_returns(fabric: Fabric, call: 
     run(main)
 
 
-def test_leaving_ends_the_iteration_of_that_group(fabric: Fabric) -> None:
+def test_leaving_ends_the_iteration_of_that_group(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, _):
+        async with pair(network) as (one, _):
             group = await one.join(GROUP)
 
             task = asyncio.create_task(texts(group))
@@ -651,9 +671,9 @@ def test_no_call_blocks_and_there_is_no_thread(fabric: Fabric, monkeypatch: pyte
     run(main)
 
 
-def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
+def test_a_flood_leaves_the_loop_to_others(network: Network) -> None:
     async def main() -> None:
-        async with pair(fabric, receive_depth=4096) as (one, other):
+        async with pair(network, receive_depth=4096) as (one, other):
             out = await one.sender(GROUP)
             await other.join(GROUP)
 
@@ -674,10 +694,10 @@ def test_a_flood_leaves_the_loop_to_others(fabric: Fabric) -> None:
 
 
 def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
-    fabric: Fabric,
+    network: Network,
 ) -> None:
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
 
             def send() -> None:
@@ -699,13 +719,13 @@ def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
 
 
 def test_nothing_is_slept_over_that_happens_between_turns(
-    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+    network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task gives up its turn before it sleeps, and another one does what it waits for."""
     monkeypatch.setattr(aio, "TURN", 0.0)
 
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             out, group, read = await one.sender(GROUP), await other.join(GROUP), await other.join(OTHER)
             reading = asyncio.create_task(read.recv(timeout=0))
             waiting = asyncio.create_task(group.recv())
@@ -744,12 +764,12 @@ def test_a_failing_queue_pair_does_not_spin_the_loop(fabric: Fabric, monkeypatch
 
 
 def test_a_turn_ends_between_batches_and_between_chunks(
-    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+    network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aio, "TURN", 0.0)
 
     async def main() -> None:
-        async with pair(fabric, receive_depth=1024) as (one, other):
+        async with pair(network, receive_depth=1024) as (one, other):
             out = await one.sender(GROUP)
             await other.join(GROUP)
             async with Rounds() as rounds:
@@ -766,11 +786,11 @@ def test_a_turn_ends_between_batches_and_between_chunks(
     run(main)
 
 
-def test_an_idle_loop_sleeps(fabric: Fabric) -> None:
+def test_an_idle_loop_sleeps(network: Network) -> None:
     """A descriptor that stays readable would spin the loop."""
 
     async def main() -> None:
-        async with pair(fabric) as (one, other):
+        async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
             await out.send_batch([b"x"] * 3)
             assert await group.recv() is not None

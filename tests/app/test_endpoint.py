@@ -36,6 +36,9 @@ from mcast.probe import PROBE_SIZE
 from mcast.session import BATCH
 from mcast.stats import EndpointStats
 
+from ..card.card import Card
+from ..card.provider import CardBackend
+
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 Make = Callable[..., Fabric]
 
@@ -48,11 +51,10 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 class Net:
-    """A fabric, and endpoints on its ports; nothing may be left of them at the end."""
+    """A network, and endpoints on its ports; nothing may be left of them at the end."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric = fabric
-        self.backend: Backend = open_fabric(fabric)
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.opened: list[Endpoint] = []
 
     def open(self, number: int, **options: Any) -> Endpoint:
@@ -61,7 +63,7 @@ class Net:
         return endpoint
 
     def leftovers(self) -> tuple[str, ...]:
-        return SimObserver(self.fabric).leftovers()
+        raise NotImplementedError
 
     def close(self) -> None:
         for endpoint in self.opened:
@@ -70,9 +72,41 @@ class Net:
         self.backend.close()
 
 
+class SimNet(Net):
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(open_fabric(fabric))
+        self.fabric = fabric
+
+    def leftovers(self) -> tuple[str, ...]:
+        return SimObserver(self.fabric).leftovers()
+
+
+class CardNet(Net):
+    def __init__(self, card: Card) -> None:
+        super().__init__(CardBackend(card))
+        self.card = card
+
+    def leftovers(self) -> tuple[str, ...]:
+        return tuple(f"{one.kind} {one.number}" for one in self.card.leftovers())
+
+
 @pytest.fixture
-def net(make: Make) -> Iterator[Net]:
-    net = Net(make())
+def sim(make: Make) -> Iterator[SimNet]:
+    net = SimNet(make())
+    yield net
+    net.close()
+
+
+@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
+def net(request: pytest.FixtureRequest) -> Iterator[Net]:
+    """A network of each kind, simulated, and of cards made of memory."""
+    provider, _, layer = request.param.rpartition("-")
+    if provider:
+        card: Card = request.getfixturevalue("card")
+        card.network(layer, ports=3)
+        net: Net = CardNet(card)
+    else:
+        net = SimNet(getattr(Fabric, layer)())
     yield net
     net.close()
 
@@ -108,16 +142,16 @@ def test_a_message_goes_to_every_member(net: Net) -> None:
             assert message.src_qp == sender.qp_num
 
 
-def test_join_returns_joined_and_attached(net: Net) -> None:
-    endpoint = net.open(1)
+def test_join_returns_joined_and_attached(sim: SimNet) -> None:
+    endpoint = sim.open(1)
     group = endpoint.join(GROUP)
     assert group.joined
-    assert net.fabric.ports[1].attached[group.mgid]
-    assert net.backend.devices()[1].ports[0].addresses[0] in SimObserver(net.fabric).group_ports(group.mgid)
+    assert sim.fabric.ports[1].attached[group.mgid]
+    assert sim.backend.devices()[1].ports[0].addresses[0] in SimObserver(sim.fabric).group_ports(group.mgid)
     assert endpoint.groups == (group,)
     assert str(group.group) == GROUP
     assert group.mlid == group.destination.dlid
-    assert bool(group.mlid) is (net.fabric.sa is not None)
+    assert bool(group.mlid) is (sim.fabric.sa is not None)
 
 
 def test_a_sender_cannot_receive_and_hears_nothing(net: Net) -> None:
@@ -242,8 +276,8 @@ def test_events_are_asked_for_though_there_always_is_a_message(
     assert looks == 2
 
 
-def test_batches_are_released_when_the_next_is_asked_for(net: Net) -> None:
-    sender, receiver = net.open(0), net.open(1)
+def test_batches_are_released_when_the_next_is_asked_for(sim: SimNet) -> None:
+    sender, receiver = sim.open(0), sim.open(1)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
     group.send_batch([b"one"] * BATCH + [b"two"])
@@ -290,12 +324,12 @@ def test_one_payload_is_no_batch(net: Net, payloads: Any) -> None:
     assert group.stats().sent == 0
 
 
-def test_timeouts_end_without_a_message(net: Net) -> None:
-    endpoint = net.open(0)
+def test_timeouts_end_without_a_message(sim: SimNet) -> None:
+    endpoint = sim.open(0)
     group = endpoint.join(GROUP)
-    start = net.backend.now()
+    start = sim.backend.now()
     assert group.recv(timeout=0.5) is None
-    assert 0.5 <= net.backend.now() - start < 0.6
+    assert 0.5 <= sim.backend.now() - start < 0.6
     assert endpoint.recv(timeout=0) is None
     assert len(endpoint.recv_batch(timeout=0)) == 0
     assert list(endpoint.batches(timeout=0)) == []
@@ -380,7 +414,7 @@ def test_an_unknown_backend_says_which_there_are() -> None:
 
 
 def test_a_refused_join_names_phase_causes_and_next_step_and_leaves_nothing() -> None:
-    net = Net(Fabric.infiniband())
+    net = SimNet(Fabric.infiniband())
     endpoint = net.open(0)
     with (
         net.fabric.rules.when(Requests(method=SaMethod.SET), Refuse(SaStatus.NO_RESOURCES)),
@@ -396,7 +430,7 @@ def test_a_refused_join_names_phase_causes_and_next_step_and_leaves_nothing() ->
 
 
 def test_a_silent_sa_is_a_timeout_and_the_same_group_can_be_joined_later() -> None:
-    net = Net(Fabric.infiniband())
+    net = SimNet(Fabric.infiniband())
     endpoint = net.open(0)
     with net.fabric.rules.when(Requests(method=SaMethod.SET), Drop()):
         for group, timeout, seconds in ((GROUP, 0.5, 0.5), (OTHER, 10.0, 3.0)):
@@ -411,7 +445,7 @@ def test_a_silent_sa_is_a_timeout_and_the_same_group_can_be_joined_later() -> No
 
 
 def test_ctrl_c_during_a_join_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = Net(Fabric.infiniband())
+    net = SimNet(Fabric.infiniband())
     endpoint = net.open(0)
 
     def interrupted(*_: object, **__: object) -> None:
@@ -430,7 +464,7 @@ def test_ctrl_c_during_a_join_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_attach_that_fails_at_retrieval_is_a_failed_join(make: Make) -> None:
-    net = Net(make(limits=Limits(qps_per_group=1), hosts=1))
+    net = SimNet(make(limits=Limits(qps_per_group=1), hosts=1))
     with open_endpoint(net.backend, "10.0.0.1") as first, open_endpoint(net.backend, "10.0.0.1") as second:
         first.join(GROUP)
         with pytest.raises(OutOfResources):
@@ -442,7 +476,7 @@ def test_an_attach_that_fails_at_retrieval_is_a_failed_join(make: Make) -> None:
 
 
 def test_limits_are_asked_before_the_join(make: Make) -> None:
-    net = Net(make(limits=Limits(groups=2)))
+    net = SimNet(make(limits=Limits(groups=2)))
     endpoint = net.open(0)
     endpoint.join(GROUP)
     endpoint.join(OTHER)
@@ -454,7 +488,7 @@ def test_limits_are_asked_before_the_join(make: Make) -> None:
 def test_a_device_without_multicast_is_told_in_plain_words(make: Make) -> None:
     fabric = make()
     fabric.ports[0].multicast = False
-    net = Net(fabric)
+    net = SimNet(fabric)
     with pytest.raises(NotSupported, match="has no multicast"):
         net.open(0).join(GROUP)
     net.close()
@@ -474,7 +508,7 @@ def test_what_is_no_group_is_refused(net: Net) -> None:
 
 
 def test_two_addresses_of_one_mgid_are_refused_and_the_first_lives_on() -> None:
-    net = Net(Fabric.infiniband())
+    net = SimNet(Fabric.infiniband())
     sender, receiver = net.open(0), net.open(1)
     member = receiver.join("239.1.2.3")
     alias = mcast.Mgid(bytes(member.mgid))
@@ -486,10 +520,10 @@ def test_two_addresses_of_one_mgid_are_refused_and_the_first_lives_on() -> None:
     net.close()
 
 
-def test_a_settled_join_takes_its_time(net: Net) -> None:
-    start = net.backend.now()
-    net.open(0).join(GROUP, settle=2.0)
-    assert net.backend.now() - start >= 2.0
+def test_a_settled_join_takes_its_time(sim: SimNet) -> None:
+    start = sim.backend.now()
+    sim.open(0).join(GROUP, settle=2.0)
+    assert sim.backend.now() - start >= 2.0
 
 
 # --- leaving and closing -----------------------------------------------------------------------------
@@ -586,7 +620,7 @@ def test_a_small_endpoint_still_takes_probes(net: Net) -> None:
     ],
 )
 def test_own_messages(make: Make, policy: str, device: str, heard: bool, report: tuple[bool, bool]) -> None:
-    net = Net(make(block_loopback=device))
+    net = SimNet(make(block_loopback=device))
     endpoint, other = net.open(0, loopback=policy), net.open(1)
     assert endpoint.loopback[1:] == report
     assert endpoint.loopback.policy is LoopbackPolicy(policy)
@@ -605,7 +639,7 @@ def test_own_messages(make: Make, policy: str, device: str, heard: bool, report:
 
 @pytest.mark.parametrize(("device", "returned"), [("honoured", False), ("refused", True), ("ignored", True)])
 def test_a_probe_says_what_the_device_really_does(make: Make, device: str, returned: bool) -> None:
-    net = Net(make(block_loopback=device))
+    net = SimNet(make(block_loopback=device))
     endpoint, other = net.open(0, loopback="off"), net.open(1)
     group = endpoint.join(GROUP)
     other.join(GROUP)
@@ -622,7 +656,7 @@ def test_a_probe_says_what_the_device_really_does(make: Make, device: str, retur
 def test_a_probe_changes_nothing_that_was_not_left_to_the_device(
     make: Make, policy: str, filtered: bool
 ) -> None:
-    net = Net(make(block_loopback="honoured"))
+    net = SimNet(make(block_loopback="honoured"))
     endpoint = net.open(0, loopback=policy)
     assert endpoint.join(GROUP).probe_loopback() is True
     assert endpoint.loopback.filtered is filtered
@@ -632,14 +666,14 @@ def test_a_probe_changes_nothing_that_was_not_left_to_the_device(
 # --- ready, without another thread -------------------------------------------------------------------
 
 
-def test_nobody_there_is_told(net: Net) -> None:
-    group = net.open(0).join(GROUP)
-    start = net.backend.now()
+def test_nobody_there_is_told(sim: SimNet) -> None:
+    group = sim.open(0).join(GROUP)
+    start = sim.backend.now()
     with pytest.raises(TimedOut, match=r"0 of 2 members answered within 3\.0 s: nobody"):
         group.ready(members=2, timeout=3.0)
-    assert net.backend.now() - start == pytest.approx(3.0, rel=0.01)
+    assert sim.backend.now() - start == pytest.approx(3.0, rel=0.01)
     assert group.ready(members=0) == frozenset()
-    assert net.opened[0]._session.prober.quests == {}
+    assert sim.opened[0]._session.prober.quests == {}
 
 
 def test_probes_are_answered_by_whoever_receives_and_never_delivered(net: Net) -> None:
@@ -663,8 +697,8 @@ def test_probes_are_answered_by_whoever_receives_and_never_delivered(net: Net) -
 # --- statistics ----------------------------------------------------------------------------------------
 
 
-def test_statistics_are_a_frozen_snapshot(net: Net) -> None:
-    sender, receiver = net.open(0), net.open(1, receive_depth=8)
+def test_statistics_are_a_frozen_snapshot(sim: SimNet) -> None:
+    sender, receiver = sim.open(0), sim.open(1, receive_depth=8)
     group, member = sender.sender(GROUP), receiver.join(GROUP)
     group.send_batch([b"abc"] * 10)
     assert len(drain(receiver)) == 8
@@ -672,7 +706,7 @@ def test_statistics_are_a_frozen_snapshot(net: Net) -> None:
     assert isinstance(stats, EndpointStats)
     with pytest.raises((ValidationError, FrozenInstanceError)):
         stats.received = 1
-    assert (stats.backend, stats.device) == (net.backend.name, receiver.device.name)
+    assert (stats.backend, stats.device) == (sim.backend.name, receiver.device.name)
     assert (stats.port_num, stats.qp_num) == (1, receiver.qp_num)
     assert (stats.received, stats.received_bytes, stats.received_batches) == (8, 24, 1)
     assert (stats.receive_low_water, stats.receive_empty, stats.receive_free) == (0, 1, 8)
@@ -705,8 +739,8 @@ def test_a_receive_queue_that_runs_low_is_an_event(net: Net) -> None:
     assert receiver.next_event() is None
 
 
-def test_a_receive_queue_that_ran_low_is_seen_by_who_receives_one_by_one(net: Net) -> None:
-    sender, receiver = net.open(0), net.open(1, receive_depth=64)
+def test_a_receive_queue_that_ran_low_is_seen_by_who_receives_one_by_one(sim: SimNet) -> None:
+    sender, receiver = sim.open(0), sim.open(1, receive_depth=64)
     member, group = receiver.join(GROUP), sender.sender(GROUP)
     group.send_batch([b"x"] * 60)
     assert receiver.next_event() is None
@@ -717,10 +751,10 @@ def test_a_receive_queue_that_ran_low_is_seen_by_who_receives_one_by_one(net: Ne
     assert receiver.next_event() is None
 
 
-def test_a_lost_message_is_nobodys_fault_but_the_fabrics(net: Net) -> None:
-    sender, receiver = net.open(0), net.open(1)
+def test_a_lost_message_is_nobodys_fault_but_the_fabrics(sim: SimNet) -> None:
+    sender, receiver = sim.open(0), sim.open(1)
     member, group = receiver.join(GROUP), sender.sender(GROUP)
-    with net.fabric.rules.when(Messages(nth=2), Drop()):
+    with sim.fabric.rules.when(Messages(nth=2), Drop()):
         group.send_batch([b"1", b"2", b"3"])
     assert texts(member, 2) == [b"1", b"3"]
     assert group.stats().sent == 3

@@ -18,6 +18,9 @@ from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.faults import Drop, Requests
 from mcast.backends.sim.testbed import SimObserver
 
+from ..card.card import Card
+from ..card.provider import CardBackend
+
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 BOUND = 30.0
 """Seconds; the longest that anything may take, never a delay."""
@@ -32,9 +35,26 @@ def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
 
 
 @pytest.fixture
-def backend(fabric: Fabric) -> Iterator[Backend]:
+def sim(fabric: Fabric) -> Iterator[Backend]:
     with open_fabric(fabric) as opened:
         yield opened
+
+
+@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Of each kind of network, simulated, and of cards made of memory."""
+    provider, _, layer = request.param.rpartition("-")
+    if provider:
+        card: Card = request.getfixturevalue("card")
+        card.network(layer, ports=3)
+        with CardBackend(card) as opened:
+            yield opened
+    else:
+        fabric: Fabric = getattr(Fabric, layer)(clock="wall")
+        with open_fabric(fabric) as opened:
+            yield opened
+        assert SimObserver(fabric).leftovers() == ()
+        fabric.close()
 
 
 @pytest.fixture
@@ -118,11 +138,11 @@ def test_numbers_of_several_sending_threads_go_out_in_order(
 
 
 def test_a_message_is_not_numbered_while_another_of_its_group_is_on_its_way(
-    backend: Backend, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    sim: Backend, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        open_endpoint(backend, "10.0.0.1", sequence=True) as out,
-        open_endpoint(backend, "10.0.0.2", sequence=True) as into,
+        open_endpoint(sim, "10.0.0.1", sequence=True) as out,
+        open_endpoint(sim, "10.0.0.2", sequence=True) as into,
     ):
         group, member = out.sender(GROUP), into.join(GROUP)
         first, second, send = threading.Event(), threading.Event(), SimQueuePair.send
@@ -313,9 +333,9 @@ def test_leaving_ends_the_iteration_of_that_group(backend: Backend, pool: Thread
 
 
 def test_leaving_wakes_the_thread_that_waits_for_the_group(
-    fabric: Fabric, backend: Backend, pool: ThreadPoolExecutor
+    fabric: Fabric, sim: Backend, pool: ThreadPoolExecutor
 ) -> None:
-    with open_endpoint(backend, "10.0.0.1") as endpoint:
+    with open_endpoint(sim, "10.0.0.1") as endpoint:
         one, two = endpoint.join(GROUP), endpoint.join(OTHER)
         messages = pool.submit(list, one)
         until(partial(is_receiving, endpoint))
@@ -329,9 +349,9 @@ def test_leaving_wakes_the_thread_that_waits_for_the_group(
 
 
 def test_a_receiver_that_waits_without_end_restores_the_membership(
-    fabric: Fabric, backend: Backend, pool: ThreadPoolExecutor
+    fabric: Fabric, sim: Backend, pool: ThreadPoolExecutor
 ) -> None:
-    with open_endpoint(backend, "10.0.0.1") as out, open_endpoint(backend, "10.0.0.2") as into:
+    with open_endpoint(sim, "10.0.0.1") as out, open_endpoint(sim, "10.0.0.2") as into:
         sender, group = out.sender(GROUP), into.join(GROUP)
         receiving = pool.submit(group.recv)
         until(lambda: is_receiving(into))
@@ -345,9 +365,9 @@ def test_a_receiver_that_waits_without_end_restores_the_membership(
         assert [type(into.next_event()) for _ in range(4)] == [Lost, Rejoined] * 2
 
 
-def test_only_who_receives_reads_events(fabric: Fabric, backend: Backend, pool: ThreadPoolExecutor) -> None:
+def test_only_who_receives_reads_events(fabric: Fabric, sim: Backend, pool: ThreadPoolExecutor) -> None:
     """Had the sender read the loss, nothing would wake the receiver when it is time to rejoin."""
-    with open_endpoint(backend, "10.0.0.1") as endpoint:
+    with open_endpoint(sim, "10.0.0.1") as endpoint:
         group = endpoint.join(GROUP)
         receiving = pool.submit(group.recv)
         until(partial(is_receiving, endpoint))
@@ -362,10 +382,10 @@ def test_only_who_receives_reads_events(fabric: Fabric, backend: Backend, pool: 
 
 
 def test_sends_survive_a_change_of_the_queue_pair(
-    fabric: Fabric, backend: Backend, pool: ThreadPoolExecutor
+    fabric: Fabric, sim: Backend, pool: ThreadPoolExecutor
 ) -> None:
     stop = threading.Event()
-    with open_endpoint(backend, "10.0.0.1") as out:
+    with open_endpoint(sim, "10.0.0.1") as out:
         group = out.sender(GROUP)
 
         def send() -> int:

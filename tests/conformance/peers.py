@@ -139,6 +139,7 @@ class Peer:
     def send(self, destination: Destination, *payloads: bytes) -> None:
         """Send the payloads as one batch."""
         assert self.qp.send(destination, payloads, timeout=BOUND) == len(payloads)
+        self.qp.flush(BOUND)  # what a device could not send is told here
 
     def receive(self, count: int) -> list[bytes]:
         """The payloads of the next `count` messages; fewer if they do not come."""

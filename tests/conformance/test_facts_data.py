@@ -121,7 +121,7 @@ def test_a_send_from_a_broken_port_puts_the_qp_into_err(bed: Testbed, harm: str)
     assert sender.receive(1) == [b"before"]
     broken: AbstractContextManager[None] = getattr(bed, harm)(sender.port)
     with broken, pytest.raises(QpError):
-        sender.qp.send_one(outward, b"into the void")
+        sender.send(outward, b"into the void")
     with pytest.raises(McastError):
         sender.qp.send_one(outward, b"the port is well again, the QP is not")
     assert sender.qp.state is QpState.ERR

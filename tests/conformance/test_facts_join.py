@@ -167,7 +167,7 @@ def test_an_ipv4_group_on_an_ipv6_id_joins_and_sending_kills_the_qp(bed: Testbed
     peer.id.join_multicast(group)
     destination = ud_of(peer.event()).destination
     assert port_info(bed, port).gids[destination.sgid_index] == Gid(bed.ipv6_of(port))
-    fails_and_stays_in_err(peer, lambda: peer.qp.send_one(destination, b"IPv4 over IPv6"))
+    fails_and_stays_in_err(peer, lambda: peer.send(destination, b"IPv4 over IPv6"))
 
 
 def fails_and_stays_in_err(peer: Peer, send: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""The calls in C, on verbs without a device: what they decide, and what they leave to the contract.
+"""The calls in C, on a card made of memory: what they decide, and what they leave to the contract.
 
 One process for each test: the libraries are loaded once.
 """
@@ -12,20 +12,28 @@ from pathlib import Path
 
 import pytest
 
+from ..card.build import build
+
 ROOT = Path(__file__).parents[2]
-BENCH = ROOT / "benchmarks" / "rdma"
 
 PRELUDE = """
 import gc, os, resource, signal, sys, threading, time
+from tests.card.card import Card
 import numpy, pytest
 from mcast.api import Closed, McastError, MessageTooLarge, QpState
 from mcast.batch import RECORD_DTYPE
-from benchmarks.rdma.ours import End, NullBackend
-backend = NullBackend(["10.0.0.1"])
+from benchmarks.rdma.ours import End, null_backend
+backend = null_backend(["10.0.0.1"])
 end = End(backend, "10.0.0.1")
 group, qp = end.join("239.1.1.1"), end.qp
 free = lambda: qp.counters.recv_free
 depth = free()
+"""
+
+THE_END = """
+backend.close()
+card = Card(os.environ["MCAST_LIBRDMACM"])
+assert card.reports() == card.leftovers() == ()
 """
 
 SCRIPTS = {
@@ -194,23 +202,12 @@ assert resident() - before < 100, "pages"
 }
 
 
-@pytest.fixture(scope="module")
-def null_verbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("null") / "null_verbs.so"
-    script = f"-Wl,--version-script={BENCH / 'null_verbs.map'}"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O1", script, "-o", library, BENCH / "null_verbs.c"],
-        check=True,
-        timeout=500,
-    )
-    return library
-
-
 @pytest.mark.parametrize("what", SCRIPTS)
-def test_on_verbs_without_a_device(null_verbs: Path, what: str) -> None:
-    environment = {**os.environ, "MCAST_LIBRDMACM": str(null_verbs), "MCAST_LIBIBVERBS": str(null_verbs)}
+def test_on_a_card_of_memory(what: str) -> None:
+    library = str(build())
+    environment = {**os.environ, "MCAST_LIBRDMACM": library, "MCAST_LIBIBVERBS": library}
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + SCRIPTS[what]],
+        [sys.executable, "-c", PRELUDE + SCRIPTS[what] + THE_END],
         cwd=ROOT,
         env=environment,
         capture_output=True,

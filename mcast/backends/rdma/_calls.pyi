@@ -4,7 +4,6 @@ from typing import Any, Self
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Destination, Gid, Message
-from mcast.backends.rdma.batch import RdmaBatch
 
 class Calls:
     """Base of the QP: `send`, `send_one`, `recv`, `recv_one`, and what they must be told."""
@@ -25,13 +24,23 @@ class Calls:
     ) -> None: ...
     def recv(self, max: int = 64, timeout: float | None = None, events: bool = False) -> Batch: ...
     def recv_one(self, timeout: float | None = None) -> Message | None: ...
-    def _run(self, max: int, events: bool, budget: int, /) -> RdmaBatch | int: ...
-    def _no_messages(self) -> Batch: ...
+    def _recv(self, max: int, timeout: float | None, events: bool, /) -> Batch: ...
+    def _post(
+        self,
+        serial: int,
+        qp_num: int,
+        qkey: int,
+        payloads: list[Any],
+        imm: int | None,
+        timeout: float | None,
+        /,
+    ) -> bool:
+        """Send to an address handle; False: it is retired, and nothing is sent."""
+
+    def _flush(self, timeout: float | None, /) -> None: ...
     def _arm(self, qp: int, event_fd: int, memories: dict[int, Any], sources: set[Gid], /) -> None: ...
-    def _disarm(self) -> None: ...
-    def _aim(self, destination: Destination | None, ah: int, qp_num: int, qkey: int, /) -> None: ...
+    def _aim(self, destination: Destination, serial: int, qp_num: int, qkey: int, /) -> None: ...
     def _limit(self, bytes: int, seconds: float, /) -> None: ...
-    def _set_regions(self, regions: list[tuple[int, int, int]], /) -> None: ...
 
 class Lease:
     """Base of the batch: messages leased from the memory they arrived in."""
@@ -53,5 +62,17 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
-def set_up(queue_pair: Any, batch: Any, own: type[Batch], message: type[Message], gid: type[Gid], /) -> None:
-    """The contract's QueuePair and Batch, whose methods are called when something is in the way."""
+def set_up(
+    queue_pair: Any,
+    batch: Any,
+    own: type[Batch],
+    message: type[Message],
+    gid: type[Gid],
+    set_wakeup_fd: Any,
+    main_thread: int | None,
+    /,
+) -> None:
+    """The contract's classes, whose methods are called when something is in the way; what signals need."""
+
+def wait_event(channel: int, timeout: float | None, /) -> bool | None:
+    """Whether an event waits at the channel; None: it is closed."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno as E
+import threading
 from collections import OrderedDict
 
 from mcast.api import Destination, Gid, Phase, mcast_error
-from mcast.backends.rdma.native import Ah, Context, Native, Pd
+from mcast.backends.rdma.native import Context, Native, Qp
 
 _KEPT = 64
 _FIELDS = (
@@ -18,41 +19,48 @@ _FIELDS = (
     "traffic_class",
     "flow_label",
     "is_global",
+    "static_rate",
+    "src_path_bits",
 )
 _LAST_SGID_INDEX = 255
 """ibv_global_route.sgid_index is 8 bits wide."""
 
 
 class AddressHandles:
-    """The handles of one QP. `sources` are the GIDs it has sent from: they tell its own messages apart."""
+    """The handles of one QP, by their serials: C refuses one that is retired.
 
-    def __init__(self, native: Native, context: Context, pd: Pd) -> None:
-        self._native, self._context, self._pd = native, context, pd
-        self._handles: OrderedDict[Destination, Ah] = OrderedDict()
+    `sources` are the GIDs it has sent from: they tell its own messages apart.
+    """
+
+    def __init__(self, native: Native, context: Context, qp: Qp) -> None:
+        self._native, self._context, self._qp = native, context, qp
+        self._lock = threading.RLock()
+        self._serials: OrderedDict[Destination, int] = OrderedDict()
         self.sources: set[Gid] = set()
 
-    def get(self, destination: Destination) -> Ah:
+    def get(self, destination: Destination) -> int:
         """Raises the errno of ibv_create_ah: EINVAL, ENODATA (facts: kernel, data)."""
-        handle = self._handles.get(destination)
-        if handle is None:
-            handle = self._create(destination)
-            self._handles[destination] = handle
-            if len(self._handles) > _KEPT:
-                self._native.destroy_ah(self._handles.popitem(last=False)[1])
-        else:
-            self._handles.move_to_end(destination)
-        return handle
+        with self._lock:
+            serial = self._serials.get(destination)
+            if serial is None:
+                serial = self._serials[destination] = self._create(destination)
+                if len(self._serials) > _KEPT:
+                    self._native.retire_ah(self._qp, self._serials.popitem(last=False)[1])
+            else:
+                self._serials.move_to_end(destination)
+            return serial
 
-    def clear(self) -> None:
-        while self._handles:
-            self._native.destroy_ah(self._handles.popitem()[1])
+    def forget(self, destination: Destination) -> None:
+        """The handle turned out to be retired: a reset of the QP does that."""
+        with self._lock:
+            self._serials.pop(destination, None)
 
-    def _create(self, destination: Destination) -> Ah:
+    def _create(self, destination: Destination) -> int:
         arguments = {"destination": str(destination)}
         if destination.sgid_index > _LAST_SGID_INDEX:
             raise mcast_error(E.EINVAL, "send", Phase.SEND, arguments)
         fields = {name: getattr(destination, name) for name in _FIELDS}
-        handle = self._native.create_ah(self._pd, destination.gid, fields, arguments)
+        serial = self._native.new_ah(self._qp, destination.gid, fields, arguments)
         port, index = destination.port_num, destination.sgid_index
         self.sources.add(Gid(self._native.query_gid(self._context, port, index)))
-        return handle
+        return serial

@@ -20,6 +20,7 @@ from mcast.api import (
 from mcast.backends.rdma import native
 from mcast.backends.rdma.availability import gather, judge
 from mcast.backends.rdma.devices import read_counters, read_devices
+from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.groups import group_table
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
@@ -49,7 +50,7 @@ class RdmaBackend(OwnedByProcess, Backend):
         self._native = native.load()
         self._pds = ProtectionDomains(self._native)
         self._channels: list[RdmaChannel] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._removed = False
         layers = {port.link_layer for device in facts.devices for port in device.ports}
         shown = (_SHOWN_BY[layer] for layer in layers)
@@ -81,12 +82,14 @@ class RdmaBackend(OwnedByProcess, Backend):
         self._removed = True
 
     def close(self) -> None:
-        """Close every channel, and with it every id, QP and membership."""
+        """Close every channel, and with it every id, QP and membership. What failed is tried again."""
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
-        for channel in self._channels:
-            channel.close()
-        if self._removed and self.process.is_here:
-            self._native.sync_devices()
+            ending = Ending()
+            for channel in self._channels:
+                ending.attempt(channel.close)
+            if self.process.is_here:
+                ending.attempt(self._pds.sweep)
+            if self._removed and self.process.is_here:
+                ending.attempt(self._native.sync_devices)
+            ending.done()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 from mcast.api import Batch, Gid, Message, QueuePair
-from mcast.backends.rdma.calls import Lease, set_up
+from mcast.backends.rdma.calls import Calls, Lease, set_up
+
+__all__ = ["Calls", "RdmaBatch"]
 
 
 class RdmaBatch(Lease, Batch):
     """Views of a QP's receive memory; its release posts the receives again, in one chain."""
 
 
-set_up(QueuePair, Batch, RdmaBatch, Message, Gid)
+set_up(QueuePair, Batch, RdmaBatch, Message, Gid, signal.set_wakeup_fd, threading.main_thread().ident)

@@ -8,7 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mcast.backends.rdma._calls import Calls, Lease, set_up
+    from mcast.backends.rdma._calls import Calls, Lease, set_up, wait_event
 else:
 
     def _load() -> Any:
@@ -20,6 +20,7 @@ else:
         return module
 
     _module = _load()
-    Calls, Lease, set_up = _module.Calls, _module.Lease, _module.set_up
+    Calls, Lease = _module.Calls, _module.Lease
+    set_up, wait_event = _module.set_up, _module.wait_event
 
-__all__ = ["Calls", "Lease", "set_up"]
+__all__ = ["Calls", "Lease", "set_up", "wait_event"]

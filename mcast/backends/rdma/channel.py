@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno as E
 import itertools
-import os
 import threading
 from collections.abc import Callable
 from functools import lru_cache
@@ -20,8 +19,10 @@ from mcast.api import (
     PortSpace,
     UdParam,
 )
+from mcast.backends.rdma.calls import wait_event
 from mcast.backends.rdma.cm_id import Join, RdmaCmId
-from mcast.backends.rdma.deadline import Deadline, held
+from mcast.backends.rdma.deadline import Deadline
+from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.native import Event, Native, Ud
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process, Shared
@@ -45,7 +46,8 @@ def _ud_param(raw: bytes) -> UdParam:
 class RdmaChannel(Shared, EventChannel):
     """`lock` is held while an event is taken and booked, a membership changed, an object ended.
 
-    No call made with it held blocks on another thread: events are acked in the call that takes them.
+    No call made with it held blocks on another thread: events are acked in the call that takes them, and
+    whoever waits for one does so without it.
     """
 
     def __init__(
@@ -53,10 +55,9 @@ class RdmaChannel(Shared, EventChannel):
     ) -> None:
         self.native, self.process, self.pds, self._on_removal = native, process, pds, on_removal
         self.lock = threading.RLock()
-        self._waiting = threading.RLock()
         self._handle = native.open_channel()
+        self._address = native.address(self._handle)
         self._room = native.room_for_event()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.tokens = itertools.count(1)
         self._ids: dict[int, RdmaCmId] = {}
         self.joins: dict[int, Join] = {}
@@ -71,7 +72,7 @@ class RdmaChannel(Shared, EventChannel):
         with self.lock:  # as `_in_use`, in a third of the time
             if self._closed or not self.process.is_here:
                 self._require_open("pending", Phase.EVENT)
-            return self.native.wait_event(self._handle, self._wake, 0)
+            return self.native.has_event(self._handle)
 
     def _create_id(self, port_space: PortSpace) -> CmId:
         with self._in_use("create_id", Phase.OPEN):
@@ -82,7 +83,7 @@ class RdmaChannel(Shared, EventChannel):
             return cm_id
 
     def forget_id(self, cm_id: RdmaCmId) -> None:
-        """The id is about to be destroyed."""
+        """The id is destroyed."""
         self._ids.pop(cm_id.token, None)
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
@@ -90,14 +91,13 @@ class RdmaChannel(Shared, EventChannel):
         if found is not None or timeout == 0:
             return found
         deadline = Deadline(timeout)
-        with held(self._waiting, deadline) as mine:
-            while mine:
-                found = self._take()
-                if found is not None or deadline.over():
-                    return found
-                with interruptible():
-                    self.native.wait_event(self._handle, self._wake, deadline.slice_ns())
-        return None
+        waits = True
+        while found is None and waits:
+            # Of several threads that see it readable one gets the event, and the others sleep again.
+            with interruptible():
+                waits = wait_event(self._address, deadline.left()) is not False
+            found = self._take()
+        return found
 
     def _take(self) -> CmEvent | None:
         """The event that waits, if one does."""
@@ -137,16 +137,15 @@ class RdmaChannel(Shared, EventChannel):
         return booked._replace(found=found)
 
     def close(self) -> None:
-        """Destroy the ids, wake who waits for an event, close the channel."""
+        """Destroy the ids, wake who waits for an event, close the channel. What failed is tried again."""
         with self.lock:
-            if self._closed:
-                return
             self._closed = True
-        if not self.process.is_here:
-            return
-        os.eventfd_write(self._wake, 1)
-        for cm_id in list(self._ids.values()):
-            cm_id.destroy()
-        with self._waiting, self.lock:
-            self.native.close_channel(self._handle)
-            os.close(self._wake)
+            if not self.process.is_here:
+                return
+            ending = Ending()
+            for cm_id in list(self._ids.values()):
+                ending.attempt(cm_id.destroy)
+            self.native.close_channel(
+                self._handle, not all(cm_id.is_destroyed for cm_id in self._ids.values())
+            )
+            ending.done()

@@ -23,6 +23,7 @@ from mcast.api import (
 )
 from mcast.backends.rdma import sockaddr
 from mcast.backends.rdma.devices import link_layer_of
+from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.native import Context, Id, Native
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
@@ -56,8 +57,11 @@ class RdmaCmId(Shared, CmId):
         self._port_space = port_space
         self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
+        self._last_qp: RdmaQueuePair | None = None
+        """The same until it is closed completely: a close that failed half-way is carried on."""
         self._joins: dict[object, Join] = {}
         """By group; whatever the port, there is one membership of each (G-JOIN)."""
+        self.is_destroyed = False
         self.device_is_gone = False
         """Whether DEVICE_REMOVAL was read: the device waits until all have let go of it."""
 
@@ -109,7 +113,7 @@ class RdmaCmId(Shared, CmId):
                 raise mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, None, detail)
             pd = self.channel.pds.acquire(context, self.handle)
             try:
-                self._qp = RdmaQueuePair(self, init, context, pd)
+                self._qp = self._last_qp = RdmaQueuePair(self, init, context, pd)
             except BaseException:
                 self.channel.pds.release(context)
                 raise
@@ -160,19 +164,31 @@ class RdmaCmId(Shared, CmId):
         if result:
             self.native.check_leave(result, addr)
 
-    def _destroy(self) -> None:
-        if not self.process.is_here:
-            return
+    def destroy(self) -> None:
+        """Leave, destroy the QP and the id; what failed before is tried again.
+
+        Whoever comes second waits until all is done.
+        """
         with self.lock:
+            if self._closed:
+                self._destroy()
+            else:
+                super().destroy()
+
+    def _destroy(self) -> None:
+        with self.lock:
+            if not self.process.is_here:
+                return
             for join in list(self._joins.values()):
                 # also a join that failed holds a reference; a removed device answers ENXIO
                 with suppress(McastError):
                     self._leave(join.address)
-            try:
-                if self._qp is not None:
-                    self._qp.close()
-            finally:
+            ending = Ending()
+            if self._last_qp is not None and ending.attempt(self._last_qp.close):
+                self._last_qp = None
+            self.is_destroyed = ending.attempt(self.native.destroy_id, self.handle)
+            if self.is_destroyed and self._last_qp is None:
                 self.channel.forget_id(self)
-                self.native.destroy_id(self.handle)
-                if self.device_is_gone:
-                    self.native.sync_devices()
+            if self.device_is_gone:
+                ending.attempt(self.native.sync_devices)
+            ending.done()

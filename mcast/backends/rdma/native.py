@@ -8,19 +8,19 @@ from __future__ import annotations
 import errno as E
 import importlib
 import os
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Any, NamedTuple, NewType, Protocol, cast
 
 from mcast.causes import Phase
-from mcast.errors import UnavailableReason, mcast_error
+from mcast.errors import Closed, UnavailableReason, mcast_error
 
 Channel = NewType("Channel", object)
 Id = NewType("Id", object)
 Qp = NewType("Qp", object)
 Pd = NewType("Pd", object)
-Ah = NewType("Ah", object)
 Mr = NewType("Mr", object)
 Context = NewType("Context", object)
 Pointer = Any
@@ -34,6 +34,7 @@ class Lib(Protocol):
 
     def mcast_load(self, rdmacm: bytes, ibverbs: bytes, reason: Pointer, size: int, /) -> int: ...
     def mcast_has_join_ex(self) -> int: ...
+    def mcast_fork_init(self) -> int: ...
     def mcast_device_names(self, names: Pointer, max: int, /) -> int: ...
     def mcast_open_device(self, name: bytes, context: Pointer, /) -> int: ...
     def mcast_close_device(self, context: Context, /) -> None: ...
@@ -45,11 +46,13 @@ class Lib(Protocol):
     def mcast_sync_devices(self) -> int: ...
     def mcast_open_channel(self, channel: Pointer, /) -> int: ...
     def mcast_channel_fd(self, channel: Channel, /) -> int: ...
-    def mcast_close_channel(self, channel: Channel, /) -> None: ...
-    def mcast_wait_event(self, channel: Channel, wake_fd: int, budget: int, /) -> int: ...
+    def mcast_close_channel(self, channel: Channel, has_ids: int, /) -> None: ...
+    def mcast_free_channel(self, channel: Channel, /) -> None: ...
+    def mcast_has_event(self, channel: Channel, /) -> int: ...
     def mcast_take_event(self, channel: Channel, event: Pointer, /) -> int: ...
     def mcast_create_id(self, channel: Channel, token: int, port_space: int, id: Pointer, /) -> int: ...
     def mcast_destroy_id(self, id: Id, /) -> int: ...
+    def mcast_free_id(self, id: Id, /) -> None: ...
     def mcast_bind_addr(self, id: Id, address: Pointer, /) -> int: ...
     def mcast_resolve_addr(self, id: Id, source: Pointer, dst: Pointer, timeout_ms: int, /) -> int: ...
     def mcast_join(self, id: Id, address: Pointer, token: int, /) -> int: ...
@@ -61,23 +64,25 @@ class Lib(Protocol):
     def mcast_alloc_pd(self, id: Id, pd: Pointer, /) -> int: ...
     def mcast_dealloc_pd(self, pd: Pd, /) -> int: ...
     def mcast_create_qp(self, id: Id, pd: Pd, init: Pointer, out: Pointer, /) -> int: ...
-    def mcast_destroy_qp(self, qp: Qp, /) -> int: ...
+    def mcast_close_qp(self, qp: Qp, linger: int, /) -> int: ...
+    def mcast_free_qp(self, qp: Qp, /) -> None: ...
     def mcast_qp_num(self, qp: Qp, /) -> int: ...
     def mcast_query_qp(self, qp: Qp, /) -> int: ...
     def mcast_modify_qp(self, qp: Qp, state: int, /) -> int: ...
     def mcast_attach(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
     def mcast_detach(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
+    def mcast_detach_late(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
     def mcast_register(self, pd: Pd, address: Pointer, size: int, writable: int, mr: Pointer, /) -> int: ...
     def mcast_lkey(self, mr: Mr, /) -> int: ...
     def mcast_deregister(self, mr: Mr, /) -> int: ...
-    def mcast_create_ah(self, pd: Pd, init: Pointer, ah: Pointer, /) -> int: ...
-    def mcast_destroy_ah(self, ah: Ah, /) -> int: ...
+    def mcast_new_ah(self, qp: Qp, init: Pointer, serial: Pointer, /) -> int: ...
+    def mcast_retire_ah(self, qp: Qp, serial: int, /) -> None: ...
+    def mcast_set_regions(self, qp: Qp, regions: Pointer, count: int, /) -> int: ...
+    def mcast_read_failure(self, qp: Qp, out: Pointer, /) -> None: ...
+    def mcast_read_async(self, qp: Qp, /) -> None: ...
+    def mcast_port_changes(self, qp: Qp, /) -> int: ...
     def mcast_recv_fd(self, qp: Qp, /) -> int: ...
-    def mcast_send(self, qp: Qp, job: Pointer, budget: int, /) -> int: ...
-    def mcast_wait_sent(self, qp: Qp, end: int, budget: int, /) -> int: ...
-    def mcast_drain_sends(self, qp: Qp, budget: int, /) -> int: ...
-    def mcast_wake(self, qp: Qp, /) -> None: ...
-    def mcast_failure(self, qp: Qp, /) -> int: ...
+    def mcast_send_fd(self, qp: Qp, /) -> int: ...
     def mcast_read_counters(self, qp: Qp, out: Pointer, /) -> None: ...
     def mcast_is_receiving(self, qp: Qp, /) -> int: ...
     def mcast_receive_into(self, qp: Qp, mr: Pointer, address: int, room: int, count: int, /) -> int: ...
@@ -94,7 +99,7 @@ class Unusable(Exception):
 Event = tuple[int, int, int, int, int, bytes]
 """One communication event: type, status, errno, token of the id, token of the join, packed rdma_ud_param."""
 
-EVENT = Struct("=iii4xQQ36s4x")
+EVENT = Struct("=iii4xQQ37s3x")
 """struct mcast_event."""
 
 
@@ -111,6 +116,7 @@ class Ud(NamedTuple):
     sgid_index: int
     hop_limit: int
     traffic_class: int
+    static_rate: int
     dgid: bytes
 
     @classmethod
@@ -119,7 +125,19 @@ class Ud(NamedTuple):
         return cls._make(_UD.unpack(raw))
 
 
-_UD = Struct("=IIIHBBBBBB16s")
+_UD = Struct("=IIIHBBBBBBB16s")
+
+
+class Failure(NamedTuple):
+    """Why a QP is in ERR: ibv_wc_status; 0, or the asynchronous event plus 1, or GONE; sends that it cost."""
+
+    status: int
+    reason: int
+    unsent: int
+
+
+GONE = 1000
+"""The reason of a QP whose device is gone."""
 
 
 class EventRoom(NamedTuple):
@@ -130,7 +148,7 @@ class EventRoom(NamedTuple):
 
 
 class QpPlan(NamedTuple):
-    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; a flag."""
+    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; flags."""
 
     qp_type: int
     send_depth: int
@@ -143,6 +161,7 @@ class QpPlan(NamedTuple):
     recv_offset: int
     grh_stride: int
     block_loopback: bool
+    is_ethernet: bool
 
 
 _MAX_DEVICES = 256
@@ -223,22 +242,19 @@ class Native:
     # --- channels and ids ---
 
     def open_channel(self) -> Channel:
-        out = self._ffi.new("struct rdma_event_channel **")
+        out = self._ffi.new("struct mcast_channel **")
         self._check(self._lib.mcast_open_channel(out), "event_channel", Phase.OPEN)
-        return cast(Channel, out[0])
+        return cast(Channel, self._ffi.gc(out[0], self._lib.mcast_free_channel))
 
     def channel_fd(self, channel: Channel) -> int:
-        return self._lib.mcast_channel_fd(channel)
+        return self._check(self._lib.mcast_channel_fd(channel), "fileno", Phase.EVENT)
 
-    def close_channel(self, channel: Channel) -> None:
-        self._lib.mcast_close_channel(channel)
+    def close_channel(self, channel: Channel, has_ids: bool) -> None:
+        """Wake who waits for an event; free it, unless it has an id that could not be destroyed."""
+        self._lib.mcast_close_channel(channel, has_ids)
 
-    def wait_event(self, channel: Channel, wake_fd: int, budget: int) -> bool:
-        """Sleep until an event is there (True), `wake_fd` is rung, a signal came, or `budget` ns are over."""
-        result = self._lib.mcast_wait_event(channel, wake_fd, budget)
-        if result == -E.EINTR:
-            return False
-        return bool(self._check(result, "get_event", Phase.EVENT))
+    def has_event(self, channel: Channel) -> bool:
+        return bool(self._check(self._lib.mcast_has_event(channel), "get_event", Phase.EVENT))
 
     def room_for_event(self) -> EventRoom:
         """What `take_event` copies into, again and again."""
@@ -256,10 +272,10 @@ class Native:
         return None
 
     def create_id(self, channel: Channel, token: int, port_space: int) -> Id:
-        out = self._ffi.new("struct rdma_cm_id **")
+        out = self._ffi.new("struct mcast_id **")
         result = self._lib.mcast_create_id(channel, token, port_space, out)
         self._check(result, "create_id", Phase.OPEN, {"port_space": port_space})
-        return cast(Id, out[0])
+        return cast(Id, self._ffi.gc(out[0], self._lib.mcast_free_id))
 
     def destroy_id(self, id: Id) -> None:
         self._check(self._lib.mcast_destroy_id(id), "destroy", Phase.DESTROY)
@@ -329,8 +345,12 @@ class Native:
         self._check(result, "create_qp", Phase.CREATE_QP, arguments)
         return cast(Qp, out[0])
 
-    def destroy_qp(self, qp: Qp) -> None:
-        self._check(self._lib.mcast_destroy_qp(qp), "close", Phase.DESTROY)
+    def close_qp(self, qp: Qp, linger: float) -> None:
+        """End all calls on it, give the device `linger` seconds for what is under way, and free everything.
+
+        What fails is tried again the next time. The struct itself ends with `Calls`.
+        """
+        self._check(self._lib.mcast_close_qp(qp, int(linger * 1e9)), "close", Phase.DESTROY)
 
     def qp_num(self, qp: Qp) -> int:
         return self._lib.mcast_qp_num(qp)
@@ -347,6 +367,10 @@ class Native:
 
     def detach(self, qp: Qp, gid: bytes, lid: int, arguments: Arguments = None) -> None:
         self._check(self._lib.mcast_detach(qp, gid, lid), "detach_mcast", Phase.DETACH, arguments)
+
+    def detach_late(self, qp: Qp, gid: bytes, lid: int) -> None:
+        """From a queue pair that `close_qp` could not destroy; what is not attached is not."""
+        self._lib.mcast_detach_late(qp, gid, lid)
 
     def register(self, pd: Pd, buffer: memoryview, arguments: Arguments = None) -> Mr:
         memory = self._ffi.from_buffer(buffer)
@@ -365,14 +389,21 @@ class Native:
         """Where the buffer's bytes are; valid while the caller keeps it."""
         return int(self._ffi.cast("uintptr_t", self._ffi.from_buffer(buffer)))
 
-    def create_ah(self, pd: Pd, gid: bytes, fields: Mapping[str, int], arguments: Arguments = None) -> Ah:
+    def new_ah(self, qp: Qp, gid: bytes, fields: Mapping[str, int], arguments: Arguments = None) -> int:
+        """An address handle, by the serial that `Calls` takes."""
         init = self._ffi.new("struct mcast_ah_init *", {"gid": list(gid), **fields})
-        out = self._ffi.new("struct ibv_ah **")
-        self._check(self._lib.mcast_create_ah(pd, init, out), "send", Phase.SEND, arguments)
-        return cast(Ah, out[0])
+        out = self._ffi.new("uint64_t *")
+        self._check(self._lib.mcast_new_ah(qp, init, out), "send", Phase.SEND, arguments)
+        return int(out[0])
 
-    def destroy_ah(self, ah: Ah) -> None:
-        self._lib.mcast_destroy_ah(ah)
+    def retire_ah(self, qp: Qp, serial: int) -> None:
+        """Post to it no more; it is destroyed once nothing under way needs it."""
+        self._lib.mcast_retire_ah(qp, serial)
+
+    def set_regions(self, qp: Qp, regions: Sequence[tuple[int, int, int]]) -> None:
+        """(start, end, lkey) of the memory that is sent from without a copy, from now on."""
+        array = self._ffi.new("struct mcast_region[]", list(regions))
+        self._check(self._lib.mcast_set_regions(qp, array, len(regions)), "register", Phase.REGISTER)
 
     # --- data ---
 
@@ -381,65 +412,28 @@ class Native:
         return int(self._ffi.cast("uintptr_t", handle))
 
     def recv_fd(self, qp: Qp) -> int:
-        """The completion channel's descriptor; from now on `run` leaves it armed."""
-        return self._lib.mcast_recv_fd(qp)
+        """Readable when a receive would find something; a receive that found nothing arms it."""
+        return self._check(self._lib.mcast_recv_fd(qp), "fileno", Phase.RECV)
 
-    def send_job(
-        self,
-        ah: Ah,
-        qp_num: int,
-        qkey: int,
-        imm: int | None,
-        lengths: Any,
-        joined: bytes | None,
-        addresses: Any,
-        lkeys: Any,
-    ) -> tuple[Pointer, object]:
-        """A struct mcast_send_job, and what must live as long as it.
+    def send_fd(self, qp: Qp) -> int:
+        """The same of sends."""
+        return self._check(self._lib.mcast_send_fd(qp), "send_fileno", Phase.SEND)
 
-        The payloads lie end to end in `joined`; or at `addresses`, with the lkeys of their memory (-1: none).
-        """
-        job = self._ffi.new("struct mcast_send_job *")
-        job.ah, job.remote_qp_num, job.remote_qkey = ah, qp_num, qkey
-        job.has_imm, job.imm = imm is not None, imm or 0
-        count = job.count = len(lengths)
-        keep: list[object] = [lengths, joined, addresses, lkeys]
-        job.lengths = self._array("uint32_t[]", lengths, count, keep)
-        if joined is not None:
-            job.joined = self._array("uint8_t[]", joined, count, keep)
-        else:
-            job.addresses = self._array("uintptr_t[]", addresses, count, keep)
-            job.lkeys = self._array("int64_t[]", lkeys, count, keep)
-        return job, keep
+    def failure(self, qp: Qp) -> Failure:
+        out = self._ffi.new("struct mcast_failure *")
+        self._lib.mcast_read_failure(qp, out)
+        return Failure(out.status, out.reason, out.unsent)
 
-    def send(self, qp: Qp, job: Pointer, budget: int) -> int:
-        """1 when all is sent and completed, 0 when `budget` ns are over; -EIO, -EINTR as run; or raises."""
-        result = self._lib.mcast_send(qp, job, budget)
-        if result < 0 and result not in (-E.EIO, -E.EINTR):
-            self._check(result, "send", Phase.SEND)
-        return result
+    def port_changes(self, qp: Qp) -> int:
+        """How often the device has told of a change of the QP's port."""
+        self._lib.mcast_read_async(qp)
+        return self._lib.mcast_port_changes(qp)
 
-    def wait_sent(self, qp: Qp, end: int, budget: int) -> int:
-        """As `send`, for what was posted before `end`."""
-        return self._lib.mcast_wait_sent(qp, end, budget)
-
-    def drain_sends(self, qp: Qp, budget: int) -> None:
-        """Wait for the sends that are under way, at most `budget` ns."""
-        self._lib.mcast_drain_sends(qp, budget)
-
-    def wake(self, qp: Qp) -> None:
-        """End every sleep in `run` and `send`, now and from now on."""
-        self._lib.mcast_wake(qp)
-
-    def failure(self, qp: Qp) -> int:
-        """The ibv_wc_status that put the QP into ERR; 0 if none was seen."""
-        return self._lib.mcast_failure(qp)
-
-    def counters(self, qp: Qp) -> tuple[int, int, int, int, int]:
-        """Sent, received, receives free now, the fewest that ever were, how often the last was taken."""
+    def counters(self, qp: Qp) -> tuple[int, int, int, int, int, int]:
+        """Sent, received, receives free now, the fewest ever, how often the last was taken, unsent."""
         out = self._ffi.new("struct mcast_counters *")
         self._lib.mcast_read_counters(qp, out)
-        return out.sent, out.received, out.recv_free, out.recv_low_water, out.recv_empty
+        return out.sent, out.received, out.recv_free, out.recv_low_water, out.recv_empty, out.unsent
 
     def is_receiving(self, qp: Qp) -> bool:
         """Whether a message is leased, or waits to be received."""
@@ -455,17 +449,14 @@ class Native:
 
     # --- helpers ---
 
-    def _array(self, kind: str, data: Any, count: int, keep: list[object]) -> Pointer:
-        pointer = self._ffi.from_buffer(kind, data) if count else self.null
-        keep.append(pointer)
-        return pointer
-
     def _text(self, pointer: Pointer) -> str:
         return str(self._ffi.string(pointer).decode())
 
     def _check(
         self, result: int, call: str, phase: Phase, arguments: Arguments = None, detail: str = ""
     ) -> int:
+        if result == -E.EBADF:  # what C says of an object that was closed meanwhile
+            raise Closed("object", call, phase)
         if result < 0:
             raise mcast_error(-result, call, phase, arguments, detail)
         return result
@@ -498,4 +489,15 @@ def _load() -> Native:
     reason = module.ffi.new("char[]", 1024)
     if module.lib.mcast_load(rdmacm.encode(), ibverbs.encode(), reason, len(reason)):
         raise Unusable(UnavailableReason.NO_LIBRARY, module.ffi.string(reason).decode())
+    if needs_fork_init(os.uname().release):
+        module.lib.mcast_fork_init()
     return Native(module.ffi, module.lib)
+
+
+def needs_fork_init(release: str) -> bool:
+    """Whether a fork in this kernel may split memory that a device uses from the parent.
+
+    Since 5.12 the kernel copies such pages for the child; before, libibverbs must keep them from it.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    return numbers is not None and tuple(map(int, numbers.groups())) < (5, 12)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 
+from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.native import Context, Id, Native, Pd
 
 
 class ProtectionDomains:
     def __init__(self, native: Native) -> None:
         self._native = native
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._used: dict[Context, tuple[Pd, int]] = {}
+        self._left: list[Pd] = []
+        """Those that could not be freed."""
 
     def acquire(self, context: Context, id: Id) -> Pd:
         with self._lock:
@@ -24,5 +27,13 @@ class ProtectionDomains:
             pd, users = self._used.pop(context)
             if users > 1:
                 self._used[context] = pd, users - 1
-            else:
-                self._native.dealloc_pd(pd)
+                return
+            self._left.append(pd)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Free those that nobody uses."""
+        with self._lock:
+            ending = Ending()
+            self._left = [pd for pd in self._left if not ending.attempt(self._native.dealloc_pd, pd)]
+            ending.done()

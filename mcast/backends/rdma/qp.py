@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno as E
-import threading
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from mcast.api import (
-    Batch,
+    Closed,
     Destination,
     Gid,
     LinkLayer,
@@ -30,30 +28,40 @@ from mcast.api import (
 )
 from mcast.backends.rdma import memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
-from mcast.backends.rdma.batch import RdmaBatch
-from mcast.backends.rdma.calls import Calls
-from mcast.backends.rdma.deadline import SLICE, Deadline, held
-from mcast.backends.rdma.native import Context, Native, Pd, Pointer
+from mcast.backends.rdma.batch import Calls
+from mcast.backends.rdma.ending import Ending
+from mcast.backends.rdma.links import links
+from mcast.backends.rdma.native import GONE, Context, Native, Pd
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.region import RdmaRegion
 
 if TYPE_CHECKING:
     from mcast.backends.rdma.cm_id import RdmaCmId
 
-_GRACE = 5.0
-"""Seconds that a device may take to complete what it was given, beyond the caller's timeout."""
+LINGER = 1.0
+"""Seconds that closing gives the device to take what was posted; it needs microseconds."""
 
-_MTU_LASTS = 0.1
-"""Seconds; no event tells of a new MTU, and asking takes longer than sending a message."""
+_LOOK_EVERY = 0.1
+"""Seconds between two looks at what tells of a new MTU, while something longer than the smallest is sent."""
 
 _STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
+
+_REASONS = {
+    1: "the completion queue overran (CQ_ERR)",
+    2: "the device reported a fatal error of the QP (QP_FATAL)",
+    3: "the device refused a request (QP_REQ_ERR)",
+    4: "the device reported a violation of access rights (QP_ACCESS_ERR)",
+    9: "the device failed (DEVICE_FATAL)",
+    GONE: "the device is gone",
+}
+"""ibv_event_type plus 1 -> what it means."""
 
 
 class RdmaQueuePair(Calls, Shared, QueuePair):
     """What `Calls` does in C when nothing is in the way, and all the rest here.
 
-    Locks, always taken in this order: the channel's (attachments, close), `_receiving`, `_sending`. The calls
-    in C take none of them, but closing waits for them.
+    The channel's lock guards attachments, regions and the close. Sends and receives take no lock in Python:
+    in C each finds out whether the QP is still open, and the close waits there until all have left.
     """
 
     def __init__(self, cm_id: RdmaCmId, init: QpInit, context: Context, pd: Pd) -> None:
@@ -62,7 +70,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._cm_id, self._context, self._pd, self._type = cm_id, context, pd, init.qp_type
         self._port = self.native.id_port(cm_id.handle)
         port = self.native.query_port(context, self._port)
-        plan, size = slab.layout(init, port.active_mtu, port.max_mtu)
+        plan, size = slab.layout(init, port.active_mtu, port.max_mtu, bool(port.is_ethernet))
         self._slab = slab.allocate(size)
         arguments: dict[str, object] = {"qp_type": init.qp_type.name}
         arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}
@@ -75,11 +83,13 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
         self._memories = {0: payloads}
         self._attachments: dict[Gid, int] = {}
+        self._detached: set[tuple[Gid, int]] = set()
+        """What a leave should have detached: librdmacm does not say whether the device did."""
         self._regions: list[RdmaRegion] = []
-        self._handles = AddressHandles(self.native, context, pd)
-        self._handles_are_stale = False
-        self._receiving, self._sending = threading.RLock(), threading.RLock()
+        self._handles = AddressHandles(self.native, context, self._handle)
+        self._holds_pd = True
         self._mtu, self._mtu_until = 0, 0.0
+        self._changes = (-1, -1)
         address = self.native.address(self._handle)
         self._arm(address, cm_id.channel.fileno(), self._memories, self._handles.sources)
 
@@ -108,9 +118,12 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         now = monotonic()
         if now >= self._mtu_until:
             with self._in_use("max_message_size", Phase.SEND):
-                self._mtu = self.native.query_port(self._context, self._port).active_mtu
-            self._mtu_until = now + _MTU_LASTS
-            self._limit(self._mtu, _MTU_LASTS)
+                changes = self.native.port_changes(self._handle), links.changes()
+                if changes != self._changes:  # asking the port takes longer than sending a message
+                    self._mtu = self.native.query_port(self._context, self._port).active_mtu
+                    self._changes = changes
+            self._mtu_until = now + _LOOK_EVERY
+            self._limit(self._mtu, _LOOK_EVERY)
         return self._mtu
 
     @property
@@ -120,18 +133,14 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     @property
     def counters(self) -> QpCounters:
         with self._in_use("counters", Phase.RECV):
-            sent, received, free, low, empty = self.native.counters(self._handle)
-        return QpCounters(sent, received, None, None, None, free, low, empty)
+            sent, received, free, low, empty, unsent = self.native.counters(self._handle)
+        return QpCounters(sent, received, None, None, None, free, low, empty, unsent)
 
     # --- state and attachments ---
 
     def _modify(self, state: QpState) -> None:
         with self._in_use("modify", Phase.MODIFY):
             self.native.modify_qp(self._handle, state, {"state": state.name})
-        # A handle may name a source address that is gone, which may be why there is a reset at all.
-        if state is QpState.RESET:
-            self._handles_are_stale = True
-            self._aim(None, 0, 0, 0)
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         with self._in_use("attach_mcast", Phase.ATTACH):
@@ -151,6 +160,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         """The QP is detached now; librdmacm itself does it in a leave."""
         if self._attachments.get(gid) == lid:
             del self._attachments[gid]
+            self._detached.add((gid, lid))
 
     # --- sending ---
 
@@ -165,78 +175,47 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             raise mcast_error(E.EINVAL, "send", Phase.SEND, {"qp_type": self._type.name})
         if not payloads:
             return
-        deadline = Deadline(timeout)
-        with held(self._sending, deadline) as mine:
-            if not mine:
-                raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, None, "another thread is sending")
-            self._require_open("send", Phase.SEND)
-            if self._handles_are_stale:
-                self._handles.clear()
-                self._handles_are_stale = False
-            handle = self._handles.get(destination)
-            self._aim(destination, self.native.address(handle), destination.qp_num, destination.qkey)
-            to = (handle, destination.qp_num, destination.qkey)
-            lengths = array("I", map(len, payloads))
-            if self._regions:
-                addresses = array("L", map(self.native.address_of, payloads))
-                lkeys = array("q", map(self._lkey_of, addresses, lengths))
-                job, keep = self.native.send_job(*to, imm, lengths, None, addresses, lkeys)
-            else:
-                job, keep = self.native.send_job(*to, imm, lengths, b"".join(payloads), None, None)
-            try:
-                self._finish(job, len(payloads), deadline)
-            except QpError:
-                raise
-            except BaseException:
-                self._drain()
-                raise
-            finally:
-                del keep
-
-    def _lkey_of(self, address: int, length: int) -> int:
-        """Of the region that the payload lies in; -1 for none."""
-        for region in self._regions:
-            if region.start <= address and address + length <= region.end:
-                return region.lkey
-        return -1
-
-    def _drain(self) -> None:
-        """What is under way may still read the payloads: wait for it."""
-        if not self._closed:
-            self.native.drain_sends(self._handle, int(_GRACE * 1e9))
-
-    def _finish(self, job: Pointer, count: int, deadline: Deadline) -> None:
-        """Until all is posted, at most to the deadline; then until the device has completed it."""
+        listed, to = list(payloads), (destination.qp_num, destination.qkey)
         while True:
-            posted = job.posted == count
-            result = self.native.send(self._handle, job, int(SLICE * 1e9) if posted else deadline.slice_ns())
-            if result == 1:
+            serial = self._handles.get(destination)
+            self._aim(destination, serial, *to)
+            if self._post(serial, *to, listed, imm, timeout):
                 return
-            if result == -E.EIO:
-                raise self._qp_error("send", Phase.SEND)
-            self._require_open("send", Phase.SEND)
-            if deadline.over(_GRACE if job.posted == count else 0):
-                detail = f"{job.posted} of {count} messages were posted in time"
-                raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, None, detail)
+            self._handles.forget(destination)
 
-    def _finish_send(self, end: int, timeout: float | None, result: int) -> None:
-        """Called from C: what was posted up to `end` is not complete, as `result` says (0: not yet)."""
-        deadline = Deadline(timeout)
+    def _fail(self, call: str, result: int, posted: int, count: int) -> NoReturn:
+        """Called from C: raise what the result says; `posted` of the call's `count` messages were posted."""
+        phase = Phase.RECV if call == "recv" else Phase.SEND
+        error = self._error(call, phase, result, posted, count)
+        error.posted = posted
+        raise error
+
+    def _error(self, call: str, phase: Phase, result: int, posted: int, count: int) -> McastError:
+        if result == -E.EIO:
+            return self._qp_error(call, phase)
+        if result == -E.EBADF:
+            return self._closed_error(call, phase)
+        if result:
+            refused = f"the device took {posted} of {count} messages, and refused the next" if posted else ""
+            return mcast_error(-result, call, phase, {"qp_num": self._qp_num}, refused)
+        if posted < count:
+            detail = f"{posted} of {count} messages were posted in time: the send queue is full"
+        elif count:
+            detail = f"all {count} messages were posted; flush() waits until their memory is free again"
+        else:
+            detail = "the device has not yet taken all that was posted"
+        return mcast_error(E.ETIMEDOUT, call, phase, {"qp_num": self._qp_num}, detail)
+
+    def _closed_error(self, call: str, phase: Phase) -> McastError:
         try:
-            while result != 1:
-                if result == -E.EIO:
-                    raise self._qp_error("send", Phase.SEND)
-                if result not in (0, -E.EINTR):
-                    raise mcast_error(-result, "send", Phase.SEND)
-                self._require_open("send", Phase.SEND)
-                if deadline.over(_GRACE):
-                    raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, None, "the device did not complete it")
-                result = self.native.wait_sent(self._handle, end, int(SLICE * 1e9))
-        except QpError:
-            raise
-        except BaseException:
-            self._drain()
-            raise
+            self._require_open(call, phase)
+        except McastError as error:
+            return error
+        return Closed(type(self).__name__, call, phase)
+
+    def send_fileno(self) -> int:
+        with self._in_use("send_fileno", Phase.SEND):
+            return self.native.send_fd(self._handle)
 
     # --- receiving ---
 
@@ -244,29 +223,16 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         with self._in_use("fileno", Phase.RECV):
             return self.native.recv_fd(self._handle)
 
-    def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
-        deadline = Deadline(timeout)
-        with held(self._receiving, deadline) as mine:
-            while mine:
-                self._require_open("recv", Phase.RECV)
-                found = self._run(max, events, deadline.slice_ns())
-                if isinstance(found, RdmaBatch):
-                    return found
-                if found == -E.EIO:
-                    raise self._qp_error("recv", Phase.RECV)
-                if deadline.over() or found == -E.EAGAIN:
-                    break
-                if found == 0 and not self._closed:
-                    # With no receive posted nothing is flushed: only asking shows an ERR.
-                    self.native.query_qp(self._handle)
-                elif found not in (0, -E.EINTR):
-                    raise mcast_error(-found, "recv", Phase.RECV)
-        return self._no_messages()
-
     def _qp_error(self, call: str, phase: Phase) -> QpError:
-        status = WcStatus(self.native.failure(self._handle))
+        number, reason, unsent = self.native.failure(self._handle)
         # ERR without any failed work: the user asked for it, and whatever is posted is flushed
-        return QpError(status or WcStatus.WR_FLUSH_ERR, call, phase, {"qp_num": self._qp_num})
+        status = WcStatus(number) or WcStatus.WR_FLUSH_ERR
+        detail = f"the QP is in ERR: {_REASONS.get(reason, status.name)}"
+        if unsent:
+            detail += f"; {unsent} messages that had been posted were not sent"
+        error = QpError(status, call, phase, {"qp_num": self._qp_num}, detail)
+        error.unsent = unsent
+        return error
 
     # --- registered memory ---
 
@@ -290,18 +256,22 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     def forget_region(self, region: RdmaRegion) -> None:
         """End a region's registration, unless the QP has ended it already."""
         with self.lock:
-            if region not in self._regions or not self.process.is_here:
+            if region not in self._regions or self._closed or not self.process.is_here:
                 return
-            self._regions.remove(region)
-            self._tell_regions()
-            with self._sending:
+            self._tell_regions(without=region)
+            try:
+                with suppress(McastError):
+                    self._flush(LINGER)  # what is under way may still read it
                 if region.receives:
                     self._receive_into(None)
                     self._forget_user_memory()
+            finally:
                 self.native.deregister(region.mr)
+                self._regions.remove(region)
 
-    def _tell_regions(self) -> None:
-        self._set_regions([(region.start, region.end, region.lkey) for region in self._regions])
+    def _tell_regions(self, without: RdmaRegion | None = None) -> None:
+        regions = [region for region in self._regions if region is not without]
+        self.native.set_regions(self._handle, [(region.start, region.end, region.lkey) for region in regions])
 
     def _forget_user_memory(self) -> None:
         for generation in [number for number in self._memories if number]:
@@ -324,28 +294,34 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     # --- the end ---
 
     def close(self) -> None:
-        """Detach, destroy the QP, free what it used. Views of received payloads stay valid."""
+        """Detach, destroy the QP, free what it used. Views of received payloads stay valid.
+
+        All of it is tried, whatever fails; closing again tries what failed. The calls of other threads end
+        with Closed.
+        """
         with self.lock:
-            if self._closed:
-                return
             self._closed = True
             if not self.process.is_here:
                 return
-            self._disarm()
-            self.native.wake(self._handle)
-            with self._receiving, self._sending:
-                self._free()
+            for gid, lid in list(self._attachments.items()):
+                with suppress(McastError):  # the device may be gone, and its attachments with it
+                    self.native.detach(self._handle, gid, lid)
+                self.note_detached(gid, lid)
+            ending = Ending()
+            ending.attempt(self._close_qp)
+            kept = [one for one in self._regions if not ending.attempt(self.native.deregister, one.mr)]
+            self._regions[:] = kept
+            if self._holds_pd:
+                self._holds_pd = False
+                ending.attempt(self._cm_id.qp_is_gone, self._context)
+            ending.done()
 
-    def _free(self) -> None:
-        for gid, lid in self._attachments.items():
-            with suppress(McastError):  # the device may be gone, and its attachments with it
-                self.native.detach(self._handle, gid, lid)
-        self._attachments.clear()
-        self._handles.clear()
+    def _close_qp(self) -> None:
         try:
-            self.native.destroy_qp(self._handle)
-        finally:
-            for region in self._regions:
-                self.native.deregister(region.mr)
-            self._regions.clear()
-            self._cm_id.qp_is_gone(self._context)
+            self.native.close_qp(self._handle, LINGER)
+        except McastError as error:
+            if error.errno != E.EBUSY:
+                raise
+            for gid, lid in self._detached:
+                self.native.detach_late(self._handle, gid, lid)
+            self.native.close_qp(self._handle, LINGER)

@@ -11,7 +11,7 @@ CACHE_LINE = 64
 _MADV_WIPEONFORK = 18
 
 
-def layout(init: QpInit, active_mtu: int, max_mtu: int) -> tuple[QpPlan, int]:
+def layout(init: QpInit, active_mtu: int, max_mtu: int, is_ethernet: bool = True) -> tuple[QpPlan, int]:
     """Where everything lies, and how many bytes it takes.
 
     A receive has room for one MTU unless the user says otherwise; a send for the largest MTU the port may
@@ -34,6 +34,7 @@ def layout(init: QpInit, active_mtu: int, max_mtu: int) -> tuple[QpPlan, int]:
         recv_offset=recv_offset,
         grh_stride=CACHE_LINE,
         block_loopback=init.block_loopback,
+        is_ethernet=is_ethernet,
     )
     return plan, send_offset + init.max_send_wr * send_stride
 

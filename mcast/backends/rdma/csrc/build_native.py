@@ -1,6 +1,7 @@
 """Builds `mcast.backends.rdma._native` (cffi, API mode, stable ABI). Nothing but libc is linked.
 
-MCAST_SANITIZE=1 builds it with AddressSanitizer and UndefinedBehaviorSanitizer.
+MCAST_SANITIZE=1 builds it with AddressSanitizer and UndefinedBehaviorSanitizer, MCAST_SANITIZE=thread with
+ThreadSanitizer.
 """
 
 import os
@@ -10,8 +11,11 @@ from cffi import FFI  # type: ignore[import-untyped]
 
 HERE = Path(__file__).parent
 SOURCES = sorted(HERE.glob("*.c"))
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
-EXTRA = SANITIZERS if os.environ.get("MCAST_SANITIZE") == "1" else []
+SANITIZERS = {
+    "1": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
+    "thread": ["-fsanitize=thread", "-fno-omit-frame-pointer"],
+}
+EXTRA = SANITIZERS.get(os.environ.get("MCAST_SANITIZE", ""), [])
 
 ffibuilder = FFI()
 ffibuilder.cdef((HERE / "cdefs.h").read_text())

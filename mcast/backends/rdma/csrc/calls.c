@@ -2,48 +2,42 @@
  * the QP and `Lease` of its batches. What is not plainly in order goes to the contract's own methods in Python,
  * which know every rule and every error; here it is only decided that none of them applies.
  *
- * The module is a second one in the same library as cffi's: `_calls.py` loads it. */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030b0000
-#include <Python.h>
+ * The module is a second one in the same library as cffi's: `calls.py` loads it. */
+#include "signals.h"
+
 #include <structmember.h>
 
+#include "cm.h"
 #include "qp.h"
-
-#include "wait.h"
 
 #include <time.h>
 #include <unistd.h>
+
+/* From how much on a post releases the GIL: bytes to copy, and what a message counts beside them. To release the GIL
+ * and to take it again was measured at 0.3 us, and at 1.1 us with another thread that wants it; to copy and post 32 KiB
+ * at 1.5 to 3 us. */
+enum { WORTH_A_HAND_OVER = 32768, POST_BYTES = 256 };
 
 enum {
 	SMALLEST_MTU = 256,
 	KEPT_GIDS = 64,
 	KEPT_ARGUMENTS = 256,
-	MAX_REGIONS = 16,
-};
-
-static const int64_t SLICE_NS = 1000000000; /* as in deadline.py */
-
-struct region {
-	uintptr_t start, end;
-	uint32_t lkey;
+	MESSAGE_FIELDS = 9,
+	RAISED = -100000, /* no errno: a Python exception */
 };
 
 struct calls {
 	PyObject_HEAD
-	struct mcast_qp *qp; /* NULL: closed, or not made yet */
-	Py_ssize_t users;    /* calls that are using it */
+	struct mcast_qp *qp; /* NULL: not made yet */
 	unsigned forks;
 	int event_fd;
 
 	PyObject *destination; /* the one that the next three are for */
-	struct ibv_ah *ah;
+	uint64_t serial;       /* of its address handle */
 	uint32_t qp_num, qkey;
 
 	uint32_t limit; /* of a payload, in bytes */
 	int64_t limit_until;
-	struct region regions[MAX_REGIONS];
-	int region_count; /* -1: more than that */
 
 	struct room {
 		struct mcast_message *records;
@@ -95,11 +89,13 @@ static void replace(PyObject **place, PyObject *with)
 static void count_fork(void)
 {
 	forks++;
+	mcast_signals_after_fork();
 }
 
+/* Ask after the last Python code that may run: any may close the QP. */
 static int is_usable(const struct calls *self)
 {
-	return self->qp && self->forks == forks;
+	return self->qp && self->forks == forks && !mcast_is_shut(&self->qp->gate);
 }
 
 static int64_t coarse_now(void)
@@ -169,64 +165,128 @@ static int read_timeout(PyObject *timeout, int64_t *out)
 		return 1;
 	seconds = PyFloat_AsDouble(timeout);
 	if (seconds == -1.0 && PyErr_Occurred()) {
-		PyErr_Clear();
+		if (PyErr_ExceptionMatches(PyExc_Exception))
+			PyErr_Clear(); /* the contract meets it again, and says what it is; Ctrl-C is none of its own */
 		return 0;
 	}
 	*out = seconds <= 0 ? 0 : seconds > 1e9 ? -1 : (int64_t)(seconds * 1e9);
 	return seconds == seconds;
 }
 
-static int64_t slice_of(int64_t timeout)
+static PyObject *refuse_timeout(PyObject *given)
 {
-	return timeout < 0 || timeout > SLICE_NS ? SLICE_NS : timeout;
+	if (PyErr_Occurred())
+		return NULL;
+	return PyErr_Format(PyExc_TypeError, "timeout is %R: give seconds, or None to wait without end", given);
 }
 
-/* What is left of a timeout that began at `start` (0: just now), as the object to hand on. */
-static PyObject *rest_of(int64_t timeout, int64_t start)
+static int64_t deadline_of(int64_t timeout)
 {
-	int64_t left;
+	return timeout < 0 ? FOREVER : mcast_now() + timeout;
+}
 
-	if (timeout < 0)
-		return Py_NewRef(Py_None);
-	left = start ? timeout - (mcast_now() - start) : timeout;
-	return PyFloat_FromDouble(left > 0 ? (double)left * 1e-9 : 0.0);
+/* Raise what the result of a call says. */
+static PyObject *fail(struct calls *self, const char *call, int result, uint32_t posted, uint32_t count)
+{
+	return PyObject_CallMethod((PyObject *)self, "_fail", "siII", call, result, posted, count);
+}
+
+/* A wait of whichever kind, on an object whose close makes it end with -EBADF. */
+typedef int wait_step(void *object, void *what, const struct mcast_wait *wait);
+
+/* Carry it out without the GIL. Instead of -EINTR Python's signal handlers run: RAISED if one raises. */
+static int wait_with_signals(wait_step *step, void *object, void *what, int event_fd, int64_t deadline)
+{
+	unsigned here = forks;
+	int result;
+
+	do {
+		struct signal_watch watch = mcast_watch_signals();
+		struct mcast_wait wait = { .event_fd = event_fd, .signal_fd = watch.fd, .deadline = deadline };
+
+		result = PyErr_CheckSignals() ? RAISED : here != forks ? -EBADF : 0;
+		if (!result) {
+			Py_BEGIN_ALLOW_THREADS
+			result = step(object, what, &wait);
+			Py_END_ALLOW_THREADS
+		}
+		mcast_forget_signals(watch);
+		if (result == -EINTR && PyErr_CheckSignals())
+			result = RAISED;
+	} while (result == -EINTR);
+	return result;
 }
 
 /* --- sending --- */
 
-static int64_t lkey_of(const struct calls *self, const void *payload, size_t length)
-{
-	uintptr_t start = (uintptr_t)payload;
-
-	for (int i = 0; i < self->region_count; i++)
-		if (start >= self->regions[i].start && start + length <= self->regions[i].end)
-			return self->regions[i].lkey;
-	return -1;
-}
-
+/* Payloads, and what keeps them alive while the GIL is released or Python code runs. */
 struct payloads {
-	uintptr_t addresses[KEPT_ARGUMENTS];
-	uint32_t lengths[KEPT_ARGUMENTS];
-	int64_t lkeys[KEPT_ARGUMENTS];
-	Py_buffer held[KEPT_ARGUMENTS];
+	PyObject **items;
+	uintptr_t *addresses;
+	uint32_t *lengths;
+	Py_buffer *held;
 	Py_ssize_t count, holding;
 	uint32_t longest;
-	int any_lkey;
+	size_t size;
+	char *block; /* NULL: in `kept` */
+	_Alignas(16) char kept[KEPT_ARGUMENTS *
+			       (sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) + sizeof(Py_buffer))];
 };
+
+static int make_room(struct payloads *payloads, Py_ssize_t count)
+{
+	size_t each = sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) + sizeof(Py_buffer);
+	char *at = payloads->kept; // cppcheck-suppress ctuuninitvar
+
+	payloads->block = NULL;
+	payloads->count = payloads->holding = 0;
+	payloads->longest = 0;
+	payloads->size = 0;
+	if (count > KEPT_ARGUMENTS) {
+		at = payloads->block = PyMem_Malloc((size_t)count * each);
+		if (!at) {
+			PyErr_NoMemory();
+			return 0;
+		}
+	}
+	payloads->held = (Py_buffer *)at;
+	at += (size_t)count * sizeof(Py_buffer);
+	payloads->items = (PyObject **)at;
+	at += (size_t)count * sizeof(PyObject *);
+	payloads->addresses = (uintptr_t *)at;
+	at += (size_t)count * sizeof(uintptr_t);
+	payloads->lengths = (uint32_t *)at;
+	return 1;
+}
 
 static void let_go(struct payloads *payloads)
 {
 	while (payloads->holding)
 		PyBuffer_Release(&payloads->held[--payloads->holding]);
+	while (payloads->count)
+		Py_DECREF(payloads->items[--payloads->count]);
+	PyMem_Free(payloads->block);
 }
 
-/* 0: it is none that could be sent from here. Copied at the post, or held until the send is complete. */
+/* Let go of them; 0: an error is set, and stays. */
+static int finish_sending(struct payloads *payloads)
+{
+	PyObject *type, *value, *trace;
+
+	PyErr_Fetch(&type, &value, &trace); /* destructors may run, which are no calls to make with an error */
+	let_go(payloads);
+	PyErr_Restore(type, value, trace);
+	return !type;
+}
+
+/* 0: it is none that could be sent from here. */
 static int add_payload(const struct calls *self, struct payloads *payloads, PyObject *payload)
 {
 	Py_ssize_t place = payloads->count++;
 	char *start;
 	Py_ssize_t length;
 
+	payloads->items[place] = Py_NewRef(payload);
 	if (PyBytes_CheckExact(payload)) {
 		PyBytes_AsStringAndSize(payload, &start, &length);
 	} else {
@@ -244,12 +304,9 @@ static int add_payload(const struct calls *self, struct payloads *payloads, PyOb
 		return 0;
 	payloads->addresses[place] = (uintptr_t)start;
 	payloads->lengths[place] = (uint32_t)length;
+	payloads->size += (size_t)length;
 	if ((uint32_t)length > payloads->longest)
 		payloads->longest = (uint32_t)length;
-	if (self->region_count) {
-		payloads->lkeys[place] = lkey_of(self, start, (size_t)length);
-		payloads->any_lkey |= payloads->lkeys[place] >= 0;
-	}
 	return 1;
 }
 
@@ -259,85 +316,105 @@ static int is_limit_fresh(const struct calls *self, uint32_t longest)
 	return longest <= SMALLEST_MTU || coarse_now() < self->limit_until;
 }
 
-/* Wait for what was posted; from here on the contract's methods must not send it again. */
-static PyObject *finish(struct calls *self, struct mcast_send_job *job, int ret, PyObject *timeout,
-			struct payloads *payloads, PyObject *done)
+/* 0: the arguments are for the contract. */
+static int read_imm(PyObject *imm, struct mcast_send_job *job)
 {
-	struct mcast_qp *qp = self->qp; /* as in wait_for_messages */
-	PyObject *found = done;
+	unsigned long value;
 
-	if (!ret) {
+	if (!imm || imm == Py_None)
+		return 1;
+	value = PyLong_Check(imm) ? PyLong_AsUnsignedLong(imm) : ~0UL;
+	if (value > UINT32_MAX) {
+		PyErr_Clear();
+		return 0;
+	}
+	job->has_imm = 1;
+	job->imm = (uint32_t)value;
+	return 1;
+}
+
+static int send_step(void *qp, void *job, const struct mcast_wait *wait)
+{
+	return mcast_send(qp, job, wait);
+}
+
+/* 1: done. 0: too late; or -errno, RAISED. */
+static int carry_out(struct calls *self, struct mcast_send_job *job, size_t bytes, int64_t timeout)
+{
+	int64_t deadline;
+	int result;
+
+	if (bytes + job->count * POST_BYTES < WORTH_A_HAND_OVER) {
+		result = mcast_send_now(self->qp, job, timeout != 0);
+	} else {
 		Py_BEGIN_ALLOW_THREADS
-		ret = mcast_send(qp, job, SLICE_NS);
+		result = mcast_send_now(self->qp, job, timeout != 0);
 		Py_END_ALLOW_THREADS
 	}
-	if (ret != 1)
-		found = PyObject_CallMethod((PyObject *)self, "_finish_send", "KOi", job->end,
-					    timeout ? timeout : Py_None, ret);
-	else
-		Py_INCREF(found);
-	let_go(payloads);
-	return found;
+	if (result || !timeout)
+		return result;
+	deadline = deadline_of(timeout);
+	Py_BEGIN_ALLOW_THREADS
+	result = mcast_spin_send(self->qp, job, deadline);
+	Py_END_ALLOW_THREADS
+	if (result)
+		return result;
+	return wait_with_signals(send_step, self->qp, job, NO_FD, deadline);
+}
+
+static int send_payloads(struct calls *self, struct mcast_send_job *job, struct payloads *payloads, int64_t timeout)
+{
+	job->addresses = payloads->addresses;
+	job->lengths = payloads->lengths;
+	job->count = (uint32_t)payloads->count;
+	return carry_out(self, job, payloads->size, timeout);
 }
 
 /* NULL without an error: not sent, ask the contract. */
-static PyObject *send_fast(struct calls *self, PyObject *destination, PyObject *const *items, Py_ssize_t count,
-			   PyObject *imm, PyObject *timeout)
+static PyObject *send_fast(struct calls *self, PyObject *destination, PyObject *list, PyObject *one, PyObject *imm,
+			   PyObject *given)
 {
 	struct payloads payloads;
-	struct mcast_send_job job = { .ah = self->ah, .remote_qp_num = self->qp_num, .remote_qkey = self->qkey };
+	struct mcast_send_job job = { .count = 0 };
+	Py_ssize_t count = list ? PyList_Size(list) : 1;
 	PyObject *found = NULL;
-	int64_t unused;
-	int ret;
+	int64_t timeout;
+	int result = 0;
 
-	if (!is_usable(self) || destination != self->destination || count > KEPT_ARGUMENTS ||
-	    self->region_count < 0 || !read_timeout(timeout, &unused))
+	if (!count || !read_timeout(given, &timeout) || !read_imm(imm, &job) || !make_room(&payloads, count))
 		return NULL;
-	if (imm && imm != Py_None) {
-		unsigned long value = PyLong_Check(imm) ? PyLong_AsUnsignedLong(imm) : ~0UL;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *payload = list ? PyList_GetItem(list, i) : one; /* NULL: it has become shorter meanwhile */
 
-		if (value > UINT32_MAX) {
-			PyErr_Clear();
-			return NULL;
-		}
-		job.has_imm = 1;
-		job.imm = (uint32_t)value;
-	}
-	payloads.count = payloads.holding = 0;
-	payloads.longest = 0;
-	payloads.any_lkey = 0;
-	for (Py_ssize_t i = 0; i < count; i++)
-		if (!add_payload(self, &payloads, items[i]))
+		if (!payload || !add_payload(self, &payloads, payload))
 			goto done;
-	if (!is_limit_fresh(self, payloads.longest))
-		goto done;
-	job.lengths = payloads.lengths;
-	job.addresses = payloads.addresses;
-	job.lkeys = payloads.any_lkey ? payloads.lkeys : NULL;
-	job.count = (uint32_t)count;
-	ret = mcast_send_at_once(self->qp, &job);
-	if (ret == -EAGAIN)
-		goto done;
-	self->users++;
-	found = finish(self, &job, ret, timeout, &payloads, destination);
-	self->users--;
-	return found;
+	}
+	if (destination == self->destination && is_usable(self) && is_limit_fresh(self, payloads.longest)) {
+		job.serial = self->serial;
+		job.remote_qp_num = self->qp_num;
+		job.remote_qkey = self->qkey;
+		result = send_payloads(self, &job, &payloads, timeout);
+		if (result == 1)
+			found = Py_NewRef(destination);
+		else if (result != RAISED && !(result == -ESTALE && !job.posted))
+			fail(self, "send", result, job.posted, job.count);
+	}
 done:
-	let_go(&payloads);
-	return NULL;
+	if (!finish_sending(&payloads))
+		Py_CLEAR(found);
+	return found;
 }
 
 static PyObject *calls_send(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
 	static const char *const parameters[] = { "destination", "batch", "imm", "timeout" };
-	PyObject *items[KEPT_ARGUMENTS], *found = NULL, *given[4];
-	Py_ssize_t size;
+	PyObject *found, *given[4];
 
 	if (sort_arguments(args, count, names, parameters, 4, given) && given[0] && given[1] &&
-	    PyList_CheckExact(given[1]) && (size = PyList_Size(given[1])) > 0 && size <= KEPT_ARGUMENTS) {
-		for (Py_ssize_t i = 0; i < size; i++)
-			items[i] = PyList_GetItem(given[1], i);
-		found = send_fast((struct calls *)object, given[0], items, size, given[2], given[3]);
+	    PyList_CheckExact(given[1])) {
+		Py_ssize_t size = PyList_Size(given[1]);
+
+		found = send_fast((struct calls *)object, given[0], given[1], NULL, given[2], given[3]);
 		if (found) {
 			Py_DECREF(found);
 			return PyLong_FromSsize_t(size);
@@ -354,7 +431,7 @@ static PyObject *calls_send_one(PyObject *object, PyObject *const *args, Py_ssiz
 	PyObject *given[4], *found;
 
 	if (sort_arguments(args, count, names, parameters, 4, given) && given[0] && given[1]) {
-		found = send_fast((struct calls *)object, given[0], &given[1], 1, given[2], given[3]);
+		found = send_fast((struct calls *)object, given[0], NULL, given[1], given[2], given[3]);
 		if (found) {
 			Py_DECREF(found);
 			Py_RETURN_NONE;
@@ -363,6 +440,21 @@ static PyObject *calls_send_one(PyObject *object, PyObject *const *args, Py_ssiz
 			return NULL;
 	}
 	return call_slowly(slow_send_one, object, args, count, names);
+}
+
+static PyObject *calls_flush(PyObject *object, PyObject *given)
+{
+	struct calls *self = (struct calls *)object;
+	struct mcast_send_job job = { .end = ALL_POSTED };
+	int64_t timeout;
+	int result;
+
+	if (!read_timeout(given, &timeout))
+		return refuse_timeout(given);
+	result = is_usable(self) ? carry_out(self, &job, 0, timeout) : -EBADF;
+	if (result == 1)
+		Py_RETURN_NONE;
+	return result == RAISED ? NULL : fail(self, "flush", result, 0, 0);
 }
 
 /* --- messages --- */
@@ -390,7 +482,7 @@ static PyObject *make_message(struct calls *self, const struct mcast_message *fr
 	if (payload && source && from->own_qp_num)
 		own = PySet_Contains(self->sources, source);
 	if (payload && source && own >= 0)
-		message = PyType_GenericAlloc((PyTypeObject *)message_type, 7);
+		message = PyType_GenericAlloc((PyTypeObject *)message_type, MESSAGE_FIELDS);
 	if (!message) {
 		Py_XDECREF(payload);
 		Py_XDECREF(source);
@@ -403,7 +495,9 @@ static PyObject *make_message(struct calls *self, const struct mcast_message *fr
 	PyTuple_SetItem(message, 4, from->has_imm ? PyLong_FromUnsignedLong(from->imm) : Py_NewRef(Py_None));
 	PyTuple_SetItem(message, 5, PyBool_FromLong(own));
 	PyTuple_SetItem(message, 6, PyLong_FromUnsignedLong(from->src_lid));
-	for (Py_ssize_t i = 1; i < 7; i++)
+	PyTuple_SetItem(message, 7, PyLong_FromUnsignedLong(from->sl));
+	PyTuple_SetItem(message, 8, PyLong_FromUnsignedLong(from->path_bits));
+	for (Py_ssize_t i = 1; i < MESSAGE_FIELDS; i++)
 		if (!PyTuple_GetItem(message, i)) {
 			Py_DECREF(message);
 			return NULL;
@@ -427,20 +521,34 @@ static int open_memory(struct calls *self, uint32_t generation, Py_buffer *out)
 
 /* --- receiving --- */
 
-static int wait_for_messages(struct calls *self, struct mcast_message *out, uint32_t max, int events,
-			     int64_t timeout, int64_t *start)
+static int receive_step(void *qp, void *what, const struct mcast_wait *wait)
 {
-	struct mcast_qp *qp = self->qp; /* without the GIL, closing may set it to NULL; `users` keeps the QP alive */
-	int fd = events ? self->event_fd : NO_FD;
-	int got = timeout ? mcast_poll(qp, out, max) : mcast_run(qp, out, max, NO_FD, 0, 0);
+	const struct room *room = what;
+
+	return mcast_receive(qp, room->records, room->size, wait);
+}
+
+static int wait_for_messages(struct calls *self, struct mcast_message *out, uint32_t max, int events, int64_t timeout)
+{
+	struct room room = { out, max };
+	int64_t deadline;
+	int got = is_usable(self) ? mcast_receive_now(self->qp, out, max, timeout != 0) : -EBADF;
 
 	if (got || !timeout)
 		return got;
-	*start = mcast_now();
+	deadline = deadline_of(timeout);
 	Py_BEGIN_ALLOW_THREADS
-	got = mcast_run(qp, out, max, fd, MCAST_SPIN_NS, slice_of(timeout));
+	got = mcast_spin_receive(self->qp, out, max, deadline);
 	Py_END_ALLOW_THREADS
-	return got;
+	if (got)
+		return got;
+	return wait_with_signals(receive_step, self->qp, &room, events ? self->event_fd : NO_FD, deadline);
+}
+
+static void give_back_receives(struct calls *self, const struct mcast_message *messages, uint32_t count)
+{
+	if (self->forks == forks)
+		mcast_release(self->qp, messages[0].generation, messages, count);
 }
 
 static PyObject *copy_out(struct calls *self, const struct mcast_message *from)
@@ -459,41 +567,32 @@ static PyObject *copy_out(struct calls *self, const struct mcast_message *from)
 	return make_message(self, from, view);
 }
 
-static PyObject *recv_one_fast(struct calls *self, PyObject *given)
+static PyObject *recv_one_fast(struct calls *self, int64_t timeout)
 {
-	struct mcast_qp *qp = self->qp; /* as in wait_for_messages */
-	struct mcast_message from;
-	int64_t timeout, start = 0;
-	PyObject *found, *rest;
-	int got;
+	struct mcast_message from = { 0 };
+	PyObject *found;
+	int got = wait_for_messages(self, &from, 1, 0, timeout);
 
-	if (!is_usable(self) || !read_timeout(given, &timeout))
-		return PyObject_CallFunctionObjArgs(slow_recv_one, self, given ? given : Py_None, NULL);
-	self->users++;
-	got = wait_for_messages(self, &from, 1, 0, timeout, &start);
 	if (got == 1) {
 		found = copy_out(self, &from);
-		mcast_release(qp, from.generation, &from, 1);
-	}
-	self->users--;
-	if (got == 1)
+		give_back_receives(self, &from, 1);
 		return found;
-	if (!got && !timeout)
+	}
+	if (!got)
 		Py_RETURN_NONE;
-	rest = rest_of(timeout, start);
-	found = rest ? PyObject_CallFunctionObjArgs(slow_recv_one, self, rest, NULL) : NULL;
-	Py_XDECREF(rest);
-	return found;
+	return got == RAISED ? NULL : fail(self, "recv", got, 0, 0);
 }
 
 static PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
 	static const char *const parameters[] = { "timeout" };
 	PyObject *given;
+	int64_t timeout;
 
-	if (!sort_arguments(args, count, names, parameters, 1, &given))
-		return call_slowly(slow_recv_one, object, args, count, names);
-	return recv_one_fast((struct calls *)object, given);
+	if (!sort_arguments(args, count, names, parameters, 1, &given) || !read_timeout(given, &timeout) ||
+	    !is_usable((struct calls *)object))
+		return PyErr_Occurred() ? NULL : call_slowly(slow_recv_one, object, args, count, names);
+	return recv_one_fast((struct calls *)object, timeout);
 }
 
 /* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
@@ -525,12 +624,14 @@ static void give_room(struct calls *self, struct room room)
 	PyMem_Free(room.records);
 }
 
-/* Takes the room. */
+/* Takes the room. Without a lease the messages are lost, their receives are not. */
 static PyObject *new_lease(struct calls *self, struct room room, uint32_t count)
 {
 	struct lease *lease = (struct lease *)PyType_GenericAlloc((PyTypeObject *)batch_type, 0);
 
 	if (!lease || (count && open_memory(self, room.records[0].generation, &lease->memory))) {
+		if (count)
+			give_back_receives(self, room.records, count);
 		Py_XDECREF((PyObject *)lease);
 		give_room(self, room);
 		return NULL;
@@ -547,25 +648,15 @@ static PyObject *new_lease(struct calls *self, struct room room, uint32_t count)
 static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t timeout)
 {
 	struct room room = take_room(self, max);
-	PyObject *found = NULL, *rest;
-	int64_t start = 0;
 	int got;
 
 	if (!room.records)
 		return NULL;
-	self->users++;
-	got = wait_for_messages(self, room.records, room.size < max ? room.size : max, events, timeout, &start);
-	if (got > 0 || (!got && !timeout) || (got == -EAGAIN && events))
-		found = new_lease(self, room, got > 0 ? (uint32_t)got : 0);
-	self->users--;
-	if (found || PyErr_Occurred())
-		return found;
+	got = wait_for_messages(self, room.records, room.size < max ? room.size : max, events, timeout);
+	if (got >= 0 || got == -EAGAIN)
+		return new_lease(self, room, got > 0 ? (uint32_t)got : 0);
 	give_room(self, room);
-	rest = rest_of(timeout, start);
-	if (rest)
-		found = PyObject_CallFunction(slow_recv, "OIOO", self, max, rest, events ? Py_True : Py_False);
-	Py_XDECREF(rest);
-	return found;
+	return got == RAISED ? NULL : fail(self, "recv", got, 0, 0);
 }
 
 static PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -577,55 +668,67 @@ static PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t 
 	unsigned long max = 64;
 	int events = 0;
 
-	if (!sort_arguments(args, count, names, parameters, 3, given) || !is_usable(self) ||
-	    !read_timeout(given[1], &timeout))
-		return call_slowly(slow_recv, object, args, count, names);
+	if (!sort_arguments(args, count, names, parameters, 3, given) || !read_timeout(given[1], &timeout))
+		return PyErr_Occurred() ? NULL : call_slowly(slow_recv, object, args, count, names);
 	if (given[0])
 		max = PyLong_Check(given[0]) ? PyLong_AsUnsignedLong(given[0]) : 0;
 	if (given[2])
 		events = PyObject_IsTrue(given[2]);
-	if (!max || max > UINT32_MAX || events < 0) {
+	if (!max || max > UINT32_MAX || events < 0 || !is_usable(self)) {
 		PyErr_Clear();
 		return call_slowly(slow_recv, object, args, count, names);
 	}
 	return recv_fast(self, (uint32_t)max, events, timeout);
 }
 
-/* For the contract's own path: at most one cycle of `run` a call, without spinning, for it has been waited before.
- * Returns a lease, or the negative errno. */
-static PyObject *calls_run(PyObject *object, PyObject *args)
+/* QueuePair._recv: the contract has checked the arguments. */
+static PyObject *calls_receive(PyObject *object, PyObject *args)
 {
-	struct calls *self = (struct calls *)object;
-	struct mcast_qp *qp = self->qp; /* as in wait_for_messages */
-	struct room room;
+	PyObject *given;
 	unsigned int max;
-	long long budget;
-	int events, fd, got;
+	int64_t timeout;
+	int events;
 
-	if (!PyArg_ParseTuple(args, "IpL", &max, &events, &budget))
+	if (!PyArg_ParseTuple(args, "IOp", &max, &given, &events))
 		return NULL;
-	if (!is_usable(self))
-		return PyLong_FromLong(0);
-	room = take_room(self, max);
-	if (!room.records)
-		return NULL;
-	if (max > room.size)
-		max = room.size;
-	self->users++;
-	fd = events ? self->event_fd : NO_FD;
-	Py_BEGIN_ALLOW_THREADS
-	got = mcast_run(qp, room.records, max, fd, 0, budget);
-	Py_END_ALLOW_THREADS
-	self->users--;
-	if (got > 0)
-		return new_lease(self, room, (uint32_t)got);
-	give_room(self, room);
-	return PyLong_FromLong(got);
+	if (!read_timeout(given, &timeout))
+		return refuse_timeout(given);
+	if (!is_usable((struct calls *)object))
+		return fail((struct calls *)object, "recv", -EBADF, 0, 0);
+	return recv_fast((struct calls *)object, max, events, timeout);
 }
 
-static PyObject *calls_no_messages(PyObject *object, PyObject *unused)
+/* For the contract's own path: send a list, to an address handle that Python has looked up.
+ * False: the handle is retired, and nothing is sent. */
+static PyObject *calls_post(PyObject *object, PyObject *args)
 {
-	return new_lease((struct calls *)object, (struct room){ NULL, 0 }, 0);
+	struct calls *self = (struct calls *)object;
+	struct mcast_send_job job = { .count = 0 };
+	struct payloads payloads;
+	PyObject *list, *imm, *given;
+	unsigned long long serial;
+	int64_t timeout;
+	int result = RAISED;
+
+	if (!PyArg_ParseTuple(args, "KIIO!OO", &serial, &job.remote_qp_num, &job.remote_qkey, &PyList_Type, &list, &imm,
+			      &given))
+		return NULL;
+	if (!read_timeout(given, &timeout))
+		return refuse_timeout(given);
+	if (!make_room(&payloads, PyList_Size(list)))
+		return NULL;
+	job.serial = serial;
+	read_imm(imm, &job);
+	for (Py_ssize_t i = 0; i < PyList_Size(list); i++)
+		if (!add_payload(self, &payloads, PyList_GetItem(list, i))) {
+			fail(self, "send", -EMSGSIZE, 0, (uint32_t)PyList_Size(list));
+			break;
+		}
+	if (!PyErr_Occurred())
+		result = is_usable(self) ? send_payloads(self, &job, &payloads, timeout) : -EBADF;
+	if (result != 1 && result != RAISED && !(result == -ESTALE && !job.posted))
+		fail(self, "send", result, job.posted, job.count);
+	return finish_sending(&payloads) ? PyBool_FromLong(result == 1) : NULL;
 }
 
 /* --- what Python tells --- */
@@ -646,33 +749,16 @@ static PyObject *calls_arm(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* No call starts to use the QP any more, and none uses it when this returns. */
-static PyObject *calls_disarm(PyObject *object, PyObject *unused)
-{
-	struct calls *self = (struct calls *)object;
-	struct mcast_qp *qp = self->qp;
-
-	self->qp = NULL;
-	Py_CLEAR(self->destination);
-	while (qp && self->users) {
-		mcast_wake(qp);
-		Py_BEGIN_ALLOW_THREADS
-		usleep(1000);
-		Py_END_ALLOW_THREADS
-	}
-	Py_RETURN_NONE;
-}
-
 static PyObject *calls_aim(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
 	PyObject *destination;
-	unsigned long long ah;
+	unsigned long long serial;
 
-	if (!PyArg_ParseTuple(args, "OKII", &destination, &ah, &self->qp_num, &self->qkey))
+	if (!PyArg_ParseTuple(args, "OKII", &destination, &serial, &self->qp_num, &self->qkey))
 		return NULL;
-	self->ah = (struct ibv_ah *)(uintptr_t)ah;
-	replace(&self->destination, ah ? Py_NewRef(destination) : NULL);
+	self->serial = serial;
+	replace(&self->destination, Py_NewRef(destination));
 	Py_RETURN_NONE;
 }
 
@@ -687,33 +773,14 @@ static PyObject *calls_limit(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static PyObject *calls_set_regions(PyObject *object, PyObject *regions)
-{
-	struct calls *self = (struct calls *)object;
-	Py_ssize_t count = PyList_Size(regions);
-
-	if (count < 0)
-		return NULL;
-	self->region_count = count > MAX_REGIONS ? -1 : 0;
-	for (Py_ssize_t i = 0; i < count && self->region_count >= 0; i++) {
-		unsigned long long start, end;
-		struct region *region = &self->regions[i];
-
-		if (!PyArg_ParseTuple(PyList_GetItem(regions, i), "KKI", &start, &end, &region->lkey))
-			return NULL;
-		region->start = (uintptr_t)start;
-		region->end = (uintptr_t)end;
-		self->region_count++;
-	}
-	Py_RETURN_NONE;
-}
-
 static void calls_dealloc(PyObject *object)
 {
 	struct calls *self = (struct calls *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
 	PyMem_Free(self->spare.records);
+	if (self->qp && self->forks == forks && mcast_is_shut(&self->qp->gate))
+		mcast_free_qp(self->qp);
 	Py_XDECREF(self->destination);
 	Py_XDECREF(self->memories);
 	Py_XDECREF(self->sources);
@@ -732,13 +799,12 @@ static PyMethodDef calls_methods[] = {
 	{ "send_one", FAST(calls_send_one), "QueuePair.send_one" },
 	{ "recv", FAST(calls_recv), "QueuePair.recv" },
 	{ "recv_one", FAST(calls_recv_one), "QueuePair.recv_one" },
-	{ "_run", calls_run, METH_VARARGS, "one wait for messages: a batch, or 0, or -errno" },
-	{ "_no_messages", calls_no_messages, METH_NOARGS, "an empty batch" },
+	{ "_recv", calls_receive, METH_VARARGS, "QueuePair._recv" },
+	{ "_post", calls_post, METH_VARARGS, "send a list to an address handle" },
+	{ "_flush", calls_flush, METH_O, "QueuePair._flush" },
 	{ "_arm", calls_arm, METH_VARARGS, "use this QP" },
-	{ "_disarm", calls_disarm, METH_NOARGS, "use the QP no more" },
 	{ "_aim", calls_aim, METH_VARARGS, "the address handle of a destination" },
 	{ "_limit", calls_limit, METH_VARARGS, "the MTU, and how many seconds to believe it" },
-	{ "_set_regions", calls_set_regions, METH_O, "registered memory: [(start, end, lkey)]" },
 	{ NULL, NULL, 0, NULL },
 };
 
@@ -804,8 +870,8 @@ static int give_back(struct lease *self)
 				"a slice of a payload of this batch is in use: drop it, or copy it first");
 		return -1;
 	}
-	if (self->count && is_usable(self->owner))
-		mcast_release(self->owner->qp, self->room.records[0].generation, self->room.records, self->count);
+	if (self->count)
+		give_back_receives(self->owner, self->room.records, self->count);
 	PyBuffer_Release(&self->memory);
 	return 0;
 }
@@ -1072,6 +1138,31 @@ static PyType_Spec lease_spec = {
 
 /* --- the module --- */
 
+static int event_step(void *channel, void *what, const struct mcast_wait *wait)
+{
+	return mcast_wait_event(channel, wait);
+}
+
+/* Whether an event waits; False: not within the timeout. None: closed. */
+static PyObject *wait_event(PyObject *module, PyObject *args)
+{
+	unsigned long long address;
+	PyObject *given;
+	int64_t timeout;
+	int result;
+
+	if (!PyArg_ParseTuple(args, "KO", &address, &given))
+		return NULL;
+	if (!read_timeout(given, &timeout))
+		return refuse_timeout(given);
+	result = wait_with_signals(event_step, (void *)(uintptr_t)address, NULL, NO_FD, deadline_of(timeout));
+	if (result == RAISED)
+		return NULL;
+	if (result < 0)
+		Py_RETURN_NONE;
+	return PyBool_FromLong(result);
+}
+
 static int take(PyObject *from, const char *name, PyObject **out)
 {
 	replace(out, PyObject_GetAttrString(from, name));
@@ -1080,9 +1171,12 @@ static int take(PyObject *from, const char *name, PyObject **out)
 
 static PyObject *set_up(PyObject *module, PyObject *args)
 {
-	PyObject *queue_pair, *batch;
+	PyObject *queue_pair, *batch, *set_wakeup_fd;
+	unsigned long main_thread;
 
-	if (!PyArg_ParseTuple(args, "OOOOO", &queue_pair, &batch, &batch_type, &message_type, &gid_type) ||
+	if (!PyArg_ParseTuple(args, "OOOOOOk", &queue_pair, &batch, &batch_type, &message_type, &gid_type,
+			      &set_wakeup_fd, &main_thread) ||
+	    mcast_set_up_signals(set_wakeup_fd, main_thread) ||
 	    take(queue_pair, "send", &slow_send) || take(queue_pair, "send_one", &slow_send_one) ||
 	    take(queue_pair, "recv", &slow_recv) || take(queue_pair, "recv_one", &slow_recv_one) ||
 	    take(batch, "release", &slow_release))
@@ -1094,7 +1188,9 @@ static PyObject *set_up(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef module_methods[] = {
-	{ "set_up", set_up, METH_VARARGS, "the contract's classes: QueuePair, Batch, the provider's batch, Message, Gid" },
+	{ "set_up", set_up, METH_VARARGS, "the contract's classes QueuePair and Batch, the provider's batch, Message, Gid, "
+	  "signal.set_wakeup_fd, the main thread's ident" },
+	{ "wait_event", wait_event, METH_VARARGS, "sleep until an event waits at a channel" },
 	{ NULL, NULL, 0, NULL },
 };
 

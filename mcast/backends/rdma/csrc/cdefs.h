@@ -3,8 +3,8 @@
  * Calls return 0 or a count, or -errno. Times are nanoseconds. Sockaddrs come as the kernel lays them out.
  */
 
-struct rdma_event_channel;
-struct rdma_cm_id;
+struct mcast_channel;
+struct mcast_id;
 struct ibv_pd;
 struct ibv_ah;
 struct ibv_mr;
@@ -15,6 +15,7 @@ struct mcast_qp;
 
 int mcast_load(const char *rdmacm, const char *ibverbs, char *reason, size_t size);
 int mcast_has_join_ex(void);
+int mcast_fork_init(void);
 
 /* --- devices.c --- */
 
@@ -80,26 +81,29 @@ struct mcast_event {
 	uint8_t sgid_index;
 	uint8_t hop_limit;
 	uint8_t traffic_class;
+	uint8_t static_rate;
 	uint8_t dgid[16];
 };
 
-int mcast_open_channel(struct rdma_event_channel **channel);
-int mcast_channel_fd(struct rdma_event_channel *channel);
-void mcast_close_channel(struct rdma_event_channel *channel);
-int mcast_wait_event(struct rdma_event_channel *channel, int wake_fd, int64_t budget);
-int mcast_take_event(struct rdma_event_channel *channel, struct mcast_event *event);
+int mcast_open_channel(struct mcast_channel **channel);
+int mcast_channel_fd(struct mcast_channel *channel);
+void mcast_close_channel(struct mcast_channel *channel, int has_ids);
+void mcast_free_channel(struct mcast_channel *channel);
+int mcast_has_event(struct mcast_channel *channel);
+int mcast_take_event(struct mcast_channel *channel, struct mcast_event *event);
 
-int mcast_create_id(struct rdma_event_channel *channel, uint64_t token, int port_space, struct rdma_cm_id **id);
-int mcast_destroy_id(struct rdma_cm_id *id);
-int mcast_bind_addr(struct rdma_cm_id *id, const void *address);
-int mcast_resolve_addr(struct rdma_cm_id *id, const void *source, const void *destination, int timeout_ms);
-int mcast_join(struct rdma_cm_id *id, const void *address, uint64_t token);
-int mcast_join_ex(struct rdma_cm_id *id, uint32_t comp_mask, uint32_t join_flags, const void *address,
+int mcast_create_id(struct mcast_channel *channel, uint64_t token, int port_space, struct mcast_id **id);
+int mcast_destroy_id(struct mcast_id *id);
+void mcast_free_id(struct mcast_id *id);
+int mcast_bind_addr(struct mcast_id *id, const void *address);
+int mcast_resolve_addr(struct mcast_id *id, const void *source, const void *destination, int timeout_ms);
+int mcast_join(struct mcast_id *id, const void *address, uint64_t token);
+int mcast_join_ex(struct mcast_id *id, uint32_t comp_mask, uint32_t join_flags, const void *address,
 		  uint64_t token);
-int mcast_leave(struct rdma_cm_id *id, const void *address);
-const char *mcast_id_device(struct rdma_cm_id *id);
-struct ibv_context *mcast_id_context(struct rdma_cm_id *id);
-int mcast_id_port(struct rdma_cm_id *id);
+int mcast_leave(struct mcast_id *id, const void *address);
+const char *mcast_id_device(struct mcast_id *id);
+struct ibv_context *mcast_id_context(struct mcast_id *id);
+int mcast_id_port(struct mcast_id *id);
 
 /* --- qp.c --- */
 
@@ -115,20 +119,23 @@ struct mcast_qp_init {
 	uint64_t recv_offset;
 	uint32_t grh_stride;
 	int block_loopback;
+	int is_ethernet;
 	void *slab;
 	uint64_t slab_bytes;
 };
 
-int mcast_alloc_pd(struct rdma_cm_id *id, struct ibv_pd **pd);
+int mcast_alloc_pd(struct mcast_id *id, struct ibv_pd **pd);
 int mcast_dealloc_pd(struct ibv_pd *pd);
-int mcast_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, const struct mcast_qp_init *init,
+int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_qp_init *init,
 		    struct mcast_qp **out);
-int mcast_destroy_qp(struct mcast_qp *qp);
+int mcast_close_qp(struct mcast_qp *qp, int64_t linger);
+void mcast_free_qp(struct mcast_qp *qp);
 uint32_t mcast_qp_num(struct mcast_qp *qp);
 int mcast_query_qp(struct mcast_qp *qp);
 int mcast_modify_qp(struct mcast_qp *qp, int state);
 int mcast_attach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_detach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
+int mcast_detach_late(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, struct ibv_mr **mr);
 uint32_t mcast_lkey(struct ibv_mr *mr);
 int mcast_deregister(struct ibv_mr *mr);
@@ -143,12 +150,34 @@ struct mcast_ah_init {
 	uint8_t hop_limit;
 	uint8_t traffic_class;
 	uint8_t is_global;
+	uint8_t static_rate;
+	uint8_t src_path_bits;
 };
 
-int mcast_create_ah(struct ibv_pd *pd, const struct mcast_ah_init *init, struct ibv_ah **ah);
-int mcast_destroy_ah(struct ibv_ah *ah);
+int mcast_new_ah(struct mcast_qp *qp, const struct mcast_ah_init *init, uint64_t *serial);
+void mcast_retire_ah(struct mcast_qp *qp, uint64_t serial);
 
-/* --- datapath.c --- */
+struct mcast_region {
+	uintptr_t start;
+	uintptr_t end;
+	uint32_t lkey;
+};
+
+int mcast_set_regions(struct mcast_qp *qp, const struct mcast_region *regions, uint32_t count);
+
+struct mcast_failure {
+	int status;	 /* ibv_wc_status, 0: none was seen */
+	int reason;	 /* 0; or the ibv_event_type that told of it, plus 1; or GONE */
+	uint64_t unsent; /* sends that were posted, and not carried out */
+};
+
+enum { GONE = 1000 };
+
+void mcast_read_failure(struct mcast_qp *qp, struct mcast_failure *out);
+void mcast_read_async(struct mcast_qp *qp);
+uint32_t mcast_port_changes(struct mcast_qp *qp);
+
+/* --- receive.c, send.c --- */
 
 struct mcast_message {
 	uint64_t offset;
@@ -159,25 +188,11 @@ struct mcast_message {
 	uint8_t has_imm;
 	uint8_t own_qp_num;
 	uint16_t src_lid;
-	uint32_t generation;
+	uint16_t generation;
+	uint8_t sl;
+	uint8_t path_bits;
 	uint8_t source[16];
 	uint8_t group[16];
-};
-
-struct mcast_send_job {
-	struct ibv_ah *ah;
-	uint32_t remote_qp_num;
-	uint32_t remote_qkey;
-	uint32_t imm;
-	int has_imm;
-	const uint32_t *lengths;
-	const uint8_t *joined;
-	const uintptr_t *addresses;
-	const int64_t *lkeys;
-	uint32_t count;
-	uint32_t posted;
-	uint64_t joined_offset;
-	uint64_t end;
 };
 
 struct mcast_counters {
@@ -186,14 +201,11 @@ struct mcast_counters {
 	uint32_t recv_free;
 	uint32_t recv_low_water;
 	uint64_t recv_empty; /* how often the last free receive was seen taken */
+	uint64_t unsent;     /* sends that were posted, and not carried out */
 };
 
 int mcast_recv_fd(struct mcast_qp *qp);
-int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t budget);
-int mcast_wait_sent(struct mcast_qp *qp, uint64_t end, int64_t budget);
-int mcast_drain_sends(struct mcast_qp *qp, int64_t budget);
-void mcast_wake(struct mcast_qp *qp);
-int mcast_failure(struct mcast_qp *qp);
+int mcast_send_fd(struct mcast_qp *qp);
 void mcast_read_counters(struct mcast_qp *qp, struct mcast_counters *out);
 int mcast_is_receiving(struct mcast_qp *qp);
 int mcast_receive_into(struct mcast_qp *qp, struct ibv_mr *mr, uint64_t address, uint32_t room, uint32_t count);

@@ -1,9 +1,8 @@
 /* Channels, ids, events, joins. */
-#include "dynload.h"
-
-#include "wait.h"
+#include "cm.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 enum { BOTH_FIELDS = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS };
@@ -13,38 +12,92 @@ static int result(int ret)
 	return ret ? -errno : 0;
 }
 
-int mcast_open_channel(struct rdma_event_channel **channel)
+static int open_channel(struct mcast_channel *self)
 {
 	int flags;
 
-	*channel = mcast_sym.rdma_create_event_channel();
-	if (!*channel)
+	self->channel = mcast_sym.rdma_create_event_channel();
+	if (!self->channel)
 		return -errno;
 	/* not blocking: of several threads that saw it readable, one gets the event */
-	flags = fcntl((*channel)->fd, F_GETFL);
-	if (flags < 0 || fcntl((*channel)->fd, F_SETFL, flags | O_NONBLOCK) ||
-	    fcntl((*channel)->fd, F_SETFD, FD_CLOEXEC)) {
+	flags = fcntl(self->channel->fd, F_GETFL);
+	if (flags < 0 || fcntl(self->channel->fd, F_SETFL, flags | O_NONBLOCK) ||
+	    fcntl(self->channel->fd, F_SETFD, FD_CLOEXEC)) {
 		int error = errno;
 
-		mcast_sym.rdma_destroy_event_channel(*channel);
+		mcast_sym.rdma_destroy_event_channel(self->channel);
 		return -error;
 	}
 	return 0;
 }
 
-int mcast_channel_fd(struct rdma_event_channel *channel)
+int mcast_open_channel(struct mcast_channel **out)
 {
-	return channel->fd;
+	struct mcast_channel *self = calloc(1, sizeof(*self));
+	int ret = self ? mcast_gate_open(&self->gate) : -ENOMEM;
+
+	if (!ret) {
+		ret = open_channel(self);
+		if (ret)
+			mcast_gate_free(&self->gate);
+	}
+	if (ret)
+		free(self);
+	else
+		*out = self;
+	return ret;
 }
 
-void mcast_close_channel(struct rdma_event_channel *channel)
+int mcast_channel_fd(struct mcast_channel *self)
 {
-	mcast_sym.rdma_destroy_event_channel(channel);
+	return self->channel ? self->channel->fd : -EBADF;
 }
 
-int mcast_wait_event(struct rdma_event_channel *channel, int wake_fd, int64_t budget)
+void mcast_close_channel(struct mcast_channel *self, int has_ids)
 {
-	return mcast_wait_readable(channel->fd, wake_fd, NO_FD, mcast_now() + budget);
+	mcast_gate_shut(&self->gate);
+	if (has_ids || !self->channel)
+		return; /* an id that could not be destroyed uses it */
+	mcast_sym.rdma_destroy_event_channel(self->channel);
+	self->channel = NULL;
+}
+
+void mcast_free_channel(struct mcast_channel *self)
+{
+	mcast_gate_free(&self->gate);
+	free(self);
+}
+
+int mcast_has_event(struct mcast_channel *self)
+{
+	struct pollfd fd = { .events = POLLIN };
+	int ret;
+
+	if (!self->channel)
+		return -EBADF;
+	fd.fd = self->channel->fd;
+	ret = poll(&fd, 1, 0);
+	return ret < 0 && errno != EINTR ? -errno : ret > 0;
+}
+
+int mcast_wait_event(struct mcast_channel *self, const struct mcast_wait *wait)
+{
+	struct pollfd fds[] = { { .fd = NO_FD, .events = POLLIN },
+				{ .fd = NO_FD, .events = POLLIN },
+				{ .fd = wait->signal_fd, .events = POLLIN } };
+	int ret = mcast_enter_gate(&self->gate);
+
+	if (ret)
+		return ret;
+	fds[0].fd = self->channel->fd;
+	fds[1].fd = self->gate.wake_fd;
+	ret = mcast_sleep(fds, sizeof(fds) / sizeof(*fds), wait->deadline);
+	mcast_leave_gate(&self->gate);
+	if (ret <= 0)
+		return ret;
+	if (fds[0].revents)
+		return 1;
+	return fds[1].revents ? -EBADF : -EINTR;
 }
 
 static uint64_t token_of(const void *pointer)
@@ -62,10 +115,11 @@ static int is_multicast(const struct rdma_cm_event *event)
 	return event->event == RDMA_CM_EVENT_MULTICAST_JOIN || event->event == RDMA_CM_EVENT_MULTICAST_ERROR;
 }
 
-/* A failed attach shows as status -1, its reason in the errno of the get; else status is -errno. */
+/* What fails in librdmacm (an attach, the look at an address) shows as status -1, its reason in the errno of the
+ * get; else status is -errno. */
 static int32_t reason_of(const struct rdma_cm_event *event, int get_errno)
 {
-	if (event->event == RDMA_CM_EVENT_MULTICAST_ERROR && event->status == -1 && get_errno)
+	if (event->status == -1 && get_errno)
 		return get_errno;
 	return event->status < 0 ? -event->status : 0;
 }
@@ -93,16 +147,19 @@ static void copy_event(struct mcast_event *out, const struct rdma_cm_event *even
 	out->sgid_index = ah->grh.sgid_index;
 	out->hop_limit = ah->grh.hop_limit;
 	out->traffic_class = ah->grh.traffic_class;
+	out->static_rate = ah->static_rate;
 	memcpy(out->dgid, ah->grh.dgid.raw, sizeof(out->dgid));
 }
 
-int mcast_take_event(struct rdma_event_channel *channel, struct mcast_event *out)
+int mcast_take_event(struct mcast_channel *self, struct mcast_event *out)
 {
 	struct rdma_cm_event *event;
 	int get_errno;
 
+	if (!self->channel)
+		return -EBADF;
 	errno = 0;
-	if (mcast_sym.rdma_get_cm_event(channel, &event))
+	if (mcast_sym.rdma_get_cm_event(self->channel, &event))
 		return errno == EAGAIN ? 0 : -errno;
 	get_errno = errno;
 	copy_event(out, event, get_errno);
@@ -110,24 +167,48 @@ int mcast_take_event(struct rdma_event_channel *channel, struct mcast_event *out
 	return 1;
 }
 
-int mcast_create_id(struct rdma_event_channel *channel, uint64_t token, int port_space, struct rdma_cm_id **id)
+int mcast_create_id(struct mcast_channel *channel, uint64_t token, int port_space, struct mcast_id **out)
 {
-	return result(mcast_sym.rdma_create_id(channel, id, pointer_of(token), (enum rdma_port_space)port_space));
+	struct mcast_id *self = calloc(1, sizeof(*self));
+	int ret;
+
+	if (!self)
+		return -ENOMEM;
+	ret = channel->channel ? result(mcast_sym.rdma_create_id(channel->channel, &self->id, pointer_of(token),
+								 (enum rdma_port_space)port_space)) :
+				 -EBADF;
+	if (ret)
+		free(self);
+	else
+		*out = self;
+	return ret;
 }
 
-int mcast_destroy_id(struct rdma_cm_id *id)
+/* What fails can be tried again. */
+int mcast_destroy_id(struct mcast_id *self)
 {
-	return result(mcast_sym.rdma_destroy_id(id));
+	int ret = self->id ? result(mcast_sym.rdma_destroy_id(self->id)) : 0;
+
+	if (!ret)
+		self->id = NULL;
+	return ret;
 }
 
-int mcast_bind_addr(struct rdma_cm_id *id, const void *address)
+void mcast_free_id(struct mcast_id *self)
 {
-	return result(mcast_sym.rdma_bind_addr(id, (struct sockaddr *)(uintptr_t)address));
+	free(self);
 }
 
-int mcast_resolve_addr(struct rdma_cm_id *id, const void *source, const void *destination, int timeout_ms)
+int mcast_bind_addr(struct mcast_id *self, const void *address)
 {
-	return result(mcast_sym.rdma_resolve_addr(id, (struct sockaddr *)(uintptr_t)source,
+	return self->id ? result(mcast_sym.rdma_bind_addr(self->id, (struct sockaddr *)(uintptr_t)address)) : -EBADF;
+}
+
+int mcast_resolve_addr(struct mcast_id *self, const void *source, const void *destination, int timeout_ms)
+{
+	if (!self->id)
+		return -EBADF;
+	return result(mcast_sym.rdma_resolve_addr(self->id, (struct sockaddr *)(uintptr_t)source,
 						  (struct sockaddr *)(uintptr_t)destination, timeout_ms));
 }
 
@@ -138,14 +219,16 @@ static int has_device(struct rdma_cm_id *id)
 	return id->verbs != NULL;
 }
 
-int mcast_join(struct rdma_cm_id *id, const void *address, uint64_t token)
+int mcast_join(struct mcast_id *self, const void *address, uint64_t token)
 {
-	if (!has_device(id))
+	if (!self->id)
+		return -EBADF;
+	if (!has_device(self->id))
 		return -EINVAL;
-	return result(mcast_sym.rdma_join_multicast(id, (struct sockaddr *)(uintptr_t)address, pointer_of(token)));
+	return result(mcast_sym.rdma_join_multicast(self->id, (struct sockaddr *)(uintptr_t)address, pointer_of(token)));
 }
 
-int mcast_join_ex(struct rdma_cm_id *id, uint32_t comp_mask, uint32_t join_flags, const void *address,
+int mcast_join_ex(struct mcast_id *self, uint32_t comp_mask, uint32_t join_flags, const void *address,
 		  uint64_t token)
 {
 	struct rdma_cm_join_mc_attr_ex attr = {
@@ -154,30 +237,34 @@ int mcast_join_ex(struct rdma_cm_id *id, uint32_t comp_mask, uint32_t join_flags
 		.addr = (struct sockaddr *)(uintptr_t)address,
 	};
 
+	if (!self->id)
+		return -EBADF;
 	if (!mcast_sym.rdma_join_multicast_ex)
 		return -ENOSYS;
 	/* librdmacm itself looks at the mask first */
-	if (!has_device(id) && comp_mask == BOTH_FIELDS)
+	if (!has_device(self->id) && comp_mask == BOTH_FIELDS)
 		return -EINVAL;
-	return result(mcast_sym.rdma_join_multicast_ex(id, &attr, pointer_of(token)));
+	return result(mcast_sym.rdma_join_multicast_ex(self->id, &attr, pointer_of(token)));
 }
 
-int mcast_leave(struct rdma_cm_id *id, const void *address)
+int mcast_leave(struct mcast_id *self, const void *address)
 {
-	return result(mcast_sym.rdma_leave_multicast(id, (struct sockaddr *)(uintptr_t)address));
+	if (!self->id)
+		return -EBADF;
+	return result(mcast_sym.rdma_leave_multicast(self->id, (struct sockaddr *)(uintptr_t)address));
 }
 
-const char *mcast_id_device(struct rdma_cm_id *id)
+const char *mcast_id_device(struct mcast_id *self)
 {
-	return id->verbs ? mcast_sym.ibv_get_device_name(id->verbs->device) : NULL;
+	return self->id && self->id->verbs ? mcast_sym.ibv_get_device_name(self->id->verbs->device) : NULL;
 }
 
-struct ibv_context *mcast_id_context(struct rdma_cm_id *id)
+struct ibv_context *mcast_id_context(struct mcast_id *self)
 {
-	return id->verbs;
+	return self->id ? self->id->verbs : NULL;
 }
 
-int mcast_id_port(struct rdma_cm_id *id)
+int mcast_id_port(struct mcast_id *self)
 {
-	return id->port_num;
+	return self->id ? self->id->port_num : 0;
 }

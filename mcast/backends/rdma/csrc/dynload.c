@@ -78,3 +78,8 @@ int mcast_has_join_ex(void)
 {
 	return mcast_sym.rdma_join_multicast_ex != NULL;
 }
+
+int mcast_fork_init(void)
+{
+	return -mcast_sym.ibv_fork_init();
+}

@@ -16,7 +16,6 @@
 	REQUIRED(rdma_bind_addr, "RDMACM_1.0")              \
 	REQUIRED(rdma_resolve_addr, "RDMACM_1.0")           \
 	REQUIRED(rdma_create_qp_ex, "RDMACM_1.0")           \
-	REQUIRED(rdma_destroy_qp, "RDMACM_1.0")             \
 	REQUIRED(rdma_init_qp_attr, "RDMACM_1.2")           \
 	REQUIRED(rdma_join_multicast, "RDMACM_1.0")         \
 	OPTIONAL(rdma_join_multicast_ex, "RDMACM_1.1")      \
@@ -44,10 +43,14 @@
 	REQUIRED(ibv_destroy_comp_channel, "IBVERBS_1.0")   \
 	REQUIRED(ibv_create_cq, "IBVERBS_1.1")              \
 	REQUIRED(ibv_destroy_cq, "IBVERBS_1.1")             \
+	REQUIRED(ibv_get_async_event, "IBVERBS_1.1")        \
+	REQUIRED(ibv_ack_async_event, "IBVERBS_1.1")        \
+	REQUIRED(ibv_fork_init, "IBVERBS_1.1")              \
 	REQUIRED(ibv_get_cq_event, "IBVERBS_1.1")           \
 	REQUIRED(ibv_ack_cq_events, "IBVERBS_1.1")          \
 	REQUIRED(ibv_query_qp, "IBVERBS_1.1")               \
 	REQUIRED(ibv_modify_qp, "IBVERBS_1.1")              \
+	REQUIRED(ibv_destroy_qp, "IBVERBS_1.1")             \
 	REQUIRED(ibv_attach_mcast, "IBVERBS_1.1")           \
 	REQUIRED(ibv_detach_mcast, "IBVERBS_1.1")           \
 	REQUIRED(ibv_create_ah, "IBVERBS_1.1")              \

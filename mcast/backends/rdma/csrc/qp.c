@@ -1,10 +1,10 @@
 /* Making, changing and ending a QP and what belongs to it. */
 #include "qp.h"
 
-#include <fcntl.h>
+#include "cm.h"
+
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 /* The most inline data worth asking for, then less: devices refuse what they lack. */
 static const uint32_t inline_sizes[] = { 256, 128, 64, 0 };
@@ -14,12 +14,18 @@ static int error_or(int fallback)
 	return -(errno ? errno : fallback);
 }
 
-int mcast_alloc_pd(struct rdma_cm_id *id, struct ibv_pd **pd)
+/* Most return the errno itself (AT-2); some drivers return -1 and set it. */
+static int returned_errno(int ret)
 {
-	if (!id->verbs)
+	return ret < 0 ? -errno : -ret;
+}
+
+int mcast_alloc_pd(struct mcast_id *id, struct ibv_pd **pd)
+{
+	if (!id->id || !id->id->verbs)
 		return -EINVAL;
 	errno = 0;
-	*pd = mcast_sym.ibv_alloc_pd(id->verbs);
+	*pd = mcast_sym.ibv_alloc_pd(id->id->verbs);
 	return *pd ? 0 : error_or(ENOMEM);
 }
 
@@ -43,30 +49,6 @@ uint32_t mcast_lkey(struct ibv_mr *mr)
 int mcast_deregister(struct ibv_mr *mr)
 {
 	return -mcast_sym.ibv_dereg_mr(mr);
-}
-
-static int open_completions(struct ibv_context *context, uint32_t depth, struct completions *out)
-{
-	int flags;
-
-	errno = 0;
-	out->channel = mcast_sym.ibv_create_comp_channel(context);
-	if (!out->channel)
-		return error_or(ENOMEM);
-	flags = fcntl(out->channel->fd, F_GETFL);
-	if (flags < 0 || fcntl(out->channel->fd, F_SETFL, flags | O_NONBLOCK))
-		return -errno;
-	errno = 0;
-	out->cq = mcast_sym.ibv_create_cq(context, (int)depth, NULL, out->channel, 0);
-	return out->cq ? 0 : error_or(ENOMEM);
-}
-
-static void close_completions(struct completions *completions)
-{
-	if (completions->cq)
-		mcast_sym.ibv_destroy_cq(completions->cq);
-	if (completions->channel)
-		mcast_sym.ibv_destroy_comp_channel(completions->channel);
 }
 
 static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
@@ -108,22 +90,43 @@ static int allocate_work(struct mcast_qp *self)
 	return self->send_wrs && self->send_sges && self->slab.slots && self->user.slots ? 0 : -ENOMEM;
 }
 
-/* Frees all that was made; what was not is zero. The QP goes first: the rest is in use by it. */
-static void free_all(struct mcast_qp *self)
+/* Ends all that was made; what was not, or is ended, is NULL. The QP goes first: the rest is in use by it. All is
+ * tried; the first error is returned, and what failed can be tried again. */
+static int end_all(struct mcast_qp *self)
 {
-	if (self->qp)
-		mcast_sym.rdma_destroy_qp(self->id);
-	if (self->mr)
-		mcast_sym.ibv_dereg_mr(self->mr);
-	close_completions(&self->send);
-	close_completions(&self->recv);
-	if (self->wake_fd >= 0)
-		close(self->wake_fd);
+	int ret, next;
+
+	mcast_listen_no_more(self);
+	ret = mcast_sweep_ahs(self, 1);
+	if (self->qp) {
+		/* rdma_destroy_qp would not say that it failed, and forget the QP all the same */
+		next = returned_errno(mcast_sym.ibv_destroy_qp(self->qp));
+		if (self->id)
+			self->id->qp = NULL;
+		self->id = NULL; /* it may be destroyed before this is tried again */
+		if (!next)
+			self->qp = NULL;
+		ret = ret ? ret : next;
+	}
+	next = self->mr ? mcast_deregister(self->mr) : 0;
+	if (!next)
+		self->mr = NULL;
+	ret = ret ? ret : next;
+	next = mcast_close_completions(&self->send);
+	ret = ret ? ret : next;
+	next = mcast_close_completions(&self->recv);
+	return ret ? ret : next;
+}
+
+void mcast_free_qp(struct mcast_qp *self)
+{
+	mcast_gate_free(&self->gate);
 	pthread_mutex_destroy(&self->lock);
 	free(self->send_wrs);
 	free(self->send_sges);
 	free(self->slab.slots);
 	free(self->user.slots);
+	free(self->regions);
 	free(self);
 }
 
@@ -133,18 +136,17 @@ static int build(struct mcast_qp *self, struct ibv_pd *pd)
 	int is_ud = init->qp_type == IBV_QPT_UD;
 	int ret;
 
-	self->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (self->wake_fd < 0)
-		return -errno;
 	ret = allocate_work(self);
 	if (!ret)
-		ret = open_completions(pd->context, init->send_depth, &self->send);
+		ret = mcast_open_completions(pd->context, init->send_depth, 0, &self->send);
 	if (!ret)
-		ret = open_completions(pd->context, init->recv_depth, &self->recv);
+		ret = mcast_open_completions(pd->context, init->recv_depth, 0, &self->recv);
 	if (!ret)
 		ret = mcast_register(pd, init->slab, init->slab_bytes, 1, &self->mr);
 	if (!ret)
 		ret = create_qp(self, pd);
+	if (!ret)
+		ret = mcast_listen(self, pd->context);
 	if (ret)
 		return ret;
 
@@ -164,41 +166,46 @@ static int build(struct mcast_qp *self, struct ibv_pd *pd)
 	return ret;
 }
 
-int mcast_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, const struct mcast_qp_init *init,
+int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_qp_init *init,
 		    struct mcast_qp **out)
 {
 	struct mcast_qp *self;
 	int ret;
 
-	if (id->qp)
-		return -EINVAL;
+	if (!id->id || id->id->qp)
+		return id->id ? -EINVAL : -EBADF;
 	self = calloc(1, sizeof(*self));
 	if (!self)
 		return -ENOMEM;
-	self->id = id;
+	ret = mcast_gate_open(&self->gate);
+	if (ret) {
+		free(self);
+		return ret;
+	}
+	self->id = id->id;
+	self->pd = pd;
 	self->init = *init;
-	self->wake_fd = -1;
+	self->async_fd = pd->context->async_fd;
+	self->send.watch_fd = self->send.call_fd = self->recv.watch_fd = self->recv.call_fd = NO_FD;
 	pthread_mutex_init(&self->lock, NULL);
 	ret = build(self, pd);
 	if (ret) {
-		free_all(self);
+		end_all(self);
+		mcast_free_qp(self);
 		return ret;
 	}
 	*out = self;
 	return 0;
 }
 
-/* rdma_destroy_qp tells nothing, and frees nothing while the QP is attached: the errno is all there is. */
-int mcast_destroy_qp(struct mcast_qp *self)
+int mcast_close_qp(struct mcast_qp *self, int64_t linger)
 {
-	int ret;
+	int is_first = !mcast_is_shut(&self->gate);
 
-	errno = 0;
-	mcast_sym.rdma_destroy_qp(self->id);
-	ret = -errno;
-	self->qp = NULL;
-	free_all(self);
-	return ret == -EBUSY ? ret : 0;
+	mcast_gate_shut(&self->gate);
+	if (is_first)
+		mcast_linger(self, linger);
+	return end_all(self);
 }
 
 uint32_t mcast_qp_num(struct mcast_qp *self)
@@ -210,16 +217,47 @@ int mcast_query_qp(struct mcast_qp *self)
 {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init_attr;
-	int ret = mcast_sym.ibv_query_qp(self->qp, &attr, IBV_QP_STATE, &init_attr);
+	int ret = mcast_enter_gate(&self->gate);
 
 	if (ret)
-		return -ret;
-	if (attr.qp_state == IBV_QPS_ERR) {
+		return ret;
+	ret = -mcast_sym.ibv_query_qp(self->qp, &attr, IBV_QP_STATE, &init_attr);
+	if (!ret && attr.qp_state == IBV_QPS_ERR) {
 		pthread_mutex_lock(&self->lock);
-		self->state = IBV_QPS_ERR;
+		mcast_note_failure(self, IBV_WC_WR_FLUSH_ERR);
 		pthread_mutex_unlock(&self->lock);
 	}
-	return (int)attr.qp_state;
+	mcast_leave_gate(&self->gate);
+	return ret ? ret : (int)attr.qp_state;
+}
+
+/* In ERR nobody sleeps: the gate's descriptor stays readable until the QP is reset. */
+static void set_state(struct mcast_qp *self, enum ibv_qp_state state)
+{
+	eventfd_t unused;
+
+	if (state == IBV_QPS_ERR && self->state != IBV_QPS_ERR)
+		(void)!eventfd_write(self->gate.wake_fd, 1);
+	if (state != IBV_QPS_ERR && self->state == IBV_QPS_ERR) {
+		(void)!eventfd_read(self->gate.wake_fd, &unused);
+		if (mcast_is_shut(&self->gate))
+			(void)!eventfd_write(self->gate.wake_fd, 1); /* that was its */
+	}
+	self->state = state;
+}
+
+void mcast_note_failure(struct mcast_qp *self, enum ibv_wc_status status)
+{
+	set_state(self, IBV_QPS_ERR);
+	if (self->failure == IBV_WC_SUCCESS || self->failure == IBV_WC_WR_FLUSH_ERR)
+		self->failure = status;
+}
+
+int mcast_note_gone(struct mcast_qp *self)
+{
+	self->reason = self->reason ? self->reason : GONE;
+	mcast_note_failure(self, IBV_WC_FATAL_ERR);
+	return -EIO;
 }
 
 /* INIT takes its P_Key, port and Q_Key from the id; the later steps of a UD QP take next to nothing. */
@@ -243,9 +281,12 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 		ret = -mcast_sym.ibv_modify_qp(self->qp, &attr, mask);
 	if (ret)
 		return ret;
-	self->state = state;
-	if (state == IBV_QPS_RESET)
+	set_state(self, state);
+	if (state == IBV_QPS_RESET) {
 		mcast_forget_posted(self);
+		/* one may name a source address that is gone, which may be why there is a reset at all */
+		mcast_retire_ahs(self);
+	}
 	if (state == IBV_QPS_INIT && self->init.qp_type == IBV_QPT_UD)
 		return mcast_post_free_slots(self);
 	return 0;
@@ -253,11 +294,14 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 
 int mcast_modify_qp(struct mcast_qp *self, int state)
 {
-	int ret;
+	int ret = mcast_enter_gate(&self->gate);
 
+	if (ret)
+		return ret;
 	pthread_mutex_lock(&self->lock);
 	ret = modify_locked(self, (enum ibv_qp_state)state);
 	pthread_mutex_unlock(&self->lock);
+	mcast_leave_gate(&self->gate);
 	return ret;
 }
 
@@ -269,27 +313,43 @@ static union ibv_gid gid_of(const uint8_t *bytes)
 	return gid;
 }
 
-/* These two return the errno itself (AT-2); some drivers return -1 and set it. */
-static int returned_errno(int ret)
-{
-	return ret < 0 ? -errno : -ret;
-}
-
 int mcast_attach(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 {
 	union ibv_gid group = gid_of(gid);
+	int ret = mcast_enter_gate(&self->gate);
 
-	return returned_errno(mcast_sym.ibv_attach_mcast(self->qp, &group, lid));
+	if (ret)
+		return ret;
+	ret = returned_errno(mcast_sym.ibv_attach_mcast(self->qp, &group, lid));
+	mcast_leave_gate(&self->gate);
+	return ret;
 }
 
 int mcast_detach(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 {
 	union ibv_gid group = gid_of(gid);
+	int ret = mcast_enter_gate(&self->gate);
 
+	if (ret)
+		return ret;
+	ret = returned_errno(mcast_sym.ibv_detach_mcast(self->qp, &group, lid));
+	mcast_leave_gate(&self->gate);
+	return ret;
+}
+
+/* What a leave should have detached, of a QP that its close could not destroy. */
+int mcast_detach_late(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
+{
+	union ibv_gid group = gid_of(gid);
+
+	if (!mcast_is_shut(&self->gate) || !self->qp)
+		return -EBADF;
 	return returned_errno(mcast_sym.ibv_detach_mcast(self->qp, &group, lid));
 }
 
-int mcast_create_ah(struct ibv_pd *pd, const struct mcast_ah_init *init, struct ibv_ah **ah)
+/* --- address handles --- */
+
+static int create_ah(struct ibv_pd *pd, const struct mcast_ah_init *init, struct ibv_ah **ah)
 {
 	struct ibv_ah_attr attr = {
 		.grh = { .dgid = gid_of(init->gid),
@@ -299,6 +359,8 @@ int mcast_create_ah(struct ibv_pd *pd, const struct mcast_ah_init *init, struct 
 			 .traffic_class = init->traffic_class },
 		.dlid = init->dlid,
 		.sl = init->sl,
+		.static_rate = init->static_rate,
+		.src_path_bits = init->src_path_bits,
 		.is_global = init->is_global,
 		.port_num = init->port_num,
 	};
@@ -308,9 +370,112 @@ int mcast_create_ah(struct ibv_pd *pd, const struct mcast_ah_init *init, struct 
 	return *ah ? 0 : error_or(EINVAL);
 }
 
-int mcast_destroy_ah(struct ibv_ah *ah)
+int mcast_new_ah(struct mcast_qp *self, const struct mcast_ah_init *init, uint64_t *serial)
 {
-	return -mcast_sym.ibv_destroy_ah(ah);
+	struct mcast_ah *new = calloc(1, sizeof(*new));
+	int ret = new ? mcast_enter_gate(&self->gate) : -ENOMEM;
+
+	if (ret) {
+		free(new);
+		return ret;
+	}
+	ret = create_ah(self->pd, init, &new->ah);
+	if (ret) {
+		free(new);
+	} else {
+		pthread_mutex_lock(&self->lock);
+		*serial = new->serial = ++self->last_serial;
+		new->next = self->ahs;
+		self->ahs = new;
+		mcast_sweep_ahs(self, 0);
+		pthread_mutex_unlock(&self->lock);
+	}
+	mcast_leave_gate(&self->gate);
+	return ret;
+}
+
+void mcast_retire_ah(struct mcast_qp *self, uint64_t serial)
+{
+	struct mcast_ah *ah;
+
+	if (mcast_enter_gate(&self->gate))
+		return;
+	pthread_mutex_lock(&self->lock);
+	ah = mcast_find_ah(self, serial);
+	if (ah)
+		ah->is_retired = 1;
+	mcast_sweep_ahs(self, 0);
+	pthread_mutex_unlock(&self->lock);
+	mcast_leave_gate(&self->gate);
+}
+
+void mcast_retire_ahs(struct mcast_qp *self)
+{
+	for (struct mcast_ah *ah = self->ahs; ah; ah = ah->next)
+		ah->is_retired = 1;
+	mcast_sweep_ahs(self, 0);
+}
+
+struct mcast_ah *mcast_find_ah(struct mcast_qp *self, uint64_t serial)
+{
+	for (struct mcast_ah **at = &self->ahs; *at; at = &(*at)->next) {
+		struct mcast_ah *found = *at;
+
+		if (found->serial != serial)
+			continue;
+		if (found != self->ahs) { /* to the front: it is likely the next, too */
+			*at = found->next;
+			found->next = self->ahs;
+			self->ahs = found;
+		}
+		return found->is_retired ? NULL : found;
+	}
+	return NULL;
+}
+
+int mcast_sweep_ahs(struct mcast_qp *self, int is_closed)
+{
+	struct mcast_ah **at = &self->ahs;
+	int ret = 0;
+
+	while (*at) {
+		struct mcast_ah *one = *at;
+		int is_over = is_closed || (one->is_retired && one->end <= self->tail);
+		int failed = is_over ? -mcast_sym.ibv_destroy_ah(one->ah) : 0;
+
+		ret = ret ? ret : failed;
+		if (is_over && !failed) {
+			*at = one->next;
+			free(one);
+		} else {
+			at = &one->next;
+		}
+	}
+	return ret;
+}
+
+/* --- registered memory --- */
+
+/* From now on what lies in these is sent from there; in sends that are not posted yet, too. */
+int mcast_set_regions(struct mcast_qp *self, const struct mcast_region *regions, uint32_t count)
+{
+	struct mcast_region *copy = malloc((count ? count : 1) * sizeof(*copy)), *old;
+	int ret = copy ? mcast_enter_gate(&self->gate) : -ENOMEM;
+
+	if (ret) {
+		free(copy);
+		return ret;
+	}
+	if (count)
+		memcpy(copy, regions, count * sizeof(*copy));
+	pthread_mutex_lock(&self->lock);
+	old = self->regions;
+	self->regions = copy;
+	self->region_count = count;
+	pthread_mutex_unlock(&self->lock);
+	mcast_leave_gate(&self->gate);
+	free(old);
+	return 0;
 }
 
 static void use_user_memory(struct mcast_qp *self, struct ibv_mr *mr, uint64_t address, uint32_t room,
@@ -320,7 +485,7 @@ static void use_user_memory(struct mcast_qp *self, struct ibv_mr *mr, uint64_t a
 	self->user.lkey = mr->lkey;
 	self->user.room = self->user.stride = room;
 	self->user.count = count < self->init.recv_depth ? count : self->init.recv_depth;
-	self->user.generation++;
+	self->user.generation = self->user.generation == UINT16_MAX ? 1 : self->user.generation + 1;
 	memset(self->user.slots, SLOT_FREE, self->init.recv_depth);
 	self->memory = &self->user;
 }
@@ -329,8 +494,11 @@ static void use_user_memory(struct mcast_qp *self, struct ibv_mr *mr, uint64_t a
  * Returns the generation, which stands in the messages received there. */
 int mcast_receive_into(struct mcast_qp *self, struct ibv_mr *mr, uint64_t address, uint32_t room, uint32_t count)
 {
-	int ret = -EINVAL;
+	int ret = mcast_enter_gate(&self->gate);
 
+	if (ret)
+		return ret;
+	ret = -EINVAL;
 	pthread_mutex_lock(&self->lock);
 	if (self->state == IBV_QPS_RESET) {
 		if (mr)
@@ -340,27 +508,56 @@ int mcast_receive_into(struct mcast_qp *self, struct ibv_mr *mr, uint64_t addres
 		ret = (int)self->memory->generation;
 	}
 	pthread_mutex_unlock(&self->lock);
+	mcast_leave_gate(&self->gate);
 	return ret;
 }
 
-void mcast_wake(struct mcast_qp *self)
+void mcast_read_failure(struct mcast_qp *self, struct mcast_failure *out)
 {
-	(void)!eventfd_write(self->wake_fd, 1);
-}
-
-int mcast_failure(struct mcast_qp *self)
-{
-	int failure;
+	int is_closed = mcast_enter_gate(&self->gate);
 
 	pthread_mutex_lock(&self->lock);
-	failure = (int)self->failure;
+	if (!is_closed)
+		mcast_reap(self); /* a flushed receive may have been seen before the send that is the reason */
+	*out = (struct mcast_failure){ (int)self->failure, self->reason, self->head - self->tail };
 	pthread_mutex_unlock(&self->lock);
-	return failure;
+	if (!is_closed)
+		mcast_leave_gate(&self->gate);
 }
 
+/* Those that are under way in ERR are lost already, and counted for good at the reset. */
 void mcast_read_counters(struct mcast_qp *self, struct mcast_counters *out)
 {
 	pthread_mutex_lock(&self->lock);
 	*out = self->counters;
+	if (self->state == IBV_QPS_ERR)
+		out->unsent += self->head - self->tail;
 	pthread_mutex_unlock(&self->lock);
+}
+
+uint32_t mcast_port_changes(struct mcast_qp *self)
+{
+	return __atomic_load_n(&self->port_changes, __ATOMIC_SEQ_CST);
+}
+
+int mcast_recv_fd(struct mcast_qp *self)
+{
+	int ret = mcast_enter_gate(&self->gate);
+
+	if (ret)
+		return ret;
+	ret = mcast_watch(self, &self->recv);
+	mcast_leave_gate(&self->gate);
+	return ret;
+}
+
+int mcast_send_fd(struct mcast_qp *self)
+{
+	int ret = mcast_enter_gate(&self->gate);
+
+	if (ret)
+		return ret;
+	ret = mcast_watch(self, &self->send);
+	mcast_leave_gate(&self->gate);
+	return ret;
 }

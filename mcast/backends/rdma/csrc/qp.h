@@ -2,7 +2,9 @@
 #ifndef MCAST_QP_H
 #define MCAST_QP_H
 
+#include "completions.h"
 #include "dynload.h"
+#include "gate.h"
 
 #include <pthread.h>
 
@@ -11,11 +13,6 @@ enum slot_state {
 	SLOT_FREE,   /* with us, not posted */
 	SLOT_POSTED, /* with the device */
 	SLOT_HELD,   /* leased to a batch */
-};
-
-struct completions {
-	struct ibv_comp_channel *channel;
-	struct ibv_cq *cq;
 };
 
 /* The memory that payloads arrive in. In the slab a GRH lies in front of its payload: one segment, which a driver
@@ -27,37 +24,60 @@ struct receive_memory {
 	uint32_t room;
 	uint32_t stride;
 	uint32_t count;
-	uint32_t generation; /* 0 is the slab; each user memory has a new one */
+	uint16_t generation; /* 0 is the slab; each user memory has a new one */
 	uint8_t *slots;	     /* enum slot_state of each */
 };
 
+/* An address handle. Devices may read it until the last send to it is complete. */
+struct mcast_ah {
+	struct ibv_ah *ah;
+	uint64_t serial; /* what Python knows it by */
+	uint64_t end;	 /* of the last send to it */
+	int is_retired;
+	struct mcast_ah *next;
+};
+
+/* The struct lives until mcast_free_qp; what it holds ends with mcast_close_qp, after which its calls say -EBADF. */
 struct mcast_qp {
+	struct mcast_gate gate; /* of all calls but mcast_close_qp; its wake_fd is readable in ERR, too */
 	struct rdma_cm_id *id;
+	struct ibv_pd *pd;
 	struct ibv_qp *qp;
 	struct ibv_mr *mr;
-	int wake_fd;
 	struct completions send, recv;
 	struct mcast_qp_init init;
+	struct mcast_async *async;
+	struct mcast_qp *next_of_device;
+	int async_fd;
+	uint32_t port_changes; /* atomic: how often the port or a GID of it changed */
 
 	/* Guards all below: polling, posting and modifying are short; sleeping is done without it. */
 	pthread_mutex_t lock;
 	enum ibv_qp_state state; /* as asked for; ERR also when the device did it */
 	enum ibv_wc_status failure;
+	int reason; /* 0, or the asynchronous event that put it into ERR, plus 1; GONE */
 
-	uint64_t head, tail; /* sends posted, sends completed */
+	uint64_t head, tail; /* sends posted; sends completed, in ERR with success */
+	uint64_t told;	     /* end of the sends that a completion will tell of: all, but for a post that failed */
 	uint64_t first_slot; /* the send that has the slab's first slot */
 	uint32_t signal_every;
 	uint32_t max_inline;
 	struct ibv_send_wr *send_wrs;
 	struct ibv_sge *send_sges;
+	int send_failed;     /* a send has completed with an error */
+	struct mcast_region *regions; /* what is sent from without a copy */
+	uint32_t region_count;
+	struct mcast_ah *ahs;
+	uint64_t last_serial;
 
 	struct ibv_wc seen; /* polled, not yet received */
 	int has_seen;
-	int fd_is_watched; /* somebody else sleeps on the receive channel's fd: arm it */
 	struct receive_memory slab, user;
 	struct receive_memory *memory; /* one of the two */
 	struct mcast_counters counters;
 };
+
+/* --- qp.c --- */
 
 /* Post every free slot; call with the lock held. */
 int mcast_post_free_slots(struct mcast_qp *qp);
@@ -65,21 +85,68 @@ int mcast_post_free_slots(struct mcast_qp *qp);
 /* Forget what was posted, as the device does at RESET; call with the lock held. */
 void mcast_forget_posted(struct mcast_qp *qp);
 
-enum { MCAST_SPIN_NS = 50000 }; /* about what it costs to sleep and be woken */
+/* The QP is in ERR: the first real reason stays; flushes only follow from it. Wakes all. With the lock held. */
+void mcast_note_failure(struct mcast_qp *qp, enum ibv_wc_status status);
 
-/* Messages received, 0 when `budget` ns are over, of which the first `spin` are not slept; -EAGAIN when `event_fd`
- * (or NO_FD) became readable; -EIO when the QP is in ERR; -EINTR; or another -errno. */
-int mcast_run(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int event_fd, int64_t spin,
-	      int64_t budget);
+/* The device is gone; -EIO. With the lock held. */
+int mcast_note_gone(struct mcast_qp *qp);
 
-/* Messages that are there, or come while one looks a few times; else as mcast_run. Does not sleep. */
-int mcast_poll(struct mcast_qp *qp, struct mcast_message *out, uint32_t max);
+/* Destroy the handles that were retired and that nothing under way can need; of a closed QP all. Lock held.
+ * The first error; what failed stays for another time. */
+int mcast_sweep_ahs(struct mcast_qp *qp, int is_closed);
+
+/* All of them are posted to no more; with the lock held. */
+void mcast_retire_ahs(struct mcast_qp *qp);
+
+/* By its serial, NULL if it is retired; with the lock held. */
+struct mcast_ah *mcast_find_ah(struct mcast_qp *qp, uint64_t serial);
+
+/* --- async.c --- */
+
+int mcast_listen(struct mcast_qp *qp, struct ibv_context *context);
+void mcast_listen_no_more(struct mcast_qp *qp);
+int mcast_async_fd(const struct mcast_qp *qp);
+
+/* --- receive.c --- */
+
+/* Messages received; 0: none. -EIO: the QP is in ERR. -EBADF: closed. Looks a few times if `looks` says so. */
+int mcast_receive_now(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int looks);
+
+/* The same, asleep as mcast_wait_for says; or spinning for a while. */
+int mcast_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, const struct mcast_wait *wait);
+int mcast_spin_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int64_t deadline);
 
 /* Post the receives of these messages again. */
 int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count);
 
-/* Post the whole job behind one doorbell, or nothing of it: -EAGAIN, for lack of room or in another state.
- * Then as mcast_send, without sleeping. */
-int mcast_send_at_once(struct mcast_qp *qp, struct mcast_send_job *job);
+/* --- send.c --- */
+
+struct mcast_send_job {
+	uint64_t serial; /* of the address handle */
+	uint32_t remote_qp_num;
+	uint32_t remote_qkey;
+	uint32_t imm;
+	int has_imm;
+	const uintptr_t *addresses;
+	const uint32_t *lengths;
+	uint32_t count;
+	uint32_t posted;
+	uint64_t end;	   /* wait until the sends before this one are complete; or ALL_POSTED */
+	uint64_t room_end; /* those that it waits for at the moment */
+};
+
+/* See what is complete; with the lock held. */
+void mcast_reap(struct mcast_qp *qp);
+
+static const uint64_t ALL_POSTED = UINT64_MAX;
+
+/* 1: all is posted, and what is not copied complete. 0: not yet. -EIO: the QP is in ERR. -ESTALE:
+ * the address handle is retired; or another -errno. `posted` is true in every case. */
+int mcast_send_now(struct mcast_qp *qp, struct mcast_send_job *job, int looks);
+int mcast_spin_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t deadline);
+int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, const struct mcast_wait *wait);
+
+/* Wait until all that was posted is complete, if the device is well; for who alone uses the QP. */
+void mcast_linger(struct mcast_qp *qp, int64_t budget);
 
 #endif

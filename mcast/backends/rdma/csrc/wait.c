@@ -1,6 +1,5 @@
 #include "wait.h"
 
-#include <poll.h>
 #include <time.h>
 
 int64_t mcast_now(void)
@@ -11,21 +10,17 @@ int64_t mcast_now(void)
 	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-int mcast_wait_readable(int fd, int wake_fd, int event_fd, int64_t deadline)
+int mcast_sleep(struct pollfd *fds, unsigned count, int64_t deadline)
 {
-	struct pollfd fds[] = { { .fd = fd, .events = POLLIN },
-				{ .fd = wake_fd, .events = POLLIN },
-				{ .fd = event_fd, .events = POLLIN } };
-	int64_t left = deadline - mcast_now();
 	struct timespec budget = { 0 };
+	int ready;
 
-	if (left > 0) {
-		budget.tv_sec = (time_t)(left / 1000000000);
-		budget.tv_nsec = (long)(left % 1000000000);
+	if (deadline != FOREVER) {
+		int64_t left = deadline - mcast_now();
+
+		if (left > 0)
+			budget = (struct timespec){ (time_t)(left / 1000000000), (long)(left % 1000000000) };
 	}
-	if (ppoll(fds, sizeof(fds) / sizeof(*fds), &budget, NULL) < 0)
-		return -errno;
-	if (fds[0].revents)
-		return 1;
-	return fds[2].revents ? -EAGAIN : 0;
+	ready = ppoll(fds, count, deadline == FOREVER ? NULL : &budget, NULL);
+	return ready < 0 ? -errno : ready;
 }

@@ -1,16 +1,27 @@
-/* Deadlines, and sleeping on a file descriptor together with a wake-up eventfd. */
+/* Deadlines, and sleeping on file descriptors. */
 #ifndef MCAST_WAIT_H
 #define MCAST_WAIT_H
 
 #include "native.h"
 
+#include <poll.h>
+
 /* CLOCK_MONOTONIC in nanoseconds. */
 int64_t mcast_now(void);
 
+static const int64_t FOREVER = INT64_MAX;
+
 enum { NO_FD = -1 }; /* what poll(2) passes over */
 
-/* 1: fd is readable. -EAGAIN: event_fd is. 0: the deadline has passed, or wake_fd was rung. -EINTR: a signal;
- * or another -errno. */
-int mcast_wait_readable(int fd, int wake_fd, int event_fd, int64_t deadline);
+/* What ends a sleep besides its object: descriptors or NO_FD, and CLOCK_MONOTONIC in nanoseconds or FOREVER. */
+struct mcast_wait {
+	int event_fd;  /* -EAGAIN: an event waits */
+	int signal_fd; /* -EINTR: a signal came, to whichever thread */
+	int64_t deadline;
+	int is_last; /* of a QP that is being closed, which ends all others */
+};
+
+/* Sleep until one of `fds` has something to tell: how many have; 0: too late. Or -errno. */
+int mcast_sleep(struct pollfd *fds, unsigned count, int64_t deadline);
 
 #endif

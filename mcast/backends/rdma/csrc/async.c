@@ -1,0 +1,134 @@
+/* The asynchronous events of a device: read by whoever sleeps on one of its QPs, told to all of them. */
+#include "qp.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+
+/* librdmacm opens a device once a process, so its events have one queue. */
+struct mcast_async {
+	struct ibv_context *context;
+	struct mcast_qp *qps;
+	struct mcast_async *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mcast_async *devices;
+
+static struct mcast_async *device_of(struct ibv_context *context)
+{
+	struct mcast_async *device;
+	int flags;
+
+	for (device = devices; device; device = device->next)
+		if (device->context == context)
+			return device;
+	device = calloc(1, sizeof(*device));
+	if (!device)
+		return NULL;
+	flags = fcntl(context->async_fd, F_GETFL);
+	if (flags >= 0)
+		fcntl(context->async_fd, F_SETFL, flags | O_NONBLOCK);
+	device->context = context;
+	device->next = devices;
+	devices = device;
+	return device;
+}
+
+int mcast_listen(struct mcast_qp *qp, struct ibv_context *context)
+{
+	pthread_mutex_lock(&lock);
+	qp->async = device_of(context);
+	if (qp->async) {
+		qp->next_of_device = qp->async->qps;
+		qp->async->qps = qp;
+	}
+	pthread_mutex_unlock(&lock);
+	return qp->async ? 0 : -ENOMEM;
+}
+
+void mcast_listen_no_more(struct mcast_qp *qp)
+{
+	struct mcast_async *device = qp->async, **at = &devices;
+
+	if (!device)
+		return;
+	pthread_mutex_lock(&lock);
+	for (struct mcast_qp **one = &device->qps; *one; one = &(*one)->next_of_device)
+		if (*one == qp) {
+			*one = qp->next_of_device;
+			break;
+		}
+	if (!device->qps) {
+		while (*at != device)
+			at = &(*at)->next;
+		*at = device->next;
+		free(device);
+	}
+	qp->async = NULL;
+	pthread_mutex_unlock(&lock);
+}
+
+int mcast_async_fd(const struct mcast_qp *qp)
+{
+	return qp->async_fd;
+}
+
+static int is_about(const struct ibv_async_event *event, const struct mcast_qp *qp)
+{
+	switch (event->event_type) {
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+		return event->element.qp == qp->qp;
+	case IBV_EVENT_CQ_ERR:
+		return event->element.cq == qp->send.cq || event->element.cq == qp->recv.cq;
+	case IBV_EVENT_DEVICE_FATAL:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+static int is_of_port(const struct ibv_async_event *event, const struct mcast_qp *qp)
+{
+	switch (event->event_type) {
+	case IBV_EVENT_PORT_ACTIVE:
+	case IBV_EVENT_PORT_ERR:
+	case IBV_EVENT_LID_CHANGE:
+	case IBV_EVENT_PKEY_CHANGE:
+	case IBV_EVENT_GID_CHANGE:
+	case IBV_EVENT_SM_CHANGE:
+	case IBV_EVENT_CLIENT_REREGISTER:
+		return event->element.port_num == qp->id->port_num;
+	default:
+		return 0;
+	}
+}
+
+static void tell(const struct ibv_async_event *event, struct mcast_qp *qp)
+{
+	pthread_mutex_lock(&qp->lock);
+	if (is_about(event, qp)) {
+		if (!qp->reason)
+			qp->reason = (int)event->event_type + 1;
+		mcast_note_failure(qp, IBV_WC_FATAL_ERR);
+	} else if (is_of_port(event, qp)) {
+		__atomic_add_fetch(&qp->port_changes, 1, __ATOMIC_SEQ_CST);
+	}
+	pthread_mutex_unlock(&qp->lock);
+}
+
+/* Read what the device tells, without waiting, and tell its QPs; without the lock of one. */
+void mcast_read_async(struct mcast_qp *qp)
+{
+	struct ibv_async_event event;
+
+	pthread_mutex_lock(&lock);
+	while (qp->async && !mcast_sym.ibv_get_async_event(qp->async->context, &event)) {
+		for (struct mcast_qp *one = qp->async->qps; one; one = one->next_of_device)
+			tell(&event, one);
+		mcast_sym.ibv_ack_async_event(&event);
+	}
+	pthread_mutex_unlock(&lock);
+}

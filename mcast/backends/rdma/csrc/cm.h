@@ -1,0 +1,21 @@
+/* Channels and ids. Their structs outlive what they hold: after its close a call says -EBADF. */
+#ifndef MCAST_CM_H
+#define MCAST_CM_H
+
+#include "dynload.h"
+#include "gate.h"
+#include "wait.h"
+
+struct mcast_channel {
+	struct mcast_gate gate; /* of the sleepers; all else is under a lock in Python */
+	struct rdma_event_channel *channel;
+};
+
+struct mcast_id {
+	struct rdma_cm_id *id; /* NULL: destroyed */
+};
+
+/* 1: an event waits. 0: too late. -EBADF: closed; -EINTR, or another -errno. */
+int mcast_wait_event(struct mcast_channel *channel, const struct mcast_wait *wait);
+
+#endif

@@ -1,0 +1,62 @@
+/* A completion queue, and who waits for what it tells.
+ *
+ * Of the threads that wait for one queue, one leads: it arms the queue, looks once more, and sleeps on the
+ * channel. The others sleep on descriptors of their own. Whoever leaves without a leader behind calls the first of
+ * them to lead, who looks before he sleeps: so nobody sleeps while what he waits for is there. */
+#ifndef MCAST_COMPLETIONS_H
+#define MCAST_COMPLETIONS_H
+
+#include "dynload.h"
+
+#include "wait.h"
+
+#include <pthread.h>
+
+struct mcast_qp;
+
+struct waiter {
+	int fd;	      /* NO_FD until it follows somebody */
+	uint64_t end; /* the send that it waits for, if it waits for one */
+	struct waiter *next;
+};
+
+struct completions {
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	const struct waiter *leader;
+	struct waiter *followers; /* the first has waited longest */
+	int watch_fd;		  /* an epoll of all that a loop outside must hear of; NO_FD until it is asked for */
+	int call_fd;		  /* how a leader tells that loop to look again */
+	int is_broken;		  /* the device is gone: the channel tells of nothing but that */
+};
+
+/* Under the QP's lock: what there is to do. Positive or -errno: done. 0: not yet. */
+typedef int mcast_work(struct mcast_qp *qp, void *what);
+
+int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, struct completions *out);
+
+/* The first error; what could not be freed stays for another time. */
+int mcast_close_completions(struct completions *completions);
+
+/* The descriptor for a loop outside: `mcast_look` that finds nothing arms it. Or -errno. */
+int mcast_watch(struct mcast_qp *qp, struct completions *completions);
+
+/* Do the work once, without waiting. */
+int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what);
+
+/* Do it up to `looks` times, or for a while that is worth it, and not beyond `deadline`; without sleeping. */
+int mcast_look_often(struct mcast_qp *qp, mcast_work *work, void *what, int looks);
+int mcast_spin(struct mcast_qp *qp, mcast_work *work, void *what, int64_t deadline);
+
+enum { SPIN_NS = 50000 }; /* about what it costs to sleep and be woken */
+enum { LOOKS = 32 }; /* before the first look at the clock, which may cost more than all of these */
+
+/* Repeat it until it is done: 0: too late. -EAGAIN, -EINTR: as struct mcast_wait says. -EBADF: closed.
+ * `end`: where the work keeps which send it waits for; NULL: none. */
+int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
+		   const uint64_t *end, const struct mcast_wait *wait);
+
+/* Call those who wait for a send before `tail`; with the lock held. */
+void mcast_call_followers(struct completions *completions, uint64_t tail);
+
+#endif

@@ -1,0 +1,48 @@
+/* Who uses an object now, so that closing it frees nothing under anybody. No Python code runs between enter and
+ * leave: so whoever closes never waits for himself. The memory of the gate outlives the close. */
+#ifndef MCAST_GATE_H
+#define MCAST_GATE_H
+
+#include "native.h"
+
+#include <pthread.h>
+
+struct mcast_gate {
+	int users, shut; /* atomic */
+	int wake_fd;	 /* readable: whoever sleeps shall look again */
+	pthread_mutex_t lock;
+	pthread_cond_t left;
+};
+
+int mcast_gate_open(struct mcast_gate *gate);
+
+/* No user is inside when this returns, and none enters any more. */
+void mcast_gate_shut(struct mcast_gate *gate);
+
+/* Frees what mcast_gate_open made. */
+void mcast_gate_free(struct mcast_gate *gate);
+
+void mcast_gate_left(struct mcast_gate *gate);
+
+static inline void mcast_leave_gate(struct mcast_gate *gate)
+{
+	if (__atomic_sub_fetch(&gate->users, 1, __ATOMIC_SEQ_CST) == 0 && __atomic_load_n(&gate->shut, __ATOMIC_SEQ_CST))
+		mcast_gate_left(gate);
+}
+
+/* 0, or -EBADF: it is closed. */
+static inline int mcast_enter_gate(struct mcast_gate *gate)
+{
+	__atomic_add_fetch(&gate->users, 1, __ATOMIC_SEQ_CST);
+	if (!__atomic_load_n(&gate->shut, __ATOMIC_SEQ_CST))
+		return 0;
+	mcast_leave_gate(gate);
+	return -EBADF;
+}
+
+static inline int mcast_is_shut(struct mcast_gate *gate)
+{
+	return __atomic_load_n(&gate->shut, __ATOMIC_SEQ_CST);
+}
+
+#endif

@@ -1,0 +1,299 @@
+/* Receiving in batches. `receive_work` is one cycle that never blocks. */
+#include "qp.h"
+
+#include <arpa/inet.h>
+
+enum {
+	POLL_BATCH = 32,
+	GRH_BYTES = 40,
+};
+
+static uint64_t payload_of(const struct receive_memory *memory, uint32_t slot)
+{
+	return memory->address + (uint64_t)slot * memory->stride;
+}
+
+static uint8_t *grh_of(struct mcast_qp *qp, uint32_t slot)
+{
+	if (qp->memory->grh_in_front)
+		return (uint8_t *)(uintptr_t)payload_of(qp->memory, slot) - GRH_BYTES;
+	return (uint8_t *)qp->init.slab + (size_t)slot * qp->init.grh_stride;
+}
+
+struct receive_chain {
+	struct ibv_recv_wr wrs[POLL_BATCH];
+	struct ibv_sge sges[POLL_BATCH][2];
+	uint32_t count;
+};
+
+static int post_chain(struct mcast_qp *qp, struct receive_chain *chain)
+{
+	struct ibv_recv_wr *bad = NULL;
+	int ret;
+
+	if (!chain->count)
+		return 0;
+	chain->wrs[chain->count - 1].next = NULL;
+	ret = ibv_post_recv(qp->qp, chain->wrs, &bad);
+	for (struct ibv_recv_wr *wr = ret ? bad : NULL; wr; wr = wr->next) {
+		qp->memory->slots[wr->wr_id] = SLOT_FREE;
+		qp->counters.recv_free--;
+	}
+	chain->count = 0;
+	return -ret;
+}
+
+/* Adds a slot to the chain and posts it when it is full. */
+static int post_slot(struct mcast_qp *qp, struct receive_chain *chain, uint32_t slot)
+{
+	struct ibv_recv_wr *wr = &chain->wrs[chain->count];
+	struct ibv_sge *sge = chain->sges[chain->count];
+
+	sge[0] = (struct ibv_sge){ (uint64_t)(uintptr_t)grh_of(qp, slot), GRH_BYTES, qp->mr->lkey };
+	if (qp->memory->grh_in_front)
+		sge[0].length += qp->memory->room;
+	else
+		sge[1] = (struct ibv_sge){ payload_of(qp->memory, slot), qp->memory->room, qp->memory->lkey };
+	*wr = (struct ibv_recv_wr){ .wr_id = slot, .next = wr + 1, .sg_list = sge,
+				    .num_sge = qp->memory->grh_in_front ? 1 : 2 };
+	qp->memory->slots[slot] = SLOT_POSTED;
+	qp->counters.recv_free++;
+	return ++chain->count == POLL_BATCH ? post_chain(qp, chain) : 0;
+}
+
+int mcast_post_free_slots(struct mcast_qp *qp)
+{
+	struct receive_chain chain = { .count = 0 };
+	int ret = 0;
+
+	for (uint32_t slot = 0; slot < qp->memory->count && !ret; slot++)
+		if (qp->memory->slots[slot] == SLOT_FREE)
+			ret = post_slot(qp, &chain, slot);
+	return ret ? ret : post_chain(qp, &chain);
+}
+
+/* What mcast_is_receiving has looked at comes first. */
+static int poll_receives(struct mcast_qp *qp, int max, struct ibv_wc *wcs)
+{
+	int polled;
+
+	if (!qp->has_seen)
+		return ibv_poll_cq(qp->recv.cq, max, wcs);
+	wcs[0] = qp->seen;
+	qp->has_seen = 0;
+	polled = max > 1 ? ibv_poll_cq(qp->recv.cq, max - 1, wcs + 1) : 0;
+	return polled < 0 ? polled : polled + 1;
+}
+
+void mcast_forget_posted(struct mcast_qp *qp)
+{
+	struct ibv_wc wcs[POLL_BATCH];
+
+	/* completions that nobody read belong to work that is gone */
+	while (ibv_poll_cq(qp->send.cq, POLL_BATCH, wcs) > 0)
+		;
+	while (poll_receives(qp, POLL_BATCH, wcs) > 0)
+		;
+	for (uint32_t slot = 0; slot < qp->memory->count; slot++)
+		if (qp->memory->slots[slot] == SLOT_POSTED)
+			qp->memory->slots[slot] = SLOT_FREE;
+	qp->counters.recv_free = 0;
+	qp->counters.unsent += qp->head - qp->tail;
+	qp->tail = qp->head;
+	qp->send_failed = qp->reason = 0;
+	qp->failure = IBV_WC_SUCCESS;
+}
+
+enum { IPV4_AT = 20, IPV4_BYTES = 20 };
+
+/* Of a header with its checksum in it the sum is all ones. */
+static int is_sum_right(const uint8_t *header)
+{
+	uint32_t sum = 0;
+
+	for (int i = 0; i < IPV4_BYTES; i += 2)
+		sum += (uint32_t)(header[i] << 8 | header[i + 1]);
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff;
+}
+
+/* RoCEv2 over IPv4 puts an IPv4 header into the last 20 of the 40 bytes; what lies before is anything. Else they are
+ * an IPv6-shaped GRH. Told apart as libibverbs does it (get_grh_header_version). */
+static int is_ipv4(const uint8_t *grh)
+{
+	if (grh[0] >> 4 != 6)
+		return grh[IPV4_AT] >> 4 == 4;
+	return (grh[IPV4_AT] & 0xf) == IPV4_BYTES / 4 && is_sum_right(grh + IPV4_AT);
+}
+
+static void read_grh(const uint8_t *grh, int is_ethernet, struct mcast_message *out)
+{
+	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
+
+	if (!is_ethernet || !is_ipv4(grh)) {
+		memcpy(out->source, grh + 8, 16);
+		memcpy(out->group, grh + 24, 16);
+		return;
+	}
+	memcpy(out->source, mapped, 12);
+	memcpy(out->source + 12, grh + 32, 4);
+	memcpy(out->group, mapped, 12);
+	memcpy(out->group + 12, grh + 36, 4);
+}
+
+static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, struct mcast_message *out)
+{
+	uint32_t slot = (uint32_t)wc->wr_id;
+
+	*out = (struct mcast_message){
+		.offset = (uint64_t)slot * qp->memory->stride,
+		.length = wc->byte_len - GRH_BYTES,
+		.src_qp = wc->src_qp,
+		.slot = slot,
+		.src_lid = qp->init.is_ethernet ? 0 : wc->slid, /* some drivers fill it there, too */
+		.own_qp_num = wc->src_qp == qp->qp->qp_num,
+		.generation = qp->memory->generation,
+		.sl = wc->sl,
+		.path_bits = wc->dlid_path_bits,
+	};
+	if (wc->wc_flags & IBV_WC_WITH_IMM) {
+		out->has_imm = 1;
+		out->imm = ntohl(wc->imm_data);
+	}
+	if (wc->wc_flags & IBV_WC_GRH)
+		read_grh(grh_of(qp, slot), qp->init.is_ethernet, out);
+}
+
+/* 1: a message is leased, or waits to be received. */
+int mcast_is_receiving(struct mcast_qp *qp)
+{
+	int ret = mcast_enter_gate(&qp->gate);
+
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&qp->lock);
+	if (!qp->has_seen)
+		qp->has_seen = ibv_poll_cq(qp->recv.cq, 1, &qp->seen) == 1;
+	ret = qp->has_seen;
+	for (uint32_t slot = 0; slot < qp->memory->count && !ret; slot++)
+		ret = qp->memory->slots[slot] == SLOT_HELD;
+	pthread_mutex_unlock(&qp->lock);
+	mcast_leave_gate(&qp->gate);
+	return ret;
+}
+
+/* One cycle: poll an array of completions, turn them into messages. */
+static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t max)
+{
+	struct ibv_wc wcs[POLL_BATCH];
+	int polled = poll_receives(qp, max < POLL_BATCH ? (int)max : POLL_BATCH, wcs);
+	int count = 0;
+
+	if (polled < 0)
+		return -EIO;
+	for (int i = 0; i < polled; i++) {
+		int good = wcs[i].status == IBV_WC_SUCCESS;
+
+		qp->memory->slots[wcs[i].wr_id] = good ? SLOT_HELD : SLOT_FREE;
+		if (good)
+			read_message(qp, &wcs[i], &out[count++]);
+		else
+			mcast_note_failure(qp, wcs[i].status);
+	}
+	qp->counters.recv_free -= (uint32_t)polled;
+	qp->counters.received += (uint32_t)count;
+	if (polled && qp->counters.recv_free < qp->counters.recv_low_water)
+		qp->counters.recv_low_water = qp->counters.recv_free;
+	qp->counters.recv_empty += polled && !qp->counters.recv_free;
+	return count;
+}
+
+struct room {
+	struct mcast_message *out;
+	uint32_t max;
+};
+
+/* Fill the room as far as messages are there. */
+static int work(struct mcast_qp *qp, void *what)
+{
+	const struct room *room = what;
+	uint32_t count = 0;
+	int got;
+
+	do {
+		got = receive_work(qp, room->out + count, room->max - count);
+		count += got > 0 ? (uint32_t)got : 0;
+	} while (got > 0 && count < room->max);
+	if (count)
+		return (int)count;
+	return !got && qp->state == IBV_QPS_ERR ? -EIO : got;
+}
+
+int mcast_receive_now(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int looks)
+{
+	struct room room = { out, max };
+	int got = mcast_enter_gate(&qp->gate);
+
+	if (got)
+		return got;
+	got = looks ? mcast_look_often(qp, work, &room, LOOKS) : mcast_look(qp, &qp->recv, work, &room);
+	mcast_leave_gate(&qp->gate);
+	return got;
+}
+
+int mcast_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, const struct mcast_wait *wait)
+{
+	struct room room = { out, max };
+	int got = mcast_enter_gate(&qp->gate);
+
+	if (got)
+		return got;
+	got = mcast_wait_for(qp, &qp->recv, work, &room, NULL, wait);
+	mcast_leave_gate(&qp->gate);
+	return got;
+}
+
+int mcast_spin_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int64_t deadline)
+{
+	struct room room = { out, max };
+	int got = mcast_enter_gate(&qp->gate);
+
+	if (got)
+		return got;
+	got = mcast_spin(qp, work, &room, deadline);
+	mcast_leave_gate(&qp->gate);
+	return got;
+}
+
+/* Slots of a user memory that is gone are nobody's any more. */
+static struct receive_memory *memory_of(struct mcast_qp *qp, uint32_t generation)
+{
+	if (generation == qp->slab.generation)
+		return &qp->slab;
+	return generation == qp->user.generation ? &qp->user : NULL;
+}
+
+int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count)
+{
+	struct receive_chain chain = { .count = 0 };
+	struct receive_memory *memory;
+	int ret = mcast_enter_gate(&qp->gate);
+
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&qp->lock);
+	memory = memory_of(qp, generation);
+	for (uint32_t i = 0; memory && i < count; i++)
+		memory->slots[messages[i].slot] = SLOT_FREE;
+	/* in RESET they wait for INIT, in the other memory for its turn */
+	if (memory == qp->memory && qp->state != IBV_QPS_RESET) {
+		for (uint32_t i = 0; i < count && !ret; i++)
+			ret = post_slot(qp, &chain, messages[i].slot);
+		if (!ret)
+			ret = post_chain(qp, &chain);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	mcast_leave_gate(&qp->gate);
+	return ret;
+}

@@ -1,0 +1,191 @@
+/* Sending in batches: what is copied, inline or to the slab, is posted and forgotten. */
+#include "qp.h"
+
+#include <arpa/inet.h>
+
+enum { POLL_BATCH = 32 };
+
+/* One stands for itself and for all before it; the first that fails for all behind it. */
+void mcast_reap(struct mcast_qp *qp)
+{
+	struct ibv_wc wcs[POLL_BATCH];
+	uint64_t before = qp->tail;
+	int polled;
+
+	do {
+		polled = ibv_poll_cq(qp->send.cq, POLL_BATCH, wcs);
+		for (int i = 0; i < polled; i++) {
+			if (wcs[i].status == IBV_WC_SUCCESS) {
+				qp->tail = wcs[i].wr_id + 1;
+				continue;
+			}
+			if (!qp->send_failed)
+				qp->tail = wcs[i].wr_id;
+			qp->send_failed = 1;
+			mcast_note_failure(qp, wcs[i].status);
+		}
+	} while (polled == POLL_BATCH);
+	if (polled < 0)
+		mcast_note_failure(qp, IBV_WC_FATAL_ERR);
+	if (qp->tail != before && qp->send.followers)
+		mcast_call_followers(&qp->send, qp->tail);
+}
+
+static uint64_t slab_copy(struct mcast_qp *qp, uint64_t sequence, const void *payload, uint32_t length)
+{
+	uint8_t *slot = (uint8_t *)qp->init.slab + qp->init.send_offset +
+			(size_t)((sequence - qp->first_slot) % qp->init.send_depth) * qp->init.send_stride;
+
+	memcpy(slot, payload, length);
+	return (uint64_t)(uintptr_t)slot;
+}
+
+static const struct mcast_region *region_of(const struct mcast_qp *qp, uintptr_t address, uint32_t length)
+{
+	for (uint32_t i = 0; i < qp->region_count; i++)
+		if (address >= qp->regions[i].start && address + length <= qp->regions[i].end)
+			return &qp->regions[i];
+	return NULL;
+}
+
+/* Inline where it fits; from the user's registered memory where it lies in it; else through the slab. */
+static void fill_payload(struct mcast_qp *qp, struct mcast_send_job *job, uint64_t sequence, struct ibv_send_wr *wr,
+			 struct ibv_sge *sge)
+{
+	uint32_t length = job->lengths[job->posted];
+	uintptr_t address = job->addresses[job->posted];
+
+	*sge = (struct ibv_sge){ address, length, 0 };
+	if (length <= qp->max_inline) {
+		wr->send_flags |= IBV_SEND_INLINE;
+	} else {
+		const struct mcast_region *region = region_of(qp, address, length);
+
+		if (region)
+			job->end = sequence + 1;
+		else
+			sge->addr = slab_copy(qp, sequence, (const void *)address, length);
+		sge->lkey = region ? region->lkey : qp->mr->lkey;
+	}
+	wr->sg_list = sge;
+	wr->num_sge = length ? 1 : 0;
+}
+
+static void fill_wr(struct mcast_qp *qp, struct mcast_send_job *job, struct ibv_ah *ah, uint64_t sequence, int last,
+		    struct ibv_send_wr *wr, struct ibv_sge *sge)
+{
+	*wr = (struct ibv_send_wr){
+		.wr_id = sequence,
+		.next = last ? NULL : wr + 1,
+		.opcode = job->has_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
+		.wr.ud = { ah, job->remote_qp_num, job->remote_qkey },
+	};
+	if (job->has_imm)
+		wr->imm_data = htonl(job->imm);
+	if (last || (sequence + 1) % qp->signal_every == 0)
+		wr->send_flags |= IBV_SEND_SIGNALED;
+	fill_payload(qp, job, sequence, wr, sge);
+}
+
+/* Chains as many as there is room for behind one doorbell. Those behind one that the device refuses stay ours. */
+static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
+{
+	uint32_t room = qp->init.send_depth - (uint32_t)(qp->head - qp->tail);
+	uint32_t left = job->count - job->posted;
+	uint32_t count = left < room ? left : room, first = job->posted;
+	struct ibv_send_wr *bad = NULL;
+	struct mcast_ah *ah;
+	int ret;
+
+	if (!count)
+		return 0;
+	ah = mcast_find_ah(qp, job->serial);
+	if (!ah)
+		return -ESTALE;
+	for (uint32_t i = first; i < first + count; i++)
+		if (job->lengths[i] > qp->init.send_room)
+			return -EMSGSIZE;
+	if (qp->head == qp->tail)
+		qp->first_slot = qp->head; /* none is in use: take those that are in the cache */
+	for (uint32_t i = 0; i < count; i++, job->posted++)
+		fill_wr(qp, job, ah->ah, qp->head + i, i + 1 == count, &qp->send_wrs[i], &qp->send_sges[i]);
+	ret = ibv_post_send(qp->qp, qp->send_wrs, &bad);
+	if (ret)
+		count = bad ? (uint32_t)(bad - qp->send_wrs) : 0;
+	job->posted = first + count;
+	for (uint32_t i = 0; i < count; i++)
+		if (qp->send_wrs[i].send_flags & IBV_SEND_SIGNALED)
+			qp->told = qp->head + i + 1;
+	qp->head += count;
+	qp->counters.sent += count;
+	if (job->end > qp->head)
+		job->end = qp->head;
+	ah->end = qp->head;
+	return -ret;
+}
+
+static int state_for_sending(const struct mcast_qp *qp)
+{
+	if (qp->state == IBV_QPS_ERR)
+		return -EIO;
+	return qp->state == IBV_QPS_RTS ? 0 : -EINVAL;
+}
+
+static int work(struct mcast_qp *qp, void *what)
+{
+	struct mcast_send_job *job = what;
+	int ret;
+
+	if (job->end == ALL_POSTED)
+		job->end = qp->told;
+	mcast_reap(qp);
+	ret = qp->state == IBV_QPS_ERR || job->count ? state_for_sending(qp) : 0;
+	if (!ret && job->posted < job->count)
+		ret = post_sends(qp, job);
+	if (!ret)
+		ret = job->posted == job->count && qp->tail >= job->end;
+	/* for room, until a quarter is free: a completion tells of about as many */
+	job->room_end = job->posted == job->count ? job->end : qp->head - qp->init.send_depth + 1;
+	return ret;
+}
+
+int mcast_send_now(struct mcast_qp *qp, struct mcast_send_job *job, int looks)
+{
+	int ret = mcast_enter_gate(&qp->gate);
+
+	if (ret)
+		return ret;
+	ret = looks ? mcast_look_often(qp, work, job, LOOKS) : mcast_look(qp, &qp->send, work, job);
+	mcast_leave_gate(&qp->gate);
+	return ret;
+}
+
+int mcast_spin_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t deadline)
+{
+	int ret = mcast_enter_gate(&qp->gate);
+
+	if (ret)
+		return ret;
+	ret = mcast_spin(qp, work, job, deadline);
+	mcast_leave_gate(&qp->gate);
+	return ret;
+}
+
+int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, const struct mcast_wait *wait)
+{
+	int ret = mcast_enter_gate(&qp->gate);
+
+	if (ret)
+		return ret;
+	ret = mcast_wait_for(qp, &qp->send, work, job, &job->room_end, wait);
+	mcast_leave_gate(&qp->gate);
+	return ret;
+}
+
+void mcast_linger(struct mcast_qp *qp, int64_t budget)
+{
+	struct mcast_send_job all = { .end = ALL_POSTED };
+	struct mcast_wait wait = { .event_fd = NO_FD, .signal_fd = NO_FD, .deadline = mcast_now() + budget, .is_last = 1 };
+
+	mcast_wait_for(qp, &qp->send, work, &all, NULL, &wait);
+}

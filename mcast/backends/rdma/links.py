@@ -1,0 +1,44 @@
+"""Whether a network interface has changed: the one thing that tells of an Ethernet port's new MTU."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+_RTMGRP_LINK = 1
+
+
+class Links:
+    """Listens to the kernel (rtnetlink), without a thread: whoever asks reads what has come."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._changes = 0
+
+    def changes(self) -> int:
+        """A number that is another one after a change."""
+        with self._lock:
+            try:
+                self._read()
+            except OSError:  # it cannot be opened, or messages were lost
+                self._changes += 1
+            return self._changes
+
+    def _read(self) -> None:
+        if self._socket is None or self._pid != os.getpid():  # a fork reads from one of its own
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+            self._socket.setblocking(False)
+            self._socket.bind((0, _RTMGRP_LINK))
+            self._pid = os.getpid()
+            self._changes += 1
+        try:
+            while self._socket.recv(65536):
+                self._changes += 1
+        except BlockingIOError:
+            pass
+
+
+links = Links()

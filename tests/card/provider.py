@@ -1,0 +1,55 @@
+"""The rdma provider on the card: its own code, loaded by its own path, over a device made of memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from mcast.api import Capability, DeviceInfo
+from mcast.backends.rdma import devices, native
+from mcast.backends.rdma.backend import RdmaBackend
+from mcast.backends.rdma.pds import ProtectionDomains
+from mcast.backends.rdma.process import Process
+
+from .card import Card, addresses_of
+
+
+class CardBackend(RdmaBackend):
+    """RdmaBackend where the host has neither devices nor interfaces with their addresses."""
+
+    name = "card"
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self.process, self._native = Process(), native.load()
+        self._channels, self._lock, self._removed = [], threading.RLock(), False
+        self._pds = ProtectionDomains(self._native)
+        self.capabilities = frozenset({Capability.CONNECTED_QP})
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return tuple(self._with_addresses(device) for device in super().devices())
+
+    def _with_addresses(self, device: DeviceInfo) -> DeviceInfo:
+        number = self._card.numbers[device.name]
+        ports = tuple(
+            port.model_copy(update={"addresses": addresses_of(self._card.port(number, port.port_num))})
+            for port in device.ports
+        )
+        return device.model_copy(update={"ports": ports})
+
+
+@contextmanager
+def loaded(library: Path, sysfs: Path) -> Iterator[Card]:
+    """Let the rdma provider load the card in place of the real libraries; `sysfs` is an empty directory."""
+    instead = dict.fromkeys(native.LIBRARIES, str(library))
+    with patch.dict(os.environ, instead), patch.object(devices, "SYSFS", sysfs):
+        native._loaded = None
+        try:
+            native.load()
+            yield Card(library, sysfs)
+        finally:
+            native._loaded = None  # what is loaded next is what the environment names then

@@ -1,0 +1,150 @@
+"""The C core on a card that fails: each path from open to close leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno as E
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+
+import pytest
+
+from mcast.api import CmEventType, McastError, QpInit
+
+from .card import NO_EVENT, Card
+from .ends import BOUND, GROUP, OTHER, End
+from .provider import CardBackend
+
+
+def use(backend: CardBackend) -> None:
+    """All that the provider does with the libraries, once; everything it made is closed."""
+    channel = backend.event_channel()
+    try:
+        cm_id = channel.create_id()
+        cm_id.resolve_addr(GROUP, "10.0.0.1", BOUND)
+        event = channel.get_event(BOUND)
+        assert event is not None
+        event.check()
+        qp = cm_id.create_qp(QpInit(max_send_wr=16, max_recv_wr=16))
+        cm_id.join_multicast(GROUP)
+        event = channel.get_event(BOUND)
+        assert event is not None
+        ud = event.check().ud
+        assert ud is not None
+        with qp.register(bytearray(4096)):
+            qp.send(ud.destination, [b"one", b"two"])
+        with qp.recv(2, BOUND) as batch:
+            assert len(batch) == 2
+        cm_id.leave_multicast(GROUP)
+        qp.attach_mcast(ud.destination.gid, 0)
+        qp.detach_mcast(ud.destination.gid, 0)
+        qp.reset()
+        qp.close()
+        cm_id.destroy()
+    finally:
+        channel.close()
+
+
+CALLS = (
+    "ibv_query_port",
+    "ibv_query_gid",
+    "ibv_alloc_pd",
+    "ibv_reg_mr",
+    "ibv_create_comp_channel",
+    "ibv_create_cq",
+    "ibv_create_qp",
+    "ibv_modify_qp",
+    "ibv_attach_mcast",
+    "ibv_detach_mcast",
+    "ibv_create_ah",
+    "ibv_post_send",
+    "ibv_post_recv",
+    "rdma_create_event_channel",
+    "rdma_create_id",
+    "rdma_resolve_addr",
+    "rdma_create_qp",
+    "rdma_init_qp_attr",
+    "rdma_join_multicast",
+    "rdma_leave_multicast",
+    "rdma_get_cm_event",
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_fails_leaves_nothing(card: Card, call: str) -> None:
+    """Each of its calls in turn: the first, the second, and so on."""
+    found = {}
+    for nth in count():
+        card.reset()
+        card.ethernet(1)
+        if nth:
+            card.fail(call, E.ENOMEM, nth)
+        with CardBackend(card) as backend, suppress(McastError):
+            use(backend)
+        if not nth:
+            times = card.count(call)
+            assert times
+        if card.reports() or card.leftovers():
+            found[nth] = card.reports() + card.leftovers()
+        if nth == times:
+            break
+    card.reset()
+    assert found == {}
+
+
+@pytest.mark.parametrize("layer", [Card.ethernet, Card.infiniband])
+def test_all_is_well_on_each_link_layer(
+    card: Card, backend: CardBackend, layer: Callable[[Card, int], list[int]]
+) -> None:
+    layer(card, 1)
+    end = End(backend)
+    end.join()
+    end.join(OTHER)
+    assert [qp.attachments for qp in card.qps()] == [2]
+    backend.close()
+    assert card.leftovers() == ()
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "error"),
+    [
+        (CmEventType.MULTICAST_ERROR, -E.ETIMEDOUT, E.ETIMEDOUT),
+        (CmEventType.MULTICAST_ERROR, -E.EINVAL, E.EINVAL),
+        (CmEventType.MULTICAST_ERROR, -E.ENODEV, E.ENODEV),
+    ],
+)
+def test_a_join_that_is_refused(
+    card: Card, backend: CardBackend, event: CmEventType, status: int, error: int
+) -> None:
+    card.ethernet(1)
+    end = End(backend)
+    card.answer_join(event, status)
+    end.id.join_multicast(GROUP)
+    found = end.channel.get_event(BOUND)
+    assert found is not None
+    assert (found.type, found.errno) == (event, error)
+    backend.close()
+    assert card.leftovers() == ()
+
+
+def test_a_join_that_is_never_answered(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+    end = End(backend)
+    card.answer_join(NO_EVENT)
+    end.id.join_multicast(GROUP)
+    assert end.channel.get_event(0) is None
+    end.id.leave_multicast(GROUP)
+    backend.close()
+    assert card.leftovers() == ()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CmEventType if kind >= 0])
+def test_an_event_of_each_type_is_a_value(card: Card, backend: CardBackend, kind: CmEventType) -> None:
+    card.ethernet(2)
+    end, other = End(backend), End(backend, "10.0.0.2")
+    end.join()
+    assert card.event(kind, 0, "10.0.0.1") == 1
+    event = end.channel.get_event(BOUND)
+    assert event is not None
+    assert (event.type, event.id) == (kind, end.id)
+    assert other.channel.get_event(0) is None

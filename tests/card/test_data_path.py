@@ -1,0 +1,686 @@
+"""Sending, waiting and closing on a card that takes its time, fails or goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import errno as E
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from mcast import aio
+from mcast.api import (
+    Closed,
+    CmEventType,
+    Destination,
+    McastError,
+    QpError,
+    QpInit,
+    QpState,
+    QueuePair,
+    TimedOut,
+)
+from mcast.backends.rdma import native
+from mcast.backends.rdma.address_handles import AddressHandles
+from mcast.backends.rdma.cm_id import RdmaCmId
+from mcast.backends.rdma.pds import ProtectionDomains
+
+from .card import AsyncEvent, Card, Stage
+from .provider import CardBackend
+
+GROUP = "239.1.2.3"
+LONG = 30.0
+"""Seconds that nothing here takes unless it hangs."""
+DEPTH = 16
+COPIED = bytes(400)
+"""Longer than what goes inline: it is sent from the QP's own memory."""
+
+
+class End:
+    """An id on the first port, its queue pair, and where to send to."""
+
+    def __init__(self, card: Card, backend: CardBackend, send_depth: int = DEPTH) -> None:
+        if not card.numbers:
+            card.ethernet(1)
+        self.card, self.channel = card, backend.event_channel()
+        self.id = self.channel.create_id()
+        self.id.bind_addr("10.0.0.1")
+        self.qp: QueuePair = self.id.create_qp(QpInit(max_send_wr=send_depth, max_recv_wr=64))
+        self.group = self.join()
+
+    def join(self, group: str = GROUP) -> Destination:
+        self.id.join_multicast(group)
+        event = self.channel.get_event(LONG)
+        assert event is not None
+        ud = event.check().ud
+        assert ud is not None
+        return ud.destination
+
+    def inject(self, payload: bytes = b"x") -> None:
+        assert self.card.inject(self.qp.qp_num, payload)
+
+    @contextmanager
+    def held(self, stage: Stage = Stage.SEND) -> Iterator[None]:
+        """What is sent does not complete inside the block."""
+        self.card.hold(stage, self.qp.qp_num)
+        yield
+        self.card.delay(stage, 0, self.qp.qp_num)
+        self.card.release(stage, self.qp.qp_num)
+
+    def kept(self, stage: Stage = Stage.SEND) -> int:
+        return self.card.qps()[0].kept[stage]
+
+
+@pytest.fixture
+def end(card: Card, backend: CardBackend) -> End:
+    return End(card, backend)
+
+
+class Running:
+    """Calls in threads of their own, and what became of them."""
+
+    def __init__(self, *calls: Callable[[], Any]) -> None:
+        self.found: list[Any] = [None] * len(calls)
+        self.threads = [
+            threading.Thread(target=self._run, args=(place, call), daemon=True)
+            for place, call in enumerate(calls)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, place: int, call: Callable[[], Any]) -> None:
+        try:
+            self.found[place] = call()
+        except McastError as error:
+            self.found[place] = error
+
+    def results(self) -> list[Any]:
+        """Of all, once they are done."""
+        end = monotonic() + LONG
+        for thread in self.threads:
+            thread.join(max(0.0, end - monotonic()))
+        assert not any(thread.is_alive() for thread in self.threads)
+        return self.found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = monotonic() + LONG
+    while not condition():
+        assert monotonic() < end
+        threading.Event().wait(0.001)
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    """Whether it sleeps in poll(2), or whatever else the kernel lets it wait for."""
+    try:
+        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    except FileNotFoundError:  # it has ended
+        return True
+    return stat.rsplit(")", 1)[1].split()[0] == "S"
+
+
+# --- waiting -------------------------------------------------------------------------------------
+
+
+def test_nobody_sleeps_while_its_message_is_there(end: End) -> None:
+    """Two threads wait for one message each: whoever has got the first hands over to the other."""
+    deadline = monotonic() + LONG / 2  # a second for each would be too late
+
+    def receive() -> bytes | None:
+        message = end.qp.recv_one(deadline - monotonic())
+        return None if message is None else bytes(message.payload)
+
+    for _ in range(40):
+        both = Running(receive, receive)
+        until(lambda threads=both.threads: all(map(is_asleep, threads)))  # type: ignore[misc]
+        end.inject(b"first")
+        until(lambda threads=both.threads: not all(one.is_alive() for one in threads))  # type: ignore[misc]
+        end.inject(b"second")
+        assert sorted(both.results()) == [b"first", b"second"]
+
+
+def test_nobody_sleeps_while_its_send_is_complete(end: End) -> None:
+    """Two threads send from registered memory, one completion each: who wakes first wakes the other."""
+    memory = memoryview(bytearray(1024))
+    deadline = monotonic() + LONG / 2
+
+    def send() -> None:
+        end.qp.send_one(end.group, memory, None, deadline - monotonic())
+
+    with end.qp.register(memory):
+        for _ in range(20):
+            end.card.hold(Stage.SEND, end.qp.qp_num)
+            both = Running(send, send)
+            until(lambda threads=both.threads: end.kept() == 2 and all(map(is_asleep, threads)))  # type: ignore[misc]
+            end.card.release(Stage.SEND, end.qp.qp_num, 0)
+            end.card.release(Stage.SEND, end.qp.qp_num, 0)
+            assert both.results() == [None, None]
+
+
+def test_a_wait_that_is_over_hands_over(end: End) -> None:
+    """The thread that led has nothing to receive any more: the other gets the message."""
+    first = Running(lambda: end.qp.recv_one(0.2))
+    until(lambda: is_asleep(first.threads[0]))
+    second = Running(lambda: end.qp.recv_one(LONG))
+    assert first.results() == [None]
+    end.inject(b"for the second")
+    (message,) = second.results()
+    assert bytes(message.payload) == b"for the second"
+
+
+def test_a_loop_hears_of_what_a_thread_left(end: End) -> None:
+    """A thread takes one of two messages; the descriptor tells of the other."""
+    descriptor = end.qp.fileno()
+    assert len(end.qp.recv(1, 0)) == 0
+    thread = Running(lambda: end.qp.recv_one(LONG))
+    until(lambda: is_asleep(thread.threads[0]))
+    end.card.hold(Stage.RECV, end.qp.qp_num)
+    end.qp.send(end.group, [b"one", b"two"])
+    end.card.delay(Stage.RECV, 0, end.qp.qp_num)
+    end.card.release(Stage.RECV, end.qp.qp_num)
+    thread.results()
+    while not end.qp.recv(1, 0):
+        assert select.select([descriptor], [], [], LONG)[0]
+
+
+# --- sends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payload", [b"inline", COPIED])
+def test_a_send_of_copies_waits_for_no_completion(end: End, payload: bytes) -> None:
+    with end.held():
+        end.qp.send(end.group, [payload] * 4)
+        end.qp.send_one(end.group, payload)
+        with pytest.raises(TimedOut):
+            end.qp.flush(0)
+        with pytest.raises(TimedOut):
+            end.qp.flush(0.01)
+    end.qp.flush(LONG)
+    assert end.card.qps()[0].sent == 5
+
+
+def test_a_send_from_registered_memory_waits_until_the_device_has_read_it(end: End) -> None:
+    memory = memoryview(bytearray(1024))
+    with end.qp.register(memory):
+        with end.held(), pytest.raises(TimedOut) as late:
+            end.qp.send(end.group, [memory, memory], None, 0.01)
+        assert late.value.posted == 2
+        end.qp.flush(LONG)
+        end.qp.send(end.group, [memory, memory], None, LONG)
+    assert end.card.qps()[0].sent == 4
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_a_full_queue_says_how_many_were_posted(end: End, timeout: float) -> None:
+    with end.held():
+        with pytest.raises(TimedOut) as late:
+            end.qp.send(end.group, [COPIED] * (DEPTH + 4), None, timeout)
+        assert late.value.posted == DEPTH
+        with pytest.raises(TimedOut) as late:
+            end.qp.send_one(end.group, COPIED, None, timeout)
+        assert late.value.posted == 0
+    end.qp.send(end.group, [COPIED] * 4, None, LONG)
+    end.qp.flush(LONG)
+    assert end.card.qps()[0].sent == DEPTH + 4
+
+
+def test_a_send_larger_than_the_queue_arrives_in_order(end: End) -> None:
+    sent = [number.to_bytes(2, "big") * 200 for number in range(60)]
+    end.card.delay(Stage.SEND, 200)
+    end.qp.send(end.group, sent, None, LONG)
+    received = [bytes(message.payload) for _ in sent if (message := end.qp.recv_one(LONG)) is not None]
+    assert received == sent
+
+
+def test_what_failed_is_told_by_the_next_call(end: End) -> None:
+    """Three messages are under way when the device fails: the next call says so, and they are counted."""
+    end.card.fail("send_completion", 4)  # IBV_WC_LOC_PROT_ERR
+    with end.held():
+        end.qp.send(end.group, [COPIED] * 3)
+    with pytest.raises(QpError) as failed:
+        end.qp.send_one(end.group, b"another")
+    assert failed.value.unsent >= 1
+    assert failed.value.posted == 0
+    assert end.qp.counters.unsent == failed.value.unsent
+    with pytest.raises(QpError):
+        end.qp.flush(0)
+    end.qp.reset()
+    assert end.qp.counters.unsent == failed.value.unsent
+    end.qp.send_one(end.group, b"again")
+    end.qp.flush(LONG)
+
+
+def test_a_post_that_fails_half_way_raises_at_once(end: End) -> None:
+    with end.held():
+        end.qp.send_one(end.group, b"under way")
+        end.card.fail("ibv_post_send", E.ENOMEM, take=2)
+        with pytest.raises(McastError) as failed:
+            end.qp.send(end.group, [COPIED] * 5)
+        assert (failed.value.errno, failed.value.posted) == (E.ENOMEM, 2)
+        assert end.card.qps()[0].sent == 3
+    end.qp.flush(LONG)
+
+
+def test_a_handle_that_a_reset_has_ended_is_used_by_nobody(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset comes between a send and the handle that it has looked up; then another thread sends, too.
+
+    The card reports a post with a handle that was destroyed.
+    """
+    other = end.group.model_copy(update={"hop_limit": 7})
+    look_up = AddressHandles.get
+    meanwhile: dict[Destination, Callable[[], object]] = {
+        end.group: end.qp.reset,
+        other: lambda: Running(lambda: end.qp.send_one(end.group, b"of another thread")).results(),
+    }
+
+    def get(self: AddressHandles, destination: Destination) -> int:
+        step = meanwhile.pop(destination, None)
+        found = look_up(self, destination) if destination == end.group else None
+        if step is not None:
+            step()
+        return look_up(self, destination) if found is None else found
+
+    monkeypatch.setattr(AddressHandles, "get", get)
+    end.qp.send_one(end.group, b"across a reset")
+    end.qp.send_one(other, b"to another destination")
+    end.qp.flush(LONG)
+    assert not meanwhile
+    assert end.card.reports() == ()
+
+
+def test_a_region_closes_beside_sends_from_it(end: End) -> None:
+    memory = memoryview(bytearray(1024))
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.is_set():
+            end.qp.send(end.group, [memory] * 8, None, LONG)
+
+    threads = Running(send, send)
+    for _ in range(200):
+        end.qp.register(memory).close()
+    over.set()
+    assert threads.results() == [None, None]
+    assert end.qp.state is QpState.RTS
+
+
+def test_a_large_batch_is_copied_without_the_gil(card: Card, backend: CardBackend) -> None:
+    """Where threads take turns by themselves only, another one goes on during the sends."""
+    end = End(card, backend, send_depth=512)
+    turns, over = [0], threading.Event()
+
+    def count() -> None:
+        while not over.is_set():
+            turns[0] += 1
+            os.sched_yield()
+
+    batch = [bytes(1024)] * 128
+    before = sys.getswitchinterval()
+    other = Running(count)
+    until(lambda: turns[0] > 0)
+    sys.setswitchinterval(1000)
+    try:
+        start, stop = turns[0], monotonic() + LONG / 3
+        while turns[0] == start and monotonic() < stop:
+            end.qp.send(end.group, batch)
+        gone = turns[0] - start
+    finally:
+        sys.setswitchinterval(before)
+        over.set()
+    other.results()
+    assert gone > 0
+
+
+# --- aio -----------------------------------------------------------------------------------------
+
+
+def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+    sent = [number.to_bytes(2, "big") * 200 for number in range(5 * DEPTH)]
+
+    async def run() -> None:
+        opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH, receive_depth=256)
+        async with opened as endpoint, endpoint.join(GROUP) as group:
+            card.hold(Stage.SEND)
+            sending = asyncio.create_task(group.send_batch(sent))
+            while card.qps()[0].sent != DEPTH:
+                await asyncio.sleep(0)
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+            assert not sending.done()
+            card.release_all()
+            assert await sending == len(sent)
+            await endpoint.flush(LONG)
+            received = [await endpoint.recv(LONG) for _ in sent]
+            assert [bytes(message.payload) for message in received if message] == sent
+            assert await endpoint.recv(0) is None
+            assert endpoint.stats().sent == len(sent)
+
+    asyncio.run(run())
+
+
+def test_aio_says_how_many_were_posted_in_time(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+
+    async def run() -> None:
+        opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH, sequence=True)
+        async with opened as endpoint, endpoint.join(GROUP) as group:
+            card.hold(Stage.SEND)
+            with pytest.raises(TimedOut) as late:
+                await group.send_batch([COPIED] * (DEPTH + 3), timeout=0.05)
+            assert late.value.posted == DEPTH
+            with pytest.raises(TimedOut):
+                await endpoint.flush(0.01)
+            card.release_all()
+            await group.send_batch([COPIED] * (DEPTH + 3 - late.value.posted), timeout=LONG)
+            for _ in range(DEPTH + 3):
+                assert await endpoint.recv(LONG) is not None
+            (counted,) = endpoint.stats().groups
+            assert (counted.sent, counted.gaps) == (DEPTH + 3, 0)
+
+    asyncio.run(run())
+
+
+# --- closing -------------------------------------------------------------------------------------
+
+ENDS = (
+    "ibv_destroy_ah",
+    "ibv_destroy_qp",
+    "ibv_dereg_mr",
+    "ibv_destroy_cq",
+    "ibv_destroy_comp_channel",
+    "ibv_dealloc_pd",
+    "ibv_detach_mcast",
+    "rdma_leave_multicast",
+    "rdma_destroy_id",
+)
+
+
+@pytest.mark.parametrize("call", ENDS)
+def test_a_close_that_fails_abandons_nothing_else(card: Card, backend: CardBackend, call: str) -> None:
+    """Two channels with two ids each. The first call of a kind fails; closing again ends what is left."""
+    ends = [End(card, backend) for _ in range(2)]
+    for end in ends:
+        end.qp.register(bytearray(4096))
+        end.qp.send_one(end.group, b"x")
+    made = len(card.leftovers())
+    card.fail(call, E.EIO)
+    silent = call in (
+        "ibv_detach_mcast",
+        "rdma_leave_multicast",
+    )  # the device may be gone, and its groups with it
+    errnos = []
+    try:
+        backend.close()
+    except McastError as failed:
+        errnos.append(failed.errno)
+    assert errnos == ([] if silent else [E.EIO])
+    left = card.leftovers()
+    assert len(left) <= 6 < made  # that one, and what it depends on
+    backend.close()
+    assert card.leftovers() == ()
+
+
+def test_every_failure_of_a_close_is_told(card: Card, backend: CardBackend) -> None:
+    end = End(card, backend)
+    card.fail("ibv_destroy_cq", E.EIO)
+    card.fail("ibv_dealloc_pd", E.ENOMEM)
+    with pytest.raises(McastError) as failed:
+        end.qp.close()
+    assert (failed.value.errno, len(failed.value.__notes__)) == (E.EIO, 1)
+    end.qp.close()
+    backend.close()
+    assert card.leftovers() == ()
+
+
+@pytest.mark.parametrize("what", ["send", "receive", "event"])
+def test_closing_in_a_signal_handler_ends_the_call(end: End, what: str) -> None:
+    memory = memoryview(bytearray(1024))
+    end.qp.register(memory)
+    end.qp.send_one(end.group, b"from here on sends take the fast path")
+    assert end.qp.recv_one(LONG) is not None
+    end.card.hold(Stage.SEND, end.qp.qp_num)
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: end.qp.send_one(end.group, memory),
+        "receive": lambda: end.qp.recv_one(LONG),
+        "event": lambda: end.channel.get_event(LONG),
+    }
+    main = threading.main_thread()
+
+    def ask() -> None:
+        until(lambda: is_asleep(main))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: end.channel.close())
+    try:
+        asking = Running(ask)
+        with pytest.raises(Closed):
+            calls[what]()
+        asking.results()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class Closing:
+    """Closes what it is given when it is looked at."""
+
+    def __init__(self, qp: QueuePair) -> None:
+        self._qp = qp
+
+    def __float__(self) -> float:
+        self._qp.close()
+        return 0.01
+
+    def __bool__(self) -> bool:
+        self._qp.close()
+        return True
+
+
+def test_an_argument_that_closes_the_queue_pair_ends_the_call(card: Card, backend: CardBackend) -> None:
+    calls: list[Callable[[End, Any], object]] = [
+        lambda end, closing: end.qp.recv_one(closing),
+        lambda end, closing: end.qp.recv(4, closing),
+        lambda end, closing: end.qp.recv(4, 0.01, closing),
+        lambda end, closing: end.qp.send_one(end.group, b"x", None, closing),
+        lambda end, closing: end.qp.send(end.group, [b"x"], None, closing),
+        lambda end, closing: end.qp.flush(closing),
+    ]
+    for call in calls:
+        end = End(card, backend)
+        end.qp.send_one(end.group, b"the handle is known")
+        with pytest.raises(Closed):
+            call(end, Closing(end.qp))
+        end.channel.close()
+    assert card.reports() == ()
+
+
+def test_an_id_is_destroyed_while_its_channel_closes(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel closes after the id is told to end, and before it does."""
+    begun, closed = threading.Event(), threading.Event()
+    finish = RdmaCmId._destroy
+
+    def destroy(self: RdmaCmId) -> None:
+        begun.set()
+        closed.wait(0.2)  # in vain if closing waits for this
+        finish(self)
+
+    def close() -> None:
+        begun.wait(LONG)
+        end.channel.close()
+        closed.set()
+
+    monkeypatch.setattr(RdmaCmId, "_destroy", destroy)
+    assert Running(end.id.destroy, close).results() == [None, None]
+    assert end.card.reports() == ()
+    assert end.card.leftovers() == ()
+
+
+def test_a_close_waits_for_what_was_posted(card: Card, backend: CardBackend, end: End) -> None:
+    """A message that was posted is not lost because its queue pair closes."""
+    other = End(card, backend)
+    card.delay(Stage.WIRE, 2000, end.qp.qp_num)
+    end.qp.send(end.group, [COPIED] * 4)
+    end.qp.close()
+    assert len(other.qp.recv(4, 0)) == 4
+
+
+# --- what the device tells -----------------------------------------------------------------------
+
+
+def test_a_removed_device_is_told_by_its_event(end: End) -> None:
+    """The completion channels say no more than POLLERR: who waits for events as well hears of the removal."""
+    waiting = Running(lambda: end.qp.recv(4, None, True))
+    until(lambda: is_asleep(waiting.threads[0]))
+    end.card.remove(0)
+    (found,) = waiting.results()
+    assert isinstance(found, QpError) or len(found) == 0
+    event = end.channel.get_event(LONG)
+    assert event is not None
+    assert event.type is CmEventType.DEVICE_REMOVAL
+
+
+def test_closing_after_a_card_was_pulled_lets_go_of_all_it_can(card: Card) -> None:
+    """The kernel answers EIO to every command: descriptors, ids and memberships end all the same."""
+    backend = CardBackend(card)
+    End(card, backend).channel.close()
+    open_before = descriptors()
+    ends = [End(card, backend) for _ in range(2)]
+    for end in ends:
+        end.qp.send_one(end.group, b"x")
+    card.remove(0, disassociated=True)
+    with pytest.raises(McastError) as failed:
+        backend.close()
+    assert failed.value.errno == E.EIO
+    assert failed.value.__notes__
+    kinds = {one.kind for one in card.leftovers() if not one.refused}
+    assert kinds <= {"completion channel", "context"}  # what the refused ones keep in the libraries
+    assert descriptors() - open_before <= 4  # the card's own ends of its completion channels
+    card.reset()
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("call", ["recv", "flush"])
+def test_a_fatal_event_ends_every_wait(end: End, call: str) -> None:
+    end.card.hold(Stage.SEND, end.qp.qp_num)
+    end.qp.send_one(end.group, b"x")
+    wait = (lambda: end.qp.recv(4)) if call == "recv" else (lambda: end.qp.flush())
+    end.qp.recv(4, 0)
+    waiting = Running(wait, wait)
+    if call == "recv":
+        end.qp.recv(4, 0.05).release()
+    until(lambda: all(map(is_asleep, waiting.threads)))
+    end.card.cq_event(end.qp.qp_num, receives=True)
+    for found in waiting.results():
+        assert isinstance(found, QpError)
+        assert "CQ_ERR" in str(found)
+
+
+def test_who_waits_asks_the_device_nothing(end: End) -> None:
+    queries = ("ibv_query_qp", "ibv_query_port")
+    before = [end.card.count(name) for name in queries]
+    assert end.qp.recv_one(2.5) is None
+    assert [end.card.count(name) for name in queries] == before
+
+
+def test_the_mtu_is_asked_for_once(end: End) -> None:
+    end.qp.send_one(end.group, COPIED)
+    before = end.card.count("ibv_query_port")
+    stop = monotonic() + 0.5
+    while monotonic() < stop:
+        end.qp.send_one(end.group, COPIED)
+    assert end.card.count("ibv_query_port") == before
+    end.card.set_port(0, active_mtu=1)
+    end.card.port_event(0, AsyncEvent.PORT_ACTIVE)
+    until(lambda: end.qp.max_message_size == 256)
+
+
+def test_an_address_that_librdmacm_cannot_look_at(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+    channel = backend.event_channel()
+    card.answer_resolve(CmEventType.ADDR_ERROR, -1)
+    channel.create_id().resolve_addr(GROUP, "10.0.0.1")
+    event = channel.get_event(LONG)
+    assert event is not None
+    assert event.errno == E.ENODEV
+
+
+def test_a_group_of_slower_members_is_sent_to_at_its_rate(
+    card: Card, backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card.infiniband(1)
+    card.set_port(0, group_rate=5)
+    rates = []
+    make = native.Native.new_ah
+
+    def new_ah(self: native.Native, qp: Any, gid: bytes, fields: dict[str, int], *about: Any) -> int:
+        rates.append(fields["static_rate"])
+        return make(self, qp, gid, fields, *about)
+
+    monkeypatch.setattr(native.Native, "new_ah", new_ah)
+    end = End(card, backend)
+    assert end.group.static_rate == 5
+    end.qp.send_one(end.group, b"x")
+    assert rates == [5]
+
+
+def test_an_answer_goes_the_way_that_the_message_came(card: Card, backend: CardBackend) -> None:
+    card.infiniband(1)
+    end = End(card, backend)
+    assert card.inject(end.qp.qp_num, b"question", src_qp=77, slid=9, sl=2, path_bits=3)
+    message = end.qp.recv_one(LONG)
+    assert message is not None
+    back = end.group.reply_to(message)
+    assert (back.qp_num, back.dlid, back.sl, back.src_path_bits, back.is_global) == (77, 9, 2, 3, False)
+    end.qp.send_one(back, b"answer")
+    with pytest.raises(ValueError, match="cannot be answered"):
+        end.group.reply_to(message._replace(src_lid=0))
+
+
+def test_there_are_no_lids_on_ethernet(card: Card, backend: CardBackend) -> None:
+    """Whatever a driver leaves where a LID would be."""
+    card.ethernet(1)
+    card.set_port(0, ethernet_slid=7)
+    end = End(card, backend)
+    end.qp.send_one(end.group, b"x")
+    message = end.qp.recv_one(LONG)
+    assert message is not None
+    assert message.src_lid == 0
+
+
+# --- forks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("release", "times"),
+    [("5.11.22-generic", 1), ("4.18.0-553.el8_10.x86_64", 1), ("5.12.0", 0), ("6.1.0-56", 0)],
+)
+def test_old_kernels_keep_registered_memory_from_forks(
+    card: Card, monkeypatch: pytest.MonkeyPatch, release: str, times: int
+) -> None:
+    names = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: type(names)((*names[:2], release, *names[3:])))
+    before = card.count("ibv_fork_init")
+    native._load()
+    assert card.count("ibv_fork_init") - before == times
+
+
+def test_a_protection_domain_that_stays_is_freed_later(card: Card, backend: CardBackend) -> None:
+    card.fail("ibv_dealloc_pd", E.EBUSY)
+    end = End(card, backend)
+    with pytest.raises(McastError):
+        end.qp.close()
+    assert isinstance(backend._pds, ProtectionDomains)
+    backend.close()
+    assert card.leftovers() == ()

@@ -1,0 +1,76 @@
+"""Endpoints on a card to which things happen: they lose their memberships, and take them up again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mcast import Endpoint, Lost, Membership, Rejoined, RejoinPolicy, open_endpoint
+from mcast.api import CmEventType
+
+from .card import AsyncEvent, Card
+from .ends import BOUND, GROUP
+from .provider import CardBackend
+
+SECOND = 1
+"""The receiver's device."""
+
+
+class Pair:
+    """A sender on the first device, a receiver on the second."""
+
+    def __init__(self, card: Card, backend: CardBackend) -> None:
+        policy = RejoinPolicy(first=0.01, maximum=0.02)
+        self.card = card
+        self.sender: Endpoint = open_endpoint(backend, "10.0.0.1", rejoin=policy)
+        self.receiver: Endpoint = open_endpoint(backend, "10.0.0.2", rejoin=policy)
+        self.out, self.group = self.sender.sender(GROUP), self.receiver.join(GROUP)
+
+    def hears(self) -> bool:
+        """Whether a message gets through."""
+        self.out.send(b"?")
+        return self.group.recv(BOUND) is not None
+
+
+@pytest.fixture(params=["roce", "infiniband"])
+def pair(request: pytest.FixtureRequest, card: Card, backend: CardBackend) -> Pair:
+    card.network(request.param, ports=2)
+    return Pair(card, backend)
+
+
+def change_address(pair: Pair) -> None:
+    assert pair.card.event(CmEventType.ADDR_CHANGE, 0, "10.0.0.2") == 1
+
+
+def end_membership(pair: Pair) -> None:
+    assert pair.card.event(CmEventType.MULTICAST_ERROR, -102, "10.0.0.2", GROUP) == 1
+
+
+def fail_queue_pair(pair: Pair) -> None:
+    pair.card.qp_event(pair.receiver.qp_num, AsyncEvent.QP_FATAL)
+
+
+def remove_device(pair: Pair) -> None:
+    pair.card.remove(SECOND)
+    pair.card.restore(SECOND)
+
+
+@pytest.mark.parametrize("fault", [change_address, end_membership, fail_queue_pair, remove_device])
+def test_a_lost_membership_comes_back(pair: Pair, fault: Callable[[Pair], None]) -> None:
+    assert pair.hears()
+    fault(pair)
+    found = [pair.receiver.next_event(BOUND) for _ in range(2)]
+    assert [type(one) for one in found] == [Lost, Rejoined]
+    assert pair.hears()
+
+
+def test_a_refused_join_is_an_error_and_the_next_is_none(card: Card, backend: CardBackend) -> None:
+    card.infiniband(1)
+    with open_endpoint(backend, "10.0.0.1") as endpoint:
+        card.answer_join(CmEventType.MULTICAST_ERROR, -22)
+        with pytest.raises(OSError):
+            endpoint.join(GROUP)
+        assert endpoint.groups == ()
+        member: Membership = endpoint.join(GROUP)
+        assert member.joined

@@ -1,0 +1,20 @@
+"""The C core and the card under AddressSanitizer and UndefinedBehaviorSanitizer, in their own process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from .build import ROOT, SANITIZE
+from .run_sanitized import command
+
+
+@pytest.mark.skipif(SANITIZE in os.environ, reason="this is the process of its own")
+@pytest.mark.timeout(600)
+def test_nothing_is_used_that_is_gone() -> None:
+    run, environment = command("1")
+    kept = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(run, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]

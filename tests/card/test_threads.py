@@ -1,0 +1,107 @@
+"""The C core used by many threads at once, on a card that completes late. Under ThreadSanitizer, too."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from mcast.api import Closed, QueuePair
+
+from .card import Card, Stage
+from .ends import BOUND, GROUP, End
+from .provider import CardBackend
+
+
+@pytest.mark.parametrize("microseconds", [0, 20, 2000])
+def test_many_send_and_many_receive(card: Card, backend: CardBackend, microseconds: float) -> None:
+    """Each message comes to one of the receivers of its queue pair, whatever the order of completions."""
+    card.ethernet(2)
+    sender, receiver = End(backend), End(backend, "10.0.0.2", max_recv_wr=256)
+    out, into, to = sender.qp, receiver.qp, receiver.join()
+    card.delay(Stage.SEND, microseconds)
+    rounds, senders, receivers = 20, 3, 3
+    left = threading.Semaphore(rounds * senders * 2)
+
+    def send(number: int) -> None:
+        for index in range(rounds):
+            out.send_one(to, b"%d %d" % (number, index), timeout=BOUND)
+            assert out.send(to, [b"%d %d b" % (number, index)], timeout=BOUND) == 1
+
+    def receive() -> list[bytes]:
+        found = []
+        while left.acquire(blocking=False):
+            message = into.recv_one(BOUND)
+            assert message is not None
+            found.append(bytes(message.payload))
+        return found
+
+    with ThreadPoolExecutor(senders + receivers) as pool:
+        received = [pool.submit(receive) for _ in range(receivers)]
+        sent = [pool.submit(send, number) for number in range(senders)]
+        for job in sent:
+            job.result(BOUND)
+        found = [payload for job in received for payload in job.result(BOUND)]
+    expected = [b"%d %d" % (n, i) for n in range(senders) for i in range(rounds)]
+    assert sorted(found) == sorted([*expected, *(text + b" b" for text in expected)])
+
+
+def receive(qp: QueuePair) -> None:
+    qp.recv(8, BOUND).release()
+
+
+def test_a_close_ends_what_others_do(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+    card.delay(Stage.SEND, 50)
+    for _ in range(10):
+        end = End(backend)
+        qp, to = end.qp, end.join()
+        began = threading.Barrier(4, timeout=BOUND)
+
+        calls = (
+            partial(qp.send_one, to, b"x", timeout=BOUND),
+            partial(receive, qp),
+            partial(getattr, qp, "counters"),
+        )
+
+        def use(call: Callable[[], object], began: threading.Barrier = began) -> None:
+            began.wait()
+            while True:
+                call()
+
+        with ThreadPoolExecutor(3) as pool:
+            jobs = [pool.submit(use, call) for call in calls]
+            began.wait()
+            qp.close()
+            for job in jobs:
+                with pytest.raises(Closed):
+                    job.result(BOUND)
+
+
+def test_events_come_while_others_send(card: Card, backend: CardBackend) -> None:
+    """Queue pairs are made, joined and closed beside one that is in use."""
+    card.ethernet(2)
+    end = End(backend)
+    out, to = end.qp, end.join()
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.is_set():
+            out.send_one(to, b"x", timeout=BOUND)
+
+    def make() -> None:
+        for _ in range(20):
+            one = End(backend, "10.0.0.2")
+            one.join()
+            one.id.leave_multicast(GROUP)
+            one.channel.close()
+
+    with ThreadPoolExecutor(3) as pool:
+        sending = pool.submit(send)
+        for job in [pool.submit(make) for _ in range(2)]:
+            job.result(BOUND)
+        stop.set()
+        sending.result(BOUND)
