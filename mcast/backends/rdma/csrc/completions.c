@@ -158,14 +158,14 @@ static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
 /* Nothing was found: arm the descriptor as a leader would, and look again. If a thread leads, it calls as it leaves. */
 static int look_armed(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what)
 {
-	struct waiter self = { .fd = NO_FD };
+	static const struct waiter loop = { .fd = NO_FD };
 	uint32_t told = silence(qp, completions);
 	int leads, ret = 0;
 
 	pthread_mutex_lock(&qp->lock);
 	leads = !completions->leader;
 	if (leads)
-		completions->leader = &self;
+		completions->leader = &loop;
 	pthread_mutex_unlock(&qp->lock);
 	if (leads && told)
 		take_completion_event(qp, completions, told & (EPOLLERR | EPOLLHUP));
