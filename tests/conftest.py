@@ -46,7 +46,7 @@ def card(tmp_path: Path) -> Iterator[Card]:
     with loaded(build(), tmp_path) as card:
         card.reset()
         yield card
-        reports, leftovers = card.reports(), [one for one in card.leftovers() if not one.refused]
+        reports, leftovers = card.reports(), [one for one in card.leftovers() if not one.excused]
         card.reset()
         assert reports == ()
         assert leftovers == []

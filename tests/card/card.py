@@ -193,11 +193,11 @@ class Qp(NamedTuple):
 
 
 class Leftover(NamedTuple):
-    """An object that lives. `refused`: a destroy of it failed by the script, so that it cannot be gone."""
+    """An object that lives. `excused`: a destroy of it failed by the script, or others use it."""
 
     kind: str
     number: int
-    refused: bool
+    excused: bool
 
 
 def key(address: IPv4Address | IPv6Address | str | bytes) -> bytes:
@@ -476,7 +476,9 @@ class Card:
     def leftovers(self) -> tuple[Leftover, ...]:
         """What was made and not destroyed; librdmacm's own contexts do not count."""
         lines = (line.split("|") for line in self._text(self._lib.card_leftovers).splitlines())
-        return tuple(Leftover(kind, int(number), refused == "1") for kind, number, refused in lines)
+        return tuple(
+            Leftover(kind, int(number), refused + uses != "00") for kind, number, refused, uses in lines
+        )
 
     def _text(self, call: Any) -> str:
         room = c.create_string_buffer(1 << 16)

@@ -94,8 +94,10 @@ void rdma_destroy_event_channel(struct rdma_event_channel *target)
 {
 	int error = enter(CALL_rdma_destroy_event_channel, KIND_EVENT_CHANNEL, target);
 
-	if (error == EBUSY)
-		report("rdma_destroy_event_channel: %d ids are left", object_of(KIND_EVENT_CHANNEL, target)->uses);
+	/* the kernel ends what is left of it; an id that could not be destroyed is nobody's fault */
+	for (struct object *object = first_object; object && error == EBUSY; object = object->next)
+		if (object->kind == KIND_ID && ((struct id *)(object + 1))->id.channel == target && !object->refused)
+			report("rdma_destroy_event_channel: id %u is left", object->serial);
 	if (!error || error == EBUSY) {
 		close_bell(&((struct event_channel *)target)->bell);
 		end(KIND_EVENT_CHANNEL, target);
@@ -228,6 +230,8 @@ int rdma_destroy_id(struct rdma_cm_id *target)
 	int error = enter(CALL_rdma_destroy_id, KIND_ID, target);
 	struct id *id = (struct id *)target;
 
+	if (!error && object_of(KIND_EVENT_CHANNEL, target->channel)->magic == DEAD)
+		error = EBADF;
 	if (error)
 		return result(error);
 	settle_events(CALL_rdma_destroy_id, KIND_ID, target);

@@ -136,7 +136,7 @@ static int is_kept(const struct context *context)
 	return context->is_cm && !context->is_dead;
 }
 
-/* A line for each object that lives: its kind, its number, "refused" if it could not be destroyed. */
+/* A line for each object that lives: its kind, its number, whether a destroy of it failed, how many use it. */
 int card_leftovers(char *out, int size)
 {
 	int length = 0;
@@ -147,12 +147,12 @@ int card_leftovers(char *out, int size)
 
 		if (object->kind == KIND_CONTEXT && is_kept((struct context *)(object + 1)))
 			continue;
-		length += snprintf(room ? out + length : NULL, (size_t)room, "%s|%u|%d\n", kind_names[object->kind],
-				   object->serial, object->refused);
+		length += snprintf(room ? out + length : NULL, (size_t)room, "%s|%u|%d|%d\n",
+				   kind_names[object->kind], object->serial, object->refused, object->uses);
 		for (struct membership *one = object->kind == KIND_ID ? ((struct id *)(object + 1))->memberships : NULL;
 		     one; one = one->next) {
 			room = length < size ? size - length : 0;
-			length += snprintf(room ? out + length : NULL, (size_t)room, "membership|%u|%d\n",
+			length += snprintf(room ? out + length : NULL, (size_t)room, "membership|%u|%d|0\n",
 					   object->serial, one->is_left);
 		}
 	}
