@@ -300,9 +300,10 @@ class Card:
         self._lib.card_set_port(device, port, c.byref(changed))
 
     def remove(self, device: int, disassociated: bool = False) -> None:
-        """The device goes: DEVICE_REMOVAL to its ids, DEVICE_FATAL, POLLERR on its completion channels.
+        """The device goes: DEVICE_REMOVAL to its ids, and DEVICE_FATAL.
 
-        `disassociated`: the kernel does not wait until all have let go, and answers EIO from now on.
+        `disassociated`: the kernel does not wait until all have let go. It answers EIO from now on, and
+        poll(2) gives POLLERR for each completion channel.
         """
         self._lib.card_remove(device, int(disassociated))
 

@@ -56,7 +56,15 @@ def remove_device(pair: Pair) -> None:
     pair.card.restore(SECOND)
 
 
-@pytest.mark.parametrize("fault", [change_address, end_membership, fail_queue_pair, remove_device])
+def disassociate_device(pair: Pair) -> None:
+    pair.card.remove(SECOND, disassociated=True)
+    pair.card.restore(SECOND)
+
+
+FAULTS = (change_address, end_membership, fail_queue_pair, remove_device, disassociate_device)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_lost_membership_comes_back(pair: Pair, fault: Callable[[Pair], None]) -> None:
     assert pair.hears()
     fault(pair)

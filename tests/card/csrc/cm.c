@@ -454,7 +454,8 @@ int card_cm_event(const uint8_t *address, int type, int status, const uint8_t *g
 	return count;
 }
 
-/* The device goes. `disassociated`: the kernel does not wait until it is let go, and answers EIO from now on. */
+/* The device goes. `disassociated`: the kernel does not wait until it is let go; it answers EIO from now on, and
+ * there is an error on each completion channel. */
 void card_remove(int number, int disassociated)
 {
 	struct device *device = &devices[number];
@@ -468,7 +469,7 @@ void card_remove(int number, int disassociated)
 			continue;
 		if (object->kind == KIND_ID)
 			tell((struct id *)(object + 1), RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
-		if (object->kind == KIND_COMP_CHANNEL)
+		if (object->kind == KIND_COMP_CHANNEL && disassociated)
 			break_bell(&((struct comp_channel *)(object + 1))->events.bell);
 		if (object->kind == KIND_CONTEXT)
 			((struct context *)(object + 1))->is_dead = 1;
