@@ -366,9 +366,9 @@ def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others
 # --- waiting ---------------------------------------------------------------------------------------
 
 
-def test_each_timeout_ends_in_its_own_time(network: Network) -> None:
+def test_each_timeout_ends_in_its_own_time(fabric: Fabric) -> None:
     async def main() -> None:
-        async with pair(network) as (_, other):
+        async with pair(fabric) as (_, other):
             group = await other.join(GROUP)
             loop = asyncio.get_running_loop()
             over: list[float] = []
