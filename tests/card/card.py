@@ -351,7 +351,7 @@ class Card:
         assert not self._lib.card_answer(0, nth, int(event), status)
 
     def stall(self, call: str, nth: int = 1) -> None:
-        """The `nth` call from now on stands still until `go_on`, at most for 10 s, which is reported."""
+        """The `nth` call from now on stands still until `go_on`, at most for 30 s, which is reported."""
         assert not self._lib.card_stall(call.encode(), nth), f"no call {call!r}"
 
     def stalled(self, call: str) -> int:

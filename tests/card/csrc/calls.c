@@ -3,7 +3,7 @@
 
 #include <time.h>
 
-enum { MOST_FAULTS = 64, MOST_SECONDS = 10 };
+enum { MOST_FAULTS = 64, MOST_SECONDS = 30 };
 
 pthread_mutex_t card_lock = PTHREAD_MUTEX_INITIALIZER;
 
