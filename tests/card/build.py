@@ -8,15 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mcast.backends.rdma.csrc.build_native import SANITIZERS
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CSRC = HERE / "csrc"
 SOURCES = sorted(CSRC.glob("*.c"))
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 SANITIZE = "MCAST_SANITIZE"
-"""The variable that build_native.py reads: empty, or a key of SANITIZERS."""
+"""The variable that build_native.py reads: empty, or a key of its SANITIZERS."""
 
 
 def build(sanitize: str = os.environ.get(SANITIZE, "")) -> Path:
@@ -34,6 +32,8 @@ def build_exercise(sanitize: str = os.environ.get(SANITIZE, "")) -> Path:
 
 def _made(name: str, sources: list[Path], sanitize: str, *options: str) -> Path:
     """Made anew only if a source, or an option, has changed."""
+    from mcast.backends.rdma.csrc.build_native import SANITIZERS  # takes a while
+
     flags = ["-std=gnu11", "-O2", "-g", "-pthread", *WARNINGS, *options, *SANITIZERS.get(sanitize, [])]
     inputs = [*sources, *sorted(CSRC.glob("*.h")), CSRC / "card.map"]
     text = repr(flags).encode() + b"".join(path.read_bytes() for path in inputs)

@@ -193,11 +193,11 @@ class Qp(NamedTuple):
 
 
 class Leftover(NamedTuple):
-    """An object that lives. `refused`: a destroy of it failed by the script, so that it cannot be gone."""
+    """An object that lives. `excused`: a destroy of it failed by the script, or others use it."""
 
     kind: str
     number: int
-    refused: bool
+    excused: bool
 
 
 def key(address: IPv4Address | IPv6Address | str | bytes) -> bytes:
@@ -300,9 +300,10 @@ class Card:
         self._lib.card_set_port(device, port, c.byref(changed))
 
     def remove(self, device: int, disassociated: bool = False) -> None:
-        """The device goes: DEVICE_REMOVAL to its ids, DEVICE_FATAL, POLLERR on its completion channels.
+        """The device goes: DEVICE_REMOVAL to its ids, and DEVICE_FATAL.
 
-        `disassociated`: the kernel does not wait until all have let go, and answers EIO from now on.
+        `disassociated`: the kernel does not wait until all have let go. It answers EIO from now on, and
+        poll(2) gives POLLERR for each completion channel.
         """
         self._lib.card_remove(device, int(disassociated))
 
@@ -350,7 +351,7 @@ class Card:
         assert not self._lib.card_answer(0, nth, int(event), status)
 
     def stall(self, call: str, nth: int = 1) -> None:
-        """The `nth` call from now on stands still until `go_on`, at most for 10 s, which is reported."""
+        """The `nth` call from now on stands still until `go_on`, at most for 30 s, which is reported."""
         assert not self._lib.card_stall(call.encode(), nth), f"no call {call!r}"
 
     def stalled(self, call: str) -> int:
@@ -476,7 +477,9 @@ class Card:
     def leftovers(self) -> tuple[Leftover, ...]:
         """What was made and not destroyed; librdmacm's own contexts do not count."""
         lines = (line.split("|") for line in self._text(self._lib.card_leftovers).splitlines())
-        return tuple(Leftover(kind, int(number), refused == "1") for kind, number, refused in lines)
+        return tuple(
+            Leftover(kind, int(number), refused + uses != "00") for kind, number, refused, uses in lines
+        )
 
     def _text(self, call: Any) -> str:
         room = c.create_string_buffer(1 << 16)

@@ -16,7 +16,7 @@
 
 #include "card.h"
 
-enum { DEPTH = 16, SIZE = 256 };
+enum { DEPTH = 16, SIZE = 256, MULTICAST_QP = 0xffffff, UDP_QKEY = 0x01234567 };
 
 static void check_at(int line, int holds, const char *what)
 {
@@ -49,6 +49,7 @@ struct end {
 	struct ibv_cq *cq;
 	struct ibv_mr *mr;
 	struct ibv_ah *ah;
+	struct ibv_ah_attr to;
 	uint8_t memory[2 * SIZE];
 };
 
@@ -74,7 +75,8 @@ static void open_end(struct end *end)
 	CHECK(!rdma_join_multicast(end->id, (struct sockaddr *)&group, end));
 	CHECK(!rdma_get_cm_event(end->events, &event));
 	CHECK(event->event == RDMA_CM_EVENT_MULTICAST_JOIN && event->param.ud.private_data == end);
-	CHECK(end->ah = ibv_create_ah(end->pd, &event->param.ud.ah_attr));
+	end->to = event->param.ud.ah_attr;
+	CHECK(end->ah = ibv_create_ah(end->pd, &end->to));
 	CHECK(!rdma_ack_cm_event(event));
 }
 
@@ -101,14 +103,19 @@ static int post_receive(struct end *end)
 	return ibv_post_recv(end->id->qp, &wr, &bad);
 }
 
-static int post_send(struct end *end, uint64_t wr_id)
+static int post_send_to(struct end *end, uint64_t wr_id, uint32_t qp_num)
 {
 	struct ibv_sge sge = { (uintptr_t)end->memory + SIZE, 4, end->mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
 				  .send_flags = IBV_SEND_SIGNALED,
-				  .wr.ud = { end->ah, 0xffffff, 0x01234567 } }, *bad;
+				  .wr.ud = { end->ah, qp_num, UDP_QKEY } }, *bad;
 
 	return ibv_post_send(end->id->qp, &wr, &bad);
+}
+
+static int post_send(struct end *end, uint64_t wr_id)
+{
+	return post_send_to(end, wr_id, MULTICAST_QP);
 }
 
 static int readable(int fd)
@@ -211,6 +218,9 @@ static void who_sleeps_is_woken_in_time(void)
 
 static void asynchronous_events_are_read(void)
 {
+	static const enum ibv_event_type of_ports[] = { IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE,
+							IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE,
+							IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER };
 	struct ibv_async_event event;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
@@ -221,14 +231,17 @@ static void asynchronous_events_are_read(void)
 	CHECK(!post_receive(&end));
 	CHECK(!readable(end.id->verbs->async_fd));
 	CHECK(!card_qp_event(end.id->qp->qp_num, 0, IBV_EVENT_QP_FATAL));
-	card_port_event(0, 1, IBV_EVENT_PORT_ERR);
+	for (size_t i = 0; i < sizeof(of_ports) / sizeof(*of_ports); i++)
+		card_port_event(0, 1, of_ports[i]);
 	CHECK(readable(end.id->verbs->async_fd) == POLLIN);
 	CHECK(!ibv_get_async_event(end.id->verbs, &event));
 	CHECK(event.event_type == IBV_EVENT_QP_FATAL && event.element.qp == end.id->qp);
 	ibv_ack_async_event(&event);
-	CHECK(!ibv_get_async_event(end.id->verbs, &event));
-	CHECK(event.event_type == IBV_EVENT_PORT_ERR && event.element.port_num == 1);
-	ibv_ack_async_event(&event);
+	for (size_t i = 0; i < sizeof(of_ports) / sizeof(*of_ports); i++) {
+		CHECK(!ibv_get_async_event(end.id->verbs, &event));
+		CHECK(event.event_type == of_ports[i] && event.element.port_num == 1);
+		ibv_ack_async_event(&event);
+	}
 	CHECK(!fcntl(end.id->verbs->async_fd, F_SETFL, O_NONBLOCK));
 	CHECK(ibv_get_async_event(end.id->verbs, &event) == -1 && errno == EAGAIN);
 	CHECK(!ibv_query_qp(end.id->qp, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_ERR);
@@ -266,7 +279,7 @@ static void a_post_takes_a_part_of_its_chain(void)
 	for (int i = 0; i < 3; i++)
 		wrs[i] = (struct ibv_send_wr){ .next = i < 2 ? &wrs[i + 1] : NULL, .sg_list = &sge, .num_sge = 1,
 					       .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
-					       .wr.ud = { end.ah, 0xffffff, 0x01234567 } };
+					       .wr.ud = { end.ah, MULTICAST_QP, UDP_QKEY } };
 	card_fail("ibv_post_send", 2, 1, ENOMEM, 2);
 	CHECK(!ibv_post_send(end.id->qp, wrs, &bad));
 	CHECK(ibv_poll_cq(end.cq, 3, wc) == 3);
@@ -342,6 +355,35 @@ static void memory_of_a_dma_buf(void)
 	CHECK(mr = ibv_reg_mr_iova2(end.pd, end.memory, SIZE, 0, IBV_ACCESS_RELAXED_ORDERING));
 	CHECK(!ibv_dereg_mr(mr));
 	CHECK(!ibv_fork_init() && ibv_is_fork_initialized() == IBV_FORK_ENABLED);
+	close_end(&end);
+}
+
+static void infiniband_says_where_from(void)
+{
+	static const struct card_device device = { .name = "ib0", .ports = 1, .max_qp_wr = DEPTH, .comp_vectors = 1 };
+	static const struct card_port port = { .link_layer = IBV_LINK_LAYER_INFINIBAND, .state = IBV_PORT_ACTIVE,
+					       .active_mtu = IBV_MTU_2048, .max_mtu = IBV_MTU_4096,
+					       .group_mtu = IBV_MTU_2048, .lid = 8, .lmc = 2, .group_sl = 5,
+					       .group_rate = IBV_RATE_10_GBPS, .group_qkey = UDP_QKEY,
+					       .pkeys = { 0xffff }, .gids[0] = { 0xfe, 0x80, [15] = 8 },
+					       .addresses[0] = { [10] = 0xff, 0xff, 10, 0, 0, 1 } };
+	struct end end;
+	struct ibv_wc wc[2];
+
+	card_reset(0);
+	card_add_device(&device, &port);
+	open_end(&end);
+	CHECK(end.to.static_rate == IBV_RATE_10_GBPS && end.to.sl == 5 && end.to.dlid >= 0xc000);
+	end.to.src_path_bits = 1;
+	CHECK(!ibv_destroy_ah(end.ah) && (end.ah = ibv_create_ah(end.pd, &end.to)));
+	CHECK(!post_receive(&end) && !post_send(&end, 1));
+	CHECK(ibv_poll_cq(end.cq, 2, wc) == 2);
+	CHECK(wc[0].slid == 9 && wc[0].sl == 5 && wc[0].wc_flags == IBV_WC_GRH && end.memory[0] >> 4 == 6);
+	end.to = (struct ibv_ah_attr){ .dlid = 10, .sl = 3, .port_num = 1 }; /* without a GRH, to path bits 2 */
+	CHECK(!ibv_destroy_ah(end.ah) && (end.ah = ibv_create_ah(end.pd, &end.to)));
+	CHECK(!post_receive(&end) && !post_send_to(&end, 1, end.id->qp->qp_num));
+	CHECK(ibv_poll_cq(end.cq, 2, wc) == 2);
+	CHECK(wc[0].slid == 8 && wc[0].sl == 3 && wc[0].dlid_path_bits == 2 && !wc[0].wc_flags);
 	close_end(&end);
 }
 
@@ -498,7 +540,7 @@ static const struct {
 	ONE(completions_come_in_the_order_of_their_release), ONE(who_sleeps_is_woken_in_time),
 	ONE(asynchronous_events_are_read), ONE(a_removed_device_gives_pollerr), ONE(a_post_takes_a_part_of_its_chain),
 	ONE(queues_are_as_deep_as_they_are), ONE(extended_queues_have_time_stamps), ONE(memory_of_a_dma_buf),
-	ONE(threads_share_a_card), ONE(use_after_destroy), ONE(destroy_twice), ONE(an_event_is_not_acked),
+	ONE(infiniband_says_where_from), ONE(threads_share_a_card), ONE(use_after_destroy), ONE(destroy_twice), ONE(an_event_is_not_acked),
 	ONE(an_event_is_acked_twice), ONE(an_asynchronous_event_is_not_acked), ONE(a_completion_event_is_not_acked), ONE(a_region_is_deregistered_too_early),
 	ONE(an_address_is_destroyed_too_early), ONE(completions_overflow),
 };

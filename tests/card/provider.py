@@ -44,12 +44,14 @@ class CardBackend(RdmaBackend):
 
 @contextmanager
 def loaded(library: Path, sysfs: Path) -> Iterator[Card]:
-    """Let the rdma provider load the card in place of the real libraries; `sysfs` is an empty directory."""
+    """Let the rdma provider load a new card in place of the real libraries; `sysfs` is an empty directory."""
     instead = dict.fromkeys(native.LIBRARIES, str(library))
     with patch.dict(os.environ, instead), patch.object(devices, "SYSFS", sysfs):
+        card = Card(library, sysfs)
+        card.reset()
         native._loaded = None
         try:
             native.load()
-            yield Card(library, sysfs)
+            yield card
         finally:
             native._loaded = None  # what is loaded next is what the environment names then

@@ -17,7 +17,7 @@ OPTIONS = {
     # Python itself leaves memory behind, so leaks are not asked for; the card counts what it gave.
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-    "TSAN_OPTIONS": f"halt_on_error=1:suppressions={ROOT}/tests/card/tsan.supp",
+    "TSAN_OPTIONS": "halt_on_error=1",
 }
 TESTS = (
     "tests/card",

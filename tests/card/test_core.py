@@ -92,6 +92,40 @@ def test_a_call_that_fails_leaves_nothing(card: Card, call: str) -> None:
     assert found == {}
 
 
+DESTROYS = (
+    "ibv_dealloc_pd",
+    "ibv_dereg_mr",
+    "ibv_destroy_comp_channel",
+    "ibv_destroy_cq",
+    "ibv_destroy_qp",
+    "ibv_destroy_ah",
+    "rdma_destroy_id",
+)
+
+
+@pytest.mark.parametrize("call", DESTROYS)
+def test_a_destroy_that_fails_leaves_only_what_it_was_for(card: Card, call: str) -> None:
+    """As a device that is gone answers: EIO. What is in use by what is left cannot go either."""
+    found = {}
+    for nth in count():
+        card.reset()
+        card.ethernet(1)
+        if nth:
+            card.fail(call, E.EIO, nth)
+        with suppress(McastError), CardBackend(card) as backend:
+            use(backend)
+        if not nth:
+            times = card.count(call)
+            assert times
+        left = [one for one in card.leftovers() if not one.excused]
+        if card.reports() or left:
+            found[nth] = [*card.reports(), *left]
+        if nth == times:
+            break
+    card.reset()
+    assert found == {}
+
+
 @pytest.mark.parametrize("layer", [Card.ethernet, Card.infiniband])
 def test_all_is_well_on_each_link_layer(
     card: Card, backend: CardBackend, layer: Callable[[Card, int], list[int]]

@@ -561,8 +561,8 @@ def test_closing_after_a_card_was_pulled_lets_go_of_all_it_can(card: Card) -> No
         backend.close()
     assert failed.value.errno == E.EIO
     assert failed.value.__notes__
-    kinds = {one.kind for one in card.leftovers() if not one.refused}
-    assert kinds <= {"completion channel", "context"}  # what the refused ones keep in the libraries
+    kinds = {one.kind for one in card.leftovers() if not one.excused}
+    assert kinds <= {"completion channel", "context"}  # what the excused ones keep in the libraries
     assert descriptors() - open_before <= 4  # the card's own ends of its completion channels
     card.reset()
 

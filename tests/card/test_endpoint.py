@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno as E
 from collections.abc import Callable
 
 import pytest
 
 from mcast import Endpoint, Lost, Membership, Rejoined, RejoinPolicy, open_endpoint
-from mcast.api import CmEventType
+from mcast.api import CmEventType, McastError
 
 from .card import AsyncEvent, Card
 from .ends import BOUND, GROUP
@@ -56,13 +57,32 @@ def remove_device(pair: Pair) -> None:
     pair.card.restore(SECOND)
 
 
-@pytest.mark.parametrize("fault", [change_address, end_membership, fail_queue_pair, remove_device])
-def test_a_lost_membership_comes_back(pair: Pair, fault: Callable[[Pair], None]) -> None:
+def disassociate_device(pair: Pair) -> None:
+    pair.card.remove(SECOND, disassociated=True)
+    pair.card.restore(SECOND)
+
+
+def comes_back(pair: Pair, fault: Callable[[Pair], None]) -> None:
     assert pair.hears()
     fault(pair)
     found = [pair.receiver.next_event(BOUND) for _ in range(2)]
     assert [type(one) for one in found] == [Lost, Rejoined]
     assert pair.hears()
+
+
+@pytest.mark.parametrize("fault", [change_address, end_membership, fail_queue_pair, remove_device])
+def test_a_lost_membership_comes_back(pair: Pair, fault: Callable[[Pair], None]) -> None:
+    comes_back(pair, fault)
+
+
+@pytest.mark.parametrize("layer", ["roce", "infiniband"])
+def test_a_membership_comes_back_with_its_card_and_closing_says_what_the_old_one_kept(
+    card: Card, layer: str
+) -> None:
+    card.network(layer, ports=2)
+    with pytest.raises(McastError) as failed, CardBackend(card) as backend:
+        comes_back(Pair(card, backend), disassociate_device)
+    assert failed.value.errno == E.EIO
 
 
 def test_a_refused_join_is_an_error_and_the_next_is_none(card: Card, backend: CardBackend) -> None:

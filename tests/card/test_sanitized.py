@@ -7,8 +7,15 @@ import subprocess
 
 import pytest
 
+from mcast.backends.rdma import _native  # type: ignore[attr-defined]
+
 from .build import ROOT, SANITIZE
 from .run_sanitized import command
+
+
+@pytest.mark.skipif(SANITIZE not in os.environ, reason="this process is an ordinary one")
+def test_the_core_is_the_one_with_a_sanitizer() -> None:
+    assert _native.__file__ == os.environ["MCAST_CORE"]
 
 
 @pytest.mark.skipif(SANITIZE in os.environ, reason="this is the process of its own")

@@ -1,66 +1,14 @@
-/* librdmacm: channels, ids, joins and the events that answer them. */
+/* librdmacm: channels, ids, events. */
 #include "inside.h"
 
 #include <arpa/inet.h>
 #include <infiniband/ib.h>
 #include <stdio.h>
 
-enum { MOST_ANSWERS = 64, MOST_GROUPS = 4096, FIRST_MLID = 0xc000, NO_EVENT = -1, KEY = 16 };
-
-/* librdmacm's calls return -1 and set errno. */
-static int result(int error)
-{
-	leave();
-	if (error)
-		errno = error;
-	return error ? -1 : 0;
-}
-
-/* --- the script: how a join, or resolving an address, is answered --- */
-
-struct answer {
-	int nth, event, status;
-};
-
-static struct answer answers[2][MOST_ANSWERS];
-static int answer_counts[2];
-
-/* The `nth` resolve (0) or join (1) from now on ends with this event (-1: with none) and status. */
-int card_answer(int join, int nth, int event, int status)
-{
-	int ret = -1;
-
-	pthread_mutex_lock(&card_lock);
-	if (answer_counts[join] < MOST_ANSWERS) {
-		answers[join][answer_counts[join]++] = (struct answer){ nth, event, status };
-		ret = 0;
-	}
-	pthread_mutex_unlock(&card_lock);
-	return ret;
-}
-
-void forget_answers(void)
-{
-	memset(answer_counts, 0, sizeof(answer_counts));
-}
-
-static struct answer answer_to(int join, int usual)
-{
-	struct answer found = { 0, usual, 0 };
-
-	for (int i = 0; i < answer_counts[join]; i++) {
-		struct answer *one = &answers[join][i];
-
-		if (one->nth-- == 1)
-			found = *one;
-	}
-	return found;
-}
-
 /* --- addresses --- */
 
 /* Of 16 bytes: IPv4 addresses are mapped. */
-static void key_of(const struct sockaddr *address, uint8_t *key)
+void key_of(const struct sockaddr *address, uint8_t *key)
 {
 	memset(key, 0, KEY);
 	if (address->sa_family == AF_INET) {
@@ -146,8 +94,10 @@ void rdma_destroy_event_channel(struct rdma_event_channel *target)
 {
 	int error = enter(CALL_rdma_destroy_event_channel, KIND_EVENT_CHANNEL, target);
 
-	if (error == EBUSY)
-		report("rdma_destroy_event_channel: %d ids are left", object_of(KIND_EVENT_CHANNEL, target)->uses);
+	/* the kernel ends what is left of it; an id that could not be destroyed is nobody's fault */
+	for (struct object *object = first_object; object && error == EBUSY; object = object->next)
+		if (object->kind == KIND_ID && ((struct id *)(object + 1))->id.channel == target && !object->refused)
+			report("rdma_destroy_event_channel: id %u is left", object->serial);
 	if (!error || error == EBUSY) {
 		close_bell(&((struct event_channel *)target)->bell);
 		end(KIND_EVENT_CHANNEL, target);
@@ -155,7 +105,7 @@ void rdma_destroy_event_channel(struct rdma_event_channel *target)
 	leave();
 }
 
-static void tell(struct id *id, int type, int status, struct membership *membership)
+void tell(struct id *id, int type, int status, struct membership *membership)
 {
 	struct event_channel *channel = (struct event_channel *)id->id.channel;
 	struct event *event = make(KIND_EVENT, sizeof(*event), NULL);
@@ -179,7 +129,7 @@ static void tell(struct id *id, int type, int status, struct membership *members
 }
 
 /* Events of an id, or of one of its memberships, that nobody has read are gone with it. */
-static void forget_events(const struct id *id, const struct membership *membership)
+void forget_events(const struct id *id, const struct membership *membership)
 {
 	struct event_channel *channel = (struct event_channel *)id->id.channel;
 	struct event **at = &channel->first;
@@ -270,6 +220,7 @@ int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, 
 		id->id.channel = channel;
 		id->id.context = user;
 		id->id.ps = ps;
+		id->last = &id->memberships;
 		object_of(KIND_EVENT_CHANNEL, channel)->uses++;
 		*out = &id->id;
 	}
@@ -281,6 +232,8 @@ int rdma_destroy_id(struct rdma_cm_id *target)
 	int error = enter(CALL_rdma_destroy_id, KIND_ID, target);
 	struct id *id = (struct id *)target;
 
+	if (!error && object_of(KIND_EVENT_CHANNEL, target->channel)->magic == DEAD)
+		error = EBADF;
 	if (error)
 		return result(error);
 	settle_events(CALL_rdma_destroy_id, KIND_ID, target);
@@ -363,7 +316,7 @@ int rdma_set_option(struct rdma_cm_id *target, int level, int option, void *valu
 
 /* --- queue pairs --- */
 
-static uint32_t qkey_of(const struct id *id)
+uint32_t qkey_of(const struct id *id)
 {
 	const struct device *device = object_of(KIND_ID, id)->device;
 	uint32_t qkey = device->ports[id->id.port_num - 1].group_qkey;
@@ -431,143 +384,6 @@ int rdma_init_qp_attr(struct rdma_cm_id *target, struct ibv_qp_attr *attr, int *
 		*mask = IBV_QP_STATE;
 		if (attr->qp_state == IBV_QPS_INIT)
 			*mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
-	}
-	return result(error);
-}
-
-/* --- memberships --- */
-
-static uint16_t mlid_of(const uint8_t *mgid)
-{
-	static uint8_t mgids[MOST_GROUPS][KEY];
-	static int count;
-	int place = 0;
-
-	while (place < count && memcmp(mgids[place], mgid, KEY))
-		place++;
-	if (place == count && count < MOST_GROUPS)
-		memcpy(mgids[count++], mgid, KEY);
-	return (uint16_t)(FIRST_MLID + place);
-}
-
-/* As the kernel maps them: RoCE takes the address itself; IPoIB's mapping has the P_Key in it, and for the port
- * space UDP another signature. */
-static void mgid_of(const struct id *id, const struct card_port *port, const struct sockaddr *address, uint8_t *mgid)
-{
-	int is_udp = id->id.ps == RDMA_PS_UDP;
-	uint8_t key[KEY];
-
-	key_of(address, key);
-	memcpy(mgid, key, KEY);
-	if (port->link_layer == IBV_LINK_LAYER_ETHERNET || address->sa_family == AF_IB)
-		return;
-	if (address->sa_family == AF_INET6 && key[0] == 0xff && (key[1] & 0xf0) == 0x10 && key[2] == 0xa0 &&
-	    key[3] == 0x1b)
-		return;
-	memset(mgid, 0, KEY);
-	mgid[0] = 0xff;
-	mgid[1] = 0x12;
-	mgid[4] = (uint8_t)(port->pkeys[0] >> 8 | 0x80);
-	mgid[5] = (uint8_t)port->pkeys[0];
-	if (address->sa_family == AF_INET) {
-		mgid[2] = 0x40;
-		mgid[3] = is_udp ? 0x01 : 0x1b;
-		memcpy(mgid + 12, key + 12, 4);
-		mgid[12] &= 0x0f;
-	} else {
-		mgid[1] = 0x10 | (key[1] & 0x0f);
-		mgid[2] = 0x60;
-		mgid[3] = is_udp ? 0x01 : 0x1b;
-		memcpy(mgid + 6, key + 6, 10);
-	}
-}
-
-static void address_group(struct membership *one, const struct id *id, const struct sockaddr *address)
-{
-	const struct card_port *port = &object_of(KIND_ID, id)->device->ports[id->id.port_num - 1];
-	struct ibv_ah_attr *ah = &one->ah;
-
-	mgid_of(id, port, address, ah->grh.dgid.raw);
-	ah->is_global = 1;
-	ah->port_num = id->id.port_num;
-	ah->grh.sgid_index = id->sgid_index;
-	ah->grh.flow_label = port->group_flow_label;
-	ah->grh.hop_limit = (uint8_t)port->group_hop_limit;
-	ah->grh.traffic_class = id->tos;
-	ah->static_rate = (uint8_t)port->group_rate;
-	ah->sl = (uint8_t)port->group_sl;
-	if (port->link_layer != IBV_LINK_LAYER_ETHERNET)
-		ah->dlid = mlid_of(ah->grh.dgid.raw);
-	one->qkey = qkey_of(id);
-}
-
-static int join(struct rdma_cm_id *target, const struct sockaddr *address, void *user, int receives)
-{
-	int error = enter(CALL_rdma_join_multicast, KIND_ID, target);
-	struct id *id = (struct id *)target;
-	struct membership *one;
-	struct answer answer;
-
-	if (!error && !target->verbs)
-		error = EINVAL;
-	if (!error && object_of(KIND_ID, id)->device->gone)
-		error = ENODEV;
-	if (error)
-		return result(error);
-	one = calloc(1, sizeof(*one));
-	one->context = user;
-	one->receives = receives;
-	key_of(address, one->key);
-	address_group(one, id, address);
-	one->next = id->memberships;
-	id->memberships = one;
-	answer = answer_to(1, RDMA_CM_EVENT_MULTICAST_JOIN);
-	if (answer.event != NO_EVENT)
-		tell(id, answer.event, answer.status, one);
-	return result(0);
-}
-
-int rdma_join_multicast(struct rdma_cm_id *target, struct sockaddr *address, void *user)
-{
-	return join(target, address, user, 1);
-}
-
-int rdma_join_multicast_ex(struct rdma_cm_id *target, struct rdma_cm_join_mc_attr_ex *attr, void *user)
-{
-	if (attr->comp_mask != (RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS)) {
-		errno = EINVAL;
-		return -1;
-	}
-	return join(target, attr->addr, user, attr->join_flags == RDMA_MC_JOIN_FLAG_FULLMEMBER);
-}
-
-/* librdmacm forgets the membership first, then detaches, then tells the kernel, which may refuse. */
-int rdma_leave_multicast(struct rdma_cm_id *target, struct sockaddr *address)
-{
-	int error = hold(CALL_rdma_leave_multicast, KIND_ID, target);
-	struct membership **at = error ? NULL : &((struct id *)target)->memberships;
-	uint8_t key[KEY];
-	struct membership *one;
-
-	if (error)
-		return result(error);
-	key_of(address, key);
-	while (*at && ((*at)->is_left || memcmp((*at)->key, key, KEY)))
-		at = &(*at)->next;
-	one = *at;
-	if (!one)
-		return result(EADDRNOTAVAIL);
-	if (one->attached && target->qp)
-		error = detach(target->qp, &one->ah.grh.dgid, one->ah.dlid);
-	if (!error)
-		error = fault(CALL_rdma_leave_multicast, NULL, NULL);
-	forget_events((struct id *)target, one);
-	settle_events(CALL_rdma_leave_multicast, KIND_ID, target);
-	if (error) {
-		one->is_left = 1;
-	} else {
-		*at = one->next;
-		free(one);
 	}
 	return result(error);
 }
@@ -640,7 +456,8 @@ int card_cm_event(const uint8_t *address, int type, int status, const uint8_t *g
 	return count;
 }
 
-/* The device goes. `disassociated`: the kernel does not wait until it is let go, and answers EIO from now on. */
+/* The device goes. `disassociated`: the kernel does not wait until it is let go; it answers EIO from now on, and
+ * there is an error on each completion channel. */
 void card_remove(int number, int disassociated)
 {
 	struct device *device = &devices[number];
@@ -654,7 +471,7 @@ void card_remove(int number, int disassociated)
 			continue;
 		if (object->kind == KIND_ID)
 			tell((struct id *)(object + 1), RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
-		if (object->kind == KIND_COMP_CHANNEL)
+		if (object->kind == KIND_COMP_CHANNEL && disassociated)
 			break_bell(&((struct comp_channel *)(object + 1))->events.bell);
 		if (object->kind == KIND_CONTEXT)
 			((struct context *)(object + 1))->is_dead = 1;

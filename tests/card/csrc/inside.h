@@ -1,7 +1,11 @@
-/* What the card's four parts share.
+/* What the card's parts share.
  *
- * control.c keeps the script, the objects and the reports. verbs.c makes and ends the objects of libibverbs.
- * data.c moves messages and completions. cm.c is the connection manager.
+ * control.c   what a test lets be and happen          calls.c     each call, first: does it fail, stand still
+ * objects.c   what lives, what is gone, the reports   bells.c     descriptors that can be slept on
+ * devices.c   libibverbs: devices, contexts           verbs.c     memory, completion queues
+ * qp.c        queue pairs, address handles            data.c      what is posted, kept, polled
+ * wire.c      who gets a message, and what of it      cm.c        librdmacm: channels, ids, events
+ * groups.c    librdmacm: joins
  */
 #ifndef INSIDE_H
 #define INSIDE_H
@@ -24,6 +28,7 @@
 #undef ibv_query_port
 
 enum { MOST_SGES = 4, MOST_DEVICES = 16, MOST_PORTS = 2 };
+enum { KEY = 16, NO_EVENT = -1 };
 enum { MULTICAST_QP = 0xffffff, UDP_QKEY = 0x01234567 };
 
 #define container_of(pointer, type, member) ((type *)((char *)(pointer)-offsetof(type, member)))
@@ -190,7 +195,7 @@ struct cq {
 	struct ibv_cq_ex cq; /* starts as an ibv_cq */
 	struct entry *ring;
 	struct entry now; /* what the ex interface reads */
-	unsigned head, tail, size;
+	unsigned head, tail, size, mask; /* the ring has a power of two of places */
 	int armed, is_polled;
 	struct ibv_moderate_cq moderation;
 	uint32_t vector;
@@ -205,19 +210,20 @@ struct receive {
 struct attachment {
 	union ibv_gid gid;
 	uint16_t lid;
-	struct attachment *next;
 };
 
 struct qp {
 	struct ibv_qp qp;
 	struct ibv_qp_cap cap;
 	enum ibv_qp_state state; /* the device's; the user's copy is older */
-	struct receive *receives;
+	struct receive *receives; /* as many as a power of two */
+	uint32_t mask;
 	uint64_t posted, taken, freed; /* receives: by the user, by a message, polled */
 	uint64_t sent, done;	       /* sends: posted, polled */
 	struct work *first[STAGES], **last[STAGES];
 	int64_t delay[STAGES];
 	struct attachment *attachments;
+	uint32_t attached;
 	uint32_t qkey;
 	uint16_t pkey_index;
 	uint8_t port;
@@ -260,71 +266,111 @@ struct id {
 	struct device *target; /* of a resolved address whose event was not read */
 	uint8_t target_port;
 	uint8_t tos;
-	struct membership *memberships;
+	struct membership *memberships, **last;
 };
 
 /* --- control.c --- */
-
-extern pthread_mutex_t card_lock;
-
-/* Take the lock, and see that the object is alive: 0, or EINVAL and a report. */
-int hold(enum call call, enum kind kind, const void *object);
-/* The errno that the script, or the device, has for this call; 0 for none. The lock is held. */
-int fault(enum call call, const struct object *object, int *take);
-/* Both; KIND_COUNT stands for no object. */
-int enter(enum call call, enum kind kind, const void *object);
-void leave(void);
-int is_alive(enum call call, enum kind kind, const void *object);
-void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-void *make(enum kind kind, size_t size, struct device *device);
-/* What the object is left with: the rings and lists are freed by the caller. */
-void end(enum kind kind, void *object);
-struct object *object_of(enum kind kind, const void *object);
-extern struct object *first_object;
-/* Report events that were read and not acked: the real library would wait for ever. */
-void settle_events(enum call call, enum kind kind, const void *object);
 
 extern struct device devices[MOST_DEVICES];
 extern struct qp *all_qps;
 extern int64_t delays[STAGES];
 struct card_port *port_of(struct device *device, uint8_t port);
 struct qp *find_qp(uint32_t qp_num);
-
 /* To the context `only`, or to each context of the device. */
 void raise_async(struct device *device, struct ibv_async_event event, const void *about, const struct context *only);
 
-int open_queue(struct queue *queue, int breakable);
-void close_queue(struct queue *queue);
-void put(struct queue *queue, struct node node);
-/* 0 and the first node; or -1 with errno. Called without the lock. */
-int take(struct queue *queue, struct node *out);
-void forget(struct queue *queue, const void *about);
-void break_bell(struct bell *bell);
+/* --- calls.c --- */
+
+extern pthread_mutex_t card_lock;
+const char *name_of(enum call call);
+/* Take the lock, and see that the object is alive: 0, or EINVAL and a report. KIND_COUNT stands for no object. */
+int hold(enum call call, enum kind kind, const void *object);
+/* The errno that the script, or the device, has for this call; 0 for none. The lock is held. */
+int fault(enum call call, const struct object *object, int *take);
+/* Both. A destroy is refused while the object is in use. */
+int enter(enum call call, enum kind kind, const void *object);
+void leave(void);
+/* `leave`, and what the call returns: the object or NULL and errno; the errno; -1 and errno. */
+void *made(void *object, int error);
+int done(int error);
+int result(int error);
+void forget_script(void);
+
+/* --- objects.c --- */
+
+extern struct object *first_object;
+void *make(enum kind kind, size_t size, struct device *device);
+/* What the object is left with: its rings and lists are freed by the caller. */
+void end(enum kind kind, void *object);
+struct object *object_of(enum kind kind, const void *object);
+struct device *device_of(enum kind kind, const void *object);
+int is_alive(enum call call, enum kind kind, const void *object);
+/* Report events that were read and not acked: the real library would wait for ever. */
+void settle_events(enum call call, enum kind kind, const void *object);
+void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void forget_objects(void);
+
+/* --- bells.c --- */
+
 int open_bell(struct bell *bell, int breakable);
 void close_bell(struct bell *bell);
 void ring(struct bell *bell, int wanted);
+void break_bell(struct bell *bell);
 /* With the lock held: 0 once the bell is rung, else -1 with errno. The lock is given up while waiting. */
 int await_bell(struct bell *bell);
+int open_queue(struct queue *queue, int breakable);
+void close_queue(struct queue *queue);
+void put(struct queue *queue, struct node node);
+/* 0 and the first node; or -1 with errno. As `await_bell`. */
+int take(struct queue *queue, struct node *out);
+void forget(struct queue *queue, const void *about);
+
+/* --- devices.c --- */
+
+struct context *new_context(struct device *device);
+void close_dead_contexts(void);
 
 /* --- verbs.c --- */
 
-void close_dead_contexts(void);
+struct ibv_cq_ex *create_cq_ex(struct ibv_context *which, struct ibv_cq_init_attr_ex *init);
+int modify_cq(struct ibv_cq *target, struct ibv_modify_cq_attr *attr);
+struct mr *find_mr(uint32_t lkey);
+uint32_t power_of_two(uint32_t least);
 void forget_regions(void);
-struct context *new_context(struct device *device);
+
+/* --- qp.c: the lock is held --- */
+
 struct ibv_qp *new_qp(struct ibv_pd *pd, struct ibv_qp_init_attr_ex *init);
 int end_qp(struct ibv_qp *qp);
 int attach(struct ibv_qp *target, const union ibv_gid *gid, uint16_t lid);
 int detach(struct ibv_qp *target, const union ibv_gid *gid, uint16_t lid);
-struct mr *find_mr(uint32_t lkey);
 
 /* --- data.c --- */
+
+/* A message or a completion that is on its way through the stages. */
+struct work {
+	struct work *next;
+	struct qp *qp;
+	int64_t due;
+	struct entry entry;
+	struct ah *ah;
+	struct ibv_ah_attr to;
+	uint32_t remote_qp, remote_qkey;
+	enum ibv_wr_opcode opcode;
+	unsigned int flags;
+	__be32 imm;
+	int sge_count;
+	struct ibv_sge sges[MOST_SGES];
+	uint8_t *copied; /* an inline payload that has to wait */
+};
 
 int64_t now_ns(void);
 int poll_cq(struct ibv_cq *target, int max, struct ibv_wc *out);
 int req_notify_cq(struct ibv_cq *target, int solicited);
 int post_recv(struct ibv_qp *target, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 int post_send(struct ibv_qp *target, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+/* The work takes its next step, or is kept before it. */
+void pass_on(struct work *work, enum stage stage);
 int next_entry(struct cq *cq, struct entry *out);
 void forget_entries(struct cq *cq, const struct qp *qp);
 void forget_cq(struct cq *cq);
@@ -334,11 +380,27 @@ void forget_work(struct qp *qp);
 void fail_qp(struct qp *qp);
 int release_work(struct qp *qp, enum stage stage, int index);
 int count_work(struct qp *qp, enum stage stage);
-void wake_clock(void);
+
+/* --- wire.c --- */
+
+void transmit(struct work *work);
 int inject(struct qp *qp, const struct card_message *message, const void *payload, uint32_t length);
 
 /* --- cm.c --- */
 
+void key_of(const struct sockaddr *address, uint8_t *key);
+void tell(struct id *id, int type, int status, struct membership *membership);
+void forget_events(const struct id *id, const struct membership *membership);
+uint32_t qkey_of(const struct id *id);
+
+/* --- groups.c --- */
+
+struct answer {
+	int nth, event, status;
+};
+
+/* How the script has a resolve (0) or a join (1) answered; the usual way, if it says nothing. */
+struct answer answer_to(int join, int usual);
 void forget_answers(void);
 
 #endif
