@@ -722,6 +722,22 @@ def test_a_qp_of_a_removed_device_is_dead_and_stays_so(make: Callable[..., Fabri
         assert other.received() == [b"from the new device"]
 
 
+@pytest.mark.parametrize("make", MAKE)
+def test_an_id_is_told_of_one_removal_only(make: Callable[..., Fabric]) -> None:
+    fabric = make(ports=1)
+    node = Node(fabric, 0)
+    node.join()
+    for _ in range(2):
+        fabric.remove_device(node.port)
+        fabric.restore_device(node.port)
+    fabric.bond_failover(node.port)
+    assert [node.event().type, node.told()] == [CmEventType.DEVICE_REMOVAL, None]
+    again = Node(fabric, 0)
+    again.join()
+    node.id.destroy()
+    assert again.port.ids
+
+
 def test_no_route_leads_to_a_removed_device() -> None:
     fabric = Fabric.roce(ports=1)
     (interface,) = fabric.ports[0].interfaces

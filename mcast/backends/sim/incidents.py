@@ -83,6 +83,7 @@ def remove_device(fabric: Fabric, port: Port) -> None:
     fabric.note(DeviceRemoval, port=port.name)
     for cm_id in list(port.ids):
         cm_id.device_removed()
+    port.ids.clear()
     port.removed = True
     port.removals += 1
     fabric.topology_changed()
