@@ -6,7 +6,9 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["mcast"]):
+with atheris.instrument_imports(include=["mcast", "tomllib", "yaml"]):
+    import yaml  # noqa: F401  (scenarios import it when they need it)
+
     from tests.fuzz.targets import HERE, MOST, TARGETS
 
 _SLOW, _MEGABYTES = 20, 2048

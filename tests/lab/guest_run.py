@@ -66,7 +66,8 @@ def run_tests(
     try:
         LabMachine(PORTS, kernel, share=[shared]).run(command, cwd=PROJECT, silence=SILENCE)
     except LabError as error:
-        stopped = str(error)
+        print(error)  # with what the guest's console said, for the report of the test that fails
+        stopped = error.message
     logged = read_log(log.read_text("utf-8"))
     return GuestRun(logged.results, logged.missing, stopped)
 

@@ -7,7 +7,8 @@ import select
 import threading
 import time
 from collections.abc import Callable, Collection
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 import pytest
 
@@ -721,6 +722,22 @@ def test_a_qp_of_a_removed_device_is_dead_and_stays_so(make: Callable[..., Fabri
         assert other.received() == [b"from the new device"]
 
 
+@pytest.mark.parametrize("make", MAKE)
+def test_an_id_is_told_of_one_removal_only(make: Callable[..., Fabric]) -> None:
+    fabric = make(ports=1)
+    node = Node(fabric, 0)
+    node.join()
+    for _ in range(2):
+        fabric.remove_device(node.port)
+        fabric.restore_device(node.port)
+    fabric.bond_failover(node.port)
+    assert [node.event().type, node.told()] == [CmEventType.DEVICE_REMOVAL, None]
+    again = Node(fabric, 0)
+    again.join()
+    node.id.destroy()
+    assert again.port.ids
+
+
 def test_no_route_leads_to_a_removed_device() -> None:
     fabric = Fabric.roce(ports=1)
     (interface,) = fabric.ports[0].interfaces
@@ -893,3 +910,77 @@ def test_a_fault_makes_the_descriptor_readable() -> None:
     assert readable.poll(0) != []
     assert node.told() == LOST
     assert readable.poll(0) == []
+
+
+# --- what a fabric is asked for ----------------------------------------------------------------
+
+
+WRONG: dict[str, list[Any]] = {
+    "ports": [0, 2.0, True, "4", None, []],
+    "mtu": [1000, "1024", []],
+    "clock": ["sundial", [], None],
+    "seed": [[], "x", 1.5],
+}
+WRONG_PARTITIONS: list[dict[Any, list[int]]] = [
+    *({pkey: [0]} for pkey in (0x18001, -1, 0x8000, 0, "x", 1.0)),
+    {0x8001: [4]},
+    {pkey: [0] for pkey in range(1, 300)},
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "value"),
+    [
+        *((make, option, value) for make in MAKE for option, values in WRONG.items() for value in values),
+        *((Fabric.infiniband, "partitions", value) for value in WRONG_PARTITIONS),
+    ],
+)
+def test_a_wrong_option_is_refused(make: Callable[..., Fabric], option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r" is .*: allowed are "):
+        make(**{option: value})
+
+
+@pytest.mark.parametrize("pkey", [1 << 16, -1, "x"])
+def test_a_p_key_has_16_bits(pkey: Any) -> None:
+    fabric = Fabric.infiniband(ports=1)
+    with pytest.raises(ValueError, match=r"P_Key is .*: give numbers of 16 bits"):
+        fabric.set_pkeys(fabric.ports[0], [0xFFFF, pkey])
+    assert fabric.ports[0].pkeys == (0xFFFF,)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_port_with_a_new_address_can_be_bound_to(make: Callable[..., Fabric]) -> None:
+    fabric = make(ports=2)
+    port, new = fabric.ports[0], IPv4Address("10.9.9.9")
+    fabric.set_ipv4(port, new)
+    assert fabric.port_of(new) is port
+    cm_id = open_fabric(fabric).event_channel().create_id()
+    with pytest.raises(McastError):
+        cm_id.bind_addr("10.0.0.1")
+    cm_id.bind_addr(str(new))
+    assert cm_id.device == port.name
+    with pytest.raises(ValueError, match=r"address is 10\.9\.9\.9: .*0 has it"):
+        fabric.set_ipv4(fabric.ports[1], new)
+    fabric.set_ipv4(port, None)
+    fabric.set_ipv4(fabric.ports[1], new)
+    assert fabric.port_of(new) is fabric.ports[1]
+
+
+def test_regions_give_way_to_the_qps_own_memory_in_any_order() -> None:
+    for order in ((0, 1), (1, 0)):
+        node = Node(Fabric.roce(ports=1), 0)
+        regions = [node.qp.register(bytearray(slots * 1024), 1024) for slots in (4, 8)]
+        assert node.qp.counters.recv_free == 8
+        for place in order:
+            regions[place].close()
+            assert node.qp.counters.recv_free == (8 if (order, place) == ((0, 1), 0) else 512)
+
+
+def test_a_region_outlives_its_qp() -> None:
+    node = Node(Fabric.roce(ports=1), 0)
+    region = node.qp.register(bytearray(4 * 1024), 1024)
+    to = node.join()
+    node.qp.send(to, [b"unread"])
+    node.qp.close()
+    region.close()
+    assert region.closed

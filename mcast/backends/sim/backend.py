@@ -341,6 +341,7 @@ class SimQueuePair(QueuePair):
         self._fabric = owner.core.fabric
         self._clock = self._fabric.clock
         self._slots: Slots | None = None
+        self._own_receives = (core.depth, core.room)
         self._readiness: Readiness | None = None
         if self._fabric.watch is not None:
             self._fabric.watch(self)
@@ -479,9 +480,14 @@ class SimQueuePair(QueuePair):
     def _register(self, buffer: memoryview, recv_slot: int | None) -> Region:
         if recv_slot is None:
             return SimRegion(self._clock, buffer, lambda: None)
-        before = (self.core.depth, self.core.room)
-        self._use_slots(Slots(buffer, recv_slot), buffer.nbytes // recv_slot, recv_slot)
-        return SimRegion(self._clock, buffer, lambda: self._use_slots(None, *before))
+        slots = Slots(buffer, recv_slot)
+        self._use_slots(slots, buffer.nbytes // recv_slot, recv_slot)
+
+        def end() -> None:
+            if self._slots is slots and not self._closed:
+                self._use_slots(None, *self._own_receives)
+
+        return SimRegion(self._clock, buffer, end)
 
     def _use_slots(self, slots: Slots | None, depth: int, room: int) -> None:
         _check(self.core.repost(depth, room), "register", Phase.REGISTER, recv_slot=room)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import threading
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -240,8 +239,6 @@ class WallClock(Clock):
         if self.mutex.acquire(timeout=1.0):  # at exit the thread may be frozen with the lock in its hands
             self._sleepers.wake()
             self.mutex.release()
-        what = "a simulated fabric was left open: close the endpoint, or the backend, or the fabric"
-        warnings.warn(what, ResourceWarning, source=self, stacklevel=1)
 
 
 def _pump(

@@ -31,7 +31,7 @@ from mcast.backends.sim.faults import (
     Reorder,
     Rules,
 )
-from mcast.backends.sim.port import MTU_CODES, RATE_CODES, Interface, Limits, Port
+from mcast.backends.sim.port import MTU_CODES, PKEYS, RATE_CODES, Interface, Limits, Port
 from mcast.backends.sim.qp import Burst, Header, Path, Qp
 from mcast.backends.sim.sa import Quirks, SaPort, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
 from mcast.backends.sim.sa_client import SaClient
@@ -123,6 +123,7 @@ class Fabric:
         _check("switches", switches, range(1, 4_096))
         _check("hosts", ports if hosts is None else hosts, range(1, ports + 1))
         _check("mtu", mtu, MTU_CODES)
+        _check("seed", seed, range(-1 << 64, 1 << 64))
         _check("rate", rate, RATE_CODES)
         _check("clock", clock, CLOCKS)
         _check("block_loopback", block_loopback, ("honoured", "refused", "ignored"))
@@ -285,8 +286,14 @@ class Fabric:
         return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
     def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
-        """The port's default interface gets another IPv4 address, or loses its own."""
+        """The port's default interface gets another IPv4 address, or loses its own. Raises ValueError for an
+        address that another port has."""
         with self.clock:
+            if address is not None:
+                has = self._by_address.get(address)
+                if has is not None and has is not port.interfaces[0] and address in has.addresses:
+                    raise ValueError(f"address is {address}: {has.port.name} has it")
+                self._by_address[address] = port.interfaces[0]
             port.set_ipv4(address)
             self.topology_changed()
 
@@ -386,7 +393,11 @@ class Fabric:
     ) -> None:
         self._ipoib = ipoib
         mtu, rate = MTU_CODES[self.ports[0].mtu], RATE_CODES[self.ports[0].rate]
+        for pkey in partitions:
+            _check("P_Key", pkey, PKEYS)
+            _check("P_Key & 0x7FFF", pkey & 0x7FFF, range(1, 0x8000))
         bases = dict.fromkeys([0x7FFF, *(pkey & 0x7FFF for pkey in partitions)])
+        _check("number of partitions", len(bases), range(1, 257))
         self.sa = SubnetAdmin(
             well_known=[WellKnownGroup(pkey=base | 0x8000, mtu=mtu, rate=rate) for base in bases],
             quirks=quirks,
@@ -790,6 +801,7 @@ def _same_ip(source: Gid, gid: Gid) -> bool:
 
 
 def _check(name: str, value: object, allowed: Collection[object]) -> None:
-    if value not in allowed:
+    whole = isinstance(allowed, range)
+    if not isinstance(value, int | float | str) or (whole and type(value) is not int) or value not in allowed:
         shown = f"{allowed[0]}..{allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
         raise ValueError(f"{name} is {value!r}: allowed are {shown}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from mcast.api import WcStatus
 from mcast.backends.sim.clock import NS, ns_of
-from mcast.backends.sim.port import Port, find_pkey
+from mcast.backends.sim.port import PKEYS, Port, find_pkey
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.sa_client import Reset
 from mcast.backends.sim.trace import DeviceRemoval, Fault, Link
@@ -83,6 +83,7 @@ def remove_device(fabric: Fabric, port: Port) -> None:
     fabric.note(DeviceRemoval, port=port.name)
     for cm_id in list(port.ids):
         cm_id.device_removed()
+    port.ids.clear()
     port.removed = True
     port.removals += 1
     fabric.topology_changed()
@@ -233,6 +234,8 @@ def set_pkeys(fabric: Fabric, port: Port, pkeys: Collection[int]) -> None:
     recover when the P_Key returns (facts: SA; IBA vol 1, 10.9.3). Raises ValueError on RoCE.
     """
     sa = _sa(fabric, "set_pkeys")
+    if wrong := [pkey for pkey in pkeys if type(pkey) is not int or pkey not in PKEYS]:
+        raise ValueError(f"P_Key is {wrong[0]!r}: give numbers of 16 bits")
     before, port.pkeys = port.pkeys, tuple(pkeys)
     shown = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys)
     fabric.note(Fault, name="pkey-change", port=port.name, detail=f"P_Keys {shown or 'none'}")

@@ -17,6 +17,7 @@ RATE_CODES = {rate: code for code, rate in GBPS.items()}
 """IBTA encodings of MTU in bytes and rate in Gbit/s."""
 
 
+PKEYS = range(1 << 16)
 PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
 """What a port counts: the fields of these names."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 
 
 class Readiness:
@@ -28,7 +27,4 @@ class Readiness:
             self.fd = -1
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            what = "a descriptor of a simulated fabric was left open: close the endpoint, or the backend"
-            warnings.warn(what, ResourceWarning, source=self, stacklevel=1)
-            self.close()
+        self.close()

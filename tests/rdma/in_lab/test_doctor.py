@@ -154,6 +154,7 @@ DEPRIVED = {
 }
 
 
+@pytest.mark.long  # an emulated process needs seconds to import the command
 @pytest.mark.parametrize("name", DEPRIVED)
 def test_a_process_that_lacks_something_is_told(name: str) -> None:
     script, expected = DEPRIVED[name]
@@ -216,6 +217,7 @@ def test_a_host_without_a_device_is_told(lab_bed: Testbed) -> None:
     assert set(wrong(PROVIDER.checks(0))) == {("device", "")}
 
 
+@pytest.mark.long
 def test_on_a_healthy_host_the_command_succeeds() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mcast", "doctor", "--backend", "rdma"],
