@@ -129,8 +129,8 @@ def sequence_headers(data: bytes) -> None:
     for chunk in _chunks(data):
         head = sequence.pack(0, 0)[:8]
         for message in (chunk, head + chunk):
-            sources.take(_PEER.gid, 17, memoryview(message))
-    assert len(sources) <= 4
+            sources.take(_PEER.gid, sum(chunk) % 6, memoryview(message))
+    assert len(sources) <= 4 * sequence.STREAMS_MAX
     assert all(stream.gaps >= 0 for stream in sources.snapshot())
 
 
