@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Generator, Iterator
 from itertools import chain
@@ -42,6 +43,8 @@ def long(pytestconfig: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Programs that tests start are sent Ctrl-C, which a shell's background job would let them ignore."""
+    if config.getoption("--long"):
+        os.environ["MCAST_TESTS"] = "long"  # for modules that are no tests, and for processes
     config.addinivalue_line("markers", "long: takes minutes, and runs with --long alone (make test-all)")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_guest.py"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Workers give way to the guest, which nothing can be done beside when it is late."""
+    if hasattr(item.config, "workerinput") and "tests/lab/" not in item.nodeid and os.nice(0) == 0:
+        os.nice(5)
 
 
 @pytest.hookimpl(wrapper=True)

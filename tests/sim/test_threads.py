@@ -18,6 +18,8 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimBackend, SimQueuePair
 from mcast.conformance.peers import BOUND
 
+from ..app.interleave import EVERY
+
 GROUP = "239.1.1.1"
 OURS = str(Path(mcast.__file__).parent)
 
@@ -185,7 +187,7 @@ def test_calls_that_meet_end_as_if_one_came_after_the_other(make: Callable[..., 
     before, wrong = descriptors(), []
     for name in CALLS:
         allowed = {in_turn(make, name, other), in_turn(make, other, name)[::-1]}
-        for place in itertools.count(1):
+        for place in itertools.count(1, EVERY):
             world = World(make)
             met = in_the_midst(world, name, other, place)
             left = world.leftovers()
