@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import FrameType
@@ -181,7 +182,9 @@ def interrupt_once_asleep(sleepers: Sleepers) -> None:
         pass
     main = threading.main_thread().ident
     assert main is not None
-    signal.pthread_kill(main, CTRL_C)
+    while sleepers._asleep:  # Python misses a signal that comes just before a lock is waited for
+        signal.pthread_kill(main, CTRL_C)
+        time.sleep(1)
 
 
 def test_wake_wakes_all_who_sleep() -> None:
