@@ -59,12 +59,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_guest.py"))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Workers give way to the guest, which nothing can be done beside when it is late."""
-    if hasattr(item.config, "workerinput") and "tests/lab/" not in item.nodeid and os.nice(0) == 0:
-        os.nice(5)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
