@@ -11,11 +11,13 @@ from mcast.api import DeviceInfo, Finding, Gid, Level, LinkLayer, PortInfo, Port
 from mcast.backends.rdma import availability
 from mcast.backends.rdma.checks import QUIRKS, judge
 from mcast.backends.rdma.firewall import dropping_rule
-from mcast.backends.rdma.host import Bridge, HostFacts, Ipoib, PortFacts
+from mcast.backends.rdma.host import Bridge, HostFacts, PortFacts
+from mcast.backends.rdma.ipoib import Interface
 from mcast.backends.rdma.memlock import shortage
 
 ACTIVE, DOWN, INIT = PortState.ACTIVE, PortState.DOWN, PortState.INIT
 IP = IPv4Address("10.0.0.1")
+IB0 = Interface("ib0", None, 2048, up=True, carrier=True)
 
 
 def port(name: str, layer: LinkLayer, state: PortState = ACTIVE, mtu: int = 1024, **facts: Any) -> PortFacts:
@@ -48,7 +50,7 @@ def roce(state: PortState = ACTIVE, mtu: int = 1024, **wrong: Any) -> PortFacts:
 
 
 def infiniband(state: PortState = ACTIVE, mtu: int = 2048, **wrong: Any) -> PortFacts:
-    right = {"sm_lid": 1, "capability_mask": 0x2651E848, "ipoib": (Ipoib("ib0", up=True, carrier=True),)}
+    right = {"sm_lid": 1, "capability_mask": 0x2651E848, "ipoib": (IB0,)}
     return port("mlx5_0", LinkLayer.INFINIBAND, state, mtu, **(right | wrong))
 
 
@@ -186,12 +188,12 @@ DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
     "no send-only": (host(infiniband(send_only=False)), [("SM", "mlx5_0/1", W)], "join as a full member"),
     "no IPoIB": (host(infiniband(ipoib=())), [("IPoIB", "mlx5_0/1", P)], "modprobe ib_ipoib"),
     "IPoIB down": (
-        host(infiniband(ipoib=(Ipoib("ib0", up=False, carrier=False),))),
+        host(infiniband(ipoib=(IB0._replace(up=False, carrier=False),))),
         [("IPoIB", "mlx5_0/1", P)],
         "ip link set ib0 up",
     ),
     "no broadcast group": (
-        host(infiniband(ipoib=(Ipoib("ib0", up=True, carrier=False),))),
+        host(infiniband(ipoib=(IB0._replace(carrier=False),))),
         [("IPoIB", "mlx5_0/1", P)],
         "saquery -g",
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno as E
 from ipaddress import ip_address
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ import pytest
 
 from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import CmEvent, CmEventType, JoinAttrEx, PortSpace
-from mcast.backends.rdma import refusal, umad
+from mcast.backends.rdma import umad
 from mcast.backends.rdma.channel import RdmaChannel
 from mcast.backends.rdma.refusal import find_causes, kernel_request, netdevs_with
 from mcast.backends.sim import Fabric, open_fabric
@@ -22,7 +21,6 @@ from mcast.mapping import ipoib_broadcast_mgid
 
 GROUP = McastAddress.of("239.1.1.1")
 BROADCAST = Gid(ipoib_broadcast_mgid())
-HARDWARE = "00:ff:ff:ff:ff:12:40:1b:ff:ff:00:00:00:00:00:00:ff:ff:ff:ff"
 
 
 @pytest.mark.parametrize("space", [PortSpace.UDP, PortSpace.IPOIB])
@@ -55,36 +53,7 @@ def test_the_interfaces_are_those_with_the_address() -> None:
     assert netdevs_with(known, None) == ("ib0", "ib1")
 
 
-@pytest.fixture
-def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A device with an IPoIB interface ib0 on its second port, and an Ethernet interface beside it."""
-    monkeypatch.setattr(refusal, "SYSFS", tmp_path / "infiniband")
-    monkeypatch.setattr(refusal, "_NET", tmp_path / "net")
-    for netdev, broadcast in (("ib0", HARDWARE), ("eth0", "ff:ff:ff:ff:ff:ff")):
-        for folder in (tmp_path / "infiniband/mlx5_0/device/net" / netdev, tmp_path / "net" / netdev):
-            folder.mkdir(parents=True)
-            for name, text in (("type", "32"), ("dev_port", "1"), ("broadcast", broadcast)):
-                (folder / name).write_text(f"{text}\n")
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("device", "port", "netdev", "found"),
-    [
-        ("mlx5_0", 2, "ib0", BROADCAST),
-        ("mlx5_0", 1, "ib0", None),
-        ("mlx5_0", 2, "eth0", None),
-        ("mlx5_0", 2, "ib9", None),
-        ("mlx5_9", 2, "ib0", None),
-    ],
-)
-def test_the_broadcast_group_is_that_of_the_port_s_interface(
-    sysfs: Path, device: str, port: int, netdev: str, found: Gid | None
-) -> None:
-    assert refusal._broadcast(device, port, netdev) == found
-
-
-def test_where_the_sa_cannot_be_asked_nothing_is_found(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_sa_cannot_be_asked_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(umad, "LIBRARY", "libno-such-umad.so.3")
     umad._library.cache_clear()
     with (
@@ -92,8 +61,8 @@ def test_where_the_sa_cannot_be_asked_nothing_is_found(sysfs: Path, monkeypatch:
         umad.subnet_administrator("mlx5_0", 2, 1),
     ):
         pass
-    for netdevs in (["ib0"], []):
-        assert find_causes("mlx5_0", 2, GROUP, PortSpace.UDP, False, netdevs) == ()
+    for broadcast in (BROADCAST, None):
+        assert find_causes("mlx5_0", 2, GROUP, PortSpace.UDP, False, broadcast) == ()
 
 
 CAUSE = Cause("why", "check", "next")

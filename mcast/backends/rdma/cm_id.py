@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mcast.api import (
     Cause,
     CmId,
+    Gid,
     JoinAttrEx,
     JoinFlag,
     LinkLayer,
@@ -24,13 +25,13 @@ from mcast.api import (
 from mcast.backends.rdma import sockaddr
 from mcast.backends.rdma.devices import link_layer_of
 from mcast.backends.rdma.ending import Ending
+from mcast.backends.rdma.ipoib import Interface, interfaces_of
 from mcast.backends.rdma.native import Context, Id, Native
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.backends.rdma.refusal import find_causes, netdevs_with
 
 if TYPE_CHECKING:
-    from mcast.api import Gid
     from mcast.backends.rdma.channel import RdmaChannel
 
 _NOTHING_LEFT = frozenset({E.EADDRNOTAVAIL, E.EINVAL})
@@ -84,8 +85,18 @@ class RdmaCmId(Shared, CmId):
             if self._closed:
                 return ()
             device, port = self.native.id_device(self.handle), self.native.id_port(self.handle)
-        netdevs = netdevs_with(self.native.netdev_addresses(), self._source)
-        return find_causes(device or "", port, join.address, self._port_space, not join.receives, netdevs)
+            interface = self._ipoib_interface()
+        broadcast = None if interface is None else interface.broadcast
+        return find_causes(device or "", port, join.address, self._port_space, not join.receives, broadcast)
+
+    def _ipoib_interface(self) -> Interface | None:
+        """The interface that the id is bound to; with the lock held."""
+        context, port = self.native.id_context(self.handle), self.native.id_port(self.handle)
+        if context is None:
+            return None
+        gids = {Gid(gid) for number, _, _, gid in self.native.query_gids(context) if number == port}
+        names = netdevs_with(self.native.netdev_addresses(), self._source)
+        return next((one for one in interfaces_of(gids) if one.name in names), None)
 
     @property
     def qp(self) -> RdmaQueuePair | None:

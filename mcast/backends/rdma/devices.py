@@ -8,6 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState
+from mcast.backends.rdma import ipoib
 from mcast.backends.rdma.native import Context, Native
 
 SYSFS = Path("/sys/class/infiniband")
@@ -66,7 +67,11 @@ def _read_port(
     addresses: dict[str, list[IPv4Address | IPv6Address]],
 ) -> PortInfo:
     attr = native.query_port(context, port)
-    netdevs = _netdevs(device, {ifindex for _, ifindex, _ in gids})
+    values = {index: Gid(gid) for index, _, gid in gids}
+    if attr.is_ethernet:
+        netdevs = _netdevs(device, {ifindex for _, ifindex, _ in gids})
+    else:
+        netdevs = [one.name for one in ipoib.interfaces_of(set(values.values()))]
     return PortInfo(
         port_num=port,
         state=PortState(attr.state),
@@ -74,7 +79,7 @@ def _read_port(
         active_mtu=attr.active_mtu,
         rate=attr.rate,
         lid=attr.lid,
-        gids={index: Gid(gid) for index, _, gid in gids},
+        gids=values,
         addresses=tuple(address for netdev in netdevs for address in addresses.get(netdev, [])),
     )
 
@@ -98,7 +103,7 @@ def netdevs_of(device: str, port: PortInfo) -> tuple[str, ...]:
 
 
 def _netdevs(device: str, ifindexes: set[int]) -> list[str]:
-    """Interfaces of a port: those its GIDs belong to (Ethernet), or the IPoIB ones of the device."""
+    """Interfaces of an Ethernet port: those its GIDs belong to, or all of its device."""
     names = []
     for ifindex in sorted(ifindexes - {0}):
         with suppress(OSError):  # it went away meanwhile

@@ -16,13 +16,13 @@ from mcast.api import DeviceInfo, LinkLayer, PortInfo
 from mcast.backends.rdma import availability, hostnet
 from mcast.backends.rdma.devices import SYSFS
 from mcast.backends.rdma.igmp_listener import hear_queriers
+from mcast.backends.rdma.ipoib import Interface, interfaces_of
 from mcast.backends.rdma.umad import Silent, subnet_administrator
 from mcast.sa_refusal import SEND_ONLY_FULL_MEMBER
 
 _NET = Path("/sys/class/net")
 _CONF = Path("/proc/sys/net/ipv4/conf")
 _CGROUPS = Path("/sys/fs/cgroup")
-_IPOIB_TYPE = "32"
 _IFF_UP = 1
 SA_SECONDS = 1.0
 """How long a port's SA may take to answer."""
@@ -37,14 +37,6 @@ class Bridge(NamedTuple):
     snooping: bool
     querier: bool
     other_querier: str = ""
-
-
-class Ipoib(NamedTuple):
-    """An IPoIB interface. `carrier`: it has joined its broadcast group."""
-
-    name: str
-    up: bool
-    carrier: bool
 
 
 class PortFacts(NamedTuple):
@@ -79,7 +71,7 @@ class PortFacts(NamedTuple):
     sm_lid: int = 0
     capability_mask: int = 0
     send_only: bool | None = None
-    ipoib: tuple[Ipoib, ...] = ()
+    ipoib: tuple[Interface, ...] = ()
 
     @property
     def name(self) -> str:
@@ -204,7 +196,7 @@ def _port(
         sm_lid=_number(sysfs / "sm_lid"),
         capability_mask=_number(sysfs / "cap_mask"),
         send_only=_send_only(device, info) if info.link_layer is LinkLayer.INFINIBAND else None,
-        ipoib=_ipoib(device, info.port_num),
+        ipoib=() if info.link_layer is LinkLayer.ETHERNET else interfaces_of(set(info.gids.values())),
     )
 
 
@@ -242,16 +234,6 @@ def _send_only(device: str, info: PortInfo) -> bool | None:
     except Silent:
         return None
     return None if capabilities is None else bool(capabilities & SEND_ONLY_FULL_MEMBER)
-
-
-def _ipoib(device: str, port: int) -> tuple[Ipoib, ...]:
-    net = SYSFS / device / "device" / "net"
-    netdevs = sorted(net.iterdir()) if net.is_dir() else []
-    return tuple(
-        Ipoib(path.name, bool(_number(path / "flags") & _IFF_UP), _read(path / "carrier") == "1")
-        for path in netdevs
-        if _read(path / "type") == _IPOIB_TYPE and _number(path / "dev_port") == port - 1
-    )
 
 
 def _container() -> str:

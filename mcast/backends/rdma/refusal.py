@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
-from pathlib import Path
 
 from mcast.addresses import Gid, McastAddress
 from mcast.api import RDMA_UDP_QKEY, PortSpace
-from mcast.backends.rdma.devices import SYSFS
 from mcast.backends.rdma.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.causes import Cause
 from mcast.mapping import infiniband_mgid
@@ -22,7 +20,6 @@ from mcast.sa_refusal import PortView, found_causes, rate_code
 ANSWER_SECONDS = 0.25
 """How long get_event waits for the SA: it has just answered the join."""
 
-_NET = Path("/sys/class/net")
 _MASK = McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS
 _IPOIB_MASK = McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
 
@@ -33,14 +30,12 @@ def find_causes(
     group: McastAddress,
     port_space: PortSpace,
     send_only: bool,
-    netdevs: Iterable[str],
+    broadcast: Gid | None,
 ) -> tuple[Cause, ...]:
     """What speaks against the join; () if that cannot be found out.
 
-    `netdevs` are the interfaces that the id may be bound to; the IPoIB one among them that belongs to the
-    port gives partition and scope.
+    `broadcast` is the MGID of the broadcast group of the id's IPoIB interface: it gives partition and scope.
     """
-    broadcast = next(filter(None, (_broadcast(device, port, netdev) for netdev in netdevs)), None)
     if broadcast is None:
         return ()
     with suppress(Silent), subnet_administrator(device, port, ANSWER_SECONDS) as sa:
@@ -83,15 +78,3 @@ def netdevs_with(
     """The interfaces that have the address; without one, every interface."""
     wanted = None if source is None else source.packed
     return tuple(dict.fromkeys(netdev for netdev, packed in addresses if wanted in (None, packed)))
-
-
-def _broadcast(device: str, port: int, netdev: str) -> Gid | None:
-    """The IPoIB broadcast MGID of the interface, from its hardware broadcast address: QPN, then the MGID."""
-    try:
-        (SYSFS / device / "device/net" / netdev / "type").stat()
-        if int((_NET / netdev / "dev_port").read_text()) != port - 1:
-            return None
-        address = bytes.fromhex((_NET / netdev / "broadcast").read_text().strip().replace(":", ""))
-    except (OSError, ValueError):
-        return None
-    return Gid(address[4:]) if len(address) == 20 else None
