@@ -315,7 +315,8 @@ class Destination(_Model):
 
     A join event carries its group's, ready to use; `reply_to` makes one from it for a reply. `dlid` is
     the MLID on InfiniBand and 0 on RoCE. `static_rate` is an ibv_rate: the device sends no faster than that
-    to a group with slower members; 0 leaves the rate to the port.
+    to a group with slower members; 0 leaves the rate to the port. `traffic_class` stands in the GRH or IP
+    header of what is sent; its upper six bits are the DSCP. `sl` is the service level, on RoCE the priority.
     """
 
     gid: Gid
@@ -331,6 +332,17 @@ class Destination(_Model):
     is_global: bool = True
     static_rate: int = Field(default=0, ge=0, le=255)
     src_path_bits: int = Field(default=0, ge=0, le=127)
+
+    def marked(self, traffic_class: int | None = None, sl: int | None = None) -> Destination:
+        """The same, for messages of that traffic class (`dscp << 2`) and service level; None changes nothing.
+
+        RoCE: a join event's destination has 0 for both, also where RDMA_OPTION_ID_TOS was set: the kernel
+        reads that option for connections, and not in cma_iboe_join_multicast (measured on Linux 6.1).
+        InfiniBand: a join event's destination has the group's, as the SA says.
+        """
+        wanted = {"traffic_class": traffic_class, "sl": sl}
+        changed = {name: value for name, value in wanted.items() if value is not None}
+        return Destination(**{**dict(self), **changed}) if changed else self
 
     def can_reply_to(self, message: Message) -> bool:
         """Whether the sender of a message that came over this group is somebody who can be answered.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mcast import sequence
+from mcast.api import LinkLayer
 from mcast.policy import LoopbackPolicy, RejoinPolicy
 from mcast.ports import Place
 
@@ -19,6 +20,8 @@ class Settings(NamedTuple):
     send_depth: int = 128
     max_message: int | None = None
     seed: int | None = None
+    traffic_class: int | None = None
+    service_level: int | None = None
 
     @property
     def header_size(self) -> int:
@@ -26,14 +29,28 @@ class Settings(NamedTuple):
         return sequence.HEADER_SIZE if self.sequence else 0
 
 
+_SERVICE_LEVELS = {
+    LinkLayer.ETHERNET: ((0, 7), "Ethernet has eight priorities"),
+    LinkLayer.INFINIBAND: ((0, 15), "InfiniBand has 16 service levels"),
+}
+
+
 def refuse_beyond_device(settings: Settings, place: Place) -> None:
     """Raise ValueError for an option that the device or the port cannot serve, and say what they can."""
     device, port = place.device, place.port
     most = port.active_mtu - settings.header_size
-    for name, value, limit, why in (
-        ("receive_depth", settings.receive_depth, device.max_qp_wr, f"max_qp_wr of {device.name}"),
-        ("send_depth", settings.send_depth, device.max_qp_wr, f"max_qp_wr of {device.name}"),
-        ("max_message", settings.max_message, most, f"MTU {port.active_mtu} of {device.name}, less headers"),
+    for name, value, allowed, why in (
+        ("receive_depth", settings.receive_depth, (1, device.max_qp_wr), f"max_qp_wr of {device.name}"),
+        ("send_depth", settings.send_depth, (1, device.max_qp_wr), f"max_qp_wr of {device.name}"),
+        (
+            "max_message",
+            settings.max_message,
+            (1, most),
+            f"MTU {port.active_mtu} of {device.name}, less headers",
+        ),
+        ("traffic_class", settings.traffic_class, (0, 255), "a DSCP is its upper six bits: dscp << 2"),
+        ("service_level", settings.service_level, *_SERVICE_LEVELS[port.link_layer]),
     ):
-        if value is not None and not 1 <= value <= limit:
-            raise ValueError(f"{name} is {value}: allowed are 1..{limit} ({why})")
+        first, last = allowed
+        if value is not None and not first <= value <= last:
+            raise ValueError(f"{name} is {value}: allowed are {first}..{last} ({why})")

@@ -178,7 +178,8 @@ class Station:
         if known is not None and known is not group:
             self._refuse_collision(group, known, destination)
             return False
-        group.destination = destination
+        settings = self.settings
+        group.destination = destination.marked(settings.traffic_class, settings.service_level)
         self.by_mgid[destination.gid] = group
         self._note_groups()
         group.joins += 1

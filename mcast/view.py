@@ -40,6 +40,8 @@ class EndpointView(Generic[M]):
         send_depth: int = 128,
         max_message: int | None = None,
         seed: int | None = None,
+        traffic_class: int | None = None,
+        service_level: int | None = None,
         options: Mapping[str, object] | None = None,
     ) -> None:
         """Open an endpoint on the port that has the address `bind`, or on a device's port.
@@ -52,12 +54,22 @@ class EndpointView(Generic[M]):
         receive_depth  receives of the queue pair, and messages kept for a group that nobody asks for
         max_message    the largest payload in bytes, both ways; None: what one MTU carries
         seed           of jitter and stream ids; None: a simulated fabric's, else from the system
+        traffic_class  of what is sent, 0..255: `dscp << 2` on RoCE; None: what the join says, 0 there
+        service_level  of what is sent; on RoCE the priority, 0..7; None: what the join says
 
         Raises ValueError that names the choices; BackendError; McastError.
         """
         self._prepare()
         settings = Settings(
-            LoopbackPolicy(loopback), rejoin, sequence, receive_depth, send_depth, max_message, seed
+            LoopbackPolicy(loopback),
+            rejoin,
+            sequence,
+            receive_depth,
+            send_depth,
+            max_message,
+            seed,
+            traffic_class,
+            service_level,
         )
         self._owned: Backend | None = None
         self._members: dict[McastAddress, M] = {}

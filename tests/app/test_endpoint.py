@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno as E
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 from pydantic import ValidationError
 
 import mcast
-from mcast import Endpoint, LoopbackPolicy, Membership, ReceiveQueueLow, Sender, open_endpoint
+from mcast import Endpoint, LoopbackPolicy, Membership, ReceiveQueueLow, Rejoined, Sender, open_endpoint
 from mcast.api import (
     AlreadyJoined,
     Backend,
     Batch,
     Closed,
+    LinkLayer,
     McastError,
     MessageTooLarge,
     NotSupported,
@@ -28,8 +30,11 @@ from mcast.api import (
 )
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
+from mcast.backends.sim.pcapng import packets_of
 from mcast.backends.sim.port import Limits
 from mcast.backends.sim.testbed import SimObserver
+from mcast.capture.dissect import Skipped, datagram
+from mcast.capture.reader import Frame
 from mcast.endpoint import LOOK_EVERY
 from mcast.mcmember import SaMethod, SaStatus
 from mcast.probe import PROBE_SIZE
@@ -393,6 +398,12 @@ def test_the_only_active_port_is_taken_and_logged(make: Make, caplog: pytest.Log
         ({"bind": "10.0.0.1", "receive_depth": 99}, "receive_depth is 99: allowed are 1..64 (max_qp_wr of"),
         ({"bind": "10.0.0.1", "send_depth": 0}, "send_depth is 0: allowed are 1..64 (max_qp_wr of"),
         ({"bind": "10.0.0.1", "max_message": 4096}, "max_message is 4096: allowed are 1.."),
+        (
+            {"bind": "10.0.0.1", "traffic_class": 256},
+            "traffic_class is 256: allowed are 0..255 (a DSCP is its",
+        ),
+        ({"bind": "10.0.0.1", "service_level": -1}, "service_level is -1: allowed are 0.."),
+        ({"bind": "10.0.0.1", "service_level": 16}, "service_level is 16: allowed are 0.."),
     ],
 )
 def test_what_cannot_be_opened_says_what_can(make: Make, where: dict[str, Any], says: str) -> None:
@@ -578,6 +589,41 @@ def test_a_batch_outlives_its_endpoint_or_ends_with_it(net: Net) -> None:
     batch = endpoint.recv_batch(timeout=1)
     endpoint.close()
     batch.release()
+
+
+# --- the class of service ----------------------------------------------------------------------------
+
+DSCP, LEVEL = 26, 3
+LINKS = {LinkLayer.ETHERNET: (1, 0), LinkLayer.INFINIBAND: (247, LEVEL)}
+"""The LINKTYPE_ number of their packets, and the service level in them: none without a VLAN tag."""
+
+
+def test_messages_are_sent_in_the_class_that_was_asked_for(make: Make) -> None:
+    net = SimNet(make(trace=True))
+    plain, marked = net.open(0), net.open(1, traffic_class=DSCP << 2, service_level=LEVEL)
+    usual, chosen = plain.join(GROUP), marked.join(GROUP)
+    assert chosen.destination == usual.destination.marked(DSCP << 2, LEVEL)
+    for number, member in enumerate((usual, chosen)):
+        member.send(bytes([number]))
+    assert net.fabric.trace is not None
+    link_type, level = LINKS[net.fabric.link_layer]
+    on_the_wire = {}
+    for packet in packets_of(net.fabric.trace):
+        with suppress(Skipped):
+            found = datagram(Frame(0, link_type, packet.data, len(packet.data), 0))
+            on_the_wire[found.payload[:1]] = found.traffic_class, found.sl
+    assert on_the_wire == {b"\0": (0, 0), b"\1": (DSCP << 2, level)}
+    net.close()
+
+
+def test_a_rejoined_group_keeps_its_class(sim: SimNet) -> None:
+    endpoint = sim.open(0, traffic_class=DSCP << 2, service_level=LEVEL)
+    group = endpoint.join(GROUP)
+    sim.fabric.remove_device(sim.fabric.ports[0])
+    sim.fabric.restore_device(sim.fabric.ports[0])
+    while not isinstance(endpoint.next_event(5), Rejoined):
+        pass
+    assert (group.destination.traffic_class, group.destination.sl) == (DSCP << 2, LEVEL)
 
 
 # --- sizes -------------------------------------------------------------------------------------------

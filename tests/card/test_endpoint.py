@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno as E
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from mcast import Endpoint, Lost, Membership, Rejoined, RejoinPolicy, open_endpoint
 from mcast.api import CmEventType, McastError
+from mcast.backends.rdma.qp import RdmaQueuePair
 
 from .card import AsyncEvent, Card
 from .ends import BOUND, GROUP
@@ -94,3 +96,31 @@ def test_a_refused_join_is_an_error_and_the_next_is_none(card: Card, backend: Ca
         assert endpoint.groups == ()
         member: Membership = endpoint.join(GROUP)
         assert member.joined
+
+
+GRH_BYTES, DSCP, LEVEL = 40, 26, 3
+CLASS_AT = {"roce": 21 * 8, "infiniband": 4}
+"""Where the traffic class begins in the 320 bits of the GRH: an IPv4 header in its end, or an IPv6 one."""
+
+
+@pytest.mark.parametrize("layer", ["roce", "infiniband"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_card_is_told_the_class_of_what_is_sent(
+    card: Card, backend: CardBackend, layer: str, asked: bool
+) -> None:
+    card.network(layer, ports=2)
+    traffic_class, level = (DSCP << 2, LEVEL) if asked else (None, None)
+    with (
+        open_endpoint(backend, "10.0.0.1", traffic_class=traffic_class, service_level=level) as sender,
+        open_endpoint(backend, "10.0.0.2") as receiver,
+    ):
+        group = receiver.join(GROUP)
+        sender.sender(GROUP).send(b"of that class")
+        message = group.recv(BOUND)
+        assert message is not None
+        assert message.sl == (level or 0)
+        slab = cast(RdmaQueuePair, receiver._session.station.qp)._slab
+        at = slab.find(b"of that class")
+        grh = int.from_bytes(slab[at - GRH_BYTES : at])
+        found = grh >> (GRH_BYTES * 8 - CLASS_AT[layer] - 8) & 0xFF
+        assert found == (traffic_class or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,33 @@ from mcast.testbed import Testbed
 
 BOUND = 30.0
 """Seconds; the longest that anything may take, never a delay."""
+
+
+DSCP, ROCE_PORT = 26, 4791
+_ALL_PACKETS = 3
+"""ETH_P_ALL."""
+
+
+def test_the_traffic_class_stands_in_the_ip_header_on_the_wire(lab_bed: Testbed) -> None:
+    assert isinstance(lab_bed, RdmaTestbed)
+    ours, theirs, *_ = lab_bed.ports
+    group = "239.77.4.9"
+    with (
+        socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ALL_PACKETS)) as wire,
+        open_endpoint(lab_bed.backend, theirs) as receiver,
+        open_endpoint(lab_bed.backend, ours, traffic_class=DSCP << 2) as sender,
+    ):
+        wire.bind((lab_bed._ports[ours].bridge_port, _ALL_PACKETS))
+        wire.settimeout(BOUND)
+        member, out = receiver.join(group), sender.sender(group)
+        assert member.destination.traffic_class == 0
+        out.send(b"of that class")
+        while True:
+            packet = wire.recv(4096)
+            if packet[16:20] == IPv4Address(group).packed and b"of that class" in packet:
+                break
+        assert int.from_bytes(packet[22:24]) == ROCE_PORT
+        assert packet[1] == DSCP << 2
 
 
 @pytest.fixture
