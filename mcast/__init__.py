@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     )
     from mcast.endpoint import Endpoint, Membership, Sender, open_endpoint
     from mcast.policy import (
+        AddressChanged,
         GaveUp,
         LoopbackPolicy,
         LoopbackReport,
         Lost,
+        PortDown,
+        PortUp,
         ReceiveQueueLow,
         Rejoined,
         RejoinPolicy,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AddressChanged",
     "Backend",
     "Destination",
     "Endpoint",
@@ -53,6 +57,8 @@ __all__ = [
     "Membership",
     "Mgid",
     "Peer",
+    "PortDown",
+    "PortUp",
     "QpInit",
     "ReceiveQueueLow",
     "RejoinPolicy",
@@ -69,10 +75,13 @@ __all__ = [
 _NAMES = {
     "endpoint": ("Endpoint", "Membership", "Sender", "open_endpoint"),
     "policy": (
+        "AddressChanged",
         "GaveUp",
         "LoopbackPolicy",
         "LoopbackReport",
         "Lost",
+        "PortDown",
+        "PortUp",
         "ReceiveQueueLow",
         "RejoinPolicy",
         "Rejoined",

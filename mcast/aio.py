@@ -144,7 +144,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 yield batch
 
     async def next_event(self, timeout: float | None = 0.0) -> Event | None:
-        """The next of Lost, Rejoined, GaveUp, ReceiveQueueLow; None when `timeout` s have passed."""
+        """The next of `mcast.policy.Event`, Lost, PortDown and others; None when `timeout` s have passed."""
         self._look()
         if self._session.events:
             return self._session.events.popleft()
@@ -304,7 +304,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         A message is followed by another look: if it finds nothing, the descriptor tells of the next message
         and no more of this one, which would call for nothing while the task has its turn.
         """
-        session = self._session
+        session, found = self._session, None
         with self._lock:
             try:
                 found = waiter.take(waiter.what)
@@ -315,6 +315,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
             except McastError as error:
                 if not future.done():  # else the next call meets it again
                     future.set_exception(error)
+        if found is None:
+            self._on_change()  # the port may have told of something
         if session.news:
             self._wake()
 

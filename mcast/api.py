@@ -110,6 +110,7 @@ __all__ = [
     "OutOfResources",
     "PermissionDenied",
     "Phase",
+    "PortEvent",
     "PortInfo",
     "PortSpace",
     "PortState",
@@ -232,6 +233,26 @@ class PortState(IntEnum):
     ARMED = 3
     ACTIVE = 4
     ACTIVE_DEFER = 5
+
+
+class PortEvent(IntEnum):
+    """ibv_event_type, those of a port: what `QueuePair.port_events` tells.
+
+    ERR         the link is down: nothing is sent or received. On InfiniBand the kernel ends each membership
+                of the port (MULTICAST_ERROR, ENETRESET); on RoCE it keeps them (facts: kernel, device events)
+    ACTIVE      the link is up again
+    GID_CHANGE  the GID table is another one: `Destination.sgid_index` may name another GID, or none
+
+    By the others the subnet manager has changed something; MULTICAST_ERROR ends memberships that this costs.
+    """
+
+    ACTIVE = 9
+    ERR = 10
+    LID_CHANGE = 11
+    PKEY_CHANGE = 12
+    SM_CHANGE = 13
+    CLIENT_REREGISTER = 17
+    GID_CHANGE = 18
 
 
 class Capability(Enum):
@@ -890,8 +911,18 @@ class QueuePair(_OnPort):
     def fileno(self) -> int:
         """A real file descriptor for poll, select and asyncio: a `recv` that returned empty arms it.
 
-        From then on it is readable once a recv would give a message or a QpError, until one is empty again.
+        From then on it is readable once a recv would give a message or a QpError, or `port_events` something
+        new, until a recv is empty again.
         """
+
+    def port_events(self) -> tuple[PortEvent, ...]:
+        """ibv_get_async_event: what the port has told of since the last call, in order, the last 64 at most.
+
+        Each QP is told of what happens while it lives. `recv` with `events` ends for what is new, once.
+        A provider whose ports tell nothing has nothing to add here.
+        """
+        self._require_open("port_events", Phase.EVENT)
+        return ()
 
     def modify(self, state: QpState) -> None:
         """ibv_modify_qp. INIT posts the receives again. A step the state machine lacks: EINVAL."""
@@ -1006,9 +1037,9 @@ class QueuePair(_OnPort):
     def recv(self, max: int = 64, timeout: float | None = None, events: bool = False) -> Batch:
         """Receive 1..max messages, in order; an empty batch when `timeout` s have passed without one.
 
-        Returns as soon as there is one; with `events` also, empty, when an event waits on the id's channel:
-        one call sleeps on both. QpError once the messages received before the failure are read. Closing the
-        QP ends the wait with `Closed`.
+        Returns as soon as there is one; with `events` also, empty, when an event waits on the id's channel,
+        or once the port has told of something (`port_events`): one call sleeps on all three. QpError once
+        the messages received before the failure are read. Closing the QP ends the wait with `Closed`.
         """
         self._require_open("recv", Phase.RECV)
         if max < 1:

@@ -118,7 +118,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 yield batch
 
     def next_event(self, timeout: float | None = 0.0) -> Event | None:
-        """The next of Lost, Rejoined, GaveUp, ReceiveQueueLow; None when `timeout` s have passed."""
+        """The next of `mcast.policy.Event`, Lost, PortDown and others; None when `timeout` s have passed."""
         session = self._session
         with self._lock:
             if not self._pumping:

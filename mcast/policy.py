@@ -89,11 +89,48 @@ class ReceiveQueueLow(NamedTuple):
         return f"the receive queue was down to {self.free} of {self.depth}: receive faster, or more deeply"
 
 
+class PortDown(NamedTuple):
+    """The link of `port` ("device/port") is down: nothing is sent or received until `PortUp`.
+
+    On InfiniBand the memberships are lost with it, each with a `Lost` of its own, and joined again as the
+    policy says; on RoCE they stay, and messages flow again once the link is up.
+    """
+
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.port}: the link is down: nothing is sent or received until it is up"
+
+
+class PortUp(NamedTuple):
+    """The link of `port` ("device/port") is up again."""
+
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.port}: the link is up"
+
+
+class AddressChanged(NamedTuple):
+    """The GID table of `port` ("device/port") is another one.
+
+    own   the GID that the endpoint sends from is concerned, or its address has gone: the memberships are lost
+          and joined again from the address, as the policy says, once it is there
+    """
+
+    port: str
+    own: bool
+
+    def __str__(self) -> str:
+        whose = "is" if self.own else "is not"
+        return f"{self.port}: the port's GIDs have changed; that of the endpoint {whose} concerned"
+
+
 def _first_line(error: McastError) -> str:
     return str(error).partition("\n")[0]
 
 
-Event = Lost | Rejoined | GaveUp | ReceiveQueueLow
+Event = Lost | Rejoined | GaveUp | ReceiveQueueLow | PortDown | PortUp | AddressChanged
 
 
 class LoopbackReport(NamedTuple):

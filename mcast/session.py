@@ -33,6 +33,7 @@ from mcast.api import (
     Message,
     MessageTooLarge,
     Phase,
+    PortEvent,
     QpError,
     QueuePair,
     mcast_error,
@@ -42,11 +43,14 @@ from mcast.group import GROUP_COUNTS, SEQUENCE_COUNTS, Group, GroupState
 from mcast.inbox import ChosenBatch, Inbox, copied
 from mcast.interrupts import uninterrupted
 from mcast.policy import (
+    AddressChanged,
     Event,
     GaveUp,
     LoopbackPolicy,
     LoopbackReport,
     Lost,
+    PortDown,
+    PortUp,
     ReceiveQueueLow,
     Rejoined,
 )
@@ -156,6 +160,9 @@ class Session:
         """Take in events, do what is due; whether there was anything."""
         self.require_open("step", Phase.EVENT)
         happened = False
+        for port_event in self._port_events():  # why comes before what
+            happened = True
+            self._on_port_event(port_event)
         while self.channel.pending and (event := self.channel.get_event(0)) is not None:
             happened = True
             self.on_event(event)
@@ -181,6 +188,31 @@ class Session:
                 self.restorer.lose_all(_error_of(event), reopen=True)
             case _:
                 logger.debug("event %s passed over", event.type.name)
+
+    def _port_events(self) -> tuple[PortEvent, ...]:
+        qp = self.usable_qp
+        if qp is None:  # the next one is on a port as that is by then
+            return ()
+        try:
+            return qp.port_events()
+        except Closed:
+            self.require_open("step", Phase.EVENT)
+            return ()
+
+    def _on_port_event(self, event: PortEvent) -> None:
+        port = self.station.port_name
+        match event:
+            case PortEvent.ERR:
+                self._tell(PortDown(port))
+            case PortEvent.ACTIVE:
+                self._tell(PortUp(port))
+            case PortEvent.GID_CHANGE:
+                error = self.station.look_at_address()
+                self._tell(AddressChanged(port, own=error is not None))
+                if error is not None:
+                    self.restorer.lose_all(error, reopen=True)
+            case _:  # what it costs comes as MULTICAST_ERROR
+                logger.debug("%s: %s", port, event.name)
 
     def _on_joined(self, group: Group, destination: Destination) -> None:
         if self.station.on_joined(group, destination):
@@ -208,7 +240,7 @@ class Session:
         self.events.append(event)
         self.told[type(event)] += 1
         self.news = True
-        level = logging.INFO if isinstance(event, Rejoined) else logging.WARNING
+        level = logging.INFO if isinstance(event, Rejoined | PortUp) else logging.WARNING
         logger.log(level, "%s", event)
 
     # --- joining and leaving -----------------------------------------------------------------

@@ -27,7 +27,7 @@ from mcast.api import (
 )
 from mcast.group import Group, GroupState
 from mcast.policy import LoopbackPolicy
-from mcast.ports import Place
+from mcast.ports import Address, Place
 from mcast.probe import PROBE_SIZE
 from mcast.settings import Settings
 
@@ -110,6 +110,33 @@ class Station:
         except ValueError as absent:
             raise mcast_error(E.EADDRNOTAVAIL, "bind_addr", Phase.BIND, None, str(absent)) from None
         self._open_id()
+
+    @property
+    def port_name(self) -> str:
+        return f"{self.place.device.name}/{self.place.port.port_num}"
+
+    def look_at_address(self) -> McastError | None:
+        """The port's addresses have changed: why its groups can be used no more, if that is so.
+
+        A group's messages leave with the GID that stands where the join event said.
+        """
+        about = {"address": self.place.address, "port": self.port_name}
+        try:
+            found = self._find_place()
+        except ValueError as absent:
+            return mcast_error(E.EADDRNOTAVAIL, "port_events", Phase.EVENT, about, str(absent))
+        except McastError as error:  # whatever it is, the groups may be well
+            logger.warning("%s: addresses have changed; which cannot be seen: %s", self.port_name, error)
+            return None
+        before, self.place = self.place, found
+        if _where(found) != _where(before):
+            detail = f"the address is {found.address} on {self.port_name} now"
+            return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)
+        ways = [group.destination for group in self.groups.values() if group.destination is not None]
+        if all(found.port.gids.get(to.sgid_index) == before.port.gids.get(to.sgid_index) for to in ways):
+            return None
+        detail = "the GID that messages were sent from is not where it was"
+        return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)
 
     def close(self) -> None:
         """Leave every group, free everything."""
@@ -223,6 +250,10 @@ class Station:
 
     def _note_groups(self) -> None:
         self.only_group = next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None
+
+
+def _where(place: Place) -> tuple[str, int, Address]:
+    return place.device.name, place.port.port_num, place.address
 
 
 def _added(past: QpCounters, now: QpCounters) -> QpCounters:

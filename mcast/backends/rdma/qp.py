@@ -16,6 +16,7 @@ from mcast.api import (
     LinkLayer,
     McastError,
     Phase,
+    PortEvent,
     QpCounters,
     QpError,
     QpInit,
@@ -90,6 +91,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._holds_pd = True
         self._mtu, self._mtu_until = 0, 0.0
         self._changes = (-1, -1)
+        self._port_changes = 0
         address = self.native.address(self._handle)
         self._arm(address, cm_id.channel.fileno(), self._memories, self._handles.sources)
 
@@ -161,6 +163,14 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         if self._attachments.get(gid) == lid:
             del self._attachments[gid]
             self._detached.add((gid, lid))
+
+    def port_events(self) -> tuple[PortEvent, ...]:
+        with self._in_use("port_events", Phase.EVENT):
+            changes = self.native.port_changes(self._handle)
+            if changes == self._port_changes:  # as nearly always
+                return ()
+            self._port_changes = changes
+            return tuple(map(PortEvent, self.native.port_events(self._handle)))
 
     # --- sending ---
 

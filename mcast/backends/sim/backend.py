@@ -30,6 +30,7 @@ from mcast.api import (
     LinkLayer,
     Message,
     Phase,
+    PortEvent,
     PortSpace,
     QpCounters,
     QpError,
@@ -378,6 +379,13 @@ class SimQueuePair(QueuePair):
     def _modify(self, state: QpState) -> None:
         _check(self.core.modify(state), "modify", Phase.MODIFY, state=state.name)
 
+    @_call("port_events", Phase.EVENT)
+    def port_events(self) -> tuple[PortEvent, ...]:
+        core = self.core
+        found, core.port_events, core.news = core.port_events, (), False
+        self._signal()
+        return found
+
     @_call("attach_mcast", Phase.ATTACH)
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         failed = self._fabric.attach(self.core, gid, lid)
@@ -418,6 +426,8 @@ class SimQueuePair(QueuePair):
         core = self.core
         self._wait_readable(timeout, events)
         slices = core.take(max)
+        if not slices:
+            core.news = False
         self._signal()
         if not slices:
             if core.error is not None:
@@ -440,6 +450,7 @@ class SimQueuePair(QueuePair):
             if found is None:
                 self._wait_readable(timeout, events=False)
                 found = core.take_one()
+                core.news = core.news and found is not None
                 self._signal()
                 if found is None and core.error is not None:
                     raise QpError(core.error, "recv", Phase.RECV)
@@ -454,8 +465,12 @@ class SimQueuePair(QueuePair):
         core = self.core
         if core.readable:
             return
-        pending = self._owner.core.channel.queue if events else ()
-        self._clock.wait(lambda: core.readable or bool(pending) or self._closed, timeout, "recv", Phase.RECV)
+        pending = self._owner.core.channel.queue
+
+        def is_over() -> bool:
+            return core.readable or self._closed or (events and (bool(pending) or core.news))
+
+        self._clock.wait(is_over, timeout, "recv", Phase.RECV)
         self._require_open("recv", Phase.RECV)
 
     @_call("fileno", Phase.RECV)
@@ -468,9 +483,9 @@ class SimQueuePair(QueuePair):
         return self._readiness.fd
 
     def _signal(self) -> None:
-        """Keep the descriptor, if there is one, readable exactly while a recv would not wait."""
+        """Keep the descriptor, if there is one, readable exactly while a recv would find something."""
         if self._readiness is not None:
-            self._readiness.show(self.core.readable)
+            self._readiness.show(self.core.readable or self.core.news)
 
     def _give_back(self, count: int) -> None:
         with self._clock.mutex:

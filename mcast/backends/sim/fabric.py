@@ -18,7 +18,7 @@ from random import Random
 from typing import ParamSpec
 
 from mcast.addresses import IPV4_MAPPED, Gid
-from mcast.api import Destination, DeviceInfo, LinkLayer, QpInit, QpState, WcStatus
+from mcast.api import Destination, DeviceInfo, LinkLayer, PortEvent, QpInit, QpState, WcStatus
 from mcast.backends.sim import incidents
 from mcast.backends.sim.clock import CLOCKS
 from mcast.backends.sim.faults import (
@@ -296,6 +296,14 @@ class Fabric:
                 self._by_address[address] = port.interfaces[0]
             port.set_ipv4(address)
             self.topology_changed()
+            if not port.is_infiniband:
+                self.tell(port, PortEvent.GID_CHANGE)
+
+    def tell(self, port: Port, event: PortEvent) -> None:
+        """Every QP of the port is told of what has happened to it."""
+        for qp in self.qps:
+            if qp.port is port and not qp.gone:
+                qp.hear(event)
 
     def topology_changed(self) -> None:
         """Who receives what, and with which headers, must be worked out anew, in every group."""

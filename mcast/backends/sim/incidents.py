@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
-from mcast.api import WcStatus
+from mcast.api import PortEvent, WcStatus
 from mcast.backends.sim.clock import NS, ns_of
 from mcast.backends.sim.port import PKEYS, Port, find_pkey
 from mcast.backends.sim.qp import Qp
@@ -52,7 +52,8 @@ def _one_call(function: Callable[Concatenate[Fabric, P], None]) -> Callable[Conc
 def set_link(fabric: Fabric, port: Port, up: bool) -> None:
     """Take the port's link down or up.
 
-    RoCE: no event; the membership is kept and traffic resumes (facts: kernel, device events). InfiniBand:
+    Its QPs are told: PortEvent.ERR, PortEvent.ACTIVE.
+    RoCE: no CmEvent; the membership is kept and traffic resumes (facts: kernel, device events). InfiniBand:
     PORT_ERR, so -ENETRESET for every active membership; about 50 ms later the SA has dropped the port, and
     the link's return restores nothing. While it is down, a join finds no IPoIB broadcast group (facts: SA).
     """
@@ -61,6 +62,7 @@ def set_link(fabric: Fabric, port: Port, up: bool) -> None:
     port.up = up
     fabric.topology_changed()
     fabric.note(Link, port=port.name, up=up)
+    fabric.tell(port, PortEvent.ACTIVE if up else PortEvent.ERR)
     if fabric.sa is None:
         return
     if up:
@@ -203,6 +205,7 @@ def _sm_starts(fabric: Fabric) -> None:
 def _reregister(fabric: Fabric, port: Port) -> None:
     """The port is told to register anew: IPoIB does so by itself, the applications are told."""
     fabric.join_broadcasts(port)
+    fabric.tell(port, PortEvent.CLIENT_REREGISTER)
     fabric.sa_clients[port.index].reset(Reset.CLIENT_REREGISTER)
 
 
@@ -222,6 +225,7 @@ def change_lid(fabric: Fabric, port: Port, lid: int | None = None) -> None:
     fabric.note(Fault, name="lid-change", port=port.name, detail=f"LID {lid}")
     if port.guid in fabric.sa_ports:
         sa.add_port(fabric.sa_port(port))
+    fabric.tell(port, PortEvent.LID_CHANGE)
     fabric.sa_clients[port.index].reset(Reset.LID_CHANGE)
 
 
@@ -248,6 +252,7 @@ def set_pkeys(fabric: Fabric, port: Port, pkeys: Collection[int]) -> None:
         if interface.pkey not in port.pkeys:
             interface.broadcast = None
     fabric.join_broadcasts(port)
+    fabric.tell(port, PortEvent.PKEY_CHANGE)
     fabric.sa_clients[port.index].reset(
         Reset.PKEY_CHANGE,
         lambda record: find_pkey(before, record.pkey) != find_pkey(port.pkeys, record.pkey),

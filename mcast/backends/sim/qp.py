@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mcast.addresses import Gid
-from mcast.api import Destination, QpCounters, QpInit, QpState, WcStatus
+from mcast.api import Destination, PortEvent, QpCounters, QpInit, QpState, WcStatus
 
 if TYPE_CHECKING:
     from mcast.backends.sim.port import Port
@@ -28,6 +28,8 @@ STEPS = {
     _S.ERR: set(),
 }
 """The UD state machine (IBA vol 1, 10.3.1); RESET and ERR are reached from every state besides."""
+
+PORT_EVENTS_KEPT = 64
 
 RECEIVING = frozenset({_S.RTR, _S.RTS, _S.SQD, _S.SQE})
 
@@ -77,6 +79,7 @@ class Qp:
         "free",
         "handles",
         "low_water",
+        "news",
         "no_receive",
         "number",
         "on_readable",
@@ -84,6 +87,7 @@ class Qp:
         "path",
         "pkey",
         "port",
+        "port_events",
         "qkey",
         "received",
         "removals",
@@ -112,6 +116,8 @@ class Qp:
         self.blocks_loopback = init.block_loopback
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
+        self.port_events: tuple[PortEvent, ...] = ()
+        self.news = False  # of the port, since a receive was empty
         self._queue: deque[tuple[Burst, int, int]] = deque()
 
     @property
@@ -151,6 +157,13 @@ class Qp:
     def fail(self, status: WcStatus) -> None:
         """The device puts the QP into ERR and completes the work request with `status`."""
         self.state, self.error = _S.ERR, status
+        if self.on_readable is not None:
+            self.on_readable()
+
+    def hear(self, event: PortEvent) -> None:
+        """The port tells of something."""
+        self.port_events = (*self.port_events, event)[-PORT_EVENTS_KEPT:]
+        self.news = True
         if self.on_readable is not None:
             self.on_readable()
 

@@ -35,18 +35,6 @@ static struct mcast_async *device_of(struct ibv_context *context)
 	return device;
 }
 
-int mcast_listen(struct mcast_qp *qp, struct ibv_context *context)
-{
-	pthread_mutex_lock(&lock);
-	qp->async = device_of(context);
-	if (qp->async) {
-		qp->next_of_device = qp->async->qps;
-		qp->async->qps = qp;
-	}
-	pthread_mutex_unlock(&lock);
-	return qp->async ? 0 : -ENOMEM;
-}
-
 void mcast_listen_no_more(struct mcast_qp *qp)
 {
 	struct mcast_async *device = qp->async, **at = &devices;
@@ -106,6 +94,16 @@ static int is_of_port(const struct ibv_async_event *event, const struct mcast_qp
 	}
 }
 
+static void tell_of_port(struct mcast_qp *qp, enum ibv_event_type type)
+{
+	uint32_t place = __atomic_fetch_add(&qp->port_changes, 1, __ATOMIC_SEQ_CST);
+
+	qp->port_events[place % PORT_EVENTS] = (uint8_t)type;
+	if (!qp->has_news)
+		(void)!eventfd_write(qp->news_fd, 1);
+	qp->has_news = 1;
+}
+
 static void tell(const struct ibv_async_event *event, struct mcast_qp *qp)
 {
 	pthread_mutex_lock(&qp->lock);
@@ -114,21 +112,70 @@ static void tell(const struct ibv_async_event *event, struct mcast_qp *qp)
 			qp->reason = (int)event->event_type + 1;
 		mcast_note_failure(qp, IBV_WC_FATAL_ERR);
 	} else if (is_of_port(event, qp)) {
-		__atomic_add_fetch(&qp->port_changes, 1, __ATOMIC_SEQ_CST);
+		tell_of_port(qp, event->event_type);
 	}
 	pthread_mutex_unlock(&qp->lock);
+}
+
+/* With the lock held. */
+static void read_all(struct mcast_async *device)
+{
+	struct ibv_async_event event;
+
+	while (!mcast_sym.ibv_get_async_event(device->context, &event)) {
+		for (struct mcast_qp *one = device->qps; one; one = one->next_of_device)
+			tell(&event, one);
+		mcast_sym.ibv_ack_async_event(&event);
+	}
 }
 
 /* Read what the device tells, without waiting, and tell its QPs; without the lock of one. */
 void mcast_read_async(struct mcast_qp *qp)
 {
-	struct ibv_async_event event;
-
 	pthread_mutex_lock(&lock);
-	while (qp->async && !mcast_sym.ibv_get_async_event(qp->async->context, &event)) {
-		for (struct mcast_qp *one = qp->async->qps; one; one = one->next_of_device)
-			tell(&event, one);
-		mcast_sym.ibv_ack_async_event(&event);
+	if (qp->async)
+		read_all(qp->async);
+	pthread_mutex_unlock(&lock);
+}
+
+int mcast_listen(struct mcast_qp *qp, struct ibv_context *context)
+{
+	pthread_mutex_lock(&lock);
+	qp->async = device_of(context);
+	if (qp->async) {
+		read_all(qp->async); /* what was before is not its own */
+		qp->next_of_device = qp->async->qps;
+		qp->async->qps = qp;
 	}
 	pthread_mutex_unlock(&lock);
+	return qp->async ? 0 : -ENOMEM;
+}
+
+int mcast_take_news(struct mcast_qp *qp)
+{
+	int had = qp->has_news;
+	eventfd_t unused;
+
+	if (had)
+		(void)!eventfd_read(qp->news_fd, &unused);
+	qp->has_news = 0;
+	return had;
+}
+
+int mcast_read_port_events(struct mcast_qp *qp, uint8_t *out)
+{
+	int count = 0, ret = mcast_enter_gate(&qp->gate);
+
+	if (ret)
+		return ret;
+	mcast_read_async(qp);
+	pthread_mutex_lock(&qp->lock);
+	mcast_take_news(qp);
+	if (qp->port_changes - qp->port_events_read > PORT_EVENTS)
+		qp->port_events_read = qp->port_changes - PORT_EVENTS;
+	while (qp->port_events_read != qp->port_changes)
+		out[count++] = qp->port_events[qp->port_events_read++ % PORT_EVENTS];
+	pthread_mutex_unlock(&qp->lock);
+	mcast_leave_gate(&qp->gate);
+	return count;
 }

@@ -177,6 +177,10 @@ void mcast_read_failure(struct mcast_qp *qp, struct mcast_failure *out);
 void mcast_read_async(struct mcast_qp *qp);
 uint32_t mcast_port_changes(struct mcast_qp *qp);
 
+/* What the port told of since the last time: how many ibv_event_types are in `out`, at most PORT_EVENTS. Or -errno. */
+enum { PORT_EVENTS = 64 };
+int mcast_read_port_events(struct mcast_qp *qp, uint8_t *out);
+
 /* --- receive.c, send.c --- */
 
 struct mcast_message {

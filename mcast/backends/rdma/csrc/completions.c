@@ -7,7 +7,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { CHANNEL, CALL, WAKE, ASYNC, SOURCES };
+enum { CHANNEL, CALL, WAKE, ASYNC, NEWS, SOURCES };
 
 int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, struct completions *out)
 {
@@ -94,7 +94,7 @@ static int open_watch(struct mcast_qp *qp, struct completions *completions)
 	int epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	int call_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	int fds[SOURCES] = { completions->is_broken ? NO_FD : completions->channel->fd, call_fd, qp->gate.wake_fd,
-			     mcast_async_fd(qp) };
+			     mcast_async_fd(qp), completions == &qp->recv ? qp->news_fd : NO_FD };
 	int ret = epoll_fd < 0 || call_fd < 0 ? -errno : 0;
 
 	for (uint32_t source = 0; source < SOURCES && !ret; source++) {
@@ -136,6 +136,13 @@ static int look_once(struct mcast_qp *qp, mcast_work *work, void *what)
 	return ret;
 }
 
+static void forget_news(struct mcast_qp *qp)
+{
+	pthread_mutex_lock(&qp->lock);
+	mcast_take_news(qp);
+	pthread_mutex_unlock(&qp->lock);
+}
+
 /* Silence the descriptor; what the completion channel has to tell. */
 static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
 {
@@ -149,6 +156,8 @@ static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
 			(void)!eventfd_read(completions->call_fd, &unused);
 		else if (events[i].data.u32 == ASYNC)
 			mcast_read_async(qp);
+		else if (events[i].data.u32 == NEWS)
+			forget_news(qp);
 		else if (events[i].data.u32 == CHANNEL)
 			told = events[i].events;
 	}
@@ -268,11 +277,12 @@ static void leave(struct completions *completions, struct waiter *self)
 static int sleep_once(struct mcast_qp *qp, struct completions *completions, int own, int leads,
 		      const struct mcast_wait *wait)
 {
-	enum { OWN, GATE, DEVICE, EVENT, SIGNAL };
+	enum { OWN, GATE, DEVICE, NEWS, EVENT, SIGNAL };
 	struct pollfd fds[] = {
 		[OWN] = { .fd = own, .events = POLLIN },
 		[GATE] = { .fd = wait->is_last ? NO_FD : qp->gate.wake_fd, .events = POLLIN },
 		[DEVICE] = { .fd = mcast_async_fd(qp), .events = POLLIN },
+		[NEWS] = { .fd = wait->event_fd >= 0 ? qp->news_fd : NO_FD, .events = POLLIN },
 		[EVENT] = { .fd = wait->event_fd, .events = POLLIN },
 		[SIGNAL] = { .fd = wait->signal_fd, .events = POLLIN },
 	};
@@ -307,6 +317,8 @@ int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_w
 			ret = -EBADF;
 		if (!ret)
 			ret = over;
+		if (!ret && wait->event_fd >= 0 && mcast_take_news(qp))
+			ret = -EAGAIN;
 		if (!ret && completions->is_broken && wait->event_fd < 0)
 			ret = mcast_note_gone(qp);
 		if (ret || is_late)

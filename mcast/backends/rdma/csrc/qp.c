@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 /* The most inline data worth asking for, then less: devices refuse what they lack. */
 static const uint32_t inline_sizes[] = { 256, 128, 64, 0 };
@@ -97,6 +98,9 @@ static int end_all(struct mcast_qp *self)
 	int ret, next;
 
 	mcast_listen_no_more(self);
+	if (self->news_fd >= 0)
+		close(self->news_fd); /* nobody tells of news any more */
+	self->news_fd = NO_FD;
 	ret = mcast_sweep_ahs(self, 1);
 	if (self->qp) {
 		/* rdma_destroy_qp would not say that it failed, and forget the QP all the same */
@@ -121,6 +125,8 @@ static int end_all(struct mcast_qp *self)
 void mcast_free_qp(struct mcast_qp *self)
 {
 	mcast_gate_free(&self->gate);
+	if (self->news_fd >= 0)
+		close(self->news_fd);
 	pthread_mutex_destroy(&self->lock);
 	free(self->send_wrs);
 	free(self->send_sges);
@@ -179,6 +185,13 @@ int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_q
 		return -ENOMEM;
 	ret = mcast_gate_open(&self->gate);
 	if (ret) {
+		free(self);
+		return ret;
+	}
+	self->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (self->news_fd < 0) {
+		ret = error_or(EMFILE);
+		mcast_gate_free(&self->gate);
 		free(self);
 		return ret;
 	}

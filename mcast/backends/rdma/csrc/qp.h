@@ -50,12 +50,17 @@ struct mcast_qp {
 	struct mcast_qp *next_of_device;
 	int async_fd;
 	uint32_t port_changes; /* atomic: how often the port or a GID of it changed */
+	int news_fd;	       /* readable while has_news is set: ends a wait for events, and wakes loops outside */
 
 	/* Guards all below: polling, posting and modifying are short; sleeping is done without it. */
 	pthread_mutex_t lock;
 	enum ibv_qp_state state; /* as asked for; ERR also when the device did it */
 	enum ibv_wc_status failure;
 	int reason; /* 0, or the asynchronous event that put it into ERR, plus 1; GONE */
+
+	uint8_t port_events[PORT_EVENTS]; /* what the port told of; the newest is the port_changes-th */
+	uint32_t port_events_read;
+	int has_news; /* it has told of something since a wait ended for that, or it was read */
 
 	uint64_t head, tail; /* sends posted; sends completed, in ERR with success */
 	uint64_t told;	     /* end of the sends that a completion will tell of: all, but for a post that failed */
@@ -106,6 +111,9 @@ struct mcast_ah *mcast_find_ah(struct mcast_qp *qp, uint64_t serial);
 int mcast_listen(struct mcast_qp *qp, struct ibv_context *context);
 void mcast_listen_no_more(struct mcast_qp *qp);
 int mcast_async_fd(const struct mcast_qp *qp);
+
+/* Whether the port has told of something since the last time; with the lock held. */
+int mcast_take_news(struct mcast_qp *qp);
 
 /* --- receive.c --- */
 

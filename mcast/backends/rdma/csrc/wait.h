@@ -15,7 +15,7 @@ enum { NO_FD = -1 }; /* what poll(2) passes over */
 
 /* What ends a sleep besides its object: descriptors or NO_FD, and CLOCK_MONOTONIC in nanoseconds or FOREVER. */
 struct mcast_wait {
-	int event_fd;  /* -EAGAIN: an event waits */
+	int event_fd;  /* -EAGAIN: an event waits, there or of the port */
 	int signal_fd; /* -EINTR: a signal came, to whichever thread */
 	int64_t deadline;
 	int is_last; /* of a QP that is being closed, which ends all others */

@@ -1,0 +1,206 @@
+"""What a port tells of itself reaches the contract and the endpoint, simulated and on the card."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mcast import AddressChanged, Endpoint, Lost, PortDown, PortUp, Rejoined, RejoinPolicy, aio, open_endpoint
+from mcast.api import Backend, PortEvent, QueuePair
+
+from ..networks import KINDS, Network, network_of
+
+GROUP = "239.1.2.3"
+BOUND = 30.0
+"""Seconds; the longest that anything may take, never a delay."""
+POLICY = RejoinPolicy(first=0.01, maximum=0.05)
+KEPT = 64
+
+
+@pytest.fixture(params=KINDS)
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    made = network_of(request, clock="wall")
+    yield made
+    assert made.leftovers() == ()
+
+
+@pytest.fixture
+def backend(network: Network) -> Iterator[Backend]:
+    with network.open() as opened:
+        yield opened
+
+
+# --- the contract ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def qp(backend: Backend) -> QueuePair:
+    """A queue pair on port 1."""
+    cm_id = backend.event_channel().create_id()
+    cm_id.bind_addr("10.0.0.2")
+    return cm_id.create_qp()
+
+
+def ends(qp: QueuePair) -> bool:
+    """Whether a receive without a timeout ends, and finds no message."""
+    with ThreadPoolExecutor(1) as pool:
+        asleep = pool.submit(qp.recv, 1, None, events=True)
+        try:
+            return not asleep.result(BOUND)
+        except TimeoutError:
+            qp.close()
+            return False
+
+
+def test_a_queue_pair_is_told_of_its_port(network: Network, qp: QueuePair) -> None:
+    assert qp.port_events() == ()
+    network.set_link(0, up=False)
+    assert qp.port_events() == ()  # that is another port
+    network.set_link(1, up=False)
+    network.set_link(1, up=True)
+    network.touch_gids(1)
+    found = [event for event in qp.port_events() if event is not PortEvent.CLIENT_REREGISTER]
+    assert found == [PortEvent.ERR, PortEvent.ACTIVE, PortEvent.GID_CHANGE]
+    assert qp.port_events() == ()
+
+
+def test_what_was_before_a_queue_pair_is_not_told(network: Network, backend: Backend) -> None:
+    cm_id = backend.event_channel().create_id()
+    cm_id.bind_addr("10.0.0.2")
+    for _ in range(2):
+        network.touch_gids(1)
+        qp = cm_id.create_qp()
+        assert qp.port_events() == ()
+        qp.close()
+
+
+def test_the_last_are_kept(network: Network, qp: QueuePair) -> None:
+    network.set_link(1, up=False)
+    for _ in range(KEPT):
+        network.touch_gids(1)
+    assert qp.port_events() == (PortEvent.GID_CHANGE,) * KEPT
+
+
+def test_a_receive_ends_once_for_what_is_new(network: Network, qp: QueuePair) -> None:
+    network.touch_gids(1)
+    assert ends(qp)
+    network.touch_gids(1)
+    assert ends(qp)
+    assert qp.recv_one(0.001) is None
+    assert qp.port_events() == (PortEvent.GID_CHANGE,) * 2
+
+
+def test_a_receive_that_sleeps_is_woken(network: Network, qp: QueuePair) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asleep = pool.submit(ends, qp)
+        while not asleep.done():
+            network.touch_gids(1)
+        assert asleep.result()
+
+
+def test_the_descriptor_tells_of_it_until_a_receive_is_empty(network: Network, qp: QueuePair) -> None:
+    descriptor = qp.fileno()
+    assert not qp.recv(1, 0)
+    network.touch_gids(1)
+    assert select.select([descriptor], [], [], BOUND)[0]
+    while select.select([descriptor], [], [], 0)[0]:
+        assert not qp.recv(1, 0)
+    assert qp.port_events() == (PortEvent.GID_CHANGE,)
+
+
+# --- the endpoint ----------------------------------------------------------------------------------
+
+
+class Pair:
+    """A sender on port 0, and on port 1 the receiver to which something happens."""
+
+    def __init__(self, network: Network, backend: Backend) -> None:
+        self.network = network
+        self.sender: Endpoint = open_endpoint(backend, "10.0.0.1", rejoin=POLICY)
+        self.receiver: Endpoint = open_endpoint(backend, "10.0.0.2", rejoin=POLICY)
+        self.out, self.group = self.sender.sender(GROUP), self.receiver.join(GROUP)
+        self.port = f"{self.receiver.device.name}/{self.receiver.port.port_num}"
+
+    def next(self, kind: type) -> object:
+        """The next event, which must be of that kind."""
+        event = self.receiver.next_event(BOUND)
+        assert isinstance(event, kind), repr(event)
+        return event
+
+    def hears(self) -> bool:
+        """Whether a message gets through."""
+        self.out.send(b"?")
+        return self.group.recv(BOUND) is not None
+
+
+@pytest.fixture
+def pair(network: Network, backend: Backend) -> Pair:
+    return Pair(network, backend)
+
+
+def test_a_link_that_goes_down_and_up_is_told(pair: Pair) -> None:
+    """On InfiniBand the memberships are lost with it, on RoCE they stay."""
+    pair.network.set_link(1, up=False)
+    assert pair.next(PortDown) == PortDown(pair.port)
+    if pair.network.is_infiniband:
+        pair.next(Lost)
+    pair.network.set_link(1, up=True)
+    seen = [pair.receiver.next_event(BOUND) for _ in range(1 + pair.network.is_infiniband)]
+    assert PortUp(pair.port) in seen
+    assert len([one for one in seen if isinstance(one, Rejoined)]) == pair.network.is_infiniband
+    assert pair.hears()
+    assert pair.receiver.next_event(0) is None
+
+
+def test_an_address_that_is_nobodys_costs_nothing(pair: Pair) -> None:
+    qp_num = pair.receiver.qp_num
+    pair.network.touch_gids(1)
+    assert pair.next(AddressChanged) == AddressChanged(pair.port, own=False)
+    assert pair.group.joined
+    assert pair.hears()
+    assert pair.receiver.qp_num == qp_num
+    assert pair.receiver.next_event(0) is None
+
+
+@pytest.mark.parametrize("network", ["roce", "card-roce", "card-infiniband"], indirect=True)
+def test_an_address_that_goes_and_comes_back_is_joined_from_again(pair: Pair) -> None:
+    pair.network.set_address(1, present=False)
+    assert pair.next(AddressChanged) == AddressChanged(pair.port, own=True)
+    lost = pair.next(Lost)
+    assert isinstance(lost, Lost)
+    assert "no port has the address 10.0.0.2" in str(lost.error)
+    pair.network.set_address(1, present=True)
+    while isinstance(event := pair.receiver.next_event(BOUND), AddressChanged):
+        assert not event.own  # the new queue pair may be there before its port tells
+    assert isinstance(event, Rejoined)
+    assert pair.hears()
+
+
+def test_who_waits_for_an_event_is_woken(pair: Pair) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asleep = pool.submit(pair.receiver.next_event, BOUND)
+        pair.network.set_link(1, up=False)
+        assert asleep.result(BOUND) == PortDown(pair.port)
+
+
+@pytest.mark.parametrize("waits", ["next_event", "recv"])
+def test_a_loop_is_told(network: Network, backend: Backend, waits: str) -> None:
+    async def main() -> None:
+        async with aio.open_endpoint(backend, "10.0.0.2", rejoin=POLICY) as endpoint:
+            await endpoint.join(GROUP)
+            task = asyncio.create_task(getattr(endpoint, waits)(timeout=BOUND))
+            await asyncio.sleep(0)
+            network.set_link(1, up=False)
+            if waits == "recv":
+                while not endpoint._session.events:
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+            event = await task if waits == "next_event" else await endpoint.next_event()
+            assert isinstance(event, PortDown)
+
+    asyncio.run(main())

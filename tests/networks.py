@@ -1,0 +1,106 @@
+"""Networks of each kind, simulated and of cards made of memory: for tests that both shall pass."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import pytest
+
+from mcast.api import Backend, CmEventType, PortEvent
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.testbed import SimObserver
+
+from .card.card import AsyncEvent, Card
+from .card.provider import CardBackend
+
+KINDS = ("roce", "infiniband", "card-roce", "card-infiniband")
+_ENETRESET = -102
+
+
+class Network(ABC):
+    """Ports 0, 1, 2 at 10.0.0.1, 10.0.0.2, 10.0.0.3, and what may befall them."""
+
+    is_infiniband: bool
+
+    @abstractmethod
+    def open(self) -> Backend:
+        """Another backend on all of its ports."""
+
+    @abstractmethod
+    def leftovers(self) -> tuple[str, ...]:
+        """What is left of the backends; nothing, once all are closed."""
+
+    @abstractmethod
+    def set_link(self, port: int, up: bool) -> None:
+        """The port's link goes down or up, and the kernel does what it does then."""
+
+    @abstractmethod
+    def set_address(self, port: int, present: bool) -> None:
+        """The port loses its address, and the GID that goes with it; or gets it back."""
+
+    @abstractmethod
+    def touch_gids(self, port: int) -> None:
+        """A GID of the port changes that nobody uses."""
+
+
+class SimNetwork(Network):
+    def __init__(self, layer: str, **options: Any) -> None:
+        self.fabric: Fabric = getattr(Fabric, layer)(ports=3, **options)
+        self.is_infiniband = layer == "infiniband"
+
+    def open(self) -> Backend:
+        return open_fabric(self.fabric)
+
+    def leftovers(self) -> tuple[str, ...]:
+        return SimObserver(self.fabric).leftovers()
+
+    def set_link(self, port: int, up: bool) -> None:
+        self.fabric.set_link(self.fabric.ports[port], up)
+
+    def set_address(self, port: int, present: bool) -> None:
+        at = self.fabric.ports[port]
+        if not present:
+            self._addresses = at.interfaces[0].ipv4
+        self.fabric.set_ipv4(at, self._addresses if present else None)
+
+    def touch_gids(self, port: int) -> None:
+        with self.fabric.clock:
+            self.fabric.tell(self.fabric.ports[port], PortEvent.GID_CHANGE)
+
+
+class CardNetwork(Network):
+    def __init__(self, layer: str, card: Card) -> None:
+        self.card, self.is_infiniband = card, layer == "infiniband"
+        self._devices = card.network(layer, ports=3)
+
+    def open(self) -> Backend:
+        return CardBackend(self.card)
+
+    def leftovers(self) -> tuple[str, ...]:
+        return tuple(f"{one.kind} {one.number}" for one in self.card.leftovers())
+
+    def set_link(self, port: int, up: bool) -> None:
+        self.card.port_event(self._devices[port], AsyncEvent.PORT_ACTIVE if up else AsyncEvent.PORT_ERR)
+        if self.is_infiniband and not up:
+            self.card.event(CmEventType.MULTICAST_ERROR, _ENETRESET, f"10.0.0.{port + 1}")
+
+    def set_address(self, port: int, present: bool) -> None:
+        device = self._devices[port]
+        if not present:
+            self._before = self.card.port(device)
+        gone = type(self._before.gids)()
+        gids, addresses = (self._before.gids, self._before.addresses) if present else (gone, gone)
+        self.card.set_port(device, gids=gids, addresses=addresses)
+        self.card.port_event(device, AsyncEvent.GID_CHANGE)
+
+    def touch_gids(self, port: int) -> None:
+        self.card.port_event(self._devices[port], AsyncEvent.GID_CHANGE)
+
+
+def network_of(request: pytest.FixtureRequest, **options: Any) -> Network:
+    """The network that a fixture's parameter names; `options` of a simulated one."""
+    provider, _, layer = request.param.rpartition("-")
+    if provider:
+        return CardNetwork(layer, request.getfixturevalue("card"))
+    return SimNetwork(layer, **options)
