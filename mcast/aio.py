@@ -13,8 +13,9 @@ Lost memberships are restored in the background, while the loop runs; probes are
 receive. All objects belong to the loop that they were opened in. Timeouts are seconds of that loop, also over
 a simulated fabric whose own time is virtual; cancelling a call leaves nothing behind.
 
-A send returns when the messages are posted, which needs no waiting while the send queue has room; a refused
-join may ask the SA for the reason, 0.25 s at the most. `stats` may be called from any thread.
+A send returns when the messages are posted, which needs no waiting while the send queue has room. On
+InfiniBand a join may ask the SA for the group's MTU, or for the reason of its refusal, 0.25 s at the most.
+`stats` may be called from any thread.
 """
 
 from __future__ import annotations

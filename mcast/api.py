@@ -6,7 +6,8 @@ the underscored methods; the public ones enforce what is the same everywhere:
 
 G-GROUP  a unicast or zero address is no group: refused when `McastAddress` is made
 G-JOIN   a second join of a group that the id has joined, by whatever address and port: `AlreadyJoined`
-G-MTU    a message larger than one MTU: `MessageTooLarge`, and nothing of its batch is sent
+G-MTU    a message larger than one MTU of the port, or of the group where that is known to be smaller:
+         `MessageTooLarge`, and nothing of its batch is sent
 G-MLID   one MGID with a second MLID on one QP: `SecondMlid`
 
 Units: seconds for timeouts (None waits without end, 0 polls), bytes for sizes, Gbit/s for rates.
@@ -106,6 +107,7 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "Mgid",
+    "MtuSource",
     "NotSupported",
     "OutOfResources",
     "PermissionDenied",
@@ -331,6 +333,16 @@ class QpInit(_Model):
     block_loopback: bool = False
 
 
+class MtuSource(Enum):
+    """Who says what a group's MTU is."""
+
+    SA = "the SA's record of the group says so"
+    IPOIB = (
+        "that of the IPoIB broadcast group, below which no group's is; where /dev/infiniband/umad* may be "
+        "read and written the SA is asked, and may say more"
+    )
+
+
 class Destination(_Model):
     """Where a UD message goes: an address handle's attributes, and the remote QP number and Q_Key.
 
@@ -338,6 +350,10 @@ class Destination(_Model):
     the MLID on InfiniBand and 0 on RoCE. `static_rate` is an ibv_rate: the device sends no faster than that
     to a group with slower members; 0 leaves the rate to the port. `traffic_class` stands in the GRH or IP
     header of what is sent; its upper six bits are the DSCP. `sl` is the service level, on RoCE the priority.
+
+    `group_mtu`, in bytes, bounds the messages to an InfiniBand group (guard G-MTU): where members have links
+    of different MTUs it may be less than the port's. `mtu_source` is who says so. None: nobody does, and the
+    port's MTU is the bound.
     """
 
     gid: Gid
@@ -353,6 +369,8 @@ class Destination(_Model):
     is_global: bool = True
     static_rate: int = Field(default=0, ge=0, le=255)
     src_path_bits: int = Field(default=0, ge=0, le=127)
+    group_mtu: int | None = Field(default=None, ge=1)
+    mtu_source: MtuSource | None = None
 
     def marked(self, traffic_class: int | None = None, sl: int | None = None) -> Destination:
         """The same, for messages of that traffic class (`dscp << 2`) and service level; None changes nothing.
@@ -894,6 +912,19 @@ class QueuePair(_OnPort):
     def max_message_size(self) -> int:
         """The largest payload in bytes: the MTU of the port now (guard G-MTU)."""
 
+    def max_message_to(self, destination: Destination) -> int:
+        """The largest payload in bytes for that destination: one MTU of the port, or of the group if less."""
+        limit, group = self.max_message_size, destination.group_mtu
+        return limit if group is None or group > limit else group
+
+    def too_large(self, destination: Destination, size: int, limit: int, index: int) -> MessageTooLarge:
+        """The error of guard G-MTU, for message `index` of a batch: it says whose MTU is in the way."""
+        if self.max_message_to(destination) == self.max_message_size:
+            return MessageTooLarge(size, limit, index)
+        source = destination.mtu_source
+        said = "" if source is None else source.value
+        return MessageTooLarge(size, limit, index, destination.group_mtu, said)
+
     @property
     @abstractmethod
     def attachments(self) -> Mapping[Gid, int]:
@@ -997,10 +1028,10 @@ class QueuePair(_OnPort):
         else:
             payloads = list(map(_as_bytes, payloads, range(len(payloads))))
             sizes = list(map(operator.attrgetter("nbytes"), payloads))
-        limit = self.max_message_size
+        limit = self.max_message_to(destination)
         if sizes and max(sizes) > limit:
             index = next(i for i, size in enumerate(sizes) if size > limit)
-            raise MessageTooLarge(sizes[index], limit, index)
+            raise self.too_large(destination, sizes[index], limit, index)
         self._send(destination, payloads, imm, timeout)
         return len(payloads)
 
@@ -1013,7 +1044,7 @@ class QueuePair(_OnPort):
     ) -> None:
         """Send one message: `send` with a batch of one."""
         plain = imm is None and not self._closed
-        if plain and type(payload) is bytes and len(payload) <= self.max_message_size:
+        if plain and type(payload) is bytes and len(payload) <= self.max_message_to(destination):
             self._send(destination, [payload], None, timeout)  # `send` would refuse none of it
         else:
             self.send(destination, [payload], imm, timeout)

@@ -834,8 +834,8 @@ ROWS: tuple[Row, ...] = (
         E.EMSGSIZE,
         Cause(
             "UD carries at most one MTU in a message; a longer one would vanish",
-            "ibv_devinfo | grep active_mtu",
-            "split it: max_message_size says how much fits",
+            "ibv_devinfo | grep active_mtu; saquery MCMR: the group's MTU, on InfiniBand",
+            "split it: max_message_size of the membership says how much fits",
         ),
         "G-MTU, K-DATA-6",
     ),

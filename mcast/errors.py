@@ -208,18 +208,18 @@ class GuardError(McastError, ValueError):
 class MessageTooLarge(GuardError):
     """EMSGSIZE (guard G-MTU): the stack would report success and send nothing (facts: kernel, data)."""
 
-    def __init__(self, size: int, limit: int, index: int) -> None:
-        super().__init__(
-            E.EMSGSIZE,
-            "send",
-            Phase.SEND,
-            {"message": index},
-            f"message {index} has {size} bytes, one MTU carries {limit}",
-        )
-        self.size, self.limit, self.index = size, limit, index
+    def __init__(
+        self, size: int, limit: int, index: int, group_mtu: int | None = None, source: str = ""
+    ) -> None:
+        """`group_mtu`: the group's MTU, where that is in the way, not the port's; `source`: who says so."""
+        mtu = "one MTU" if group_mtu is None else f"the group's MTU of {group_mtu}"
+        said = f" ({source})" if source else ""
+        detail = f"message {index} has {size} bytes, {mtu} carries {limit}{said}"
+        super().__init__(E.EMSGSIZE, "send", Phase.SEND, {"message": index}, detail)
+        self.size, self.limit, self.index, self.group_mtu, self.source = size, limit, index, group_mtu, source
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.size, self.limit, self.index)
+        return type(self), (self.size, self.limit, self.index, self.group_mtu, self.source)
 
 
 class AlreadyJoined(GuardError):

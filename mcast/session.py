@@ -31,7 +31,6 @@ from mcast.api import (
     McastError,
     MembershipLost,
     Message,
-    MessageTooLarge,
     Phase,
     PortEvent,
     QpError,
@@ -375,10 +374,10 @@ class Session:
     ) -> int:
         """Send within the user's limit, and with headers if the messages shall be numbered; the bytes."""
         sizes = list(map(_size, payloads))
-        limit = self.station.max_message_size
+        limit = self.station.max_message_to(qp, destination)
         for index, size in enumerate(sizes):
             if size > limit:
-                raise MessageTooLarge(size, limit, index)
+                raise qp.too_large(destination, size, limit, index)
         if self.settings.sequence:
             with group.sending:
                 numbers = range(group.next_number, group.next_number + len(payloads))

@@ -150,7 +150,14 @@ class Station:
     @property
     def max_message_size(self) -> int:
         """The largest payload in bytes: what one MTU carries, or less if the user said so."""
-        mtu = self.place.port.active_mtu if self.qp.closed else self.qp.max_message_size
+        return self._room_in(self.place.port.active_mtu if self.qp.closed else self.qp.max_message_size)
+
+    def max_message_to(self, qp: QueuePair, destination: Destination) -> int:
+        """The same, where the group's MTU may be smaller."""
+        return self._room_in(qp.max_message_to(destination))
+
+    def _room_in(self, mtu: int) -> int:
+        """What the user may send in a message of that size."""
         limit = mtu - self.settings.header_size
         return limit if self.settings.max_message is None else min(limit, self.settings.max_message)
 

@@ -123,7 +123,7 @@ class EndpointView(Generic[M]):
 
     @property
     def max_message_size(self) -> int:
-        """The largest payload in bytes."""
+        """The largest payload in bytes; a group on InfiniBand may take less: `Sender.max_message_size`."""
         return self._session.station.max_message_size
 
     @property
@@ -190,6 +190,12 @@ class MemberView:
     def mlid(self) -> int:
         """The group's MLID on InfiniBand, 0 on Ethernet."""
         return self.destination.dlid
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest payload in bytes to this group."""
+        station = self._endpoint._session.station
+        return station.max_message_to(station.qp, self.destination)
 
     @property
     def joined(self) -> bool:

@@ -89,7 +89,7 @@ def _made_up_traffic(listener: Endpoint, groups: Sequence[McastAddress]) -> Iter
     stop = threading.Event()
     with open_endpoint(listener.backend, device=device, port_num=int(port), sequence=True) as endpoint:
         senders = [endpoint.sender(group, timeout=BOUND) for group in groups]
-        payload = bytes(min(_SIZE, endpoint.max_message_size))
+        payload = bytes(min(_SIZE, *(sender.max_message_size for sender in senders)))
         batch = [payload] * round(_RATE * _TICK)
 
         def run() -> None:

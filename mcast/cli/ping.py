@@ -171,7 +171,7 @@ class Station:
 
     def require(self, size: int) -> None:
         """Raise Failure if a message of that size cannot be sent."""
-        limit = min(qp.max_message_size for qp in self.qps)
+        limit = min(qp.max_message_to(self.destinations[qp.qp_num]) for qp in self.qps)
         if size > limit:
             raise Failure(f"-S {size} is more than one MTU carries on {self.place.device.name}: {limit}", 2)
 

@@ -118,6 +118,16 @@ def _send(senders: Mapping[Gid, Sender], batch: list[Recorded]) -> int:
     return senders[batch[0].group].send_batch(payloads, batch[0].imm, _BOUND)
 
 
+def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
+    """Raise Failure if a message of the file is longer."""
+    if contents.largest > limit:
+        raise Failure(
+            f"a message in {file} has {contents.largest:,} bytes, {whose} carries {limit:,}: "
+            "use a port with a larger MTU",
+            2,
+        )
+
+
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A pcapng or pcap file.")],
     group: Annotated[
@@ -146,13 +156,10 @@ def replay(
     refuse_simulated(backend, "receive")
     contents = _contents(file)
     with ends_cleanly(), endpoint_at(backend, bind, device, _DEPTH) as endpoint:
-        if contents.largest > endpoint.max_message_size:
-            raise Failure(
-                f"a message in {file} has {contents.largest:,} bytes, one MTU of {endpoint.device.name} "
-                f"carries {endpoint.max_message_size:,}: use a port with a larger MTU",
-                2,
-            )
+        _require(file, contents, endpoint.max_message_size, f"one MTU of {endpoint.device.name}")
         senders = _senders(endpoint, contents, group, listen=members > 0)
+        for sender in dict.fromkeys(senders.values()):
+            _require(file, contents, sender.max_message_size, f"the MTU of {sender.group}")
         for sender in dict.fromkeys(senders.values()):
             sender.ready(members, _BOUND)
         started = endpoint.backend.now()

@@ -121,7 +121,7 @@ class Transfer:
         self._destination = _await_joins(channel, sender, len(ids) + 1)
 
         self._qp, *qps = map(_qp_of, (sender, *ids))
-        self.message_size = min(qp.max_message_size for qp in (self._qp, *qps))
+        self.message_size = min(qp.max_message_to(self._destination) for qp in (self._qp, *qps))
         piece = self.message_size - HEADER.size
         size = file.seek(0, os.SEEK_END)
         self.messages = count_pieces(size, piece)

@@ -15,15 +15,11 @@ from mcast.backends.rdma.native import Native
 from mcast.mapping import ipoib_broadcast_mgid
 
 from ..card.card import Card, infiniband_port
+from ..card.ipoib import plant
 from ..card.provider import CardBackend
 
 FIRST, SECOND = Gid("fe80::1"), Gid("fe80::2")
 WHOLE, PART = Gid(ipoib_broadcast_mgid()), Gid(ipoib_broadcast_mgid(0x8001))
-INFINIBAND, ETHERNET = 32, 1
-
-
-def hardware(queue_pair: int, gid: bytes) -> str:
-    return (queue_pair.to_bytes(4) + gid).hex(":")
 
 
 @pytest.fixture
@@ -31,20 +27,12 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The interfaces of one device with two ports, one of a partition, and some that are of no port."""
     net = tmp_path / "net"
     monkeypatch.setattr(ipoib, "NET", net)
-    for name, kind, address, broadcast, mtu in (
-        ("ib0", INFINIBAND, hardware(0x80000208, FIRST), hardware(0xFFFFFF, WHOLE), 2044),
-        ("ib0.8001", INFINIBAND, hardware(0x80000209, FIRST), hardware(0xFFFFFF, PART), 4092),
-        ("ib1", INFINIBAND, hardware(0x8000020A, SECOND), hardware(0xFFFFFF, WHOLE), 65520),
-        ("eth0", ETHERNET, "02:00:00:00:00:01", "ff:ff:ff:ff:ff:ff", 1500),
-        ("opa0", INFINIBAND, "00:01", "", 0),
-        ("odd0", INFINIBAND, "not hexadecimal", "", 0),
-    ):
-        (net / name).mkdir(parents=True)
-        files = {"type": kind, "address": address, "broadcast": broadcast, "mtu": mtu, "flags": "0x1003"}
-        for file, text in files.items():
-            (net / name / file).write_text(f"{text}\n")
-    (net / "ib0" / "carrier").write_text("1\n")
-    (net / "ib1" / "flags").write_text("0x1002\n")
+    plant(net, "ib0", gid=FIRST, broadcast=WHOLE, mtu=2044, carrier=1)
+    plant(net, "ib0.8001", gid=FIRST, broadcast=PART, mtu=4092)
+    plant(net, "ib1", gid=SECOND, broadcast=WHOLE, mtu=65520, flags="0x1002")
+    plant(net, "eth0", type=1, address="02:00:00:00:00:01", mtu=1500)
+    plant(net, "opa0", address="00:01")
+    plant(net, "odd0", address="not hexadecimal")
     (net / "gone").mkdir()
     return net
 

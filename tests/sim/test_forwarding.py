@@ -9,10 +9,25 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from mcast.api import CmEventType, CmId, Destination, McastError, QpError, QpInit, QpState, QueuePair
+from mcast.api import (
+    RDMA_UDP_QKEY,
+    CmEventType,
+    CmId,
+    Destination,
+    McastError,
+    MessageTooLarge,
+    MtuSource,
+    PortSpace,
+    QpError,
+    QpInit,
+    QpState,
+    QueuePair,
+)
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Delay, Delivery, Drop, Refuse, SaRequest
-from mcast.mcmember import SaMethod, SaStatus
+from mcast.backends.sim.port import MTU_CODES
+from mcast.mapping import infiniband_mgid
+from mcast.mcmember import JoinState, McMask, SaMethod, SaStatus, Selector
 
 GROUP = "239.1.1.1"
 
@@ -129,6 +144,44 @@ def test_messages_larger_than_the_mtu_of_the_receiving_port_are_counted_there() 
     sender.qp.send(destination, [bytes(1024), bytes(1025), b"x"])
     assert [len(payload) for payload in small.received()] == [1024, 1]
     assert fabric.ports[1].oversized == 1
+
+
+def make_group(fabric: Fabric, group: str, mtu: int) -> None:
+    """What a host with a slower link does: it makes the group with the MTU that its link has, in bytes."""
+    port, pattern = fabric.ports[0], fabric.ports[0].interfaces[0].broadcast
+    assert pattern is not None
+    assert fabric.sa is not None
+    record = pattern._replace(
+        mgid=infiniband_mgid(IPv4Address(group), PortSpace.UDP, pattern.mgid),
+        port_gid=port.gids[0],
+        mtu_selector=Selector.EXACTLY,
+        mtu=MTU_CODES[mtu],
+        qkey=RDMA_UDP_QKEY,
+        join_state=JoinState.FULL,
+    )
+    mask = McMask.CREATE | McMask.MTU | McMask.MTU_SELECTOR
+    reply = fabric.sa.handle(port.guid, SaMethod.SET, mask, record)
+    assert reply is not None
+    assert reply.status is SaStatus.OK
+
+
+def test_messages_larger_than_the_mtu_of_the_group_are_refused() -> None:
+    fabric = Fabric.infiniband(ports=2, mtu=2048)
+    make_group(fabric, GROUP, 1024)
+    one, two = nodes(fabric, 2)
+    small, usual = join_all(one, two), one.join("239.1.1.2")
+    assert (small.group_mtu, small.mtu_source) == (1024, MtuSource.SA)
+    assert [one.qp.max_message_to(to) for to in (small, usual)] == [1024, 2048]
+    with pytest.raises(
+        MessageTooLarge, match=r"1025 bytes, the group's MTU of 1024 carries 1024 .the SA's record"
+    ):
+        one.qp.send(small, [b"fits", bytes(1025)])
+    with pytest.raises(MessageTooLarge, match="the group's MTU of 1024"):
+        one.qp.send_one(small, bytes(1025))
+    with pytest.raises(MessageTooLarge, match="2049 bytes, one MTU carries 2048"):
+        one.qp.send_one(usual, bytes(2049))
+    one.qp.send_one(small, bytes(1024))
+    assert [len(payload) for payload in two.received()] == [1024]
 
 
 def test_order_is_kept_per_sender_through_batches_and_partial_reads() -> None:

@@ -67,6 +67,6 @@ async def open_publisher(
         endpoint.sender(FEED) as feed,
         endpoint.join(REPAIR) as repair,
     ):
-        publisher = Publisher(feed, repair, endpoint.max_message_size, heartbeat)
+        publisher = Publisher(feed, repair, feed.max_message_size, heartbeat)
         async with background(publisher.beat, publisher.listen, publisher.answer):
             yield publisher

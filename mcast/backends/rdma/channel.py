@@ -108,7 +108,13 @@ class RdmaChannel(Shared, EventChannel):
             if event is None:
                 return None
             booked = self._book(event)
-        return self._explained(booked, event) if booked.errno else booked
+        if booked.errno:
+            return self._explained(booked, event)
+        ud = booked.ud
+        if ud is None or not ud.destination.dlid or booked.id is None:  # an MLID is InfiniBand's alone
+            return booked
+        bounded: CmEvent = booked.id.bounded(booked, ud)  # without the lock, as above: the SA may be asked
+        return bounded
 
     def _book(self, event: Event) -> CmEvent:
         """Note what librdmacm did when the event was read; make the value."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mcast.api import (
     Cause,
+    CmEvent,
     CmId,
     Gid,
     JoinAttrEx,
@@ -20,11 +21,13 @@ from mcast.api import (
     PortSpace,
     QpInit,
     QueuePair,
+    UdParam,
     mcast_error,
 )
 from mcast.backends.rdma import sockaddr
 from mcast.backends.rdma.devices import link_layer_of
 from mcast.backends.rdma.ending import Ending
+from mcast.backends.rdma.group_mtu import mtu_of
 from mcast.backends.rdma.ipoib import Interface, interfaces_of
 from mcast.backends.rdma.native import Context, Id, Native
 from mcast.backends.rdma.process import Shared
@@ -88,6 +91,26 @@ class RdmaCmId(Shared, CmId):
             interface = self._ipoib_interface()
         broadcast = None if interface is None else interface.broadcast
         return find_causes(device or "", port, join.address, self._port_space, not join.receives, broadcast)
+
+    def bounded(self, event: CmEvent, ud: UdParam) -> CmEvent:
+        """The event of a join on InfiniBand, with the MTU of its group."""
+        with self.lock:
+            context = None if self._closed else self.native.id_context(self.handle)
+            if context is None:
+                return event
+            device, port = self.native.id_device(self.handle), self.native.id_port(self.handle)
+            interface = self._ipoib_interface()
+            try:
+                port_mtu = self.native.query_port(context, port).active_mtu
+            except McastError:  # the device is gone: another event says so
+                return event
+        to = ud.destination
+        found = mtu_of(to.gid, device or "", port, port_mtu, interface)
+        if found is None:
+            return event
+        mtu, source = found
+        to = to.model_copy(update={"group_mtu": mtu, "mtu_source": source})
+        return event._replace(ud=ud._replace(destination=to))
 
     def _ipoib_interface(self) -> Interface | None:
         """The interface that the id is bound to; with the lock held."""

@@ -45,6 +45,9 @@ LINGER = 1.0
 _LOOK_EVERY = 0.1
 """Seconds between two looks at what tells of a new MTU, while something longer than the smallest is sent."""
 
+_UNBOUNDED = 0xFFFFFFFF
+"""In place of a group's MTU where there is none."""
+
 _STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
 
 _REASONS = {
@@ -188,7 +191,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         listed, to = list(payloads), (destination.qp_num, destination.qkey)
         while True:
             serial = self._handles.get(destination)
-            self._aim(destination, serial, *to)
+            self._aim(destination, serial, *to, destination.group_mtu or _UNBOUNDED)
             if self._post(serial, *to, listed, imm, timeout):
                 return
             self._handles.forget(destination)

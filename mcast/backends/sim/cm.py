@@ -22,6 +22,7 @@ from mcast.api import (
     CompMask,
     Destination,
     JoinFlag,
+    MtuSource,
     PortSpace,
     QpInit,
     QpState,
@@ -35,7 +36,7 @@ from mcast.backends.sim.sa_client import SaMember
 from mcast.backends.sim.trace import CmEvent, Join, Leave
 from mcast.causes import ENOTSUPP, Cause, causes_of_status
 from mcast.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
-from mcast.mcmember import JoinState, McMask, McMemberRecord, SaStatus, make_record
+from mcast.mcmember import MTU_BYTES, JoinState, McMask, McMemberRecord, SaStatus, make_record
 from mcast.sa_refusal import PortView, found_causes
 
 ADDR_RESOLUTION_NS = 10_000
@@ -487,6 +488,8 @@ def _infiniband_ud(record: McMemberRecord) -> UdParam:
         hop_limit=record.hop_limit,
         traffic_class=record.tclass,
         flow_label=record.flow_label,
+        group_mtu=MTU_BYTES[record.mtu],
+        mtu_source=MtuSource.SA,
     )
     return UdParam(MULTICAST_QPN, record.qkey, to)
 

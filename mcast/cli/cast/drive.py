@@ -97,7 +97,7 @@ class SendingParty(Party[FileSender]):
     ) -> None:
         super().__init__(endpoint, group)
         self._source = source
-        largest = endpoint.max_message_size
+        largest = self._group.max_message_size
         self.core = FileSender(
             self.number, name_of(endpoint), source.size, largest, wanted, patience, self.now
         )
@@ -125,7 +125,7 @@ class ReceivingParty(Party[FileReceiver]):
     ) -> None:
         super().__init__(endpoint, group)
         self._sink = sink
-        largest = endpoint.max_message_size
+        largest = self._group.max_message_size
         self.core = FileReceiver(self.number, name_of(endpoint), room, largest, silence)
 
     def turn(self, limit: float = _NAP) -> None:

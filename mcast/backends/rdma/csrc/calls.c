@@ -32,9 +32,10 @@ struct calls {
 	unsigned forks;
 	int event_fd;
 
-	PyObject *destination; /* the one that the next three are for */
+	PyObject *destination; /* the one that the next four are for */
 	uint64_t serial;       /* of its address handle */
 	uint32_t qp_num, qkey;
+	uint32_t group_mtu; /* guard G-MTU: what is longer is for the contract to refuse */
 
 	uint32_t limit; /* of a payload, in bytes */
 	int64_t limit_until;
@@ -389,7 +390,8 @@ static PyObject *send_fast(struct calls *self, PyObject *destination, PyObject *
 		if (!payload || !add_payload(self, &payloads, payload))
 			goto done;
 	}
-	if (destination == self->destination && is_usable(self) && is_limit_fresh(self, payloads.longest)) {
+	if (destination == self->destination && payloads.longest <= self->group_mtu && is_usable(self) &&
+	    is_limit_fresh(self, payloads.longest)) {
 		job.serial = self->serial;
 		job.remote_qp_num = self->qp_num;
 		job.remote_qkey = self->qkey;
@@ -755,7 +757,7 @@ static PyObject *calls_aim(PyObject *object, PyObject *args)
 	PyObject *destination;
 	unsigned long long serial;
 
-	if (!PyArg_ParseTuple(args, "OKII", &destination, &serial, &self->qp_num, &self->qkey))
+	if (!PyArg_ParseTuple(args, "OKIII", &destination, &serial, &self->qp_num, &self->qkey, &self->group_mtu))
 		return NULL;
 	self->serial = serial;
 	replace(&self->destination, Py_NewRef(destination));
