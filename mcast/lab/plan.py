@@ -26,6 +26,11 @@ CHEAP = ("mitigations=off", "audit=0", "kfence.sample_interval=0", "rcupdate.rcu
 CHEAP_EMULATED = ("tsc=reliable", "clocksource=tsc", "highres=off")
 """An emulated HPET or one-shot timer costs a turn of QEMU's main loop each time that it is read or set."""
 
+FEW_QUEUES = ("-global", "virtio-serial-device.max_ports=4")
+"""A serial device has 64 queues unless told otherwise, each with a descriptor that QEMU's main loop polls."""
+NO_IOEVENTFD = ("-global", "virtio-serial-pci.ioeventfd=off", "-global", "virtio-9p-pci.ioeventfd=off")
+"""A descriptor hands a request to the main loop; an emulated processor may as well serve it itself."""
+
 
 def plan(
     kernel: Kernel,
@@ -56,6 +61,8 @@ def plan(
     init = " ".join(f'"{word}"' for word in ("sh", GUEST_INIT, busybox))
     extra = [
         *["-nodefaults", "-no-reboot", "-kernel", str(boot_image(kernel))],
+        *FEW_QUEUES,
+        *([] if kvm else NO_IOEVENTFD),
         *["-append", f"{append} init={busybox} -- {init}"],
         *log,
         *["-device", "virtio-serial-pci,id=mcast"],
