@@ -67,7 +67,11 @@ class Waiter(NamedTuple):
 
 
 class Endpoint(EndpointView["Membership | Sender"]):
-    """One id and one UD queue pair on one port, and the groups that they are in. Made in a coroutine."""
+    """One id and one UD queue pair on one port, and the groups that they are in. Made in a coroutine.
+
+    Close it, or enter it with `async with`: one that is forgotten stays in its groups, without a warning,
+    until its backend is closed or the process ends.
+    """
 
     def _prepare(self) -> None:
         self._loop = asyncio.get_running_loop()

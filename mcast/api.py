@@ -62,6 +62,7 @@ from mcast.errors import (
     mcast_error,
 )
 from mcast.interrupts import Enterable, made_or_undone, uninterrupted
+from mcast.mcmember import MLID_FIRST
 
 if TYPE_CHECKING:
     from mcast.testbed import Testbed
@@ -390,10 +391,12 @@ class Destination(_Model):
         version puts the own queue pair into ERR on RoCE, and a multicast address would spread the answer.
         """
         source = message.source
+        if not 1 < message.src_qp < MULTICAST_QPN:
+            return False
+        if not any(source):  # without a GRH; on InfiniBand its LID says where it came from
+            return 0 < message.src_lid < MLID_FIRST
         return (
-            1 < message.src_qp < MULTICAST_QPN
-            and any(source)
-            and not source.is_multicast
+            not source.is_multicast
             and (source.ipv4 is None) == (self.gid.ipv4 is None)
             and not (source.ipv4 is not None and _is_nobody(source.ipv4))
         )
@@ -401,7 +404,8 @@ class Destination(_Model):
     def reply_to(self, message: Message) -> Destination:
         """Where to answer a message that came over this group: its sender's QP alone, on the way it came.
 
-        ValueError for a message that does not say where it came from: without a GRH on Ethernet.
+        On InfiniBand a message without a GRH is answered by LID, within the subnet. ValueError for one that
+        does not say where it came from: without a GRH on Ethernet.
         """
         has_grh = any(message.source)
         if not has_grh and not message.src_lid:

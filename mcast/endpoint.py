@@ -45,7 +45,11 @@ LOOK_EVERY = 64
 
 
 class Endpoint(Enterable, EndpointView["Membership | Sender"]):
-    """One id and one UD queue pair on one port, and the groups that they are in."""
+    """One id and one UD queue pair on one port, and the groups that they are in.
+
+    Close it, or enter it with `with`: one that is forgotten stays in its groups, without a warning, until its
+    backend is closed or the process ends.
+    """
 
     _pumping = False
     """Whether a thread receives for all."""

@@ -85,8 +85,11 @@ def _bare(packet: Packet) -> bytes:
 
 
 def _erf(packet: Packet) -> bytes:
-    """The packet in an ERF record; its time is in seconds, 32 bits before the point and 32 after."""
-    size, time = len(packet.data), (packet.t << 32) // NS
+    """The packet in an ERF record; its time is in seconds, 32 bits before the point and 32 after.
+
+    In the year 2106 it begins anew: readers take the time of the block around it.
+    """
+    size, time = len(packet.data), (packet.t << 32) // NS & 0xFFFFFFFFFFFFFFFF
     return (
         struct.pack("<QBB", time, ERF_INFINIBAND, _ERF_VARYING_LENGTH)
         + struct.pack(">HHH", 16 + size, 0, size)

@@ -145,6 +145,15 @@ def test_pcapng_of_either_byte_order_and_any_clock_is_read(
     assert (frame.t, datagram(frame)) == (t, example())
 
 
+@pytest.mark.parametrize("seconds", [(1 << 32) - 1, 1 << 32, 1 << 33])
+def test_a_time_after_2106_is_read_as_it_was_written(seconds: int) -> None:
+    """Of the two times of a packet on InfiniBand one has 32 bits for the seconds."""
+    file, t = io.BytesIO(), seconds * 10**9 + 1
+    Writer(file, INFINIBAND, ["a"]).write(Packet(t, "a", Direction.IN, b"?"))
+    file.seek(0)
+    assert [frame.t for frame in read_frames(file)] == [t]
+
+
 def test_a_simple_packet_block_has_no_time() -> None:
     (frame,) = read(pcapng("<", b"", packets.roce(example(), MAC, MAC), kind=3))
     assert (frame.t, datagram(frame)) == (0, example())

@@ -396,6 +396,21 @@ def test_a_join_without_an_sm_times_out_and_works_with_the_next() -> None:
     node.rejoin()
 
 
+@pytest.mark.parametrize(("second", "starts"), [(0.0, 1.0), (0.5, 1.5), (5.0, 6.0)])
+def test_of_outages_that_overlap_the_last_says_when_they_end(second: float, starts: float) -> None:
+    fabric = Fabric.infiniband()
+    node = Node(fabric, 0)
+    node.join()
+    begun = fabric.clock.now
+    fabric.restart_sm(outage=2.0)
+    assert node.channel.get_event(1.0) is None
+    fabric.restart_sm(second)
+    assert node.told() == LOST
+    assert fabric.clock.now - begun == round(starts * NS)
+    node.rejoin()
+    assert node.told() is None  # the first outage ends nothing any more
+
+
 def test_ids_that_share_a_membership_all_lose_it() -> None:
     """Facts: SA: memberships are counted per port, and every active member gets -ENETRESET."""
     fabric = Fabric.infiniband()

@@ -317,6 +317,12 @@ def test_a_bad_option_says_what_is_allowed(options: dict[str, object], message: 
         Fabric.roce(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrong", ["x", 0xBFFF, 0xFFFF, 49152.0, None])
+def test_a_last_mlid_that_is_none_says_what_is_allowed(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"max_mlid is .*: allowed are 49152\.\.65534"):
+        Fabric.infiniband(max_mlid=wrong)  # type: ignore[arg-type]
+
+
 def test_programs_on_different_hosts_see_their_own_devices() -> None:
     fabric = Fabric.roce(ports=4, hosts=2)
     assert [d.name for d in open_fabric(fabric, host=1).devices()] == ["roce1", "roce3"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno as E
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
+from mcast.addresses import GroupName
 from mcast.api import (
     Cause,
     CmEvent,
@@ -33,12 +35,26 @@ from mcast.backends.rdma.native import Context, Id, Native
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.backends.rdma.refusal import find_causes, netdevs_with
+from mcast.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid
 
 if TYPE_CHECKING:
     from mcast.backends.rdma.channel import RdmaChannel
 
 _NOTHING_LEFT = frozenset({E.EADDRNOTAVAIL, E.EINVAL})
 """Errnos of a leave that found no membership; after any other librdmacm has dropped it."""
+
+
+_LONGEST_MS = 0x7FFFFFFF
+"""What an int holds."""
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(min(max(seconds, 0.0) * 1000, _LONGEST_MS))
+
+
+@lru_cache(maxsize=4096)
+def _infiniband_mgid(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> Gid:
+    return infiniband_mgid(address.address, port_space, broadcast)
 
 
 class Join:
@@ -63,6 +79,8 @@ class RdmaCmId(Shared, CmId):
         self._qp: RdmaQueuePair | None = None
         self._last_qp: RdmaQueuePair | None = None
         """The same until it is closed completely: a close that failed half-way is carried on."""
+        self._broadcast: bytes | None = None
+        """What `_group_of` makes MGIDs from, once it is known."""
         self._joins: dict[object, Join] = {}
         """By group; whatever the port, there is one membership of each (G-JOIN)."""
         self.is_destroyed = False
@@ -121,6 +139,25 @@ class RdmaCmId(Shared, CmId):
         names = netdevs_with(self.native.netdev_addresses(), self._source)
         return next((one for one in interfaces_of(gids) if one.name in names), None)
 
+    def _group_of(self, address: McastAddress) -> object:
+        """On InfiniBand the MGID that the kernel makes of it, in the scope that IPoIB has by default."""
+        broadcast = self._broadcast
+        if broadcast is None:
+            layer = self.link_layer
+            if layer is not None:  # else there is no port yet, and a join is refused
+                broadcast = self._broadcast = self._find_broadcast(layer)
+        if not broadcast or not isinstance(address.address, GroupName):
+            return address.key
+        mgid = _infiniband_mgid(address, self._port_space, broadcast)
+        return address.key if mgid == ZERO_GID else mgid
+
+    def _find_broadcast(self, layer: LinkLayer) -> bytes:
+        """The MGID of the port's IPoIB broadcast group, b"" on Ethernet."""
+        if layer is not LinkLayer.INFINIBAND:
+            return b""
+        with self.lock:
+            return b"" if self._closed else ipoib_broadcast_mgid(self.native.id_pkey(self.handle) | 0x8000)
+
     @property
     def qp(self) -> RdmaQueuePair | None:
         return self._qp
@@ -135,7 +172,7 @@ class RdmaCmId(Shared, CmId):
         destination = sockaddr.group(dst)
         with self._in_use("resolve_addr", Phase.RESOLVE):
             self.native.resolve_addr(
-                self.handle, source, destination, int(timeout * 1000), {"dst": dst, "src": src}
+                self.handle, source, destination, _milliseconds(timeout), {"dst": dst, "src": src}
             )
             self._source = src or self._source
 

@@ -90,6 +90,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._detached: set[tuple[Gid, int]] = set()
         """What a leave should have detached: librdmacm does not say whether the device did."""
         self._regions: list[RdmaRegion] = []
+        self._receiving: RdmaRegion | None = None
+        """Where messages arrive, if that is memory of the user."""
         self._handles = AddressHandles(self.native, context, self._handle)
         self._holds_pd = True
         self._mtu, self._mtu_until = 0, 0.0
@@ -256,11 +258,12 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                 raise mcast_error(E.EBUSY, "register", Phase.REGISTER, None, detail)
             with memlock.explained(buffer.nbytes):
                 mr = self.native.register(self._pd, buffer, {"bytes": buffer.nbytes})
-            region = RdmaRegion(self, buffer, mr, recv_slot is not None)
+            region = RdmaRegion(self, buffer, mr)
             self._regions.append(region)
             if recv_slot is not None:
                 count = buffer.nbytes // recv_slot
                 generation = self._receive_into(region, recv_slot, count)
+                self._receiving = region
                 self._forget_user_memory()
                 self._memories[generation] = buffer
             self._tell_regions()
@@ -275,8 +278,9 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             try:
                 with suppress(McastError):
                     self._flush(LINGER)  # what is under way may still read it
-                if region.receives:
+                if region is self._receiving:
                     self._receive_into(None)
+                    self._receiving = None
                     self._forget_user_memory()
             finally:
                 self.native.deregister(region.mr)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class RdmaRegion(OwnedByProcess, Region):
     """Knows where its bytes are; the QP knows what to do with them."""
 
-    def __init__(self, qp: RdmaQueuePair, view: memoryview, mr: Mr, receives: bool) -> None:
+    def __init__(self, qp: RdmaQueuePair, view: memoryview, mr: Mr) -> None:
         self.process = qp.process
-        self.view, self.mr, self.receives = view, mr, receives
+        self.view, self.mr = view, mr
         self.start = qp.native.address_of(view)
         self.end = self.start + view.nbytes
         self.lkey = qp.native.lkey(mr)

@@ -51,7 +51,7 @@ from mcast.backends.sim.trace import (
     Trace,
     Unsent,
 )
-from mcast.mcmember import MLID_LAST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.mcmember import MLID_FIRST, MLID_LAST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 
 _RTS = QpState.RTS
 
@@ -163,6 +163,8 @@ class Fabric:
         self.sa_ports: set[int] = set()
         """GUIDs of the ports that the SM sees."""
         self.sm_up = True
+        self.sm_ends = 0
+        """How often the SM has died."""
         self._ipoib = True
         self._programming_ns = 0
         self._late: Tables | None = None  # what the switches hold, while they lag behind the SA
@@ -399,6 +401,7 @@ class Fabric:
     def _start_sa(
         self, partitions: Mapping[int, Iterable[int]], quirks: Quirks, ipoib: bool, max_mlid: int
     ) -> None:
+        _check("max_mlid", max_mlid, range(MLID_FIRST, MLID_LAST + 1))
         self._ipoib = ipoib
         mtu, rate = MTU_CODES[self.ports[0].mtu], RATE_CODES[self.ports[0].rate]
         for pkey in partitions:

@@ -180,13 +180,17 @@ def restart_sm(fabric: Fabric, outage: float = 0.0) -> None:
 
     In between no request is answered, so -ETIMEDOUT; messages flow, for the switches keep their tables. Then
     all groups are lost, MLIDs start again, and ClientReregister brings -ENETRESET to every active membership;
-    to leave and join again is the user's job (facts: SA). Raises ValueError on RoCE.
+    to leave and join again is the user's job (facts: SA). Of several calls that overlap the last one says
+    when the SM starts. Raises ValueError on RoCE.
     """
     _sa(fabric, "restart_sm")
+    late = ns_of(outage, "outage")
     fabric.sm_up = False
+    fabric.sm_ends += 1
     fabric.note(Fault, name="sm-down")
-    if outage:
-        fabric.clock.call_later(ns_of(outage, "outage"), lambda: _sm_starts(fabric))
+    if late:
+        end = fabric.sm_ends
+        fabric.clock.call_later(late, lambda: _sm_starts(fabric) if fabric.sm_ends == end else None)
     else:
         _sm_starts(fabric)
 

@@ -67,6 +67,7 @@ static void bind_to(struct id *id, struct device *device, uint8_t number)
 	}
 	id->sgid_index = index < 0 ? 0 : (uint8_t)index;
 	id->id.port_num = number;
+	id->id.route.addr.addr.ibaddr.pkey = htons(device->ports[number - 1].pkeys[0]);
 	id->id.verbs = &device->cm_context->verbs.context;
 	object_of(KIND_CONTEXT, id->id.verbs)->uses++;
 	object_of(KIND_ID, id)->device = device;

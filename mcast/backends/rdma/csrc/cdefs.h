@@ -105,6 +105,9 @@ const char *mcast_id_device(struct mcast_id *id);
 struct ibv_context *mcast_id_context(struct mcast_id *id);
 int mcast_id_port(struct mcast_id *id);
 
+/* The P_Key of the interface that it is bound to; of no meaning on Ethernet. */
+int mcast_id_pkey(struct mcast_id *id);
+
 /* --- qp.c --- */
 
 struct mcast_qp_init {

@@ -268,3 +268,8 @@ int mcast_id_port(struct mcast_id *self)
 {
 	return self->id ? self->id->port_num : 0;
 }
+
+int mcast_id_pkey(struct mcast_id *self)
+{
+	return self->id ? ntohs(self->id->route.addr.addr.ibaddr.pkey) : 0;
+}
