@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from typing_extensions import Buffer
 
 from mcast.addresses import Gid, McastAddress, Mgid
-from mcast.batch import Batch, Message
+from mcast.batch import Batch, DeviceBytes, Message
 from mcast.causes import Cause, LinkLayer, Phase
 from mcast.diagnosis import Finding, Level
 from mcast.errors import (
@@ -87,8 +87,10 @@ __all__ = [
     "CmId",
     "CompMask",
     "Destination",
+    "DeviceBytes",
     "DeviceGone",
     "DeviceInfo",
+    "DeviceRegion",
     "EventChannel",
     "Finding",
     "Gid",
@@ -894,6 +896,25 @@ class Region(_Closeable):
         """The registered memory, as bytes."""
 
 
+class DeviceRegion(_Closeable):
+    """Memory of another device, such as a GPU, registered with a QP by its DMA-BUF (ibv_reg_dmabuf_mr).
+
+    The CPU has no view of it. What lies in it is sent by its place: `qp.send(to, [region.at(0, 512)])`.
+    Close it when no call uses it any more; the descriptor may be closed at once.
+    """
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+
+    def at(self, offset: int, nbytes: int) -> DeviceBytes:
+        """A part of it, as a payload. ValueError if it is not all inside."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise ValueError(f"{nbytes} bytes from {offset} on are not inside a region of {self.nbytes}")
+        return DeviceBytes(self, offset, nbytes)
+
+
 class QueuePair(_OnPort):
     """ibv_qp of a CmId. Sends and receives UD messages in batches; attaches to groups."""
 
@@ -1007,13 +1028,14 @@ class QueuePair(_OnPort):
     def send(
         self,
         destination: Destination,
-        batch: Iterable[Buffer],
+        batch: Iterable[Buffer | DeviceBytes],
         imm: int | None = None,
         timeout: float | None = None,
     ) -> int:
         """Send each buffer of `batch` as one message, in order; return how many, which is all of them.
 
-        Any C-contiguous buffer works; all may be reused when the call returns. The call posts the messages
+        Any C-contiguous buffer works, and a part of a `DeviceRegion` of this QP; all may be reused when the
+        call returns. The call posts the messages
         and does not wait until the device has sent them: `flush` does. It waits, up to `timeout`, while the
         send queue is full, and until the device has read what lies in registered memory. `imm` is a 32-bit
         immediate for every message. Errors: MessageTooLarge (G-MTU), EINVAL (QP not in RTS; destination not
@@ -1022,7 +1044,7 @@ class QueuePair(_OnPort):
         says how many messages of this call were posted. UD gives no receipt: success says sent, not received.
         """
         self._require_open("send", Phase.SEND)
-        if isinstance(batch, bytes | bytearray | memoryview | str):
+        if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes):
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
         if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
             raise ValueError(f"imm is {imm}: an immediate is 32 bits, 0..0xFFFFFFFF")
@@ -1030,7 +1052,7 @@ class QueuePair(_OnPort):
         if set(map(type, payloads)) <= _BYTES:
             sizes = list(map(len, payloads))
         else:
-            payloads = list(map(_as_bytes, payloads, range(len(payloads))))
+            payloads = list(map(_as_payload, payloads, range(len(payloads))))
             sizes = list(map(operator.attrgetter("nbytes"), payloads))
         limit = self.max_message_to(destination)
         if sizes and max(sizes) > limit:
@@ -1042,7 +1064,7 @@ class QueuePair(_OnPort):
     def send_one(
         self,
         destination: Destination,
-        payload: Buffer,
+        payload: Buffer | DeviceBytes,
         imm: int | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -1087,12 +1109,18 @@ class QueuePair(_OnPort):
             self._require_open("recv", Phase.RECV)
         return self._recv_one(timeout)
 
-    def register(self, buffer: Buffer, recv_slot: int | None = None) -> Region:
+    def register(
+        self, buffer: Buffer, recv_slot: int | None = None, *, relaxed_ordering: bool = False
+    ) -> Region:
         """Register a buffer: what is sent from inside it is not copied.
 
         With `recv_slot`, a size in bytes, the buffer becomes the QP's receive memory, one message a slot,
         and the payloads of received batches are views of it. The buffer must be writable for that, and
         no message may be queued or leased (EBUSY): do it before the QP joins. Closing the region ends it.
+
+        `relaxed_ordering` lets the device write to it in any order, which some hosts need for the full rate
+        (IBV_ACCESS_RELAXED_ORDERING). A message that was received is there as a whole all the same; who looks
+        at the memory before that sees anything. What cannot do it does without: device, driver, or library.
         """
         self._require_open("register", Phase.REGISTER)
         view = _as_bytes(buffer, 0)
@@ -1101,7 +1129,23 @@ class QueuePair(_OnPort):
                 f"recv_slot is {recv_slot}: it needs a writable buffer of at least one slot, "
                 f"this one has {view.nbytes} bytes{' and is read-only' if view.readonly else ''}"
             )
-        return self._register(view, recv_slot)
+        return self._register(view, recv_slot, relaxed_ordering)
+
+    def register_dmabuf(
+        self, fd: int, nbytes: int, offset: int = 0, *, relaxed_ordering: bool = False
+    ) -> DeviceRegion:
+        """Register `nbytes` bytes, from `offset` on, of another device's memory: `fd` is its DMA-BUF.
+
+        What is sent from it is not copied, and never inline. Errors: EOPNOTSUPP (the device or its driver
+        cannot), ENOSYS (rdma-core is older than 34), EBADF or EINVAL (no DMA-BUF). `relaxed_ordering` as in
+        `register`.
+        """
+        self._require_open("register_dmabuf", Phase.REGISTER)
+        if fd < 0 or nbytes < 1 or offset < 0:
+            raise ValueError(
+                f"fd, nbytes, offset are {fd}, {nbytes}, {offset}: a descriptor, at least one byte, from 0 on"
+            )
+        return self._register_dmabuf(fd, nbytes, offset, relaxed_ordering)
 
     @abstractmethod
     def _modify(self, state: QpState) -> None: ...
@@ -1116,7 +1160,7 @@ class QueuePair(_OnPort):
     def _send(
         self,
         destination: Destination,
-        payloads: Sequence[bytes | memoryview],
+        payloads: Sequence[bytes | memoryview | DeviceBytes],
         imm: int | None,
         timeout: float | None,
     ) -> None: ...
@@ -1135,7 +1179,11 @@ class QueuePair(_OnPort):
             return message._replace(payload=memoryview(bytes(message.payload)))
 
     @abstractmethod
-    def _register(self, buffer: memoryview, recv_slot: int | None) -> Region: ...
+    def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region: ...
+
+    def _register_dmabuf(self, fd: int, nbytes: int, offset: int, relaxed_ordering: bool) -> DeviceRegion:
+        detail = "this provider takes no DMA-BUF: send from the host's memory"
+        raise mcast_error(E.EOPNOTSUPP, "register_dmabuf", Phase.REGISTER, None, detail)
 
 
 _BYTES = frozenset({bytes})
@@ -1149,6 +1197,13 @@ def _as_bytes(buffer: Buffer, index: int) -> memoryview:
         raise TypeError(
             f"message {index} is a {type(buffer).__name__}: a payload is a C-contiguous buffer ({error})"
         ) from None
+
+
+def _as_payload(payload: Buffer | DeviceBytes, index: int) -> memoryview | DeviceBytes:
+    if isinstance(payload, DeviceBytes):
+        payload.region._require_open("send", Phase.SEND)
+        return payload
+    return _as_bytes(payload, index)
 
 
 def _check_lid(lid: int) -> None:

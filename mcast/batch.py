@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from struct import Struct
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcast.addresses import Gid
 from mcast.interrupts import Enterable, uninterrupted
+
+if TYPE_CHECKING:
+    from mcast.api import DeviceRegion
 
 RECORD_DTYPE: Any = {
     "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group"],
@@ -23,6 +27,27 @@ RECORD_DTYPE: Any = {
 
 _RECORD = Struct("<QIII4xB1xH4x16s16s")
 """One row of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """A part of a `DeviceRegion`, to be sent as a payload: `nbytes` bytes from `offset` on."""
+
+    region: DeviceRegion
+    offset: int
+    nbytes: int
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __bytes__(self) -> bytes:
+        raise BufferError(NO_VIEW)
+
+
+NO_VIEW = (
+    "these bytes are in the memory of another device, of which the CPU has no view: "
+    "copy them to the host by that device's own means"
+)
 
 
 class Message(NamedTuple):

@@ -1004,5 +1004,49 @@ ROWS: tuple[Row, ...] = (
         "ibv_reg_mr(3)",
         only=_REAL,
     ),
+    Row(
+        Phase.REGISTER,
+        E.EOPNOTSUPP,
+        Cause(
+            "the device, its driver or the kernel takes no DMA-BUF",
+            "uname -r; modinfo mlx5_ib",
+            "copy to host memory and register that",
+        ),
+        "ibv_reg_mr(3)",
+        only=_REAL,
+    ),
+    Row(
+        Phase.REGISTER,
+        E.ENOSYS,
+        Cause(
+            "this libibverbs has no ibv_reg_dmabuf_mr",
+            "dpkg -l libibverbs1",
+            "upgrade rdma-core to 34 or newer",
+        ),
+        "ibv_reg_mr(3)",
+        only=_REAL,
+    ),
+    Row(
+        Phase.REGISTER,
+        E.EBADF,
+        Cause(
+            "the descriptor of the DMA-BUF is closed",
+            "ls -l /proc/self/fd",
+            "keep it open until register_dmabuf has returned",
+        ),
+        "ibv_reg_mr(3)",
+        only=_REAL,
+    ),
+    Row(
+        Phase.REGISTER,
+        E.EINVAL,
+        Cause(
+            "the descriptor is no DMA-BUF, or the part is not inside it",
+            "ls -l /proc/self/fd",
+            "export the memory by its own library, and give that descriptor",
+        ),
+        "ibv_reg_mr(3)",
+        only=_REAL,
+    ),
 )
 """Every cause. In one errno of one phase the likeliest comes first."""

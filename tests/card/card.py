@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Iterator, Mapping
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +72,13 @@ class AsyncEvent(IntEnum):
     SM_CHANGE = 13
     CLIENT_REREGISTER = 17
     GID_CHANGE = 18
+
+
+class Access(IntFlag):
+    """enum ibv_access_flags."""
+
+    LOCAL_WRITE = 1
+    RELAXED_ORDERING = 1 << 20
 
 
 class WcFlag(IntEnum):
@@ -221,7 +228,7 @@ class Card:
         """The devices' numbers by their names."""
         self._sysfs = sysfs
         self._lib = c.CDLL(str(library))
-        self._lib.card_count.restype = c.c_int64
+        self._lib.card_count.restype = self._lib.card_access.restype = c.c_int64
         self._lib.card_call_name.restype = c.c_char_p
         self._lib.card_delay.argtypes = (_U32, c.c_int, c.c_int64)
 
@@ -469,6 +476,12 @@ class Card:
     def qp(self, qp_num: int) -> Qp:
         """The queue pair of that number."""
         return next(qp for qp in self.qps() if qp.qp_num == qp_num)
+
+    def access(self, lkey: int) -> Access:
+        """What the device may do with the memory of that key."""
+        found = int(self._lib.card_access(lkey))
+        assert found >= 0, f"no memory has the key {lkey}"
+        return Access(found)
 
     def reports(self) -> tuple[str, ...]:
         """What was done that the real libraries punish: use after destroy, events not acked, and so on."""

@@ -3,7 +3,7 @@ from typing import Any, Self
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Destination, Gid, Message
+from mcast.api import Batch, Destination, DeviceBytes, Gid, Message
 
 class Calls:
     """Base of the QP: `send`, `send_one`, `recv`, `recv_one`, and what they must be told."""
@@ -18,7 +18,7 @@ class Calls:
     def send_one(
         self,
         destination: Destination,
-        payload: Buffer,
+        payload: Buffer | DeviceBytes,
         imm: int | None = None,
         timeout: float | None = None,
     ) -> None: ...

@@ -75,7 +75,13 @@ class Lib(Protocol):
     def mcast_attach(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
     def mcast_detach(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
     def mcast_detach_late(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
-    def mcast_register(self, pd: Pd, address: Pointer, size: int, writable: int, mr: Pointer, /) -> int: ...
+    def mcast_register(
+        self, pd: Pd, address: Pointer, size: int, writable: int, relaxed: int, mr: Pointer, /
+    ) -> int: ...
+    def mcast_has_dmabuf(self) -> int: ...
+    def mcast_register_dmabuf(
+        self, pd: Pd, fd: int, offset: int, size: int, iova: int, relaxed: int, mr: Pointer, /
+    ) -> int: ...
     def mcast_lkey(self, mr: Mr, /) -> int: ...
     def mcast_deregister(self, mr: Mr, /) -> int: ...
     def mcast_new_ah(self, qp: Qp, init: Pointer, serial: Pointer, /) -> int: ...
@@ -380,11 +386,29 @@ class Native:
         """From a queue pair that `close_qp` could not destroy; what is not attached is not."""
         self._lib.mcast_detach_late(qp, gid, lid)
 
-    def register(self, pd: Pd, buffer: memoryview, arguments: Arguments = None) -> Mr:
+    def register(self, pd: Pd, buffer: memoryview, relaxed: bool, arguments: Arguments = None) -> Mr:
         memory = self._ffi.from_buffer(buffer)
         out = self._ffi.new("struct ibv_mr **")
-        result = self._lib.mcast_register(pd, memory, len(memory), not buffer.readonly, out)
+        result = self._lib.mcast_register(pd, memory, len(memory), not buffer.readonly, relaxed, out)
         self._check(result, "register", Phase.REGISTER, arguments)
+        return cast(Mr, out[0])
+
+    def register_dmabuf(
+        self, pd: Pd, fd: int, size: int, offset: int, iova: int, relaxed: bool, arguments: Arguments = None
+    ) -> Mr:
+        """`iova`: the address that it has for the device."""
+        out = self._ffi.new("struct ibv_mr **")
+        result = self._lib.mcast_register_dmabuf(pd, fd, offset, size, iova, relaxed, out)
+        if result == -E.EBADF:  # the user's descriptor, not an object of ours
+            raise mcast_error(E.EBADF, "register_dmabuf", Phase.REGISTER, arguments, "fd is not open")
+        detail = ""
+        if result == -E.ENOSYS and not self._lib.mcast_has_dmabuf():
+            detail = (
+                "this libibverbs has no ibv_reg_dmabuf_mr (IBVERBS_1.12): upgrade rdma-core to 34 or newer"
+            )
+        elif result == -E.EOPNOTSUPP:
+            detail = "the device or its driver takes no DMA-BUF: copy what is sent to the host's memory first"
+        self._check(result, "register_dmabuf", Phase.REGISTER, arguments, detail)
         return cast(Mr, out[0])
 
     def lkey(self, mr: Mr) -> int:
@@ -408,8 +432,8 @@ class Native:
         """Post to it no more; it is destroyed once nothing under way needs it."""
         self._lib.mcast_retire_ah(qp, serial)
 
-    def set_regions(self, qp: Qp, regions: Sequence[tuple[int, int, int]]) -> None:
-        """(start, end, lkey) of the memory that is sent from without a copy, from now on."""
+    def set_regions(self, qp: Qp, regions: Sequence[tuple[int, int, int, bool]]) -> None:
+        """(start, end, lkey, is on a device) of the memory that is sent from without a copy, from now on."""
         array = self._ffi.new("struct mcast_region[]", list(regions))
         self._check(self._lib.mcast_set_regions(qp, array, len(regions)), "register", Phase.REGISTER)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mcast.api import (
     Closed,
     Destination,
+    DeviceBytes,
     Gid,
     LinkLayer,
     McastError,
@@ -34,7 +35,7 @@ from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.links import links
 from mcast.backends.rdma.native import GONE, Context, Native, Pd
 from mcast.backends.rdma.process import Shared
-from mcast.backends.rdma.region import RdmaRegion
+from mcast.backends.rdma.region import Addresses, RdmaDeviceRegion, RdmaRegion
 
 if TYPE_CHECKING:
     from mcast.backends.rdma.cm_id import RdmaCmId
@@ -89,7 +90,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._attachments: dict[Gid, int] = {}
         self._detached: set[tuple[Gid, int]] = set()
         """What a leave should have detached: librdmacm does not say whether the device did."""
-        self._regions: list[RdmaRegion] = []
+        self._regions: list[RdmaRegion | RdmaDeviceRegion] = []
         self._receiving: RdmaRegion | None = None
         """Where messages arrive, if that is memory of the user."""
         self._handles = AddressHandles(self.native, context, self._handle)
@@ -182,7 +183,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     def _send(
         self,
         destination: Destination,
-        payloads: Sequence[bytes | memoryview],
+        payloads: Sequence[bytes | memoryview | DeviceBytes],
         imm: int | None,
         timeout: float | None,
     ) -> None:
@@ -190,13 +191,21 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             raise mcast_error(E.EINVAL, "send", Phase.SEND, {"qp_type": self._type.name})
         if not payloads:
             return
-        listed, to = list(payloads), (destination.qp_num, destination.qkey)
+        listed = [self._place_of(one) if isinstance(one, DeviceBytes) else one for one in payloads]
+        to = destination.qp_num, destination.qkey
         while True:
             serial = self._handles.get(destination)
             self._aim(destination, serial, *to, destination.group_mtu or _UNBOUNDED)
             if self._post(serial, *to, listed, imm, timeout):
                 return
             self._handles.forget(destination)
+
+    def _place_of(self, payload: DeviceBytes) -> tuple[int, int]:
+        """Address and length for the device."""
+        region = payload.region
+        if not isinstance(region, RdmaDeviceRegion) or region not in self._regions:
+            raise ValueError("this memory is not registered with this queue pair: call its register_dmabuf")
+        return region.start + payload.offset, payload.nbytes
 
     def _fail(self, call: str, result: int, posted: int, count: int) -> NoReturn:
         """Called from C: raise what the result says; `posted` of the call's `count` messages were posted."""
@@ -251,13 +260,13 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     # --- registered memory ---
 
-    def _register(self, buffer: memoryview, recv_slot: int | None) -> Region:
+    def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region:
         with self._in_use("register", Phase.REGISTER):
             if recv_slot is not None and self.native.is_receiving(self._handle):
                 detail = "messages are queued or leased: register receive memory before the QP joins"
                 raise mcast_error(E.EBUSY, "register", Phase.REGISTER, None, detail)
             with memlock.explained(buffer.nbytes):
-                mr = self.native.register(self._pd, buffer, {"bytes": buffer.nbytes})
+                mr = self.native.register(self._pd, buffer, relaxed_ordering, {"bytes": buffer.nbytes})
             region = RdmaRegion(self, buffer, mr)
             self._regions.append(region)
             if recv_slot is not None:
@@ -269,7 +278,19 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             self._tell_regions()
         return region
 
-    def forget_region(self, region: RdmaRegion) -> None:
+    def _register_dmabuf(self, fd: int, nbytes: int, offset: int, relaxed_ordering: bool) -> RdmaDeviceRegion:
+        given = {"fd": fd, "nbytes": nbytes, "offset": offset}
+        with self._in_use("register_dmabuf", Phase.REGISTER):
+            addresses = Addresses(self, nbytes, offset)
+            mr = self.native.register_dmabuf(
+                self._pd, fd, nbytes, offset, addresses.start, relaxed_ordering, given
+            )
+            region = RdmaDeviceRegion(self, addresses, mr)
+            self._regions.append(region)
+            self._tell_regions()
+        return region
+
+    def forget_region(self, region: RdmaRegion | RdmaDeviceRegion) -> None:
         """End a region's registration, unless the QP has ended it already."""
         with self.lock:
             if region not in self._regions or self._closed or not self.process.is_here:
@@ -286,9 +307,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                 self.native.deregister(region.mr)
                 self._regions.remove(region)
 
-    def _tell_regions(self, without: RdmaRegion | None = None) -> None:
-        regions = [region for region in self._regions if region is not without]
-        self.native.set_regions(self._handle, [(region.start, region.end, region.lkey) for region in regions])
+    def _tell_regions(self, without: RdmaRegion | RdmaDeviceRegion | None = None) -> None:
+        regions = [one for one in self._regions if one is not without]
+        rows = [(one.start, one.end, one.lkey, one.is_device) for one in regions]
+        self.native.set_regions(self._handle, rows)
 
     def _forget_user_memory(self) -> None:
         for generation in [number for number in self._memories if number]:

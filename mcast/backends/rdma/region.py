@@ -1,11 +1,12 @@
-"""User memory registered with a QP."""
+"""Memory registered with a queue pair: the user's own, and that of other devices."""
 
 from __future__ import annotations
 
+import mmap
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from mcast.api import Phase, Region
+from mcast.api import DeviceRegion, Phase, Region
 from mcast.backends.rdma.native import Mr
 from mcast.backends.rdma.process import OwnedByProcess
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 class RdmaRegion(OwnedByProcess, Region):
     """Knows where its bytes are; the QP knows what to do with them."""
+
+    is_device = False
 
     def __init__(self, qp: RdmaQueuePair, view: memoryview, mr: Mr) -> None:
         self.process = qp.process
@@ -36,3 +39,38 @@ class RdmaRegion(OwnedByProcess, Region):
             self._qp.forget_region(self)
             with suppress(BufferError):  # somebody uses the view; it ends with that use
                 self.view.release()
+
+
+class Addresses:
+    """Addresses of this process that nothing lies at: what a device calls other memory by.
+
+    So they are told from those of any buffer. They begin in a page where the offset does, as the man page of
+    ibv_reg_dmabuf_mr wants it.
+    """
+
+    def __init__(self, qp: RdmaQueuePair, nbytes: int, offset: int) -> None:
+        within = offset % mmap.PAGESIZE
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._reserved = mmap.mmap(-1, within + nbytes, flags=private, prot=0)
+        self.start = qp.native.address_of(self._reserved) + within
+        self.end = self.start + nbytes
+
+
+class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
+    """The same of memory that the CPU has no view of."""
+
+    is_device = True
+
+    def __init__(self, qp: RdmaQueuePair, addresses: Addresses, mr: Mr) -> None:
+        self.process, self.mr, self._qp = qp.process, mr, qp
+        self.start, self.end, self._addresses = addresses.start, addresses.end, addresses
+        self.lkey = qp.native.lkey(mr)
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._qp.forget_region(self)

@@ -6,6 +6,7 @@ An object is closed, and asked whether it is, with the lock held: no call meets 
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from ipaddress import IPv4Address, IPv6Address
@@ -22,7 +23,9 @@ from mcast.api import (
     CmId,
     CompMask,
     Destination,
+    DeviceBytes,
     DeviceInfo,
+    DeviceRegion,
     EventChannel,
     GroupTable,
     JoinAttrEx,
@@ -333,6 +336,34 @@ class SimRegion(Region):
                 self._closed = True
 
 
+class SimDeviceRegion(DeviceRegion):
+    """The memory of a device that does not exist: the descriptor is mapped, a memfd or a udmabuf."""
+
+    def __init__(self, qp: SimQueuePair, fd: int, nbytes: int, offset: int) -> None:
+        self.qp, self._nbytes, self._offset = qp, nbytes, offset
+        try:
+            self._memory = mmap.mmap(fd, offset + nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            detail = f"the simulator maps a DMA-BUF, and {fd} cannot be mapped ({error}): give it a memfd"
+            about = {"fd": fd, "nbytes": nbytes, "offset": offset}
+            found = (isinstance(error, OSError) and error.errno) or errno.EINVAL
+            raise mcast_error(found, "register_dmabuf", Phase.REGISTER, about, detail) from None
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def read(self, part: DeviceBytes) -> bytes:
+        """What the device would send from there."""
+        begin = self._offset + part.offset
+        return self._memory[begin : begin + part.nbytes]
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._memory.close()
+
+
 class SimQueuePair(QueuePair):
     """The QP of an id."""
 
@@ -399,11 +430,11 @@ class SimQueuePair(QueuePair):
     def _send(
         self,
         destination: Destination,
-        payloads: Sequence[bytes | memoryview],
+        payloads: Sequence[bytes | memoryview | DeviceBytes],
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        owned = [payload if type(payload) is bytes else bytes(payload) for payload in payloads]
+        owned = [payload if isinstance(payload, bytes) else self._read(payload) for payload in payloads]
         core, clock = self.core, self._clock
         with clock.mutex:
             # In SQD a QP takes sends and holds them until it is in RTS again.
@@ -420,6 +451,14 @@ class SimQueuePair(QueuePair):
             _check(failed, "send", Phase.SEND, gid=destination.gid, messages=len(owned))
         if error is not None:
             raise QpError(error, "send", Phase.SEND, {"gid": destination.gid})
+
+    def _read(self, payload: memoryview | DeviceBytes) -> bytes:
+        if not isinstance(payload, DeviceBytes):
+            return bytes(payload)
+        region = payload.region
+        if not isinstance(region, SimDeviceRegion) or region.qp is not self:
+            raise ValueError("this memory is not registered with this queue pair: call its register_dmabuf")
+        return region.read(payload)
 
     @_call("recv", Phase.RECV)
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
@@ -492,7 +531,7 @@ class SimQueuePair(QueuePair):
             self.core.free += count
 
     @_call("register", Phase.REGISTER)
-    def _register(self, buffer: memoryview, recv_slot: int | None) -> Region:
+    def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region:
         if recv_slot is None:
             return SimRegion(self._clock, buffer, lambda: None)
         slots = Slots(buffer, recv_slot)
@@ -503,6 +542,10 @@ class SimQueuePair(QueuePair):
                 self._use_slots(None, *self._own_receives)
 
         return SimRegion(self._clock, buffer, end)
+
+    @_call("register_dmabuf", Phase.REGISTER)
+    def _register_dmabuf(self, fd: int, nbytes: int, offset: int, relaxed_ordering: bool) -> DeviceRegion:
+        return SimDeviceRegion(self, fd, nbytes, offset)
 
     def _use_slots(self, slots: Slots | None, depth: int, room: int) -> None:
         _check(self.core.repost(depth, room), "register", Phase.REGISTER, recv_slot=room)

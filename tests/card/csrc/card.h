@@ -113,6 +113,7 @@ int card_delay(uint32_t qp_num, int stage, int64_t nanoseconds);
 int card_release(uint32_t qp_num, int stage, int index);
 int card_inject(uint32_t qp_num, const struct card_message *message, const void *payload, uint32_t length);
 int card_qps(struct card_qp *out, int most);
+int64_t card_access(uint32_t lkey);
 int card_reports(char *out, int size);
 int card_leftovers(char *out, int size);
 

@@ -56,6 +56,19 @@ struct mr *find_mr(uint32_t lkey)
 	return mr && mr->mr.lkey == lkey ? mr : NULL;
 }
 
+/* What the device may do with the memory of that key: enum ibv_access_flags; -1: there is none. */
+int64_t card_access(uint32_t lkey)
+{
+	const struct mr *mr;
+	int64_t access;
+
+	pthread_mutex_lock(&card_lock);
+	mr = find_mr(lkey);
+	access = mr ? (int64_t)mr->access : -1;
+	pthread_mutex_unlock(&card_lock);
+	return access;
+}
+
 void forget_regions(void)
 {
 	memset(mrs, 0, sizeof(mrs));
@@ -101,6 +114,8 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
 
 	if (!error && !device_of(KIND_PD, pd)->is.has_dmabuf)
 		error = EOPNOTSUPP;
+	if (!error && (iova ^ offset) & 0xfff)
+		error = EINVAL; /* ibv_reg_mr(3): both have the same offset in a page */
 	if (error)
 		return made(NULL, error);
 	/* the file from its start: an offset need not be that of a page */

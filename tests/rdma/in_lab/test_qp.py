@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno as E
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from mcast.api import Closed, Destination, EventChannel, McastError, QpInit, QpState, QueuePair
+from mcast.api import Closed, Destination, EventChannel, McastError, Phase, QpInit, QpState, QueuePair
 from mcast.testbed import Testbed
 
 BOUND = 30.0
@@ -46,6 +47,21 @@ def test_a_batch_larger_than_the_queue_goes_out_whole_and_in_order(lab_bed: Test
     assert qp.send(group, messages) == 200
     assert drain(qp, 200) == messages
     assert qp.counters.sent == 200
+
+
+def test_soft_roce_registers_without_what_it_cannot_do(lab_bed: Testbed) -> None:
+    qp, group = member(lab_bed, lab_bed.ports[0])
+    memory = bytearray(b"written in any order")
+    with qp.register(memory, relaxed_ordering=True):
+        qp.send(group, [memory])
+        assert drain(qp, 1) == [bytes(memory)]
+    fd = os.memfd_create("no DMA-BUF")
+    os.truncate(fd, 4096)
+    with pytest.raises(McastError) as caught:
+        qp.register_dmabuf(fd, 4096)
+    os.close(fd)
+    assert caught.value.phase is Phase.REGISTER
+    assert caught.value.errno in (E.EOPNOTSUPP, E.EINVAL)
 
 
 def test_receives_are_posted_again_in_chains(lab_bed: Testbed) -> None:

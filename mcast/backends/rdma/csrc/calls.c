@@ -225,22 +225,23 @@ struct payloads {
 	PyObject **items;
 	uintptr_t *addresses;
 	uint32_t *lengths;
+	uint8_t *on_device;
 	Py_buffer *held;
-	Py_ssize_t count, holding;
+	Py_ssize_t count, holding, devices;
 	uint32_t longest;
 	size_t size;
 	char *block; /* NULL: in `kept` */
-	_Alignas(16) char kept[KEPT_ARGUMENTS *
-			       (sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) + sizeof(Py_buffer))];
+	_Alignas(16) char kept[KEPT_ARGUMENTS * (sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) +
+						 sizeof(uint8_t) + sizeof(Py_buffer))];
 };
 
 static int make_room(struct payloads *payloads, Py_ssize_t count)
 {
-	size_t each = sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) + sizeof(Py_buffer);
+	size_t each = sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) + sizeof(uint8_t) + sizeof(Py_buffer);
 	char *at = payloads->kept; // cppcheck-suppress ctuuninitvar
 
 	payloads->block = NULL;
-	payloads->count = payloads->holding = 0;
+	payloads->count = payloads->holding = payloads->devices = 0;
 	payloads->longest = 0;
 	payloads->size = 0;
 	if (count > KEPT_ARGUMENTS) {
@@ -257,6 +258,8 @@ static int make_room(struct payloads *payloads, Py_ssize_t count)
 	payloads->addresses = (uintptr_t *)at;
 	at += (size_t)count * sizeof(uintptr_t);
 	payloads->lengths = (uint32_t *)at;
+	at += (size_t)count * sizeof(uint32_t);
+	payloads->on_device = (uint8_t *)at;
 	return 1;
 }
 
@@ -305,9 +308,25 @@ static int add_payload(const struct calls *self, struct payloads *payloads, PyOb
 		return 0;
 	payloads->addresses[place] = (uintptr_t)start;
 	payloads->lengths[place] = (uint32_t)length;
+	payloads->on_device[place] = 0;
 	payloads->size += (size_t)length;
 	if ((uint32_t)length > payloads->longest)
 		payloads->longest = (uint32_t)length;
+	return 1;
+}
+
+/* What lies on a device, as a pair of address and length; the contract has looked at both. 0: with an error. */
+static int add_device_payload(struct payloads *payloads, PyObject *pair)
+{
+	Py_ssize_t place = payloads->count++;
+	unsigned long long address;
+
+	payloads->items[place] = Py_NewRef(pair);
+	if (!PyArg_ParseTuple(pair, "KI", &address, &payloads->lengths[place]))
+		return 0;
+	payloads->addresses[place] = (uintptr_t)address;
+	payloads->on_device[place] = 1;
+	payloads->devices++;
 	return 1;
 }
 
@@ -367,6 +386,7 @@ static int send_payloads(struct calls *self, struct mcast_send_job *job, struct 
 {
 	job->addresses = payloads->addresses;
 	job->lengths = payloads->lengths;
+	job->on_device = payloads->devices ? payloads->on_device : NULL;
 	job->count = (uint32_t)payloads->count;
 	return carry_out(self, job, payloads->size, timeout);
 }
@@ -721,11 +741,14 @@ static PyObject *calls_post(PyObject *object, PyObject *args)
 		return NULL;
 	job.serial = serial;
 	read_imm(imm, &job);
-	for (Py_ssize_t i = 0; i < PyList_Size(list); i++)
-		if (!add_payload(self, &payloads, PyList_GetItem(list, i))) {
+	for (Py_ssize_t i = 0; i < PyList_Size(list) && !PyErr_Occurred(); i++) {
+		PyObject *payload = PyList_GetItem(list, i);
+
+		if (PyTuple_CheckExact(payload))
+			add_device_payload(&payloads, payload);
+		else if (!add_payload(self, &payloads, payload))
 			fail(self, "send", -EMSGSIZE, 0, (uint32_t)PyList_Size(list));
-			break;
-		}
+	}
 	if (!PyErr_Occurred())
 		result = is_usable(self) ? send_payloads(self, &job, &payloads, timeout) : -EBADF;
 	if (result != 1 && result != RAISED && !(result == -ESTALE && !job.posted))

@@ -139,7 +139,10 @@ int mcast_modify_qp(struct mcast_qp *qp, int state);
 int mcast_attach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_detach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_detach_late(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
-int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, struct ibv_mr **mr);
+int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, int relaxed, struct ibv_mr **mr);
+int mcast_has_dmabuf(void);
+int mcast_register_dmabuf(struct ibv_pd *pd, int fd, uint64_t offset, uint64_t bytes, uint64_t iova, int relaxed,
+			  struct ibv_mr **mr);
 uint32_t mcast_lkey(struct ibv_mr *mr);
 int mcast_deregister(struct ibv_mr *mr);
 
@@ -164,6 +167,7 @@ struct mcast_region {
 	uintptr_t start;
 	uintptr_t end;
 	uint32_t lkey;
+	uint32_t is_device; /* no memory is there for the CPU: only the device finds it by these addresses */
 };
 
 int mcast_set_regions(struct mcast_qp *qp, const struct mcast_region *regions, uint32_t count);

@@ -38,6 +38,8 @@
 	REQUIRED(ibv_alloc_pd, "IBVERBS_1.1")               \
 	REQUIRED(ibv_dealloc_pd, "IBVERBS_1.1")             \
 	REQUIRED(ibv_reg_mr, "IBVERBS_1.1")                 \
+	OPTIONAL(ibv_reg_mr_iova2, "IBVERBS_1.8")           \
+	OPTIONAL(ibv_reg_dmabuf_mr, "IBVERBS_1.12")         \
 	REQUIRED(ibv_dereg_mr, "IBVERBS_1.1")               \
 	REQUIRED(ibv_create_comp_channel, "IBVERBS_1.0")    \
 	REQUIRED(ibv_destroy_comp_channel, "IBVERBS_1.0")   \

@@ -35,11 +35,33 @@ int mcast_dealloc_pd(struct ibv_pd *pd)
 	return -mcast_sym.ibv_dealloc_pd(pd);
 }
 
-int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, struct ibv_mr **mr)
+/* What is optional goes the way of ibv_reg_mr_iova2, which leaves out what the kernel or the device cannot do. */
+int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, int relaxed, struct ibv_mr **mr)
 {
+	int access = writable ? IBV_ACCESS_LOCAL_WRITE : 0;
+
 	errno = 0;
-	*mr = (mcast_sym.ibv_reg_mr)(pd, address, bytes, writable ? IBV_ACCESS_LOCAL_WRITE : 0);
+	if (relaxed && mcast_sym.ibv_reg_mr_iova2)
+		*mr = mcast_sym.ibv_reg_mr_iova2(pd, address, bytes, (uint64_t)(uintptr_t)address,
+						 (unsigned int)(access | IBV_ACCESS_RELAXED_ORDERING));
+	else
+		*mr = (mcast_sym.ibv_reg_mr)(pd, address, bytes, access);
 	return *mr ? 0 : error_or(ENOMEM);
+}
+
+int mcast_has_dmabuf(void)
+{
+	return mcast_sym.ibv_reg_dmabuf_mr != NULL;
+}
+
+int mcast_register_dmabuf(struct ibv_pd *pd, int fd, uint64_t offset, uint64_t bytes, uint64_t iova, int relaxed,
+			  struct ibv_mr **mr)
+{
+	if (!mcast_has_dmabuf())
+		return -ENOSYS;
+	errno = 0;
+	*mr = mcast_sym.ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, relaxed ? IBV_ACCESS_RELAXED_ORDERING : 0);
+	return *mr ? 0 : error_or(EOPNOTSUPP);
 }
 
 uint32_t mcast_lkey(struct ibv_mr *mr)
@@ -148,7 +170,7 @@ static int build(struct mcast_qp *self, struct ibv_pd *pd)
 	if (!ret)
 		ret = mcast_open_completions(pd->context, init->recv_depth, 0, &self->recv);
 	if (!ret)
-		ret = mcast_register(pd, init->slab, init->slab_bytes, 1, &self->mr);
+		ret = mcast_register(pd, init->slab, init->slab_bytes, 1, 0, &self->mr);
 	if (!ret)
 		ret = create_qp(self, pd);
 	if (!ret)

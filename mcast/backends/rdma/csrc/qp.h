@@ -137,6 +137,7 @@ struct mcast_send_job {
 	int has_imm;
 	const uintptr_t *addresses;
 	const uint32_t *lengths;
+	const uint8_t *on_device; /* which of them the CPU cannot read; NULL: none */
 	uint32_t count;
 	uint32_t posted;
 	uint64_t end;	   /* wait until the sends before this one are complete; or ALL_POSTED */

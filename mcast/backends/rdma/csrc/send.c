@@ -48,7 +48,13 @@ static const struct mcast_region *region_of(const struct mcast_qp *qp, uintptr_t
 	return NULL;
 }
 
-/* Inline where it fits; from the user's registered memory where it lies in it; else through the slab. */
+static int is_on_device(const struct mcast_send_job *job, uint32_t index)
+{
+	return job->on_device && job->on_device[index];
+}
+
+/* Inline where it fits; from the user's registered memory where it lies in it; else through the slab. What lies on
+ * a device goes out from there. */
 static void fill_payload(struct mcast_qp *qp, struct mcast_send_job *job, uint64_t sequence, struct ibv_send_wr *wr,
 			 struct ibv_sge *sge)
 {
@@ -56,7 +62,7 @@ static void fill_payload(struct mcast_qp *qp, struct mcast_send_job *job, uint64
 	uintptr_t address = job->addresses[job->posted];
 
 	*sge = (struct ibv_sge){ address, length, 0 };
-	if (length <= qp->max_inline) {
+	if (length <= qp->max_inline && !is_on_device(job, job->posted)) {
 		wr->send_flags |= IBV_SEND_INLINE;
 	} else {
 		const struct mcast_region *region = region_of(qp, address, length);
@@ -102,9 +108,15 @@ static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
 	ah = mcast_find_ah(qp, job->serial);
 	if (!ah)
 		return -ESTALE;
-	for (uint32_t i = first; i < first + count; i++)
+	for (uint32_t i = first; i < first + count; i++) {
+		const struct mcast_region *region = is_on_device(job, i) ? region_of(qp, job->addresses[i], job->lengths[i]) :
+									   NULL;
+
 		if (job->lengths[i] > qp->init.send_room)
 			return -EMSGSIZE;
+		if (is_on_device(job, i) && !(region && region->is_device))
+			return -EINVAL; /* it was deregistered meanwhile */
+	}
 	if (qp->head == qp->tail)
 		qp->first_slot = qp->head; /* none is in use: take those that are in the cache */
 	for (uint32_t i = 0; i < count; i++, job->posted++)
