@@ -314,6 +314,10 @@ class Card:
         """
         self._lib.card_remove(device, int(disassociated))
 
+    def break_channels(self, device: int) -> None:
+        """poll(2) gives POLLERR for its completion channels from now on; no event says why."""
+        self._lib.card_break_channels(device)
+
     def restore(self, device: int) -> int:
         """A removed device comes back under a new number."""
         number = int(self._lib.card_restore(device))

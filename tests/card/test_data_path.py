@@ -31,7 +31,6 @@ from mcast.api import (
 )
 from mcast.backends.rdma import native
 from mcast.backends.rdma.address_handles import AddressHandles
-from mcast.backends.rdma.cm_id import RdmaCmId
 from mcast.backends.rdma.pds import ProtectionDomains
 
 from .card import AsyncEvent, Card, Stage
@@ -219,6 +218,22 @@ def test_a_send_from_registered_memory_waits_until_the_device_has_read_it(end: E
     assert end.card.qps()[0].sent == 4
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_messages_that_no_batch_can_hold_do_not_keep_their_receives(end: End, count: int) -> None:
+    """The messages are lost, for there is no batch of them; their receives are posted again."""
+    posted = end.card.qps()[0].receives
+    memories = end.qp._memories  # type: ignore[attr-defined]
+    end.qp.send(end.group, [b"x"] * count)
+    with pytest.MonkeyPatch.context() as without:
+        without.delitem(memories, 0)
+        with pytest.raises(KeyError):
+            end.qp.recv(count, LONG)
+    assert end.card.qps()[0].receives == posted
+    assert end.qp.counters.recv_free == posted
+    end.qp.register(bytearray(4096), recv_slot=256)  # which it refuses while messages are leased
+    assert end.qp.recv_one(0) is None
+
+
 @pytest.mark.parametrize("timeout", [0, 0.01])
 def test_a_full_queue_says_how_many_were_posted(end: End, timeout: float) -> None:
     with end.held():
@@ -313,6 +328,23 @@ def test_a_region_closes_beside_sends_from_it(end: End) -> None:
     assert end.qp.state is QpState.RTS
 
 
+def test_a_region_closes_once_the_device_has_read_it(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcast.backends.rdma.qp.LINGER", LONG)
+    memory = memoryview(bytearray(1024))
+    region = end.qp.register(memory)
+    end.card.hold(Stage.WIRE, end.qp.qp_num)
+    with pytest.raises(TimedOut):
+        end.qp.send_one(end.group, memory, None, 0)
+    closing = Running(region.close)
+    until(lambda: is_asleep(closing.threads[0]))
+    assert not end.card.count("ibv_dereg_mr")
+    end.card.delay(Stage.WIRE, 0, end.qp.qp_num)
+    end.card.release(Stage.WIRE, end.qp.qp_num)
+    assert closing.results() == [None]
+    assert end.card.count("ibv_dereg_mr") == 1
+    assert end.qp.recv_one(LONG) is not None
+
+
 def test_a_large_batch_is_copied_without_the_gil(card: Card, backend: CardBackend) -> None:
     """Where threads take turns by themselves only, another one goes on during the sends."""
     end = End(card, backend, send_depth=512)
@@ -366,6 +398,32 @@ def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(card: Card, backend:
             assert endpoint.stats().sent == len(sent)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_aio_posts_registered_memory_once(card: Card, backend: CardBackend, count: int) -> None:
+    """All is posted, and the device has not read it: what waits is the end of the send, not the send."""
+    card.ethernet(1)
+    memory = memoryview(bytearray(1024))
+
+    async def run() -> None:
+        opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH)
+        async with opened as endpoint, endpoint.join(GROUP) as group:
+            qp = endpoint._session.station.qp
+            with qp.register(memory):
+                card.hold(Stage.SEND)
+                sending = asyncio.create_task(group.send_batch([memory] * count))
+                while card.qps()[0].sent < count:
+                    await asyncio.sleep(0)
+                with pytest.raises(TimedOut):
+                    await endpoint.flush(0.01)
+                assert not sending.done()
+                card.release_all()
+                assert await sending == count
+                await endpoint.flush(LONG)
+            assert card.qps()[0].sent == count
+
+    asyncio.run(asyncio.wait_for(run(), LONG))
 
 
 def test_aio_says_how_many_were_posted_in_time(card: Card, backend: CardBackend) -> None:
@@ -503,23 +561,18 @@ def test_an_argument_that_closes_the_queue_pair_ends_the_call(card: Card, backen
     assert card.reports() == ()
 
 
-def test_an_id_is_destroyed_while_its_channel_closes(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The channel closes after the id is told to end, and before it does."""
-    begun, closed = threading.Event(), threading.Event()
-    finish = RdmaCmId._destroy
-
-    def destroy(self: RdmaCmId) -> None:
-        begun.set()
-        closed.wait(0.2)  # in vain if closing waits for this
-        finish(self)
-
-    def close() -> None:
-        begun.wait(LONG)
-        end.channel.close()
-        closed.set()
-
-    monkeypatch.setattr(RdmaCmId, "_destroy", destroy)
-    assert Running(end.id.destroy, close).results() == [None, None]
+@pytest.mark.parametrize("call", ["rdma_leave_multicast", "ibv_destroy_qp", "rdma_destroy_id"])
+def test_a_channel_closes_while_its_id_is_being_destroyed(end: End, call: str) -> None:
+    """The thread that destroys the id stands still in the library; who closes the channel waits for it."""
+    end.card.stall(call)
+    destroying = Running(end.id.destroy)
+    until(lambda: end.card.stalled(call) == 1)
+    closing = Running(end.channel.close)
+    until(lambda: is_asleep(closing.threads[0]))
+    assert not end.card.count("rdma_destroy_event_channel")
+    end.card.go_on(call)
+    assert destroying.results() + closing.results() == [None, None]
+    assert end.card.count("rdma_destroy_id") == 1
     assert end.card.reports() == ()
     assert end.card.leftovers() == ()
 
@@ -546,6 +599,32 @@ def test_a_removed_device_is_told_by_its_event(end: End) -> None:
     event = end.channel.get_event(LONG)
     assert event is not None
     assert event.type is CmEventType.DEVICE_REMOVAL
+
+
+def test_a_broken_completion_channel_hides_no_event_and_is_asked_no_more(end: End) -> None:
+    """The kernel breaks it before it tells of the removal: meanwhile who waits for events sleeps."""
+    waiting = Running(lambda: end.qp.recv(4, None, True))
+    until(lambda: is_asleep(waiting.threads[0]))
+    asked = end.card.count("ibv_get_cq_event")
+    end.card.break_channels(0)
+    until(lambda: end.card.count("ibv_get_cq_event") > asked)
+    until(lambda: is_asleep(waiting.threads[0]))
+    end.card.event(CmEventType.DEVICE_REMOVAL)
+    (found,) = waiting.results()
+    assert len(found) == 0
+    event = end.channel.get_event(LONG)
+    assert event is not None
+    assert event.type is CmEventType.DEVICE_REMOVAL
+    assert end.card.count("ibv_get_cq_event") - asked <= 2
+
+
+def test_who_waits_for_no_events_hears_of_a_broken_completion_channel(end: End) -> None:
+    waiting = Running(lambda: end.qp.recv(4))
+    until(lambda: is_asleep(waiting.threads[0]))
+    end.card.break_channels(0)
+    (found,) = waiting.results()
+    assert isinstance(found, QpError)
+    assert "the device is gone" in str(found)
 
 
 def test_closing_after_a_card_was_pulled_lets_go_of_all_it_can(card: Card) -> None:

@@ -97,6 +97,9 @@ int card_add_device(const struct card_device *wanted, const struct card_port *po
 void card_set_port(int number, int port, const struct card_port *wanted);
 void card_get_port(int number, int port, struct card_port *out);
 void card_remove(int number, int disassociated);
+
+/* poll(2) gives POLLERR for its completion channels from now on, as for those of a device that is gone. */
+void card_break_channels(int number);
 int card_restore(int number);
 int card_fail(const char *name, int nth, int times, int error, int take);
 void card_fail_no_more(void);

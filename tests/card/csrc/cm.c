@@ -457,6 +457,20 @@ int card_cm_event(const uint8_t *address, int type, int status, const uint8_t *g
 	return count;
 }
 
+static void break_channels(const struct device *device)
+{
+	for (struct object *object = first_object; object; object = object->next)
+		if (object->device == device && object->kind == KIND_COMP_CHANNEL)
+			break_bell(&((struct comp_channel *)(object + 1))->events.bell);
+}
+
+void card_break_channels(int number)
+{
+	pthread_mutex_lock(&card_lock);
+	break_channels(&devices[number]);
+	pthread_mutex_unlock(&card_lock);
+}
+
 /* The device goes. `disassociated`: the kernel does not wait until it is let go; it answers EIO from now on, and
  * there is an error on each completion channel. */
 void card_remove(int number, int disassociated)
@@ -472,11 +486,11 @@ void card_remove(int number, int disassociated)
 			continue;
 		if (object->kind == KIND_ID)
 			tell((struct id *)(object + 1), RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
-		if (object->kind == KIND_COMP_CHANNEL && disassociated)
-			break_bell(&((struct comp_channel *)(object + 1))->events.bell);
 		if (object->kind == KIND_CONTEXT)
 			((struct context *)(object + 1))->is_dead = 1;
 	}
+	if (disassociated)
+		break_channels(device);
 	pthread_mutex_unlock(&card_lock);
 }
 
