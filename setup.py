@@ -1,6 +1,9 @@
-"""Decides whether the rdma extension is built; everything else stands in pyproject.toml.
+"""Decides which extensions are built; everything else stands in pyproject.toml.
 
-MCAST_RDMA=auto  build it where a C compiler and the headers are, else make an honest pure wheel (default)
+`mcast._interrupts` is built where a C compiler and Python's headers are; elsewhere Python does the same,
+slower. The rdma extension is built as MCAST_RDMA says:
+
+MCAST_RDMA=auto  build it where a C compiler and the headers are, else leave it out (default)
 MCAST_RDMA=1     build it, or stop and say what is missing
 MCAST_RDMA=0     do not build it
 """
@@ -12,19 +15,26 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 HEADERS = ("rdma/rdma_cma.h", "infiniband/verbs.h")
+PYTHON = ("Python.h", "linux/futex.h")
+INTERRUPTS = Extension(
+    "mcast._interrupts",
+    ["mcast/csrc/interrupts.c"],
+    extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
+    py_limited_api=True,
+)
 FIX = "apt-get install gcc libc6-dev librdmacm-dev libibverbs-dev"
 
 
-def missing() -> str:
-    """What the extension lacks to be built here; '' when nothing."""
+def missing(headers: tuple[str, ...]) -> str:
+    """What an extension that includes the headers lacks to be built here; '' when nothing."""
     if sys.platform != "linux":
         return f"{sys.platform} has no RDMA verbs (Linux only)"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    source = "".join(f"#include <{header}>\n" for header in HEADERS)
-    flags = shlex.split(os.environ.get("CFLAGS", ""))
+    source = "".join(f"#include <{header}>\n" for header in headers)
+    flags = [*shlex.split(os.environ.get("CFLAGS", "")), "-I", sysconfig.get_path("include")]
     try:
         probe = subprocess.run(
             [*compiler, *flags, "-E", "-x", "c", "-o", os.devnull, "-"],
@@ -39,11 +49,11 @@ def missing() -> str:
 
 
 def wanted() -> bool:
-    """Whether to build the extension, as MCAST_RDMA says."""
+    """Whether to build the rdma extension, as MCAST_RDMA says."""
     choice = os.environ.get("MCAST_RDMA", "auto")
     if choice not in ("auto", "1", "0"):
         raise SystemExit(f"MCAST_RDMA is {choice!r}: it is auto, 1 or 0")
-    lack = "switched off by MCAST_RDMA=0" if choice == "0" else missing()
+    lack = "switched off by MCAST_RDMA=0" if choice == "0" else missing(HEADERS)
     if lack and choice == "1":
         raise SystemExit(f"MCAST_RDMA=1, but the rdma extension cannot be built: {lack}\nTry: {FIX}")
     if lack:
@@ -52,13 +62,12 @@ def wanted() -> bool:
 
 
 # An extension left in build/ by an earlier build would be packed unnoticed.
-for stale in Path("build").glob("*/mcast/backends/rdma/_native*"):
-    stale.unlink()
+for made in ("_interrupts", "backends/rdma/_native"):
+    for stale in Path("build").glob(f"*/mcast/{made}*"):
+        stale.unlink()
 
-if wanted():
-    setup(
-        cffi_modules=["mcast/backends/rdma/csrc/build_native.py:ffibuilder"],
-        options={"bdist_wheel": {"py_limited_api": "cp311"}},
-    )
-else:
-    setup()
+with_rdma = wanted()
+extensions = [] if missing(PYTHON) else [INTERRUPTS]
+with_cffi = {"cffi_modules": ["mcast/backends/rdma/csrc/build_native.py:ffibuilder"]} if with_rdma else {}
+abi3 = {"options": {"bdist_wheel": {"py_limited_api": "cp311"}}} if extensions or with_rdma else {}
+setup(ext_modules=extensions, **with_cffi, **abi3)

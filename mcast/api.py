@@ -27,7 +27,6 @@ from enum import Enum, IntEnum, IntFlag
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -68,6 +67,9 @@ if TYPE_CHECKING:
     from mcast.testbed import Testbed
 
 J = TypeVar("J")
+
+_WHOLE = uninterrupted()
+"""Made once: in joins and leaves a microsecond counts."""
 
 __all__ = [
     "GRH_BYTES",
@@ -600,6 +602,7 @@ class _Closeable(Enterable, ABC):
     """Closes once, at the latest at the end of a `with`."""
 
     _closed = False
+    _ended_by = "close"
 
     @property
     def closed(self) -> bool:
@@ -610,14 +613,6 @@ class _Closeable(Enterable, ABC):
         """Where a tenth of a microsecond counts, callers look at `_closed` first."""
         if self._closed:
             raise Closed(type(self).__name__, call, phase)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        finally:
-            self.close()  # Ctrl-C may have come before the first one began
 
     @abstractmethod
     def close(self) -> None: ...
@@ -703,7 +698,7 @@ class EventChannel(_Closeable):
         Retrieving a MULTICAST_JOIN of a full member attaches the id's QP (JEX-15, JM-2); if the attach
         fails the event is a MULTICAST_ERROR with status -1 and the attach's errno (facts: kernel, join).
         """
-        with uninterrupted():
+        with _WHOLE:
             if self._closed:
                 self._require_open("get_event", Phase.EVENT)
             return self._get_event(timeout)
@@ -804,7 +799,7 @@ class CmId(_OnPort):
         """Guard G-JOIN: the group is claimed before it is joined, so of two threads one is refused."""
         claim = (address,)
 
-        def make() -> None:
+        with _WHOLE:
             if self._closed:
                 self._require_open(call, Phase.JOIN)
             claimed = self._joined.setdefault(group, claim)
@@ -818,8 +813,6 @@ class CmId(_OnPort):
                     error.link_layer = self.link_layer
                 raise
 
-        made_or_undone(make, lambda _: self.leave_multicast(address))
-
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
         """rdma_leave_multicast: leave and detach the id's QP (LV-1); never blocks on an event.
 
@@ -830,7 +823,7 @@ class CmId(_OnPort):
         if self._closed:
             self._require_open("leave_multicast", Phase.LEAVE)
         address = McastAddress.of(addr)
-        with uninterrupted():
+        with _WHOLE:
             try:
                 self._leave_multicast(address)
             except McastError as error:

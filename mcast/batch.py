@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from struct import Struct
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcast.addresses import Gid
@@ -15,6 +14,8 @@ from mcast.interrupts import Enterable, uninterrupted
 
 if TYPE_CHECKING:
     from mcast.api import DeviceRegion
+
+_WHOLE = uninterrupted()
 
 RECORD_DTYPE: Any = {
     "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group"],
@@ -83,9 +84,11 @@ class Batch(Enterable, ABC):
     afterwards raises ValueError, so a view never shows another message's bytes.
     """
 
+    _ended_by = "release"
+    _released = False
+
     def __init__(self) -> None:
         self._views: list[memoryview] = []
-        self._released = False
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -181,24 +184,12 @@ class Batch(Enterable, ABC):
                     "drop it, or copy the payload first"
                 ) from None
             self._views.pop()
-        with uninterrupted():
+        with _WHOLE:
             self._release()
             self._released = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.release()
-        finally:
-            self.release()  # Ctrl-C may have come before the first one began
-
-    def __del__(self) -> None:
-        # A view still exported elsewhere keeps its buffers leased: lost receives, never wrong bytes.
-        try:
-            self.release()
-        except (BufferError, AttributeError):
-            pass
+    # A view still exported elsewhere keeps its buffers leased: lost receives, never wrong bytes.
+    __del__ = Enterable._drop
 
 
 class CopiedBatch(Batch):

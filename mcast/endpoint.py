@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
-from types import TracebackType
 from typing import TypeVar
 
 from typing_extensions import Buffer
@@ -51,6 +50,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     backend is closed or the process ends.
     """
 
+    _ended_by = "close"
     _pumping = False
     """Whether a thread receives for all."""
     _unlooked = 0
@@ -258,14 +258,6 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         """
         self._close_all()  # wakes who receives, and so its followers
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        finally:
-            self.close()  # Ctrl-C may have come before the first one began
-
 
 open_endpoint = Endpoint
 """Open an endpoint: the class, by the name of what calling it does."""
@@ -274,6 +266,7 @@ open_endpoint = Endpoint
 class Sender(Enterable, MemberView):
     """A group that one sends to."""
 
+    _ended_by = "leave"
     _endpoint: Endpoint
 
     def __init__(self, endpoint: Endpoint, group: Group) -> None:
@@ -330,14 +323,6 @@ class Sender(Enterable, MemberView):
     def leave(self) -> None:
         """Leave the group. Idempotent. What was received and not asked for is forgotten."""
         self._endpoint._leave(self._group)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.leave()
-        finally:
-            self.leave()  # Ctrl-C may have come before the first one began
 
 
 class Membership(Sender):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
@@ -11,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import Backend, Destination, DeviceInfo, PortInfo
 from mcast.group import Group, GroupState
-from mcast.interrupts import Sleepers, uninterrupted
+from mcast.interrupts import Lock, Sleepers, uninterrupted
 from mcast.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
 from mcast.ports import Address, choose
 from mcast.registry import open_backend
@@ -73,7 +72,7 @@ class EndpointView(Generic[M]):
         )
         self._owned: Backend | None = None
         self._members: dict[McastAddress, M] = {}
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._sleepers = Sleepers(self._lock)
 
         try:

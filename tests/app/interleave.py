@@ -6,13 +6,13 @@ of a `with` and its `__exit__` for one. So SIGINT comes when a line begins, and 
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ctypes import PyDLL
 from pathlib import Path
 from signal import SIGINT
 from types import FrameType
@@ -31,9 +31,9 @@ PATIENCE = 0.003
 
 
 class _Signal(int):
-    """`comes`: as if the signal had come. No call, at whose end Python would take the signal."""
+    """`comes`: the system sends it. No call, at whose end Python would take the signal."""
 
-    comes = property(_thread.interrupt_main)
+    comes = property(PyDLL(None)["raise"])
 
 
 _CTRL_C = _Signal(SIGINT)
@@ -68,7 +68,7 @@ class Lines:
 
 def _finalizes(frame: FrameType | None) -> bool:
     """Whether a `__del__` runs: Python itself drops what is raised there."""
-    while frame is not None and frame.f_code.co_name != "__del__":
+    while frame is not None and frame.f_code.co_name not in ("__del__", "_drop"):
         frame = frame.f_back
     return frame is not None
 

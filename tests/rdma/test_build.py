@@ -24,11 +24,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, tree)
     rdma = Path("mcast/backends/rdma")
     shutil.copytree(ROOT / rdma, tree / rdma, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(ROOT / "mcast" / "csrc", tree / "mcast" / "csrc")
     (tree / "mcast" / "__init__.py").touch()
     for build in ("lib", "lib.linux-x86_64-cpython-311"):
-        stale = tree / "build" / build / rdma / "_native.abi3.so"
-        stale.parent.mkdir(parents=True)
-        stale.write_bytes(b"from an earlier build")
+        for made in (rdma / "_native.abi3.so", Path("mcast", "_interrupts.abi3.so")):
+            stale = tree / "build" / build / made
+            stale.parent.mkdir(parents=True, exist_ok=True)
+            stale.write_bytes(b"from an earlier build")
     return tree
 
 
@@ -48,24 +50,32 @@ def wheel_in(out: Path) -> Path:
     return wheel
 
 
-@pytest.mark.parametrize("environment", [HIDDEN, {"MCAST_RDMA": "0"}], ids=["no headers", "switched off"])
-def test_without_the_extension_the_wheel_is_pure(
-    tree: Path, tmp_path: Path, environment: dict[str, str]
-) -> None:
-    done = build(tree, tmp_path, **environment)
+def test_without_headers_the_wheel_is_pure(tree: Path, tmp_path: Path) -> None:
+    done = build(tree, tmp_path, **HIDDEN)
     assert done.returncode == 0, done.stderr
     assert "mcast: without the rdma extension" in done.stderr
     assert wheel_in(tmp_path).name.endswith("-py3-none-any.whl")
     assert extensions(wheel_in(tmp_path)) == {}
 
 
+def test_switched_off_the_wheel_has_what_needs_no_libraries(tree: Path, tmp_path: Path) -> None:
+    done = build(tree, tmp_path, MCAST_RDMA="0")
+    assert done.returncode == 0, done.stderr
+    assert "mcast: without the rdma extension" in done.stderr
+    assert_serves_every_python(wheel_in(tmp_path), {"_interrupts.abi3.so"})
+
+
 def test_with_headers_one_wheel_serves_every_python(tree: Path, tmp_path: Path) -> None:
     done = build(tree, tmp_path, MCAST_RDMA="1")
     assert done.returncode == 0, done.stderr
-    assert "-cp311-abi3-linux_" in wheel_in(tmp_path).name
-    ((name, content),) = extensions(wheel_in(tmp_path)).items()
-    assert name == "_native.abi3.so"
-    assert content.startswith(b"\x7fELF")
+    assert_serves_every_python(wheel_in(tmp_path), {"_interrupts.abi3.so", "_native.abi3.so"})
+
+
+def assert_serves_every_python(wheel: Path, names: set[str]) -> None:
+    assert "-cp311-abi3-linux_" in wheel.name
+    found = extensions(wheel)
+    assert found.keys() == names
+    assert all(content.startswith(b"\x7fELF") for content in found.values())
 
 
 def test_required_but_without_headers_it_stops_and_names_the_packages(tree: Path, tmp_path: Path) -> None:

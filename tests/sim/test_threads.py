@@ -17,6 +17,7 @@ from mcast.api import Batch, CmEventType, Destination, McastError, QpInit, QpSta
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimBackend, SimQueuePair
 from mcast.conformance.peers import BOUND
+from mcast.interrupts import uninterrupted
 
 from ..app.interleave import EVERY
 
@@ -45,6 +46,7 @@ class World:
         self.fabric = make(ports=2)
         clock = self.fabric.clock
         clock.mutex = self.mutex = WatchedLock()
+        clock.call = uninterrupted(self.mutex)
         backend = open_fabric(self.fabric)
         assert isinstance(backend, SimBackend)
         self.backend = backend

@@ -460,21 +460,29 @@ class SimQueuePair(QueuePair):
             raise ValueError("this memory is not registered with this queue pair: call its register_dmabuf")
         return region.read(payload)
 
-    @_call("recv", Phase.RECV)
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
-        core = self.core
-        self._wait_readable(timeout, events)
-        slices = core.take(max)
-        if not slices:
-            core.news = False
-        self._signal()
-        if not slices:
-            if core.error is not None:
+        core, clock = self.core, self._clock
+        batch: Batch
+        with clock.call:
+            if self._closed:
+                self._require_open("recv", Phase.RECV)
+            slices = core.take(max)
+            if not slices:
+                self._wait_readable(timeout, events)
+                slices = core.take(max)
+                core.news = core.news and bool(slices)
+            if self._readiness is not None:
+                self._signal()
+            if slices:
+                batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
+                if self._fabric.watch is not None:
+                    self._fabric.watch(batch, self)
+            elif core.error is not None:
                 raise QpError(core.error, "recv", Phase.RECV)
-            return CopiedBatch()
-        batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
-        if self._fabric.watch is not None:
-            self._fabric.watch(batch, self)
+            else:
+                batch = CopiedBatch()
+        if clock.watched:
+            clock.settle()
         return batch
 
     def _recv_one(self, timeout: float | None) -> Message | None:

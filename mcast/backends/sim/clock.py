@@ -19,7 +19,7 @@ from types import TracebackType
 from weakref import ref
 
 from mcast.api import McastError, Phase
-from mcast.interrupts import Sleepers, take_interrupt, uninterrupted
+from mcast.interrupts import Lock, Sleepers, take_interrupt, uninterrupted
 
 NS = 1_000_000_000
 LONGEST = threading.TIMEOUT_MAX // 1
@@ -45,18 +45,17 @@ class SimulationStalled(McastError, RuntimeError):
         return type(self), (self.call, self.phase)
 
 
+_WHOLE = uninterrupted()
+"""Made once: a wait counts in tenths of a microsecond."""
+
+
 def ns_of(seconds: float, what: str = "timeout") -> int:
     """A time that a user gave in ns, not below 0. Raises ValueError for what is no number."""
+    if 0 <= seconds <= LONGEST:
+        return round(seconds * NS)
     if seconds != seconds:
         raise ValueError(f"{what} is {seconds}: give a number of seconds")
     return round(min(max(seconds, 0), LONGEST) * NS)
-
-
-class _Calls(threading.local):
-    """The calls into the fabric that a thread is in, one in the other."""
-
-    def __init__(self) -> None:
-        self.under_way: list[uninterrupted] = []
 
 
 class Clock(ABC):
@@ -66,8 +65,10 @@ class Clock(ABC):
     """Somebody may wait elsewhere than in the call that runs: leaving a call must do more than unlock."""
 
     def __init__(self) -> None:
-        self.mutex = threading.RLock()
-        self._calls = _Calls()
+        self.mutex = Lock()
+        self.call = uninterrupted(self.mutex)
+        self._depth = 0
+        """Of calls into the fabric, one in the other; where none waits without the lock."""
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._scheduled = count()
 
@@ -95,9 +96,10 @@ class Clock(ABC):
         """Nothing scheduled happens any more."""
         self._due.clear()
 
-    # `with clock:` is one call into the fabric, which no signal ends half-way, as none ends a system call. A
-    # call that counts in tenths of a microsecond holds the bare `mutex`, and afterwards, if the clock is
-    # `watched`, calls `settle`.
+    # `with clock:` is one call into the fabric, which no signal ends half-way, as none ends a system call.
+    # What counts in tenths of a microsecond stands in `with clock.call:`, and afterwards, if the clock is
+    # `watched`, calls `settle`. What is one change, and what stands in such a block anyway, holds the bare
+    # `mutex`.
 
     def settle(self) -> None:
         """What leaving a call does besides unlocking."""
@@ -105,17 +107,14 @@ class Clock(ABC):
             pass
 
     def __enter__(self) -> None:
-        call = uninterrupted()
-        call.__enter__()
-        self.mutex.acquire()
-        self._calls.under_way.append(call)
+        self.call.__enter__()
+        self._depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        call = self._calls.under_way.pop()
-        self.mutex.release()
-        call.__exit__(kind, error, trace)
+        self._depth -= 1
+        self.call.__exit__(kind, error, trace)
 
 
 class VirtualClock(Clock):
@@ -135,15 +134,18 @@ class VirtualClock(Clock):
         return self._now
 
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
-        heappush(self._due, (self._now + max(delay, 0), next(self._scheduled), action))
+        due = self._now + delay if delay > 0 else self._now
+        heappush(self._due, (due, next(self._scheduled), action))
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        with uninterrupted():
+        with _WHOLE:
             if ready():
                 return True
             limit = inf if timeout is None else self._now + max(ns_of(timeout), POLL_NS)
-            while self._due and self._due[0][0] <= limit:
-                self._step()
+            due = self._due
+            while due and due[0][0] <= limit:
+                self._now, _, action = heappop(due)
+                action()
                 if ready():
                     return True
                 take_interrupt()
@@ -151,6 +153,10 @@ class VirtualClock(Clock):
                 raise SimulationStalled(call, phase)
             self._now = int(limit)
             return False
+
+    def settle(self) -> None:
+        if self._due:
+            super().settle()
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass, with all that falls due in them."""
@@ -168,7 +174,7 @@ class VirtualClock(Clock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self.watched and len(self._calls.under_way) == 1:
+            if self.watched and self._depth == 1:
                 while self._due:
                     self._step()
         finally:
@@ -241,9 +247,7 @@ class WallClock(Clock):
             self.mutex.release()
 
 
-def _pump(
-    clock_of: ref[WallClock], mutex: threading.RLock, sleepers: Sleepers, stopped: threading.Event
-) -> None:
+def _pump(clock_of: ref[WallClock], mutex: Lock, sleepers: Sleepers, stopped: threading.Event) -> None:
     """The thread of a clock; it ends also when everybody else has forgotten the clock."""
     with mutex:
         while not stopped.is_set():

@@ -180,6 +180,7 @@ class Id:
         "groups",
         "hosts",
         "interface",
+        "known_group",
         "number",
         "owner",
         "port_space",
@@ -197,6 +198,7 @@ class Id:
         self.number = fabric.number_id()
         self.state = IdState.IDLE
         self.interface: Interface | None = None
+        self.known_group: tuple[McastAddress | None, int, object] = (None, 0, None)  # of the last address
         self.source: IPv4Address | IPv6Address | None = None
         self.qp: Qp | None = None
         self.unread: tuple[Event, ...] = ()
@@ -271,10 +273,13 @@ class Id:
     def group_of(self, address: McastAddress) -> object:
         """The MGID that the address leads to on this id, as far as it is known before a join."""
         at = self.interface
-        if at is None or not at.port.is_infiniband or not isinstance(address.address, GroupName):
+        if self.fabric.sa is None or at is None:
             return address.key
-        mgid = _infiniband_mgid(address, self.port_space, ipoib_broadcast_mgid(at.pkey | 0x8000))
-        return address.key if mgid == ZERO_GID else mgid
+        asked, pkey, group = self.known_group
+        if asked is not address or pkey != at.pkey:
+            group = _infiniband_group(address, self.port_space, at.pkey)
+            self.known_group = (address, at.pkey, group)
+        return group
 
     def join(self, mask: int, flags: int, address: McastAddress, context: object) -> int:
         """rdma_join_multicast_ex: first the library's checks, then the kernel's (facts: kernel, join)."""
@@ -469,6 +474,15 @@ def _refused_by_library(mask: int, flags: int, address: object) -> int:
 @lru_cache(maxsize=4096)
 def _infiniband_mgid(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> Gid:
     return infiniband_mgid(address.address, port_space, broadcast)
+
+
+@lru_cache(maxsize=4096)
+def _infiniband_group(address: McastAddress, port_space: PortSpace, pkey: int) -> object:
+    group: object = address.address  # a model_construct may have anything
+    if not isinstance(group, GroupName):
+        return address.key
+    mgid = infiniband_mgid(group, port_space, ipoib_broadcast_mgid(pkey | 0x8000))
+    return address.key if mgid == ZERO_GID else mgid
 
 
 @lru_cache(maxsize=4096)

@@ -23,16 +23,16 @@ class _Copy(bytearray):
 Exporter = _Copy | Array[c_char]
 
 
-def _none() -> Exporter | None:
-    return None
-
-
 class SimBatch(Batch):
     """Slices of bursts. `give_back(count)` posts the leased receives again.
 
     All views are made of one exporter, to which nothing else refers: it lives as long as a view of it, or a
     view made of that one, is not released. As long as it lives, the receives stay leased.
     """
+
+    _starts: Sequence[int] | None = None
+    _exporter: ref[Exporter] | None = None
+    _whole: memoryview | None = None
 
     def __init__(
         self,
@@ -43,14 +43,15 @@ class SimBatch(Batch):
     ) -> None:
         super().__init__()
         self._slices = slices
-        self._count = sum(stop - start for _, start, stop in slices)
+        if len(slices) == 1:
+            ((_, start, stop),) = slices
+            self._count = stop - start
+        else:
+            self._count = sum(stop - start for _, start, stop in slices)
         self._is_own = is_own
         self._give_back = give_back
         self._slots = slots
         self._filled = [] if slots is None else [slots.fill(payload) for payload in self._payloads()]
-        self._starts: Sequence[int] | None = None
-        self._exporter: Callable[[], Exporter | None] = _none
-        self._whole: memoryview | None = None
         self._leases = [self._count]  # whoever takes it ends the lease
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class SimBatch(Batch):
     def _all(self) -> memoryview:
         """A view of `memory`."""
         if self._whole is None:
-            exporter = self._exporter()
+            exporter = None if self._exporter is None else self._exporter()
             if exporter is None and self._slots is not None:
                 exporter = self._slots.exporter()
             elif exporter is None:
@@ -127,7 +128,7 @@ class SimBatch(Batch):
         if self._whole is not None:
             self._whole.release()
             self._whole = None
-        if self._exporter() is not None:
+        if self._exporter is not None and self._exporter() is not None:
             raise BufferError("a slice of a payload of this batch is in use: drop it, or copy it first")
         try:
             count = self._leases.pop()
