@@ -170,8 +170,8 @@ def test_a_boot_that_takes_too_long_is_ended_with_the_console() -> None:
 
 
 def test_a_command_that_takes_too_long_is_ended() -> None:
-    with pytest.raises(LabTimeoutError, match="not done in 12 s"):
-        LabMachine(ports=1).run(["sleep", "1000"], timeout=12)
+    with pytest.raises(LabTimeoutError, match="not done in 1 s"):
+        LabMachine(ports=1).run(["sleep", "1000"], timeout=1)
 
 
 def qemus(mark: Path) -> list[int]:

@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
@@ -77,6 +78,7 @@ def forget(entries: Iterable[SnoopingEntry]) -> None:
 
 def _snooping_entries(messages: Iterator[bytes]) -> Iterator[SnoopingEntry]:
     """What the answers to RTM_GETMDB say; an interface that is gone meanwhile is left out."""
+    name_of = cache(socket.if_indextoname)  # a table of a thousand groups names the same few interfaces
     for message in messages:
         _, bridge = _BRIDGE.unpack_from(message)
         for entry in _nested(message[_BRIDGE.size :], _MDB, _MDB_ENTRY, _MDB_ENTRY_INFO):
@@ -84,7 +86,7 @@ def _snooping_entries(messages: Iterator[bytes]) -> Iterator[SnoopingEntry]:
             kind, length = _PROTOCOLS.get(socket.ntohs(protocol), (None, 0))
             if kind is not None:
                 with suppress(OSError):  # one of the interfaces is gone meanwhile
-                    names = socket.if_indextoname(bridge), socket.if_indextoname(port)
+                    names = name_of(bridge), name_of(port)
                     yield SnoopingEntry(*names, kind(group[:length]), vlan)
 
 

@@ -23,7 +23,7 @@ from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.devices import read_devices
 from mcast.backends.rdma.igmp_listener import IgmpListener
 from mcast.backends.rdma.native import Native, load
-from mcast.backends.rdma.netlink import forget, rdma_objects, snooping_table
+from mcast.backends.rdma.netlink import SnoopingEntry, forget, rdma_objects, snooping_table
 from mcast.testbed import Feature, Observer, Testbed
 
 PORTS_NEEDED = 3
@@ -213,11 +213,13 @@ class RdmaTestbed(Testbed):
         _eventually(self._forget_groups, "the bridge keeps groups that everyone has left")
 
     def _forget_groups(self) -> bool:
-        """Whether the bridge knows no IPv4 group on our ports; what it knows is taken out."""
+        """Take out every IPv4 group that the bridge knows on our ports; whether all went."""
+        forget(self._snooped())
+        return not self._snooped()
+
+    def _snooped(self) -> list[SnoopingEntry]:
         ours = {port.bridge_port for port in self._ports.values()}
-        entries = [one for one in snooping_table() if one.port in ours and isinstance(one.group, IPv4Address)]
-        forget(entries)
-        return not entries
+        return [one for one in snooping_table() if one.port in ours and isinstance(one.group, IPv4Address)]
 
     def _is_usable(self, port: IPv4Address) -> bool:
         """Whether the device's port is up and has the address as a GID."""
