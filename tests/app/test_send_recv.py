@@ -1251,7 +1251,7 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
             time.sleep(0.02)
         process.send_signal(signal)
         try:
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=200)
         finally:
             process.kill()
     assert (process.returncode, said) == (128 + signal, "mcast: interrupted\n")

@@ -15,5 +15,5 @@ EXERCISES = re.findall(r"ONE\((\w+)\)[,;]", (Path(__file__).parent / "exercise.c
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_in_c(name: str) -> None:
-    done = subprocess.run([build_exercise(), name], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([build_exercise(), name], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
