@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 settings.register_profile("unhurried", deadline=None)  # a slow machine is no failure
 settings.load_profile("unhurried")
 # For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`).
-settings.register_profile("lab", parent=settings.get_profile("unhurried"), max_examples=8)
+settings.register_profile("lab", parent=settings.get_profile("unhurried"), max_examples=4)
 
 
 @pytest.fixture(scope="session")
