@@ -27,13 +27,13 @@ from enum import Enum, IntEnum, IntFlag
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from typing_extensions import Buffer
 
 from mcast.addresses import Gid, McastAddress, Mgid
-from mcast.batch import Batch, DeviceBytes, Message
+from mcast.batch import NO_VIEW, Batch, DeviceBytes, Message
 from mcast.causes import Cause, LinkLayer, Phase
 from mcast.diagnosis import Finding, Level
 from mcast.errors import (
@@ -892,8 +892,9 @@ class Region(_Closeable):
 class DeviceRegion(_Closeable):
     """Memory of another device, such as a GPU, registered with a QP by its DMA-BUF (ibv_reg_dmabuf_mr).
 
-    The CPU has no view of it. What lies in it is sent by its place: `qp.send(to, [region.at(0, 512)])`.
-    Close it when no call uses it any more; the descriptor may be closed at once.
+    The CPU has no view of it. What lies in it is sent by its place: `qp.send(to, [region.at(0, 512)])`; where
+    a message was received into it, `Message.device` is the place. Close it when no call uses it any more; the
+    descriptor may be closed at once.
     """
 
     @property
@@ -906,6 +907,10 @@ class DeviceRegion(_Closeable):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise ValueError(f"{nbytes} bytes from {offset} on are not inside a region of {self.nbytes}")
         return DeviceBytes(self, offset, nbytes)
+
+    def no_view(self) -> NoReturn:
+        """Raise the BufferError of who asks for its bytes."""
+        raise BufferError(NO_VIEW)
 
 
 class QueuePair(_OnPort):
@@ -1097,7 +1102,10 @@ class QueuePair(_OnPort):
         return self._recv(max, timeout, events)
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
-        """Receive one message with a payload of its own (a copy), or None when `timeout` s have passed."""
+        """Receive one message with a payload of its own (a copy), or None when `timeout` s have passed.
+
+        EOPNOTSUPP where messages arrive in another device's memory: they stay there while a batch is leased.
+        """
         if self._closed:
             self._require_open("recv", Phase.RECV)
         return self._recv_one(timeout)
@@ -1125,20 +1133,31 @@ class QueuePair(_OnPort):
         return self._register(view, recv_slot, relaxed_ordering)
 
     def register_dmabuf(
-        self, fd: int, nbytes: int, offset: int = 0, *, relaxed_ordering: bool = False
+        self,
+        fd: int,
+        nbytes: int,
+        offset: int = 0,
+        recv_slot: int | None = None,
+        *,
+        relaxed_ordering: bool = False,
     ) -> DeviceRegion:
         """Register `nbytes` bytes, from `offset` on, of another device's memory: `fd` is its DMA-BUF.
 
-        What is sent from it is not copied, and never inline. Errors: EOPNOTSUPP (the device or its driver
-        cannot), ENOSYS (rdma-core is older than 34), EBADF or EINVAL (no DMA-BUF). `relaxed_ordering` as in
-        `register`.
+        What is sent from it is not copied, and never inline. `recv_slot` and `relaxed_ordering` are those of
+        `register`; a received message has an empty `payload` then, and `device` says where its bytes are.
+        Errors: EOPNOTSUPP (the device or its driver cannot), ENOSYS (rdma-core is older than 34), EBADF or
+        EINVAL (no DMA-BUF), EBUSY as in `register`.
         """
         self._require_open("register_dmabuf", Phase.REGISTER)
         if fd < 0 or nbytes < 1 or offset < 0:
             raise ValueError(
                 f"fd, nbytes, offset are {fd}, {nbytes}, {offset}: a descriptor, at least one byte, from 0 on"
             )
-        return self._register_dmabuf(fd, nbytes, offset, relaxed_ordering)
+        if recv_slot is not None and not 1 <= recv_slot <= nbytes:
+            raise ValueError(
+                f"recv_slot is {recv_slot}: it needs at least one slot, the memory has {nbytes} bytes"
+            )
+        return self._register_dmabuf(fd, nbytes, offset, recv_slot, relaxed_ordering)
 
     @abstractmethod
     def _modify(self, state: QpState) -> None: ...
@@ -1171,10 +1190,17 @@ class QueuePair(_OnPort):
             message = batch[0]
             return message._replace(payload=memoryview(bytes(message.payload)))
 
+    def _refuse_copy(self) -> NoReturn:
+        """For `recv_one` of a QP that receives into another device's memory."""
+        detail = "messages arrive in another device's memory, and cannot be copied out of it: use recv"
+        raise mcast_error(E.EOPNOTSUPP, "recv_one", Phase.RECV, None, detail)
+
     @abstractmethod
     def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region: ...
 
-    def _register_dmabuf(self, fd: int, nbytes: int, offset: int, relaxed_ordering: bool) -> DeviceRegion:
+    def _register_dmabuf(
+        self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
+    ) -> DeviceRegion:
         detail = "this provider takes no DMA-BUF: send from the host's memory"
         raise mcast_error(E.EOPNOTSUPP, "register_dmabuf", Phase.REGISTER, None, detail)
 

@@ -32,7 +32,7 @@ _RECORD = Struct("<QIII4xB1xH4x16s16s")
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """A part of a `DeviceRegion`, to be sent as a payload: `nbytes` bytes from `offset` on."""
+    """`nbytes` bytes of a `DeviceRegion` from `offset` on: a payload to send, or where one has arrived."""
 
     region: DeviceRegion
     offset: int
@@ -63,6 +63,7 @@ class Message(NamedTuple):
     src_lid    the sender's LID on InfiniBand, 0 on Ethernet
     sl         the service level it came with; None where the provider does not say
     path_bits  the low bits of the LID of this port that it came to
+    device     where the payload is, if it was received into another device's memory: `payload` is empty then
     """
 
     payload: memoryview
@@ -74,6 +75,7 @@ class Message(NamedTuple):
     src_lid: int = 0
     sl: int | None = None
     path_bits: int = 0
+    device: DeviceBytes | None = None
 
 
 class Batch(Enterable, ABC):
@@ -107,7 +109,8 @@ class Batch(Enterable, ABC):
     def memory(self) -> memoryview:
         """The read-only memory that the payloads lie in, leased as they are.
 
-        The registered buffer of a `recv_slot`; else the provider's own, or a copy.
+        The registered buffer of a `recv_slot`; else the provider's own, or a copy. BufferError where it is
+        another device's; `records` has offsets into that.
         """
         return self._keep(memoryview(b"".join(message.payload for message in self)))
 
@@ -121,7 +124,7 @@ class Batch(Enterable, ABC):
         return b"".join(
             _RECORD.pack(
                 offset,
-                len(message.payload),
+                length,
                 message.src_qp,
                 message.imm or 0,
                 message.imm is not None,
@@ -129,7 +132,7 @@ class Batch(Enterable, ABC):
                 message.source,
                 message.group,
             )
-            for offset, message in zip(offsets, self, strict=False)
+            for offset, length, message in zip(offsets, self.lengths, self, strict=False)
         )
 
     def _keep(self, view: memoryview) -> memoryview:

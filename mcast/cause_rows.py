@@ -973,6 +973,17 @@ ROWS: tuple[Row, ...] = (
     ),
     # --- register
     Row(
+        Phase.RECV,
+        E.EOPNOTSUPP,
+        Cause(
+            "messages arrive in the memory of another device, which the CPU cannot read",
+            "print(message.device)",
+            "use recv, and copy by that device's own means before the batch is released",
+        ),
+        "mcast.api, QueuePair.register_dmabuf",
+        calls=("recv_one",),
+    ),
+    Row(
         Phase.REGISTER,
         E.EBUSY,
         Cause(

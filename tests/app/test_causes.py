@@ -283,6 +283,14 @@ def registered_in_use() -> None:
         qp.register(bytearray(4096), recv_slot=2048)
 
 
+def copied_from_device() -> None:
+    host, memory = Host(roce()), os.memfd_create("device")
+    os.truncate(memory, 4096)
+    host.qp.register_dmabuf(memory, 4096, recv_slot=1024)
+    os.close(memory)
+    host.qp.recv_one(0)
+
+
 def endpoint(fabric: Fabric) -> mcast.Endpoint:
     return mcast.open_endpoint(open_fabric(fabric), "10.0.0.1", rejoin=None)
 
@@ -450,6 +458,10 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
         "the port's address moved to another link (ADDR_CHANGE): memberships stay with the old one",
     ): moved,
     (Phase.REGISTER, "messages are queued or leased, so the receive memory is in use"): registered_in_use,
+    (
+        Phase.RECV,
+        "messages arrive in the memory of another device, which the CPU cannot read",
+    ): copied_from_device,
 }
 """Each row that a simulated fabric can show, by phase and reason, and how."""
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from typing_extensions import Buffer
 
 from mcast.api import (
     Backend,
+    Batch,
     Closed,
     Destination,
     DeviceBytes,
     EventChannel,
     McastError,
     MessageTooLarge,
+    NotSupported,
     Phase,
     QueuePair,
 )
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.batch import RECORD_DTYPE
 
 from ..card.card import Card
 from ..card.provider import CardBackend
@@ -179,6 +183,14 @@ def test_what_cannot_be_is_refused_in_words(sender: Member, fd: int, nbytes: int
         sender.qp.register_dmabuf(fd, nbytes, offset)
 
 
+@pytest.mark.parametrize("slot", [0, -1, PAGE + 1])
+def test_a_slot_is_inside(sender: Member, device: int, slot: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"recv_slot is {slot}: it needs at least one slot, the memory has {PAGE}"
+    ):
+        sender.qp.register_dmabuf(device, PAGE, recv_slot=slot)
+
+
 def test_what_cannot_be_mapped_is_refused(sender: Member) -> None:
     reading, writing = os.pipe()
     with pytest.raises(McastError) as caught:
@@ -186,3 +198,102 @@ def test_what_cannot_be_mapped_is_refused(sender: Member) -> None:
     assert caught.value.phase is Phase.REGISTER
     os.close(reading)
     os.close(writing)
+
+
+# --- receiving into it -------------------------------------------------------------------------------
+
+SLOT = 1024
+
+
+def device_parts(batch: Batch) -> list[DeviceBytes]:
+    found = [message.device for message in batch]
+    assert None not in found
+    return [part for part in found if part is not None]
+
+
+@pytest.mark.parametrize("offset", [0, PAGE + 64])
+def test_messages_are_received_into_it_and_their_place_is_told(
+    sender: Member, receiver: Member, device: int, offset: int
+) -> None:
+    region = receiver.qp.register_dmabuf(device, 2 * PAGE, offset, recv_slot=SLOT)
+    assert receiver.qp.counters.recv_free == 8
+    for turn in range(3):  # slots are used again
+        sent = [bytes([turn, number]) * (100 * number + 1) for number in range(5)]
+        sender.qp.send(sender.to, sent, imm=turn)
+        got = 0
+        while got < len(sent):
+            with receiver.qp.recv(8, BOUND) as batch:
+                assert len(batch)
+                assert list(batch.lengths) == [len(one) for one in sent[got : got + len(batch)]]
+                rows = np.frombuffer(batch.records, RECORD_DTYPE)
+                for message, part, row in zip(batch, device_parts(batch), rows, strict=True):
+                    assert (part.region, part.offset % SLOT) == (region, 0)
+                    assert (part.offset, part.nbytes) == (row["offset"], row["length"])
+                    assert os.pread(device, part.nbytes, offset + part.offset) == sent[got]
+                    assert (bytes(message.payload), message.imm, message.src_qp) == (
+                        b"",
+                        turn,
+                        sender.qp.qp_num,
+                    )
+                    got += 1
+                with pytest.raises(BufferError, match="in the memory of another device"):
+                    _ = batch.memory
+                assert batch[0].device == device_parts(batch)[0]
+        assert receiver.qp.counters.recv_free == 8
+    assert os.pread(device, offset, 0) == CONTENT[:offset]
+
+
+def test_what_was_received_can_be_sent_on_from_there(sender: Member, receiver: Member, device: int) -> None:
+    receiver.qp.register_dmabuf(device, PAGE, recv_slot=SLOT)
+    sender.qp.send_one(sender.to, b"to be passed on")
+    with receiver.qp.recv(1, BOUND) as batch:
+        assert sender.received(1) == [b"to be passed on"]  # its own
+        receiver.qp.send(receiver.to, device_parts(batch))
+        assert sender.received(1) == [b"to be passed on"]
+
+
+def test_one_message_cannot_be_copied_out_of_it(sender: Member, receiver: Member, device: int) -> None:
+    region = receiver.qp.register_dmabuf(device, PAGE, recv_slot=SLOT)
+    sender.qp.send(sender.to, [b"first", b"second"])
+    for timeout in (0, 0.0, None):
+        with pytest.raises(NotSupported, match="cannot be copied out of it: use recv"):
+            receiver.qp.recv_one(timeout)
+    got: list[int] = []
+    while len(got) < 2:
+        with receiver.qp.recv(2, BOUND) as batch:
+            got += batch.lengths
+    assert got == [5, 6]
+    region.close()
+    sender.qp.send_one(sender.to, b"in host memory again")
+    message = receiver.qp.recv_one(BOUND)
+    assert message is not None
+    assert (bytes(message.payload), message.device) == (b"in host memory again", None)
+
+
+def test_memory_of_the_host_takes_its_place(sender: Member, receiver: Member, device: int) -> None:
+    receiver.qp.register_dmabuf(device, PAGE, recv_slot=SLOT)
+    memory = bytearray(4 * SLOT)
+    with receiver.qp.register(memory, recv_slot=SLOT):
+        sender.qp.send_one(sender.to, b"on the host")
+        message = receiver.qp.recv_one(BOUND)
+        assert message is not None
+        assert bytes(message.payload) == b"on the host"
+        assert b"on the host" in memory
+    assert os.pread(device, PAGE, 0) == CONTENT[:PAGE]
+
+
+def test_a_lease_outlives_the_region_and_the_queue_pair(
+    sender: Member, receiver: Member, device: int
+) -> None:
+    region = receiver.qp.register_dmabuf(device, PAGE, recv_slot=SLOT)
+    sender.qp.send_one(sender.to, b"leased")
+    batch = receiver.qp.recv(1, BOUND)
+    with pytest.raises(McastError):  # EBUSY: a message is leased
+        receiver.qp.register_dmabuf(device, PAGE, recv_slot=SLOT)
+    receiver.qp.close()
+    region.close()
+    (part,) = device_parts(batch)
+    assert part.nbytes == 6
+    batch.release()
+    with pytest.raises(ValueError):
+        _ = batch.memory

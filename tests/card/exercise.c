@@ -345,8 +345,9 @@ static void memory_of_a_dma_buf(void)
 
 	open_end(&end);
 	CHECK(!ftruncate(fd, 8192));
-	CHECK(mr = ibv_reg_dmabuf_mr(end.pd, 100, 4096, 0x10000, fd, IBV_ACCESS_LOCAL_WRITE));
-	sge = (struct ibv_sge){ 0x10000, 100, mr->lkey };
+	CHECK(!ibv_reg_dmabuf_mr(end.pd, 100, 4096, 0x10000, fd, IBV_ACCESS_LOCAL_WRITE) && errno == EINVAL);
+	CHECK(mr = ibv_reg_dmabuf_mr(end.pd, 100, 4096, 0x10000 + 100, fd, IBV_ACCESS_LOCAL_WRITE));
+	sge = (struct ibv_sge){ 0x10000 + 100, 100, mr->lkey };
 	memcpy(end.memory + SIZE, "deep", 4);
 	CHECK(!ibv_post_recv(end.id->qp, &wr, &bad) && !post_send(&end, 1));
 	CHECK(ibv_poll_cq(end.cq, 2, wc) == 2 && wc[0].status == IBV_WC_SUCCESS);

@@ -51,6 +51,8 @@ def test_a_device_may_write_in_any_order_where_it_is_asked_and_can(
     wanted = Access.RELAXED_ORDERING if asked else Access(0)
     device = end.qp.register_dmabuf(memory, SIZE, relaxed_ordering=asked)
     assert card.access(lkey_of(device)) == wanted
+    device = end.qp.register_dmabuf(memory, SIZE, recv_slot=64, relaxed_ordering=asked)
+    assert card.access(lkey_of(device)) == Access.LOCAL_WRITE | wanted
 
 
 def test_the_own_memory_of_a_queue_pair_is_written_in_order(card: Card, backend: CardBackend) -> None:

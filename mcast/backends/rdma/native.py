@@ -80,7 +80,7 @@ class Lib(Protocol):
     ) -> int: ...
     def mcast_has_dmabuf(self) -> int: ...
     def mcast_register_dmabuf(
-        self, pd: Pd, fd: int, offset: int, size: int, iova: int, relaxed: int, mr: Pointer, /
+        self, pd: Pd, fd: int, offset: int, size: int, iova: int, writable: int, relaxed: int, mr: Pointer, /
     ) -> int: ...
     def mcast_lkey(self, mr: Mr, /) -> int: ...
     def mcast_deregister(self, mr: Mr, /) -> int: ...
@@ -394,11 +394,19 @@ class Native:
         return cast(Mr, out[0])
 
     def register_dmabuf(
-        self, pd: Pd, fd: int, size: int, offset: int, iova: int, relaxed: bool, arguments: Arguments = None
+        self,
+        pd: Pd,
+        fd: int,
+        size: int,
+        offset: int,
+        iova: int,
+        writable: bool,
+        relaxed: bool,
+        arguments: Arguments = None,
     ) -> Mr:
         """`iova`: the address that it has for the device."""
         out = self._ffi.new("struct ibv_mr **")
-        result = self._lib.mcast_register_dmabuf(pd, fd, offset, size, iova, relaxed, out)
+        result = self._lib.mcast_register_dmabuf(pd, fd, offset, size, iova, writable, relaxed, out)
         if result == -E.EBADF:  # the user's descriptor, not an object of ours
             raise mcast_error(E.EBADF, "register_dmabuf", Phase.REGISTER, arguments, "fd is not open")
         detail = ""

@@ -16,6 +16,7 @@ from mcast.api import (
     Gid,
     LinkLayer,
     McastError,
+    Message,
     Phase,
     PortEvent,
     QpCounters,
@@ -48,6 +49,8 @@ _LOOK_EVERY = 0.1
 
 _UNBOUNDED = 0xFFFFFFFF
 """In place of a group's MTU where there is none."""
+
+AnyRegion = RdmaRegion | RdmaDeviceRegion
 
 _STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
 
@@ -86,12 +89,12 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._qp_num = self.native.qp_num(self._handle)
         self._recv_depth = plan.recv_depth
         payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
-        self._memories = {0: payloads}
+        self._memories: dict[int, memoryview | RdmaDeviceRegion] = {0: payloads}
         self._attachments: dict[Gid, int] = {}
         self._detached: set[tuple[Gid, int]] = set()
         """What a leave should have detached: librdmacm does not say whether the device did."""
-        self._regions: list[RdmaRegion | RdmaDeviceRegion] = []
-        self._receiving: RdmaRegion | None = None
+        self._regions: list[AnyRegion] = []
+        self._receiving: AnyRegion | None = None
         """Where messages arrive, if that is memory of the user."""
         self._handles = AddressHandles(self.native, context, self._handle)
         self._holds_pd = True
@@ -258,39 +261,54 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         error.unsent = unsent
         return error
 
+    def _recv_one(self, timeout: float | None) -> Message | None:
+        if self._receiving is not None and self._receiving.is_device:
+            self._refuse_copy()
+        return super()._recv_one(timeout)
+
     # --- registered memory ---
 
     def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region:
         with self._in_use("register", Phase.REGISTER):
-            if recv_slot is not None and self.native.is_receiving(self._handle):
-                detail = "messages are queued or leased: register receive memory before the QP joins"
-                raise mcast_error(E.EBUSY, "register", Phase.REGISTER, None, detail)
+            self._require_idle("register", recv_slot)
             with memlock.explained(buffer.nbytes):
                 mr = self.native.register(self._pd, buffer, relaxed_ordering, {"bytes": buffer.nbytes})
             region = RdmaRegion(self, buffer, mr)
-            self._regions.append(region)
-            if recv_slot is not None:
-                count = buffer.nbytes // recv_slot
-                generation = self._receive_into(region, recv_slot, count)
-                self._receiving = region
-                self._forget_user_memory()
-                self._memories[generation] = buffer
-            self._tell_regions()
+            self._use(region, recv_slot, buffer)
         return region
 
-    def _register_dmabuf(self, fd: int, nbytes: int, offset: int, relaxed_ordering: bool) -> RdmaDeviceRegion:
+    def _register_dmabuf(
+        self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
+    ) -> RdmaDeviceRegion:
         given = {"fd": fd, "nbytes": nbytes, "offset": offset}
         with self._in_use("register_dmabuf", Phase.REGISTER):
-            addresses = Addresses(self, nbytes, offset)
+            self._require_idle("register_dmabuf", recv_slot)
+            addresses, writable = Addresses(self, nbytes, offset), recv_slot is not None
             mr = self.native.register_dmabuf(
-                self._pd, fd, nbytes, offset, addresses.start, relaxed_ordering, given
+                self._pd, fd, nbytes, offset, addresses.start, writable, relaxed_ordering, given
             )
             region = RdmaDeviceRegion(self, addresses, mr)
-            self._regions.append(region)
-            self._tell_regions()
+            self._use(region, recv_slot, region)
         return region
 
-    def forget_region(self, region: RdmaRegion | RdmaDeviceRegion) -> None:
+    def _require_idle(self, call: str, recv_slot: int | None) -> None:
+        """Where messages arrive can be changed only while there is none."""
+        if recv_slot is not None and self.native.is_receiving(self._handle):
+            detail = "messages are queued or leased: register receive memory before the QP joins"
+            raise mcast_error(E.EBUSY, call, Phase.REGISTER, None, detail)
+
+    def _use(self, region: AnyRegion, recv_slot: int | None, memory: memoryview | RdmaDeviceRegion) -> None:
+        """Send from the region, and with `recv_slot` receive into it; `memory` is what a batch leases."""
+        self._regions.append(region)
+        if recv_slot is not None:
+            count = (region.end - region.start) // recv_slot
+            generation = self._receive_into(region, recv_slot, count)
+            self._receiving = region
+            self._forget_user_memory()
+            self._memories[generation] = memory
+        self._tell_regions()
+
+    def forget_region(self, region: AnyRegion) -> None:
         """End a region's registration, unless the QP has ended it already."""
         with self.lock:
             if region not in self._regions or self._closed or not self.process.is_here:
@@ -307,7 +325,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                 self.native.deregister(region.mr)
                 self._regions.remove(region)
 
-    def _tell_regions(self, without: RdmaRegion | RdmaDeviceRegion | None = None) -> None:
+    def _tell_regions(self, without: AnyRegion | None = None) -> None:
         regions = [one for one in self._regions if one is not without]
         rows = [(one.start, one.end, one.lkey, one.is_device) for one in regions]
         self.native.set_regions(self._handle, rows)
@@ -316,10 +334,11 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         for generation in [number for number in self._memories if number]:
             del self._memories[generation]
 
-    def _receive_into(self, region: RdmaRegion | None, room: int = 0, count: int = 0) -> int:
+    def _receive_into(self, region: AnyRegion | None, room: int = 0, count: int = 0) -> int:
         """Go through RESET, where nothing is posted, and back; a QP in ERR comes back to RTS."""
         state = self.state
         self._modify(QpState.RESET)
+        self._arrive(region is not None and region.is_device)
         if region is None:
             generation = self.native.receive_into(self._handle, None)
         else:

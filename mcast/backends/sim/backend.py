@@ -48,7 +48,7 @@ from mcast.backends.sim import cm
 from mcast.backends.sim.clock import NS, Clock
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.groups import group_table
-from mcast.backends.sim.lease import SimBatch, Slots, message_of
+from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
 from mcast.backends.sim.port import PORT_COUNTERS
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.readiness import Readiness
@@ -339,10 +339,13 @@ class SimRegion(Region):
 class SimDeviceRegion(DeviceRegion):
     """The memory of a device that does not exist: the descriptor is mapped, a memfd or a udmabuf."""
 
-    def __init__(self, qp: SimQueuePair, fd: int, nbytes: int, offset: int) -> None:
+    def __init__(self, qp: SimQueuePair, fd: int, nbytes: int, offset: int, receives: bool) -> None:
         self.qp, self._nbytes, self._offset = qp, nbytes, offset
+        self.end: Callable[[], None] = lambda: None
+        """Takes it out of use as receive memory."""
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if receives else 0)
         try:
-            self._memory = mmap.mmap(fd, offset + nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            self._memory = mmap.mmap(fd, offset + nbytes, flags=mmap.MAP_SHARED, prot=access)
         except (OSError, ValueError) as error:
             detail = f"the simulator maps a DMA-BUF, and {fd} cannot be mapped ({error}): give it a memfd"
             about = {"fd": fd, "nbytes": nbytes, "offset": offset}
@@ -358,10 +361,17 @@ class SimDeviceRegion(DeviceRegion):
         begin = self._offset + part.offset
         return self._memory[begin : begin + part.nbytes]
 
+    def write(self, offset: int, payload: bytes) -> None:
+        """What the device does with a message that arrives there."""
+        begin = self._offset + offset
+        self._memory[begin : begin + len(payload)] = payload
+
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._memory.close()
+        with self.qp._clock:
+            if not self._closed:
+                self.end()
+                self._closed = True
+                self._memory.close()
 
 
 class SimQueuePair(QueuePair):
@@ -487,6 +497,8 @@ class SimQueuePair(QueuePair):
 
     def _recv_one(self, timeout: float | None) -> Message | None:
         """Without a lease: payloads are immutable, and the receive is posted again at once."""
+        if isinstance(self._slots, DeviceSlots):
+            self._refuse_copy()
         if self._slots is not None:
             return super()._recv_one(timeout)
         core = self.core
@@ -542,18 +554,33 @@ class SimQueuePair(QueuePair):
     def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region:
         if recv_slot is None:
             return SimRegion(self._clock, buffer, lambda: None)
-        slots = Slots(buffer, recv_slot)
-        self._use_slots(slots, buffer.nbytes // recv_slot, recv_slot)
+        end = self._receive_into(MemorySlots(buffer, recv_slot), buffer.nbytes // recv_slot, recv_slot)
+        return SimRegion(self._clock, buffer, end)
+
+    @_call("register_dmabuf", Phase.REGISTER)
+    def _register_dmabuf(
+        self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
+    ) -> DeviceRegion:
+        region = SimDeviceRegion(self, fd, nbytes, offset, recv_slot is not None)
+        if recv_slot is not None:
+            try:
+                region.end = self._receive_into(
+                    DeviceSlots(region, recv_slot), nbytes // recv_slot, recv_slot
+                )
+            except BaseException:
+                region.close()
+                raise
+        return region
+
+    def _receive_into(self, slots: Slots, count: int, size: int) -> Callable[[], None]:
+        """Receive into these; what ends that."""
+        self._use_slots(slots, count, size)
 
         def end() -> None:
             if self._slots is slots and not self._closed:
                 self._use_slots(None, *self._own_receives)
 
-        return SimRegion(self._clock, buffer, end)
-
-    @_call("register_dmabuf", Phase.REGISTER)
-    def _register_dmabuf(self, fd: int, nbytes: int, offset: int, relaxed_ordering: bool) -> DeviceRegion:
-        return SimDeviceRegion(self, fd, nbytes, offset)
+        return end
 
     def _use_slots(self, slots: Slots | None, depth: int, room: int) -> None:
         _check(self.core.repost(depth, room), "register", Phase.REGISTER, recv_slot=room)

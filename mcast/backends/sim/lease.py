@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import Array, c_char
 from itertools import accumulate, islice
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from mcast.api import Batch, Gid, Message
 from mcast.backends.sim.qp import Burst, Header
+
+if TYPE_CHECKING:
+    from mcast.backends.sim.backend import SimDeviceRegion
 
 Slices = list[tuple[Burst, int, int]]
 
@@ -90,7 +95,9 @@ class SimBatch(Batch):
         """A view of `memory`."""
         if self._whole is None:
             exporter = None if self._exporter is None else self._exporter()
-            if exporter is None and self._slots is not None:
+            if isinstance(self._slots, DeviceSlots):
+                self._slots.region.no_view()
+            if exporter is None and isinstance(self._slots, MemorySlots):
                 exporter = self._slots.exporter()
             elif exporter is None:
                 exporter = _Copy(b"".join(self._payloads()))
@@ -106,7 +113,11 @@ class SimBatch(Batch):
         for burst, start, stop in self._slices:
             if index < stop - start:
                 size = len(burst.payloads[start + index])
-                return message_of(burst, self._all()[offset : offset + size], self._is_own(burst.header))
+                own = self._is_own(burst.header)
+                if isinstance(self._slots, DeviceSlots):
+                    message = message_of(burst, memoryview(b""), own)
+                    return message._replace(device=self._slots.region.at(offset, size))
+                return message_of(burst, self._all()[offset : offset + size], own)
             index -= stop - start
         raise IndexError(index)
 
@@ -145,24 +156,48 @@ def message_of(burst: Burst, payload: memoryview, own: bool) -> Message:
     return Message(payload, source, src_qp, group, burst.imm, own, slid)
 
 
-class Slots:
+class Slots(ABC):
     """User memory cut into receive slots of `size` bytes; a slot is free, or holds one leased message."""
 
-    def __init__(self, memory: memoryview, size: int) -> None:
-        self.memory, self.size = memory, size
-        self._free = deque(range(memory.nbytes // size))
-        self._whole = c_char * memory.nbytes
+    def __init__(self, nbytes: int, size: int) -> None:
+        self.size = size
+        self._free = deque(range(nbytes // size))
 
     def fill(self, payload: bytes) -> int:
         """Put a payload into the next free slot; which one."""
         slot = self._free.popleft()
-        offset = slot * self.size
-        self.memory[offset : offset + len(payload)] = payload
+        self._write(slot * self.size, payload)
         return slot
+
+    def free(self, slots: Iterable[int]) -> None:
+        self._free.extend(slots)
+
+    @abstractmethod
+    def _write(self, offset: int, payload: bytes) -> None: ...
+
+
+class MemorySlots(Slots):
+    """In the host's memory."""
+
+    def __init__(self, memory: memoryview, size: int) -> None:
+        super().__init__(memory.nbytes, size)
+        self.memory = memory
+        self._whole = c_char * memory.nbytes
 
     def exporter(self) -> Array[c_char]:
         """The whole memory, as an object of its own."""
         return self._whole.from_buffer(self.memory)
 
-    def free(self, slots: Iterable[int]) -> None:
-        self._free.extend(slots)
+    def _write(self, offset: int, payload: bytes) -> None:
+        self.memory[offset : offset + len(payload)] = payload
+
+
+class DeviceSlots(Slots):
+    """In another device's memory, of which batches have no view."""
+
+    def __init__(self, region: SimDeviceRegion, size: int) -> None:
+        super().__init__(region.nbytes, size)
+        self.region = region
+
+    def _write(self, offset: int, payload: bytes) -> None:
+        self.region.write(offset, payload)

@@ -22,7 +22,7 @@ enum {
 	SMALLEST_MTU = 256,
 	KEPT_GIDS = 64,
 	KEPT_ARGUMENTS = 256,
-	MESSAGE_FIELDS = 9,
+	MESSAGE_FIELDS = 10,
 	RAISED = -100000, /* no errno: a Python exception */
 };
 
@@ -45,7 +45,8 @@ struct calls {
 		uint32_t size;
 	} spare; /* of the last batch that is gone, for the next */
 
-	PyObject *memories; /* generation -> the buffer that payloads arrive in */
+	PyObject *memories; /* generation -> the buffer that payloads arrive in, or a DeviceRegion */
+	int on_device;	    /* whether they arrive in one of these */
 	PyObject *sources;  /* GIDs the QP has sent from */
 	struct known_gid {
 		uint8_t raw[16];
@@ -69,6 +70,7 @@ struct lease {
 	char released;
 	PyObject *views; /* NULL until there is one */
 	Py_buffer memory;
+	PyObject *region; /* instead of `memory`, where the CPU has no view: a DeviceRegion */
 	struct window *window; /* NULL until a payload is looked at */
 };
 
@@ -495,8 +497,9 @@ static PyObject *gid_of(struct known_gid *known, const uint8_t *raw)
 	return Py_NewRef(known->gid);
 }
 
-/* Takes the reference to `payload`. */
-static PyObject *make_message(struct calls *self, const struct mcast_message *from, PyObject *payload)
+/* Takes the reference to `payload`. `region`: where it is, if that is on a device. */
+static PyObject *make_message(struct calls *self, const struct mcast_message *from, PyObject *payload,
+			      PyObject *region)
 {
 	PyObject *source = gid_of(self->senders, from->source), *message = NULL;
 	int own = 0;
@@ -519,6 +522,9 @@ static PyObject *make_message(struct calls *self, const struct mcast_message *fr
 	PyTuple_SetItem(message, 6, PyLong_FromUnsignedLong(from->src_lid));
 	PyTuple_SetItem(message, 7, PyLong_FromUnsignedLong(from->sl));
 	PyTuple_SetItem(message, 8, PyLong_FromUnsignedLong(from->path_bits));
+	PyTuple_SetItem(message, 9,
+			region ? PyObject_CallMethod(region, "at", "KI", (unsigned long long)from->offset, from->length) :
+				 Py_NewRef(Py_None));
 	for (Py_ssize_t i = 1; i < MESSAGE_FIELDS; i++)
 		if (!PyTuple_GetItem(message, i)) {
 			Py_DECREF(message);
@@ -527,8 +533,8 @@ static PyObject *make_message(struct calls *self, const struct mcast_message *fr
 	return message;
 }
 
-/* The buffer that messages of that generation arrive in; 0, or -1 with an error. */
-static int open_memory(struct calls *self, uint32_t generation, Py_buffer *out)
+/* The buffer that messages of that generation arrive in, or the region, new; 0, or -1 with an error. */
+static int open_memory(struct calls *self, uint32_t generation, Py_buffer *out, PyObject **region)
 {
 	PyObject *key = PyLong_FromUnsignedLong(generation), *memory;
 
@@ -538,7 +544,10 @@ static int open_memory(struct calls *self, uint32_t generation, Py_buffer *out)
 	if (!memory && !PyErr_Occurred())
 		PyErr_SetObject(PyExc_KeyError, key);
 	Py_DECREF(key);
-	return memory ? PyObject_GetBuffer(memory, out, PyBUF_SIMPLE) : -1;
+	if (!memory || PyObject_CheckBuffer(memory))
+		return memory ? PyObject_GetBuffer(memory, out, PyBUF_SIMPLE) : -1;
+	*region = Py_NewRef(memory);
+	return 0;
 }
 
 /* --- receiving --- */
@@ -575,18 +584,24 @@ static void give_back_receives(struct calls *self, const struct mcast_message *m
 
 static PyObject *copy_out(struct calls *self, const struct mcast_message *from)
 {
-	PyObject *payload = NULL, *view = NULL;
+	PyObject *payload = NULL, *view = NULL, *region = NULL, *message;
 	Py_buffer memory;
 
-	if (!open_memory(self, from->generation, &memory)) {
-		payload = PyBytes_FromStringAndSize((const char *)memory.buf + from->offset, from->length);
-		PyBuffer_Release(&memory);
+	if (!open_memory(self, from->generation, &memory, &region)) {
+		if (region) { /* a thread that waited when another changed where messages arrive */
+			payload = PyBytes_FromStringAndSize(NULL, 0);
+		} else {
+			payload = PyBytes_FromStringAndSize((const char *)memory.buf + from->offset, from->length);
+			PyBuffer_Release(&memory);
+		}
 	}
 	if (payload) {
 		view = PyMemoryView_FromObject(payload);
 		Py_DECREF(payload);
 	}
-	return make_message(self, from, view);
+	message = make_message(self, from, view, region);
+	Py_XDECREF(region);
+	return message;
 }
 
 static PyObject *recv_one_fast(struct calls *self, int64_t timeout)
@@ -612,7 +627,7 @@ static PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssiz
 	int64_t timeout;
 
 	if (!sort_arguments(args, count, names, parameters, 1, &given) || !read_timeout(given, &timeout) ||
-	    !is_usable((struct calls *)object))
+	    !is_usable((struct calls *)object) || ((struct calls *)object)->on_device)
 		return PyErr_Occurred() ? NULL : call_slowly(slow_recv_one, object, args, count, names);
 	return recv_one_fast((struct calls *)object, timeout);
 }
@@ -651,7 +666,7 @@ static PyObject *new_lease(struct calls *self, struct room room, uint32_t count)
 {
 	struct lease *lease = (struct lease *)PyType_GenericAlloc((PyTypeObject *)batch_type, 0);
 
-	if (!lease || (count && open_memory(self, room.records[0].generation, &lease->memory))) {
+	if (!lease || (count && open_memory(self, room.records[0].generation, &lease->memory, &lease->region))) {
 		if (count)
 			give_back_receives(self, room.records, count);
 		Py_XDECREF((PyObject *)lease);
@@ -787,6 +802,16 @@ static PyObject *calls_aim(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+static PyObject *calls_arrive(PyObject *object, PyObject *given)
+{
+	int on_device = PyObject_IsTrue(given);
+
+	if (on_device < 0)
+		return NULL;
+	((struct calls *)object)->on_device = on_device;
+	Py_RETURN_NONE;
+}
+
 static PyObject *calls_limit(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
@@ -829,6 +854,7 @@ static PyMethodDef calls_methods[] = {
 	{ "_flush", calls_flush, METH_O, "QueuePair._flush" },
 	{ "_arm", calls_arm, METH_VARARGS, "use this QP" },
 	{ "_aim", calls_aim, METH_VARARGS, "the address handle of a destination" },
+	{ "_arrive", calls_arrive, METH_O, "whether messages arrive in another device's memory" },
 	{ "_limit", calls_limit, METH_VARARGS, "the MTU, and how many seconds to believe it" },
 	{ NULL, NULL, 0, NULL },
 };
@@ -980,7 +1006,7 @@ static PyObject *lease_message(PyObject *object, PyObject *index)
 	if (place < 0 || place >= self->count)
 		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "message %zd", place);
 	return make_message(self->owner, &self->room.records[place],
-			    view_of(self, self->room.records[place].offset, self->room.records[place].length));
+			    view_of(self, self->room.records[place].offset, self->room.records[place].length), self->region);
 }
 
 static PyObject *lease_views(PyObject *object, void *unused)
@@ -1034,7 +1060,7 @@ static PyObject *messages_next(PyObject *object)
 
 	if (self->next == lease->count || !is_leased(lease))
 		return NULL;
-	message = make_message(lease->owner, record, view_of(lease, record->offset, record->length));
+	message = make_message(lease->owner, record, view_of(lease, record->offset, record->length), lease->region);
 	if (!message || keep_view(lease, PyTuple_GetItem(message, 0))) {
 		Py_XDECREF(message);
 		return NULL;
@@ -1087,8 +1113,11 @@ static PyObject *lease_records(PyObject *object, void *unused)
 static PyObject *lease_memory(PyObject *object, void *unused)
 {
 	struct lease *self = (struct lease *)object;
-	PyObject *view = is_leased(self) ? view_of(self, 0, self->memory.len) : NULL;
+	PyObject *view;
 
+	if (self->region && is_leased(self))
+		return PyObject_CallMethod(self->region, "no_view", NULL);
+	view = is_leased(self) ? view_of(self, 0, self->memory.len) : NULL;
 	if (keep_view(self, view))
 		Py_CLEAR(view);
 	return view;
@@ -1112,6 +1141,7 @@ static void lease_dealloc(PyObject *object)
 	PyTypeObject *type = Py_TYPE(object);
 
 	PyBuffer_Release(&self->memory);
+	Py_XDECREF(self->region);
 	Py_XDECREF((PyObject *)self->window);
 	if (self->owner)
 		give_room(self->owner, self->room);

@@ -141,8 +141,8 @@ int mcast_detach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_detach_late(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, int relaxed, struct ibv_mr **mr);
 int mcast_has_dmabuf(void);
-int mcast_register_dmabuf(struct ibv_pd *pd, int fd, uint64_t offset, uint64_t bytes, uint64_t iova, int relaxed,
-			  struct ibv_mr **mr);
+int mcast_register_dmabuf(struct ibv_pd *pd, int fd, uint64_t offset, uint64_t bytes, uint64_t iova, int writable,
+			  int relaxed, struct ibv_mr **mr);
 uint32_t mcast_lkey(struct ibv_mr *mr);
 int mcast_deregister(struct ibv_mr *mr);
 

@@ -54,13 +54,15 @@ int mcast_has_dmabuf(void)
 	return mcast_sym.ibv_reg_dmabuf_mr != NULL;
 }
 
-int mcast_register_dmabuf(struct ibv_pd *pd, int fd, uint64_t offset, uint64_t bytes, uint64_t iova, int relaxed,
-			  struct ibv_mr **mr)
+int mcast_register_dmabuf(struct ibv_pd *pd, int fd, uint64_t offset, uint64_t bytes, uint64_t iova, int writable,
+			  int relaxed, struct ibv_mr **mr)
 {
+	int access = (writable ? IBV_ACCESS_LOCAL_WRITE : 0) | (relaxed ? IBV_ACCESS_RELAXED_ORDERING : 0);
+
 	if (!mcast_has_dmabuf())
 		return -ENOSYS;
 	errno = 0;
-	*mr = mcast_sym.ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, relaxed ? IBV_ACCESS_RELAXED_ORDERING : 0);
+	*mr = mcast_sym.ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, access);
 	return *mr ? 0 : error_or(EOPNOTSUPP);
 }
 
