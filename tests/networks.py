@@ -32,6 +32,10 @@ class Network(ABC):
         """What is left of the backends; nothing, once all are closed."""
 
     @abstractmethod
+    def close(self) -> None:
+        """Free what it holds itself."""
+
+    @abstractmethod
     def set_link(self, port: int, up: bool) -> None:
         """The port's link goes down or up, and the kernel does what it does then."""
 
@@ -54,6 +58,9 @@ class SimNetwork(Network):
 
     def leftovers(self) -> tuple[str, ...]:
         return SimObserver(self.fabric).leftovers()
+
+    def close(self) -> None:
+        self.fabric.close()
 
     def set_link(self, port: int, up: bool) -> None:
         self.fabric.set_link(self.fabric.ports[port], up)
@@ -79,6 +86,9 @@ class CardNetwork(Network):
 
     def leftovers(self) -> tuple[str, ...]:
         return tuple(f"{one.kind} {one.number}" for one in self.card.leftovers())
+
+    def close(self) -> None:
+        pass
 
     def set_link(self, port: int, up: bool) -> None:
         self.card.port_event(self._devices[port], AsyncEvent.PORT_ACTIVE if up else AsyncEvent.PORT_ERR)

@@ -130,11 +130,11 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         if now >= self._mtu_until:
             with self._in_use("max_message_size", Phase.SEND):
                 changes = self.native.port_changes(self._handle), links.changes()
+                mtu = self._mtu
                 if changes != self._changes:  # asking the port takes longer than sending a message
-                    self._mtu = self.native.query_port(self._context, self._port).active_mtu
-                    self._changes = changes
-            self._mtu_until = now + _LOOK_EVERY
-            self._limit(self._mtu, _LOOK_EVERY)
+                    mtu = self.native.query_port(self._context, self._port).active_mtu
+                self._limit(mtu, _LOOK_EVERY)  # first: whoever believes the rest sends by it
+                self._mtu, self._changes, self._mtu_until = mtu, changes, now + _LOOK_EVERY
         return self._mtu
 
     @property

@@ -148,7 +148,8 @@ int rdma_join_multicast_ex(struct rdma_cm_id *target, struct rdma_cm_join_mc_att
 	return join(target, attr->addr, user, attr->join_flags == RDMA_MC_JOIN_FLAG_FULLMEMBER);
 }
 
-/* librdmacm forgets the membership first, then detaches, then tells the kernel, which may refuse. */
+/* librdmacm forgets the membership first, then detaches, whatever comes of that, then tells the kernel, which may
+ * refuse. */
 int rdma_leave_multicast(struct rdma_cm_id *target, struct sockaddr *address)
 {
 	int error = hold(CALL_rdma_leave_multicast, KIND_ID, target);
@@ -165,9 +166,8 @@ int rdma_leave_multicast(struct rdma_cm_id *target, struct sockaddr *address)
 	if (!one)
 		return result(EADDRNOTAVAIL);
 	if (one->attached && target->qp)
-		error = detach(target->qp, &one->ah.grh.dgid, one->ah.dlid);
-	if (!error)
-		error = fault(CALL_rdma_leave_multicast, NULL, NULL);
+		detach(target->qp, &one->ah.grh.dgid, one->ah.dlid);
+	error = fault(CALL_rdma_leave_multicast, NULL, NULL);
 	forget_events((struct id *)target, one);
 	settle_events(CALL_rdma_leave_multicast, KIND_ID, target);
 	if (error) {
