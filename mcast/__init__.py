@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mcast import aio as aio
     from mcast.api import (
         Backend,
+        CqModeration,
         Destination,
         Gid,
         JoinAttrEx,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AddressChanged",
     "Backend",
+    "CqModeration",
     "Destination",
     "Endpoint",
     "EndpointStats",

@@ -38,6 +38,7 @@ from mcast.group import Group, GroupState
 from mcast.policy import Event
 from mcast.probe import Peer
 from mcast.session import Operation, Post, Session, Wait, as_list
+from mcast.settings import Settings
 from mcast.view import EndpointView, GroupName, MemberView
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -73,7 +74,12 @@ class Endpoint(EndpointView["Membership | Sender"]):
     until its backend is closed or the process ends.
     """
 
-    def _prepare(self) -> None:
+    def _prepare(self, settings: Settings) -> None:
+        if settings.busy_poll:
+            raise ValueError(
+                f"busy_poll is {settings.busy_poll}: a loop that looks for messages instead of sleeping runs "
+                "no other task; leave busy_poll at 0, or use mcast.open_endpoint in a thread"
+            )
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         self._clock = self._loop.time

@@ -29,7 +29,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from typing_extensions import Buffer
 
 from mcast.addresses import Gid, McastAddress, Mgid
@@ -88,6 +88,7 @@ __all__ = [
     "CmEventType",
     "CmId",
     "CompMask",
+    "CqModeration",
     "Destination",
     "DeviceBytes",
     "DeviceGone",
@@ -132,6 +133,7 @@ __all__ = [
     "SecondMlid",
     "Status",
     "TimedOut",
+    "TimestampClock",
     "UdParam",
     "UnavailableReason",
     "UnknownBackend",
@@ -262,6 +264,20 @@ class PortEvent(IntEnum):
     GID_CHANGE = 18
 
 
+class TimestampClock(Enum):
+    """What the time stamps of received messages count from, in nanoseconds.
+
+    Stamps of one clock alone can be compared: DEVICE is another one on each device.
+    """
+
+    REALTIME = "realtime"
+    """The epoch, as time.time_ns: the device's clock, which the driver holds to the host's."""
+    DEVICE = "device"
+    """Any moment: the device's own clock. It starts again when its counter is full, and drifts."""
+    VIRTUAL = "virtual"
+    """The making of a simulated fabric, as Backend.now."""
+
+
 class Capability(Enum):
     """What a backend's fabric can show; tests ask these, never a backend's name."""
 
@@ -323,12 +339,43 @@ class JoinAttrEx(_Model):
         return cls(join_flags=JoinFlag.SENDONLY_FULLMEMBER, addr=McastAddress.of(addr))
 
 
+class CqModeration(_Model):
+    """When the device tells of messages that wait: after `count` of them, or `period` µs after the first.
+
+    Both are 1..65535; without a period a sleeper might never hear of the last messages. Some devices allow
+    less.
+    """
+
+    count: int
+    period: int
+
+    @field_validator("count", "period")
+    @classmethod
+    def _both(cls, value: int, info: ValidationInfo) -> int:
+        if not 1 <= value <= 0xFFFF:
+            what = "messages" if info.field_name == "count" else "microseconds"
+            raise ValueError(
+                f"{info.field_name} is {value}: give 1..65535 {what}; without a count nothing is moderated, "
+                "and without a period the last messages of a burst might wake nobody"
+            )
+        return value
+
+
 class QpInit(_Model):
     """What `CmId.create_qp` takes.
 
     max_recv_size   payload room of a receive in bytes, GRH room not counted; None: one MTU
     block_loopback  ask the device not to return the QP's own multicast messages to it. Many cannot, and
                     refuse; some accept and return them all the same (facts: users, 16)
+    busy_poll       seconds that a call which waits looks at the completion queue before it sleeps; inf: it
+                    never sleeps. Its timeout, a close, a signal and, with `events`, an event end it all the
+                    same. With 0 it looks for some 50 µs, which is what sleeping and waking cost
+    comp_vector     which of the device's completion vectors tells of the QP's completions; None: in turn
+    moderation      tell of several received messages at once (ibv_modify_cq); None: of each
+    timestamps      stamp each message as it arrives (`Message.timestamp`, `QueuePair.timestamp_clock`)
+
+    A simulated fabric takes the last four, too, but of them only `timestamps` does anything there: nobody
+    sleeps on a completion queue, and waiting takes virtual time.
     """
 
     qp_type: QpType = QpType.UD
@@ -336,6 +383,10 @@ class QpInit(_Model):
     max_recv_wr: int = Field(default=512, ge=1, le=1 << 20)
     max_recv_size: int | None = Field(default=None, ge=0, le=1 << 16)
     block_loopback: bool = False
+    busy_poll: float = Field(default=0.0, ge=0)
+    comp_vector: int | None = Field(default=None, ge=0)
+    moderation: CqModeration | None = None
+    timestamps: bool = False
 
 
 class MtuSource(Enum):
@@ -450,7 +501,11 @@ class PortInfo(_Model):
 
 
 class DeviceInfo(_Model):
-    """One RDMA device and its limits (DT-7): groups per device, QPs per group."""
+    """One RDMA device and its limits (DT-7): groups per device, QPs per group.
+
+    `num_comp_vectors` is how many completion vectors there are for `QpInit.comp_vector`, numbered from 0:
+    each is an interrupt that the host may give to another processor.
+    """
 
     name: str
     node_guid: int
@@ -458,6 +513,7 @@ class DeviceInfo(_Model):
     max_mcast_qp_attach: int
     max_qp_wr: int
     ports: tuple[PortInfo, ...]
+    num_comp_vectors: int = 1
 
 
 class CmEvent(NamedTuple):
@@ -759,7 +815,8 @@ class CmId(_OnPort):
         """rdma_create_qp. A UD QP of a bound id is in RTS with its receives posted; RC and UC in INIT.
 
         A second QP on the id, RC or UC in PortSpace.UDP, UD in PortSpace.TCP, no device: EINVAL.
-        block_loopback on a device that cannot: EOPNOTSUPP, or EINVAL from some drivers.
+        block_loopback on a device that cannot: EOPNOTSUPP, or EINVAL from some drivers. A comp_vector that
+        the device lacks: EINVAL. timestamps or moderation on a device that cannot: EOPNOTSUPP.
         """
         self._require_open("create_qp", Phase.CREATE_QP)
         return made_or_undone(partial(self._create_qp, init or QpInit()), lambda qp: qp.close())
@@ -947,6 +1004,11 @@ class QueuePair(_OnPort):
         source = destination.mtu_source
         said = "" if source is None else source.value
         return MessageTooLarge(size, limit, index, destination.group_mtu, said)
+
+    @property
+    def timestamp_clock(self) -> TimestampClock | None:
+        """The clock of `Message.timestamp`; None where messages have none."""
+        return None
 
     @property
     @abstractmethod
@@ -1203,6 +1265,14 @@ class QueuePair(_OnPort):
     ) -> DeviceRegion:
         detail = "this provider takes no DMA-BUF: send from the host's memory"
         raise mcast_error(E.EOPNOTSUPP, "register_dmabuf", Phase.REGISTER, None, detail)
+
+
+def require_comp_vector(vector: int | None, there: int, device: str) -> None:
+    """Refuse a completion vector that a device with `there` of them does not have: EINVAL."""
+    if vector is not None and vector >= there:
+        has = f"{there} completion vectors, 0..{there - 1}" if there > 1 else "one completion vector, 0"
+        detail = f"{device} has {has}: choose one of these, or None to take them in turn"
+        raise mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, {"comp_vector": vector}, detail)
 
 
 _BYTES = frozenset({bytes})

@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 _WHOLE = uninterrupted()
 
 RECORD_DTYPE: Any = {
-    "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group"],
-    "formats": ["<u8", "<u4", "<u4", "<u4", "u1", "<u2", "(16,)u1", "(16,)u1"],
-    "offsets": [0, 8, 12, 16, 24, 26, 32, 48],
-    "itemsize": 64,
+    "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group", "timestamp"],
+    "formats": ["<u8", "<u4", "<u4", "<u4", "u1", "<u2", "(16,)u1", "(16,)u1", "<u8"],
+    "offsets": [0, 8, 12, 16, 24, 26, 32, 48, 64],
+    "itemsize": 72,
 }
 """numpy.frombuffer(batch.records, RECORD_DTYPE) has a column for each: the payload's `offset` into
-`batch.memory` and its `length` in bytes, and the other fields of `Message` (`imm` if `has_imm` is 1)."""
+`batch.memory` and its `length` in bytes, and the other fields of `Message` (`imm` if `has_imm` is 1;
+`timestamp` is 0 unless the queue pair has a `timestamp_clock`)."""
 
-_RECORD = Struct("<QIII4xB1xH4x16s16s")
+_RECORD = Struct("<QIII4xB1xH4x16s16sQ")
 """One row of it."""
 
 
@@ -64,6 +65,7 @@ class Message(NamedTuple):
     sl         the service level it came with; None where the provider does not say
     path_bits  the low bits of the LID of this port that it came to
     device     where the payload is, if it was received into another device's memory: `payload` is empty then
+    timestamp  when it arrived, in nanoseconds of `QueuePair.timestamp_clock`; None without QpInit.timestamps
     """
 
     payload: memoryview
@@ -76,6 +78,7 @@ class Message(NamedTuple):
     sl: int | None = None
     path_bits: int = 0
     device: DeviceBytes | None = None
+    timestamp: int | None = None
 
 
 class Batch(Enterable, ABC):
@@ -103,7 +106,7 @@ class Batch(Enterable, ABC):
     @property
     def groups(self) -> Sequence[Gid]:
         """MGID that each message was sent to."""
-        return [Gid(row[-1]) for row in _RECORD.iter_unpack(self.records)]
+        return [Gid(row[7]) for row in _RECORD.iter_unpack(self.records)]
 
     @property
     def memory(self) -> memoryview:
@@ -131,6 +134,7 @@ class Batch(Enterable, ABC):
                 message.src_lid,
                 message.source,
                 message.group,
+                message.timestamp or 0,
             )
             for offset, length, message in zip(offsets, self.lengths, self, strict=False)
         )

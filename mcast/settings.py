@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mcast import sequence
-from mcast.api import LinkLayer
+from mcast.api import CqModeration, LinkLayer
 from mcast.policy import LoopbackPolicy, RejoinPolicy
 from mcast.ports import Place
 
@@ -22,6 +22,10 @@ class Settings(NamedTuple):
     seed: int | None = None
     traffic_class: int | None = None
     service_level: int | None = None
+    busy_poll: float = 0.0
+    comp_vector: int | None = None
+    moderation: CqModeration | None = None
+    timestamps: bool = False
 
     @property
     def header_size(self) -> int:

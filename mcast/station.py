@@ -87,6 +87,10 @@ class Station:
             max_recv_wr=settings.receive_depth,
             max_send_wr=settings.send_depth,
             max_recv_size=None if most is None else max(most + settings.header_size, PROBE_SIZE),
+            busy_poll=settings.busy_poll,
+            comp_vector=settings.comp_vector,
+            moderation=settings.moderation,
+            timestamps=settings.timestamps,
         )
         if settings.loopback is LoopbackPolicy.OFF:
             try:

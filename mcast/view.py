@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Generic, TypeVar
 
 from mcast.addresses import Gid, McastAddress, Mgid
-from mcast.api import Backend, Destination, DeviceInfo, PortInfo
+from mcast.api import Backend, CqModeration, Destination, DeviceInfo, PortInfo, TimestampClock
 from mcast.group import Group, GroupState
 from mcast.interrupts import Lock, Sleepers, uninterrupted
 from mcast.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
@@ -41,6 +41,10 @@ class EndpointView(Generic[M]):
         seed: int | None = None,
         traffic_class: int | None = None,
         service_level: int | None = None,
+        busy_poll: float = 0.0,
+        comp_vector: int | None = None,
+        moderation: CqModeration | None = None,
+        timestamps: bool = False,
         options: Mapping[str, object] | None = None,
     ) -> None:
         """Open an endpoint on the port that has the address `bind`, or on a device's port.
@@ -55,10 +59,14 @@ class EndpointView(Generic[M]):
         seed           of jitter and stream ids; None: a simulated fabric's, else from the system
         traffic_class  of what is sent, 0..255: `dscp << 2` on RoCE; None: what the join says, 0 there
         service_level  of what is sent; on RoCE the priority, 0..7; None: what the join says
+        busy_poll      seconds that a call looks for messages before it sleeps; inf: it never sleeps
+        comp_vector    the device's completion vector; None: in turn
+        moderation     wake a sleeper for several messages at once (CqModeration)
+        timestamps     stamp each message as it arrives: `Message.timestamp`
 
+        The last four are those of `mcast.api.QpInit`, which says more.
         Raises ValueError that names the choices; BackendError; McastError.
         """
-        self._prepare()
         settings = Settings(
             LoopbackPolicy(loopback),
             rejoin,
@@ -69,7 +77,12 @@ class EndpointView(Generic[M]):
             seed,
             traffic_class,
             service_level,
+            busy_poll,
+            comp_vector,
+            moderation,
+            timestamps,
         )
+        self._prepare(settings)
         self._owned: Backend | None = None
         self._members: dict[McastAddress, M] = {}
         self._lock = Lock()
@@ -93,8 +106,8 @@ class EndpointView(Generic[M]):
     _clock: Callable[[], float] | None = None
     """The clock that the driver waits by, if it is not the backend's."""
 
-    def _prepare(self) -> None:
-        """What a driver needs before anything is opened."""
+    def _prepare(self, settings: Settings) -> None:
+        """What a driver needs before anything is opened. ValueError for a setting that it cannot serve."""
 
     @property
     def backend(self) -> Backend:
@@ -119,6 +132,11 @@ class EndpointView(Generic[M]):
     def qp_num(self) -> int:
         """The number of the queue pair; another one after the device was lost."""
         return self._session.station.qp.qp_num
+
+    @property
+    def timestamp_clock(self) -> TimestampClock | None:
+        """The clock of `Message.timestamp`; None where messages have none."""
+        return self._session.station.qp.timestamp_clock
 
     @property
     def max_message_size(self) -> int:

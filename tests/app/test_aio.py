@@ -256,6 +256,24 @@ def test_what_is_wrong_is_raised(network: Network) -> None:
     run(main)
 
 
+def test_a_loop_does_not_spin(network: Network) -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match=r"busy_poll is 0\.5: a loop that looks .* runs no other task"):
+            async with pair(network, busy_poll=0.5):
+                pass
+        async with (
+            pair(network, comp_vector=1, timestamps=True) as (one, other),
+            one.sender(GROUP) as out,
+            other.join(GROUP) as group,
+        ):
+            await out.send(b"x")
+            message = await group.recv(BOUND)
+            assert message is not None
+            assert message.timestamp is not None
+
+    run(main)
+
+
 def test_it_is_opened_inside_a_loop() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         aio.open_endpoint("sim", "10.0.0.1")

@@ -404,6 +404,8 @@ def test_the_only_active_port_is_taken_and_logged(make: Make, caplog: pytest.Log
         ),
         ({"bind": "10.0.0.1", "service_level": -1}, "service_level is -1: allowed are 0.."),
         ({"bind": "10.0.0.1", "service_level": 16}, "service_level is 16: allowed are 0.."),
+        ({"bind": "10.0.0.1", "comp_vector": 4}, "has 4 completion vectors, 0..3: choose one of these"),
+        ({"bind": "10.0.0.1", "busy_poll": -1.0}, "busy_poll"),
     ],
 )
 def test_what_cannot_be_opened_says_what_can(make: Make, where: dict[str, Any], says: str) -> None:

@@ -49,6 +49,13 @@ class Grh(IntEnum):
     """As IPV4, with bytes in front that look like the start of an IPv6 header."""
 
 
+class Clock(IntFlag):
+    """What a device can stamp completions with."""
+
+    OWN = 1
+    OF_DAY = 2
+
+
 class Blocking(IntEnum):
     """What a device does about IBV_QP_CREATE_BLOCK_SELF_MCAST_LB."""
 
@@ -152,6 +159,7 @@ class Device(c.Structure):
                 "has_relaxed_ordering",
                 "has_dmabuf",
                 "clock_khz",
+                "clocks",
             )
         ),
     )
@@ -253,6 +261,7 @@ class Card:
             "has_relaxed_ordering": 1,
             "has_dmabuf": 1,
             "clock_khz": 1_000_000,
+            "clocks": Clock.OWN | Clock.OF_DAY,
         }
         device = Device(**{**usual, **fields, "ports": len(ports)})
         number = int(self._lib.card_add_device(c.byref(device), (Port * len(ports))(*ports)))

@@ -12,7 +12,7 @@ BOUND = 30.0
 class End:
     """A channel, an id that is bound to a port, a queue pair."""
 
-    def __init__(self, backend: Backend, address: str = "10.0.0.1", **init: int | bool) -> None:
+    def __init__(self, backend: Backend, address: str = "10.0.0.1", **init: object) -> None:
         self.channel: EventChannel = backend.event_channel()
         self.id: CmId = self.channel.create_id()
         self.id.bind_addr(address)

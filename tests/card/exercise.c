@@ -216,6 +216,30 @@ static void who_sleeps_is_woken_in_time(void)
 	close_end(&end);
 }
 
+static void a_moderated_queue_tells_of_several_or_in_time(void)
+{
+	struct ibv_modify_cq_attr moderate = { IBV_CQ_ATTR_MODERATE, { 2, 0 } };
+	struct pollfd fd;
+	struct ibv_cq *cq;
+	struct ibv_wc wc[2];
+	struct end end;
+	void *user;
+
+	open_end(&end);
+	fd = (struct pollfd){ .fd = end.channel->fd, .events = POLLIN };
+	CHECK(!ibv_modify_cq(end.cq, &moderate));
+	CHECK(!ibv_req_notify_cq(end.cq, 0));
+	CHECK(!post_send(&end, 1) && !readable(end.channel->fd)); /* without a period it would wait for ever */
+	CHECK(!post_send(&end, 2) && readable(end.channel->fd));
+	CHECK(!ibv_get_cq_event(end.channel, &cq, &user) && cq == end.cq && ibv_poll_cq(cq, 2, wc) == 2);
+	moderate.moderate.cq_period = 100;
+	CHECK(!ibv_modify_cq(end.cq, &moderate) && !ibv_req_notify_cq(end.cq, 0));
+	CHECK(!post_send(&end, 3) && poll(&fd, 1, 20000) == 1);
+	CHECK(!ibv_get_cq_event(end.channel, &cq, &user) && ibv_poll_cq(cq, 2, wc) == 1);
+	ibv_ack_cq_events(cq, 2);
+	close_end(&end);
+}
+
 static void asynchronous_events_are_read(void)
 {
 	static const enum ibv_event_type of_ports[] = { IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE,
@@ -539,7 +563,8 @@ static const struct {
 #define ONE(name) { #name, name }
 	ONE(nothing_is_left), ONE(a_message_comes_back), ONE(the_payload_is_read_when_it_is_sent),
 	ONE(completions_come_in_the_order_of_their_release), ONE(who_sleeps_is_woken_in_time),
-	ONE(asynchronous_events_are_read), ONE(a_removed_device_gives_pollerr), ONE(a_post_takes_a_part_of_its_chain),
+	ONE(a_moderated_queue_tells_of_several_or_in_time), ONE(asynchronous_events_are_read),
+	ONE(a_removed_device_gives_pollerr), ONE(a_post_takes_a_part_of_its_chain),
 	ONE(queues_are_as_deep_as_they_are), ONE(extended_queues_have_time_stamps), ONE(memory_of_a_dma_buf),
 	ONE(infiniband_says_where_from), ONE(threads_share_a_card), ONE(use_after_destroy), ONE(destroy_twice), ONE(an_event_is_not_acked),
 	ONE(an_event_is_acked_twice), ONE(an_asynchronous_event_is_not_acked), ONE(a_completion_event_is_not_acked), ONE(a_region_is_deregistered_too_early),
@@ -551,7 +576,7 @@ int main(int argc, char **argv)
 	static const struct card_device device = { .name = "card0", .guid = 1, .ports = 1, .max_qp_wr = DEPTH,
 						   .max_inline = 64, .comp_vectors = 1, .has_cq_ex = 1,
 						   .has_modify_cq = 1, .has_relaxed_ordering = 1, .has_dmabuf = 1,
-						   .clock_khz = 1000000 };
+						   .clock_khz = 1000000, .clocks = CLOCK_OWN | CLOCK_OF_DAY };
 	static const struct card_port port = { .link_layer = IBV_LINK_LAYER_ETHERNET, .state = IBV_PORT_ACTIVE,
 					       .active_mtu = IBV_MTU_1024, .max_mtu = IBV_MTU_4096,
 					       .pkeys = { 0xffff },

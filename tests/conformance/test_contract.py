@@ -343,8 +343,8 @@ def test_batches_keep_the_order_and_the_maximum(bed: Testbed) -> None:
         receiver.qp.recv(0)
 
 
-RECORD = Struct("<QIII4xBxH4x16s16s")
-"""RECORD_DTYPE, written once more: offset, length, src_qp, imm, has_imm, src_lid, source, group."""
+RECORD = Struct("<QIII4xBxH4x16s16sQ")
+"""RECORD_DTYPE once more: offset, length, src_qp, imm, has_imm, src_lid, source, group, timestamp."""
 
 
 @pytest.mark.parametrize("registered", [False, True], ids=["own memory", "registered memory"])
@@ -367,7 +367,7 @@ def test_a_batch_is_also_columns_and_one_memory(bed: Testbed, registered: bool) 
             assert memory.readonly
             assert len(rows) == len(batch) > 0
             for message, row in zip(batch, rows, strict=True):
-                offset, length, src_qp, imm, has_imm, src_lid, source, to = row
+                offset, length, src_qp, imm, has_imm, src_lid, source, to, timestamp = row
                 expected = sent.pop(0)
                 assert bytes(memory[offset : offset + length]) == bytes(message.payload) == expected
                 if registered:
@@ -376,6 +376,7 @@ def test_a_batch_is_also_columns_and_one_memory(bed: Testbed, registered: bool) 
                 assert (src_qp, src_lid) == (message.src_qp, message.src_lid)
                 assert (Gid(source), Gid(to)) == (message.source, message.group)
                 assert (imm if has_imm else None) == message.imm
+                assert (timestamp, message.timestamp) == (0, None)
         with pytest.raises(ValueError):
             memory[0:1]
 

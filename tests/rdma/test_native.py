@@ -65,12 +65,13 @@ def test_the_records_have_one_layout() -> None:
             "generation": 11,
             "source": bytes([9] * 16),
             "group": bytes([10] * 16),
+            "timestamp": 12,
         },
     )
     (row,) = numpy.frombuffer(ffi.buffer(one), RECORD_DTYPE)
     assert row.nbytes == ffi.sizeof("struct mcast_message")
-    *numbers, source, group = row
-    assert numbers == [1, 2, 3, 4, 6, 8]
+    *numbers, source, group, timestamp = row
+    assert [*numbers, timestamp] == [1, 2, 3, 4, 6, 8, 12]
     assert (bytes(source), bytes(group)) == (bytes([9] * 16), bytes([10] * 16))
 
 

@@ -42,6 +42,7 @@ def _read_device(
     try:
         device = native.query_device(context)
         gids = native.query_gids(context)
+        vectors = native.comp_vectors(context)
         ports = [
             _read_port(native, context, name, port, [one[1:] for one in gids if one[0] == port], addresses)
             for port in range(1, device.ports + 1)
@@ -55,6 +56,7 @@ def _read_device(
         max_mcast_qp_attach=device.max_mcast_qp_attach,
         max_qp_wr=device.max_qp_wr,
         ports=tuple(ports),
+        num_comp_vectors=vectors,
     )
 
 

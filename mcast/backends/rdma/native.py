@@ -10,7 +10,8 @@ import importlib
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from struct import Struct
 from typing import Any, NamedTuple, NewType, Protocol, cast
 
@@ -46,6 +47,7 @@ class Lib(Protocol):
     def mcast_query_gids(self, context: Context, out: Pointer, max: int, /) -> int: ...
     def mcast_netdev_addresses(self, out: Pointer, max: int, /) -> int: ...
     def mcast_sync_devices(self) -> int: ...
+    def mcast_comp_vectors(self, context: Context, /) -> int: ...
     def mcast_open_channel(self, channel: Pointer, /) -> int: ...
     def mcast_channel_fd(self, channel: Channel, /) -> int: ...
     def mcast_close_channel(self, channel: Channel, has_ids: int, /) -> None: ...
@@ -66,7 +68,8 @@ class Lib(Protocol):
     def mcast_id_pkey(self, id: Id, /) -> int: ...
     def mcast_alloc_pd(self, id: Id, pd: Pointer, /) -> int: ...
     def mcast_dealloc_pd(self, pd: Pd, /) -> int: ...
-    def mcast_create_qp(self, id: Id, pd: Pd, init: Pointer, out: Pointer, /) -> int: ...
+    def mcast_create_qp(self, id: Id, pd: Pd, init: Pointer, out: Pointer, refused: Pointer, /) -> int: ...
+    def mcast_clock(self, qp: Qp, /) -> int: ...
     def mcast_close_qp(self, qp: Qp, linger: int, /) -> int: ...
     def mcast_free_qp(self, qp: Qp, /) -> None: ...
     def mcast_qp_num(self, qp: Qp, /) -> int: ...
@@ -157,8 +160,19 @@ class EventRoom(NamedTuple):
     buffer: Any
 
 
+class Refused(IntEnum):
+    """What of a queue pair the device refused, that one may do without."""
+
+    NOTHING = 0
+    TIMESTAMPS = 1
+    MODERATION = 2
+
+
 class QpPlan(NamedTuple):
-    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; flags."""
+    """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; flags.
+
+    Those from `comp_vector` on are for the completion queues; `busy_poll` is in nanoseconds.
+    """
 
     qp_type: int
     send_depth: int
@@ -172,6 +186,11 @@ class QpPlan(NamedTuple):
     grh_stride: int
     block_loopback: bool
     is_ethernet: bool
+    comp_vector: int = 0
+    moderation_count: int = 0
+    moderation_period: int = 0
+    timestamps: bool = False
+    busy_poll: int = 0
 
 
 _MAX_DEVICES = 256
@@ -215,6 +234,10 @@ class Native:
         out = self._ffi.new("struct mcast_device *")
         self._check(self._lib.mcast_query_device(context, out), "query_device", Phase.OPEN)
         return out
+
+    def comp_vectors(self, context: Context) -> int:
+        """How many completion vectors the device has: 1 or more."""
+        return self._lib.mcast_comp_vectors(context)
 
     def query_port(self, context: Context, port: int) -> Pointer:
         out = self._ffi.new("struct mcast_port *")
@@ -349,15 +372,31 @@ class Native:
     def dealloc_pd(self, pd: Pd) -> None:
         self._check(self._lib.mcast_dealloc_pd(pd), "dealloc_pd", Phase.CLOSE)
 
-    def create_qp(self, id: Id, pd: Pd, plan: QpPlan, slab: Any, arguments: Arguments = None) -> Qp:
-        """The caller keeps `slab`, a writable buffer, alive as long as the QP."""
+    def create_qp(
+        self,
+        id: Id,
+        pd: Pd,
+        plan: QpPlan,
+        slab: Any,
+        why: Callable[[Refused, int], str] = lambda refused, error: "",
+        arguments: Arguments = None,
+    ) -> Qp:
+        """The caller keeps `slab`, a writable buffer, alive as long as the QP.
+
+        `why` gives the error's detail, from what the device refused and the errno.
+        """
         memory = self._ffi.from_buffer(slab)
         init = self._ffi.new("struct mcast_qp_init *", plan._asdict())
         init.slab, init.slab_bytes = memory, len(memory)
-        out = self._ffi.new("struct mcast_qp **")
-        result = self._lib.mcast_create_qp(id, pd, init, out)
-        self._check(result, "create_qp", Phase.CREATE_QP, arguments)
+        out, refused = self._ffi.new("struct mcast_qp **"), self._ffi.new("int *")
+        result = self._lib.mcast_create_qp(id, pd, init, out, refused)
+        if result:
+            self._check(result, "create_qp", Phase.CREATE_QP, arguments, why(Refused(refused[0]), -result))
         return cast(Qp, out[0])
+
+    def clock(self, qp: Qp) -> int:
+        """Of the time stamps: STAMPS_NONE and so on of cdefs.h."""
+        return self._lib.mcast_clock(qp)
 
     def close_qp(self, qp: Qp, linger: float) -> None:
         """End all calls on it, give the device `linger` seconds for what is under way, and free everything.

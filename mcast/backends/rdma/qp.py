@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno as E
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
@@ -26,10 +27,11 @@ from mcast.api import (
     QpType,
     QueuePair,
     Region,
+    TimestampClock,
     WcStatus,
     mcast_error,
 )
-from mcast.backends.rdma import memlock, slab
+from mcast.backends.rdma import completions, memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import Calls
 from mcast.backends.rdma.ending import Ending
@@ -51,6 +53,9 @@ _UNBOUNDED = 0xFFFFFFFF
 """In place of a group's MTU where there is none."""
 
 AnyRegion = RdmaRegion | RdmaDeviceRegion
+
+_ASKED_FOR = ("block_loopback", "comp_vector", "moderation", "timestamps")
+"""What of QpInit an error names if it was asked for."""
 
 _STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
 
@@ -79,13 +84,16 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._port = self.native.id_port(cm_id.handle)
         port = self.native.query_port(context, self._port)
         plan, size = slab.layout(init, port.active_mtu, port.max_mtu, bool(port.is_ethernet))
+        device = self.native.id_device(cm_id.handle) or "the device"
+        plan = completions.planned(plan, init, device, self.native.comp_vectors(context))
         self._slab = slab.allocate(size)
         arguments: dict[str, object] = {"qp_type": init.qp_type.name}
         arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}
-        if init.block_loopback:
-            arguments["block_loopback"] = True
+        arguments |= {name: value for name in _ASKED_FOR if (value := getattr(init, name))}
+        why = partial(completions.refusal, device)
         with memlock.explained(size):
-            self._handle = self.native.create_qp(cm_id.handle, pd, plan, self._slab, arguments)
+            self._handle = self.native.create_qp(cm_id.handle, pd, plan, self._slab, why, arguments)
+        self._clock = completions.CLOCKS[self.native.clock(self._handle)]
         self._qp_num = self.native.qp_num(self._handle)
         self._recv_depth = plan.recv_depth
         payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
@@ -136,6 +144,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                 self._limit(mtu, _LOOK_EVERY)  # first: whoever believes the rest sends by it
                 self._mtu, self._changes, self._mtu_until = mtu, changes, now + _LOOK_EVERY
         return self._mtu
+
+    @property
+    def timestamp_clock(self) -> TimestampClock | None:
+        return self._clock
 
     @property
     def attachments(self) -> Mapping[Gid, int]:

@@ -42,14 +42,16 @@ from mcast.api import (
     QpType,
     QueuePair,
     Region,
+    TimestampClock,
     mcast_error,
+    require_comp_vector,
 )
 from mcast.backends.sim import cm
 from mcast.backends.sim.clock import NS, Clock
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.groups import group_table
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
-from mcast.backends.sim.port import PORT_COUNTERS
+from mcast.backends.sim.port import COMP_VECTORS, PORT_COUNTERS
 from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.readiness import Readiness
 from mcast.batch import CopiedBatch
@@ -270,6 +272,7 @@ class SimCmId(CmId):
 
     @_call("create_qp", Phase.CREATE_QP)
     def _create_qp(self, init: QpInit) -> QueuePair:
+        require_comp_vector(init.comp_vector, COMP_VECTORS, self.device or "a simulated device")
         _check(self.core.create_qp(init), "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
         assert self.core.qp is not None
         self._qp = SimQueuePair(self, self.core.qp)
@@ -407,6 +410,10 @@ class SimQueuePair(QueuePair):
     @property
     def max_message_size(self) -> int:
         return self.core.port.mtu
+
+    @property
+    def timestamp_clock(self) -> TimestampClock | None:
+        return TimestampClock.VIRTUAL if self.core.stamps else None
 
     @property
     def attachments(self) -> Mapping[Gid, int]:

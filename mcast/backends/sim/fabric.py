@@ -573,7 +573,7 @@ class Fabric:
         targets = self._targets(port, to)
         if qp.blocks_loopback and self.block_loopback == "honoured" and to.gid.is_multicast:
             targets = [target for target in targets if target is not qp]
-        return Path(to, self.version, header, targets)
+        return Path(to, self.version, header, targets, any(target.stamps for target in targets))
 
     def _carry(self, qp: Qp, path: Path, burst: Burst) -> None:
         """Give the burst to all that the path reaches; faults judge each message for itself."""
@@ -585,6 +585,9 @@ class Fabric:
                     self._carry_one(qp.port, burst, index, target)
         elif self.trace is not None:
             self._note_send(qp, path.to, burst)
+            for target in path.targets:
+                self._deliver(target, burst, 0, len(burst.payloads))
+        elif path.stamped:
             for target in path.targets:
                 self._deliver(target, burst, 0, len(burst.payloads))
         else:
@@ -645,6 +648,8 @@ class Fabric:
 
     def _deliver(self, qp: Qp, burst: Burst, start: int, stop: int) -> None:
         """Messages start..stop arrive; a trace says what became of each, one line for a run of one fate."""
+        if qp.stamps:
+            burst = burst._replace(at=self.clock.now)
         if self.trace is None:
             qp.deliver(burst, start, stop)
             return

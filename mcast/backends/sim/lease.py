@@ -153,7 +153,7 @@ class SimBatch(Batch):
 def message_of(burst: Burst, payload: memoryview, own: bool) -> Message:
     """A message of the burst, as its receiver sees it."""
     source, src_qp, group, _, _, _, slid = burst.header
-    return Message(payload, source, src_qp, group, burst.imm, own, slid)
+    return Message(payload, source, src_qp, group, burst.imm, own, slid, None, 0, None, burst.at)
 
 
 class Slots(ABC):

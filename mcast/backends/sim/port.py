@@ -22,6 +22,9 @@ PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
 """What a port counts: the fields of these names."""
 
 
+COMP_VECTORS = 4
+"""Completion vectors of a device. Which one a QP takes changes nothing here: there are no interrupts."""
+
 _UD = QpType.UD
 
 
@@ -167,6 +170,7 @@ class Port:
             max_mcast_qp_attach=self.limits.qps_per_group if self.multicast else 0,
             max_qp_wr=self.limits.queue_depth,
             ports=(port,),
+            num_comp_vectors=COMP_VECTORS,
         )
 
 

@@ -47,13 +47,14 @@ class Header(NamedTuple):
 
 
 class Burst(NamedTuple):
-    """Messages of one send call; `first` numbers them on the fabric."""
+    """Messages of one send call; `first` numbers them on the fabric, `at` says when they came, if asked."""
 
     payloads: Sequence[bytes]
     longest: int
     header: Header
     imm: int | None
     first: int
+    at: int | None = None
 
 
 class Path(NamedTuple):
@@ -63,6 +64,8 @@ class Path(NamedTuple):
     version: int
     header: Header
     targets: Sequence[Qp]
+    stamped: bool
+    """Whether one of them wants to know when a message arrives."""
 
 
 class Qp:
@@ -93,6 +96,7 @@ class Qp:
         "removals",
         "room",
         "sent",
+        "stamps",
         "state",
         "too_long",
         "type",
@@ -114,6 +118,7 @@ class Qp:
         self.sent = self.received = 0
         self.no_receive = self.too_long = self.wrong_qkey = self.empty = 0
         self.blocks_loopback = init.block_loopback
+        self.stamps = init.timestamps
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
         self.port_events: tuple[PortEvent, ...] = ()

@@ -46,6 +46,7 @@ struct card_port {
 	uint8_t addresses[GIDS][16];
 };
 
+enum stamping_clock { CLOCK_OWN = 1, CLOCK_OF_DAY = 2 };
 enum loopback_blocking { BLOCK_HONOURED, BLOCK_REFUSED, BLOCK_IGNORED };
 
 struct card_device {
@@ -64,6 +65,7 @@ struct card_device {
 	uint32_t has_relaxed_ordering;
 	uint32_t has_dmabuf;
 	uint32_t clock_khz;
+	uint32_t clocks; /* that stamp completions: CLOCK_OWN, CLOCK_OF_DAY */
 };
 
 /* A message that no QP sent: what the device writes, and what it says about it. */

@@ -22,7 +22,20 @@ int64_t now_ns(void)
 	return read_clock(CLOCK_MONOTONIC);
 }
 
+static int64_t run_due(void);
+static void wake_clock(void);
+
 /* --- completions --- */
+
+static void tell_of(struct cq *cq)
+{
+	cq->armed = 0;
+	cq->untold = 0;
+	cq->tell_at = INT64_MAX;
+	armed_queues--;
+	if (cq->cq.channel)
+		put(&((struct comp_channel *)cq->cq.channel)->events, (struct node){ .about = cq });
+}
 
 static void complete(struct cq *cq, const struct entry *entry)
 {
@@ -41,16 +54,18 @@ static void complete(struct cq *cq, const struct entry *entry)
 		place->stamp = (uint64_t)read_clock(CLOCK_REALTIME);
 		place->ticks = (uint64_t)now_ns();
 	}
-	if (cq->armed) {
-		cq->armed = 0;
-		armed_queues--;
-		if (cq->cq.channel)
-			put(&((struct comp_channel *)cq->cq.channel)->events, (struct node){ .about = cq });
+	if (!cq->armed)
+		return;
+	if (++cq->untold >= cq->moderation.cq_count) {
+		tell_of(cq);
+	} else if (cq->untold == 1 && cq->moderation.cq_period) {
+		cq->tell_at = now_ns() + cq->moderation.cq_period * INT64_C(1000);
+		if (cq->tell_at < next_due) {
+			next_due = cq->tell_at;
+			wake_clock();
+		}
 	}
 }
-
-static int64_t run_due(void);
-static void wake_clock(void);
 
 int next_entry(struct cq *cq, struct entry *out)
 {
@@ -287,6 +302,15 @@ static void let_go(struct qp *qp, enum stage stage, struct work **at)
 	free(work);
 }
 
+/* The event of a moderated queue, if it is due. */
+static void tell_if_due(struct cq *cq, int64_t now)
+{
+	if (cq->tell_at <= now)
+		tell_of(cq);
+	else if (cq->tell_at < next_due)
+		next_due = cq->tell_at;
+}
+
 /* What is due takes its next step; when the next is due. */
 static int64_t run_due(void)
 {
@@ -305,6 +329,10 @@ static int64_t run_due(void)
 				if (qp->first[stage] && qp->first[stage]->due < next_due)
 					next_due = qp->first[stage]->due;
 			}
+	}
+	for (struct qp *qp = all_qps; qp; qp = qp->next) {
+		tell_if_due((struct cq *)qp->qp.send_cq, now);
+		tell_if_due((struct cq *)qp->qp.recv_cq, now);
 	}
 	return next_due;
 }

@@ -108,7 +108,7 @@ static int query_device_ex(struct ibv_context *which, const struct ibv_query_dev
 		return done(error);
 	memset(&found, 0, sizeof(found));
 	fill_device(device, &found.orig_attr);
-	found.completion_timestamp_mask = device->is.has_cq_ex ? UINT64_MAX : 0;
+	found.completion_timestamp_mask = device->is.clocks ? UINT64_MAX : 0;
 	found.hca_core_clock = device->is.clock_khz;
 	found.cq_mod_caps.max_cq_count = device->is.has_modify_cq ? UINT16_MAX : 0;
 	found.cq_mod_caps.max_cq_period = device->is.has_modify_cq ? UINT16_MAX : 0;

@@ -198,6 +198,8 @@ struct cq {
 	unsigned head, tail, size, mask; /* the ring has a power of two of places */
 	int armed, is_polled;
 	struct ibv_moderate_cq moderation;
+	unsigned untold; /* completions since it was armed, of which no event has told yet */
+	int64_t tell_at; /* when one tells of them at the latest; INT64_MAX: there are none, or nothing limits it */
 	uint32_t vector;
 };
 

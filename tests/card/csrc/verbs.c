@@ -200,6 +200,7 @@ static struct cq *new_cq(enum call call, struct ibv_context *which, uint32_t dep
 	cq->size = depth;
 	cq->mask = power_of_two(depth) - 1;
 	cq->vector = vector;
+	cq->tell_at = INT64_MAX;
 	cq->cq.context = which;
 	cq->cq.channel = channel;
 	cq->cq.cq_context = user;
@@ -279,9 +280,16 @@ static void end_poll(struct ibv_cq_ex *target)
 
 struct ibv_cq_ex *create_cq_ex(struct ibv_context *which, struct ibv_cq_init_attr_ex *init)
 {
+	uint32_t clocks = (init->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP ? CLOCK_OWN : 0) |
+			  (init->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK ? CLOCK_OF_DAY : 0);
 	int error;
-	struct cq *cq = new_cq(CALL_ibv_create_cq_ex, which, init->cqe, init->cq_context, init->channel,
-			       init->comp_vector, &error);
+	struct cq *cq;
+
+	if (clocks & ~device_of(KIND_CONTEXT, which)->is.clocks) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	cq = new_cq(CALL_ibv_create_cq_ex, which, init->cqe, init->cq_context, init->channel, init->comp_vector, &error);
 
 	if (cq) {
 		cq->cq.start_poll = start_poll;

@@ -8,11 +8,23 @@ import signal
 import threading
 from collections.abc import Callable
 from ipaddress import IPv4Address
+from math import inf
 from time import monotonic
 
 import pytest
 
-from mcast.api import Closed, Destination, EventChannel, McastError, Phase, QpInit, QpState, QueuePair
+from mcast.api import (
+    Closed,
+    CqModeration,
+    Destination,
+    EventChannel,
+    McastError,
+    NotSupported,
+    Phase,
+    QpInit,
+    QpState,
+    QueuePair,
+)
 from mcast.testbed import Testbed
 
 BOUND = 30.0
@@ -62,6 +74,39 @@ def test_soft_roce_registers_without_what_it_cannot_do(lab_bed: Testbed) -> None
     os.close(fd)
     assert caught.value.phase is Phase.REGISTER
     assert caught.value.errno in (E.EOPNOTSUPP, E.EINVAL)
+
+
+@pytest.mark.parametrize(
+    ("init", "says"),
+    [
+        (QpInit(timestamps=True), "cannot stamp completions with the time: do without timestamps"),
+        (QpInit(moderation=CqModeration(count=8, period=100)), "cannot moderate completions: do without"),
+    ],
+)
+def test_soft_roce_refuses_what_it_has_not(lab_bed: Testbed, init: QpInit, says: str) -> None:
+    channel = lab_bed.backend.event_channel()
+    cm_id = channel.create_id()
+    cm_id.bind_addr(lab_bed.ports[0])
+    with pytest.raises(NotSupported, match=f"{cm_id.device} {says}"):
+        cm_id.create_qp(init)
+    assert cm_id.create_qp().timestamp_clock is None
+
+
+def test_who_spins_is_ended_by_a_signal(lab_bed: Testbed) -> None:
+    qp, group = member(lab_bed, lab_bed.ports[0], QpInit(busy_poll=inf))
+    ran: list[int] = []
+
+    def send(number: int, frame: object) -> None:
+        ran.append(number)
+        qp.send_one(group, b"of the handler")
+
+    before = signal.signal(signal.SIGALRM, send)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        assert drain(qp, 1) == [b"of the handler"]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ran == [signal.SIGALRM]
 
 
 def test_receives_are_posted_again_in_chains(lab_bed: Testbed) -> None:

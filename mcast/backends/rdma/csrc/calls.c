@@ -22,7 +22,7 @@ enum {
 	SMALLEST_MTU = 256,
 	KEPT_GIDS = 64,
 	KEPT_ARGUMENTS = 256,
-	MESSAGE_FIELDS = 10,
+	MESSAGE_FIELDS = 11,
 	RAISED = -100000, /* no errno: a Python exception */
 };
 
@@ -197,15 +197,24 @@ static PyObject *fail(struct calls *self, const char *call, int result, uint32_t
 /* A wait of whichever kind, on an object whose close makes it end with -EBADF. */
 typedef int wait_step(void *object, void *what, const struct mcast_wait *wait);
 
+/* Until when calls on it look before they sleep. */
+static int64_t spin_until(const struct calls *self)
+{
+	int64_t budget = self->qp->init.busy_poll;
+
+	return budget && budget != FOREVER ? mcast_now() + budget : budget;
+}
+
 /* Carry it out without the GIL. Instead of -EINTR Python's signal handlers run: RAISED if one raises. */
-static int wait_with_signals(wait_step *step, void *object, void *what, int event_fd, int64_t deadline)
+static int wait_with_signals(wait_step *step, void *object, void *what, int event_fd, int64_t deadline, int64_t spin)
 {
 	unsigned here = forks;
 	int result;
 
 	do {
 		struct signal_watch watch = mcast_watch_signals();
-		struct mcast_wait wait = { .event_fd = event_fd, .signal_fd = watch.fd, .deadline = deadline };
+		struct mcast_wait wait = { .event_fd = event_fd, .signal_fd = watch.fd, .deadline = deadline,
+					   .spin_until = spin };
 
 		result = PyErr_CheckSignals() ? RAISED : here != forks ? -EBADF : 0;
 		if (!result) {
@@ -381,7 +390,7 @@ static int carry_out(struct calls *self, struct mcast_send_job *job, size_t byte
 	Py_END_ALLOW_THREADS
 	if (result)
 		return result;
-	return wait_with_signals(send_step, self->qp, job, NO_FD, deadline);
+	return wait_with_signals(send_step, self->qp, job, NO_FD, deadline, spin_until(self));
 }
 
 static int send_payloads(struct calls *self, struct mcast_send_job *job, struct payloads *payloads, int64_t timeout)
@@ -525,6 +534,8 @@ static PyObject *make_message(struct calls *self, const struct mcast_message *fr
 	PyTuple_SetItem(message, 9,
 			region ? PyObject_CallMethod(region, "at", "KI", (unsigned long long)from->offset, from->length) :
 				 Py_NewRef(Py_None));
+	PyTuple_SetItem(message, 10, self->qp->recv.clock ? PyLong_FromUnsignedLongLong(from->timestamp) :
+							    Py_NewRef(Py_None));
 	for (Py_ssize_t i = 1; i < MESSAGE_FIELDS; i++)
 		if (!PyTuple_GetItem(message, i)) {
 			Py_DECREF(message);
@@ -573,7 +584,8 @@ static int wait_for_messages(struct calls *self, struct mcast_message *out, uint
 	Py_END_ALLOW_THREADS
 	if (got)
 		return got;
-	return wait_with_signals(receive_step, self->qp, &room, events ? self->event_fd : NO_FD, deadline);
+	return wait_with_signals(receive_step, self->qp, &room, events ? self->event_fd : NO_FD, deadline,
+				 spin_until(self));
 }
 
 static void give_back_receives(struct calls *self, const struct mcast_message *messages, uint32_t count)
@@ -1210,7 +1222,7 @@ static PyObject *wait_event(PyObject *module, PyObject *args)
 		return NULL;
 	if (!read_timeout(given, &timeout))
 		return refuse_timeout(given);
-	result = wait_with_signals(event_step, (void *)(uintptr_t)address, NULL, NO_FD, deadline_of(timeout));
+	result = wait_with_signals(event_step, (void *)(uintptr_t)address, NULL, NO_FD, deadline_of(timeout), 0);
 	if (result == RAISED)
 		return NULL;
 	if (result < 0)

@@ -61,6 +61,7 @@ int mcast_query_gid(struct ibv_context *context, uint32_t port, uint32_t index, 
 int mcast_query_gids(struct ibv_context *context, struct mcast_gid *out, uint32_t max);
 int mcast_netdev_addresses(struct mcast_netdev_address *out, uint32_t max);
 int mcast_sync_devices(void);
+int mcast_comp_vectors(struct ibv_context *context);
 
 /* --- cm.c --- */
 
@@ -123,14 +124,24 @@ struct mcast_qp_init {
 	uint32_t grh_stride;
 	int block_loopback;
 	int is_ethernet;
+	uint32_t comp_vector;
+	uint32_t moderation_count;  /* receives until an event tells of them; 0: one */
+	uint32_t moderation_period; /* microseconds until it tells of fewer */
+	int timestamps;
+	int64_t busy_poll; /* nanoseconds that a thread looks before it sleeps */
 	void *slab;
 	uint64_t slab_bytes;
 };
 
+/* The clock of the messages' time stamps; what the device refused that one may do without. */
+enum { STAMPS_NONE, STAMPS_REALTIME, STAMPS_DEVICE };
+enum { REFUSED_NOTHING, REFUSED_TIMESTAMPS, REFUSED_MODERATION };
+
 int mcast_alloc_pd(struct mcast_id *id, struct ibv_pd **pd);
 int mcast_dealloc_pd(struct ibv_pd *pd);
 int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_qp_init *init,
-		    struct mcast_qp **out);
+		    struct mcast_qp **out, int *refused);
+int mcast_clock(struct mcast_qp *qp);
 int mcast_close_qp(struct mcast_qp *qp, int64_t linger);
 void mcast_free_qp(struct mcast_qp *qp);
 uint32_t mcast_qp_num(struct mcast_qp *qp);
@@ -204,6 +215,7 @@ struct mcast_message {
 	uint8_t path_bits;
 	uint8_t source[16];
 	uint8_t group[16];
+	uint64_t timestamp; /* nanoseconds; 0 where there are none */
 };
 
 struct mcast_counters {

@@ -9,8 +9,43 @@
 
 enum { CHANNEL, CALL, WAKE, ASYNC, NEWS, SOURCES };
 
-int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, struct completions *out)
+/* The device's answer; nothing where the driver is too old to be asked. */
+static struct ibv_device_attr_ex attributes_of(struct ibv_context *context)
 {
+	struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
+	struct ibv_device_attr_ex attr = { .completion_timestamp_mask = 0 };
+
+	if (!extended || extended->query_device_ex(context, NULL, &attr, sizeof(attr)))
+		attr.completion_timestamp_mask = 0;
+	return attr;
+}
+
+/* The time of day if the device can tell it, else its own clock. */
+static int create_stamped(struct ibv_context *context, struct ibv_cq_init_attr_ex *init, struct completions *out)
+{
+	struct ibv_device_attr_ex attr = attributes_of(context);
+
+	if (!attr.completion_timestamp_mask)
+		return -EOPNOTSUPP;
+	out->clock = STAMPS_REALTIME;
+	init->wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+	out->stamped = ibv_create_cq_ex(context, init);
+	if (!out->stamped && attr.hca_core_clock) {
+		out->clock = STAMPS_DEVICE;
+		out->clock_khz = attr.hca_core_clock;
+		init->wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+		out->stamped = ibv_create_cq_ex(context, init);
+	}
+	if (!out->stamped)
+		return -(errno ? errno : EOPNOTSUPP);
+	out->cq = ibv_cq_ex_to_cq(out->stamped);
+	return 0;
+}
+
+int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, int timestamps,
+			   struct completions *out)
+{
+	struct ibv_cq_init_attr_ex init = { .cqe = depth, .comp_vector = vector };
 	int flags;
 
 	errno = 0;
@@ -22,8 +57,62 @@ int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t
 	if (flags < 0 || fcntl(out->channel->fd, F_SETFL, flags | O_NONBLOCK))
 		return -errno;
 	errno = 0;
+	init.channel = out->channel;
+	if (timestamps)
+		return create_stamped(context, &init, out);
 	out->cq = mcast_sym.ibv_create_cq(context, (int)depth, NULL, out->channel, (int)vector);
 	return out->cq ? 0 : -(errno ? errno : ENOMEM);
+}
+
+int mcast_moderate(struct completions *completions, uint32_t count, uint32_t period)
+{
+	struct ibv_modify_cq_attr attr = { .attr_mask = IBV_CQ_ATTR_MODERATE,
+					   .moderate = { (uint16_t)count, (uint16_t)period } };
+
+	return -ibv_modify_cq(completions->cq, &attr);
+}
+
+static uint64_t read_stamp(const struct completions *completions)
+{
+	if (completions->clock == STAMPS_REALTIME)
+		return ibv_wc_read_completion_wallclock_ns(completions->stamped);
+	return (uint64_t)((unsigned __int128)ibv_wc_read_completion_ts(completions->stamped) * 1000000 /
+			  completions->clock_khz);
+}
+
+/* What a received message's completion says; of one that failed nothing else is valid. */
+static void read_completion(const struct completions *completions, struct ibv_wc *wc, uint64_t *stamp)
+{
+	struct ibv_cq_ex *from = completions->stamped;
+
+	*wc = (struct ibv_wc){ .wr_id = from->wr_id, .status = from->status };
+	*stamp = 0;
+	if (wc->status != IBV_WC_SUCCESS)
+		return;
+	wc->byte_len = ibv_wc_read_byte_len(from);
+	wc->wc_flags = ibv_wc_read_wc_flags(from);
+	if (wc->wc_flags & IBV_WC_WITH_IMM)
+		wc->imm_data = ibv_wc_read_imm_data(from);
+	wc->src_qp = ibv_wc_read_src_qp(from);
+	wc->slid = (uint16_t)ibv_wc_read_slid(from);
+	wc->sl = ibv_wc_read_sl(from);
+	wc->dlid_path_bits = ibv_wc_read_dlid_path_bits(from);
+	*stamp = read_stamp(completions);
+}
+
+int mcast_poll_stamped(struct completions *completions, int max, struct ibv_wc *wcs, uint64_t *stamps)
+{
+	struct ibv_poll_cq_attr attr = { .comp_mask = 0 };
+	int count = 0, ret = ibv_start_poll(completions->stamped, &attr);
+
+	if (ret)
+		return ret == ENOENT ? 0 : -1;
+	do {
+		read_completion(completions, &wcs[count], &stamps[count]);
+		count++;
+	} while (count < max && !ibv_next_poll(completions->stamped)); /* what it fails with, the next start does */
+	ibv_end_poll(completions->stamped);
+	return count;
 }
 
 int mcast_close_completions(struct completions *completions)
@@ -271,6 +360,59 @@ static void leave(struct completions *completions, struct waiter *self)
 	call_next(completions);
 	if (led && completions->watch_fd >= 0)
 		call(completions->call_fd);
+}
+
+/* What a thread that spins would be woken by, but for completions: 0, or as `sleep_once`. 1: the device is gone. */
+static int look_around(struct mcast_qp *qp, struct completions *completions, const struct mcast_wait *wait)
+{
+	enum { CHANNEL_FAILED, DEVICE, EVENT, SIGNAL };
+	struct pollfd fds[] = {
+		[CHANNEL_FAILED] = { .fd = completions->channel->fd },
+		[DEVICE] = { .fd = mcast_async_fd(qp), .events = POLLIN },
+		[EVENT] = { .fd = wait->event_fd, .events = POLLIN },
+		[SIGNAL] = { .fd = wait->signal_fd, .events = POLLIN },
+	};
+	int ready = mcast_sleep(fds, sizeof(fds) / sizeof(*fds), 0);
+
+	if (ready <= 0)
+		return ready;
+	if (fds[DEVICE].revents)
+		mcast_read_async(qp);
+	if (fds[CHANNEL_FAILED].revents)
+		return 1;
+	if (fds[SIGNAL].revents)
+		return -EINTR;
+	return fds[EVENT].revents ? -EAGAIN : 0;
+}
+
+/* As for who sleeps: a call that waits for events ends with what the port tells. */
+static int has_news(struct mcast_qp *qp, const struct mcast_wait *wait)
+{
+	int ret;
+
+	if (wait->event_fd < 0)
+		return 0;
+	pthread_mutex_lock(&qp->lock);
+	ret = mcast_take_news(qp);
+	pthread_mutex_unlock(&qp->lock);
+	return ret;
+}
+
+int mcast_busy_poll(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
+		    const struct mcast_wait *wait)
+{
+	int told = 0, ret = 0;
+
+	while (!ret && !told && mcast_now() < wait->spin_until && mcast_now() < wait->deadline) {
+		ret = mcast_spin(qp, work, what, wait->deadline);
+		if (!ret)
+			told = mcast_is_shut(&qp->gate) ? -EBADF : look_around(qp, completions, wait);
+		if (!ret && !told && has_news(qp, wait))
+			told = -EAGAIN;
+	}
+	if (!ret && told < 0)
+		ret = look_once(qp, work, what); /* what it has to tell of may have come together with what is waited for */
+	return ret || told > 0 ? ret : told;
 }
 
 /* 0: look again. -EAGAIN, -EINTR: look again, then end with it. */

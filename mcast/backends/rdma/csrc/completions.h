@@ -2,7 +2,8 @@
  *
  * Of the threads that wait for one queue, one leads: it arms the queue, looks once more, and sleeps on the
  * channel. The others sleep on descriptors of their own. Whoever leaves without a leader behind calls the first of
- * them to lead, who looks before he sleeps: so nobody sleeps while what he waits for is there. */
+ * them to lead, who looks before he sleeps: so nobody sleeps while what he waits for is there. Who spins neither leads
+ * nor follows: he takes what he finds, but no event, so that all others sleep and wake as without him. */
 #ifndef MCAST_COMPLETIONS_H
 #define MCAST_COMPLETIONS_H
 
@@ -23,6 +24,9 @@ struct waiter {
 struct completions {
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
+	struct ibv_cq_ex *stamped; /* the same, if its completions have time stamps */
+	int clock;		   /* of these: STAMPS_NONE and so on */
+	uint64_t clock_khz;	   /* of STAMPS_DEVICE */
 	const struct waiter *leader;
 	struct waiter *followers; /* the first has waited longest */
 	int watch_fd;		  /* an epoll of all that a loop outside must hear of; NO_FD until it is asked for */
@@ -33,7 +37,20 @@ struct completions {
 /* Under the QP's lock: what there is to do. Positive or -errno: done. 0: not yet. */
 typedef int mcast_work(struct mcast_qp *qp, void *what);
 
-int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, struct completions *out);
+int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, int timestamps,
+			   struct completions *out);
+
+/* An event tells of so many completions, or of fewer once the first is so many microseconds old. */
+int mcast_moderate(struct completions *completions, uint32_t count, uint32_t period);
+
+int mcast_poll_stamped(struct completions *completions, int max, struct ibv_wc *wcs, uint64_t *stamps);
+
+/* As ibv_poll_cq. `stamps` is written, in nanoseconds, if there is a clock. */
+static inline int mcast_poll(struct completions *completions, int max, struct ibv_wc *wcs, uint64_t *stamps)
+{
+	return completions->clock ? mcast_poll_stamped(completions, max, wcs, stamps) :
+				    ibv_poll_cq(completions->cq, max, wcs);
+}
 
 /* The first error; what could not be freed stays for another time. */
 int mcast_close_completions(struct completions *completions);
@@ -50,6 +67,10 @@ int mcast_spin(struct mcast_qp *qp, mcast_work *work, void *what, int64_t deadli
 
 enum { SPIN_NS = 50000 }; /* about what it costs to sleep and be woken */
 enum { LOOKS = 32 }; /* before the first look at the clock, which may cost more than all of these */
+
+/* Do it until it is done, or until `wait->spin_until`; then 0, as when it is too late. Else as mcast_wait_for. */
+int mcast_busy_poll(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
+		    const struct mcast_wait *wait);
 
 /* Repeat it until it is done: 0: too late. -EAGAIN, -EINTR: as struct mcast_wait says. -EBADF: closed.
  * `end`: where the work keeps which send it waits for; NULL: none. */

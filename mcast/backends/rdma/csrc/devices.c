@@ -204,6 +204,11 @@ int mcast_netdev_addresses(struct mcast_netdev_address *out, uint32_t max)
 	return (int)count;
 }
 
+int mcast_comp_vectors(struct ibv_context *context)
+{
+	return context->num_comp_vectors > 1 ? context->num_comp_vectors : 1;
+}
+
 /* librdmacm closes the context of a removed device only when it looks at the list again. */
 int mcast_sync_devices(void)
 {

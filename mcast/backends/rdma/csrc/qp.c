@@ -160,7 +160,26 @@ void mcast_free_qp(struct mcast_qp *self)
 	free(self);
 }
 
-static int build(struct mcast_qp *self, struct ibv_pd *pd)
+/* Only receives are moderated: who waits for a send waits for room, and would wait longer. */
+static int open_queues(struct mcast_qp *self, struct ibv_context *context, int *refused)
+{
+	const struct mcast_qp_init *init = &self->init;
+	int ret = mcast_open_completions(context, init->send_depth, init->comp_vector, 0, &self->send);
+
+	if (!ret) {
+		*refused = init->timestamps ? REFUSED_TIMESTAMPS : REFUSED_NOTHING;
+		ret = mcast_open_completions(context, init->recv_depth, init->comp_vector, init->timestamps, &self->recv);
+	}
+	if (!ret && init->moderation_count) {
+		*refused = REFUSED_MODERATION;
+		ret = mcast_moderate(&self->recv, init->moderation_count, init->moderation_period);
+	}
+	if (!ret)
+		*refused = REFUSED_NOTHING;
+	return ret;
+}
+
+static int build(struct mcast_qp *self, struct ibv_pd *pd, int *refused)
 {
 	const struct mcast_qp_init *init = &self->init;
 	int is_ud = init->qp_type == IBV_QPT_UD;
@@ -168,9 +187,7 @@ static int build(struct mcast_qp *self, struct ibv_pd *pd)
 
 	ret = allocate_work(self);
 	if (!ret)
-		ret = mcast_open_completions(pd->context, init->send_depth, 0, &self->send);
-	if (!ret)
-		ret = mcast_open_completions(pd->context, init->recv_depth, 0, &self->recv);
+		ret = open_queues(self, pd->context, refused);
 	if (!ret)
 		ret = mcast_register(pd, init->slab, init->slab_bytes, 1, 0, &self->mr);
 	if (!ret)
@@ -197,7 +214,7 @@ static int build(struct mcast_qp *self, struct ibv_pd *pd)
 }
 
 int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_qp_init *init,
-		    struct mcast_qp **out)
+		    struct mcast_qp **out, int *refused)
 {
 	struct mcast_qp *self;
 	int ret;
@@ -225,7 +242,7 @@ int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_q
 	self->async_fd = pd->context->async_fd;
 	self->send.watch_fd = self->send.call_fd = self->recv.watch_fd = self->recv.call_fd = NO_FD;
 	pthread_mutex_init(&self->lock, NULL);
-	ret = build(self, pd);
+	ret = build(self, pd, refused);
 	if (ret) {
 		end_all(self);
 		mcast_free_qp(self);
@@ -243,6 +260,11 @@ int mcast_close_qp(struct mcast_qp *self, int64_t linger)
 	if (is_first)
 		mcast_linger(self, linger);
 	return end_all(self);
+}
+
+int mcast_clock(struct mcast_qp *self)
+{
+	return self->recv.clock;
 }
 
 uint32_t mcast_qp_num(struct mcast_qp *self)

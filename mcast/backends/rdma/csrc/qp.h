@@ -76,6 +76,7 @@ struct mcast_qp {
 	uint64_t last_serial;
 
 	struct ibv_wc seen; /* polled, not yet received */
+	uint64_t seen_stamp;
 	int has_seen;
 	struct receive_memory slab, user;
 	struct receive_memory *memory; /* one of the two */

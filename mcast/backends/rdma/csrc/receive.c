@@ -73,26 +73,28 @@ int mcast_post_free_slots(struct mcast_qp *qp)
 }
 
 /* What mcast_is_receiving has looked at comes first. */
-static int poll_receives(struct mcast_qp *qp, int max, struct ibv_wc *wcs)
+static int poll_receives(struct mcast_qp *qp, int max, struct ibv_wc *wcs, uint64_t *stamps)
 {
 	int polled;
 
 	if (!qp->has_seen)
-		return ibv_poll_cq(qp->recv.cq, max, wcs);
+		return mcast_poll(&qp->recv, max, wcs, stamps);
 	wcs[0] = qp->seen;
+	stamps[0] = qp->seen_stamp;
 	qp->has_seen = 0;
-	polled = max > 1 ? ibv_poll_cq(qp->recv.cq, max - 1, wcs + 1) : 0;
+	polled = max > 1 ? mcast_poll(&qp->recv, max - 1, wcs + 1, stamps + 1) : 0;
 	return polled < 0 ? polled : polled + 1;
 }
 
 void mcast_forget_posted(struct mcast_qp *qp)
 {
 	struct ibv_wc wcs[POLL_BATCH];
+	uint64_t stamps[POLL_BATCH];
 
 	/* completions that nobody read belong to work that is gone */
 	while (ibv_poll_cq(qp->send.cq, POLL_BATCH, wcs) > 0)
 		;
-	while (poll_receives(qp, POLL_BATCH, wcs) > 0)
+	while (poll_receives(qp, POLL_BATCH, wcs, stamps) > 0)
 		;
 	for (uint32_t slot = 0; slot < qp->memory->count; slot++)
 		if (qp->memory->slots[slot] == SLOT_POSTED)
@@ -142,7 +144,7 @@ static void read_grh(const uint8_t *grh, int is_ethernet, struct mcast_message *
 	memcpy(out->group + 12, grh + 36, 4);
 }
 
-static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, struct mcast_message *out)
+static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, uint64_t stamp, struct mcast_message *out)
 {
 	uint32_t slot = (uint32_t)wc->wr_id;
 
@@ -156,6 +158,7 @@ static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, struct mc
 		.generation = qp->memory->generation,
 		.sl = wc->sl,
 		.path_bits = wc->dlid_path_bits,
+		.timestamp = stamp,
 	};
 	if (wc->wc_flags & IBV_WC_WITH_IMM) {
 		out->has_imm = 1;
@@ -174,7 +177,7 @@ int mcast_is_receiving(struct mcast_qp *qp)
 		return ret;
 	pthread_mutex_lock(&qp->lock);
 	if (!qp->has_seen)
-		qp->has_seen = ibv_poll_cq(qp->recv.cq, 1, &qp->seen) == 1;
+		qp->has_seen = mcast_poll(&qp->recv, 1, &qp->seen, &qp->seen_stamp) == 1;
 	ret = qp->has_seen;
 	for (uint32_t slot = 0; slot < qp->memory->count && !ret; slot++)
 		ret = qp->memory->slots[slot] == SLOT_HELD;
@@ -187,8 +190,9 @@ int mcast_is_receiving(struct mcast_qp *qp)
 static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t max)
 {
 	struct ibv_wc wcs[POLL_BATCH];
-	int polled = poll_receives(qp, max < POLL_BATCH ? (int)max : POLL_BATCH, wcs);
-	int count = 0;
+	uint64_t stamps[POLL_BATCH];
+	int polled = poll_receives(qp, max < POLL_BATCH ? (int)max : POLL_BATCH, wcs, stamps);
+	int has_clock = qp->recv.clock != STAMPS_NONE, count = 0;
 
 	if (polled < 0)
 		return -EIO;
@@ -197,7 +201,7 @@ static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t
 
 		qp->memory->slots[wcs[i].wr_id] = good ? SLOT_HELD : SLOT_FREE;
 		if (good)
-			read_message(qp, &wcs[i], &out[count++]);
+			read_message(qp, &wcs[i], has_clock ? stamps[i] : 0, &out[count++]);
 		else
 			mcast_note_failure(qp, wcs[i].status);
 	}
@@ -249,7 +253,9 @@ int mcast_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, 
 
 	if (got)
 		return got;
-	got = mcast_wait_for(qp, &qp->recv, work, &room, NULL, wait);
+	got = mcast_busy_poll(qp, &qp->recv, work, &room, wait);
+	if (!got)
+		got = mcast_wait_for(qp, &qp->recv, work, &room, NULL, wait);
 	mcast_leave_gate(&qp->gate);
 	return got;
 }

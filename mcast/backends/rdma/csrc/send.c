@@ -189,7 +189,9 @@ int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, const struct mca
 
 	if (ret)
 		return ret;
-	ret = mcast_wait_for(qp, &qp->send, work, job, &job->room_end, wait);
+	ret = mcast_busy_poll(qp, &qp->send, work, job, wait);
+	if (!ret)
+		ret = mcast_wait_for(qp, &qp->send, work, job, &job->room_end, wait);
 	mcast_leave_gate(&qp->gate);
 	return ret;
 }

@@ -18,6 +18,7 @@ struct mcast_wait {
 	int event_fd;  /* -EAGAIN: an event waits, there or of the port */
 	int signal_fd; /* -EINTR: a signal came, to whichever thread */
 	int64_t deadline;
+	int64_t spin_until; /* look at the queue, and do not sleep before */
 	int is_last; /* of a QP that is being closed, which ends all others */
 };
 

@@ -1,0 +1,46 @@
+"""What the completion queues of a queue pair shall be like: vector, moderation, stamps, how long to look."""
+
+from __future__ import annotations
+
+import errno as E
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
+
+from mcast.api import QpInit, TimestampClock, require_comp_vector
+from mcast.backends.rdma.native import QpPlan, Refused
+
+CLOCKS = (None, TimestampClock.REALTIME, TimestampClock.DEVICE)
+"""STAMPS_NONE and so on of cdefs.h -> what the contract calls it."""
+
+_FOREVER = (1 << 63) - 1
+_LONGEST = 1e9
+"""Seconds; longer is without end."""
+
+_turns: defaultdict[str, Iterator[int]] = defaultdict(count)
+"""Device -> the queue pairs of this process that took the next vector."""
+
+
+def planned(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
+    """The plan with the completion queues that `init` asks of a device with so many completion vectors."""
+    require_comp_vector(init.comp_vector, vectors, device)
+    vector = next(_turns[device]) % vectors if init.comp_vector is None else init.comp_vector
+    endless = init.busy_poll > _LONGEST
+    return plan._replace(
+        comp_vector=vector,
+        moderation_count=init.moderation.count if init.moderation else 0,
+        moderation_period=init.moderation.period if init.moderation else 0,
+        timestamps=init.timestamps,
+        busy_poll=_FOREVER if endless else int(init.busy_poll * 1e9),
+    )
+
+
+def refusal(device: str, refused: Refused, error: int) -> str:
+    """Why the device made no queue pair, and what to do; empty where it refused nothing of this."""
+    if refused is Refused.TIMESTAMPS:
+        return f"{device} cannot stamp completions with the time: do without timestamps"
+    if refused is not Refused.MODERATION:
+        return ""
+    if error == E.EINVAL:
+        return f"{device} does not moderate completions so far: choose a smaller count or period"
+    return f"{device} cannot moderate completions: do without moderation"

@@ -1,0 +1,106 @@
+"""What a queue pair may ask of its completion queues; a device that has none of it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from mcast.api import CqModeration, DeviceInfo, InvalidArgument, NotSupported, QpInit, TimestampClock
+from mcast.conformance.peers import BOUND, Peer, new_group
+from mcast.testbed import Testbed
+
+
+def device_of(peer: Peer) -> DeviceInfo:
+    return next(device for device in peer.bed.backend.devices() if device.name == peer.id.device)
+
+
+def exchange(bed: Testbed, **init: Any) -> None:
+    """Two messages reach a QP that was made like this."""
+    group, receiver = new_group(), Peer(bed, 0, QpInit(**init))
+    outward = receiver.join(group)
+    receiver.qp.send(outward, [b"one", b"two"])
+    for expected in (b"one", b"two"):
+        message = receiver.qp.recv_one(BOUND)
+        assert message is not None
+        assert bytes(message.payload) == expected
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """What the device says that cannot do it; empty if it can."""
+    try:
+        call()
+    except NotSupported as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("seconds", [0.001, inf])
+def test_who_looks_before_it_sleeps_receives_and_ends_in_time(bed: Testbed, seconds: float) -> None:
+    exchange(bed, busy_poll=seconds)
+    peer = Peer(bed, 0, QpInit(busy_poll=seconds))
+    assert peer.qp.recv_one(0) is None
+    assert peer.qp.recv_one(0.01) is None
+
+
+def test_a_completion_vector_of_the_device_may_be_chosen(bed: Testbed) -> None:
+    there = device_of(Peer(bed, 0, None)).num_comp_vectors
+    assert there >= 1
+    exchange(bed, comp_vector=there - 1)
+    peer = Peer(bed, 0, None)
+    with pytest.raises(InvalidArgument) as refused:
+        peer.id.create_qp(QpInit(comp_vector=there))
+    assert f"comp_vector={there}" in str(refused.value)
+    assert str(peer.id.device) in str(refused.value)
+    assert ("one completion vector, 0" if there == 1 else f"0..{there - 1}") in str(refused.value)
+    peer.id.create_qp()
+
+
+def test_a_moderated_queue_pair_misses_nothing_or_is_refused_in_a_sentence(bed: Testbed) -> None:
+    refused = refusal(lambda: exchange(bed, moderation=CqModeration(count=64, period=100)))
+    assert not refused or "cannot moderate completions: do without" in refused
+
+
+@pytest.mark.parametrize(
+    ("init", "names"),
+    [
+        (lambda: CqModeration(count=0, period=5), ("count is 0", "1..65535 messages")),
+        (lambda: CqModeration(count=8, period=0), ("period is 0", "1..65535 microseconds", "wake nobody")),
+        (lambda: CqModeration(count=1 << 16, period=5), ("count is 65536", "1..65535")),
+        (lambda: QpInit(comp_vector=-1), ("comp_vector", "-1")),
+        (lambda: QpInit(busy_poll=-0.1), ("busy_poll", "-0.1")),
+        (lambda: QpInit(busy_poll=nan), ("busy_poll", "nan")),
+    ],
+)
+def test_what_no_device_could_do_is_refused(init: Any, names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as refused:
+        init()
+    for name in names:
+        assert name in str(refused.value)
+
+
+def test_messages_are_stamped_in_order_or_that_is_refused_in_a_sentence(bed: Testbed) -> None:
+    group, sender, plain = new_group(), Peer(bed, 0), Peer(bed, 1)
+    receiver = Peer(bed, 1, None)
+    if refused := refusal(lambda: receiver.id.create_qp(QpInit(timestamps=True))):
+        assert "cannot stamp completions with the time: do without timestamps" in refused
+        assert receiver.id.qp is None
+        return
+    assert isinstance(receiver.qp.timestamp_clock, TimestampClock)
+    assert plain.qp.timestamp_clock is None
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    plain.join(group)
+    stamps = []
+    for _ in range(3):
+        sender.qp.send_one(outward, b"x")
+        message, other = receiver.qp.recv_one(BOUND), plain.qp.recv_one(BOUND)
+        assert message is not None
+        assert other is not None
+        assert other.timestamp is None
+        assert message.timestamp is not None
+        stamps.append(message.timestamp)
+    assert all(earlier <= later for earlier, later in pairwise(stamps))
