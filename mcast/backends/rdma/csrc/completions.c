@@ -419,12 +419,12 @@ int mcast_busy_poll(struct mcast_qp *qp, struct completions *completions, mcast_
 static int sleep_once(struct mcast_qp *qp, struct completions *completions, int own, int leads,
 		      const struct mcast_wait *wait)
 {
-	enum { OWN, GATE, DEVICE, NEWS, EVENT, SIGNAL };
+	enum { OWN, GATE, DEVICE, PORT, EVENT, SIGNAL };
 	struct pollfd fds[] = {
 		[OWN] = { .fd = own, .events = POLLIN },
 		[GATE] = { .fd = wait->is_last ? NO_FD : qp->gate.wake_fd, .events = POLLIN },
 		[DEVICE] = { .fd = mcast_async_fd(qp), .events = POLLIN },
-		[NEWS] = { .fd = wait->event_fd >= 0 ? qp->news_fd : NO_FD, .events = POLLIN },
+		[PORT] = { .fd = wait->event_fd >= 0 ? qp->news_fd : NO_FD, .events = POLLIN },
 		[EVENT] = { .fd = wait->event_fd, .events = POLLIN },
 		[SIGNAL] = { .fd = wait->signal_fd, .events = POLLIN },
 	};
