@@ -819,6 +819,18 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         Phase.EVENT,
+        E.EADDRNOTAVAIL,
+        Cause(
+            "the address that the endpoint is bound to has gone from its port",
+            "ip addr; mcast info",
+            "give the port its address back: the endpoint joins again once it is there (RejoinPolicy)",
+        ),
+        "mcast.api, QueuePair.port_events",
+        calls=("port_events",),
+        only="an endpoint keeps it as the reason of what was lost",
+    ),
+    Row(
+        Phase.EVENT,
         E.EIO,
         Cause(
             "the peer cannot be reached, or is gone",

@@ -24,6 +24,7 @@ TESTS = (
     "tests/app/test_endpoint.py",
     "tests/app/test_endpoint_threads.py",
     "tests/app/test_aio.py",
+    "tests/app/test_device_memory.py",
 )
 
 
