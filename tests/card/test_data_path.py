@@ -7,6 +7,7 @@ import errno as E
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -526,6 +527,54 @@ def test_closing_in_a_signal_handler_ends_the_call(end: End, what: str) -> None:
         asking.results()
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+NESTED = """
+import signal, sys
+from pathlib import Path
+from tests.card.build import build
+from tests.card.ends import End
+from tests.card.provider import CardBackend, loaded
+
+with loaded(build(), Path(sys.argv[1])) as card:
+    card.ethernet(1)
+    with CardBackend(card) as backend:
+        outer, inner, depth, came, armed = End(backend), End(backend), 0, [0], 0
+
+        def wait(number, frame):
+            global depth, armed
+            came[-1] += 1
+            if depth == 2:
+                return
+            depth += 1
+            came.append(0)
+            before = card.count("ibv_req_notify_cq")
+            inner.qp.recv_one(0.002)
+            armed = max(armed, card.count("ibv_req_notify_cq") - before - 4 * sum(came[depth:]))
+            came.pop()
+            depth -= 1
+
+        signal.signal(signal.SIGALRM, wait)
+        signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0005)
+        while came[0] < 200:
+            outer.qp.recv_one(0.001)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(armed)
+"""
+
+
+def test_a_signal_handler_may_wait_within_a_wait(tmp_path: Path) -> None:
+    """Neither spins: each arms its queue a few times for each signal that comes."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", NESTED, str(tmp_path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=4 * LONG,
+    )
+    assert done.stderr == ""
+    assert int(done.stdout) < 50
 
 
 class Closing:

@@ -217,6 +217,8 @@ static int wait_with_signals(wait_step *step, void *object, void *what, int even
 					   .spin_until = spin };
 
 		result = PyErr_CheckSignals() ? RAISED : here != forks ? -EBADF : 0;
+		if (watch.fd >= 0)
+			mcast_wake_if_missed();
 		if (!result) {
 			Py_BEGIN_ALLOW_THREADS
 			result = step(object, what, &wait);

@@ -9,6 +9,11 @@ static PyObject *set_wakeup_fd, *quietly;
 static unsigned long main_thread;
 static int from_fd = NO_FD, to_fd = NO_FD;
 
+/* A signal handler may wait, too: a watch within a watch. */
+static int listener = NO_FD;  /* whom Python told before the outermost one */
+static int depth;	      /* how many there are */
+static int missed_at;	      /* one of this depth, and those around it, would have been woken by what another has read */
+
 int mcast_set_up_signals(PyObject *function, unsigned long thread)
 {
 	main_thread = thread;
@@ -51,8 +56,18 @@ struct signal_watch mcast_watch_signals(void)
 	if (PyThread_get_thread_ident() != main_thread || open_pipe())
 		return watch;
 	watch.before = swap(to_fd);
+	if (!depth++)
+		listener = watch.before;
 	watch.fd = from_fd;
 	return watch;
+}
+
+void mcast_wake_if_missed(void)
+{
+	if (!depth || missed_at < depth)
+		return;
+	(void)!write(to_fd, "", 1); /* no number of a signal, and passed over as such */
+	missed_at = depth - 1;
 }
 
 void mcast_forget_signals(struct signal_watch watch)
@@ -63,10 +78,15 @@ void mcast_forget_signals(struct signal_watch watch)
 	if (watch.fd < 0)
 		return;
 	swap(watch.before);
+	if (watch.fd != from_fd)
+		return; /* a fork came in between */
+	depth--;
 	do {
 		count = read(watch.fd, numbers, sizeof(numbers));
-		if (count > 0 && watch.before >= 0)
-			(void)!write(watch.before, numbers, (size_t)count); /* whoever watches there hears of them, too */
+		if (count > 0 && listener >= 0)
+			(void)!write(listener, numbers, (size_t)count); /* whoever watches there hears of them, too */
+		if (count > 0 && missed_at < depth)
+			missed_at = depth;
 	} while (count == sizeof(numbers));
 }
 
@@ -78,5 +98,6 @@ void mcast_signals_after_fork(void)
 		close(from_fd);
 		close(to_fd);
 	}
-	from_fd = to_fd = NO_FD;
+	from_fd = to_fd = listener = NO_FD;
+	depth = missed_at = 0;
 }

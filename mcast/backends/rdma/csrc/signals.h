@@ -24,4 +24,7 @@ void mcast_forget_signals(struct signal_watch watch);
 /* In the child of a fork. */
 void mcast_signals_after_fork(void);
 
+/* After Python's handlers have run: if one of them has waited, the next sleep ends at once with -EINTR. */
+void mcast_wake_if_missed(void);
+
 #endif
