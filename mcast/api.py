@@ -68,9 +68,6 @@ if TYPE_CHECKING:
 
 J = TypeVar("J")
 
-_WHOLE = uninterrupted()
-"""Made once: in joins and leaves a microsecond counts."""
-
 __all__ = [
     "GRH_BYTES",
     "MULTICAST_QPN",
@@ -659,6 +656,8 @@ class _Closeable(Enterable, ABC):
 
     _closed = False
     _ended_by = "close"
+    _whole = uninterrupted()
+    """What a change stands in where a microsecond counts; a provider may add its lock to it."""
 
     @property
     def closed(self) -> bool:
@@ -754,7 +753,7 @@ class EventChannel(_Closeable):
         Retrieving a MULTICAST_JOIN of a full member attaches the id's QP (JEX-15, JM-2); if the attach
         fails the event is a MULTICAST_ERROR with status -1 and the attach's errno (facts: kernel, join).
         """
-        with _WHOLE:
+        with self._whole:
             if self._closed:
                 self._require_open("get_event", Phase.EVENT)
             return self._get_event(timeout)
@@ -825,8 +824,6 @@ class CmId(_OnPort):
         self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None
     ) -> None:
         """rdma_join_multicast: as join_multicast_ex with FULLMEMBER (JM-1)."""
-        if self._closed:
-            self._require_open("join_multicast", Phase.JOIN)
         address = McastAddress.of(addr)
         self._join_once(
             "join_multicast", self._group_of(address), address, self._join_multicast, address, context
@@ -856,7 +853,7 @@ class CmId(_OnPort):
         """Guard G-JOIN: the group is claimed before it is joined, so of two threads one is refused."""
         claim = (address,)
 
-        with _WHOLE:
+        with self._whole:
             if self._closed:
                 self._require_open(call, Phase.JOIN)
             claimed = self._joined.setdefault(group, claim)
@@ -877,10 +874,10 @@ class CmId(_OnPort):
         What was received stays readable (LV-3). Not joined with this address and port: EADDRNOTAVAIL
         (LV-5). Device removed: ENXIO.
         """
-        if self._closed:
-            self._require_open("leave_multicast", Phase.LEAVE)
         address = McastAddress.of(addr)
-        with _WHOLE:
+        with self._whole:
+            if self._closed:
+                self._require_open("leave_multicast", Phase.LEAVE)
             try:
                 self._leave_multicast(address)
             except McastError as error:

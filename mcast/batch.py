@@ -162,9 +162,10 @@ class Batch(Enterable, ABC):
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"message {index} of a batch of {size}")
-        message = self._message(index % size)
-        self._views.append(message.payload)
-        return message
+        with _WHOLE:  # a view that is not kept here would hold the lease
+            message = self._message(index % size)
+            self._views.append(message.payload)
+            return message
 
     def __iter__(self) -> Iterator[Message]:
         return (self[index] for index in range(len(self)))

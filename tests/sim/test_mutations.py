@@ -58,7 +58,7 @@ def detach_ignores_the_mlid(original: Any) -> Any:
 
 def attach_before_retrieval(original: Any) -> Any:
     def joined(self: cm.Id, membership: cm.Membership, ud: UdParam) -> None:
-        if self.qp is not None and not membership.send_only:
+        if self.qp is not None and membership.bits == JoinState.FULL:
             self.fabric.attach(self.qp, membership.mgid, ud.destination.dlid)
         original(self, membership, ud)
 

@@ -162,6 +162,7 @@ class SimEventChannel(EventChannel):
     def __init__(self, fabric: Fabric, hosts: frozenset[int], siblings: dict[SimEventChannel, None]) -> None:
         self.fabric, self._hosts, self._siblings = fabric, hosts, siblings
         self._clock = fabric.clock
+        self._whole = fabric.clock.call
         self.ids: dict[SimCmId, None] = {}
         self._core = cm.Channel()
         self._readiness: Readiness | None = None
@@ -201,14 +202,13 @@ class SimEventChannel(EventChannel):
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         clock, queue, event = self._clock, self._core.queue, None
-        with clock.mutex:
-            if not queue and not self._closed:
-                clock.wait(lambda: bool(queue) or self._closed, timeout, "get_event", Phase.EVENT)
+        if not queue:
+            clock.wait(lambda: bool(queue) or self._closed, timeout, "get_event", Phase.EVENT)
             if self._closed:
                 self._require_open("get_event", Phase.EVENT)
-            if queue:
-                event = self._core.get()
-                found = self._found(event) if event.errno else ()
+        if queue:
+            event = self._core.get()
+            found = self._found(event) if event.errno else ()
         if clock.watched:
             clock.settle()
         if event is None:
@@ -246,6 +246,7 @@ class SimCmId(CmId):
         core.owner = self
         self._channel = channel
         self._clock = channel.fabric.clock
+        self._whole = self._clock.call
         self._qp: SimQueuePair | None = None
         if channel.fabric.watch is not None:
             channel.fabric.watch(self)
@@ -285,29 +286,32 @@ class SimCmId(CmId):
             self._qp = None
 
     def _group_of(self, address: McastAddress) -> object:
-        return self.core.group_of(address)
-
-    def _join_multicast(self, addr: McastAddress, context: object) -> None:
-        self._join("join_multicast", _BOTH_FIELDS, _FULL_MEMBER, addr, context)
+        core = self.core
+        known, pkey, group = core.known_group
+        if known is not address or core.interface is None or core.interface.pkey != pkey:
+            return core.group_of(address)
+        return group
 
     def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
-        self._join("join_multicast_ex", int(attr.comp_mask), attr.join_flags, attr.addr, context)
+        mask, flags = int(attr.comp_mask), attr.join_flags
+        self._join_multicast(attr.addr, context, "join_multicast_ex", mask, flags)
 
-    def _join(self, call: str, mask: int, flags: int, addr: McastAddress, context: object) -> None:
-        with self._clock.mutex:
-            if self._closed:
-                self._require_open(call, Phase.JOIN)
-            failed = self.core.join(mask, flags, addr, context)
+    def _join_multicast(
+        self,
+        addr: McastAddress,
+        context: object,
+        call: str = "join_multicast",
+        mask: int = _BOTH_FIELDS,
+        flags: int = _FULL_MEMBER,
+    ) -> None:
+        failed = self.core.join(mask, flags, addr, context)
         if self._clock.watched:
             self._clock.settle()
         if failed:
             _check(failed, call, Phase.JOIN, addr=addr, join_flags=flags)
 
     def _leave_multicast(self, addr: McastAddress) -> None:
-        with self._clock.mutex:
-            if self._closed:
-                self._require_open("leave_multicast", Phase.LEAVE)
-            failed = self.core.leave(addr)
+        failed = self.core.leave(addr)
         if self._clock.watched:
             self._clock.settle()
         if failed:
@@ -451,13 +455,10 @@ class SimQueuePair(QueuePair):
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        owned = [payload if isinstance(payload, bytes) else self._read(payload) for payload in payloads]
+        owned = [payload if type(payload) is bytes else self._read(payload) for payload in payloads]
         core, clock = self.core, self._clock
         with clock.mutex:
-            # In SQD a QP takes sends and holds them until it is in RTS again.
-            ready = core.state is not _SQD or clock.wait(
-                lambda: core.state is not _SQD or self._closed, timeout, "send", Phase.SEND
-            )
+            ready = core.state is not _SQD or self._leaves_sqd(timeout)
             if self._closed:
                 self._require_open("send", Phase.SEND)
             failed = self._fabric.send(core, destination, owned, imm) if ready else errno.ETIMEDOUT
@@ -469,7 +470,15 @@ class SimQueuePair(QueuePair):
         if error is not None:
             raise QpError(error, "send", Phase.SEND, {"gid": destination.gid})
 
-    def _read(self, payload: memoryview | DeviceBytes) -> bytes:
+    def _leaves_sqd(self, timeout: float | None) -> bool:
+        """In SQD a QP takes sends and holds them until it is in RTS again."""
+        core = self.core
+        with uninterrupted():
+            return self._clock.wait(
+                lambda: core.state is not _SQD or self._closed, timeout, "send", Phase.SEND
+            )
+
+    def _read(self, payload: bytes | memoryview | DeviceBytes) -> bytes:
         if not isinstance(payload, DeviceBytes):
             return bytes(payload)
         region = payload.region
@@ -514,10 +523,11 @@ class SimQueuePair(QueuePair):
                 self._require_open("recv", Phase.RECV)
             found = core.take_one()
             if found is None:
-                self._wait_readable(timeout, events=False)
-                found = core.take_one()
-                core.news = core.news and found is not None
-                self._signal()
+                with uninterrupted():
+                    self._wait_readable(timeout, events=False)
+                    found = core.take_one()
+                    core.news = core.news and found is not None
+                    self._signal()
                 if found is None and core.error is not None:
                     raise QpError(core.error, "recv", Phase.RECV)
         if self._clock.watched:

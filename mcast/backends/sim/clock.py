@@ -45,14 +45,8 @@ class SimulationStalled(McastError, RuntimeError):
         return type(self), (self.call, self.phase)
 
 
-_WHOLE = uninterrupted()
-"""Made once: a wait counts in tenths of a microsecond."""
-
-
 def ns_of(seconds: float, what: str = "timeout") -> int:
     """A time that a user gave in ns, not below 0. Raises ValueError for what is no number."""
-    if 0 <= seconds <= LONGEST:
-        return round(seconds * NS)
     if seconds != seconds:
         raise ValueError(f"{what} is {seconds}: give a number of seconds")
     return round(min(max(seconds, 0), LONGEST) * NS)
@@ -82,11 +76,15 @@ class Clock(ABC):
 
     @abstractmethod
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        """Let time pass until `ready()` or `timeout` s have passed; return what `ready()` says then."""
+        """Let time pass until `ready()` or `timeout` s have passed; return what `ready()` says then.
+
+        Called inside a whole call (below), so that a signal is taken between two due things.
+        """
 
     def run_out(self) -> None:
         """Let everything happen that is scheduled now or by what happens then."""
-        self.wait(lambda: not self._due, None, "run_out", Phase.EVENT)
+        with self:
+            self.wait(lambda: not self._due, None, "run_out", Phase.EVENT)
 
     @abstractmethod
     def want_descriptor(self) -> None:
@@ -138,21 +136,22 @@ class VirtualClock(Clock):
         heappush(self._due, (due, next(self._scheduled), action))
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        with _WHOLE:
+        if ready():
+            return True
+        limit, due = inf, self._due
+        if timeout is not None:
+            ns = round(timeout * NS) if 0 <= timeout <= LONGEST else ns_of(timeout)  # a call less
+            limit = self._now + (ns if ns > POLL_NS else POLL_NS)
+        while due and due[0][0] <= limit:
+            self._now, _, action = heappop(due)
+            action()
             if ready():
                 return True
-            limit = inf if timeout is None else self._now + max(ns_of(timeout), POLL_NS)
-            due = self._due
-            while due and due[0][0] <= limit:
-                self._now, _, action = heappop(due)
-                action()
-                if ready():
-                    return True
-                take_interrupt()
-            if timeout is None:
-                raise SimulationStalled(call, phase)
-            self._now = int(limit)
-            return False
+            take_interrupt()
+        if timeout is None:
+            raise SimulationStalled(call, phase)
+        self._now = int(limit)
+        return False
 
     def settle(self) -> None:
         if self._due:

@@ -12,9 +12,12 @@ from weakref import ref
 
 from mcast.api import Batch, Gid, Message
 from mcast.backends.sim.qp import Burst, Header
+from mcast.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from mcast.backends.sim.backend import SimDeviceRegion
+
+_WHOLE = uninterrupted()
 
 Slices = list[tuple[Burst, int, int]]
 
@@ -75,8 +78,9 @@ class SimBatch(Batch):
 
     @property
     def memory(self) -> memoryview:
-        self._require_lease()
-        return self._keep(self._all()[:])
+        with _WHOLE:
+            self._require_lease()
+            return self._keep(self._all()[:])
 
     @property
     def records(self) -> bytes:
@@ -94,17 +98,22 @@ class SimBatch(Batch):
     def _all(self) -> memoryview:
         """A view of `memory`."""
         if self._whole is None:
-            exporter = None if self._exporter is None else self._exporter()
-            if isinstance(self._slots, DeviceSlots):
-                self._slots.region.no_view()
-            if exporter is None and isinstance(self._slots, MemorySlots):
-                exporter = self._slots.exporter()
-            elif exporter is None:
-                exporter = _Copy(b"".join(self._payloads()))
-            self._exporter = ref(exporter)
-            view = memoryview(exporter).toreadonly()
-            self._whole = view if view.format == "B" else view.cast("B")
+            with _WHOLE:  # the traceback of a signal must not refer to the exporter, by no frame's name
+                self._export()
+        assert self._whole is not None
         return self._whole
+
+    def _export(self) -> None:
+        exporter = None if self._exporter is None else self._exporter()
+        if isinstance(self._slots, DeviceSlots):
+            self._slots.region.no_view()
+        if exporter is None and isinstance(self._slots, MemorySlots):
+            exporter = self._slots.exporter()
+        elif exporter is None:
+            exporter = _Copy(b"".join(self._payloads()))
+        self._exporter = ref(exporter)
+        view = memoryview(exporter).toreadonly()
+        self._whole = view if view.format == "B" else view.cast("B")
 
     def _message(self, index: int) -> Message:
         if self._starts is None:
