@@ -15,7 +15,7 @@ import pytest
 
 from mcast.testbed import Testbed
 
-BOUND = 100.0
+BOUND = 1000.0
 GROUP = "239.77.2.1"
 DATA = Random(5).randbytes(400_000)
 MCAST = [sys.executable, "-m", "mcast"]
