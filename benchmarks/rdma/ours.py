@@ -297,6 +297,33 @@ class Peer:
                     lost += 1
             return answer(count, now() - start, lost)
 
+    def late(self, size: int, count: int, nanoseconds: int, chunk: int, waits: bool = False) -> Answer:
+        """Send alone, on the card made of memory, which completes each send so many nanoseconds late.
+
+        `waits`: for the completion of each call, as if sends were not deferred.
+        """
+        with self.ends(self.addresses[0]) as (end,):
+            destination, qp = end.join(DATA, send_only=True), end.qp
+            payloads = list(payloads_of(size)[:chunk])
+            qp.send(destination, payloads)  # makes the address handle
+            qp.flush(GIVE_UP)
+            card_delay(nanoseconds)
+            start = now()
+            for _ in range(count // chunk):
+                if chunk == 1:
+                    qp.send_one(destination, payloads[0])
+                else:
+                    qp.send(destination, payloads)
+                if waits:
+                    qp.flush(GIVE_UP)
+            seconds = now() - start
+            qp.flush(GIVE_UP)
+            card_delay(0)
+            return answer(count // chunk * chunk, seconds)
+
+    def late_waited(self, size: int, count: int, nanoseconds: int, chunk: int) -> Answer:
+        return self.late(size, count, nanoseconds, chunk, waits=True)
+
     @contextmanager
     def both_ways(self) -> Iterator[tuple[QueuePair, Destination, QueuePair, Destination]]:
         """Two ports, each a member of the group that the other one sends to."""
@@ -458,6 +485,13 @@ def answer_latencies(latencies: list[float], seconds: float) -> Answer:
 
 def tell(found: Answer) -> None:
     print(json.dumps(found), flush=True)
+
+
+def card_delay(nanoseconds: int) -> None:
+    """From now on the card made of memory completes sends so late."""
+    from tests.card.card import Card, Stage
+
+    Card(os.environ["MCAST_LIBRDMACM"]).delay(Stage.SEND, nanoseconds / 1000)
 
 
 def null_backend(addresses: list[str]) -> Backend:

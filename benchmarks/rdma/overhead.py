@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import chain, count
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +36,15 @@ COMMANDS = {
 }
 """Name -> our command, and C's."""
 
+LATE = {"2 us": 2_000, "20 us": 20_000, "2 ms": 2_000_000}
+"""How late a send is seen to be complete, in nanoseconds."""
+
+CALLS = {"send_one": 1, "batch of 32": 32}
+"""A call -> how many messages it sends."""
+
+LATE_TITLES = ("ours", "ours waiting", "C", "C waiting", "ours/C", "gain")
+"""Microseconds a message; ours to C's without waiting, and ours with waiting to ours without."""
+
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
 
@@ -54,6 +64,36 @@ def microseconds(command: list[str], environment: dict[str, str], lines: list[st
     return [one["seconds"] / one["count"] * 1e6 for one in found]
 
 
+def late_lines() -> dict[str, list[str]]:
+    """What is measured -> the lines for sends that wait for room, and for the completion of each call."""
+    found = {}
+    for late, nanoseconds in LATE.items():
+        calls = 2000 + 200_000_000 // (nanoseconds + 2_000)  # fewer where each takes longer
+        for call, chunk in CALLS.items():
+            rest = f"{nanoseconds} {chunk}"
+            waited = min(calls, 400_000_000 // nanoseconds)
+            found[f"{call}, {late} late"] = [
+                f"late 64 {calls * chunk} {rest}",
+                f"late_waited 64 {waited * chunk} {rest}",
+            ]
+    return found
+
+
+def late_row(rounds: list[tuple[float, ...]]) -> dict[str, float]:
+    """Medians over the rounds, each with four times: ours and C's, without waiting and with it."""
+    values = [median(column) for column in zip(*rounds, strict=True)]
+    values.append(median(ours / c for ours, _, c, _ in rounds))
+    values.append(median(waiting / ours for ours, waiting, _, _ in rounds))
+    return dict(zip(LATE_TITLES, values, strict=True))
+
+
+def show_late(found: dict[str, dict[str, float]]) -> None:
+    """What it gains not to wait for completions, and how far that is from C that does the same."""
+    print(f"\n{'us for each message':24} " + " ".join(f"{title:>12}" for title in LATE_TITLES))
+    for name, one in found.items():
+        print(f"{name:24} " + " ".join(f"{value:12.3f}" for value in one.values()))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -63,22 +103,30 @@ def main() -> int:
     library = str(build_card())
     ours: list[list[float]] = []
     theirs: list[list[float]] = []
+    late = late_lines()
+    late_both = list(chain.from_iterable(late.values()))
     for _ in range(given.rounds):
         null = {"MCAST_LIBRDMACM": library, "MCAST_LIBIBVERBS": library}
-        lines = [line for line, _ in COMMANDS.values()]
+        lines = [line for line, _ in COMMANDS.values()] + late_both
         ours.append(
             microseconds([sys.executable, "-m", "benchmarks.rdma.ours", "--null", *ADDRESSES], null, lines)
         )
-        lines = [line for _, line in COMMANDS.values()]
+        lines = [line for _, line in COMMANDS.values()] + late_both
         theirs.append(microseconds([str(BUILD / "reference"), *ADDRESSES], {"LD_PRELOAD": library}, lines))
+    rounds = list(zip(ours, theirs, strict=True))
     found = {
-        name: {"ours": median(our), "C": median(their)}
-        for name, our, their in zip(COMMANDS, zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
+        name: {"ours": median(our[place] for our, _ in rounds), "C": median(c[place] for _, c in rounds)}
+        for place, name in enumerate(COMMANDS)
+    }
+    late_found = {
+        name: late_row([(*our[place : place + 2], *their[place : place + 2]) for our, their in rounds])
+        for name, place in zip(late, count(len(COMMANDS), 2), strict=False)
     }
     print(f"{'us for each':24} {'ours':>8} {'C':>8} {'Python':>8}")
     for name, one in found.items():
         print(f"{name:24} {one['ours']:8.3f} {one['C']:8.3f} {one['ours'] - one['C']:8.3f}")
-    given.json.write_text(json.dumps(found, indent=1))
+    show_late(late_found)
+    given.json.write_text(json.dumps(found | late_found, indent=1))
     return 0
 
 

@@ -396,6 +396,40 @@ static void single(unsigned size, unsigned count)
 	answer(count, end - start, lost);
 }
 
+/* Of the card made of memory; NULL with a real one. */
+__attribute__((weak)) int card_delay(uint32_t qp_num, int stage, int64_t nanoseconds);
+
+enum { STAGE_SEND = 1 };
+
+/* Sending alone, copies in chunks, on a card that completes each send so many nanoseconds late: for room in the send
+ * queue only, or for the completion of each chunk. */
+static void late(unsigned size, unsigned count, unsigned nanoseconds, unsigned chunk, int waits)
+{
+	struct endpoint *sender = open_endpoint(addresses[0]);
+	uint8_t payload[SLOT] = { 0 };
+	uint32_t sizes[CHUNK];
+	double start, end;
+
+	CHECK(card_delay && chunk <= CHUNK && size <= SLOT);
+	join_to_send(sender, DATA);
+	sizes_of(sizes, size);
+	card_delay(0, STAGE_SEND, nanoseconds);
+	start = now();
+	for (unsigned sent = 0; sent < count; sent += chunk) {
+		for (unsigned i = 0; i < chunk; i++)
+			memcpy(sender->slab + (DEPTH + (sent + i) % SENDS) * SLOT, payload, size);
+		send_chunk(sender, chunk, sizes, sent);
+		while (waits && sender->posted != sender->done)
+			reap(sender);
+	}
+	end = now();
+	while (sender->posted != sender->done)
+		reap(sender);
+	card_delay(0, STAGE_SEND, 0);
+	close_endpoint(sender);
+	answer(count, end - start, 0);
+}
+
 /* One message there and one back, between two ports in this process. */
 static void pingpong(unsigned size, unsigned count)
 {
@@ -546,6 +580,8 @@ int main(int argc, char **argv)
 			batch(a, b, c ? (int)c : 1, d ? (int)d : 1);
 		else if (!strcmp(what, "single"))
 			single(a, b);
+		else if (!strcmp(what, "late") || !strcmp(what, "late_waited"))
+			late(a, b, c, d, !strcmp(what, "late_waited"));
 		else if (!strcmp(what, "pingpong"))
 			pingpong(a, b);
 		else if (!strcmp(what, "join"))
