@@ -78,6 +78,7 @@ def bound(to: Destination) -> tuple[int | None, MtuSource | None]:
         (MTU_4096, 1500, None, (2048, MtuSource.IPOIB)),  # set by hand: the broadcast group has more
         (MTU_4096, 65520, 1024, (1024, MtuSource.SA)),  # connected mode says nothing of the broadcast group
         (MTU_4096, 65520, None, (None, None)),
+        (MTU_4096, 0, None, (None, None)),  # it went away while it was looked at
         (MTU_2048, 2044, 1024, (None, None)),  # no group has less than the broadcast group
     ],
 )

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from mcast.addresses import Gid
 from mcast.api import MtuSource
-from mcast.backends.rdma.ipoib import Interface
+from mcast.backends.rdma.ipoib import ENCAPSULATION, Interface
 from mcast.backends.rdma.umad import Silent, subnet_administrator
 from mcast.mcmember import MTU_BYTES
 
@@ -43,5 +43,7 @@ def ask_sa(mgid: Gid, device: str, port: int) -> int | None:
 
 
 def _broadcast_mtu(interface: Interface) -> int | None:
-    """At least that of its broadcast group; None in connected mode, where the interface's own is larger."""
+    """The least that its broadcast group can have; None where that is not told, as in connected mode."""
+    if interface.mtu <= ENCAPSULATION:
+        return None  # it is gone
     return next((size for size in MTU_BYTES.values() if size >= interface.mtu), None)
