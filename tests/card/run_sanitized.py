@@ -24,7 +24,9 @@ TESTS = (
     "tests/app/test_endpoint.py",
     "tests/app/test_endpoint_threads.py",
     "tests/app/test_aio.py",
+    "tests/app/test_contract.py",
     "tests/app/test_device_memory.py",
+    "tests/app/test_port_events.py",
 )
 
 

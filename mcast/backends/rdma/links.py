@@ -14,7 +14,7 @@ class Links:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._socket: socket.socket | None = None
+        self._fd = -1  # no object, which would warn at the process's end that nobody has closed it
         self._pid = 0
         self._changes = 0
 
@@ -28,17 +28,22 @@ class Links:
             return self._changes
 
     def _read(self) -> None:
-        if self._socket is None or self._pid != os.getpid():  # a fork reads from one of its own
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-            self._socket.setblocking(False)
-            self._socket.bind((0, _RTMGRP_LINK))
-            self._pid = os.getpid()
+        if self._pid != os.getpid():  # a fork reads from one of its own
+            self._listen()
             self._changes += 1
         try:
-            while self._socket.recv(65536):
+            while os.read(self._fd, 65536):
                 self._changes += 1
         except BlockingIOError:
             pass
+
+    def _listen(self) -> None:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as made:
+            made.setblocking(False)
+            made.bind((0, _RTMGRP_LINK))
+            inherited, self._fd, self._pid = self._fd, made.detach(), os.getpid()
+        if inherited >= 0:
+            os.close(inherited)
 
 
 links = Links()
