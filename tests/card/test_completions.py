@@ -321,7 +321,8 @@ def test_a_close_ends_it(card: Card, backend: CardBackend) -> None:
     card.ethernet(1)
     end = End(backend, busy_poll=inf)
     spinning = Spinning(card, end.qp.recv, 4, LONG)
-    end.qp.close()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(end.qp.close).result(BOUND)
     with pytest.raises(Closed):
         spinning.result()
 
