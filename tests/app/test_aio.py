@@ -32,8 +32,7 @@ from mcast.backends.sim.faults import Drop, Refuse, Requests
 from mcast.backends.sim.testbed import SimObserver
 from mcast.mcmember import SaMethod, SaStatus
 
-from ..card.card import Card
-from ..card.provider import CardBackend
+from ..networks import KINDS, network_of
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 BOUND = 20.0
@@ -50,18 +49,12 @@ def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
 Network = Callable[[], Backend]
 
 
-@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
+@pytest.fixture(params=KINDS)
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     """Opens a backend on a network of each kind, simulated, and of cards made of memory."""
-    provider, _, layer = request.param.rpartition("-")
-    if provider:
-        card: Card = request.getfixturevalue("card")
-        card.network(layer, ports=3)
-        yield lambda: CardBackend(card)
-    else:
-        made: Fabric = getattr(Fabric, layer)()
-        yield lambda: open_fabric(made)
-        assert SimObserver(made).leftovers() == ()
+    made = network_of(request)
+    yield made.open
+    assert made.leftovers() == ()
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -18,8 +18,7 @@ from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.faults import Drop, Requests
 from mcast.backends.sim.testbed import SimObserver
 
-from ..card.card import Card
-from ..card.provider import CardBackend
+from ..networks import KINDS, network_of
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 BOUND = 30.0
@@ -40,21 +39,14 @@ def sim(fabric: Fabric) -> Iterator[Backend]:
         yield opened
 
 
-@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
+@pytest.fixture(params=KINDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Of each kind of network, simulated, and of cards made of memory."""
-    provider, _, layer = request.param.rpartition("-")
-    if provider:
-        card: Card = request.getfixturevalue("card")
-        card.network(layer, ports=3)
-        with CardBackend(card) as opened:
-            yield opened
-    else:
-        fabric: Fabric = getattr(Fabric, layer)(clock="wall")
-        with open_fabric(fabric) as opened:
-            yield opened
-        assert SimObserver(fabric).leftovers() == ()
-        fabric.close()
+    network = network_of(request, clock="wall")
+    with network.open() as opened:
+        yield opened
+    assert network.leftovers() == ()
+    network.close()
 
 
 @pytest.fixture

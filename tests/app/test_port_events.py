@@ -26,6 +26,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     made = network_of(request, clock="wall")
     yield made
     assert made.leftovers() == ()
+    made.close()
 
 
 @pytest.fixture
