@@ -1189,7 +1189,8 @@ class QueuePair(_OnPort):
                 f"recv_slot is {recv_slot}: it needs a writable buffer of at least one slot, "
                 f"this one has {view.nbytes} bytes{' and is read-only' if view.readonly else ''}"
             )
-        return self._register(view, recv_slot, relaxed_ordering)
+        make = partial(self._register, view, recv_slot, relaxed_ordering)
+        return made_or_undone(make, Region.close)
 
     def register_dmabuf(
         self,
@@ -1216,7 +1217,8 @@ class QueuePair(_OnPort):
             raise ValueError(
                 f"recv_slot is {recv_slot}: it needs at least one slot, the memory has {nbytes} bytes"
             )
-        return self._register_dmabuf(fd, nbytes, offset, recv_slot, relaxed_ordering)
+        make = partial(self._register_dmabuf, fd, nbytes, offset, recv_slot, relaxed_ordering)
+        return made_or_undone(make, DeviceRegion.close)
 
     @abstractmethod
     def _modify(self, state: QpState) -> None: ...

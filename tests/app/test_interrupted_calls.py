@@ -6,6 +6,8 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from ipaddress import IPv4Address
+from typing import Protocol
 
 import pytest
 
@@ -13,22 +15,27 @@ from mcast import Endpoint, Membership, open_endpoint
 from mcast.addresses import Gid
 from mcast.api import (
     AlreadyJoined,
+    Backend,
     CmEventType,
     CmId,
     Destination,
     EventChannel,
     McastError,
     QueuePair,
+    Region,
     TimedOut,
 )
 from mcast.backends.sim import INFINIBAND, ROCE
 from mcast.testbed import Testbed
 
+from ..card.card import Card
+from ..card.provider import CardBackend
 from .interleave import BOUND, interrupted_everywhere, nothing_left
 
 GROUP = "239.1.2.3"
 SOON = 1.0
-"""Seconds of the fabric's clock, which is virtual."""
+"""Seconds of the fabric's clock, which is virtual; on the card nothing takes so long."""
+_SIMULATED = {provider.name: provider for provider in (ROCE, INFINIBAND)}
 
 
 @pytest.fixture(params=[ROCE, INFINIBAND], ids=lambda provider: provider.name)
@@ -40,7 +47,55 @@ def site(request: pytest.FixtureRequest) -> Iterator[Testbed]:
         assert made.observer.leftovers() == ()
 
 
-def memberships(site: Testbed) -> frozenset[Gid]:
+class Place(Protocol):
+    """Of a test bed what these tests use."""
+
+    backend: Backend
+    ports: tuple[IPv4Address, ...]
+
+    @property
+    def observer(self) -> Leavings: ...
+
+
+class Leavings(Protocol):
+    def leftovers(self) -> tuple[str, ...]: ...
+    def port_memberships(self, port: IPv4Address) -> frozenset[Gid]: ...
+
+
+class CardPlace:
+    """Devices on the card, with the provider that is meant for real ones."""
+
+    def __init__(self, card: Card, layer: str) -> None:
+        card.network(layer, ports=1)
+        self._card = card
+        self.backend: Backend = CardBackend(card)
+        self.ports: tuple[IPv4Address, ...] = (IPv4Address("10.0.0.1"),)
+        self.observer = self
+
+    def leftovers(self) -> tuple[str, ...]:
+        return tuple(f"{one.kind} {one.number}" for one in self._card.leftovers())
+
+    def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
+        return frozenset(Gid(bytes(16)) for one in self._card.leftovers() if one.kind == "membership")
+
+
+@pytest.fixture(params=["sim-roce", "sim-ib", "card-roce", "card-infiniband"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """For the contract's own calls: both providers."""
+    gc.collect()
+    if request.param in _SIMULATED:
+        with _SIMULATED[request.param].testbed() as made, nothing_left():
+            yield made
+            made.backend.close()
+            assert made.observer.leftovers() == ()
+        return
+    on_card = CardPlace(request.getfixturevalue("card"), request.param.removeprefix("card-"))
+    yield on_card
+    on_card.backend.close()
+    assert on_card.leftovers() == ()
+
+
+def memberships(site: Place) -> frozenset[Gid]:
     """Of the first port, once what is on its way has come."""
     with site.backend.event_channel() as idle:
         idle.get_event(0.01)
@@ -268,7 +323,7 @@ def test_an_endpoint_with_a_backend_of_its_own_leaves_nothing() -> None:
 class Port:
     """A channel, and an id with a QP on the site's first port."""
 
-    def __init__(self, site: Testbed) -> None:
+    def __init__(self, site: Place) -> None:
         self.site, self.channel = site, site.backend.event_channel()
         self.id = self.new_id()
         self.qp = self.id.create_qp()
@@ -309,8 +364,8 @@ class Port:
 
 
 @pytest.fixture
-def port(site: Testbed) -> Iterator[Port]:
-    made = Port(site)
+def port(place: Place) -> Iterator[Port]:
+    made = Port(place)
     yield made
     made.channel.close()
 
@@ -390,15 +445,16 @@ def test_attaching_is_done_or_not_done(port: Port) -> None:
     port.check_usable()
 
 
-def test_ids_and_queue_pairs_are_made_or_not_and_destroyed(site: Testbed) -> None:
+def test_ids_and_queue_pairs_are_made_or_not_and_destroyed(place: Place) -> None:
     channels: list[EventChannel] = []
     queue_pairs: list[QueuePair] = []
+    regions: list[Region] = []
 
     def call() -> None:
-        with site.backend.event_channel() as channel:
+        with place.backend.event_channel() as channel:
             channels.append(channel)
             with channel.create_id() as cm_id:
-                cm_id.resolve_addr(GROUP, site.ports[0])
+                cm_id.resolve_addr(GROUP, place.ports[0])
                 event = channel.get_event(SOON)
                 assert event is not None
                 assert event.type is CmEventType.ADDR_RESOLVED
@@ -408,13 +464,42 @@ def test_ids_and_queue_pairs_are_made_or_not_and_destroyed(site: Testbed) -> Non
                     channel.fileno()
                     cm_id.join_multicast(GROUP)
                     qp.recv(timeout=0)
+                    with qp.register(bytearray(4096)) as region:
+                        regions.append(region)
 
     def check(returned: bool) -> None:
         assert all(channel.closed for channel in channels)
         assert all(qp.closed for qp in queue_pairs)
-        assert site.observer.leftovers() == ()
+        assert all(region.closed for region in regions)
+        assert place.observer.leftovers() == ()
         channels.clear()
         queue_pairs.clear()
+        regions.clear()
 
+    call()  # what is made once, whoever asks, is there
     with nothing_left():
         interrupted_everywhere(call, check)
+
+
+@pytest.mark.parametrize("layer", ["roce", "infiniband"])
+def test_a_backend_is_closed_or_can_be_closed_again(card: Card, layer: str) -> None:
+    card.network(layer, ports=1)
+    opened: list[Backend] = []
+
+    def open_another() -> None:
+        backend: Backend = CardBackend(card)
+        opened.append(backend)
+        cm_id = backend.event_channel().create_id()
+        cm_id.bind_addr("10.0.0.1")
+        cm_id.create_qp().register(bytearray(4096))
+        cm_id.join_multicast(GROUP)
+
+    def check(returned: bool) -> None:
+        assert opened[0].closed or not returned
+        opened.pop().close()
+        assert card.leftovers() == ()
+        open_another()
+
+    open_another()
+    interrupted_everywhere(lambda: opened[0].close(), check)
+    opened[0].close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from mcast.backends.rdma import devices, native
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process
+from mcast.interrupts import Lock, uninterrupted
 
 from .card import Card, addresses_of
 
@@ -26,7 +26,7 @@ class CardBackend(RdmaBackend):
     def __init__(self, card: Card) -> None:
         self._card = card
         self.process, self._native = Process(), native.load()
-        self._channels, self._lock, self._removed = [], threading.RLock(), False
+        self._channels, self._locked, self._removed = [], uninterrupted(Lock()), False
         self._pds = ProtectionDomains(self._native)
         self.capabilities = frozenset({Capability.CONNECTED_QP})
 

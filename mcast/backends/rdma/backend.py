@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.groups import group_table
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
+from mcast.interrupts import Lock, made_or_undone, uninterrupted
 
 if TYPE_CHECKING:
     from mcast.backends.rdma.channel import RdmaChannel
@@ -50,7 +50,7 @@ class RdmaBackend(OwnedByProcess, Backend):
         self._native = native.load()
         self._pds = ProtectionDomains(self._native)
         self._channels: list[RdmaChannel] = []
-        self._lock = threading.RLock()
+        self._locked = uninterrupted(Lock())
         self._removed = False
         layers = {port.link_layer for device in facts.devices for port in device.ports}
         shown = (_SHOWN_BY[layer] for layer in layers)
@@ -72,18 +72,22 @@ class RdmaBackend(OwnedByProcess, Backend):
         from mcast.backends.rdma.channel import RdmaChannel  # needs the extension
 
         self._require_open("event_channel", Phase.OPEN)
-        channel = RdmaChannel(self._native, self.process, self._pds, self._note_removal)
-        with self._lock:
-            self._channels = [one for one in self._channels if not one.closed]
-            self._channels.append(channel)
-        return channel
+
+        def made() -> RdmaChannel:
+            channel = RdmaChannel(self._native, self.process, self._pds, self._note_removal)
+            with self._locked:
+                self._channels = [one for one in self._channels if not one.closed]
+                self._channels.append(channel)
+            return channel
+
+        return made_or_undone(made, RdmaChannel.close)
 
     def _note_removal(self) -> None:
         self._removed = True
 
     def close(self) -> None:
         """Close every channel, and with it every id, QP and membership. What failed is tried again."""
-        with self._lock:
+        with self._locked:
             self._closed = True
             ending = Ending()
             for channel in self._channels:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno as E
 import itertools
-import threading
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -26,7 +25,7 @@ from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.native import Event, Native, Ud
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process, Shared
-from mcast.interrupts import interruptible
+from mcast.interrupts import Lock, interruptible, uninterrupted
 
 _REFUSED = (E.EINVAL, -E.EINVAL)
 """Errno and status of a MULTICAST_ERROR by which an SA, and not a failed attach, ended the join."""
@@ -54,7 +53,8 @@ class RdmaChannel(Shared, EventChannel):
         self, native: Native, process: Process, pds: ProtectionDomains, on_removal: Callable[[], None]
     ) -> None:
         self.native, self.process, self.pds, self._on_removal = native, process, pds, on_removal
-        self.lock = threading.RLock()
+        self.lock = Lock()
+        self.locked = uninterrupted(self.lock)
         self._handle = native.open_channel()
         self._address = native.address(self._handle)
         self._room = native.room_for_event()
@@ -144,7 +144,7 @@ class RdmaChannel(Shared, EventChannel):
 
     def close(self) -> None:
         """Destroy the ids, wake who waits for an event, close the channel. What failed is tried again."""
-        with self.lock:
+        with self.locked:
             self._closed = True
             if not self.process.is_here:
                 return

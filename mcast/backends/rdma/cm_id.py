@@ -72,7 +72,7 @@ class RdmaCmId(Shared, CmId):
     def __init__(self, channel: RdmaChannel, token: int, handle: Id, port_space: PortSpace) -> None:
         super().__init__()
         self.native: Native = channel.native
-        self.process, self.lock = channel.process, channel.lock
+        self.process, self.lock, self.locked = channel.process, channel.lock, channel.locked
         self.handle, self.token, self.channel = handle, token, channel
         self._port_space = port_space
         self._source: IPv4Address | IPv6Address | None = None

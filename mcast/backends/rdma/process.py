@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno as E
 import os
-import threading
 from types import TracebackType
 from weakref import WeakSet
 
 from mcast.api import Phase, _Closeable, mcast_error
+from mcast.interrupts import Lock, uninterrupted
 
 
 class Process:
@@ -57,7 +57,9 @@ class OwnedByProcess(_Closeable):
 class Shared(OwnedByProcess):
     """Used by several threads: what a call needs is not freed while it runs."""
 
-    lock: threading.RLock
+    lock: Lock
+    locked: uninterrupted
+    """`with` it: what stands in the block holds the lock, and no signal ends it half-way."""
 
     def _in_use(self, call: str, phase: Phase) -> InUse:
         """Hold the lock that closing takes, and be sure that the object is still open."""
@@ -73,14 +75,14 @@ class InUse:
         self._shared, self._call, self._phase = shared, call, phase
 
     def __enter__(self) -> None:
-        self._shared.lock.acquire()
+        self._shared.locked.__enter__()
         try:
             self._shared._require_open(self._call, self._phase)
-        except BaseException:
-            self._shared.lock.release()
+        except BaseException as error:
+            self._shared.locked.__exit__(type(error), error, None)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._shared.lock.release()
+        self._shared.locked.__exit__(kind, error, trace)

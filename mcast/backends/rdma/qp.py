@@ -79,7 +79,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     def __init__(self, cm_id: RdmaCmId, init: QpInit, context: Context, pd: Pd) -> None:
         self.native: Native = cm_id.native
-        self.process, self.lock = cm_id.process, cm_id.lock
+        self.process, self.lock, self.locked = cm_id.process, cm_id.lock, cm_id.locked
         self._cm_id, self._context, self._pd, self._type = cm_id, context, pd, init.qp_type
         self._port = self.native.id_port(cm_id.handle)
         port = self.native.query_port(context, self._port)
@@ -322,7 +322,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     def forget_region(self, region: AnyRegion) -> None:
         """End a region's registration, unless the QP has ended it already."""
-        with self.lock:
+        with self.locked:
             if region not in self._regions or self._closed or not self.process.is_here:
                 return
             self._tell_regions(without=region)
@@ -369,7 +369,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         All of it is tried, whatever fails; closing again tries what failed. The calls of other threads end
         with Closed.
         """
-        with self.lock:
+        with self.locked:
             self._closed = True
             if not self.process.is_here:
                 return
