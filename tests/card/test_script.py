@@ -141,6 +141,20 @@ def test_the_queue_pair_of_a_fatal_event_is_in_err(card: Card, backend: CardBack
         end.qp.recv(1, BOUND)
 
 
+def test_a_fatal_event_ends_the_life_before_a_reset_not_the_one_after(
+    card: Card, backend: CardBackend
+) -> None:
+    card.ethernet(1)
+    end = End(backend)
+    to = end.join()
+    card.qp_event(end.qp.qp_num, AsyncEvent.QP_FATAL)
+    for state in (QpState.RESET, QpState.INIT, QpState.RTR, QpState.RTS):
+        end.qp.modify(state)
+    end.qp.send(to, [b"heard"])
+    assert payload(end) == b"heard"
+    assert end.qp.state is QpState.RTS
+
+
 def test_a_port_that_is_down_sends_nothing(card: Card, backend: CardBackend) -> None:
     (device, _) = card.ethernet(2)
     out, into = End(backend), End(backend, "10.0.0.2")

@@ -357,6 +357,8 @@ int mcast_modify_qp(struct mcast_qp *self, int state)
 
 	if (ret)
 		return ret;
+	if (state == IBV_QPS_RESET)
+		mcast_read_async(self); /* what was told before is about what ends here */
 	pthread_mutex_lock(&self->lock);
 	ret = modify_locked(self, (enum ibv_qp_state)state);
 	pthread_mutex_unlock(&self->lock);
