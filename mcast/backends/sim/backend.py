@@ -513,9 +513,9 @@ class SimQueuePair(QueuePair):
 
     def _recv_one(self, timeout: float | None) -> Message | None:
         """Without a lease: payloads are immutable, and the receive is posted again at once."""
-        if isinstance(self._slots, DeviceSlots):
-            self._refuse_copy()
         if self._slots is not None:
+            if isinstance(self._slots, DeviceSlots):
+                self._refuse_copy()
             return super()._recv_one(timeout)
         core = self.core
         with self._clock.mutex:

