@@ -284,6 +284,10 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._loop.add_reader(self._qp_fd, self._on_readable)
             self._watching = True
         try:
+            with self._lock:
+                told = not self.closed and self._session.hear_port()
+            if told:  # the descriptor tells of that no more: a receive was empty since
+                self._wake()
             return await future
         except BaseException:
             if future.done() and not future.cancelled() and future.exception() is None:

@@ -158,10 +158,7 @@ class Session:
     def step(self) -> bool:
         """Take in events, do what is due; whether there was anything."""
         self.require_open("step", Phase.EVENT)
-        happened = False
-        for port_event in self._port_events():  # why comes before what
-            happened = True
-            self._on_port_event(port_event)
+        happened = self.hear_port()  # why comes before what
         while self.channel.pending and (event := self.channel.get_event(0)) is not None:
             happened = True
             self.on_event(event)
@@ -187,6 +184,13 @@ class Session:
                 self.restorer.lose_all(_error_of(event), reopen=True)
             case _:
                 logger.debug("event %s passed over", event.type.name)
+
+    def hear_port(self) -> bool:
+        """Take in what the port tells; whether there was anything."""
+        events = self._port_events()
+        for event in events:
+            self._on_port_event(event)
+        return bool(events)
 
     def _port_events(self) -> tuple[PortEvent, ...]:
         qp = self.usable_qp
