@@ -185,7 +185,10 @@ def test_who_waits_for_an_event_is_woken(pair: Pair) -> None:
     with ThreadPoolExecutor(1) as pool:
         asleep = pool.submit(pair.receiver.next_event, BOUND)
         pair.network.set_link(1, up=False)
-        assert asleep.result(BOUND) == PortDown(pair.port)
+        event = asleep.result(BOUND)
+        if isinstance(event, Lost):  # on InfiniBand, if the thread looked at the port just before
+            event = pair.receiver.next_event(BOUND)
+        assert event == PortDown(pair.port)
 
 
 @pytest.mark.parametrize("waits", ["next_event", "recv"])
