@@ -22,17 +22,22 @@ int mcast_set_up_signals(PyObject *function, unsigned long thread)
 	return quietly ? PyDict_SetItemString(quietly, "warn_on_full_buffer", Py_False) : -1;
 }
 
-/* What it was before; NO_FD as well if Python refuses, as it does in the main thread of another interpreter. */
+/* What it was before; NO_FD as well if Python refuses, as it does in the main thread of another interpreter. What a
+ * signal's handler has raised by then stays set. */
 static int swap(int fd)
 {
-	PyObject *arguments = Py_BuildValue("(i)", fd);
-	PyObject *before = arguments ? PyObject_Call(set_wakeup_fd, arguments, quietly) : NULL;
-	long number = before ? PyLong_AsLong(before) : NO_FD;
+	PyObject *type, *value, *trace, *arguments, *before;
+	long number;
 
+	PyErr_Fetch(&type, &value, &trace);
+	arguments = Py_BuildValue("(i)", fd);
+	before = arguments ? PyObject_Call(set_wakeup_fd, arguments, quietly) : NULL;
+	number = before ? PyLong_AsLong(before) : NO_FD;
 	if (!before)
 		PyErr_Clear();
 	Py_XDECREF(arguments);
 	Py_XDECREF(before);
+	PyErr_Restore(type, value, trace);
 	return (int)number;
 }
 
