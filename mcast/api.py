@@ -1045,6 +1045,8 @@ class QueuePair(_OnPort):
 
     def reset(self) -> None:
         """From any state back to RTS, with attachments kept and receives posted."""
+        if self.state is QpState.SQD:
+            self.modify(QpState.ERR)  # Soft-RoCE refuses every other step until the send queue has drained
         for state in (QpState.RESET, QpState.INIT, QpState.RTR, QpState.RTS):
             self.modify(state)
 

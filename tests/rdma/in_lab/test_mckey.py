@@ -13,6 +13,8 @@ import pytest
 from mcast.api import CmId, Destination, EventChannel, Gid, JoinAttrEx, JoinFlag, QueuePair
 from mcast.testbed import Testbed
 
+from .conftest import mckey_sends
+
 COUNT, SIZE, BOUND = 100, 512, 60.0
 GROUP = IPv4Address("239.77.1.1")
 
@@ -50,6 +52,7 @@ def wait_for_member(bed: Testbed, address: IPv4Address) -> None:
         sleep(0.1)
 
 
+@mckey_sends
 @pytest.mark.parametrize("options", [(), ("-o",)], ids=["full member", "send-only"])
 def test_mckey_sends_to_us(lab_bed: Testbed, options: tuple[str, ...]) -> None:
     ours, theirs, *_ = lab_bed.ports

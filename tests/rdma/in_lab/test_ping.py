@@ -15,6 +15,8 @@ from mcast.ports import choose
 from mcast.probe import PROBE_SIZE
 from mcast.testbed import Testbed
 
+from .conftest import mckey_sends
+
 BOUND = 60.0
 GROUP = McastAddress.of("239.77.3.1")
 
@@ -42,6 +44,7 @@ def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
     assert 0 < member["milliseconds"]["min"] <= member["milliseconds"]["max"] < 10_000
 
 
+@mckey_sends
 def test_what_mckey_sends_is_counted(lab_bed: Testbed) -> None:
     command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-s", "-C", "20", "-S", "300"]
     with station(lab_bed, 0) as answering, subprocess.Popen(command, stdout=subprocess.DEVNULL) as mckey:
