@@ -7,7 +7,6 @@ multicast database follows a join or leave with a delay.
 
 from __future__ import annotations
 
-import platform
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,24 +44,11 @@ FEATURES = frozenset(
     }
 )
 
-DEVIATIONS: dict[str, tuple[tuple[int, int], str]] = {
-    "test_a_reply_goes_to_the_source_of_a_message_alone": (
-        (0, 0),
-        "all ports are in one network namespace: the kernel takes a unicast to another port's address over "
-        "lo, where no Soft-RoCE device listens",
-    ),
-    "test_a_qp_is_made_ready_and_its_states_have_an_order": (
-        (6, 12),
-        "Linux 6.12.117 refuses the step from SQD to RTS with EINVAL right after the one to SQD",
-    ),
+DEVIATIONS = {
+    "test_a_reply_goes_to_the_source_of_a_message_alone": "all ports are in one network namespace: the kernel "
+    "takes a unicast to another port's address over lo, where no Soft-RoCE device listens",
 }
-"""Test name -> the first kernel that it is true of, and how Soft-RoCE, or a fabric made of it, differs."""
-
-
-def deviations(release: str) -> dict[str, str]:
-    """The deviations of a kernel, named as `uname -r` does."""
-    major, minor = (int(number) for number in release.split(".")[:2])
-    return {test: why for test, (since, why) in DEVIATIONS.items() if (major, minor) >= since}
+"""Test name -> how Soft-RoCE, or a fabric made of it, differs."""
 
 
 class Port(NamedTuple):
@@ -142,7 +128,7 @@ class RdmaObserver(Observer):
 
 
 class RdmaTestbed(Testbed):
-    deviations = deviations(platform.release())
+    deviations = DEVIATIONS
 
     def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, Port]) -> None:
         self.features = (
