@@ -45,8 +45,8 @@ FEATURES = frozenset(
 )
 
 DEVIATIONS = {
-    "test_a_reply_goes_to_the_source_of_a_message_alone": "all ports are in one network namespace: the kernel "
-    "takes a unicast to another port's address over lo, where no Soft-RoCE device listens",
+    "test_a_reply_goes_to_the_source_of_a_message_alone": "all ports are in one network namespace: the "
+    "kernel takes a unicast to another port's address over lo, where no Soft-RoCE device listens",
 }
 """Test name -> how Soft-RoCE, or a fabric made of it, differs."""
 
