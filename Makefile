@@ -19,14 +19,14 @@ SECOND_KERNEL ?= 6.12
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
 
-# Three workers: one waits for the guest of the lab most of the time.
+# Four workers on two processors: one waits for the guest of the lab most of the time, others for threads.
 test: .venv/test
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Before a release, and after a change of what only this covers: CONTRIBUTING.md, "What runs where".
 test-all: .venv/test
 	$(BIN)/mcast lab kernel $(SECOND_KERNEL)
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --long --oracle-requests $(N) $(ARGS)
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --long --oracle-requests $(N) $(ARGS)
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_guest.py
 	scripts/asan
 

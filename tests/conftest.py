@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_guest.py"))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and their modules stay to the end: no garbage collection looks through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -192,9 +192,14 @@ def test_mlids_end_at_0xfffe() -> None:
     assert destination(other).dlid == 0xC00A
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", MAKE)
 def test_the_largest_fabric_runs(backend: str) -> None:
     run(backend, 65_000, 10, 10)
+
+
+@pytest.mark.parametrize("backend", MAKE)
+def test_a_larger_one_is_refused(backend: str) -> None:
     with pytest.raises(ValueError, match=r"ports is 65001: allowed are 1\.\.65000"):
         MAKE[backend](ports=65_001)
 
