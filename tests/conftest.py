@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests and their modules stay to the end: no garbage collection looks through them again."""
+    """Thousands of tests stay to the end: no garbage collection looks through them again."""
     gc.collect()
     gc.freeze()
 
