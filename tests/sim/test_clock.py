@@ -112,8 +112,9 @@ def test_what_is_forgotten_gives_its_thread_and_descriptors_back() -> None:
 
     forget_three()
     for thread in set(pumps()) - set(running):
-        thread.join(30)
-    assert (descriptors(), pumps()) == (before, running)
+        thread.join(300)
+    assert set(pumps()) <= set(running), "one of another test may have ended meanwhile"
+    assert descriptors() <= before
 
 
 def test_time_does_not_go_back() -> None:

@@ -117,8 +117,7 @@ def test_a_senders_probe_is_lost_in_one_namespace_and_the_error_says_so(
         sender, group = one.sender("239.70.2.1"), other.join("239.70.2.1")
         receiving = pool.submit(group.recv, BOUND)
         with pytest.raises(TimedOut, match="unicast") as caught:
-            answered = sender.ready(timeout=0.5)
-            pytest.fail(f"{answered} answered QP {one.qp_num}; the other has QP {other.qp_num}")
+            pytest.fail(f"{sender.ready(timeout=0.5)} answered QP {one.qp_num} of {one.port}")
         assert "Membership" in str(caught.value)
         sender.send(b"end")
         assert receiving.result(BOUND) is not None
