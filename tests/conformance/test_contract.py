@@ -11,7 +11,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from ipaddress import IPv4Address
@@ -38,7 +38,7 @@ from mcast.api import (
     UdParam,
     mcast_error,
 )
-from mcast.batch import RECORD_DTYPE, Batch
+from mcast.batch import RECORD_DTYPE, Batch, Message
 from mcast.conformance.peers import (
     BOUND,
     Peer,
@@ -434,6 +434,16 @@ def received(peer: Peer, count: int) -> Batch:
     return batch
 
 
+def arrived(held: ExitStack, peer: Peer, count: int) -> list[Message]:
+    """`count` messages, in as many batches as they come in; all of these are leased until `held` ends."""
+    messages: list[Message] = []
+    while len(messages) < count:
+        batch = held.enter_context(peer.qp.recv(count - len(messages), BOUND))
+        assert len(batch), f"{len(messages)} of {count} came"
+        messages += batch
+    return messages
+
+
 def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Peer, Destination, Peer]:
     """A sender, where it sends to, and a receiver of that."""
     group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1, init or QpInit())
@@ -633,11 +643,12 @@ def test_receive_slots_put_the_payloads_into_the_users_memory(bed: Testbed) -> N
         assert receiver.qp.counters.recv_free == 4
         for payloads in (numbered(4, "round one"), numbered(4, "round two")):
             sender.send(outward, *payloads)
-            with received(receiver, 4) as batch:
-                assert [bytes(message.payload) for message in batch] == [*payloads]
+            with ExitStack() as held:
+                messages = arrived(held, receiver, 4)
+                assert [bytes(message.payload) for message in messages] == [*payloads]
                 places = [memory.index(payload) for payload in payloads]
                 assert sorted(place // size for place in places) == [0, 1, 2, 3]
-                for message, place in zip(batch, places, strict=True):
+                for message, place in zip(messages, places, strict=True):
                     memory[place] = 0xFF  # the payload is a view, no copy
                     assert message.payload[0] == 0xFF
     sender.send(outward, b"back in its own memory")
