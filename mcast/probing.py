@@ -118,7 +118,7 @@ def unanswered(group: Group, quest: Quest, members: int, timeout: float | None) 
     detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"
     if group.send_only:
         detail += (
-            "; they answer a sender by unicast, which Soft-RoCE loses within one network namespace: "
+            "; they answer a sender by unicast, which Soft-RoCE mostly loses within one network namespace: "
             "join as a Membership there, or use settle="
         )
     return mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)
