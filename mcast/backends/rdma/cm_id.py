@@ -83,6 +83,8 @@ class RdmaCmId(Shared, CmId):
         """What `_group_of` makes MGIDs from, once it is known."""
         self._joins: dict[object, Join] = {}
         """By group; whatever the port, there is one membership of each (G-JOIN)."""
+        self._known_layer: tuple[object, LinkLayer | None] = None, None
+        """The last port that was asked about, and what that speaks: reading a file costs more than a join."""
         self.is_destroyed = False
         self.device_is_gone = False
         """Whether DEVICE_REMOVAL was read: the device waits until all have let go of it."""
@@ -96,7 +98,12 @@ class RdmaCmId(Shared, CmId):
     def link_layer(self) -> LinkLayer | None:
         with self.lock:
             device = None if self._closed else self.native.id_device(self.handle)
-            return None if device is None else link_layer_of(device, self.native.id_port(self.handle))
+            if device is None:
+                return None
+            place = device, self.native.id_port(self.handle)
+            if place != self._known_layer[0]:
+                self._known_layer = place, link_layer_of(*place)
+            return self._known_layer[1]
 
     def why_refused(self, join: Join) -> tuple[Cause, ...]:
         """What the SA says of the group of a join that it refused; () where it cannot be asked."""
