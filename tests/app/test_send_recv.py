@@ -680,7 +680,8 @@ def lies(seed: int, sends: bool) -> Callable[[bytes | None], list[bytes]]:
     return lie
 
 
-SHORT = Patience(wait=30, stall=5, silence=2)
+SHORT = Patience(wait=30, stall=5)
+"""A receiver is asked twenty times before it counts as silent, so loss alone never makes it so."""
 
 
 @settings(max_examples=60, deadline=None)
