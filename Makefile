@@ -6,7 +6,7 @@ PYTHON ?= $(shell command -v python3 || command -v python3.13 || command -v pyth
 N ?= 2000000
 SECONDS ?= 600
 BIN := .venv/bin
-SOURCES := pyproject.toml $(wildcard setup.py mcast/csrc/* mcast/backends/rdma/csrc/*)
+SOURCES := pyproject.toml $(wildcard setup.py mcast/interrupts/csrc/* mcast/backends/rdma/csrc/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is kept, whatever the caller's habit: the suite starts hundreds of interpreters, some in an emulated guest.
 unexport PYTHONDONTWRITEBYTECODE

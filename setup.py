@@ -1,7 +1,7 @@
 """Decides which extensions are built; everything else stands in pyproject.toml.
 
-`mcast._interrupts` is built where a C compiler and Python's headers are; elsewhere Python does the same,
-slower. The rdma extension is built as MCAST_RDMA says:
+`mcast.interrupts._interrupts` is built where a C compiler and Python's headers are; elsewhere Python does the
+same, slower. The rdma extension is built as MCAST_RDMA says:
 
 MCAST_RDMA=auto  build it where a C compiler and the headers are, else leave it out (default)
 MCAST_RDMA=1     build it, or stop and say what is missing
@@ -20,8 +20,8 @@ from setuptools import Extension, setup
 HEADERS = ("rdma/rdma_cma.h", "infiniband/verbs.h")
 PYTHON = ("Python.h", "linux/futex.h")
 INTERRUPTS = Extension(
-    "mcast._interrupts",
-    ["mcast/csrc/interrupts.c"],
+    "mcast.interrupts._interrupts",
+    ["mcast/interrupts/csrc/interrupts.c"],
     extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
     py_limited_api=True,
 )
@@ -62,7 +62,7 @@ def wanted() -> bool:
 
 
 # An extension left in build/ by an earlier build would be packed unnoticed.
-for made in ("_interrupts", "backends/rdma/_native"):
+for made in ("interrupts/_interrupts", "backends/rdma/_native"):
     for stale in Path("build").glob(f"*/mcast/{made}*"):
         stale.unlink()
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
         Mgid,
         QpInit,
     )
-    from mcast.endpoint import Endpoint, Membership, Sender, open_endpoint
-    from mcast.policy import (
+    from mcast.contract.registry import backend_names, backend_status, open_backend
+    from mcast.endpoint.blocking import Endpoint, Membership, Sender, open_endpoint
+    from mcast.endpoint.policy import (
         AddressChanged,
         GaveUp,
         LoopbackPolicy,
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
         Rejoined,
         RejoinPolicy,
     )
-    from mcast.probe import Peer
-    from mcast.registry import backend_names, backend_status, open_backend
-    from mcast.stats import EndpointStats, GroupStats, SourceStats
+    from mcast.endpoint.probe import Peer
+    from mcast.endpoint.stats import EndpointStats, GroupStats, SourceStats
 
     __version__: str
 
@@ -75,8 +75,8 @@ __all__ = [
 ]
 
 _NAMES = {
-    "endpoint": ("Endpoint", "Membership", "Sender", "open_endpoint"),
-    "policy": (
+    "endpoint.blocking": ("Endpoint", "Membership", "Sender", "open_endpoint"),
+    "endpoint.policy": (
         "AddressChanged",
         "GaveUp",
         "LoopbackPolicy",
@@ -88,9 +88,9 @@ _NAMES = {
         "RejoinPolicy",
         "Rejoined",
     ),
-    "probe": ("Peer",),
-    "registry": ("backend_names", "backend_status", "open_backend"),
-    "stats": ("EndpointStats", "GroupStats", "SourceStats"),
+    "endpoint.probe": ("Peer",),
+    "contract.registry": ("backend_names", "backend_status", "open_backend"),
+    "endpoint.stats": ("EndpointStats", "GroupStats", "SourceStats"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 """Name -> its module; what is not here is of the contract, `api`."""

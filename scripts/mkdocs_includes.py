@@ -102,7 +102,7 @@ def commands(_: str) -> str:
 
 def errors(_: str) -> str:
     """The tree of exceptions, as the module's docstring draws it."""
-    from mcast import errors
+    from mcast.errors import tree as errors
 
     assert errors.__doc__ is not None
     return "```text\n" + errors.__doc__.split("```")[1].strip("\n") + "\n```"
@@ -110,7 +110,7 @@ def errors(_: str) -> str:
 
 def atlas(_: str) -> str:
     """What each errno means in each phase."""
-    from mcast import causes
+    from mcast.errors import causes
 
     return causes.atlas()
 

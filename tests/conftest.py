@@ -15,6 +15,7 @@ from hypothesis import settings
 from .card.build import build
 from .card.card import Card
 from .card.provider import loaded
+from .commands import here, mcast, run, third_party  # noqa: F401  (fixtures)
 
 _FAILED_SETUPS = pytest.StashKey[dict[int, tuple[BaseException, pytest.Item]]]()
 """The exceptions of failed setups, by identity, each with the test that met it first."""

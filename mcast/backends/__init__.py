@@ -1,1 +1,1 @@
-"""The providers. None imports another, nor anything above `mcast.api` and `mcast.testbed`."""
+"""The providers. None imports another, nor anything above `mcast.api` and `mcast.contract.testbed`."""

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from mcast.api import Backend, McastAddress, MessageTooLarge
-from mcast.bench import Result, measure
-from mcast.bench_mpi import measure as measure_ranks
-from mcast.bench_mpi import started_by_mpi, world
+from mcast.bench.measure import Result, measure
+from mcast.bench.mpi import measure as measure_ranks
+from mcast.bench.mpi import started_by_mpi, world
 from mcast.cli.place import BackendName, Json, refuse_simulated
 from mcast.cli.terminal import Failure, group
-from mcast.registry import SIMULATED, open_backend
+from mcast.contract.registry import SIMULATED, open_backend
 
 _MOST = 1 << 16
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.cli.terminal import Failure, backend_name, console, output_file
-from mcast.registry import backend_names
+from mcast.contract.registry import backend_names
 
 if TYPE_CHECKING:
     from mcast.conformance.report import Report
@@ -79,7 +79,7 @@ def conformance(
     if html_file:
         from mcast import __version__
         from mcast.conformance.page import to_html
-        from mcast.registry import provider
+        from mcast.contract.registry import provider
 
         host = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
         today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -93,9 +93,9 @@ def conformance(
 def _run_with_lab(backends: list[str], required: list[str]) -> Report:
     """Simulated backends in this process, the others in the lab; one report of both."""
     from mcast.conformance.report import merge
+    from mcast.contract.registry import SIMULATED
     from mcast.lab import LabError
     from mcast.lab.suite import run_in_lab
-    from mcast.registry import SIMULATED
 
     named = dict.fromkeys([*backends, *required])
     outside = [name for name in named if name not in SIMULATED]

@@ -41,7 +41,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Multicast a file, and verify each copy."""
-    from mcast.registry import SIMULATED, open_backend
+    from mcast.contract.registry import SIMULATED, open_backend
 
     if file and file_size is not None:
         raise typer.BadParameter("--size is of the made-up file: leave it out, or leave out FILE")

@@ -13,7 +13,7 @@ import typer
 
 from mcast.api import BackendUnavailable, Finding, Level, Status
 from mcast.cli.terminal import backend_name, console
-from mcast.registry import backend_names
+from mcast.contract.registry import backend_names
 
 Diagnosis = dict[str, Sequence[Finding]]
 """What was found for each provider."""
@@ -66,7 +66,8 @@ def doctor(
 
 def _explain(error: str, as_json: bool) -> None:
     """The rows of the table of causes for it, in order of phases."""
-    from mcast.causes import Phase, errno_name, rows_of, where
+    from mcast.errors.cause import Phase
+    from mcast.errors.causes import errno_name, rows_of, where
 
     order = [*Phase, None]
     rows = sorted(rows_of(error), key=lambda row: order.index(row.phase))
@@ -101,7 +102,7 @@ def _explain(error: str, as_json: bool) -> None:
 
 def _examine(names: Sequence[str], listen: float) -> Diagnosis:
     """The findings of the named providers; of all, each under one name, if none is named."""
-    from mcast.registry import backend_names, provider
+    from mcast.contract.registry import backend_names, provider
 
     found: Diagnosis = {}
     seen: list[object] = []

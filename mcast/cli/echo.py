@@ -1,8 +1,8 @@
 """Pings of a group: who answered how often and how fast, and what an answering member has heard. No I/O.
 
-A ping is a probe (`mcast.probe`) that asks, of its own length or padded to a longer one; an answer is its
-echo, as long. Every endpoint of mcast answers those of a probe's own length, `mcast ping --answer` all. mckey
-answers nothing: it sends messages without content, and its receiver counts what comes.
+A ping is a probe (`mcast.endpoint.probe`) that asks, of its own length or padded to a longer one; an answer
+is its echo, as long. Every endpoint of mcast answers those of a probe's own length, `mcast ping --answer`
+all. mckey answers nothing: it sends messages without content, and its receiver counts what comes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Collection
 from math import sqrt
 from typing import NamedTuple
 
-from mcast.addresses import Gid
-from mcast.probe import PROBE_SIZE, Kind, Peer, Probe, parse
+from mcast.endpoint.probe import PROBE_SIZE, Kind, Peer, Probe, parse
+from mcast.wire.addresses import Gid
 
 _NUMBERS = 1 << 32
 

@@ -12,7 +12,7 @@ import typer
 from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable, McastAddress
 from mcast.cli.place import BackendName, Json, refuse_simulated
 from mcast.cli.terminal import Failure, console, group, wrapped
-from mcast.mapping import ipv4_group_of, is_mapped
+from mcast.wire.mapping import ipv4_group_of, is_mapped
 
 _NEVER_SNOOPED = ip_network("224.0.0.0/24")
 """Switches flood these, and list them nowhere (RFC 4541, 2.1.2)."""
@@ -30,7 +30,7 @@ def groups(
 
     Of other hosts only what a bridge of this host, or the SA, tells; what cannot be seen is said.
     """
-    from mcast.registry import open_backend
+    from mcast.contract.registry import open_backend
 
     refuse_simulated(backend, "be a member")
     with open_backend(backend) as opened:

@@ -14,10 +14,10 @@ import typer
 from mcast.api import Backend, McastAddress, McastError, PortState
 from mcast.cli.place import endpoint_at
 from mcast.cli.terminal import Failure
-from mcast.registry import SIMULATED, open_backend
+from mcast.contract.registry import SIMULATED, open_backend
 
 if TYPE_CHECKING:
-    from mcast.endpoint import Endpoint
+    from mcast.endpoint.blocking import Endpoint
 
 Demo = Annotated[
     bool, typer.Option("--demo", help="Send made-up messages to the groups, from another port here.")
@@ -79,7 +79,7 @@ def _places(backend: Backend) -> list[str]:
 @contextmanager
 def _made_up_traffic(listener: Endpoint, groups: Sequence[McastAddress]) -> Iterator[None]:
     """Send numbered messages to the groups in a thread, from another port if there is one."""
-    from mcast.endpoint import open_endpoint
+    from mcast.endpoint.blocking import open_endpoint
 
     here = f"{listener.device.name}/{listener.port.port_num}"
     places = _places(listener.backend)

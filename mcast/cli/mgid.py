@@ -11,13 +11,13 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mcast import mapping
-from mcast.addresses import Gid, Mgid
 from mcast.api import RDMA_UDP_QKEY, PortSpace
-from mcast.capture.packets import ROCE_UDP_PORT
 from mcast.cli.terminal import wrapped
-from mcast.mapping import Signature
-from mcast.mcmember import MLID_FIRST, MLID_LAST
+from mcast.wire import mapping
+from mcast.wire.addresses import Gid, Mgid
+from mcast.wire.mapping import Signature
+from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
+from mcast.wire.packets import ROCE_UDP_PORT
 
 _MAC = re.compile(r"[0-9a-f]{2}([:-][0-9a-f]{2}){5}", re.IGNORECASE)
 _MAC_FOLDS = "23 of the 28 bits in which they differ are kept"

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import (
     Backend,
     Batch,
@@ -29,8 +28,9 @@ from mcast.api import (
 from mcast.cli.echo import Answerer, Member, Pinger, padded
 from mcast.cli.place import BackendName, Bind, Device, Json, port_of, refuse_simulated
 from mcast.cli.terminal import Failure, console, group
-from mcast.ports import Place, choose
-from mcast.probe import PROBE_SIZE, Peer
+from mcast.endpoint.ports import Place, choose
+from mcast.endpoint.probe import PROBE_SIZE, Peer
+from mcast.wire.addresses import Gid, McastAddress, Mgid
 
 _BOUND = 10.0
 """The longest that a join or a send may take, in seconds."""
@@ -116,7 +116,7 @@ def ping(
     if answer and send_only:
         raise Failure("a send-only member hears nothing that it could answer: leave out -o or --answer", 2)
     refuse_simulated(backend, "answer")
-    from mcast.registry import open_backend
+    from mcast.contract.registry import open_backend
 
     with open_backend(backend) as opened:
         place = _place(opened, bind, device)

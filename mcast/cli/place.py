@@ -11,10 +11,10 @@ import typer
 
 from mcast.api import Backend, BackendError, McastAddress
 from mcast.cli.terminal import Failure, backend_name, group
-from mcast.registry import SIMULATED, backend_names, open_backend
+from mcast.contract.registry import SIMULATED, backend_names, open_backend
 
 if TYPE_CHECKING:
-    from mcast.endpoint import Endpoint
+    from mcast.endpoint.blocking import Endpoint
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
@@ -91,7 +91,7 @@ def endpoint_at(
     backend: str | Backend, bind: IPv4Address | IPv6Address | None, device: str | None, depth: int
 ) -> Iterator[Endpoint]:
     """An endpoint that does not hear itself, where the options say; one sentence where there is none."""
-    from mcast.endpoint import open_endpoint
+    from mcast.endpoint.blocking import open_endpoint
 
     name, port = port_of(device)
     if bind and name:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mcast.addresses import Gid
 from mcast.api import Batch, Destination, LinkLayer, McastAddress, McastError, Message
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json
 from mcast.cli.terminal import Failure, console, group
+from mcast.wire.addresses import Gid
 
 if TYPE_CHECKING:
-    from mcast.capture.pcapng import Writer
-    from mcast.endpoint import Endpoint
+    from mcast.endpoint.blocking import Endpoint
+    from mcast.pcapng.writer import Writer
 
 _BATCH = 256
 _LOOK = 0.5
@@ -54,7 +54,7 @@ class Recorder:
 
     def take(self, batch: Batch, t: int, limit: int | None = None) -> None:
         """Write a batch that came at `t`, in ns after 1970; no more than `limit` messages in all."""
-        from mcast.capture.pcapng import Direction, Packet
+        from mcast.pcapng.writer import Direction, Packet
 
         for message in batch:
             destination = self._destinations.get(message.group)
@@ -64,8 +64,8 @@ class Recorder:
                 self.bytes += len(message.payload)
 
     def _packet(self, message: Message, to: Destination) -> bytes:
-        from mcast.capture import packets
-        from mcast.mapping import DEFAULT_PKEY, group_mac, mgid_fields
+        from mcast.wire import packets
+        from mcast.wire.mapping import DEFAULT_PKEY, group_mac, mgid_fields
 
         source = message.source, message.src_qp
         fields = mgid_fields(message.group)
@@ -95,7 +95,7 @@ class Recorder:
 
 def recorder_of(endpoint: Endpoint, file: BinaryIO) -> Recorder:
     """Records what an endpoint hears in the groups that it has joined."""
-    from mcast.capture.pcapng import Writer
+    from mcast.pcapng.writer import Writer
 
     port = f"{endpoint.device.name}/{endpoint.port.port_num}"
     layer = endpoint.port.link_layer

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
-from mcast.addresses import Gid, Mgid
 from mcast.api import MULTICAST_QPN, McastAddress
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated
 from mcast.cli.terminal import Failure, console, group
-from mcast.mapping import ipv4_group_of
+from mcast.wire.addresses import Gid, Mgid
+from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
-    from mcast.endpoint import Endpoint, Sender
+    from mcast.endpoint.blocking import Endpoint, Sender
 
 _BOUND = 10.0
 _BATCH = 64
@@ -53,8 +53,8 @@ class Contents(NamedTuple):
 
 def messages_of(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator[Recorded]:
     """The messages to groups in a capture, in its order; counts the other packets. Raises CaptureError."""
-    from mcast.capture.dissect import Skipped, datagram
-    from mcast.capture.reader import read_frames
+    from mcast.pcapng.dissect import Skipped, datagram
+    from mcast.pcapng.reader import read_frames
 
     for frame in read_frames(file):
         try:
@@ -177,7 +177,7 @@ def replay(
 @contextmanager
 def _reading(file: Path) -> Iterator[BinaryIO]:
     """The file, opened; damage in it becomes one sentence."""
-    from mcast.capture.reader import CaptureError
+    from mcast.pcapng.reader import CaptureError
 
     try:
         with file.open("rb") as source:

@@ -11,7 +11,7 @@ import typer
 from mcast.cli.terminal import Failure, console, output_file
 
 if TYPE_CHECKING:
-    from mcast.backends.sim.scenario import MemberResult, ScenarioResult, Seen
+    from mcast.backends.sim.scenario.play import MemberResult, ScenarioResult, Seen
 
 app = typer.Typer(help="Play faulty runs on a simulated fabric.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ def _file(option: str, words: str) -> Any:
 
 
 def _ready_made() -> list[str]:
-    from mcast.backends.sim.scenario_model import ready_made
+    from mcast.backends.sim.scenario.model import ready_made
 
     return list(ready_made())
 
@@ -34,7 +34,7 @@ def list_() -> None:
     """Name the ready-made scenarios."""
     from rich.padding import Padding
 
-    from mcast.backends.sim.scenario import load, ready_made
+    from mcast.backends.sim.scenario.play import load, ready_made
 
     for name in ready_made():
         typer.echo(name)
@@ -57,7 +57,7 @@ def run(
 
     Time is virtual: the same scenario gives the same result. Exit status 2 if the scenario cannot be read.
     """
-    from mcast.backends.sim import scenario as scenarios
+    from mcast.backends.sim.scenario import play as scenarios
 
     try:
         wanted = scenarios.load(scenario)
@@ -72,7 +72,7 @@ def run(
 
 
 def _write_trace(result: ScenarioResult, html: Path | None, pcap: Path | None, trace: Path | None) -> None:
-    from mcast.backends.sim import pcapng, timeline
+    from mcast.backends.sim.trace import pcapng, timeline
 
     if html:
         html.write_text(timeline.page(result.trace, result.scenario.name), "utf-8")

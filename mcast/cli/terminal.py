@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mcast.api import McastAddress
-from mcast.registry import backend_names
+from mcast.contract.registry import backend_names
 
 if TYPE_CHECKING:
     from rich.console import Console

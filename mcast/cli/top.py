@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.addresses import Gid
 from mcast.api import Backend, Batch, McastAddress
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device
 from mcast.cli.terminal import Failure, console, group
-from mcast.mapping import ipv4_group_of
-from mcast.sequence import SOURCES_MAX, Sources
+from mcast.endpoint.sequence import SOURCES_MAX, Sources
+from mcast.wire.addresses import Gid
+from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
     from rich.console import Group as Lines
 
-    from mcast.endpoint import Endpoint
-    from mcast.stats import EndpointStats
+    from mcast.endpoint.blocking import Endpoint
+    from mcast.endpoint.stats import EndpointStats
 
 _BATCH = 256
 _LOCAL_CONTROL = ip_network("224.0.0.0/24")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mcast.addresses import Gid
+from mcast.wire.addresses import Gid
 
 _QUEUE_PAIR, _BROADCAST_QUEUE_PAIR = bytes.fromhex("80000208"), bytes.fromhex("00ffffff")
 """The first 4 bytes of a hardware address, and of a broadcast address."""

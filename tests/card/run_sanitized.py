@@ -21,12 +21,12 @@ OPTIONS = {
 }
 TESTS = (
     "tests/card",
-    "tests/app/test_endpoint.py",
-    "tests/app/test_endpoint_threads.py",
-    "tests/app/test_aio.py",
-    "tests/app/test_contract.py",
-    "tests/app/test_device_memory.py",
-    "tests/app/test_port_events.py",
+    "tests/endpoint/test_endpoint.py",
+    "tests/endpoint/test_endpoint_threads.py",
+    "tests/endpoint/test_aio.py",
+    "tests/contract/test_contract.py",
+    "tests/contract/test_device_memory.py",
+    "tests/endpoint/test_port_events.py",
 )
 
 

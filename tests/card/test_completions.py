@@ -30,7 +30,7 @@ from mcast.api import (
     TimestampClock,
     WcStatus,
 )
-from mcast.batch import RECORD_DTYPE
+from mcast.contract.batch import RECORD_DTYPE
 
 from .card import AsyncEvent, Card, Clock, Stage
 from .ends import BOUND, End

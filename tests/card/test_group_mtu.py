@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from mcast import open_endpoint
-from mcast.addresses import Gid
 from mcast.api import Destination, MessageTooLarge, MtuSource
-from mcast.backends.rdma import group_mtu, ipoib
 from mcast.backends.rdma.native import Native
-from mcast.backends.rdma.umad import Silent
-from mcast.mapping import ipoib_broadcast_mgid
+from mcast.backends.rdma.net import ipoib
+from mcast.backends.rdma.sa import group_mtu
+from mcast.backends.rdma.sa.umad import Silent
+from mcast.wire.addresses import Gid
+from mcast.wire.mapping import ipoib_broadcast_mgid
 
 from .card import Card, ethernet_port, infiniband_port
 from .ends import BOUND, GROUP, End

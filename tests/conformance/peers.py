@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from mcast.addresses import Gid, McastAddress
 from mcast.api import (
     CmEvent,
     CmEventType,
@@ -29,7 +28,8 @@ from mcast.api import (
     QueuePair,
     UdParam,
 )
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
+from mcast.wire.addresses import Gid, McastAddress
 
 BOUND = 60.0
 """The longest that anything may take, in seconds. A bound, never a delay."""

@@ -6,7 +6,7 @@ options   --backend NAME          repeatable; default sim-roce and sim-ib; unava
           --conformance-log FILE     each result as it comes (mcast.conformance.log)
 marks     clause(*ids), fact(*ids)   what the test proves (mcast.conformance.clauses, .facts)
           needs(*members)            Capability and Feature members; all must be there
-fixture   bed                        a fresh `mcast.testbed.Testbed` for each test and backend
+fixture   bed                        a fresh `mcast.contract.testbed.Testbed` for each test and backend
 
 A test that needs what a backend lacks is deselected there and counted as not-applicable, with the missing
 members' words as the reason. A test that the backend's `Testbed.deviations` names, as `function` or, for one
@@ -29,8 +29,8 @@ from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
 from mcast.conformance.log import Log
 from mcast.conformance.report import Outcome, Report, Result, build_report, to_json
-from mcast.registry import backend_status, provider
-from mcast.testbed import Feature, Testbed
+from mcast.contract.registry import backend_status, provider
+from mcast.contract.testbed import Feature, Testbed
 
 pytest_plugins = ["mcast.conformance.peers"]
 

@@ -18,9 +18,9 @@ from mcast.api import (
     QpState,
     QueuePair,
 )
-from mcast.batch import Batch
 from mcast.conformance.peers import BOUND, Peer, eventually, new_group, numbered
-from mcast.testbed import Testbed
+from mcast.contract.batch import Batch
+from mcast.contract.testbed import Testbed
 
 
 def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Peer, Peer, Destination]:

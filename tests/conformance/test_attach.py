@@ -8,7 +8,7 @@ import pytest
 
 from mcast.api import Capability, InvalidArgument, Phase, PortSpace, QpInit, QpType
 from mcast.conformance.peers import Peer, clause, fact, needs, new_group, numbered
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
 
 connected = pytest.mark.parametrize("kind", [QpType.RC, QpType.UC])
 

@@ -11,7 +11,7 @@ import pytest
 
 from mcast.api import CqModeration, DeviceInfo, InvalidArgument, NotSupported, QpInit, TimestampClock
 from mcast.conformance.peers import BOUND, Peer, new_group
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
 
 
 def device_of(peer: Peer) -> DeviceInfo:

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import (
     GRH_BYTES,
     Capability,
@@ -38,7 +37,6 @@ from mcast.api import (
     UdParam,
     mcast_error,
 )
-from mcast.batch import RECORD_DTYPE, Batch, Message
 from mcast.conformance.peers import (
     BOUND,
     Peer,
@@ -51,7 +49,9 @@ from mcast.conformance.peers import (
     raw_address,
     readable,
 )
-from mcast.testbed import Feature, Testbed
+from mcast.contract.batch import RECORD_DTYPE, Batch, Message
+from mcast.contract.testbed import Feature, Testbed
+from mcast.wire.addresses import Gid, McastAddress, Mgid
 
 # --- values and errors -----------------------------------------------------
 

@@ -6,10 +6,10 @@ import errno as E
 
 import pytest
 
-from mcast.addresses import Gid, McastAddress
 from mcast.api import DeviceInfo, InvalidArgument, NotSupported, OutOfResources, QpInit, QpState
 from mcast.conformance.peers import Peer, clause, eventually, fact, needs, new_group, numbered, other_lid
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
+from mcast.wire.addresses import Gid, McastAddress
 
 SMALL = QpInit(max_send_wr=1, max_recv_wr=1)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mcast.addresses import Gid
 from mcast.api import Capability, InvalidArgument, QpState
 from mcast.conformance.peers import Peer, fact, needs, new_group, numbered
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
+from mcast.wire.addresses import Gid
 
 LIDS = [0, 1, 0xBFFF, 0xC000, 0xFFFE, 0xFFFF]
 

@@ -9,7 +9,7 @@ import pytest
 
 from mcast.api import Capability, InvalidArgument, McastError, QpError, QpInit, QpState
 from mcast.conformance.peers import BOUND, Peer, fact, needs, new_group, numbered
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
 
 
 @fact("K-DATA-1", "K-DEVICE-8")

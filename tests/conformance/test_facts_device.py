@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mcast.api import Capability, CmEventType
 from mcast.conformance.peers import Peer, eventually, fact, needs, new_group, numbered, readable
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
 
 roce = needs(Capability.IGMP)
 

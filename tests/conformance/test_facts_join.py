@@ -11,7 +11,6 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from mcast.addresses import AF_UNIX, Gid, McastAddress, Mgid
 from mcast.api import (
     Capability,
     CmEventType,
@@ -38,7 +37,8 @@ from mcast.conformance.peers import (
     readable,
     ud_of,
 )
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
+from mcast.wire.addresses import AF_UNIX, Gid, McastAddress, Mgid
 
 roce = needs(Capability.IGMP)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from mcast.addresses import AF_UNIX, Gid, McastAddress
 from mcast.api import Capability, CmEventType, DeviceGone, InvalidArgument
 from mcast.conformance.peers import Peer, eventually, fact, needs, new_group, raw_address, readable
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
+from mcast.wire.addresses import AF_UNIX, Gid, McastAddress
 
 
 @fact("K-LEAVE-2")

@@ -6,7 +6,7 @@ import pytest
 
 from mcast.api import Backend, Capability, Closed, GroupMember, GroupSource, GroupTable
 from mcast.conformance.peers import Peer, eventually, needs, new_group
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
 
 pytestmark = needs(Capability.GROUP_TABLE)
 

@@ -9,7 +9,6 @@ from ipaddress import IPv4Address
 import pytest
 from typing_extensions import Buffer
 
-from mcast.addresses import McastAddress, Mgid
 from mcast.api import (
     AddressNotAvailable,
     AlreadyJoined,
@@ -31,7 +30,8 @@ from mcast.conformance.peers import (
     raw_address,
     readable,
 )
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
+from mcast.wire.addresses import McastAddress, Mgid
 
 NO_GROUPS = ["10.9.9.9", "240.0.0.1", "255.255.255.255", "0.0.0.0", "::", "fe80::1", "::ffff:10.1.2.3"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mcast.api import JoinAttrEx
 from mcast.conformance.peers import Peer, clause, eventually, new_group, ud_of
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
 
 
 @clause("JM-1")

@@ -8,7 +8,6 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from mcast.addresses import McastAddress
 from mcast.api import (
     Capability,
     CmEventType,
@@ -37,7 +36,8 @@ from mcast.conformance.peers import (
     readable,
     ud_of,
 )
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
+from mcast.wire.addresses import McastAddress
 
 Join = Callable[[CmId, McastAddress, object], None]
 

@@ -6,10 +6,10 @@ import errno as E
 
 import pytest
 
-from mcast.addresses import McastAddress
 from mcast.api import AddressNotAvailable, InvalidArgument, QpInit
 from mcast.conformance.peers import Peer, clause, eventually, fact, new_group, numbered, readable
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
+from mcast.wire.addresses import McastAddress
 
 
 @clause("LV-1")

@@ -18,24 +18,24 @@ from typing import Any, cast
 
 import typer
 
-from mcast import probe, sequence
-from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import Backend, DeviceInfo
-from mcast.backends.rdma import umad
-from mcast.backends.sim import scenario_model
-from mcast.capture.reader import CaptureError
+from mcast.backends.rdma.sa import umad
+from mcast.backends.sim.scenario import model as scenario_model
 from mcast.cli import mgid, place, terminal
 from mcast.cli.cast import packets
 from mcast.cli.cast.receiver import FileReceiver
 from mcast.cli.cast.sender import FileSender
 from mcast.cli.echo import Answerer, Pinger
 from mcast.cli.replay import contents_of
-from mcast.mapping import ipoib_broadcast_mgid
-from mcast.mcmember import RECORD_SIZE, McMemberRecord
-from mcast.ports import choose
-from mcast.probe import Peer
-from mcast.registry import open_backend
-from mcast.sa_refusal import PortView, found_causes
+from mcast.contract.registry import open_backend
+from mcast.endpoint import probe, sequence
+from mcast.endpoint.ports import choose
+from mcast.endpoint.probe import Peer
+from mcast.errors.sa_refusal import PortView, found_causes
+from mcast.pcapng.reader import CaptureError
+from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.mapping import ipoib_broadcast_mgid
+from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord
 
 HERE = Path(__file__).parent
 MOST = 4096

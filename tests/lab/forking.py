@@ -22,7 +22,7 @@ import mcast.backends.rdma.channel
 import mcast.backends.rdma.qp
 import mcast.backends.rdma.testbed
 import mcast.cli
-import mcast.endpoint
+import mcast.endpoint.blocking
 
 
 def run_pytest(*arguments: str) -> int:

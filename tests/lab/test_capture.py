@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
-from mcast.addresses import Gid
 from mcast.api import LinkLayer
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.pcapng import packets_of
-from mcast.capture import packets, pcapng
-from mcast.capture.dissect import datagram
-from mcast.capture.reader import Frame
+from mcast.backends.sim.trace.pcapng import packets_of
 from mcast.lab import LabMachine
-from mcast.mapping import group_mac
+from mcast.pcapng import writer as pcapng
+from mcast.pcapng.dissect import datagram
+from mcast.pcapng.reader import Frame
+from mcast.wire import packets
+from mcast.wire.addresses import Gid
+from mcast.wire.mapping import group_mac
 
 from ..sim.wireshark import Decoded, Row, has, is_message, scapy_icrc
 

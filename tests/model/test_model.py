@@ -27,7 +27,7 @@ from mcast.api import (
     McastAddress,
 )
 from mcast.conformance.peers import Peer, eventually, new_group, ud_of
-from mcast.testbed import Feature, Testbed
+from mcast.contract.testbed import Feature, Testbed
 
 PORTS = 3
 MAX_PEERS = 5

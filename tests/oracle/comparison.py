@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from mcast.backends.sim.sa import (
+from mcast.backends.sim.core.sa import (
     IPOIB_QKEY,
     MLID_FIRST,
     ZERO_GID,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mcast.backends.sim.sa import RECORD_SIZE, McMemberRecord
+from mcast.backends.sim.core.sa import RECORD_SIZE, McMemberRecord
 
 from .topology import SM_HOST, Topology
 

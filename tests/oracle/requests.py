@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from mcast.backends.sim.sa import (
+from mcast.backends.sim.core.sa import (
     DEFAULT_PREFIX,
     RATES,
     ZERO_GID,

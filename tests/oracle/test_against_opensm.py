@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
-from mcast.backends.sim.sa import DEFAULT_PREFIX, ZERO_GID, McMask, Quirks, SaStatus, WellKnownGroup
+from mcast.backends.sim.core.sa import DEFAULT_PREFIX, ZERO_GID, McMask, Quirks, SaStatus, WellKnownGroup
 
 from . import opensm
 from .comparison import Comparison, Difference

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mcast.addresses import Gid
 from mcast.api import DeviceInfo, GroupInfo, LinkLayer, PortInfo, PortState
-from mcast.backends.rdma import groups
-from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod
+from mcast.backends.rdma.net import groups
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod
 
 from . import opensm
 from .opensm import OpenSm

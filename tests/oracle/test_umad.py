@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import mcast
-from mcast.addresses import Gid, McastAddress
 from mcast.api import PortSpace
-from mcast.backends.rdma.refusal import kernel_request
-from mcast.backends.sim.sa import SEND_ONLY_FULL_MEMBER_SUPPORTED
-from mcast.mapping import ipoib_broadcast_mgid
-from mcast.mcmember import McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.backends.rdma.sa.refusal import kernel_request
+from mcast.backends.sim.core.sa import SEND_ONLY_FULL_MEMBER_SUPPORTED
+from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.mapping import ipoib_broadcast_mgid
+from mcast.wire.mcmember import McMask, McMemberRecord, SaMethod, SaStatus
 
 from . import opensm
 from .opensm import OpenSm
@@ -29,10 +29,10 @@ BROADCAST = Gid(ipoib_broadcast_mgid())
 CREATOR, ASKER, THIRD = "H1", "H2", "H3"
 PROGRAM = """
 import json, sys
-from mcast.addresses import Gid, McastAddress
+from mcast.wire.addresses import Gid, McastAddress
 from mcast.api import PortSpace
-from mcast.backends.rdma.refusal import compare
-from mcast.backends.rdma.umad import subnet_administrator
+from mcast.backends.rdma.sa.refusal import compare
+from mcast.backends.rdma.sa.umad import subnet_administrator
 
 send_only, broadcast = json.loads(sys.argv[1])
 with subnet_administrator(None, 0, 10) as sa:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from mcast.backends.sim.sa import (
+from mcast.backends.sim.core.sa import (
     DEFAULT_PREFIX,
     MLID_FIRST,
     Quirks,

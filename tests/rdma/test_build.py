@@ -24,10 +24,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, tree)
     rdma = Path("mcast/backends/rdma")
     shutil.copytree(ROOT / rdma, tree / rdma, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copytree(ROOT / "mcast" / "csrc", tree / "mcast" / "csrc")
+    interrupts = Path("mcast", "interrupts")
+    shutil.copytree(
+        ROOT / interrupts, tree / interrupts, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
     (tree / "mcast" / "__init__.py").touch()
     for build in ("lib", "lib.linux-x86_64-cpython-311"):
-        for made in (rdma / "_native.abi3.so", Path("mcast", "_interrupts.abi3.so")):
+        for made in (rdma / "_native.abi3.so", interrupts / "_interrupts.abi3.so"):
             stale = tree / "build" / build / made
             stale.parent.mkdir(parents=True, exist_ok=True)
             stale.write_bytes(b"from an earlier build")

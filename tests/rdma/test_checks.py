@@ -9,11 +9,11 @@ import pytest
 
 from mcast.api import DeviceInfo, Finding, Gid, Level, LinkLayer, PortInfo, PortState, UnavailableReason
 from mcast.backends.rdma import availability
-from mcast.backends.rdma.checks import QUIRKS, judge
-from mcast.backends.rdma.firewall import dropping_rule
-from mcast.backends.rdma.host import Bridge, HostFacts, PortFacts
-from mcast.backends.rdma.ipoib import Interface
+from mcast.backends.rdma.doctor.checks import QUIRKS, judge
+from mcast.backends.rdma.doctor.firewall import dropping_rule
+from mcast.backends.rdma.doctor.host import Bridge, HostFacts, PortFacts
 from mcast.backends.rdma.memlock import shortage
+from mcast.backends.rdma.net.ipoib import Interface
 
 ACTIVE, DOWN, INIT = PortState.ACTIVE, PortState.DOWN, PortState.INIT
 IP = IPv4Address("10.0.0.1")

@@ -11,7 +11,10 @@ import pytest
 
 import mcast.backends.rdma
 
-FOLDERS = [Path(mcast.__file__).parent / "csrc", Path(mcast.backends.rdma.__file__).parent / "csrc"]
+FOLDERS = [
+    Path(mcast.__file__).parent / "interrupts" / "csrc",
+    Path(mcast.backends.rdma.__file__).parent / "csrc",
+]
 SOURCES = sorted(source for folder in FOLDERS for source in folder.glob("*.c"))
 
 

@@ -7,11 +7,11 @@ from ipaddress import IPv4Address, ip_address
 
 import pytest
 
-from mcast.addresses import Gid
 from mcast.api import DeviceInfo, GroupMember, GroupSource, LinkLayer, PortInfo, PortState
-from mcast.backends.rdma import groups, hostnet, netlink
-from mcast.backends.rdma.netlink import SnoopingEntry
-from mcast.mcmember import JoinState
+from mcast.backends.rdma.net import groups, hostnet, netlink
+from mcast.backends.rdma.net.netlink import SnoopingEntry
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import JoinState
 
 HOST, SWITCH, SA = GroupSource.HOST, GroupSource.SWITCH, GroupSource.SA
 GROUP = IPv4Address("239.1.1.1")

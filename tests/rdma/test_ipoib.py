@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mcast.addresses import Gid
-from mcast.backends.rdma import ipoib
 from mcast.backends.rdma.backend import RdmaBackend
-from mcast.backends.rdma.ipoib import Interface, interfaces_of
 from mcast.backends.rdma.native import Native
-from mcast.mapping import ipoib_broadcast_mgid
+from mcast.backends.rdma.net import ipoib
+from mcast.backends.rdma.net.ipoib import Interface, interfaces_of
+from mcast.wire.addresses import Gid
+from mcast.wire.mapping import ipoib_broadcast_mgid
 
 from ..card.card import Card, infiniband_port
 from ..card.ipoib import plant

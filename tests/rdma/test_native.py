@@ -14,7 +14,7 @@ import pytest
 import mcast.backends.rdma
 from mcast.backends.rdma import _native  # type: ignore[attr-defined]
 from mcast.backends.rdma.native import Lib, QpPlan
-from mcast.batch import RECORD_DTYPE
+from mcast.contract.batch import RECORD_DTYPE
 
 HOME = Path(mcast.backends.rdma.__file__).parent
 SOURCES = sorted((HOME / "csrc").glob("*.c"))

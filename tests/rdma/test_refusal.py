@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from mcast.addresses import Gid, McastAddress, Mgid
 from mcast.api import CmEvent, CmEventType, JoinAttrEx, PortSpace
-from mcast.backends.rdma import umad
 from mcast.backends.rdma.channel import RdmaChannel
-from mcast.backends.rdma.refusal import find_causes, kernel_request, netdevs_with
+from mcast.backends.rdma.sa import umad
+from mcast.backends.rdma.sa.refusal import find_causes, kernel_request, netdevs_with
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.trace import SaAsked
-from mcast.causes import Cause
-from mcast.mapping import ipoib_broadcast_mgid
+from mcast.backends.sim.trace.events import SaAsked
+from mcast.errors.cause import Cause
+from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.mapping import ipoib_broadcast_mgid
 
 GROUP = McastAddress.of("239.1.1.1")
 BROADCAST = Gid(ipoib_broadcast_mgid())

@@ -8,10 +8,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
-from mcast.addresses import AF_IB, AF_UNIX, McastAddress, Mgid
 from mcast.api import QpInit
 from mcast.backends.rdma import slab, sockaddr
-from mcast.backends.rdma.igmp_listener import reports
+from mcast.backends.rdma.net.igmp_listener import reports
+from mcast.wire.addresses import AF_IB, AF_UNIX, McastAddress, Mgid
 
 
 def test_an_ipv4_group_is_a_sockaddr_in() -> None:

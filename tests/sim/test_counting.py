@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mcast.api import CmId, JoinAttrEx
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.mcmember import JoinState
+from mcast.wire.mcmember import JoinState
 
 GROUPS = ("239.1.1.1", "239.2.2.2")
 PORTS = 2

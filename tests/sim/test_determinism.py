@@ -13,9 +13,10 @@ from random import Random
 import pytest
 
 from mcast.api import McastError
-from mcast.backends.sim import Fabric, open_fabric, pcapng, timeline
+from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Delay, Delivery, Drop
-from mcast.backends.sim.trace import Trace
+from mcast.backends.sim.trace import pcapng, timeline
+from mcast.backends.sim.trace.events import Trace
 
 
 def run(kind: str, seed: int) -> str:

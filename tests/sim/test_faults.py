@@ -29,6 +29,7 @@ from mcast.api import (
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.clock import VirtualClock
+from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults import (
     HOLD_NS,
     CorruptQkey,
@@ -41,9 +42,8 @@ from mcast.backends.sim.faults import (
     Reorder,
     Requests,
 )
-from mcast.backends.sim.qp import Qp
-from mcast.backends.sim.trace import SaAnswered
-from mcast.mcmember import SaMethod, SaStatus
+from mcast.backends.sim.trace.events import SaAnswered
+from mcast.wire.mcmember import SaMethod, SaStatus
 
 GROUP, OTHER = "239.1.1.1", "239.2.2.2"
 MAKE = [Fabric.roce, Fabric.infiniband]

@@ -24,10 +24,10 @@ from mcast.api import (
     QueuePair,
 )
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.core.port import MTU_CODES
 from mcast.backends.sim.faults import Delay, Delivery, Drop, Refuse, SaRequest
-from mcast.backends.sim.port import MTU_CODES
-from mcast.mapping import infiniband_mgid
-from mcast.mcmember import JoinState, McMask, SaMethod, SaStatus, Selector
+from mcast.wire.mapping import infiniband_mgid
+from mcast.wire.mcmember import JoinState, McMask, SaMethod, SaStatus, Selector
 
 GROUP = "239.1.1.1"
 

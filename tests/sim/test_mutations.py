@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 
 import mcast.conformance
-from mcast.addresses import Gid
 from mcast.api import QpType, UdParam
-from mcast.backends.sim import cm
-from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.port import Port
-from mcast.backends.sim.qp import Qp
-from mcast.backends.sim.sa import SubnetAdmin
-from mcast.mcmember import JoinState
+from mcast.backends.sim.core import cm
+from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.core.port import Port
+from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.core.sa import SubnetAdmin
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import JoinState
 
 SUITE = Path(mcast.conformance.__file__).parent
 

@@ -15,7 +15,7 @@ import pytest
 from mcast.api import CmId, Destination, McastError, QpState
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.clock import VirtualClock
-from mcast.backends.sim.port import Port
+from mcast.backends.sim.core.port import Port
 
 PORTS, GROUPS = 6, ("239.0.0.1", "239.0.0.2")
 MAKE = {"roce": Fabric.roce, "ib": Fabric.infiniband}

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from mcast.addresses import Gid
 from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx
-from mcast.backends.sim import Fabric, open_fabric, pcapng
+from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.clock import NS
 from mcast.backends.sim.faults import Drop
-from mcast.backends.sim.trace import Attach, PortMade, SaAnswered, SaAsked, Send, Trace
-from mcast.capture import packets
-from mcast.capture.pcapng import Packet
-from mcast.mcmember import SaMethod, SaStatus
+from mcast.backends.sim.trace import pcapng
+from mcast.backends.sim.trace.events import Attach, PortMade, SaAnswered, SaAsked, Send, Trace
+from mcast.pcapng.writer import Packet
+from mcast.wire import packets
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import SaMethod, SaStatus
 
 from .wireshark import Decoded, every, has, is_message, scapy_icrc
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcast.backends.sim.sa import (
+from mcast.backends.sim.core.sa import (
     DEFAULT_PREFIX,
     IPOIB_QKEY,
     MLID_FIRST,

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import mcast
-from mcast.addresses import Gid
 from mcast.api import CmEventType, CmId, Destination, EventChannel
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.testbed import SimObserver
+from mcast.wire.addresses import Gid
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "test_scale.py"))
 GROUP = Gid("::ffff:239.1.1.1")

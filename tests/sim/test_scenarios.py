@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from mcast.backends.sim import scenario_faults, scenario_model
-from mcast.backends.sim.scenario import (
+from mcast.backends.sim.scenario import faults as scenario_faults
+from mcast.backends.sim.scenario import model as scenario_model
+from mcast.backends.sim.scenario.play import (
     BadScenario,
     MemberResult,
     Scenario,

@@ -11,7 +11,7 @@ from mcast import open_endpoint
 from mcast.api import QpInit, TimestampClock
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Delay, Messages
-from mcast.batch import RECORD_DTYPE
+from mcast.contract.batch import RECORD_DTYPE
 
 GROUP = "239.1.2.3"
 NS = 1_000_000_000

@@ -19,7 +19,7 @@ from mcast.backends.sim.backend import SimBackend, SimQueuePair
 from mcast.conformance.peers import BOUND
 from mcast.interrupts import uninterrupted
 
-from ..app.interleave import EVERY
+from ..interleave import EVERY
 
 GROUP = "239.1.1.1"
 OURS = str(Path(mcast.__file__).parent)

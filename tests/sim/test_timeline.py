@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mcast.addresses import Gid
 from mcast.api import JoinAttrEx
-from mcast.backends.sim import Fabric, open_fabric, timeline
+from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop
-from mcast.backends.sim.scenario import load, run
-from mcast.backends.sim.story import Span, State, story
-from mcast.backends.sim.timeline import Axis, duration, page
-from mcast.backends.sim.trace import Deliver, Lost, Send, Trace
+from mcast.backends.sim.scenario.play import load, run
+from mcast.backends.sim.trace import timeline
+from mcast.backends.sim.trace.events import Deliver, Lost, Send, Trace
+from mcast.backends.sim.trace.story import Span, State, story
+from mcast.backends.sim.trace.timeline import Axis, duration, page
 from mcast.cli import app
+from mcast.wire.addresses import Gid
 
 SECOND = 10**9
 VOID = {"meta", "input", "br"}

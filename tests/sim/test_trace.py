@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from mcast.api import CmId, Destination, EventChannel, JoinAttrEx, QpError, QpInit, QpState, QueuePair
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.core.sa_exchange import SA_TIMEOUT_NS
 from mcast.backends.sim.faults import Delay, Drop
-from mcast.backends.sim.sa_exchange import SA_TIMEOUT_NS
-from mcast.backends.sim.trace import (
+from mcast.backends.sim.trace.events import (
     KINDS,
     CmEvent,
     Deliver,

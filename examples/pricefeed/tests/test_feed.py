@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from mcast.backends.sim.faults import Drop, Messages
-from mcast.pytest_plugin import McastEndpoints, McastFabric
+from mcast.testing.plugin import McastEndpoints, McastFabric
 from pricefeed.__main__ import publish as publish_at_random
 from pricefeed.__main__ import subscribe
 from pricefeed.publisher import Publisher, open_publisher

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mcast.api import Backend, Finding, Provider, Status
 
 if TYPE_CHECKING:
-    from mcast.testbed import Testbed
+    from mcast.contract.testbed import Testbed
 
 
 def _status() -> Status:
@@ -24,7 +24,7 @@ def _open() -> Backend:
 
 
 def _checks(listen: float) -> tuple[Finding, ...]:
-    from mcast.backends.rdma.checks import examine
+    from mcast.backends.rdma.doctor.checks import examine
 
     return examine(listen)
 

@@ -20,7 +20,7 @@ from mcast.backends.rdma import native
 from mcast.backends.rdma.availability import gather, judge
 from mcast.backends.rdma.devices import read_counters, read_devices
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.groups import group_table
+from mcast.backends.rdma.net.groups import group_table
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
 from mcast.interrupts import Lock, made_or_undone, uninterrupted

@@ -8,7 +8,6 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
-from mcast.addresses import GroupName
 from mcast.api import (
     Cause,
     CmEvent,
@@ -29,13 +28,14 @@ from mcast.api import (
 from mcast.backends.rdma import sockaddr
 from mcast.backends.rdma.devices import link_layer_of
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.group_mtu import mtu_of
-from mcast.backends.rdma.ipoib import Interface, interfaces_of
 from mcast.backends.rdma.native import Context, Id, Native
+from mcast.backends.rdma.net.ipoib import Interface, interfaces_of
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
-from mcast.backends.rdma.refusal import find_causes, netdevs_with
-from mcast.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid
+from mcast.backends.rdma.sa.group_mtu import mtu_of
+from mcast.backends.rdma.sa.refusal import find_causes, netdevs_with
+from mcast.wire.addresses import GroupName
+from mcast.wire.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid
 
 if TYPE_CHECKING:
     from mcast.backends.rdma.channel import RdmaChannel

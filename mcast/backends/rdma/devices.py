@@ -8,8 +8,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState
-from mcast.backends.rdma import ipoib
 from mcast.backends.rdma.native import Context, Native
+from mcast.backends.rdma.net import ipoib
 
 SYSFS = Path("/sys/class/infiniband")
 

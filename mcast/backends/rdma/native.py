@@ -15,8 +15,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, NamedTuple, NewType, Protocol, cast
 
-from mcast.causes import Phase
-from mcast.errors import Closed, UnavailableReason, mcast_error
+from mcast.errors.cause import Phase
+from mcast.errors.tree import Closed, UnavailableReason, mcast_error
 
 Channel = NewType("Channel", object)
 Id = NewType("Id", object)

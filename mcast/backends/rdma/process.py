@@ -7,7 +7,8 @@ import os
 from types import TracebackType
 from weakref import WeakSet
 
-from mcast.api import Phase, _Closeable, mcast_error
+from mcast.api import Phase, mcast_error
+from mcast.contract.closing import Closeable
 from mcast.interrupts import Lock, uninterrupted
 
 
@@ -43,7 +44,7 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-class OwnedByProcess(_Closeable):
+class OwnedByProcess(Closeable):
     """Asks for the right process where the contract asks whether the object is open."""
 
     process: Process

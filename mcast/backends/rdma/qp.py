@@ -35,8 +35,8 @@ from mcast.backends.rdma import completions, memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import Calls
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.links import links
 from mcast.backends.rdma.native import GONE, Context, Native, Pd
+from mcast.backends.rdma.net.links import links
 from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.region import Addresses, RdmaDeviceRegion, RdmaRegion
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from ipaddress import IPv4Address, IPv6Address
 
-from mcast.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
+from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
 
 _STORAGE = 128
 _FULL_MEMBER_PKEY = 0xFFFF

@@ -17,13 +17,13 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from mcast.api import Backend, BackendUnavailable, Gid, PortState, UnavailableReason
-from mcast.backends.rdma import hostnet
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.devices import read_devices
-from mcast.backends.rdma.igmp_listener import IgmpListener
 from mcast.backends.rdma.native import Native, load
-from mcast.backends.rdma.netlink import SnoopingEntry, forget, rdma_objects, snooping_table
-from mcast.testbed import Feature, Observer, Testbed
+from mcast.backends.rdma.net import hostnet
+from mcast.backends.rdma.net.igmp_listener import IgmpListener
+from mcast.backends.rdma.net.netlink import SnoopingEntry, forget, rdma_objects, snooping_table
+from mcast.contract.testbed import Feature, Observer, Testbed
 
 PORTS_NEEDED = 3
 _SETTLE = 60.0

@@ -13,7 +13,6 @@ from ipaddress import IPv4Address, IPv6Address
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from mcast.addresses import Gid, McastAddress
 from mcast.api import (
     Backend,
     Batch,
@@ -46,16 +45,17 @@ from mcast.api import (
     mcast_error,
     require_comp_vector,
 )
-from mcast.backends.sim import cm
 from mcast.backends.sim.clock import NS, Clock
-from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.groups import group_table
+from mcast.backends.sim.core import cm
+from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.core.groups import group_table
+from mcast.backends.sim.core.port import COMP_VECTORS, PORT_COUNTERS
+from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
-from mcast.backends.sim.port import COMP_VECTORS, PORT_COUNTERS
-from mcast.backends.sim.qp import Qp
 from mcast.backends.sim.readiness import Readiness
-from mcast.batch import CopiedBatch
+from mcast.contract.batch import CopiedBatch
 from mcast.interrupts import uninterrupted
+from mcast.wire.addresses import Gid, McastAddress
 
 ASK_WHY_SECONDS = 0.25
 """How long get_event waits for the SA's answer to why it refused: it has just answered the join."""

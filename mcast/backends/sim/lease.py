@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from mcast.api import Batch, Gid, Message
-from mcast.backends.sim.qp import Burst, Header
+from mcast.backends.sim.core.qp import Burst, Header
 from mcast.interrupts import uninterrupted
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
-from mcast.addresses import Gid
 from mcast.backends.sim.backend import SimBackend
-from mcast.backends.sim.fabric import Fabric
-from mcast.mcmember import JoinState, McMask, McMemberRecord, SaMethod
-from mcast.testbed import Feature, Observer, Testbed
+from mcast.backends.sim.core.fabric import Fabric
+from mcast.contract.testbed import Feature, Observer, Testbed
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod
 
 _COMMON = frozenset(
     {

@@ -9,13 +9,13 @@ from contextlib import suppress
 from random import SystemRandom
 from typing import Generic, TypeVar
 
-from mcast.addresses import Gid
 from mcast.api import McastAddress, McastError, Message
 from mcast.cli.cast.files import Sink, Source
 from mcast.cli.cast.packets import WINDOW, number_at
 from mcast.cli.cast.receiver import FileReceiver
 from mcast.cli.cast.sender import FileSender, Patience
-from mcast.endpoint import Endpoint
+from mcast.endpoint.blocking import Endpoint
+from mcast.wire.addresses import Gid
 
 DEPTH = 2 * WINDOW
 """Receives of each end: doubles and the others' answers must not take the place of pieces."""

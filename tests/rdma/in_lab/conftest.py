@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mcast.backends.rdma import PROVIDER
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
 
 _KERNEL = tuple(int(number) for number in platform.release().split(".")[:2])
 

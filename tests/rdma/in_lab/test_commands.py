@@ -15,11 +15,11 @@ from time import monotonic, sleep
 
 import pytest
 
-from mcast.addresses import Gid
 from mcast.cli.record import recorder_of
 from mcast.cli.replay import Recorded, messages_of
-from mcast.endpoint import open_endpoint
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
+from mcast.endpoint.blocking import open_endpoint
+from mcast.wire.addresses import Gid
 
 BOUND, COUNT = 90.0, 50
 MCAST = [sys.executable, "-m", "mcast"]

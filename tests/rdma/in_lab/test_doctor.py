@@ -19,8 +19,8 @@ import pytest
 
 from mcast.api import Finding, Level
 from mcast.backends.rdma import PROVIDER
-from mcast.backends.rdma.igmp_listener import hear_queriers
-from mcast.testbed import Testbed
+from mcast.backends.rdma.net.igmp_listener import hear_queriers
+from mcast.contract.testbed import Testbed
 
 CONF = Path("/proc/sys/net/ipv4/conf")
 SETTLE = 60.0

@@ -17,9 +17,9 @@ import pytest
 
 from mcast import Endpoint, Lost, Rejoined, RejoinPolicy, aio, open_endpoint
 from mcast.api import Closed, McastError, TimedOut
-from mcast.backends.rdma import hostnet
+from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.testbed import RdmaTestbed
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
 
 BOUND = 30.0
 """Seconds; the longest that anything may take, never a delay."""

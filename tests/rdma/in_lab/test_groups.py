@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from ipaddress import IPv4Address
 from time import monotonic, sleep
 
-from mcast.addresses import Gid
 from mcast.api import GroupMember, GroupSource
-from mcast.backends.rdma import hostnet
-from mcast.backends.rdma.netlink import rdma_objects, snooping_table
-from mcast.mapping import group_mac, roce_v1_mgid
-from mcast.testbed import Testbed
+from mcast.backends.rdma.net import hostnet
+from mcast.backends.rdma.net.netlink import rdma_objects, snooping_table
+from mcast.contract.testbed import Testbed
+from mcast.wire.addresses import Gid
+from mcast.wire.mapping import group_mac, roce_v1_mgid
 
 BOUND = 20.0
 

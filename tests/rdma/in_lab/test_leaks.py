@@ -9,8 +9,8 @@ from pathlib import Path
 
 import mcast
 from mcast.api import JoinAttrEx
-from mcast.backends.rdma.netlink import rdma_objects
-from mcast.testbed import Testbed
+from mcast.backends.rdma.net.netlink import rdma_objects
+from mcast.contract.testbed import Testbed
 
 JOINS, OPENS = 10_000, 1_000
 IN_SMALL = 20

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 import pytest
 
 from mcast.api import CmId, Destination, EventChannel, Gid, JoinAttrEx, JoinFlag, QueuePair
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
 
 from .conftest import mckey_sends
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mcast.addresses import Gid, McastAddress
 from mcast.cli.ping import answer_all, joined, ping_all
-from mcast.ports import choose
-from mcast.probe import PROBE_SIZE
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
+from mcast.endpoint.ports import choose
+from mcast.endpoint.probe import PROBE_SIZE
+from mcast.wire.addresses import Gid, McastAddress
 
 from .conftest import mckey_sends
 

@@ -25,7 +25,7 @@ from mcast.api import (
     QpState,
     QueuePair,
 )
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
 
 BOUND = 30.0
 

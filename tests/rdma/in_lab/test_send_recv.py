@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from mcast.testbed import Testbed
+from mcast.contract.testbed import Testbed
 
 BOUND = 1000.0
 GROUP = "239.77.2.1"

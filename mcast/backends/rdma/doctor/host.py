@@ -1,0 +1,280 @@
+"""Looks at this host, changing nothing: what `checks` judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping
+from ipaddress import IPv4Address, ip_interface
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mcast.api import DeviceInfo, LinkLayer, PortInfo
+from mcast.backends.rdma import availability
+from mcast.backends.rdma.devices import SYSFS
+from mcast.backends.rdma.net import hostnet
+from mcast.backends.rdma.net.igmp_listener import hear_queriers
+from mcast.backends.rdma.net.ipoib import Interface, interfaces_of
+from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
+from mcast.errors.sa_refusal import SEND_ONLY_FULL_MEMBER
+
+_NET = Path("/sys/class/net")
+_CONF = Path("/proc/sys/net/ipv4/conf")
+_CGROUPS = Path("/sys/fs/cgroup")
+_IFF_UP = 1
+SA_SECONDS = 1.0
+"""How long a port's SA may take to answer."""
+_A_GROUP = "239.255.0.1"
+"""Stands for any group when a route is looked up."""
+
+
+class Bridge(NamedTuple):
+    """A bridge of this host that a port hangs on. `other_querier`: address of one it hears, "" if none."""
+
+    name: str
+    snooping: bool
+    querier: bool
+    other_querier: str = ""
+
+
+class PortFacts(NamedTuple):
+    """A port, and what the host does with it.
+
+    `gid_types`     GID index -> "RoCE v1", "RoCE v2" or "IB"
+    `netdev`        the interface that its GIDs belong to, "" if none
+    `netdev_here`   that interface is in this network namespace
+    `software`      its packets pass the host's IP stack (Soft-RoCE)
+    `igmp_version`  as the querier on that link made it, "" if the interface speaks no IGMP
+    `send_only`     the SM knows send-only full members; None: it could not be asked
+    `subnets`       the IPv4 networks of the interface
+    `listened`      seconds for which IGMP queries were waited for, 0 if not at all; `querier` is who sent one
+    """
+
+    device: str
+    info: PortInfo
+    gid_types: Mapping[int, str] = {}
+    netdev: str = ""
+    netdev_here: bool = True
+    netdev_up: bool = True
+    netdev_mtu: int = 0
+    software: bool = False
+    igmp_version: str = ""
+    force_igmp_version: int = 0
+    rp_filter: int = 0
+    accept_local: bool = False
+    subnets: tuple[str, ...] = ()
+    bridge: Bridge | None = None
+    listened: float = 0
+    querier: str = ""
+    sm_lid: int = 0
+    capability_mask: int = 0
+    send_only: bool | None = None
+    ipoib: tuple[Interface, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.device}/{self.info.port_num}"
+
+    @property
+    def is_roce(self) -> bool:
+        return self.info.link_layer is LinkLayer.ETHERNET
+
+
+class HostFacts(NamedTuple):
+    """What was found on this host.
+
+    `release`      the kernel's, as `uname -r` says it
+    `container`    what kind this is, "" if it is none
+    `netns_shared` whether every network namespace sees every device; None: cannot be told
+    `cgroup`       device -> what its rdma cgroup leaves, such as {"hca_handle": 2}
+    `ruleset`      of the packet filter; None: cannot be read
+    `route`        the interface that a group is routed to, "" if none
+    """
+
+    available: availability.Facts
+    release: str = ""
+    container: str = ""
+    netns_shared: bool | None = None
+    cgroup: Mapping[str, Mapping[str, int]] = {}
+    ruleset: tuple[dict[str, Any], ...] | None = ()
+    route: str = ""
+    ports: tuple[PortFacts, ...] = ()
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self.available.devices
+
+
+def gather(listen: float = 0) -> HostFacts:
+    """Look at this host now; `listen` so many seconds for queriers on links that lead to unknown switches."""
+    found = availability.gather()
+    igmp = hostnet.igmp_versions() if found.devices else {}
+    links = _links() if found.devices else {}
+    ports = tuple(_port(device.name, port, igmp, links) for device in found.devices for port in device.ports)
+    return HostFacts(
+        available=found,
+        release=platform.release(),
+        container=_container(),
+        netns_shared={"Y": True, "N": False}.get(_read("/sys/module/ib_core/parameters/netns_mode")),
+        cgroup=_cgroup(),
+        ruleset=_ruleset(),
+        route=_route(),
+        ports=_listen(ports, listen) if listen else ports,
+    )
+
+
+def _listen(ports: tuple[PortFacts, ...], seconds: float) -> tuple[PortFacts, ...]:
+    """The ports, with who asked for IGMP reports; as they are where this process may not listen."""
+    wanted = {port.netdev for port in ports if port.is_roce and port.netdev_here and port.bridge is None}
+    if not wanted:
+        return ports
+    try:
+        heard = hear_queriers(wanted, seconds)
+    except PermissionError:
+        return ports
+    return tuple(
+        port._replace(listened=seconds, querier=str(heard.get(port.netdev, "")))
+        if port.netdev in wanted
+        else port
+        for port in ports
+    )
+
+
+def _read(path: Path | str) -> str:
+    """The text of a small file, "" if there is none or it may not be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path | str) -> int:
+    return int(_read(path) or "0", 0)
+
+
+def _ask(*command: str) -> Any:
+    """JSON output of a command; None when it is not installed, refuses or says nothing."""
+    try:
+        return hostnet.ask(*command)
+    except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
+def _links() -> dict[str, dict[str, Any]]:
+    """What `ip` says of each interface: asked for a missing one, the kernel would look for its module."""
+    return {link["ifname"]: link for link in _ask("ip", "-j", "-d", "addr", "show") or () if link}
+
+
+def _port(
+    device: str, info: PortInfo, igmp: Mapping[str, str], links: Mapping[str, dict[str, Any]]
+) -> PortFacts:
+    sysfs = SYSFS / device / "ports" / str(info.port_num)
+    attributes = sysfs / "gid_attrs"
+    netdevs = [_read(attributes / "ndevs" / str(index)) for index in info.gids]
+    # Soft-RoCE names it as its parent, also while it has no GID
+    netdev = next(filter(None, netdevs), _read(SYSFS / device / "parent"))
+    conf = _CONF / netdev
+    return PortFacts(
+        device=device,
+        info=info,
+        gid_types={index: _read(attributes / "types" / str(index)) for index in info.gids},
+        netdev=netdev,
+        netdev_here=not netdev or netdev in {name for _, name in socket.if_nameindex()},
+        netdev_up=bool(_number(_NET / netdev / "flags") & _IFF_UP) if netdev else True,
+        netdev_mtu=_number(_NET / netdev / "mtu") if netdev else 0,
+        software="/virtual/" in str((SYSFS / device).resolve()),
+        igmp_version=igmp.get(netdev, ""),
+        force_igmp_version=max(
+            _number(conf / "force_igmp_version"), _number(_CONF / "all/force_igmp_version")
+        ),
+        rp_filter=max(_number(conf / "rp_filter"), _number(_CONF / "all/rp_filter")),
+        accept_local=bool(_number(conf / "accept_local") or _number(_CONF / "all/accept_local")),
+        subnets=_subnets(links.get(netdev, {})),
+        bridge=_bridge(netdev, links),
+        sm_lid=_number(sysfs / "sm_lid"),
+        capability_mask=_number(sysfs / "cap_mask"),
+        send_only=_send_only(device, info) if info.link_layer is LinkLayer.INFINIBAND else None,
+        ipoib=() if info.link_layer is LinkLayer.ETHERNET else interfaces_of(set(info.gids.values())),
+    )
+
+
+def _subnets(link: Mapping[str, Any]) -> tuple[str, ...]:
+    interfaces = (ip_interface(f"{one['local']}/{one['prefixlen']}") for one in link.get("addr_info", ()))
+    return tuple(str(one.network) for one in interfaces if isinstance(one.ip, IPv4Address))
+
+
+def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
+    """The bridge of this host that the interface is, is a port of, or is tied to by a veth pair."""
+    if not netdev:
+        return None
+    if (_NET / netdev / "bridge").exists():
+        name = netdev
+    else:
+        port = netdev if (_NET / netdev / "brport").exists() else hostnet.bridge_port_of(netdev)
+        if port is None:
+            return None
+        name = (_NET / port / "brport/bridge").resolve().name
+    sysfs = _NET / name / "bridge"
+    details = links.get(name, {}).get("linkinfo", {}).get("info_data", {})
+    return Bridge(
+        name,
+        snooping=_number(sysfs / "multicast_snooping") == 1,
+        querier=_number(sysfs / "multicast_querier") == 1,
+        other_querier=details.get("mcast_querier_ipv4_addr", ""),
+    )
+
+
+def _send_only(device: str, info: PortInfo) -> bool | None:
+    """What the SA says of itself; None without access to /dev/infiniband/umad*, or without an answer."""
+    try:
+        with subnet_administrator(device, info.port_num, SA_SECONDS) as sa:
+            capabilities = sa.capability_mask2()
+    except Silent:
+        return None
+    return None if capabilities is None else bool(capabilities & SEND_ONLY_FULL_MEMBER)
+
+
+def _container() -> str:
+    """What the usual marks of a container say; "" where there is none."""
+    if _read("/proc/2/comm") == "kthreadd":  # the kernel's processes are not to be seen from inside one
+        return ""
+    marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    named = _read("/run/systemd/container") or os.environ.get("container", "")  # noqa: SIM112
+    return named or next((kind for mark, kind in marks.items() if Path(mark).exists()), "")
+
+
+def _cgroup() -> dict[str, dict[str, int]]:
+    """Device -> the smallest limit of each kind in the cgroups above this process."""
+    own = next((line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")), None)
+    found: dict[str, dict[str, int]] = {}
+    path = _CGROUPS / own.lstrip("/") if own else _CGROUPS
+    while own and path != _CGROUPS and _CGROUPS in path.parents:
+        for line in _read(path / "rdma.max").splitlines():
+            device, *limits = line.split()
+            for kind, _, value in (limit.partition("=") for limit in limits):
+                if value != "max":
+                    known = found.setdefault(device, {})
+                    known[kind] = min(int(value), known.get(kind, int(value)))
+        path = path.parent
+    return found
+
+
+def _ruleset() -> tuple[dict[str, Any], ...] | None:
+    """The packet filter's rules; () where this kernel has none, None where they cannot be read."""
+    if not (Path("/proc/net/netfilter").exists() and "nf_tables" in _read("/proc/modules")):
+        return ()
+    try:
+        found: dict[str, Any] = json.loads(hostnet.run("nft", "-j", "list", "ruleset"))
+    except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return tuple(found["nftables"])
+
+
+def _route() -> str:
+    answer = _ask("ip", "-j", "route", "get", _A_GROUP) or [{}]
+    return str(answer[0].get("dev", ""))

@@ -1,0 +1,154 @@
+"""Which groups this host can see: its IGMP lists, the snooping tables of its bridges, the SA's table.
+
+On Ethernet the kernel tells of a membership by IGMP alone, and does not say which program holds it. On
+InfiniBand the memberships are in the kernel's SA client, which shows them to nobody: the SA has to be asked.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address
+from typing import NamedTuple
+
+from mcast.api import DeviceInfo, GroupInfo, GroupMember, GroupSource, GroupTable, LinkLayer, PortState
+from mcast.backends.rdma.devices import netdevs_of
+from mcast.backends.rdma.net import hostnet, netlink
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import JoinState
+
+SEND_ONLY = "send-only members: they send no IGMP report, so no table has them"
+SOCKETS = "who holds a membership: the kernel counts RDMA ids and sockets of a port together"
+NO_BRIDGE = (
+    "members on other hosts, and whether the switch knows ours: no bridge of this host carries these ports; "
+    "look at the switch's IGMP snooping table"
+)
+UNTRUSTED = "who is in a group on InfiniBand: the SA names members only to who has its SM_Key"
+NO_SAQUERY = "groups on InfiniBand: install infiniband-diags, which has saquery, to ask the SA"
+
+_ANSWER = 20.0
+_NOBODY = Gid(bytes(16))
+
+
+class Record(NamedTuple):
+    """A membership as the SA has it; `port_gid` is None where it keeps that to itself."""
+
+    mgid: Gid
+    mlid: int
+    port_gid: Gid | None
+    join_state: JoinState
+
+
+class _Table:
+    """What has been seen so far."""
+
+    def __init__(self) -> None:
+        self._members: defaultdict[Gid, dict[str, GroupMember]] = defaultdict(dict)
+        self._mlids: dict[Gid, int] = {}
+        self.unseen: dict[str, None] = {}
+
+    def group(self, mgid: Gid, mlid: int) -> None:
+        """The group exists, whoever is in it."""
+        self._mlids[mgid] = mlid
+        self._members[mgid] = self._members[mgid]
+
+    def member(self, mgid: Gid, port: str, where: GroupSource, send_only: bool = False) -> None:
+        known = self._members[mgid].get(port, GroupMember(port, frozenset()))
+        self._members[mgid][port] = known._replace(seen_in=known.seen_in | {where}, send_only=send_only)
+
+    def done(self) -> GroupTable:
+        groups = (
+            GroupInfo(mgid, tuple(member for _, member in sorted(members.items())), self._mlids.get(mgid, 0))
+            for mgid, members in sorted(self._members.items())
+        )
+        return GroupTable(tuple(groups), tuple(self.unseen))
+
+
+def group_table(devices: Iterable[DeviceInfo]) -> GroupTable:
+    """The groups that the ports of these devices, and the tables around them, know now."""
+    ports = [(device.name, port) for device in devices for port in device.ports]
+    table = _Table()
+    ethernet = {
+        netdev: f"{device}/{port.port_num}"
+        for device, port in ports
+        if port.link_layer is LinkLayer.ETHERNET
+        for netdev in netdevs_of(device, port)
+    }
+    if ethernet:
+        _look_at_igmp(ethernet, table)
+        _look_at_bridges(ethernet, table)
+        table.unseen |= dict.fromkeys((SEND_ONLY, SOCKETS))
+    infiniband = [
+        (device, port.port_num)
+        for device, port in ports
+        if port.link_layer is LinkLayer.INFINIBAND and port.state is PortState.ACTIVE
+    ]
+    names = {gid: f"{device}/{port.port_num}" for device, port in ports for gid in port.gids.values()}
+    for device, number in infiniband:
+        _look_at_sa(device, number, names, table)
+    return table.done()
+
+
+def _look_at_igmp(ports: dict[str, str], table: _Table) -> None:
+    for netdev, groups in hostnet.igmp_memberships().items():
+        for group in groups if netdev in ports else ():
+            table.member(Gid(group), ports[netdev], GroupSource.HOST)
+
+
+def _look_at_bridges(ports: dict[str, str], table: _Table) -> None:
+    """A bridge's port leads to one of our ports, or to others behind it."""
+    ours = {hostnet.bridge_port_of(netdev): port for netdev, port in ports.items()}
+    try:
+        entries = netlink.snooping_table()
+    except OSError as error:
+        table.unseen[f"what bridges of this host know: {error}"] = None
+        return
+    if not any(ours) and not any(entry.port in ports for entry in entries):
+        table.unseen[NO_BRIDGE] = None
+        return
+    for entry in entries:
+        if isinstance(entry.group, IPv4Address):  # of IPv6 groups RoCEv2 makes no use
+            name = ours.get(entry.port, f"{entry.bridge}/{entry.port}")
+            table.member(Gid(entry.group), name, GroupSource.SWITCH)
+
+
+def _look_at_sa(device: str, number: int, names: dict[Gid, str], table: _Table) -> None:
+    try:
+        records = ask_sa(device, number)
+    except FileNotFoundError:
+        table.unseen[NO_SAQUERY] = None
+        return
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        table.unseen[f"groups on InfiniBand: {' '.join(str(error).split())}"] = None
+        return
+    for record in records:
+        table.group(record.mgid, record.mlid)
+        if record.port_gid is None:
+            table.unseen[UNTRUSTED] = None
+        else:
+            name = names.get(record.port_gid, str(record.port_gid))
+            send_only = not record.join_state & (JoinState.FULL | JoinState.NON)
+            table.member(record.mgid, name, GroupSource.SA, send_only)
+
+
+def ask_sa(device: str, number: int) -> tuple[Record, ...]:
+    """Every MCMemberRecord that the SA of that port shows. Needs access to /dev/infiniband/umad*.
+
+    Raises FileNotFoundError without saquery, RuntimeError with what it says when there is no answer.
+    """
+    return tuple(read_records(hostnet.run("saquery", "-C", device, "-P", str(number), "MCMR")))
+
+
+def read_records(text: str) -> Iterator[Record]:
+    """The records that saquery printed, as lines of `name....value` under a heading each."""
+    for dump in text.split("MCMember Record dump:")[1:]:
+        lines = (line.strip().partition(".") for line in dump.splitlines() if "." in line)
+        fields = {name.lower(): rest.lstrip(".") for name, _, rest in lines}
+        port_gid = Gid(fields["portgid"])
+        yield Record(
+            Gid(fields["mgid"]),
+            int(fields["mlid"], 16),
+            None if port_gid == _NOBODY else port_gid,
+            JoinState(int(fields["joinstate"], 16)),
+        )

@@ -1,0 +1,74 @@
+"""The IPoIB interfaces of a port, as sysfs has them.
+
+The hardware address of an IPoIB interface has 20 bytes: 4 of its queue pair, then the GID of its port. That
+GID tells whose the interface is. Its parent in sysfs does not: both ports of a device have the same, and some
+devices have none. The interface of a partition has the port's GID as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from mcast.wire.addresses import Gid
+
+NET = Path("/sys/class/net")
+ENCAPSULATION = 4
+"""Bytes that IPoIB puts in front of a packet: the broadcast group's MTU, less these, is its interface's."""
+
+_INFINIBAND = "32"
+"""ARPHRD_INFINIBAND, as sysfs writes it."""
+_GID_AT, _HARDWARE_BYTES = 4, 20
+_IFF_UP = 1
+
+
+class Interface(NamedTuple):
+    """One of them.
+
+    broadcast  the MGID of its broadcast group, which names the partition; None if it cannot be read
+    mtu        of that group, in bytes, as far as the interface uses it
+    carrier    whether it has joined that group
+    """
+
+    name: str
+    broadcast: Gid | None
+    mtu: int
+    up: bool
+    carrier: bool
+
+
+def interfaces_of(gids: Collection[Gid]) -> tuple[Interface, ...]:
+    """The interfaces of the port that has these GIDs, by name."""
+    return tuple(_read(path) for path in sorted(NET.glob("*")) if _port_gid(path) in gids)
+
+
+def _read(path: Path) -> Interface:
+    return Interface(
+        path.name,
+        _gid_in(_text(path / "broadcast")),
+        int(_text(path / "mtu") or 0) + ENCAPSULATION,
+        bool(int(_text(path / "flags") or "0", 0) & _IFF_UP),
+        _text(path / "carrier") == "1",
+    )
+
+
+def _port_gid(path: Path) -> Gid | None:
+    return _gid_in(_text(path / "address")) if _text(path / "type") == _INFINIBAND else None
+
+
+def _gid_in(hardware: str) -> Gid | None:
+    """The GID in a hardware address as sysfs writes it."""
+    try:
+        address = bytes.fromhex(hardware.replace(":", ""))
+    except ValueError:
+        return None
+    return Gid(address[_GID_AT:]) if len(address) == _HARDWARE_BYTES else None
+
+
+def _text(path: Path) -> str:
+    """What a file says; "" if it is gone, or may not be read (the carrier of an interface that is down)."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""Asking the real subnet administrator."""

@@ -1,0 +1,49 @@
+"""The MTU of a group on InfiniBand, which a join event does not tell.
+
+A message that is longer, and no longer than the port's MTU, is sent and vanishes on the way.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from mcast.api import MtuSource
+from mcast.backends.rdma.net.ipoib import ENCAPSULATION, Interface
+from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import MTU_BYTES
+
+ANSWER_SECONDS = 0.25
+"""How long get_event waits for the SA: it has just answered the join."""
+
+
+def mtu_of(
+    mgid: Gid, device: str, port: int, port_mtu: int, interface: Interface | None
+) -> tuple[int, MtuSource] | None:
+    """The group's MTU in bytes and who says so; None if it is the port's, or cannot be known.
+
+    Whoever makes a group through an IPoIB interface has joined the broadcast group, so no such group has a
+    smaller MTU than that one. The SA is asked only where that leaves a doubt.
+    """
+    least = None if interface is None else _broadcast_mtu(interface)
+    if least is not None and least >= port_mtu:
+        return None
+    with suppress(Silent):
+        asked = ask_sa(mgid, device, port)
+        if asked is not None:
+            return asked, MtuSource.SA
+    return None if least is None else (least, MtuSource.IPOIB)
+
+
+def ask_sa(mgid: Gid, device: str, port: int) -> int | None:
+    """The MTU in the SA's record of the group; None if there is none. Raises Silent."""
+    with subnet_administrator(device, port, ANSWER_SECONDS) as sa:
+        record = sa.group(mgid)
+    return None if record is None else MTU_BYTES.get(record.mtu)
+
+
+def _broadcast_mtu(interface: Interface) -> int | None:
+    """The least that its broadcast group can have; None where that is not told, as in connected mode."""
+    if interface.mtu <= ENCAPSULATION:
+        return None  # it is gone
+    return next((size for size in MTU_BYTES.values() if size >= interface.mtu), None)

@@ -1,0 +1,80 @@
+"""Why the SA refused a join: the kernel hides it behind EINVAL, so the SA is asked about the group.
+
+What the kernel asked for is worked out as the kernel does it (facts: SA, IB path).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
+
+from mcast.api import RDMA_UDP_QKEY, PortSpace
+from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
+from mcast.errors.cause import Cause
+from mcast.errors.sa_refusal import PortView, found_causes, rate_code
+from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.mapping import infiniband_mgid
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord
+
+ANSWER_SECONDS = 0.25
+"""How long get_event waits for the SA: it has just answered the join."""
+
+_MASK = McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS
+_IPOIB_MASK = McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
+
+
+def find_causes(
+    device: str,
+    port: int,
+    group: McastAddress,
+    port_space: PortSpace,
+    send_only: bool,
+    broadcast: Gid | None,
+) -> tuple[Cause, ...]:
+    """What speaks against the join; () if that cannot be found out.
+
+    `broadcast` is the MGID of the broadcast group of the id's IPoIB interface: it gives partition and scope.
+    """
+    if broadcast is None:
+        return ()
+    with suppress(Silent), subnet_administrator(device, port, ANSWER_SECONDS) as sa:
+        return compare(sa, group, port_space, send_only, broadcast)
+    return ()
+
+
+def compare(
+    sa: SubnetAdministrator, group: McastAddress, port_space: PortSpace, send_only: bool, broadcast: Gid
+) -> tuple[Cause, ...]:
+    """The kernel's request, compared with the SA's record of the group. Raises umad.Silent."""
+    pattern = sa.group(broadcast)
+    if pattern is None:
+        return ()
+    mask, asked = kernel_request(pattern, group, port_space, send_only, sa.port.gid)
+    capabilities = sa.capability_mask2() if send_only else None
+    view = PortView(sa.port.pkeys, rate=rate_code(sa.port.rate))
+    return found_causes(mask, asked, sa.group(Gid(asked.mgid)), view, capabilities)
+
+
+def kernel_request(
+    pattern: McMemberRecord, group: McastAddress, port_space: PortSpace, send_only: bool, port_gid: Gid
+) -> tuple[int, McMemberRecord]:
+    """Component mask and record that the kernel sends; `pattern` is the IPoIB broadcast group's record."""
+    ipoib = port_space is PortSpace.IPOIB
+    asked = pattern._replace(
+        mgid=infiniband_mgid(group.address, port_space, pattern.mgid),
+        mlid=0,
+        port_gid=port_gid,
+        qkey=pattern.qkey if ipoib else RDMA_UDP_QKEY,
+        join_state=JoinState.SEND_ONLY_FULL if send_only else JoinState.FULL,
+        proxy_join=False,
+    )
+    return int(_MASK | _IPOIB_MASK if ipoib else _MASK), asked
+
+
+def netdevs_with(
+    addresses: Iterable[tuple[str, bytes]], source: IPv4Address | IPv6Address | None
+) -> tuple[str, ...]:
+    """The interfaces that have the address; without one, every interface."""
+    wanted = None if source is None else source.packed
+    return tuple(dict.fromkeys(netdev for netdev, packed in addresses if wanted in (None, packed)))

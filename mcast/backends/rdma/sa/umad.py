@@ -1,0 +1,150 @@
+"""Asks the Subnet Administrator through libibumad, which is loaded when it is first needed.
+
+Needs read and write access to /dev/infiniband/umad*, which is root's by default.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from time import monotonic
+from typing import Any, NamedTuple
+
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import RECORD_SIZE, McMask, McMemberRecord, SaMethod, SaStatus
+
+LIBRARY = "libibumad.so.3"
+
+_SA_CLASS, _SA_VERSION, _SA_QP, _QP1_QKEY = 3, 2, 1, 0x80010000
+_CLASS_PORT_INFO, _MC_MEMBER_RECORD = 0x0001, 0x0038
+_MAD_BYTES, _DATA_AT = 256, 56
+_HEADER = struct.Struct(">BBBBHHQHHIBBBBIIQHHQ")
+"""Common MAD header, RMPP header, SA header (IBA vol 1, 13.4.3 and 15.2.1.1)."""
+_TID = slice(12, 16)
+"""The half of the transaction id that is ours: the kernel puts its agent's number into the other."""
+_CLASS_PORT_INFO_DATA = struct.Struct(">BBHI")
+
+
+class Silent(Exception):
+    """The SA did not answer in time, or cannot be asked from here."""
+
+
+class _Port(ctypes.Structure):
+    """umad_port_t of umad.h."""
+
+    _fields_ = (
+        ("ca_name", ctypes.c_char * 20),
+        ("portnum", ctypes.c_int),
+        ("base_lid", ctypes.c_uint),
+        ("lmc", ctypes.c_uint),
+        ("sm_lid", ctypes.c_uint),
+        ("sm_sl", ctypes.c_uint),
+        ("state", ctypes.c_uint),
+        ("phys_state", ctypes.c_uint),
+        ("rate", ctypes.c_uint),
+        ("capmask", ctypes.c_uint32),
+        ("gid_prefix", ctypes.c_uint64),
+        ("port_guid", ctypes.c_uint64),
+        ("pkeys_size", ctypes.c_uint),
+        ("pkeys", ctypes.POINTER(ctypes.c_uint16)),
+        ("link_layer", ctypes.c_char * 20),
+    )
+
+
+class PortAttributes(NamedTuple):
+    """Of the port that asks: its GID, P_Keys, rate in Gbit/s, and where the SM is."""
+
+    gid: Gid
+    pkeys: tuple[int, ...]
+    rate: int
+    sm_lid: int
+    sm_sl: int
+
+
+@cache
+def _library() -> Any:
+    try:
+        library = ctypes.CDLL(LIBRARY, use_errno=True)
+    except OSError as error:
+        raise Silent(f"{error}: apt-get install libibumad3") from None
+    library.umad_size.restype = ctypes.c_size_t
+    _check(library.umad_init(), "umad_init")
+    return library
+
+
+def _check(result: int, call: str) -> int:
+    if result < 0:
+        raise Silent(f"{call}: {os.strerror(-result)}")
+    return result
+
+
+class SubnetAdministrator:
+    """The SA, as one port reaches it. Every question is bounded by `timeout` seconds."""
+
+    def __init__(self, library: Any, port: int, agent: int, at: PortAttributes, timeout: float) -> None:
+        self._library, self._port, self._agent, self.port = library, port, agent, at
+        self._timeout = timeout
+        self._tids = itertools.count(int(monotonic() * 1000) & 0xFFFFFF)
+
+    def group(self, mgid: Gid) -> McMemberRecord | None:
+        """The group's record; None if there is none in a partition of this port. Raises Silent."""
+        wanted = McMemberRecord(mgid=mgid).pack()
+        status, data = self._ask(_MC_MEMBER_RECORD, int(McMask.MGID), wanted)
+        return McMemberRecord.unpack(data[:RECORD_SIZE]) if status == SaStatus.OK else None
+
+    def capability_mask2(self) -> int | None:
+        """ClassPortInfo:CapabilityMask2, 27 bits; None if the SA does not tell. Raises Silent."""
+        status, data = self._ask(_CLASS_PORT_INFO, 0, b"")
+        return _CLASS_PORT_INFO_DATA.unpack_from(data)[3] >> 5 if status == SaStatus.OK else None
+
+    def _ask(self, attribute: int, mask: int, data: bytes) -> tuple[int, bytes]:
+        """Status and data of the answer to a Get."""
+        head = (1, _SA_CLASS, _SA_VERSION, int(SaMethod.GET), 0, 0, next(self._tids), attribute, 0, 0)
+        mad = _HEADER.pack(*head, 0, 0, 0, 0, 0, 0, 0, 0, 0, mask) + data
+        header, milliseconds = self._library.umad_size(), max(1, int(self._timeout * 1000))
+        out = ctypes.create_string_buffer(header + _MAD_BYTES)
+        ctypes.memmove(ctypes.byref(out, header), mad, len(mad))
+        self._library.umad_set_addr(out, self.port.sm_lid, _SA_QP, self.port.sm_sl, _QP1_QKEY)
+        _check(
+            self._library.umad_send(self._port, self._agent, out, _MAD_BYTES, milliseconds, 0), "umad_send"
+        )
+        deadline = monotonic() + self._timeout
+        while monotonic() <= deadline:
+            back = ctypes.create_string_buffer(header + _MAD_BYTES)
+            length = ctypes.c_int(_MAD_BYTES)
+            _check(self._library.umad_recv(self._port, back, ctypes.byref(length), milliseconds), "umad_recv")
+            answer = back.raw[header:]
+            if answer[_TID] == mad[_TID]:
+                _check(-self._library.umad_status(back), "the SA")
+                return int.from_bytes(answer[4:6]), answer[_DATA_AT:]
+        raise Silent("the SA did not answer")
+
+
+@contextmanager
+def subnet_administrator(device: str | None, port: int, timeout: float) -> Iterator[SubnetAdministrator]:
+    """The SA of that port; None and 0 are the first InfiniBand port that is up. Raises Silent."""
+    library = _library()
+    name = None if device is None else device.encode()
+    attributes = _Port()
+    _check(library.umad_get_port(name, port, ctypes.byref(attributes)), "umad_get_port")
+    try:
+        at = _read(attributes)
+    finally:
+        library.umad_release_port(ctypes.byref(attributes))
+    handle = _check(library.umad_open_port(name, port), "umad_open_port")
+    try:
+        agent = _check(library.umad_register(handle, _SA_CLASS, _SA_VERSION, 0, None), "umad_register")
+        yield SubnetAdministrator(library, handle, agent, at, timeout)
+    finally:
+        library.umad_close_port(handle)
+
+
+def _read(port: _Port) -> PortAttributes:
+    pkeys = tuple(port.pkeys[index] for index in range(port.pkeys_size)) if port.pkeys else ()
+    gid = Gid(bytes(ctypes.c_uint64(port.gid_prefix)) + bytes(ctypes.c_uint64(port.port_guid)))
+    return PortAttributes(gid, tuple(filter(None, pkeys)), port.rate, port.sm_lid, port.sm_sl)

@@ -1,0 +1,1 @@
+"""The parts of a simulated fabric, as state machines."""

@@ -1,0 +1,521 @@
+"""The connection manager: ids, their groups, and the events of a channel (librdmacm and the kernel's CMA).
+
+Calls return an errno, 0 for success; what comes later is an event. No lock, no I/O: the fabric's clock is
+told what falls due, and `on_event` that an event is there.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address
+
+from mcast.api import (
+    MULTICAST_QPN,
+    RDMA_UDP_QKEY,
+    CmEventType,
+    CompMask,
+    Destination,
+    JoinFlag,
+    MtuSource,
+    PortSpace,
+    QpInit,
+    QpState,
+    QpType,
+    UdParam,
+)
+from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.core.port import MTU_CODES, RATE_CODES, Interface, Port
+from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.core.sa_client import SaMember
+from mcast.backends.sim.trace.events import CmEvent, Join, Leave
+from mcast.errors.cause import ENOTSUPP, Cause
+from mcast.errors.causes import causes_of_status
+from mcast.errors.sa_refusal import PortView, found_causes
+from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, Gid, GroupName, McastAddress
+from mcast.wire.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
+from mcast.wire.mcmember import MTU_BYTES, JoinState, McMask, McMemberRecord, SaStatus, make_record
+
+ADDR_RESOLUTION_NS = 10_000
+"""A multicast address needs a route, no ARP: the event comes almost at once."""
+
+ROCE_HOP_LIMIT = 64
+_REFUSED = (errno.EINVAL, -errno.EINVAL)
+"""Errno and status of a MULTICAST_ERROR by which the SA, and not a failed attach, ended the join."""
+_KNOWN_FAMILIES = (AF_INET, AF_INET6, AF_IB)
+_UD_TYPES = {PortSpace.UDP: {QpType.UD}, PortSpace.IPOIB: {QpType.UD}}
+_CONNECTED_TYPES = {QpType.RC, QpType.UC}
+_JOIN_MASK = int(McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS)
+_IPOIB_JOIN_MASK = _JOIN_MASK | int(
+    McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
+)
+
+# Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
+_FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
+_STATES = tuple(JoinState(bits) for bits in range(16))
+_SEND_ONLY_FLAG, _FLAGS = int(JoinFlag.SENDONLY_FULLMEMBER), tuple(map(int, JoinFlag))
+_BOTH_FIELDS = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
+_JOINED, _ERROR, _RESOLVED = (
+    CmEventType.MULTICAST_JOIN,
+    CmEventType.MULTICAST_ERROR,
+    CmEventType.ADDR_RESOLVED,
+)
+_IPOIB = PortSpace.IPOIB
+
+
+class IdState(Enum):
+    """Where an id stands; groups are joined in BOUND and RESOLVED."""
+
+    IDLE = "idle"
+    QUERY = "query"
+    BOUND = "bound"
+    RESOLVED = "resolved"
+    REMOVED = "removed"
+
+
+_MAY_JOIN, _REMOVED = (IdState.BOUND, IdState.RESOLVED), IdState.REMOVED
+
+
+class Event:
+    """An event in the queue of a channel; the end of `owner` takes it back."""
+
+    __slots__ = ("detail", "errno", "id", "membership", "owner", "status", "type", "ud")
+
+    def __init__(
+        self,
+        type: CmEventType,
+        cm_id: Id,
+        membership: Membership | None = None,
+        ud: UdParam | None = None,
+        status: int = 0,
+        errno: int = 0,
+        detail: str = "",
+    ) -> None:
+        self.type, self.id, self.membership, self.ud = type, cm_id, membership, ud
+        self.status, self.errno, self.detail = status, errno, detail
+        self.owner: Id | Membership = cm_id if membership is None else membership
+
+
+class Membership(SaMember):
+    """A join of an id, from the call to its leave.
+
+    igmp      it was announced
+    told      the MLID that its JOIN event named: the leave detaches the QP from it, if it is attached
+    unread    its events in the channel's queue
+    """
+
+    __slots__ = ("address", "context", "id", "igmp", "mgid", "told", "unread")
+
+    def __init__(self, cm_id: Id, address: McastAddress, context: object, bits: int, mgid: Gid) -> None:
+        self.id, self.address, self.context, self.bits, self.mgid = cm_id, address, context, bits, mgid
+        self.igmp = False
+        self.told: int | None = None
+        self.unread: tuple[Event, ...] = ()
+
+    def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
+        """What the SA said, or what the port has lost."""
+        if failed or record is None:
+            self.id.channel.put(Event(_ERROR, self.id, self, None, -failed, failed, why))
+        else:
+            self.mgid = self.group.mgid
+            self.id._joined(self, _infiniband_ud(record))
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """The event queue of a channel: in order of happening, purged by leave and destroy.
+
+    `on_event` is told that there are more events, or fewer.
+    """
+
+    on_event: Callable[[], None] | None = None
+    queue: OrderedDict[Event, None] = field(default_factory=OrderedDict)
+
+    def put(self, event: Event) -> None:
+        if event.id.fabric.trace is not None:
+            event.id.note_event(event)
+        self.queue[event] = None
+        event.owner.unread += (event,)
+        if self.on_event is not None:
+            self.on_event()
+
+    def purge(self, owner: Id | Membership) -> None:
+        """Take back the events of an id itself, or of a membership, that nobody has read."""
+        if owner.unread:
+            for event in owner.unread:
+                del self.queue[event]
+            owner.unread = ()
+            if self.on_event is not None:
+                self.on_event()
+
+    def get(self) -> Event:
+        """The next event, with the effects of retrieving it; there must be one."""
+        event, _ = self.queue.popitem(last=False)
+        owner = event.owner
+        owner.unread = owner.unread[1:]
+        if self.on_event is not None:
+            self.on_event()
+        if event.type is _JOINED:
+            return event.id.attach_on_retrieval(event)
+        if event.type is _RESOLVED:
+            event.id.state = IdState.RESOLVED
+        return event
+
+
+class Id:
+    """An rdma_cm_id on the hosts `hosts`; `interface` once it is bound to a device.
+
+    `owner` is the object that events name as their id.
+    """
+
+    __slots__ = (
+        "channel",
+        "fabric",
+        "groups",
+        "hosts",
+        "interface",
+        "known_group",
+        "known_mgid",
+        "number",
+        "owner",
+        "port_space",
+        "qp",
+        "source",
+        "state",
+        "unread",
+    )
+
+    def __init__(
+        self, fabric: Fabric, hosts: frozenset[int], channel: Channel, port_space: PortSpace
+    ) -> None:
+        self.fabric, self.hosts, self.channel, self.port_space = fabric, hosts, channel, port_space
+        self.owner: object = self
+        self.number = fabric.number_id()
+        self.state = IdState.IDLE
+        self.interface: Interface | None = None
+        self.known_group: tuple[McastAddress | None, int, object] = (None, 0, None)
+        """Of the last address: it, the partition then, its group."""
+        self.known_mgid: tuple[McastAddress | None, bytes, Gid] = (None, b"", ZERO_GID)
+        """Of the last join: the address, the broadcast MGID then, the MGID."""
+        self.source: IPv4Address | IPv6Address | None = None
+        self.qp: Qp | None = None
+        self.unread: tuple[Event, ...] = ()
+        self.groups: dict[McastAddress, Membership] = {}
+
+    # --- bind and resolve ----------------------------------------------------------------
+
+    def bind(self, source: IPv4Address | IPv6Address) -> int:
+        """Take the device with that address; the wildcard and loopback leave the id without one."""
+        if self.state is not IdState.IDLE:
+            return errno.EINVAL
+        if not (source.is_unspecified or source.is_loopback):
+            interface = self.fabric.interface(self.hosts, source)
+            if interface is None:
+                return errno.EADDRNOTAVAIL
+            if self.port_space is PortSpace.IPOIB and not interface.port.is_infiniband:
+                return errno.EINVAL
+            self._take(interface)
+            # The very object, which is compared in a tenth of the time.
+            source = next(address for address in interface.addresses if address == source)
+        self.state, self.source = IdState.BOUND, source
+        return 0
+
+    def resolve(self, group: McastAddress, source: IPv4Address | IPv6Address | None) -> int:
+        """Take the device of the source, or of the route to the group; ADDR_RESOLVED follows."""
+        if self.state is IdState.IDLE and source is not None and (refused := self.bind(source)):
+            return refused
+        if self.state not in (IdState.IDLE, IdState.BOUND):
+            return errno.EINVAL
+        interface = self.interface or self.fabric.route(self.hosts, group.address)
+        if interface is None:
+            return errno.ENETUNREACH
+        self._take(interface)
+        self.state = IdState.QUERY
+        self.source = self.source or interface.ipv4
+        self.fabric.clock.call_later(ADDR_RESOLUTION_NS, self._resolved)
+        return 0
+
+    def _take(self, interface: Interface) -> None:
+        self.interface = interface
+        interface.port.ids[self] = None
+
+    def _resolved(self) -> None:
+        if self.state is IdState.QUERY:
+            self.channel.put(Event(CmEventType.ADDR_RESOLVED, self))
+
+    # --- the QP --------------------------------------------------------------------------
+
+    def create_qp(self, init: QpInit) -> int:
+        """One QP an id, of a type that goes with the port space; UD goes to RTS, RC and UC to INIT."""
+        if self.state is _REMOVED:
+            return errno.ENODEV
+        allowed = _UD_TYPES.get(self.port_space, _CONNECTED_TYPES)
+        if self.interface is None or self.qp is not None or init.qp_type not in allowed:
+            return errno.EINVAL
+        port = self.interface.port
+        if max(init.max_recv_wr, init.max_send_wr) > port.limits.queue_depth:
+            return errno.EINVAL
+        if init.block_loopback and self.fabric.block_loopback == "refused":
+            return errno.EOPNOTSUPP
+        self.qp = self.fabric.create_qp(port, init, RDMA_UDP_QKEY, self.interface.pkey)
+        last = QpState.RTS if init.qp_type is QpType.UD else QpState.INIT
+        for state in (QpState.INIT, QpState.RTR, QpState.RTS)[: last.value]:
+            self.qp.modify(state)
+        return 0
+
+    def destroy_qp(self) -> None:
+        if self.qp is not None:
+            self.fabric.destroy_qp(self.qp)
+            self.qp = None
+
+    # --- join ----------------------------------------------------------------------------
+
+    def group_of(self, address: McastAddress) -> object:
+        """The MGID that the address leads to on this id, as far as it is known before a join."""
+        at = self.interface
+        if at is None:
+            return address.key
+        group = _infiniband_group(address, self.port_space, at.pkey) if self.fabric.sa else address.key
+        self.known_group = (address, at.pkey, group)
+        return group
+
+    def join(self, mask: int, flags: int, address: McastAddress, context: object) -> int:
+        """rdma_join_multicast_ex: first the library's checks, then the kernel's (facts: kernel, join)."""
+        refused = _refused_by_library(mask, flags, address) or self._refused_by_kernel(address)
+        if refused:
+            return refused
+        assert self.interface is not None
+        join = self._join_infiniband if self.interface.port.is_infiniband else self._join_roce
+        return join(address, context, _SEND_ONLY if flags == _SEND_ONLY_FLAG else _FULL)
+
+    def _refused_by_kernel(self, address: McastAddress) -> int:
+        if self.state not in _MAY_JOIN:
+            return errno.ENXIO if self.state is IdState.REMOVED else errno.EINVAL
+        if self.interface is None:
+            return errno.EINVAL
+        if self.port_space not in _UD_TYPES:
+            return errno.EINVAL
+        if self.interface.port.is_infiniband:
+            return 0 if self.interface.broadcast is not None else errno.EADDRNOTAVAIL
+        if not address.key:  # the number of an IP address
+            return errno.EINVAL
+        return 0 if isinstance(address.address, IPv4Address) else ENOTSUPP
+
+    def _join_roce(self, address: McastAddress, context: object, bits: int) -> int:
+        """IGMP goes out in the call itself, the event is there at once (facts: kernel, join)."""
+        assert self.interface is not None
+        port, mgid = self.interface.port, _roce_mgid(address)
+        membership = self._new_membership(port, address, context, bits, mgid)
+        if self.source not in self.interface.addresses:
+            self.channel.put(Event(_ERROR, self, membership))
+            return 0
+        if bits == _FULL:
+            self.fabric.igmp_join(port, mgid)
+            membership.igmp = True
+        self._joined(membership, _roce_ud(mgid, port.sgid_index(self.source)))
+        return 0
+
+    def _join_infiniband(self, address: McastAddress, context: object, bits: int) -> int:
+        """A request to the SA, made from the IPoIB broadcast group's record (facts: SA, IB path)."""
+        assert self.interface is not None
+        assert self.interface.broadcast is not None
+        port, pattern = self.interface.port, self.interface.broadcast
+        asked, broadcast, mgid = self.known_mgid
+        if asked is not address or broadcast is not pattern.mgid:
+            mgid = _infiniband_mgid(address, self.port_space, pattern.mgid)
+            self.known_mgid = (address, pattern.mgid, mgid)
+        is_ipoib = self.port_space is _IPOIB
+        qkey = pattern.qkey if is_ipoib else RDMA_UDP_QKEY
+        record = make_record((mgid, port.gids[0], qkey, 0, *pattern[4:16], _STATES[bits], False))
+        mask = _IPOIB_JOIN_MASK if is_ipoib else _JOIN_MASK
+        membership = self._new_membership(port, address, context, bits, mgid)
+        self.fabric.sa_clients[port.index].join(membership, mask, record)
+        return 0
+
+    def _new_membership(
+        self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
+    ) -> Membership:
+        if self.fabric.trace is not None:
+            self.fabric.note(
+                Join,
+                port=port.name,
+                id=self.number,
+                qp=None if self.qp is None else self.qp.number,
+                address=str(address),
+                group=mgid,
+                send_only=bits == _SEND_ONLY,
+            )
+        membership = self.groups[address] = Membership(self, address, context, bits, mgid)
+        return membership
+
+    def note_event(self, event: Event) -> None:
+        """Record an event of this id in the trace."""
+        self.fabric.note(
+            CmEvent,
+            port=None if self.interface is None else self.interface.port.name,
+            id=self.number,
+            type=event.type.name,
+            status=event.status,
+            errno=event.errno,
+            group=None if event.membership is None else event.membership.mgid,
+        )
+
+    def _joined(self, membership: Membership, ud: UdParam) -> None:
+        self.channel.put(Event(_JOINED, self, membership, ud))
+
+    def attach_on_retrieval(self, event: Event) -> Event:
+        """What librdmacm does when a JOIN is fetched: attach the QP; failing that, the event is an error."""
+        membership, ud = event.membership, event.ud
+        assert membership is not None
+        assert ud is not None
+        if membership.bits == _SEND_ONLY:
+            return event
+        lid = membership.told = ud.destination.dlid
+        if self.qp is not None and (failed := self.fabric.attach(self.qp, membership.mgid, lid)):
+            return Event(_ERROR, self, membership, None, -1, failed)
+        return event
+
+    def ask_why(self, event: Event, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
+        """Ask the SA why it refused a join, as any program on this host could; False if it refused none.
+
+        `answered` is called with what was found, once the SA's Get has been answered.
+        """
+        member = event.membership
+        if member is None or self.interface is None or (event.errno, event.status) != _REFUSED:
+            return False
+        if member.asked is None:
+            return False
+        port, (mask, asked) = self.interface.port, member.asked
+        client, status = self.fabric.sa_clients[port.index], member.refused
+        view = PortView(port.pkeys, MTU_CODES[port.mtu], RATE_CODES[port.rate])
+
+        def compare(group: McMemberRecord | None) -> None:
+            assert self.fabric.sa is not None
+            found = found_causes(mask, asked, group, view, self.fabric.sa.capability_mask2)
+            named = status not in (None, SaStatus.REQ_INVALID)  # that one says only that something is wrong
+            answered(causes_of_status(status.name) if status is not None and named else found)
+
+        client.look_up(Gid(asked.mgid), compare)
+        return True
+
+    # --- leave, destroy ------------------------------------------------------------------
+
+    def leave(self, address: McastAddress) -> int:
+        """Leave a group of this id: detach, take back what was not read, end the membership (LV-1, LV-2)."""
+        membership = self.groups.get(address)
+        if membership is None:
+            return errno.EADDRNOTAVAIL if address.family in _KNOWN_FAMILIES else errno.EINVAL
+        if self.state is _REMOVED:
+            return errno.ENXIO
+        del self.groups[address]
+        self._end(membership)
+        return 0
+
+    def _end(self, membership: Membership) -> None:
+        if membership.unread:
+            self.channel.purge(membership)
+        lid = membership.told
+        if self.qp is not None and lid is not None and self.qp.attached.get(membership.mgid) == lid:
+            self.fabric.detach(self.qp, membership.mgid, lid)
+        self._give_up(membership)
+
+    def _give_up(self, membership: Membership) -> None:
+        """The port's part in the group ends: IGMP leave or SA Delete, when no other id holds it."""
+        assert self.interface is not None
+        port = self.interface.port
+        if self.fabric.trace is not None:
+            self.fabric.note(Leave, port=port.name, id=self.number, group=membership.mgid)
+        if port.is_infiniband:
+            self.fabric.sa_clients[port.index].leave(membership)
+        elif membership.igmp:
+            self.fabric.igmp_leave(port, membership.mgid)
+
+    def destroy(self) -> None:
+        """Leave every group, discard what was not read, destroy the QP (LV-4)."""
+        for membership in self.groups.values():
+            if self.state is not IdState.REMOVED:
+                self._end(membership)
+        self.groups.clear()
+        self.channel.purge(self)
+        self.destroy_qp()
+        if self.interface is not None:
+            self.interface.port.ids.pop(self, None)
+        self.state = IdState.IDLE
+
+    def device_removed(self) -> None:
+        """The device is gone and its memberships with it; the id says so (facts: kernel, device events)."""
+        assert self.interface is not None
+        for membership in self.groups.values():
+            self.channel.purge(membership)
+            self._give_up(membership)
+        self.channel.purge(self)
+        self.state = IdState.REMOVED
+        self.channel.put(Event(CmEventType.DEVICE_REMOVAL, self, errno=errno.ENODEV))
+
+    def address_changed(self) -> None:
+        """The bond below the device has changed its link; the rest is the user's (facts: kernel)."""
+        self.channel.put(Event(CmEventType.ADDR_CHANGE, self))
+
+
+def _refused_by_library(mask: int, flags: int, address: object) -> int:
+    """librdmacm's own checks, in its order."""
+    if mask & ~_BOTH_FIELDS:
+        return errno.EOPNOTSUPP
+    if mask != _BOTH_FIELDS:
+        return errno.EINVAL
+    if not isinstance(address, McastAddress):
+        return errno.EINVAL
+    if type(address.address) is not IPv4Address and address.family not in _KNOWN_FAMILIES:
+        return errno.EINVAL
+    return 0 if flags in _FLAGS else errno.EINVAL
+
+
+# What many memberships have in common is made once, so that they also share it.
+
+
+@lru_cache(maxsize=4096)
+def _infiniband_mgid(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> Gid:
+    return infiniband_mgid(address.address, port_space, broadcast)
+
+
+@lru_cache(maxsize=4096)
+def _infiniband_group(address: McastAddress, port_space: PortSpace, pkey: int) -> object:
+    group: object = address.address  # a model_construct may have anything
+    if not isinstance(group, GroupName):
+        return address.key
+    mgid = infiniband_mgid(group, port_space, ipoib_broadcast_mgid(pkey | 0x8000))
+    return address.key if mgid == ZERO_GID else mgid
+
+
+@lru_cache(maxsize=4096)
+def _roce_mgid(address: McastAddress) -> Gid:
+    assert not isinstance(address.address, Gid)
+    return roce_mgid(address.address)
+
+
+@lru_cache(maxsize=4096)
+def _infiniband_ud(record: McMemberRecord) -> UdParam:
+    """What a join event says of a group with this record."""
+    to = Destination(
+        gid=Gid(record.mgid),
+        qkey=record.qkey,
+        dlid=record.mlid,
+        sl=record.sl,
+        hop_limit=record.hop_limit,
+        traffic_class=record.tclass,
+        flow_label=record.flow_label,
+        group_mtu=MTU_BYTES[record.mtu],
+        mtu_source=MtuSource.SA,
+    )
+    return UdParam(MULTICAST_QPN, record.qkey, to)
+
+
+@lru_cache(maxsize=4096)
+def _roce_ud(gid: Gid, sgid_index: int) -> UdParam:
+    """What a join event says of a group whose messages go out with that source GID."""
+    to = Destination(gid=gid, qkey=RDMA_UDP_QKEY, sgid_index=sgid_index, hop_limit=ROCE_HOP_LIMIT)
+    return UdParam(MULTICAST_QPN, RDMA_UDP_QKEY, to)

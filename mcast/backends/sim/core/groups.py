@@ -1,0 +1,63 @@
+"""Which groups a program on some hosts of a fabric can see, and who is in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable
+from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.core.port import Port
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import JoinState
+
+_RECEIVES = JoinState.FULL | JoinState.NON
+_SEND_ONLY = "send-only members: they send no IGMP report, so no table has them"
+_ELSEWHERE = "members on other hosts: switches know them by IGMP, a host does not"
+_UNTRUSTED = "members on other hosts: the SA names them only to who has its SM_Key"
+
+Seen = defaultdict[Gid, dict[str, GroupMember]]
+"""Group -> port -> its membership."""
+
+
+def group_table(fabric: Fabric, hosts: frozenset[int]) -> GroupTable:
+    """The tables of the hosts' ports; a program on every host sees the switches' or the SA's too."""
+    seen, everywhere = Seen(dict), hosts == fabric.hosts
+    look = _look_at_igmp if fabric.sa is None else _look_at_sa
+    mlids = look(fabric, fabric.ports_of(hosts), everywhere, seen)
+    groups = (
+        GroupInfo(mgid, tuple(member for _, member in sorted(members.items())), mlids.get(mgid, 0))
+        for mgid, members in sorted(seen.items())
+    )
+    never, elsewhere = ((_SEND_ONLY,), _ELSEWHERE) if fabric.sa is None else ((), _UNTRUSTED)
+    return GroupTable(tuple(groups), never if everywhere else (*never, elsewhere))
+
+
+def _look_at_igmp(fabric: Fabric, ports: list[Port], everywhere: bool, seen: Seen) -> dict[Gid, int]:
+    for port in ports:
+        for group in port.igmp:
+            _note(seen[group], port, GroupSource.HOST)
+    if everywhere:
+        for group, listeners in fabric.snooping.items():
+            for port in listeners.values():
+                _note(seen[group], port, GroupSource.SWITCH)
+    return {}
+
+
+def _look_at_sa(fabric: Fabric, ports: list[Port], everywhere: bool, seen: Seen) -> dict[Gid, int]:
+    assert fabric.sa is not None
+    for port in ports:
+        for mgid, held in fabric.sa_clients[port.index].memberships.items():
+            _note(seen[mgid], port, GroupSource.HOST, send_only=not held & _RECEIVES)
+    mlids = {Gid(group.mgid): group.mlid for group in fabric.sa.groups}
+    for group in fabric.sa.groups:
+        members = seen[Gid(group.mgid)]
+        for member in group.members if everywhere else ():
+            port = fabric.port_with(member.guid)
+            _note(members, port, GroupSource.SA, send_only=not member.join_state & _RECEIVES)
+    return mlids
+
+
+def _note(members: dict[str, GroupMember], port: Port, where: GroupSource, send_only: bool = False) -> None:
+    name = f"{port.name}/1"
+    known = members.get(name, GroupMember(name, frozenset(), send_only))
+    members[name] = known._replace(seen_in=known.seen_in | {where}, send_only=send_only)

@@ -1,0 +1,180 @@
+"""Ports: a device each, with its interfaces, limits, GID table, attach table and, on RoCE, its IGMP list."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address
+from typing import Protocol
+
+from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState, QpType
+from mcast.backends.sim.core.qp import Qp
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import GBPS, MLID_FIRST, MLID_LAST, MTU_BYTES, McMemberRecord
+
+MTU_CODES = {size: code for code, size in MTU_BYTES.items()}
+RATE_CODES = {rate: code for code, rate in GBPS.items()}
+"""IBTA encodings of MTU in bytes and rate in Gbit/s."""
+
+
+PKEYS = range(1 << 16)
+PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
+"""What a port counts: the fields of these names."""
+
+
+COMP_VECTORS = 4
+"""Completion vectors of a device. Which one a QP takes changes nothing here: there are no interrupts."""
+
+_UD = QpType.UD
+
+
+class Limits:
+    """What a device can hold; the defaults are Soft-RoCE's (facts: kernel, attach)."""
+
+    __slots__ = ("groups", "qps_per_group", "queue_depth")
+
+    def __init__(self, groups: int = 8192, qps_per_group: int = 56, queue_depth: int = 1 << 20) -> None:
+        self.groups, self.qps_per_group, self.queue_depth = groups, qps_per_group, queue_depth
+
+
+class Interface:
+    """A network interface of a port: on InfiniBand an IPoIB one, of one partition.
+
+    `broadcast` is the record of its IPoIB broadcast group; None while the interface is down.
+    """
+
+    __slots__ = ("broadcast", "ipv4", "ipv6", "pkey", "port")
+
+    def __init__(self, port: Port, number: int, pkey: int) -> None:
+        tail = bytes((number,)) + (port.index + 1).to_bytes(2)
+        self.port, self.pkey = port, pkey
+        self.ipv4: IPv4Address | None = IPv4Address(b"\x0a" + tail)
+        self.ipv6 = IPv6Address(b"\xfd" + bytes(12) + tail)
+        self.broadcast: McMemberRecord | None = None
+
+    @property
+    def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
+        return (self.ipv6,) if self.ipv4 is None else (self.ipv4, self.ipv6)
+
+
+class Bound(Protocol):
+    """What is bound to a port, and told what befalls it."""
+
+    def device_removed(self) -> None: ...
+    def address_changed(self) -> None: ...
+
+
+class Port:
+    """One port of one host, a device of its own. `gids` maps index to GID; `interfaces[0]` is the default."""
+
+    def __init__(
+        self,
+        index: int,
+        host: int,
+        link_layer: LinkLayer,
+        switch: int,
+        mtu: int,
+        rate: float,
+        limits: Limits,
+        multicast: bool = True,
+    ) -> None:
+        self.index, self.host, self.link_layer, self.switch = index, host, link_layer, switch
+        self.mtu, self.rate, self.limits, self.multicast = mtu, rate, limits, multicast
+        self.is_infiniband = link_layer is LinkLayer.INFINIBAND
+        self.name = f"{'ib' if self.is_infiniband else 'roce'}{index}"
+        self.guid = 0x0200_0000_0000_0000 | index + 1
+        self.lid = index + 1 if self.is_infiniband else 0
+        self.interfaces = [Interface(self, 0, 0xFFFF)]
+        self.pkeys: tuple[int, ...] = (0xFFFF,)
+        self.ids: dict[Bound, None] = {}
+        link_local = Gid(b"\xfe\x80" + bytes(6) + self.guid.to_bytes(8))
+        self.gids: dict[int, Gid] = {0: link_local}
+        if not self.is_infiniband:
+            self.gids |= {i: Gid(address) for i, address in enumerate(self.addresses, 1)}
+        self.up = True
+        self.removed = False
+        self.removals = 0
+        self.qkey_violations = 0
+        self.pkey_violations = 0
+        self.oversized = 0
+        self.igmp: dict[Gid, int] = {}
+        self.attached: dict[Gid, tuple[Qp, ...]] = {}  # a QP knows its MLID; a dict takes 232 bytes
+
+    @property
+    def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
+        return tuple(address for interface in self.interfaces for address in interface.addresses)
+
+    def interface_of(self, address: IPv4Address | IPv6Address) -> Interface | None:
+        """The interface that has the address, if any."""
+        return next((interface for interface in self.interfaces if address in interface.addresses), None)
+
+    def sgid_index(self, source: IPv4Address | IPv6Address) -> int:
+        """The GID table index that goes with an address of this port; 0 on InfiniBand."""
+        return 0 if self.is_infiniband else 1 if isinstance(source, IPv4Address) else 2
+
+    def set_ipv4(self, address: IPv4Address | None) -> None:
+        """The default interface has that address, or none; a RoCE GID goes with it. See `Fabric.set_ipv4`."""
+        self.interfaces[0].ipv4 = address
+        if not self.is_infiniband:
+            self.gids.pop(1, None)
+            self.gids |= {} if address is None else {1: Gid(address)}
+
+    def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
+        """ibv_attach_mcast in the kernel (facts: SA, attach; kernel, attach); the errno."""
+        if (refused := self._refuses(qp, gid, lid)) or gid in qp.attached:
+            return refused
+        members = self.attached.get(gid, ())
+        if not members and len(self.attached) >= self.limits.groups:
+            return errno.ENOMEM
+        if len(members) >= self.limits.qps_per_group:
+            return errno.ENOMEM
+        self.attached[gid] = (*members, qp) if members else qp.alone
+        qp.attached[gid] = lid
+        return 0
+
+    def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
+        """ibv_detach_mcast: the pair must be that of the attach (DT-3); the errno."""
+        if qp.attached.get(gid) != lid:
+            return self._refuses(qp, gid, lid) or errno.EINVAL
+        del qp.attached[gid]
+        if len(members := self.attached[gid]) > 1:
+            self.attached[gid] = tuple(member for member in members if member is not qp)
+        else:
+            del self.attached[gid]
+        return 0
+
+    def _refuses(self, qp: Qp, gid: Gid, lid: int) -> int:
+        if not self.multicast:
+            return errno.ENOSYS
+        if qp.type is not _UD or not gid.is_multicast:
+            return errno.EINVAL
+        if self.is_infiniband and not MLID_FIRST <= lid <= MLID_LAST:
+            return errno.EINVAL
+        return 0
+
+    def info(self) -> DeviceInfo:
+        port = PortInfo(
+            port_num=1,
+            state=PortState.ACTIVE if self.up else PortState.DOWN,
+            link_layer=self.link_layer,
+            active_mtu=self.mtu,
+            rate=float(self.rate),
+            lid=self.lid,
+            gids=dict(self.gids),
+            addresses=self.addresses,
+        )
+        return DeviceInfo(
+            name=self.name,
+            node_guid=self.guid,
+            max_mcast_grp=self.limits.groups if self.multicast else 0,
+            max_mcast_qp_attach=self.limits.qps_per_group if self.multicast else 0,
+            max_qp_wr=self.limits.queue_depth,
+            ports=(port,),
+            num_comp_vectors=COMP_VECTORS,
+        )
+
+
+def find_pkey(table: Sequence[int], pkey: int) -> int | None:
+    """Where a P_Key table has that partition, as a full member if it can, else as a limited one."""
+    places = [index for index, entry in enumerate(table) if not (entry ^ pkey) & 0x7FFF]
+    return min(places, key=lambda index: (not table[index] & 0x8000, index), default=None)

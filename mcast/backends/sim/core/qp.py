@@ -1,0 +1,259 @@
+"""Queue pairs: states, the receive queue and its leases, and what becomes of a message that arrives.
+
+Pure: no clock, no lock. A burst is what one send call puts on the wire; receivers queue slices of it, so a
+message costs the same whether one or a thousand QPs get it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from mcast.api import Destination, PortEvent, QpCounters, QpInit, QpState, WcStatus
+from mcast.wire.addresses import Gid
+
+if TYPE_CHECKING:
+    from mcast.backends.sim.core.port import Port
+
+_S = QpState
+STEPS = {
+    _S.RESET: {_S.INIT},
+    _S.INIT: {_S.INIT, _S.RTR},
+    _S.RTR: {_S.RTS},
+    _S.RTS: {_S.RTS, _S.SQD},
+    _S.SQD: {_S.SQD, _S.RTS},
+    _S.SQE: {_S.RTS},
+    _S.ERR: set(),
+}
+"""The UD state machine (IBA vol 1, 10.3.1); RESET and ERR are reached from every state besides."""
+
+PORT_EVENTS_KEPT = 64
+
+RECEIVING = frozenset({_S.RTR, _S.RTS, _S.SQD, _S.SQE})
+
+
+class Header(NamedTuple):
+    """What the headers of all messages from a QP to a destination carry."""
+
+    source: Gid
+    src_qp: int
+    group: Gid
+    dlid: int
+    qkey: int
+    pkey: int
+    slid: int
+
+
+class Burst(NamedTuple):
+    """Messages of one send call; `first` numbers them on the fabric, `at` says when they came, if asked."""
+
+    payloads: Sequence[bytes]
+    longest: int
+    header: Header
+    imm: int | None
+    first: int
+    at: int | None = None
+
+
+make_burst: Callable[[tuple[object, ...]], Burst] = partial(tuple.__new__, Burst)
+"""A burst of all its fields, in a third of the constructor's time."""
+
+
+class Path(NamedTuple):
+    """What a QP's sends to one destination have in common, for as long as `Fabric.version` stays the same."""
+
+    to: Destination
+    version: int
+    header: Header
+    targets: Sequence[Qp]
+    stamped: bool
+    """Whether one of them wants to know when a message arrives."""
+
+
+class Qp:
+    """One queue pair on a port. `free` receives are posted, the others hold queued or leased messages."""
+
+    __slots__ = (
+        "_queue",
+        "alone",
+        "attached",
+        "blocks_loopback",
+        "depth",
+        "empty",
+        "error",
+        "free",
+        "handles",
+        "low_water",
+        "news",
+        "no_receive",
+        "number",
+        "on_readable",
+        "partition",
+        "path",
+        "pkey",
+        "port",
+        "port_events",
+        "qkey",
+        "received",
+        "removals",
+        "room",
+        "sent",
+        "stamps",
+        "state",
+        "too_long",
+        "type",
+        "wrong_qkey",
+    )
+
+    def __init__(self, port: Port, number: int, init: QpInit, qkey: int, pkey: int) -> None:
+        self.port, self.number, self.type = port, number, init.qp_type
+        self.removals = port.removals
+        self.qkey, self.partition = qkey, pkey
+        self.pkey = pkey  # 0 while the port has lost the partition
+        self.state = _S.RESET
+        self.error: WcStatus | None = None
+        self.attached: dict[Gid, int] = {}
+        self.alone: tuple[Qp, ...] = (self,)  # the QPs of each group that has no other one on the port
+        self.handles: set[tuple[Gid, int]] = set()  # (GID, source GID index) with an address handle
+        self.depth = self.free = self.low_water = init.max_recv_wr
+        self.room = port.mtu if init.max_recv_size is None else init.max_recv_size
+        self.sent = self.received = 0
+        self.no_receive = self.too_long = self.wrong_qkey = self.empty = 0
+        self.blocks_loopback = init.block_loopback
+        self.stamps = init.timestamps
+        self.path: Path | None = None  # of the last send
+        self.on_readable: Callable[[], None] | None = None
+        self.port_events: tuple[PortEvent, ...] = ()
+        self.news = False  # of the port, since a receive was empty
+        self._queue: deque[tuple[Burst, int, int]] = deque()
+
+    @property
+    def gone(self) -> bool:
+        """Its device was removed; one that comes back later is another."""
+        return self.removals != self.port.removals
+
+    @property
+    def readable(self) -> bool:
+        """A recv would return at once: with messages, or with the reason of an error."""
+        return bool(self._queue) or self.error is not None
+
+    @property
+    def counters(self) -> QpCounters:
+        return QpCounters(
+            self.sent,
+            self.received,
+            self.no_receive,
+            self.too_long,
+            self.wrong_qkey,
+            self.free,
+            self.low_water,
+            self.empty,
+        )
+
+    def modify(self, state: QpState) -> int:
+        """Take a step of the state machine; the errno."""
+        if state not in STEPS[self.state] and state not in (_S.RESET, _S.ERR):
+            return errno.EINVAL
+        if state is _S.RESET:
+            self.error = None
+        elif state is _S.ERR and self.error is None:
+            self.fail(WcStatus.WR_FLUSH_ERR)
+        self.state = state
+        return 0
+
+    def fail(self, status: WcStatus) -> None:
+        """The device puts the QP into ERR and completes the work request with `status`."""
+        self.state, self.error = _S.ERR, status
+        if self.on_readable is not None:
+            self.on_readable()
+
+    def hear(self, event: PortEvent) -> None:
+        """The port tells of something."""
+        self.port_events = (*self.port_events, event)[-PORT_EVENTS_KEPT:]
+        self.news = True
+        if self.on_readable is not None:
+            self.on_readable()
+
+    def deliver(self, burst: Burst, start: int, stop: int) -> None:
+        """Messages start..stop of the burst arrive at the port for this QP."""
+        if self.state not in RECEIVING:
+            return
+        _, _, _, _, qkey, pkey, _ = burst.header
+        if (pkey ^ self.pkey) & 0x7FFF or not (pkey | self.pkey) & 0x8000:
+            self.port.pkey_violations += stop - start
+        elif qkey != self.qkey:
+            self.wrong_qkey += stop - start
+            self.port.qkey_violations += stop - start
+        elif burst.longest > self.room or burst.longest > self.port.mtu:
+            self._deliver_singly(burst, start, stop)
+        else:
+            self._accept(burst, start, stop)
+
+    def is_own(self, header: Header) -> bool:
+        """Whether this QP sent messages with that header."""
+        return header.src_qp == self.number and header.source in self.port.gids.values()
+
+    def repost(self, depth: int, room: int) -> int:
+        """Replace all receives by `depth` ones of `room` bytes; EBUSY while one holds a message."""
+        if self.free != self.depth:
+            return errno.EBUSY
+        self.depth = self.free = self.low_water = depth
+        self.room = room
+        return 0
+
+    def take(self, limit: int) -> list[tuple[Burst, int, int]]:
+        """The first messages, `limit` at the most, as slices of bursts; their receives are leased."""
+        taken: list[tuple[Burst, int, int]] = []
+        while limit and self._queue:
+            burst, start, stop = self._queue.popleft()
+            if stop - start > limit:
+                self._queue.appendleft((burst, start + limit, stop))
+                stop = start + limit
+            taken.append((burst, start, stop))
+            limit -= stop - start
+        return taken
+
+    def take_one(self) -> tuple[Burst, int] | None:
+        """The first message, as a burst and a place in it; its receive is posted again."""
+        if not self._queue:
+            return None
+        burst, start, stop = self._queue[0]
+        self.free += 1
+        if stop - start > 1:
+            self._queue[0] = (burst, start + 1, stop)
+        else:
+            self._queue.popleft()  # a signal is taken after a call: this one comes last
+        return burst, start
+
+    def _accept(self, burst: Burst, start: int, stop: int) -> None:
+        fits = stop - start
+        if fits > self.free:
+            self.no_receive += fits - self.free
+            fits = self.free
+        if fits:
+            self.received += fits
+            self.free -= fits
+            if self.free < self.low_water:
+                self.low_water = self.free
+            if not self.free:
+                self.empty += 1
+            self._queue.append((burst, start, start + fits))  # a signal is taken after a call, not before
+            if self.on_readable is not None:
+                self.on_readable()
+
+    def _deliver_singly(self, burst: Burst, start: int, stop: int) -> None:
+        """Some message has no room in a receive: it takes the QP to ERR (facts: kernel, data)."""
+        for index in range(start, stop):
+            size = len(burst.payloads[index])
+            if size > self.port.mtu:
+                self.port.oversized += 1
+            elif size > self.room:
+                self.too_long += 1
+                if self.free:
+                    self.fail(WcStatus.LOC_QP_OP_ERR)
+                    return
+            else:
+                self._accept(burst, index, index + 1)

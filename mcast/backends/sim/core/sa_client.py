@@ -1,0 +1,282 @@
+"""The kernel's SA client of one port: memberships of many ids, counted per MGID and JoinState bit.
+
+Facts: SA, "One port, many ids". Bits that the port holds already cost no request; requests for one group
+are serialised; a bit whose count reaches 0 is left with a Delete that nobody waits for. No clock, no I/O:
+`ask(method, mask, record, answered)` sends a request and calls `answered(reply)` later, with None when the
+SA stays silent.
+"""
+
+from __future__ import annotations
+
+import errno
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from functools import lru_cache
+
+from mcast.backends.sim.core.sa import SaReply
+from mcast.wire.addresses import Gid
+from mcast.wire.mapping import ZERO_GID
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus, fields_of, make_record
+
+Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], object]
+
+MEANING = {
+    SaStatus.NO_RESOURCES: "no MLID is left, or the SA is out of another resource",
+    SaStatus.REQ_INVALID: "a field does not fit the group, the partition or what the SM can do",
+    SaStatus.NO_RECORDS: "there is no such record",
+    SaStatus.TOO_MANY_RECORDS: "more than one record fits",
+    SaStatus.INVALID_GID: "the port's GID is not of this subnet",
+    SaStatus.INSUF_COMPS: "the group does not exist, and the request names too little to create it",
+    SaStatus.UNSUP_METHOD_ATTR: "the SM does not know this request",
+}
+"""What the kernel's -EINVAL hides: the SA's status in words (facts: SA)."""
+
+
+class Reset(Enum):
+    """Port events that end the port's memberships (facts: SA, -ENETRESET)."""
+
+    PORT_ERR = "the port's link went down"
+    LID_CHANGE = "the port was given another LID"
+    CLIENT_REREGISTER = "the SM restarted, or another took over"
+    PKEY_CHANGE = "the group's P_Key moved in the port's table, or left it"
+
+
+DELETE_REPEATS = 3
+
+# Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
+_FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
+_STATES = tuple(JoinState(bits) for bits in range(16))
+_COMPARED = int(McMask.QKEY | McMask.TCLASS | McMask.PKEY | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT)
+_JOIN = int(McMask.JOIN)
+_SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
+
+
+class SaMember(ABC):
+    """One id's part in a group of the port; a subclass says what becomes of it.
+
+    bits     what it joins with: one bit
+    asked    component mask and record of its join, until the SA has granted it
+    refused  the status of an SA that said no
+
+    All but `bits` is set by `SaClient.join`.
+    """
+
+    __slots__ = ("active", "asked", "bits", "group", "left", "refused")
+
+    bits: int
+    group: _Group
+    asked: tuple[int, McMemberRecord] | None
+    refused: SaStatus | None
+    active: bool
+    left: bool
+
+    @abstractmethod
+    def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
+        """The outcome: an errno or the group's record, without members' fields; and again with ENETRESET
+        when the membership is lost. Never called after it was left.
+        """
+
+
+class _Group:
+    """What the port holds of one MGID, and the one request in flight about it.
+
+    held, record       the bits that the SA granted, and its record
+    full, send_only    how many members have each bit
+    joining, leaving   the member of a Set, or the bits of a Delete, which is sent `repeats` times more
+    waiting            who waits for an answer
+    """
+
+    __slots__ = (
+        "client",
+        "full",
+        "held",
+        "joining",
+        "leaving",
+        "mgid",
+        "record",
+        "repeats",
+        "send_only",
+        "waiting",
+    )
+
+    def __init__(self, client: SaClient, mgid: Gid) -> None:
+        self.client, self.mgid = client, mgid
+        self.record: McMemberRecord | None = None
+        self.held = self.full = self.send_only = 0
+        self.joining: SaMember | None = None
+        self.leaving = self.repeats = 0
+        self.waiting: deque[SaMember] | None = None  # an empty one takes 600 bytes
+
+    def join(self, member: SaMember) -> None:
+        if self.joining is None and not self.leaving:
+            self._serve(member)
+            return
+        if self.waiting is None:
+            self.waiting = deque()
+        self.waiting.append(member)
+
+    def settle(self) -> None:
+        """Serve who waits; then give back what nobody holds any more; one request at a time."""
+        while self.joining is None and not self.leaving:
+            if self.waiting:
+                member = self.waiting.popleft()
+                if not member.left:
+                    self._serve(member)
+                continue
+            self.waiting = None
+            if not self.held:
+                self.record = None
+                self.client.forget(self)
+                return
+            used = (_FULL if self.full else 0) | (_SEND_ONLY if self.send_only else 0)
+            if not (unused := self.held & ~used):
+                return
+            self.repeats = DELETE_REPEATS
+            self._give_back(unused)
+
+    def _serve(self, member: SaMember) -> None:
+        assert member.asked is not None
+        mask, record = member.asked
+        if self.record is None or not self.held & member.bits:
+            self.joining = member
+            self.client.ask(_SET, mask, record, self._granted)
+        elif _differs(mask, record, self.record):
+            member.joined(errno.EINVAL, None, "it differs from what this port holds of the group")
+        else:
+            self._activate(member)
+
+    def _granted(self, reply: SaReply | None) -> None:
+        member, self.joining = self.joining, None
+        assert member is not None
+        if reply is not None and reply.status is _OK:
+            answer = reply.records[0]
+            self.record = _of_group(answer.mgid, answer[2:16])
+            if self.mgid != answer.mgid:  # it was zero
+                self.mgid = Gid(answer.mgid)
+                self.client.groups[self.mgid] = self
+            self.held |= member.bits
+            if not member.left:
+                self._activate(member)
+        elif member.left:
+            pass
+        elif reply is None:
+            member.joined(errno.ETIMEDOUT, None, "the SA did not answer")
+        else:
+            status = f"{reply.status.name} ({reply.status:#06x})"
+            member.refused = reply.status
+            member.joined(errno.EINVAL, None, f"the SA refused with {status}: {MEANING[reply.status]}")
+        self.settle()
+
+    def _activate(self, member: SaMember) -> None:
+        member.active, member.asked = True, None
+        self.client.active[member] = None
+        if member.bits == _FULL:
+            self.full += 1
+        else:
+            self.send_only += 1
+        member.joined(0, self.record, "")
+
+    def _give_back(self, bits: int) -> None:
+        assert self.record is not None
+        self.leaving = bits
+        shared = self.record[2:16]
+        record = make_record((self.record.mgid, self.client.port_gid, *shared, _STATES[bits], False))
+        self.client.ask(_DELETE, _JOIN, record, self._gave_back)
+
+    def _gave_back(self, reply: SaReply | None) -> None:
+        if reply is None and self.repeats:
+            self.repeats -= 1
+            self._give_back(self.leaving)
+            return
+        self.held &= ~self.leaving
+        self.leaving = 0
+        self.settle()
+
+
+class SaClient:
+    """All SA memberships of the port with that GID."""
+
+    __slots__ = ("active", "ask", "groups", "port_gid")
+
+    def __init__(self, ask: Ask, port_gid: Gid) -> None:
+        self.ask, self.port_gid = ask, port_gid
+        self.groups: dict[Gid, _Group] = {}
+        self.active: dict[SaMember, None] = {}  # in order of joining
+
+    @property
+    def memberships(self) -> dict[Gid, JoinState]:
+        """The MGIDs that the port holds, with the bits that the SA granted."""
+        return {mgid: _STATES[group.held] for mgid, group in self.groups.items() if group.held}
+
+    def join(self, member: SaMember, mask: int, record: McMemberRecord) -> None:
+        """Join one MGID with one bit. A zero MGID makes a group of its own, named by the SA's answer."""
+        mgid = record.mgid if isinstance(record.mgid, Gid) else Gid(record.mgid)
+        group = self.groups.get(mgid)
+        if group is None:
+            group = _Group(self, mgid)
+            if mgid != ZERO_GID:
+                self.groups[mgid] = group
+        member.group, member.asked, member.refused = group, (mask, record), None
+        member.active = member.left = False
+        group.join(member)
+
+    def leave(self, member: SaMember) -> None:
+        """Leave; during a request in flight the Delete follows its answer."""
+        member.left = True
+        group = member.group
+        if member.active:
+            member.active = False
+            del self.active[member]
+            if member.bits == _FULL:
+                group.full -= 1
+            else:
+                group.send_only -= 1
+        group.settle()
+
+    def forget(self, group: _Group) -> None:
+        """The port holds nothing of the group. By its MGID another may stand there by now: that one stays."""
+        if self.groups.get(group.mgid) is group:
+            del self.groups[group.mgid]
+
+    def look_up(self, mgid: Gid, answered: Callable[[McMemberRecord | None], None]) -> None:
+        """Get the group's record as the SA shows it to this port; None: no such group, or no answer."""
+        self.ask(
+            SaMethod.GET,
+            McMask.MGID,
+            McMemberRecord(mgid=mgid),
+            lambda reply: answered(reply.records[0] if reply is not None and reply.records else None),
+        )
+
+    def reset(self, why: Reset, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
+        """A port event ends the memberships in the groups that are `lost`: ENETRESET for every active member,
+        no Delete, and no join by itself (facts: SA)."""
+        known = list(self.groups.values())
+        ended: dict[_Group, list[SaMember]] = {
+            g: [] for g in known if g.record is not None and lost(g.record)
+        }
+        for member in self.active:
+            if member.group in ended:
+                ended[member.group].append(member)
+        for group, members in ended.items():
+            group.held = group.full = group.send_only = 0
+            for member in members:
+                member.active = False
+                del self.active[member]
+                member.joined(errno.ENETRESET, None, f"{why.name}: {why.value}")
+            group.settle()
+
+
+@lru_cache(maxsize=4096)
+def _of_group(mgid: bytes, shared: tuple[bytes | int, ...]) -> McMemberRecord:
+    """The record without a member's fields, one object for all ports that hold the same group."""
+    return make_record((mgid, ZERO_GID, *shared, _STATES[0], False))
+
+
+def _differs(mask: int, wanted: McMemberRecord, have: McMemberRecord) -> bool:
+    """The local comparison of a second join, as strict as the SA's for the masked fields."""
+    if not (compared := mask & _COMPARED):
+        return False
+    fields = fields_of(compared)
+    return fields(wanted) != fields(have)

@@ -1,0 +1,41 @@
+"""Faults of a simulated fabric: rules for single messages, incidents of ports and switches."""
+
+from mcast.backends.sim.faults.rules import (
+    HOLD_NS,
+    CorruptQkey,
+    Delay,
+    Delivery,
+    DeliveryRule,
+    DeliveryVerdict,
+    Drop,
+    Duplicate,
+    Messages,
+    Pass,
+    Refuse,
+    Reorder,
+    Requests,
+    Rules,
+    SaRequest,
+    SaRule,
+    SaVerdict,
+)
+
+__all__ = [
+    "CorruptQkey",
+    "Delay",
+    "Delivery",
+    "DeliveryRule",
+    "DeliveryVerdict",
+    "Drop",
+    "Duplicate",
+    "HOLD_NS",
+    "Messages",
+    "Pass",
+    "Refuse",
+    "Reorder",
+    "Requests",
+    "Rules",
+    "SaRequest",
+    "SaRule",
+    "SaVerdict",
+]

@@ -1,0 +1,257 @@
+"""Faults of single messages and SA requests: ordered rules, asked for each of them.
+
+A rule returns a verdict or None; the first verdict counts, and without one the thing passes:
+
+    with fabric.rules.when(Messages(source="roce0", target="roce2", nth=3), Drop()):
+        ...  # the third message of roce0, as roce2 would get it, is lost; everything else passes
+    with fabric.rules.when(Requests(method=SaMethod.SET, rate=0.5), Refuse(SaStatus.NO_RESOURCES)):
+        ...  # every second join, on average, is refused
+
+What befalls a port, a switch or the SM is a method of `Fabric` (`incidents`). Times are ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple, overload
+
+from mcast.backends.sim.core.sa import SaMethod, SaStatus
+from mcast.wire.addresses import McastAddress
+from mcast.wire.mapping import is_mapped
+from mcast.wire.mcmember import McMemberRecord
+
+HOLD_NS = 1_000_000
+"""A message that is held back for later ones comes after 1 ms at the latest."""
+
+
+class Delivery(NamedTuple):
+    """One message on its way to one QP. `number` counts the fabric's messages from 0; `now` is ns."""
+
+    now: int
+    group: bytes
+    source: str
+    target: str
+    src_qp: int
+    dst_qp: int
+    number: int
+    size: int
+
+
+class SaRequest(NamedTuple):
+    """One request of a port to the SA. `now` is ns."""
+
+    now: int
+    source: str
+    method: SaMethod
+    record: McMemberRecord
+
+
+# --- verdicts --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """It passes, whatever the rules after this one say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The message is lost; the SA stays silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """It comes `ns` later."""
+
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The message comes, and `copies` more of it."""
+
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """It is held back until `after` later messages have come to the same QP, or for HOLD_NS."""
+
+    after: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptQkey:
+    """The message arrives with this Q_Key in place of its own; None: with one bit of it changed."""
+
+    qkey: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The SA answers with this status."""
+
+    status: SaStatus
+
+
+DeliveryVerdict = Pass | Drop | Delay | Duplicate | Reorder | CorruptQkey
+SaVerdict = Pass | Drop | Delay | Refuse
+DeliveryRule = Callable[[Delivery], DeliveryVerdict | None]
+SaRule = Callable[[SaRequest], SaVerdict | None]
+
+# --- what a rule is for ----------------------------------------------------------------------
+
+Names = str | Collection[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Which messages a rule is for; a field that is left out fits all.
+
+    group         a multicast address, or an MGID; every partition's MGID of an address fits
+    source        name of the sending port, or several
+    target        name of the receiving port, or several
+    since, until  ns of the fabric's clock: since <= now < until
+    nth           the n-th that fits the rest, counted from 1 since the rule was installed; or several.
+                  A message counts once, however many QPs get it
+    rate          share of the remaining ones that is hit, each drawn from the fabric's seed
+    """
+
+    group: str | McastAddress | None = None
+    source: Names = None
+    target: Names = None
+    since: int = 0
+    until: int | None = None
+    nth: int | Collection[int] | None = None
+    rate: float = 1.0
+
+    def fits(self, message: Delivery) -> bool:
+        """Whether group, ports and time fit."""
+        return (
+            _within(self.since, self.until, message.now)
+            and _among(self.source, message.source)
+            and _among(self.target, message.target)
+            and (self.group is None or is_mapped(McastAddress.of(self.group).address, message.group))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Which SA requests a rule is for; a field that is left out fits all. Fields as in `Messages`.
+
+    port    name of the port that asks, or several
+    method  SaMethod.SET for joins, SaMethod.DELETE for leaves
+    """
+
+    method: SaMethod | None = None
+    port: Names = None
+    group: str | McastAddress | None = None
+    since: int = 0
+    until: int | None = None
+    nth: int | Collection[int] | None = None
+    rate: float = 1.0
+
+    def fits(self, request: SaRequest) -> bool:
+        """Whether method, port, group and time fit."""
+        return (
+            _within(self.since, self.until, request.now)
+            and self.method in (None, request.method)
+            and _among(self.port, request.source)
+            and (self.group is None or is_mapped(McastAddress.of(self.group).address, request.record.mgid))
+        )
+
+
+def _within(since: int, until: int | None, now: int) -> bool:
+    return since <= now and (until is None or now < until)
+
+
+def _among(wanted: Names, name: str) -> bool:
+    return wanted is None or (name == wanted if isinstance(wanted, str) else name in wanted)
+
+
+class _Picks:
+    """The n-th of those that fit, and the rate: what a rule has to remember."""
+
+    def __init__(self, which: Messages | Requests, random: Random) -> None:
+        nth = which.nth
+        self._nth = None if nth is None else frozenset((nth,) if isinstance(nth, int) else nth)
+        self._rate, self._random = which.rate, random
+        self._seen = 0
+        self._last: object = None
+
+    def picks(self, thing: object) -> bool:
+        """Whether the rule is for this one, of those that fit; `thing` says which are the same."""
+        if self._nth is not None:
+            self._seen += thing != self._last
+            self._last = thing
+            if self._seen not in self._nth:
+                return False
+        return self._rate >= 1 or self._random.random() < self._rate
+
+
+# --- the rules of a fabric -------------------------------------------------------------------
+
+
+@dataclass
+class Rules:
+    """The rules of a fabric, in the order in which they were installed. `random` is the fabric's."""
+
+    random: Random = field(default_factory=lambda: Random(0))
+    deliveries: list[DeliveryRule] = field(default_factory=list)
+    sa_requests: list[SaRule] = field(default_factory=list)
+
+    def judge_delivery(self, delivery: Delivery) -> DeliveryVerdict | None:
+        """The first rule's verdict, None if the message passes."""
+        verdicts = (rule(delivery) for rule in self.deliveries)
+        return next((verdict for verdict in verdicts if verdict is not None), None)
+
+    def judge_sa_request(self, request: SaRequest) -> SaVerdict | None:
+        """The first rule's verdict, None if the SA answers as it should."""
+        verdicts = (rule(request) for rule in self.sa_requests)
+        return next((verdict for verdict in verdicts if verdict is not None), None)
+
+    @overload
+    def when(self, which: Messages, verdict: DeliveryVerdict) -> AbstractContextManager[None]: ...
+    @overload
+    def when(self, which: Requests, verdict: SaVerdict) -> AbstractContextManager[None]: ...
+    def when(
+        self, which: Messages | Requests, verdict: DeliveryVerdict | SaVerdict
+    ) -> AbstractContextManager[None]:
+        """While open, `which` get this verdict. Raises TypeError for a verdict that they cannot get."""
+        picks = _Picks(which, self.random).picks
+        if isinstance(which, Messages) and isinstance(verdict, DeliveryVerdict):
+            message_verdict, messages = verdict, which
+
+            def on_message(message: Delivery) -> DeliveryVerdict | None:
+                return message_verdict if messages.fits(message) and picks(message.number) else None
+
+            return self.on_delivery(on_message)
+        if isinstance(which, Requests) and isinstance(verdict, SaVerdict):
+            request_verdict, requests = verdict, which
+
+            def on_request(request: SaRequest) -> SaVerdict | None:
+                return request_verdict if requests.fits(request) and picks(object()) else None
+
+            return self.on_sa_request(on_request)
+        raise TypeError(f"{type(which).__name__} cannot get {verdict!r}")
+
+    @contextmanager
+    def on_delivery(self, rule: DeliveryRule) -> Iterator[None]:
+        """While open, `rule` is asked for each message to each QP."""
+        self.deliveries.append(rule)
+        try:
+            yield
+        finally:
+            self.deliveries.remove(rule)
+
+    @contextmanager
+    def on_sa_request(self, rule: SaRule) -> Iterator[None]:
+        """While open, `rule` is asked for each SA request."""
+        self.sa_requests.append(rule)
+        try:
+            yield
+        finally:
+            self.sa_requests.remove(rule)

@@ -1,0 +1,1 @@
+"""Runs that are written down as a file."""

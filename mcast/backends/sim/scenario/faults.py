@@ -1,0 +1,162 @@
+"""The faults that a scenario or a test's mark names (`scenario_model.Fault`), done to a fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from mcast.backends.sim.clock import NS
+from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.faults import rules as faults
+from mcast.backends.sim.faults.rules import Messages, Requests
+from mcast.backends.sim.scenario import model
+from mcast.backends.sim.trace.events import Fault
+
+Undo = Callable[[], None] | None
+
+
+def begin(fabric: Fabric, fault: model.Fault) -> Undo:
+    """The fault happens now; the answer undoes it, None if nothing can."""
+    return _BEGIN[type(fault)](fabric, fault)
+
+
+@contextmanager
+def planted(fabric: Fabric, planned: Iterable[model.Fault]) -> Iterator[None]:
+    """Each fault happens `at` s from now and is undone at `until`, at the latest when this ends."""
+    with ExitStack() as undone:
+        for fault in planned:
+            if fault.at:
+                fabric.clock.call_later(round(fault.at * NS), partial(_start, fabric, fault, undone))
+            else:
+                _start(fabric, fault, undone)
+        yield
+
+
+def _start(fabric: Fabric, fault: model.Fault, undone: ExitStack) -> None:
+    undo = begin(fabric, fault)
+    if undo is None:
+        return
+    once = ExitStack()
+    once.callback(undo)
+    undone.push(once)
+    if (until := getattr(fault, "until", None)) is not None:
+        fabric.clock.call_later(round((until - fault.at) * NS), once.close)
+
+
+def _note(fabric: Fabric, fault: Any, detail: str) -> None:
+    """Record in the trace a fault that leaves no line of its own."""
+    port = getattr(fault, "port", None)
+    fabric.note(Fault, name=fault.kind, port=_name(fabric, port), detail=detail)
+
+
+def _name(fabric: Fabric, port: int | None) -> str | None:
+    return None if port is None else fabric.ports[port].name
+
+
+def _qps(fabric: Fabric, port: int) -> list[Qp]:
+    return [qp for qp in fabric.qps if qp.port.index == port]
+
+
+def _on_messages(make: Callable[[Any], faults.DeliveryVerdict]) -> Callable[[Fabric, Any], Undo]:
+    def install(fabric: Fabric, fault: model.OnMessages) -> Undo:
+        source, target = _name(fabric, fault.source), _name(fabric, fault.target)
+        which = Messages(fault.group, source, target, nth=fault.nth, rate=fault.rate)
+        return _install(fabric, fault, fabric.rules.when(which, make(fault)))
+
+    return install
+
+
+def _on_requests(make: Callable[[Any], faults.SaVerdict]) -> Callable[[Fabric, Any], Undo]:
+    def install(fabric: Fabric, fault: model.OnRequests) -> Undo:
+        port = _name(fabric, fault.port)
+        which = Requests(fault.method, port, fault.group, nth=fault.nth, rate=fault.rate)
+        return _install(fabric, fault, fabric.rules.when(which, make(fault)))
+
+    return install
+
+
+def _install(fabric: Fabric, fault: Any, rule: Any) -> Undo:
+    stack = ExitStack()
+    stack.enter_context(rule)
+    _note(fabric, fault, "begins")
+
+    def undo() -> None:
+        stack.close()
+        _note(fabric, fault, "ends")
+
+    return undo
+
+
+def _link_down(fabric: Fabric, fault: model.LinkDown) -> Undo:
+    port = fabric.ports[fault.port]
+    fabric.set_link(port, up=False)
+    return lambda: fabric.set_link(port, up=True)
+
+
+def _cut(fabric: Fabric, fault: model.CutCable) -> Undo:
+    fabric.cut_cable(fault.switch)
+    return lambda: fabric.mend_cable(fault.switch)
+
+
+def _pkey_change(fabric: Fabric, fault: model.PkeyChange) -> Undo:
+    port = fabric.ports[fault.port]
+    before = port.pkeys
+    fabric.set_pkeys(port, fault.pkeys)
+    return lambda: fabric.set_pkeys(port, before)
+
+
+def _late_switches(fabric: Fabric, fault: model.LateSwitches) -> Undo:
+    fabric.program_late(fault.seconds)
+    return lambda: fabric.program_late(0)
+
+
+def _no_querier(fabric: Fabric, fault: model.NoQuerier) -> Undo:
+    fabric.stop_querier()
+    return fabric.start_querier
+
+
+def _starve(fabric: Fabric, fault: model.Starve) -> Undo:
+    stack = ExitStack()
+    for qp in _qps(fabric, fault.port):
+        stack.enter_context(fabric.starved(qp))
+    return stack.close
+
+
+def _overrun_cq(fabric: Fabric, fault: model.OverrunCq) -> Undo:
+    for qp in _qps(fabric, fault.port):
+        fabric.overrun_cq(qp)
+    return None
+
+
+def _fail_qp(fabric: Fabric, fault: model.FailQp) -> Undo:
+    for qp in _qps(fabric, fault.port):
+        fabric.fail_qp(qp, fault.status)
+    return None
+
+
+_BEGIN: dict[type, Callable[[Fabric, Any], Undo]] = {
+    model.DropMessages: _on_messages(lambda fault: faults.Drop()),
+    model.DelayMessages: _on_messages(lambda fault: faults.Delay(round(fault.seconds * NS))),
+    model.DuplicateMessages: _on_messages(lambda fault: faults.Duplicate(fault.copies)),
+    model.ReorderMessages: _on_messages(lambda fault: faults.Reorder(fault.after)),
+    model.CorruptQkeys: _on_messages(lambda fault: faults.CorruptQkey()),
+    model.SaSilent: _on_requests(lambda fault: faults.Drop()),
+    model.SaSlow: _on_requests(lambda fault: faults.Delay(round(fault.seconds * NS))),
+    model.SaRefuses: _on_requests(lambda fault: faults.Refuse(fault.status)),
+    model.RestartSm: lambda fabric, fault: fabric.restart_sm(fault.outage),
+    model.LinkDown: _link_down,
+    model.CutCable: _cut,
+    model.LidChange: lambda fabric, fault: fabric.change_lid(fabric.ports[fault.port]),
+    model.PkeyChange: _pkey_change,
+    model.LateSwitches: _late_switches,
+    model.NoQuerier: _no_querier,
+    model.RemoveDevice: lambda fabric, fault: fabric.remove_device(fabric.ports[fault.port]),
+    model.BondFailover: lambda fabric, fault: fabric.bond_failover(fabric.ports[fault.port]),
+    model.Starve: _starve,
+    model.OverrunCq: _overrun_cq,
+    model.FailQp: _fail_qp,
+}
+"""How each fault begins; it returns how to undo it."""

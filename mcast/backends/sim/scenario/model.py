@@ -1,0 +1,522 @@
+"""What a scenario is, and how it is read from TOML or YAML: the model behind `scenario.run`.
+
+Times are seconds from the start; ports are counted from 0. A stranger may have written the file: each field
+has bounds, and so have the file's size and depth, and the work of a run.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from mcast.api import McastAddress, WcStatus
+from mcast.wire.mcmember import MLID_LAST, SaMethod, SaStatus
+
+READY_MADE = files("mcast.backends.sim.scenario") / "ready_made"
+
+MOST_PORTS, MOST_LEAVES = 65_000, 4_095
+MOST_BYTES = 1 << 16
+"""Of a file."""
+DEEPEST = 16
+"""YAML: a scenario needs 5 levels."""
+MOST_DOTS = 1_000
+"""TOML: in one line. What tomllib takes for a key is quadratic in its dots."""
+MOST_STEPS = 1_000_000
+"""Of a run (`steps_of`): minutes, and some gigabytes of trace."""
+SHORTEST = 1e-6
+"""Between two sends of a member, or two reads, in seconds."""
+RETRY_SECONDS = 0.1
+"""A member that is to rejoin tries again so long after a refusal."""
+
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+Interval = Annotated[float, Field(ge=SHORTEST, le=1e6)]
+PortNumber = Annotated[int, Field(ge=0, lt=MOST_PORTS)]
+Number = Annotated[int, Field(ge=1, le=1 << 63)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _group(value: object) -> str:
+    return str(McastAddress.of(value))  # type: ignore[arg-type]  # it says what is wrong
+
+
+Group = Annotated[str, BeforeValidator(_group)]
+
+
+def _zero_or_interval(value: float) -> float:
+    if 0 < value < SHORTEST:
+        raise ValueError(f"{value:g} is less than {SHORTEST:g} and not 0")
+    return value
+
+
+Numbers = Annotated[
+    tuple[Number, ...],
+    Field(max_length=10_000),
+    BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
+]
+"""Counted from 1; one number may stand alone."""
+
+
+def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: object) -> object:
+    """An enum member by its name, with the names there are when it is none."""
+    if isinstance(value, enum) or value is None:
+        return value
+    if not isinstance(value, str) or value not in enum.__members__:
+        raise ValueError(f"{value!r} is none of {', '.join(enum.__members__)}")
+    return enum[value]
+
+
+# --- the model -------------------------------------------------------------------------------
+
+
+class Topology(_Model):
+    """The fabric: link layer, ports, leaf switches, and sizes as in `Fabric`."""
+
+    link_layer: Literal["roce", "infiniband"] = "roce"
+    ports: int = Field(default=4, ge=1, le=MOST_PORTS)
+    switches: int = Field(default=1, ge=1, le=MOST_LEAVES)
+    mtu: Literal[256, 512, 1024, 2048, 4096] = 1024
+    max_mlid: int = Field(default=MLID_LAST, ge=0xC000, le=MLID_LAST)
+
+
+class Members(_Model):
+    """Members of one group, one on each of `ports`.
+
+    join, leave  when; a member that never leaves does so at the end
+    send_only    cannot receive
+    rejoin       leaves and joins again when its join failed or its membership was lost
+    receives     posted on its QP
+    read_every   seconds between two reads, a microsecond or more; 0 reads each message as it comes
+    read_most    messages taken in one read; 0 takes all there are
+    """
+
+    group: Group
+    ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=MOST_PORTS)
+    join: Seconds = 0.0
+    leave: Seconds | None = None
+    send_only: bool = False
+    rejoin: bool = False
+    receives: int = Field(default=512, ge=1, le=1 << 20)
+    read_every: Annotated[Seconds, AfterValidator(_zero_or_interval)] = 0.0
+    read_most: int = Field(default=0, ge=0, le=1 << 20)
+
+
+class Traffic(_Model):
+    """The member of `group` on `port` sends `burst` messages of `size` bytes every `every` s."""
+
+    group: Group
+    port: PortNumber
+    start: Seconds = 0.0
+    stop: Seconds | None = None
+    every: Interval = 0.01
+    burst: int = Field(default=1, ge=1, le=10_000)
+    size: int = Field(default=64, ge=8, le=4096)
+
+
+class _Fault(_Model):
+    at: Seconds = 0.0
+
+
+class Lasting(_Fault):
+    """From `at` until `until`, by default to the end."""
+
+    until: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.until is not None and self.until <= self.at:
+            raise ValueError(f"until = {self.until:g} is not after at = {self.at:g}")
+        return self
+
+
+class OnMessages(Lasting):
+    group: Group | None = None
+    source: PortNumber | None = None
+    target: PortNumber | None = None
+    nth: Numbers | None = None
+    rate: float = Field(default=1.0, gt=0, le=1)
+
+
+class DropMessages(OnMessages):
+    """Messages are lost."""
+
+    kind: Literal["drop"]
+
+
+class DelayMessages(OnMessages):
+    """Messages come `seconds` late."""
+
+    kind: Literal["delay"]
+    seconds: Seconds
+
+
+class DuplicateMessages(OnMessages):
+    """Messages come `copies` times more."""
+
+    kind: Literal["duplicate"]
+    copies: int = Field(default=1, ge=1, le=1000)
+
+
+class ReorderMessages(OnMessages):
+    """Messages come `after` later ones."""
+
+    kind: Literal["reorder"]
+    after: int = Field(default=1, ge=1, le=1 << 20)
+
+
+class CorruptQkeys(OnMessages):
+    """Messages arrive with another Q_Key."""
+
+    kind: Literal["corrupt-qkey"]
+
+
+class OnRequests(Lasting):
+    port: PortNumber | None = None
+    group: Group | None = None
+    method: Annotated[SaMethod | None, BeforeValidator(partial(_by_name, SaMethod))] = None
+    nth: Numbers | None = None
+    rate: float = Field(default=1.0, gt=0, le=1)
+
+
+class SaSilent(OnRequests):
+    """The SA does not answer."""
+
+    kind: Literal["sa-silent"]
+
+
+class SaSlow(OnRequests):
+    """The SA answers `seconds` late."""
+
+    kind: Literal["sa-slow"]
+    seconds: Seconds
+
+
+class SaRefuses(OnRequests):
+    """The SA refuses with `status`, a name of SaStatus."""
+
+    kind: Literal["sa-refuses"]
+    status: Annotated[SaStatus, BeforeValidator(partial(_by_name, SaStatus))] = SaStatus.REQ_INVALID
+
+
+class RestartSm(_Fault):
+    """The SM restarts or fails over, `outage` seconds without one."""
+
+    kind: Literal["sm-restart"]
+    outage: Seconds = 0.0
+
+
+class LinkDown(Lasting):
+    """A port's link is down."""
+
+    kind: Literal["link-down"]
+    port: PortNumber
+
+
+class CutCable(Lasting):
+    """A leaf switch is cut off."""
+
+    kind: Literal["cut"]
+    switch: int = Field(ge=0, le=MOST_LEAVES)
+
+
+class LidChange(_Fault):
+    """A port gets another LID."""
+
+    kind: Literal["lid-change"]
+    port: PortNumber
+
+
+class PkeyChange(Lasting):
+    """A port has this P_Key table."""
+
+    kind: Literal["pkey-change"]
+    port: PortNumber
+    pkeys: tuple[Annotated[int, Field(ge=0, le=0xFFFF)], ...] = Field(default=(), max_length=0xFFFF)
+
+
+class LateSwitches(Lasting):
+    """Switches learn of changes `seconds` late."""
+
+    kind: Literal["late-switches"]
+    seconds: Seconds
+
+
+class NoQuerier(Lasting):
+    """There is no IGMP querier."""
+
+    kind: Literal["no-querier"]
+
+
+class RemoveDevice(_Fault):
+    """A port's device is removed."""
+
+    kind: Literal["device-removal"]
+    port: PortNumber
+
+
+class BondFailover(_Fault):
+    """The bond below a port fails over."""
+
+    kind: Literal["bond-failover"]
+    port: PortNumber
+
+
+class Starve(Lasting):
+    """The QPs of a port have no receive."""
+
+    kind: Literal["starve"]
+    port: PortNumber
+
+
+class OverrunCq(_Fault):
+    """The receive CQs of a port overflow."""
+
+    kind: Literal["cq-overrun"]
+    port: PortNumber
+
+
+class FailQp(_Fault):
+    """The QPs of a port fall into ERR with `status`."""
+
+    kind: Literal["qp-error"]
+    port: PortNumber
+    status: Annotated[WcStatus, BeforeValidator(partial(_by_name, WcStatus))] = WcStatus.LOC_QP_OP_ERR
+
+
+Fault = Annotated[
+    DropMessages
+    | DelayMessages
+    | DuplicateMessages
+    | ReorderMessages
+    | CorruptQkeys
+    | SaSilent
+    | SaSlow
+    | SaRefuses
+    | RestartSm
+    | LinkDown
+    | CutCable
+    | LidChange
+    | PkeyChange
+    | LateSwitches
+    | NoQuerier
+    | RemoveDevice
+    | BondFailover
+    | Starve
+    | OverrunCq
+    | FailQp,
+    Field(discriminator="kind"),
+]
+
+MOST_LIDS = 0xBFFF - 1
+_NEEDS_SA = (SaSilent, SaSlow, SaRefuses, RestartSm, LidChange, PkeyChange, LateSwitches)
+
+
+class Scenario(_Model):
+    """A faulty run: the fabric, who joins what, who sends, and what goes wrong when."""
+
+    name: str = Field(min_length=1, max_length=200)
+    summary: str = Field(default="", max_length=10_000)
+    seconds: float = Field(gt=0, le=1e6)
+    seed: int = Field(default=0, ge=0, lt=1 << 64)
+    fabric: Topology = Topology()
+    members: tuple[Members, ...] = Field(min_length=1, max_length=MOST_PORTS)
+    traffic: tuple[Traffic, ...] = Field(default=(), max_length=10_000)
+    faults: tuple[Fault, ...] = Field(default=(), max_length=10_000)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        places = [(member.group, port) for member in self.members for port in member.ports]
+        for place, count in Counter(places).items():
+            if count > 1:
+                raise ValueError(f"port {place[1]} is a member of {place[0]} twice")
+        for traffic in self.traffic:
+            if (traffic.group, traffic.port) not in places:
+                raise ValueError(f"port {traffic.port} sends to {traffic.group} but is no member of it")
+            if traffic.size > self.fabric.mtu:
+                raise ValueError(f"size {traffic.size} is larger than the MTU, {self.fabric.mtu} bytes")
+        for _, port in places:
+            _check_port(port, self.fabric.ports)
+        for fault in self.faults:
+            check_fault(fault, self.fabric)
+        if (steps := steps_of(self)) > MOST_STEPS:
+            raise ValueError(
+                f"a run would take some {steps:,.0f} steps, at most {MOST_STEPS:,} are played: "
+                "make it shorter, or give it fewer members, messages or faults"
+            )
+        return self
+
+
+def steps_of(scenario: Scenario) -> float:
+    """What a run has to do at the most: copies of messages, reads, joins, and what faults do to ports."""
+    seconds, faults = scenario.seconds, scenario.faults
+    receivers: Counter[str] = Counter()
+    readers, actions = 0, float(len(faults))
+    for member in scenario.members:
+        receivers[member.group] += len(member.ports)
+        readers += 0 if member.read_every else len(member.ports)
+        actions += len(member.ports) * _times(member.join, seconds, member.read_every or seconds)
+        actions += len(member.ports) * seconds / RETRY_SECONDS if member.rejoin else 0
+    rules = sum(isinstance(fault, OnMessages | OnRequests) for fault in faults)
+    most_copies = 1 + max(
+        (fault.copies for fault in faults if isinstance(fault, DuplicateMessages)), default=0
+    )
+    copies = 0.0
+    for traffic in scenario.traffic:
+        sends = _times(traffic.start, seconds if traffic.stop is None else traffic.stop, traffic.every)
+        copies += sends * traffic.burst * receivers[traffic.group] * (most_copies + rules / 10)
+        actions += sends
+    looks = actions * readers / 100  # whether there is something to read
+    return copies + actions + looks + len(faults) * scenario.fabric.ports / 10
+
+
+def _times(start: float, stop: float, every: float) -> float:
+    return max(0.0, stop - start) / every + 1
+
+
+_FAULT: TypeAdapter[Fault] = TypeAdapter(Fault)
+
+
+def fault_of(fields: Mapping[str, object], fabric: Topology) -> Fault:
+    """The fault with these fields, as a scenario has them. Raises BadScenario."""
+    try:
+        fault = _FAULT.validate_python(fields)
+        check_fault(fault, fabric)
+    except ValidationError as error:
+        raise BadScenario(_sentence(error)) from None
+    except ValueError as error:
+        raise BadScenario(str(error)) from None
+    return fault
+
+
+def check_fault(fault: Fault, fabric: Topology) -> None:
+    """Raise ValueError if the fault names what the fabric does not have."""
+    for name in ("port", "source", "target"):
+        if (port := getattr(fault, name, None)) is not None:
+            _check_port(port, fabric.ports)
+    if isinstance(fault, CutCable) and fault.switch not in range(1, fabric.switches):
+        raise ValueError(f"switch {fault.switch}: the leaves are 1..{fabric.switches - 1}")
+    infiniband = fabric.link_layer == "infiniband"
+    if isinstance(fault, LidChange) and fabric.ports > MOST_LIDS:
+        raise ValueError(f"{fault.kind!r} needs a free LID: at most {MOST_LIDS:,} ports leave one")
+    if isinstance(fault, _NEEDS_SA) and not infiniband:
+        raise ValueError(f'{fault.kind!r} needs an SM: the fabric must be "infiniband"')
+    if isinstance(fault, NoQuerier) and infiniband:
+        raise ValueError(f'{fault.kind!r} needs IGMP: the fabric must be "roce"')
+
+
+def _check_port(port: int, ports: int) -> None:
+    if port >= ports:
+        raise ValueError(f"port {port}: this fabric has ports 0..{ports - 1}")
+
+
+# --- reading one -----------------------------------------------------------------------------
+
+
+class BadScenario(ValueError):
+    """A scenario that cannot be read, in one sentence."""
+
+
+def ready_made() -> tuple[str, ...]:
+    """Names of the scenarios that come with the package."""
+    names = (file.name for file in READY_MADE.iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
+
+
+def load(source: str | Path) -> Scenario:
+    """The scenario of a ready-made name, or in a TOML or YAML file. Raises BadScenario."""
+    if isinstance(source, str) and source in ready_made():
+        return _parse(source, (READY_MADE / f"{source}.toml").read_text(encoding="utf-8"), "toml")
+    path = Path(source)
+    if path.suffix not in (".toml", ".yaml", ".yml") and not os.path.lexists(path):
+        known = ", ".join(ready_made())
+        raise BadScenario(f"{source} is no file and no ready-made scenario: there are {known}")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise BadScenario(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > MOST_BYTES:
+        raise BadScenario(f"{path} is no scenario: it is larger than {MOST_BYTES:,} bytes")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadScenario(f"{path} is not text: a scenario is TOML or YAML in UTF-8") from None
+    return _parse(str(path), text, "yaml" if path.suffix in (".yaml", ".yml") else "toml")
+
+
+def _parse(name: str, text: str, syntax: str) -> Scenario:
+    try:
+        data = (_from_yaml if syntax == "yaml" else _from_toml)(text)
+    except ImportError:
+        raise BadScenario(f"{name}: YAML needs PyYAML: pip install 'mcast[yaml]', or write TOML") from None
+    except RecursionError:
+        raise BadScenario(f"{name} is no scenario: it is nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # syntax, or a number or a date that is none
+        raise BadScenario(f"{name} is not {syntax.upper()}: {_short(str(error))}") from None
+    if not isinstance(data, dict):
+        raise BadScenario(f"{name} is no scenario: that is a table of name, seconds, members and more")
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise BadScenario(f"{name}: {_sentence(error)}") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = _short(".".join(str(part) for part in first["loc"]))
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    what = _short(first["msg"].removeprefix("Value error, "))
+    return f"{f'{where}: ' if where else ''}{what}{more}"
+
+
+def _short(text: str) -> str:
+    """The text on one line, with its beginning and end if it is a long one: it may quote what was read."""
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:200]} ... {line[-200:]}"
+
+
+def _from_toml(text: str) -> object:
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MOST_DOTS:,} dots")
+    return tomllib.loads(text)
+
+
+def _from_yaml(text: str) -> object:
+    """Without aliases, by which a short text stands for a huge one, and without tags, which make of a value
+    what no field takes.
+    """
+    import yaml
+
+    depth = 0
+    try:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            line = 1 + (event.start_mark.line if event.start_mark else 0)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"line {line} has the alias *{event.anchor}: write out what it stands for")
+            if (tag := getattr(event, "tag", None)) is not None:
+                raise ValueError(f"line {line} has the tag {tag}: write the value alone")
+            if depth > DEEPEST:
+                raise ValueError(f"line {line} is nested more than {DEEPEST} deep")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,1 @@
+"""What happened on a simulated fabric, and how it is shown."""

@@ -1,0 +1,350 @@
+"""What happened on a fabric, in order, with virtual time: the same seed gives the same bytes.
+
+A trace is a list of entries: a time in ns and an event. The events are the classes below, one kind each;
+`what` is a kind's name in a line of JSON, and `KINDS` the table of all. A line holds `t`, `what` and the
+event's own fields: GIDs and addresses as text, payloads in hex, statuses by name. `Trace.load` reads it back.
+
+A message has a number of its own on the fabric; `first` and `count` name a run of them. A membership is named
+by the `id` that joined and its group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+)
+
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import McMemberRecord
+
+__all__ = ["KINDS", "Entry", "Event", "Trace"]
+
+
+def _record_to_json(record: McMemberRecord) -> dict[str, object]:
+    gids = {name: str(Gid(getattr(record, name))) for name in ("mgid", "port_gid")}
+    return {**record._asdict(), "join_state": int(record.join_state), **gids}
+
+
+def _record_from_json(value: object) -> McMemberRecord:
+    if isinstance(value, McMemberRecord):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("an MCMemberRecord is an object of its fields")
+    gids = {name: bytes(Gid(value[name])) for name in ("mgid", "port_gid")}
+    record = McMemberRecord(**{**value, **gids})
+    record.pack()  # it says what does not fit
+    return record
+
+
+Payload = Annotated[
+    bytes,
+    BeforeValidator(lambda value: bytes.fromhex(value) if isinstance(value, str) else value),
+    PlainSerializer(bytes.hex, when_used="json"),
+]
+Record = Annotated[
+    McMemberRecord, PlainValidator(_record_from_json), PlainSerializer(_record_to_json, when_used="json")
+]
+"""In JSON an object of its fields."""
+
+
+U4: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 4)]
+U8: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 8)]
+U16: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]
+U20: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 20)]
+U24: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 24)]
+U32: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 32)]
+U63: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
+U64: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 64)]
+Signed: TypeAlias = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # not before there is a trace
+
+
+class FabricMade(_Event):
+    """The fabric; the first line."""
+
+    what: Literal["fabric"] = "fabric"
+    link_layer: str
+    seed: int
+
+
+class PortMade(_Event):
+    """A port as it was made; `addresses` are those of its interfaces, `lid` is 0 on Ethernet."""
+
+    what: Literal["port"] = "port"
+    port: str
+    host: U32
+    switch: U32
+    guid: U64
+    lid: U16
+    mtu: U16
+    addresses: tuple[str, ...]
+    gids: tuple[Gid, ...]
+
+
+class Join(_Event):
+    """A join call of an id is accepted; `qp` is the id's QP if it has one."""
+
+    what: Literal["join"] = "join"
+    port: str
+    id: U63
+    qp: U24 | None
+    address: str
+    group: Gid
+    send_only: bool
+
+
+class CmEvent(_Event):
+    """An event is queued for an id; `group` is that of the membership it is about."""
+
+    what: Literal["event"] = "event"
+    port: str | None
+    id: U63
+    type: str
+    status: Signed
+    errno: Signed
+    group: Gid | None
+
+
+class Leave(_Event):
+    """A membership ends: by leave, by destroy, or with its device."""
+
+    what: Literal["leave"] = "leave"
+    port: str
+    id: U63
+    group: Gid
+
+
+class SaAsked(_Event):
+    """A port asks the SA; `tid` pairs the request with its answer, `mask` is its component mask."""
+
+    what: Literal["sa-request"] = "sa-request"
+    port: str
+    lid: U16
+    tid: U64
+    method: str
+    mask: U64
+    record: Record
+
+
+class SaAnswered(_Event):
+    """The SA's answer: `status` as in SaStatus; without a status, the port has given up waiting."""
+
+    what: Literal["sa-answer"] = "sa-answer"
+    port: str
+    lid: U16
+    tid: U64
+    method: str
+    mask: U64
+    status: str | None
+    record: Record | None
+
+
+class IgmpReport(_Event):
+    """The port's first membership of the group is announced; `source` is the address it is sent from."""
+
+    what: Literal["igmp-report"] = "igmp-report"
+    port: str
+    source: str
+    group: Gid
+
+
+class IgmpLeave(_Event):
+    """The port's last membership of the group is given up."""
+
+    what: Literal["igmp-leave"] = "igmp-leave"
+    port: str
+    source: str
+    group: Gid
+
+
+class Attach(_Event):
+    """A QP is attached, or why not."""
+
+    what: Literal["attach"] = "attach"
+    port: str
+    qp: U24
+    group: Gid
+    lid: U16
+    errno: Signed
+
+
+class Detach(_Event):
+    """A QP is detached, or why not."""
+
+    what: Literal["detach"] = "detach"
+    port: str
+    qp: U24
+    group: Gid
+    lid: U16
+    errno: Signed
+
+
+class Send(_Event):
+    """The messages of one send call go on the wire: all that their headers carry. `psn` is the first's."""
+
+    what: Literal["send"] = "send"
+    port: str
+    qp: U24
+    first: U63
+    psn: U24
+    source: Gid
+    group: Gid
+    dest_qp: U24
+    slid: U16
+    dlid: U16
+    sl: U4
+    qkey: U32
+    pkey: U16
+    hop_limit: U8
+    traffic_class: U8
+    flow_label: U20
+    imm: U32 | None
+    payloads: tuple[Payload, ...]
+
+
+class Unsent(_Event):
+    """The messages of one send call that never left the port, and why."""
+
+    what: Literal["unsent"] = "unsent"
+    port: str
+    qp: U24
+    group: Gid
+    count: U24
+    reason: str
+
+
+class Deliver(_Event):
+    """Messages are in the receive queue of a QP."""
+
+    what: Literal["deliver"] = "deliver"
+    port: str
+    qp: U24
+    group: Gid
+    first: U63
+    count: U24
+
+
+class Lost(_Event):
+    """Messages that a QP attached to their group did not get, and why."""
+
+    what: Literal["drop"] = "drop"
+    port: str
+    qp: U24
+    group: Gid
+    first: U63
+    count: U24
+    reason: str
+
+
+class Link(_Event):
+    """A port's link goes down or comes up."""
+
+    what: Literal["link"] = "link"
+    port: str
+    up: bool
+
+
+class DeviceRemoval(_Event):
+    """A device is removed, and its memberships with it."""
+
+    what: Literal["device-removal"] = "device-removal"
+    port: str
+
+
+class Fault(_Event):
+    """What the fabric was told to do to its users; `port` if it happens at one, `detail` in words."""
+
+    what: Literal["fault"] = "fault"
+    name: str
+    port: str | None = None
+    detail: str = ""
+
+
+Event: TypeAlias = (
+    FabricMade
+    | PortMade
+    | Join
+    | CmEvent
+    | Leave
+    | SaAsked
+    | SaAnswered
+    | IgmpReport
+    | IgmpLeave
+    | Attach
+    | Detach
+    | Send
+    | Unsent
+    | Deliver
+    | Lost
+    | Link
+    | DeviceRemoval
+    | Fault
+)
+
+KINDS: dict[str, type[_Event]] = {kind.model_fields["what"].default: kind for kind in get_args(Event)}
+"""Name in the trace -> class."""
+
+
+@cache
+def _adapter() -> TypeAdapter[Event]:
+    return TypeAdapter(Annotated[Event, Discriminator("what")])
+
+
+class Entry(NamedTuple):
+    """An event and when it happened, in ns since the fabric was made."""
+
+    t: int
+    event: Event
+
+    def __str__(self) -> str:
+        return json.dumps({"t": self.t, **self.event.model_dump(mode="json")})
+
+
+class Trace:
+    """The entries of a run; `str(trace)` is its JSON lines."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries = list(entries)
+
+    def add(self, now: int, event: Event) -> None:
+        self._entries.append(Entry(now, event))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._entries))
+
+    @classmethod
+    def load(cls, text: str) -> Trace:
+        """The trace in JSON lines. Raises ValueError with the number of the line that is none."""
+        return cls(_parse(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+
+
+def _parse(number: int, line: str) -> Entry:
+    try:
+        fields = json.loads(line)
+        t = int(fields.pop("t"))
+        if not 0 <= t < 1 << 63:
+            raise ValueError("its time is not in 0 .. 2**63 ns")
+        return Entry(t, _adapter().validate_python(fields))
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"line {number} is no line of a trace: {error}") from None

@@ -1,0 +1,117 @@
+"""A trace as a pcapng file: the packets of the run, as Wireshark reads them.
+
+One interface a port. A message stands once, on its sender's interface, as it leaves; an answer of the SA on
+the interface of the port that asked. A message that somebody did not get has a comment that says who and why.
+Times are virtual, in ns from 1970.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+from typing import BinaryIO
+
+from mcast.api import LinkLayer
+from mcast.backends.sim.trace.events import (
+    Event,
+    FabricMade,
+    IgmpLeave,
+    IgmpReport,
+    Lost,
+    PortMade,
+    SaAnswered,
+    SaAsked,
+    Send,
+    Trace,
+)
+from mcast.pcapng.writer import Direction, Packet, write_packets
+from mcast.wire import packets
+from mcast.wire.addresses import Gid
+from mcast.wire.mapping import group_mac
+from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
+
+
+def write(trace: Trace, file: BinaryIO) -> None:
+    """Write the trace's packets. Raises ValueError if it does not begin with its fabric and ports."""
+    fabric = next((event for _, event in trace if isinstance(event, FabricMade)), None)
+    if fabric is None:
+        raise ValueError("the trace does not say what its fabric is: it must begin with a line 'fabric'")
+    ports = [event.port for _, event in trace if isinstance(event, PortMade)]
+    write_packets(LinkLayer(fabric.link_layer), ports, packets_of(trace), file)
+
+
+def packets_of(trace: Trace) -> Iterator[Packet]:
+    """The packets of a trace, in order."""
+    wire = _Wire(trace)
+    for t, event in trace:
+        for port, direction, data, comment in wire.packets(event):
+            yield Packet(t, port, direction, data, comment)
+
+
+class _Wire:
+    """Makes packets of events; knows the ports, what became of messages, and what the SA was asked."""
+
+    def __init__(self, trace: Trace) -> None:
+        events = [event for _, event in trace]
+        self._ports = {event.port: event for event in events if isinstance(event, PortMade)}
+        self._by_gid = {gid: port for port in self._ports.values() for gid in port.gids}
+        self._asked: dict[int, McMemberRecord] = {}
+        self._losses: dict[int, list[str]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, Lost):
+                for message in range(event.first, event.first + event.count):
+                    self._losses[message].append(f"lost at {event.port} QP {event.qp}: {event.reason}")
+
+    def packets(self, event: Event) -> Iterator[tuple[str, Direction, bytes, str]]:
+        if isinstance(event, Send):
+            for index, payload in enumerate(event.payloads):
+                # A device sends nothing of a message larger than its MTU (facts: kernel, data).
+                if len(payload) <= self._ports[event.port].mtu:
+                    comment = "\n".join(self._losses[event.first + index])
+                    yield event.port, Direction.OUT, self._message(event, index, payload), comment
+        elif isinstance(event, IgmpReport | IgmpLeave):
+            if event.group.is_multicast and event.group.ipv4 is not None:
+                yield event.port, Direction.OUT, self._igmp(event, event.group.ipv4), ""
+        elif isinstance(event, SaAsked):
+            self._asked[event.tid] = event.record
+            method = SaMethod[event.method]
+            data = packets.sa_request(method, event.tid, event.mask, event.record, event.lid)
+            yield event.port, Direction.OUT, data, ""
+        elif isinstance(event, SaAnswered) and event.status is not None:
+            # A refusal carries the record of its request.
+            record = event.record or self._asked[event.tid]
+            method, status = SaMethod[event.method], SaStatus[event.status]
+            data = packets.sa_answer(method, status, event.tid, event.mask, record, event.lid)
+            yield event.port, Direction.IN, data, ""
+
+    def _igmp(self, event: IgmpReport | IgmpLeave, group: IPv4Address) -> bytes:
+        mac = packets.mac_of(self._ports[event.port].guid)
+        return packets.igmp_report(IPv4Address(event.source), group, isinstance(event, IgmpReport), mac)
+
+    def _message(self, send: Send, index: int, payload: bytes) -> bytes:
+        port = self._ports[send.port]
+        message = packets.Datagram(
+            source=send.source,
+            dest=send.group,
+            src_qp=send.qp,
+            dest_qp=send.dest_qp,
+            qkey=send.qkey,
+            pkey=send.pkey,
+            psn=send.psn + index & 0xFFFFFF,
+            payload=payload,
+            imm=send.imm,
+            hop_limit=send.hop_limit,
+            traffic_class=send.traffic_class,
+            flow_label=send.flow_label,
+            slid=send.slid,
+            dlid=send.dlid,
+            sl=send.sl,
+        )
+        if port.lid:
+            return packets.infiniband(message)
+        return packets.roce(message, packets.mac_of(port.guid), self._mac_of(send.group))
+
+    def _mac_of(self, gid: Gid) -> bytes:
+        target = self._by_gid.get(gid)
+        return group_mac(gid) if target is None else packets.mac_of(target.guid)

@@ -1,0 +1,301 @@
+"""What a trace tells a reader: lanes of members with their states, messages, faults, and the control traffic.
+
+Times are virtual, in ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from errno import errorcode
+from typing import Any, NamedTuple
+
+from mcast.backends.sim.trace.events import (
+    Attach,
+    CmEvent,
+    Deliver,
+    Detach,
+    DeviceRemoval,
+    Event,
+    FabricMade,
+    Fault,
+    IgmpLeave,
+    IgmpReport,
+    Join,
+    Leave,
+    Link,
+    Lost,
+    PortMade,
+    SaAnswered,
+    SaAsked,
+    Send,
+    Trace,
+    Unsent,
+)
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import ZERO_GID
+
+
+class State(Enum):
+    """What a member is, in words."""
+
+    ASKING = "asking to join"
+    JOINED = "joined, QP not attached"
+    RECEIVING = "receiving"
+    SEND_ONLY = "send-only"
+    FAILED = "failed or lost"
+
+
+class Span(NamedTuple):
+    state: State
+    start: int
+    end: int
+
+
+class Mark(NamedTuple):
+    """So many messages at one time; `reason` for those lost."""
+
+    t: int
+    messages: int
+    reason: str = ""
+
+
+class Note(NamedTuple):
+    """Something else that happened; `kind` is good, bad, plain or fault."""
+
+    t: int
+    kind: str
+    text: str
+    port: str | None = None
+
+
+@dataclass
+class Lane:
+    """One member of a group: an id on a port, or a QP that was attached without joining (`id` None)."""
+
+    group: Gid
+    port: str
+    id: int | None
+    qp: int | None
+    send_only: bool = False
+    spans: list[Span] = field(default_factory=list)
+    sent: list[Mark] = field(default_factory=list)
+    received: list[Mark] = field(default_factory=list)
+    lost: list[Mark] = field(default_factory=list)
+    state: State | None = None
+    _since: int = 0
+
+    def enter(self, state: State | None, t: int) -> None:
+        """From `t` on the member is in that state; None: it is no member."""
+        if self.state is not None:
+            self.spans.append(Span(self.state, self._since, t))
+        self.state, self._since = state, t
+
+
+@dataclass
+class Story:
+    """`ports` has the addresses of each port, `names` the address by which a group was joined, `down` when
+    the link of a port was down."""
+
+    link_layer: str = ""
+    seed: int = 0
+    end: int = 0
+    times: list[int] = field(default_factory=list)
+    ports: dict[str, str] = field(default_factory=dict)
+    names: dict[Gid, str] = field(default_factory=dict)
+    lanes: list[Lane] = field(default_factory=list)
+    faults: list[Note] = field(default_factory=list)
+    control: list[Note] = field(default_factory=list)
+    down: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+def story(trace: Trace) -> Story:
+    """The trace as a story."""
+    teller = _Teller()
+    for t, event in trace:
+        teller.tell(t, event)
+    return teller.finish()
+
+
+class _Teller:
+    """Follows a trace; `_TELL` has the method for each kind of event."""
+
+    def __init__(self) -> None:
+        self.story = Story()
+        self._by_id: dict[tuple[int, Gid], Lane] = {}
+        self._by_qp: dict[tuple[int, Gid], Lane] = {}
+        self._without_qp: dict[tuple[str, Gid], list[Lane]] = {}
+        self._down: dict[str, int] = {}
+        self._asked: dict[int, Gid] = {}
+
+    def tell(self, t: int, event: Event) -> None:
+        if not self.story.times or self.story.times[-1] != t:
+            self.story.times.append(t)
+        self.story.end = t
+        _TELL[type(event)](self, t, event)
+
+    def finish(self) -> Story:
+        for lane in self.story.lanes:
+            lane.enter(None, self.story.end)
+        for port, since in self._down.items():
+            self.story.down.setdefault(port, []).append((since, self.story.end))
+        return self.story
+
+    def fabric(self, t: int, event: FabricMade) -> None:
+        self.story.link_layer, self.story.seed = event.link_layer, event.seed
+
+    def port(self, t: int, event: PortMade) -> None:
+        self.story.ports[event.port] = ", ".join(event.addresses)
+
+    # --- members -------------------------------------------------------------------------
+
+    def join(self, t: int, event: Join) -> None:
+        self.story.names[event.group] = event.address
+        lane = self._by_id.get((event.id, event.group))
+        if lane is None:
+            lane = self._by_id[event.id, event.group] = self._new(event.group, event.port, event.id, event.qp)
+        lane.send_only = event.send_only
+        lane.enter(State.ASKING, t)
+
+    def _new(self, group: Gid, port: str, number: int | None, qp: int | None) -> Lane:
+        lane = Lane(group, port, number, qp)
+        self.story.lanes.append(lane)
+        if qp is None:
+            self._without_qp.setdefault((port, group), []).append(lane)
+        else:
+            self._by_qp[qp, group] = lane
+        return lane
+
+    def cm_event(self, t: int, event: CmEvent) -> None:
+        if event.group is None:
+            self._control(t, "plain", f"{event.type} for id {event.id}", event.port)
+            return
+        lane = self._by_id.get((event.id, event.group)) or self._assigned(event.id, event.group)
+        if event.type == "MULTICAST_JOIN":
+            if lane is not None and lane.state is not None:
+                lane.enter(State.SEND_ONLY if lane.send_only else State.JOINED, t)
+            return
+        if lane is not None and lane.state is not None:
+            lane.enter(State.FAILED, t)
+        why = errorcode.get(event.errno, f"status {event.status}")
+        self._control(
+            t, "bad", f"{event.type} for id {event.id} in {self._name(event.group)}: {why}", event.port
+        )
+
+    def _assigned(self, number: int, group: Gid) -> Lane | None:
+        """The lane of an id that let the SA choose the MGID, under the one it chose."""
+        lane = self._by_id.pop((number, Gid(ZERO_GID)), None)
+        if lane is not None:
+            lane.group = group
+            self._by_id[number, group] = lane
+            if lane.qp is not None:
+                self._by_qp[lane.qp, group] = lane
+        return lane
+
+    def leave(self, t: int, event: Leave) -> None:
+        lane = self._by_id.get((event.id, event.group))
+        if lane is not None:
+            lane.enter(None, t)
+
+    def attach(self, t: int, event: Attach) -> None:
+        if event.errno:
+            why = errorcode.get(event.errno, str(event.errno))
+            self._control(
+                t, "bad", f"QP {event.qp} not attached to {self._name(event.group)}: {why}", event.port
+            )
+        else:
+            self._lane(event.port, event.qp, event.group).enter(State.RECEIVING, t)
+
+    def detach(self, t: int, event: Detach) -> None:
+        lane = self._lane(event.port, event.qp, event.group)
+        if not event.errno and lane.state is State.RECEIVING:
+            lane.enter(None if lane.id is None else State.JOINED, t)
+
+    def _lane(self, port: str, qp: int, group: Gid) -> Lane:
+        """The lane of a QP in a group; a member that had no QP when it joined has got it since."""
+        lane = self._by_qp.get((qp, group))
+        if lane is None:
+            if waiting := self._without_qp.get((port, group)):
+                lane = self._by_qp[qp, group] = waiting.pop(0)
+                lane.qp = qp
+            else:
+                lane = self._new(group, port, None, qp)
+        return lane
+
+    def _name(self, group: Gid) -> str:
+        return self.story.names.get(group) or str(group)
+
+    # --- messages ------------------------------------------------------------------------
+
+    def send(self, t: int, event: Send) -> None:
+        self._lane(event.port, event.qp, event.group).sent.append(Mark(t, len(event.payloads)))
+
+    def unsent(self, t: int, event: Unsent) -> None:
+        mark = Mark(t, event.count, f"never sent: {event.reason}")
+        self._lane(event.port, event.qp, event.group).lost.append(mark)
+
+    def deliver(self, t: int, event: Deliver) -> None:
+        self._lane(event.port, event.qp, event.group).received.append(Mark(t, event.count))
+
+    def lost(self, t: int, event: Lost) -> None:
+        self._lane(event.port, event.qp, event.group).lost.append(Mark(t, event.count, event.reason))
+
+    # --- faults and control --------------------------------------------------------------
+
+    def fault(self, t: int, event: Fault) -> None:
+        text = event.name.replace("-", " ") + (f": {event.detail}" if event.detail else "")
+        self.story.faults.append(Note(t, "fault", text, event.port))
+
+    def removal(self, t: int, event: DeviceRemoval) -> None:
+        self.story.faults.append(Note(t, "fault", f"{event.port}: device removed", event.port))
+
+    def link(self, t: int, event: Link) -> None:
+        self.story.faults.append(
+            Note(t, "fault", f"{event.port}: link {'up' if event.up else 'down'}", event.port)
+        )
+        if not event.up:
+            self._down.setdefault(event.port, t)
+        elif event.port in self._down:
+            self.story.down.setdefault(event.port, []).append((self._down.pop(event.port), t))
+
+    def asked(self, t: int, event: SaAsked) -> None:
+        self._asked[event.tid] = Gid(event.record.mgid)
+
+    def answered(self, t: int, event: SaAnswered) -> None:
+        group = self._asked.pop(event.tid, None)
+        about = "" if group is None else f" for {self._name(group)}"
+        status = event.status or "no answer"
+        kind = "good" if event.status == "OK" else "bad"
+        self._control(t, kind, f"SA {event.method}{about}: {status}", event.port)
+
+    def report(self, t: int, event: IgmpReport) -> None:
+        self._control(t, "plain", f"IGMP report for {self._name(event.group)}", event.port)
+
+    def igmp_leave(self, t: int, event: IgmpLeave) -> None:
+        self._control(t, "plain", f"IGMP leave of {self._name(event.group)}", event.port)
+
+    def _control(self, t: int, kind: str, text: str, port: str | None) -> None:
+        self.story.control.append(Note(t, kind, text, port))
+
+
+_TELL: dict[type[Event], Callable[[_Teller, int, Any], None]] = {
+    FabricMade: _Teller.fabric,
+    PortMade: _Teller.port,
+    Join: _Teller.join,
+    CmEvent: _Teller.cm_event,
+    Leave: _Teller.leave,
+    Attach: _Teller.attach,
+    Detach: _Teller.detach,
+    Send: _Teller.send,
+    Unsent: _Teller.unsent,
+    Deliver: _Teller.deliver,
+    Lost: _Teller.lost,
+    Link: _Teller.link,
+    DeviceRemoval: _Teller.removal,
+    Fault: _Teller.fault,
+    SaAsked: _Teller.asked,
+    SaAnswered: _Teller.answered,
+    IgmpReport: _Teller.report,
+    IgmpLeave: _Teller.igmp_leave,
+}

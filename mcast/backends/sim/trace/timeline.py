@@ -1,0 +1,297 @@
+"""A trace as one HTML page that needs no other file: who was a member when, and what was lost, and why.
+
+`story` (see `story.py`) says what the page shows; here it is drawn. Times are virtual.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from itertools import chain, islice, pairwise
+from string import Template
+
+from mcast.backends.sim.trace.events import Trace
+from mcast.backends.sim.trace.story import Lane, Mark, Note, State, Story, story
+from mcast.wire.addresses import Gid
+
+MOST_LANES, MOST_NOTES = 300, 1_000
+"""What one page draws and lists; its numbers and its table of losses count everything."""
+COLUMNS = 400
+"""Marks that fall into the same of so many columns become one."""
+IDLE_SHARE = 0.25
+"""A time in which nothing happens is cut short when it is more than this part of what is left."""
+BREAK_WIDTH = 2.5
+"""Width of such a cut, in percent."""
+
+
+def page(trace: Trace, title: str) -> str:
+    """The page. The same trace gives the same page."""
+    told = story(trace)
+    axis = Axis(told.times)
+    lost = sum(mark.messages for lane in told.lanes for mark in lane.lost)
+    groups: dict[Gid, list[Lane]] = defaultdict(list)
+    for lane in told.lanes:
+        groups[lane.group].append(lane)
+    drawn = {id(lane) for lane in islice(chain.from_iterable(groups.values()), MOST_LANES)}
+    template = Template(files("mcast.backends.sim.trace").joinpath("timeline.html").read_text("utf-8"))
+    return template.substitute(
+        title=escape(title),
+        verdict=f"{lost:,} lost" if lost else "nothing lost",
+        verdict_class="bad" if lost else "good",
+        details=escape(
+            f"{told.link_layer}, {len(told.ports)} ports, seed {told.seed}, "
+            f"{duration(told.end)} of virtual time, {len(trace):,} events"
+        ),
+        cards="".join(_cards(told, lost)),
+        ticks="".join(_ticks(axis)),
+        lines="".join(_lines(axis, told.faults)),
+        faults=_row("faults", "faults", _notes(axis, told.faults)) if told.faults else "",
+        control=_row("control", "SA, IGMP, events", _notes(axis, told.control)),
+        groups="".join(
+            _group(axis, told, group, lanes, [lane for lane in lanes if id(lane) in drawn])
+            for group, lanes in groups.items()
+        ),
+        undrawn=_undrawn(len(told.lanes) - len(drawn)),
+        losses=_losses(told),
+        notes=_note_table(sorted([*told.faults, *told.control], key=lambda note: note.t)),
+    )
+
+
+def duration(ns: int) -> str:
+    """A time in the unit that suits it."""
+    for size, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "µs")):
+        if ns >= size:
+            return f"{ns / size:.6g} {unit}"
+    return f"{ns} ns" if ns else "0"
+
+
+class Axis:
+    """Where a time stands, in percent of the width; long times in which nothing happens are cut short."""
+
+    def __init__(self, times: Sequence[int]) -> None:
+        self.times = sorted({0, *times})
+        self.end = self.times[-1]
+        left = self.end
+        self.breaks: list[tuple[int, int]] = []
+        for length, start, stop in sorted(((b - a, a, b) for a, b in pairwise(self.times)), reverse=True):
+            if len(self.times) < 8 or length <= left * IDLE_SHARE:
+                break
+            self.breaks.append((start, stop))
+            left -= length
+        self.breaks.sort()
+        self._scale = (100 - BREAK_WIDTH * len(self.breaks)) / max(left, 1)
+        self._knots = [(0, 0.0)]
+        for start, stop in self.breaks:
+            at = self.at(start)
+            self._knots += [(start, at), (stop, at + BREAK_WIDTH)]
+
+    def at(self, t: int) -> float:
+        index = bisect_right(self._knots, t, key=lambda knot: knot[0]) - 1
+        start, left = self._knots[index]
+        if index % 2:
+            return left + BREAK_WIDTH * (t - start) / (self._knots[index + 1][0] - start)
+        return left + (t - start) * self._scale
+
+    def ticks(self) -> list[int]:
+        """Times worth a label: round ones, and where time goes on after a cut; none too near to another."""
+        step = _round_step((100 / max(self._scale, 1e-12)) / 7)
+        edges = [stop for _, stop in self.breaks]
+        inside = [start for start, _ in self.breaks]
+        rounds = [t for t in self._rounds(step) if not any(a < t < b for a, b in self.breaks)]
+        chosen: list[int] = []
+        for t in [0, *edges, *rounds, *inside]:
+            if all(abs(self.at(t) - self.at(other)) > 8 for other in chosen) and self.at(t) < 96:
+                chosen.append(t)
+        return sorted(chosen)
+
+    def _rounds(self, step: int) -> Iterator[int]:
+        """Multiples of the step, cuts left out."""
+        t = 0
+        while t <= self.end:
+            yield t
+            cut = next((stop for start, stop in self.breaks if start < t + step < stop), None)
+            t = t + step if cut is None else -(-cut // step) * step
+
+
+def _round_step(ns: float) -> int:
+    step = 1
+    while step * 10 <= ns:
+        step *= 10
+    return next(step * factor for factor in (1, 2, 5, 10) if step * factor >= ns)
+
+
+# --- parts of the page -------------------------------------------------------------------
+
+
+def _cards(told: Story, lost: int) -> Iterator[str]:
+    members = [lane for lane in told.lanes if lane.id is not None]
+    sent = sum(mark.messages for lane in told.lanes for mark in lane.sent)
+    received = sum(mark.messages for lane in told.lanes for mark in lane.received)
+    for number, words, kind in (
+        (len({lane.group for lane in members}), "groups", ""),
+        (len(members), "members", ""),
+        (sent, "messages sent", ""),
+        (received, "copies received", "good"),
+        (lost, "copies lost", "bad" if lost else ""),
+        (len(told.faults), "faults", "fault" if told.faults else ""),
+    ):
+        yield f'<article class="{kind}"><b>{number:,}</b><span>{words}</span></article>'
+
+
+def _ticks(axis: Axis) -> Iterator[str]:
+    for t in axis.ticks():
+        yield f'<span class="tick" style="left:{axis.at(t):.3f}%">{duration(t)}</span>'
+    for start, stop in axis.breaks:
+        yield (
+            f'<i class="cut" style="left:{axis.at(start):.3f}%;width:{BREAK_WIDTH}%" '
+            f'title="{duration(stop - start)} in which nothing happens"></i>'
+        )
+
+
+def _lines(axis: Axis, faults: Iterable[Note]) -> Iterator[str]:
+    for place in dict.fromkeys(f"{axis.at(note.t):.3f}" for note in faults):
+        yield f'<i style="left:{place}%"></i>'
+
+
+def _row(kind: str, label: str, lane: str, more: str = "") -> str:
+    cells = f'<div class="label">{label}</div><div class="lane">{lane}</div>'
+    return f'<div class="row {kind}"{more}>{cells}</div>\n'
+
+
+def _notes(axis: Axis, notes: Iterable[Note]) -> str:
+    columns: dict[tuple[int, str], list[Note]] = defaultdict(list)
+    for note in notes:
+        columns[int(axis.at(note.t) * COLUMNS / 100), note.kind].append(note)
+    return "".join(
+        f'<i class="note {kind}" style="left:{axis.at(found[0].t):.3f}%" title="{_listed(found)}"></i>'
+        for (_, kind), found in columns.items()
+    )
+
+
+def _listed(notes: Sequence[Note], most: int = 12) -> str:
+    lines = [f"{duration(note.t)}  {note.text}" for note in notes[:most]]
+    if len(notes) > most:
+        lines.append(f"… and {len(notes) - most} more")
+    return escape("\n".join(lines))
+
+
+def _group(axis: Axis, told: Story, group: Gid, everyone: Sequence[Lane], drawn: Sequence[Lane]) -> str:
+    sent, received, lost = (
+        sum(mark.messages for lane in everyone for mark in getattr(lane, what))
+        for what in ("sent", "received", "lost")
+    )
+    name = told.names.get(group, "") if group.is_multicast else "to one port"
+    bad = f' · <b class="bad">{lost:,} lost</b>' if lost else ""
+    heading = (
+        f'<div class="row group"><div class="label"><b>{escape(name)}</b> <code>{escape(str(group))}</code>'
+        f'<span class="soft">{len(everyone)} members · {sent:,} sent · {received:,} received{bad}</span>'
+        f"</div></div>\n"
+    )
+    return f"<section>{heading}{''.join(_lane(axis, told, lane) for lane in drawn)}</section>"
+
+
+def _lane(axis: Axis, told: Story, lane: Lane) -> str:
+    who = "attached only" if lane.id is None else f"id {lane.id}"
+    qp = "no QP" if lane.qp is None else f"QP {lane.qp}"
+    lost = sum(mark.messages for mark in lane.lost)
+    count = f'<em class="bad">{lost:,} lost</em>' if lost else ""
+    address = escape(told.ports.get(lane.port, ""))
+    label = f'<b title="{address}">{escape(lane.port)}</b> <span class="soft">{who} · {qp}</span>{count}'
+    bars = "".join(
+        f'<i class="span {_css(span.state)}" style="{_extent(axis, span.start, span.end)}" '
+        f'title="{span.state.value}: {duration(span.start)} to {duration(span.end)}"></i>'
+        for span in lane.spans
+    )
+    down = "".join(
+        f'<i class="down" style="{_extent(axis, start, stop)}" '
+        f'title="link down: {duration(start)} to {duration(stop)}"></i>'
+        for start, stop in told.down.get(lane.port, ())
+    )
+    marks = "".join(
+        part for what in ("sent", "received", "lost") for part in _marks(axis, what, getattr(lane, what))
+    )
+    words = escape(f"{lane.port} {lane.group} {told.names.get(lane.group, '')} {who} {qp}".lower())
+    return _row("member", label, bars + down + marks, f' data-lost="{lost}" data-words="{words}"')
+
+
+def _css(state: State) -> str:
+    return state.name.lower().replace("_", "-")
+
+
+def _extent(axis: Axis, start: int, stop: int) -> str:
+    left = axis.at(start)
+    return f"left:{left:.3f}%;width:{axis.at(stop) - left:.3f}%"
+
+
+def _marks(axis: Axis, what: str, marks: Iterable[Mark]) -> Iterator[str]:
+    """Messages as ticks, those that are too near to each other as one."""
+    columns: dict[int, list[Mark]] = defaultdict(list)
+    for mark in marks:
+        columns[int(axis.at(mark.t) * COLUMNS / 100)].append(mark)
+    for column, found in columns.items():
+        reasons: Counter[str] = Counter()
+        for mark in found:
+            reasons[mark.reason] += mark.messages
+        first, last = duration(found[0].t), duration(found[-1].t)
+        when = first if first == last else f"{first} to {last}"
+        text = "\n".join(
+            f"{count:,} {what}{': ' if reason else ''}{reason}" for reason, count in reasons.items()
+        )
+        yield (
+            f'<i class="mark {what}" style="left:{column * 100 / COLUMNS:g}%" title="{escape(f"{when}")}\n'
+            f'{escape(text)}"></i>'
+        )
+
+
+def _undrawn(count: int) -> str:
+    if count <= 0:
+        return ""
+    return f'<p class="soft">{count:,} more members are not drawn; all numbers and the losses count them.</p>'
+
+
+def _losses(told: Story) -> str:
+    found: dict[tuple[str, Gid, str, int | None], list[Mark]] = defaultdict(list)
+    for lane in told.lanes:
+        for mark in lane.lost:
+            found[mark.reason, lane.group, lane.port, lane.qp].append(mark)
+    if not found:
+        return '<p class="soft">Every copy that was due arrived.</p>'
+    totals: Counter[str] = Counter()
+    for (reason, *_), marks in found.items():
+        totals[reason] += sum(mark.messages for mark in marks)
+    parts = []
+    for reason, total in totals.most_common():
+        rows = [(key, marks) for key, marks in found.items() if key[0] == reason]
+        rows.sort(key=lambda row: -sum(mark.messages for mark in row[1]))
+        body = "".join(
+            f"<tr><td>{escape(port)}</td><td>{'' if qp is None else f'QP {qp}'}</td>"
+            f"<td>{escape(told.names.get(group) or str(group))}</td>"
+            f'<td class="number">{sum(mark.messages for mark in marks):,}</td>'
+            f"<td>{duration(marks[0].t)}</td><td>{duration(marks[-1].t)}</td></tr>"
+            for (_, group, port, qp), marks in rows[:MOST_NOTES]
+        )
+        share = total * 100 / totals.total()
+        parts.append(
+            f'<details open><summary><b class="bad">{total:,}</b> {escape(reason)}'
+            f'<span class="share"><i style="width:{share:.1f}%"></i></span></summary>'
+            f"<table><thead><tr><th>port</th><th>QP</th><th>group</th><th>lost</th><th>first</th><th>last</th>"
+            f"</tr></thead><tbody>{body}</tbody></table></details>"
+        )
+    return "".join(parts)
+
+
+def _note_table(notes: Sequence[Note]) -> str:
+    rows = "".join(
+        f'<tr class="{note.kind}"><td>{duration(note.t)}</td><td>{escape(note.port or "")}</td>'
+        f"<td>{escape(note.text)}</td></tr>"
+        for note in notes[:MOST_NOTES]
+    )
+    more = len(notes) - MOST_NOTES
+    cut = f"<tr><td></td><td></td><td>… and {more:,} more, in the trace</td></tr>" if more > 0 else ""
+    return (
+        f"<table><thead><tr><th>time</th><th>port</th><th>what</th></tr></thead>"
+        f"<tbody>{rows}{cut}</tbody></table>"
+    )

@@ -1,0 +1,240 @@
+"""How fast a group is: the rate of batches, what was lost, and latencies one by one.
+
+`measure` has a sender and its receivers in this process, each with a queue pair of its own. `mcast.bench.mpi`
+has them in the processes of an MPI job. Neither ever has more in flight than a receiver has room for, so on a
+healthy fabric nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from time import perf_counter
+from typing import NamedTuple
+
+from mcast.api import (
+    Backend,
+    CmId,
+    Destination,
+    EventChannel,
+    JoinAttrEx,
+    McastAddress,
+    Message,
+    PortState,
+    QpInit,
+    QueuePair,
+    TimedOut,
+)
+from mcast.endpoint.ports import Address
+
+WINDOW = 256
+"""Messages sent before the receivers are asked; they have room for twice as many."""
+
+COPIES = 512
+"""In flight at the most, of all receivers: a host queues no more than 1000 for its software devices."""
+
+CHUNK = 64
+PINGS = 2000
+BOUND = 10.0
+"""The longest that a join may take, or the first message, in seconds."""
+
+GRACE = 1.0
+"""How long a receiver waits for a message before it counts as lost, in seconds."""
+
+KNOCK = 0.2
+KNOCKS = round(BOUND / KNOCK)
+
+
+class Latency(NamedTuple):
+    """Microseconds, of messages sent one by one."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Result(NamedTuple):
+    """`messages` were sent in `seconds`; `lost` counts each that one receiver missed."""
+
+    backend: str
+    size: int
+    receivers: int
+    processes: int
+    messages: int
+    seconds: float
+    messages_per_s: float
+    deliveries_per_s: float
+    lost: int
+    latency_us: Latency | None
+
+    def as_dict(self) -> dict[str, object]:
+        latency = None if self.latency_us is None else self.latency_us._asdict()
+        return {**self._asdict(), "latency_us": latency}
+
+
+def result(
+    backend: str,
+    size: int,
+    receivers: int,
+    processes: int,
+    messages: int,
+    seconds: float,
+    lost: int,
+    latencies: Sequence[float],
+) -> Result:
+    """The result of what was counted; `latencies` in seconds."""
+    rate = messages / seconds if seconds > 0 else 0.0
+    delivered = rate * receivers * (1 - lost / (messages * receivers)) if messages else 0.0
+    return Result(
+        backend, size, receivers, processes, messages, seconds, rate, delivered, lost, percentiles(latencies)
+    )
+
+
+def percentiles(latencies: Sequence[float]) -> Latency | None:
+    """None when no message arrived."""
+    if not latencies:
+        return None
+    ordered = sorted(latencies)
+    at = (ordered[len(ordered) * percent // 100] for percent in (50, 90, 99))
+    return Latency(*(round(seconds * 1e6, 3) for seconds in (*at, ordered[-1])))
+
+
+def addresses(backend: Backend, group: McastAddress) -> list[Address]:
+    """An address of each active port, of the group's family where there is one."""
+    found: list[Address] = []
+    for device in backend.devices():
+        for port in device.ports:
+            if port.state is PortState.ACTIVE and port.addresses:
+                fits = [one for one in port.addresses if isinstance(one, type(group.address))]
+                found.append((fits or list(port.addresses))[0])
+    return found
+
+
+class End:
+    """An id on a port, with a queue pair."""
+
+    def __init__(self, channel: EventChannel, address: Address, depth: int) -> None:
+        self.channel, self.address = channel, address
+        self.id: CmId = channel.create_id()
+        self.id.bind_addr(address)
+        self.qp: QueuePair = self.id.create_qp(QpInit(max_recv_wr=depth))
+
+    def join(self, group: McastAddress, send_only: bool = False) -> Destination:
+        """Join and wait for it; where to send to. Raises the McastError of what went wrong."""
+        make = JoinAttrEx.send_only if send_only else JoinAttrEx.full_member
+        self.id.join_multicast_ex(make(group))
+        event = self.channel.get_event(BOUND)
+        if event is None:
+            raise TimeoutError(f"{self.address} has not joined {group} within {BOUND:g} s")
+        ud = event.check().ud
+        assert ud is not None
+        return ud.destination
+
+
+def window_for(receivers: int) -> int:
+    """How many messages may be on their way to so many receivers."""
+    return max(1, min(WINDOW, COPIES // receivers))
+
+
+@contextmanager
+def ends(
+    backend: Backend, group: McastAddress, receivers: int
+) -> Iterator[tuple[End, Destination, list[End]]]:
+    """A sender on the first port and receivers on the others in turn, all of which have heard it.
+
+    Raises TimeoutError that names a receiver that does not, ValueError where there is no port.
+    """
+    ports = addresses(backend, group)
+    if not ports:
+        raise ValueError(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
+    depth = 2 * window_for(receivers)
+    with backend.event_channel() as channel:
+        seats = islice(cycle(ports[1:] or ports), receivers)
+        members = [End(channel, address, depth) for address in seats]
+        for member in members:
+            member.join(group)
+        sender = End(channel, ports[0], 1)
+        destination = sender.join(group, send_only=True)
+        wait_until_heard(sender, destination, members)
+        yield sender, destination, members
+
+
+def wait_until_heard(sender: End, destination: Destination, members: Sequence[End]) -> None:
+    """Send empty messages until all have heard one: a switch may take a while to learn of a member."""
+    deaf = list(members)
+    for _ in range(KNOCKS):
+        sender.qp.send_one(destination, b"", timeout=BOUND)
+        deaf = [member for member in deaf if not hears(member.qp)]
+        if not deaf:
+            for member in members:
+                drain(member.qp)
+            return
+    raise TimeoutError(f"{deaf[0].address} joined and hears nothing of {sender.address} within {BOUND:g} s")
+
+
+def hears(qp: QueuePair) -> bool:
+    with qp.recv(CHUNK, KNOCK) as batch:
+        return len(batch) > 0
+
+
+def drain(qp: QueuePair) -> None:
+    """Forget what waits."""
+    waiting = 1
+    while waiting:
+        with qp.recv(CHUNK, 0) as batch:
+            waiting = len(batch)
+
+
+def take(qp: QueuePair, count: int) -> int:
+    """Receive so many; how many did not come in time."""
+    while count:
+        with qp.recv(count, GRACE) as batch:
+            if not len(batch):
+                return count
+            count -= len(batch)
+    return 0
+
+
+def send_window(qp: QueuePair, destination: Destination, payloads: list[bytes]) -> None:
+    try:
+        qp.send(destination, payloads, timeout=BOUND)
+    except TimedOut:
+        raise TimeoutError(f"the device does not complete {len(payloads)} sends within {BOUND:g} s") from None
+
+
+def measure(backend: Backend, group: McastAddress, size: int, receivers: int, seconds: float) -> Result:
+    """Send for `seconds` seconds in batches, then one by one, to `receivers` receivers in this process.
+
+    Raises MessageTooLarge where `size` is more than one MTU, and as `ends`.
+    """
+    with ends(backend, group, receivers) as (sender, destination, members):
+        payloads = [bytes(size)] * window_for(receivers)
+        messages = lost = 0
+        start = perf_counter()
+        while perf_counter() < start + seconds:
+            send_window(sender.qp, destination, payloads)
+            messages += len(payloads)
+            lost += sum([take(member.qp, len(payloads)) for member in members])
+        spent = perf_counter() - start
+        latencies = list(one_by_one(sender.qp, destination, [member.qp for member in members], size, seconds))
+        lost += sum(heard is None for heard in latencies)
+        arrived = [heard for heard in latencies if heard is not None]
+        return result(backend.name, size, receivers, 1, messages, spent, lost, arrived)
+
+
+def one_by_one(
+    sender: QueuePair, destination: Destination, receivers: Sequence[QueuePair], size: int, seconds: float
+) -> Iterator[float | None]:
+    """Seconds from before the send until the last receiver has the message; None when one misses it."""
+    payload = bytes(size)
+    end = perf_counter() + seconds
+    for _ in range(PINGS):
+        start = perf_counter()
+        sender.send_one(destination, payload)
+        heard: list[Message | None] = [receiver.recv_one(GRACE) for receiver in receivers]
+        spent = perf_counter() - start
+        yield None if None in heard else spent
+        if start > end:
+            return

@@ -1,1 +1,0 @@
-"""Packets of RoCE and InfiniBand as bytes, and the files that hold them."""

@@ -1,0 +1,1 @@
+"""The parts of the contract; mcast.api is their front page."""

@@ -1,0 +1,109 @@
+"""Which backends there are: one literal table, and the entry-point group `mcast.backends`.
+
+A name leads to a `Provider` value, imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+from mcast.contract.backend import Backend
+from mcast.contract.provider import Provider, Status
+from mcast.errors.tree import BackendUnavailable, UnavailableReason, UnknownBackend
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+BUILTIN = {
+    "sim": "mcast.backends.sim:ROCE",
+    "sim-roce": "mcast.backends.sim:ROCE",
+    "sim-ib": "mcast.backends.sim:INFINIBAND",
+    "rdma": "mcast.backends.rdma:PROVIDER",
+}
+"""Name -> "module:Provider". `sim` is the short name of `sim-roce`."""
+
+SIMULATED = frozenset({"sim", "sim-roce", "sim-ib"})
+"""The names that need no hardware, and make as many ports as they are asked for."""
+
+GROUP = "mcast.backends"
+
+_OVERRIDES: dict[str, list[Provider]] = {}
+"""Name -> the providers that stand in for it, the latest last."""
+
+
+def backend_names() -> tuple[str, ...]:
+    """Every name that open_backend takes, the built-in ones first."""
+    return (*BUILTIN, *sorted((_installed().keys() | _OVERRIDES) - BUILTIN.keys()))
+
+
+def provider(name: str) -> Provider:
+    """The provider of that name.
+
+    Raises UnknownBackend, and BackendUnavailable (BROKEN) when its module cannot be imported.
+    """
+    if name in _OVERRIDES:
+        return _OVERRIDES[name][-1]._replace(name=name)
+    if name in BUILTIN:
+        return _load(name, partial(resolve_name, BUILTIN[name]), "install mcast again")
+    entry = _installed().get(name)
+    if entry is None:
+        raise UnknownBackend(
+            name,
+            UnavailableReason.UNKNOWN_NAME,
+            f"there are {', '.join(backend_names())}",
+            f"name one of these, or install the package with that entry point in {GROUP!r}",
+        )
+    fix = f"repair or remove the package that declares {entry.value!r} in {GROUP!r}"
+    return _load(name, entry.load, fix)
+
+
+def backend_status(name: str) -> Status:
+    """Whether the backend can run here; else the reason and the fix. Raises UnknownBackend only."""
+    try:
+        return provider(name).status()
+    except BackendUnavailable as error:
+        return Status(False, error.detail, error.reason, error.fix)
+
+
+def open_backend(name: str, **options: object) -> Backend:
+    """Open a backend by name; the options are the provider's own.
+
+    Raises UnknownBackend, or BackendUnavailable with the reason and the fix.
+    """
+    return provider(name).open(**options)
+
+
+@contextmanager
+def override(name: str, stand_in: Provider) -> Iterator[None]:
+    """While open, `name` leads to `stand_in`, in every thread: what a test does to an application that opens
+    its backend by name. Overrides nest; the name need not exist.
+    """
+    _OVERRIDES.setdefault(name, []).append(stand_in)
+    try:
+        yield
+    finally:
+        _OVERRIDES[name].pop()
+        if not _OVERRIDES[name]:
+            del _OVERRIDES[name]
+
+
+def _installed() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # 20 ms to import, and a built-in name needs none
+
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _load(name: str, load: Callable[[], object], fix: str) -> Provider:
+    try:
+        found = load()
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"
+        raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix) from error
+    if not isinstance(found, Provider):
+        detail = f"it is a {type(found).__name__}, not an mcast.api.Provider"
+        raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix)
+    return found._replace(name=name)

@@ -1,0 +1,110 @@
+"""What a provider's test support gives the conformance suite: ports to bind to, things to plant, evidence.
+
+Evidence comes by another path than the call under test: the fabric's own tables, not the caller's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from enum import Enum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
+
+from mcast.contract.backend import Backend
+from mcast.wire.addresses import Gid
+
+
+class Feature(Enum):
+    """What a test bed can plant or show beyond the contract; a test that needs one is gated by it."""
+
+    ROUTES = "routes can be added"
+    IPV6_SOURCE = "ports have IPv6 addresses"
+    LINK = "links can be taken down"
+    ADDRESS_REMOVAL = "an address can be removed"
+    DEVICE_REMOVAL = "a device can be removed"
+    SM_WITHOUT_SEND_ONLY = "the SM can be without send-only support"
+    NO_MULTICAST_DEVICE = "there is a device without multicast"
+    ATTACH_TABLE = "the device's attach table can be read"
+    IGMP_ON_WIRE = "IGMP messages on the wire are counted"
+    QKEY_VIOLATIONS = "the port counts Q_Key violations"
+    DROP_COUNTERS = "messages dropped by a QP are counted"
+
+
+class Observer(ABC):
+    """Reads the fabric's own tables. Ports are named by their IPv4 address."""
+
+    @abstractmethod
+    def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
+        """The ports that the fabric delivers the group to, as its tables stand now.
+
+        SA: ports with a receiving membership; RoCE: ports in the switch's snooping table.
+        """
+
+    @abstractmethod
+    def group_exists(self, group: Gid) -> bool:
+        """Whether the fabric knows the group, asked from a port that has no part in it."""
+
+    @abstractmethod
+    def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
+        """The groups that the port itself keeps a membership of (IGMP list, SA client)."""
+
+    @abstractmethod
+    def leftovers(self) -> tuple[str, ...]:
+        """Ids, QPs, memberships, attachments that still exist, in words; () when all is freed."""
+
+    def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
+        """QP numbers attached to the group on that port's device (Feature.ATTACH_TABLE)."""
+        raise NotImplementedError
+
+    def igmp_reports(self, group: Gid) -> int:
+        """Membership reports for the group seen on the wire so far (Feature.IGMP_ON_WIRE)."""
+        raise NotImplementedError
+
+    def qkey_violations(self, port: IPv4Address) -> int:
+        """The port's Q_Key violation counter (Feature.QKEY_VIOLATIONS)."""
+        raise NotImplementedError
+
+
+class Testbed(ABC):
+    """A fabric with at least three ports, made for one test, and ended with it."""
+
+    __test__ = False
+
+    features: frozenset[Feature]
+    deviations: Mapping[str, str] = {}
+    """Test name -> why the real thing differs from the sentence; the test must then fail (strict)."""
+
+    backend: Backend
+    observer: Observer
+    ports: tuple[IPv4Address, ...]
+    """IPv4 addresses of three or more ports, each on its own device, all on one fabric."""
+
+    def ipv6_of(self, port: IPv4Address) -> IPv6Address:
+        """An IPv6 address of the same port (Feature.IPV6_SOURCE)."""
+        raise NotImplementedError
+
+    def route(self, network: IPv4Network, port: IPv4Address) -> AbstractContextManager[None]:
+        """While open, the host routes `network` to that port (Feature.ROUTES)."""
+        raise NotImplementedError
+
+    def link_down(self, port: IPv4Address) -> AbstractContextManager[None]:
+        """While open, the port's link is down (Feature.LINK)."""
+        raise NotImplementedError
+
+    def without_address(self, port: IPv4Address) -> AbstractContextManager[None]:
+        """While open, the port has lost its IPv4 address (Feature.ADDRESS_REMOVAL)."""
+        raise NotImplementedError
+
+    def remove_device(self, port: IPv4Address) -> None:
+        """Remove the port's device for the rest of the test (Feature.DEVICE_REMOVAL)."""
+        raise NotImplementedError
+
+    def sm_without_send_only(self) -> AbstractContextManager[None]:
+        """While open, the SM refuses send-only members (Feature.SM_WITHOUT_SEND_ONLY)."""
+        raise NotImplementedError
+
+    @property
+    def port_without_multicast(self) -> IPv4Address:
+        """A port whose device has no multicast (Feature.NO_MULTICAST_DEVICE)."""
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The application layer: endpoints, which block or await, over one core that never waits."""

@@ -1,0 +1,609 @@
+"""The endpoint for asyncio: the same names as in `mcast.endpoint.blocking`, awaited.
+
+```python
+async with mcast.aio.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
+    async with endpoint.join("239.1.2.3") as group:
+        await group.send(b"hello")
+        async for message in group:
+            ...
+```
+
+No thread, no blocking call: the loop sleeps on the descriptors of the event channel and of the queue pair.
+Lost memberships are restored in the background, while the loop runs; probes are answered by calls that
+receive. All objects belong to the loop that they were opened in. Timeouts are seconds of that loop, also over
+a simulated fabric whose own time is virtual; cancelling a call leaves nothing behind.
+
+A send returns when the messages are posted, which needs no waiting while the send queue has room. On
+InfiniBand a join may ask the SA for the group's MTU, or for the reason of its refusal, 0.25 s at the most.
+`stats` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from contextlib import suppress
+from math import inf
+from threading import get_ident
+from time import monotonic
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+from typing_extensions import Buffer
+
+from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
+from mcast.contract.batch import CopiedBatch
+from mcast.endpoint.core import Operation, Post, Session, Wait, as_list
+from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.policy import Event
+from mcast.endpoint.probe import Peer
+from mcast.endpoint.settings import Settings
+from mcast.endpoint.view import EndpointView, GroupName, MemberView
+
+__all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
+
+P = TypeVar("P")
+T = TypeVar("T")
+W = TypeVar("W")
+
+_JOINED = GroupState.JOINED
+
+TURN = 0.005
+"""Seconds that one task may go on without giving the loop to the others."""
+
+CHUNK = 64
+"""Messages that one send call posts, or as many as the send queue holds: none waits for room."""
+
+RETRY = 0.001
+"""Seconds until a send is tried again that found no room, where the provider has no descriptor for sends."""
+
+
+class Waiter(NamedTuple):
+    """What a task waits for: that `take(what)` finds something, or that `until` has come (inf: never)."""
+
+    take: Callable[[Any], Any]
+    what: Any
+    until: float
+
+
+class Endpoint(EndpointView["Membership | Sender"]):
+    """One id and one UD queue pair on one port, and the groups that they are in. Made in a coroutine.
+
+    Close it, or enter it with `async with`: one that is forgotten stays in its groups, without a warning,
+    until its backend is closed or the process ends.
+    """
+
+    def _prepare(self, settings: Settings) -> None:
+        if settings.busy_poll:
+            raise ValueError(
+                f"busy_poll is {settings.busy_poll}: a loop that looks for messages instead of sleeping runs "
+                "no other task; leave busy_poll at 0, or use mcast.open_endpoint in a thread"
+            )
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._clock = self._loop.time
+        self._waiters: dict[asyncio.Future[Any], Waiter] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
+        self._channel_fd = self._qp_fd = self._send_fd = -1
+        self._senders: set[asyncio.Future[None]] = set()
+        self._watching = False
+        self._turn_ends = 0.0
+
+    # --- groups ---
+
+    def join(
+        self, group: GroupName, *, timeout: float | None = 10.0, settle: float = 0.0
+    ) -> Joining[Membership]:
+        """Join as a full member: send and receive. `await` it, or enter it with `async with`.
+
+        Gives the membership once it is joined and attached. `settle` waits so many seconds more, for fabrics
+        that are slow to deliver; `Membership.ready` asks. Raises the McastError of what went wrong, with its
+        likely causes; nothing is left behind then, nor after a timeout or a cancellation.
+        """
+        return Joining(self._join(group, False, timeout, settle, Membership))
+
+    def sender(
+        self, group: GroupName, *, timeout: float | None = 10.0, settle: float = 0.0
+    ) -> Joining[Sender]:
+        """Join to send only: nothing is received. Otherwise as `join`."""
+        return Joining(self._join(group, True, timeout, settle, Sender))
+
+    async def _join(
+        self,
+        name: GroupName,
+        send_only: bool,
+        timeout: float | None,
+        settle: float,
+        make: Callable[[Endpoint, Group], M],
+    ) -> M:
+        group = await self._run(self._session.join(name, send_only, timeout, settle))
+        member = self._members[group.address] = make(self, group)
+        return member
+
+    def _leave(self, group: Group) -> None:
+        with self._lock:
+            self._session.leave(group)
+            self._members.pop(group.address, None)
+        self._wake()
+
+    # --- receiving ---
+
+    async def recv(self, timeout: float | None = None) -> Message | None:
+        """The next message of any group, a copy; None when `timeout` s have passed."""
+        return await self._taken(self._session.take, None, timeout)
+
+    async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
+        """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
+        batch = await self._taken(self._session.take_batch, max, timeout)
+        return CopiedBatch() if batch is None else batch
+
+    async def batches(self, timeout: float | None = None, max: int = 64) -> AsyncIterator[Batch]:
+        """Leased batches, each released when the next is asked for; ends after `timeout` s without one.
+
+        It ends as well when the endpoint is closed.
+        """
+        while True:
+            try:
+                batch = await self._taken(self._session.take_batch, max, timeout)
+            except Closed:
+                return
+            if batch is None:
+                return
+            with batch:
+                yield batch
+
+    async def next_event(self, timeout: float | None = 0.0) -> Event | None:
+        """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` s have passed."""
+        self._look()
+        if self._session.events:
+            return self._session.events.popleft()
+        return None if timeout == 0 else await self._run(self._session.next_event(timeout))
+
+    async def _taken(self, take: Callable[[W], T | None], what: W, timeout: float | None) -> T | None:
+        """What `take(what)` finds, now or once the loop tells of something; None when it is too late.
+
+        Within a turn nothing is asked but the queue pair: the loop tells of events, and of what is due.
+        """
+        session, end = self._session, None
+        while True:
+            if monotonic() >= self._turn_ends:
+                await self._next_turn()
+            if self._qp_fd < 0 and not self.closed:
+                self._look()
+            with self._lock:
+                found = take(what)
+            if news := session.news:
+                self._wake()  # the others' messages may have come with it
+            if found is not None or (timeout == 0 and not news):
+                return found
+            if timeout is not None:
+                now = self._loop.time()
+                if end is None:
+                    end = now + timeout
+                elif now >= end:
+                    return None
+            if news:
+                continue  # more may wait, and only a queue pair that was found empty tells of the next
+            handed: T | None = await self._sleep(Waiter(take, what, inf if end is None else end))
+            if handed is not None:
+                return handed
+
+    # --- the driver ---
+
+    async def _run(self, operation: Operation[T]) -> T:
+        """Carry an operation out by awaiting."""
+        try:
+            with self._lock:  # against a snapshot from another thread
+                wait = next(operation)
+            while True:
+                try:
+                    await self._pump(wait)
+                except BaseException as error:
+                    with self._lock:
+                        wait = operation.throw(error)
+                else:
+                    with self._lock:
+                        wait = operation.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _pump(self, wait: Wait) -> None:
+        """Let something happen, at most until `wait.until`."""
+        if self._look():
+            return
+        if over := monotonic() >= self._turn_ends:
+            await self._next_turn()
+        with self._lock:
+            self._session.take_in()
+        if self._session.news:
+            self._wake()
+        elif not over:  # else what the operation waits for may have happened meanwhile
+            await self._sleep(Waiter(_take_in, self._session, inf if wait.until is None else wait.until))
+
+    async def _next_turn(self) -> None:
+        """Let the other tasks go on."""
+        await asyncio.sleep(0)
+        self._turn_ends = monotonic() + TURN
+
+    def _look(self) -> bool:
+        """Take in what has happened, do what is due; whether there was anything."""
+        session = self._session
+        with self._lock:
+            happened = session.step()
+        self._watch()
+        self._wake_at(session.restorer.due())
+        if happened or session.news:
+            self._wake()
+        return happened
+
+    def _watch(self) -> None:
+        """Let the loop tell of events, and make the queue pair tell of messages once it is found empty."""
+        session = self._session
+        # Duplicates: whoever closes the originals, the loop watches no number that is another's by then.
+        if self._channel_fd < 0:
+            self._channel_fd = os.dup(session.channel.fileno())
+            self._loop.add_reader(self._channel_fd, self._on_change)
+            session.station.on_id_destroyed = self._on_id_destroyed
+        if self._qp_fd < 0 and (qp := session.usable_qp) is not None:
+            self._qp_fd = os.dup(qp.fileno())
+
+    def _on_change(self) -> None:
+        """An event waits, or something is due; in the background there is nobody to raise to."""
+        with suppress(Closed):
+            self._look()
+
+    def _wake_at(self, at: float) -> None:
+        """See to it that `_on_alarm` is called at `at` or before: most that is waited for comes sooner."""
+        if at < self._alarm_at:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm, self._alarm_at = self._loop.call_at(at, self._on_alarm), at
+
+    def _on_alarm(self) -> None:
+        """Do what is due, let those look again whose time is over, and plan the next alarm."""
+        self._alarm, self._alarm_at = None, inf
+        self._on_change()
+        now = self._loop.time()
+        for future, waiter in self._waiters.items():
+            if waiter.until <= now:
+                _finish(future)
+            else:
+                self._wake_at(waiter.until)
+
+    async def _sleep(self, waiter: Waiter) -> Any:
+        """Wait until something changes, or `waiter.until`; what was received, if it was handed over."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiters[future] = waiter
+        self._wake_at(waiter.until)
+        if self._session.restorer.recovery is not None:
+            self._unwatch()  # in ERR it stays readable
+        elif not self._watching and self._qp_fd >= 0:
+            self._loop.add_reader(self._qp_fd, self._on_readable)
+            self._watching = True
+        try:
+            with self._lock:
+                told = not self.closed and self._session.hear_port()
+            if told:  # the descriptor tells of that no more: a receive was empty since
+                self._wake()
+            return await future
+        except BaseException:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._keep(future.result())
+            raise
+        finally:
+            del self._waiters[future]
+            self._turn_ends = monotonic() + TURN
+
+    def _keep(self, found: Message | Batch | None) -> None:
+        """For the next who asks: the call that it was received for was cancelled."""
+        if found is not None:
+            with self._lock:
+                self._session.put_back(found)
+            self._wake()
+
+    def _on_readable(self) -> None:
+        """Receive for who waits: were it only woken, the readable descriptor would wake it again."""
+        for future, waiter in self._waiters.items():
+            if not future.done():
+                self._hand_over(future, waiter)
+                return
+        if not self._waiters:
+            self._unwatch()
+
+    def _hand_over(self, future: asyncio.Future[Any], waiter: Waiter) -> None:
+        """Give the task what it waits for, if that is here.
+
+        A message is followed by another look: if it finds nothing, the descriptor tells of the next message
+        and no more of this one, which would call for nothing while the task has its turn.
+        """
+        session, found = self._session, None
+        with self._lock:
+            try:
+                found = waiter.take(waiter.what)
+                if found is not None:
+                    future.set_result(found)
+                if type(found) is Message:
+                    session.take_in(1)
+            except McastError as error:
+                if not future.done():  # else the next call meets it again
+                    future.set_exception(error)
+        if found is None:
+            self._on_change()  # the port may have told of something
+        if session.news:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let every waiting task look again, and nobody sleep over what is due."""
+        self._session.news = False
+        self._wake_at(self._session.restorer.due())
+        for future in self._waiters:
+            _finish(future)
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._qp_fd)
+
+    def _on_id_destroyed(self) -> None:
+        """The queue pair is closed: to be replaced, or with its backend, in whatever thread."""
+        here = get_ident() == self._thread
+        if here:
+            self._forget_qp()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._wake if here else self._on_id_destroyed)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until the device has sent all that was posted, up to `timeout`: then TimedOut.
+
+        Raises the QpError of a message that the device could not send.
+        """
+        self._session.require_open("flush", Phase.SEND)
+        end = inf if timeout is None else self._loop.time() + timeout
+        await self._flush(self._session.station.qp, end)
+
+    async def _flush(self, qp: QueuePair, end: float) -> None:
+        while True:
+            try:
+                return qp.flush(0)
+            except TimedOut:
+                if self._loop.time() >= end:
+                    raise
+                await self._sendable(qp, end)
+            except QpError as error:
+                self._on_qp_error(error)
+                raise
+
+    def _on_qp_error(self, error: QpError) -> None:
+        with self._lock:
+            self._session.on_qp_error(error)
+        self._on_change()
+
+    async def _sendable(self, qp: QueuePair, until: float) -> None:
+        """Sleep until another try to send may come further, or `until`."""
+        if self._send_fd < 0:
+            fd = qp.send_fileno()
+            if fd is None:
+                await asyncio.sleep(RETRY)
+            else:
+                self._send_fd = os.dup(fd)  # the next try arms it
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        alarm = None if until == inf else self._loop.call_at(until, _finish, future)
+        if not self._senders:
+            self._loop.add_reader(self._send_fd, self._on_sendable)
+        self._senders.add(future)
+        try:
+            await future
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            self._senders.discard(future)
+            if not self._senders and self._send_fd >= 0:
+                self._loop.remove_reader(self._send_fd)
+
+    def _on_sendable(self) -> None:
+        """Let all try again: whoever finds no room arms the descriptor anew."""
+        self._loop.remove_reader(self._send_fd)
+        senders, self._senders = self._senders, set()
+        for future in senders:
+            _finish(future)
+
+    def _forget_qp(self) -> None:
+        self._unwatch()
+        if self._qp_fd >= 0:
+            os.close(self._qp_fd)
+            self._qp_fd = -1
+        if self._send_fd >= 0:
+            if not self._loop.is_closed():
+                self._on_sendable()
+            os.close(self._send_fd)
+            self._send_fd = -1
+
+    # --- the end ---
+
+    async def close(self) -> None:
+        """Leave every group and free everything; ends what waits. Idempotent.
+
+        A task that was handed messages before this, and has its turn after it, still returns them: they were
+        received, counted, and taken from the others. Its next call raises Closed, as every other does.
+        """
+        if not self.closed:
+            if self._channel_fd >= 0:
+                self._loop.remove_reader(self._channel_fd)
+                os.close(self._channel_fd)
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at = -inf  # nothing is due any more
+            self._forget_qp()
+            self._wake()
+        self._close_all()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+open_endpoint = Endpoint
+"""Open an endpoint: the class, by the name of what calling it does."""
+
+
+class Sender(MemberView):
+    """A group that one sends to."""
+
+    _endpoint: Endpoint
+
+    def __init__(self, endpoint: Endpoint, group: Group) -> None:
+        self._endpoint, self._group = endpoint, group
+        self._chunk = min(CHUNK, endpoint._session.settings.send_depth)
+
+    async def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
+        """Send one message: `send_batch` with a batch of one."""
+        await self._post(self._endpoint._session.send_one, payload, imm, timeout)
+
+    async def send_batch(
+        self, payloads: Iterable[Buffer], imm: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Send each payload as one message, in order; return how many. UD gives no receipt.
+
+        Waits, up to `timeout`, while the send queue is full or a lost membership is being restored.
+        """
+        listed, endpoint, chunk = as_list(payloads), self._endpoint, self._chunk
+        count, send = len(listed), endpoint._session.send
+        if count <= chunk:
+            await self._post(send, listed, imm, timeout)
+            return count
+        now = endpoint._loop.time
+        end = None if timeout is None else now() + timeout
+        for start in range(0, count, chunk):
+            left = None if end is None else max(0.0, end - now())
+            try:
+                await self._post(send, listed[start : start + chunk], imm, left)
+            except McastError as error:
+                error.posted += start
+                raise
+        return count
+
+    async def _post(self, post: Post[Any, object], what: Any, imm: int | None, timeout: float | None) -> None:
+        """`post` it, once the group is joined; what did not fit later, none of it twice.
+
+        `what` is a payload or a list of them. If the queue pair is replaced, the rest goes to the new one.
+        """
+        endpoint, group = self._endpoint, self._group
+        session, now = endpoint._session, endpoint._loop.time
+        end = inf if timeout is None else now() + timeout
+        posted = 0
+        while True:
+            if group.state is _JOINED and group.destination is not None:
+                qp, destination = session.station.qp, group.destination
+            else:
+                left = None if end == inf else max(0.0, end - now())
+                qp, destination = await endpoint._run(session.route_to(group, left))
+            try:
+                post(group, qp, destination, what, imm, 0)
+                break
+            except McastError as error:
+                fresh, error.posted = error.posted, error.posted + posted
+                posted += fresh
+                what = what[fresh:] if isinstance(what, list) else what
+                if isinstance(error, QpError):
+                    endpoint._on_qp_error(error)
+                    raise
+                if isinstance(error, TimedOut):
+                    if fresh and not (isinstance(what, list) and what):
+                        await endpoint._flush(qp, end)  # the device still reads registered memory
+                        break
+                    if now() >= end:
+                        raise
+                    await endpoint._sendable(qp, end)
+                elif isinstance(error, Closed):  # the QP was replaced meanwhile, or all is closed
+                    session.require_joined(group, "send", Phase.SEND)
+                else:
+                    raise
+        if monotonic() >= endpoint._turn_ends:
+            await endpoint._next_turn()
+
+    async def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
+        """Wait until the fabric delivers: until `members` other members have answered a probe.
+
+        They answer inside their own calls that wait. Raises TimedOut that says who has answered.
+        """
+        return await self._endpoint._run(self._endpoint._session.ready(self._group, members, timeout))
+
+    async def leave(self) -> None:
+        """Leave the group. Idempotent."""
+        self._endpoint._leave(self._group)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.leave()
+
+
+class Membership(Sender):
+    """A group that one sends to and receives from."""
+
+    async def recv(self, timeout: float | None = None) -> Message | None:
+        """The group's next message, a copy; None when `timeout` s have passed."""
+        endpoint = self._endpoint
+        return await endpoint._taken(endpoint._session.take, self._group, timeout)
+
+    async def probe_loopback(self, timeout: float = 0.5) -> bool:
+        """Whether the device returns one's own messages: asked by sending one, whatever it has promised.
+
+        With loopback="off" this ends a filter that the device makes superfluous.
+        """
+        return await self._endpoint._run(self._endpoint._session.probe_loopback(self._group, timeout))
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages as they come; ends when the group is left or the endpoint closed."""
+        while True:
+            try:
+                message = await self.recv()
+            except Closed:
+                return
+            if message is not None:
+                yield message
+
+
+M = TypeVar("M", bound=Sender)
+
+
+class Joining(Generic[M]):
+    """A join under way: `await` it for the membership, or enter it to leave at the end."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, M]) -> None:
+        self._coroutine = coroutine
+        self._member: M | None = None
+
+    def __await__(self) -> Generator[Any, None, M]:
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> M:
+        self._member = await self._coroutine
+        return self._member
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._member is not None
+        await self._member.leave()
+
+
+def _finish(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _take_in(session: Session) -> None:
+    session.take_in()

@@ -1,0 +1,124 @@
+"""Asking a group who is there, and answering: what becomes of probes. It never waits."""
+
+from __future__ import annotations
+
+import errno as E
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from mcast.api import Closed, Destination, McastError, Message, Phase, QpError, TimedOut, mcast_error
+from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.probe import Kind, Peer, Probe
+from mcast.endpoint.recovery import Restorer
+from mcast.endpoint.station import Station
+from mcast.wire.addresses import Gid
+
+logger = logging.getLogger("mcast")
+
+ECHOES_MAX = 16
+"""Probes of one batch that are answered: each may make every member receive; whoever asks will ask again."""
+
+PEERS_MAX = 65_536
+"""Answers to one question that are remembered; more than `ready` can sensibly be asked for."""
+
+NO_GID = Gid(bytes(16))
+
+
+class Quest:
+    """A question to a group, and who has answered."""
+
+    def __init__(self) -> None:
+        self.peers: set[Peer] = set()
+        self.heard_self = False
+
+
+class Prober:
+    """Sends and answers probes. `drop(group, reason)` counts those that are not answered."""
+
+    def __init__(
+        self, station: Station, restorer: Restorer, drop: Callable[[Group | None, str], None]
+    ) -> None:
+        self._station, self._restorer, self._drop = station, restorer, drop
+        self.quests: dict[int, Quest] = {}
+        self.posted = 0
+        self.echoes_left = 0
+        self._asked = 0
+
+    @contextmanager
+    def quest(self) -> Iterator[tuple[int, Quest]]:
+        """A new question under its number, to which answers are taken until the end of the `with`."""
+        self._asked = number = (self._asked + 1) & 0xFFFFFFFF
+        quest = self.quests[number] = Quest()
+        try:
+            yield number, quest
+        finally:
+            del self.quests[number]
+
+    def ask(self, group: Group, kind: Kind, number: int) -> None:
+        """Ask the group, if it is joined now."""
+        if group.state is GroupState.JOINED and group.destination is not None:
+            gids = self._station.place.port.gids
+            me = Peer(gids.get(group.destination.sgid_index, NO_GID), self._station.qp.qp_num)
+            with suppress(TimedOut, Closed):  # another one follows
+                self._post(group.destination, Probe(kind, number, me))
+
+    def take(self, found: Probe, message: Message) -> None:
+        """A probe was received: note an answer, or answer it."""
+        group = self._station.by_mgid.get(message.group)
+        quest = self.quests.get(found.number)
+        if found.kind is Kind.ECHO:
+            mine = quest is not None and self._is_me(found.asker) and not message.from_self
+            if quest is not None and mine and len(quest.peers) < PEERS_MAX:
+                quest.peers.add(Peer(message.source, message.src_qp))
+        elif message.from_self:
+            if quest is not None:
+                quest.heard_self = True
+        elif found.kind is not Kind.SELF and group is not None and group.destination is not None:
+            self._answer(found, message, group, group.destination)
+
+    def _answer(self, found: Probe, message: Message, group: Group, destination: Destination) -> None:
+        if self.echoes_left <= 0:
+            self._drop(group, "probe: too many at once")
+            return
+        alone = found.kind is Kind.ASK_ALONE
+        if alone and not destination.can_reply_to(message):
+            self._drop(group, "probe: nobody whom one can answer")
+            return
+        self.echoes_left -= 1
+        to = destination.reply_to(message) if alone else destination
+        asker = Peer(message.source, message.src_qp)
+        try:
+            self._post(to, Probe(Kind.ECHO, found.number, asker))
+        except QpError:
+            raise
+        except McastError as error:
+            self._drop(group, "probe: no room for an echo")
+            logger.debug("no echo: %s", error)
+
+    def _post(self, destination: Destination, what: Probe) -> None:
+        """Send a probe, without waiting."""
+        if self._restorer.recovery is not None:
+            return
+        try:
+            self._station.qp.send(destination, [what.pack()], timeout=0)
+            self.posted += 1
+        except QpError as error:
+            self._restorer.on_qp_error(error)
+
+    def _is_me(self, peer: Peer) -> bool:
+        """QP numbers alone do not tell: those of equal hosts are often the same."""
+        station = self._station
+        return peer.qp_num == station.qp.qp_num and peer.gid in station.place.port.gids.values()
+
+
+def unanswered(group: Group, quest: Quest, members: int, timeout: float | None) -> McastError:
+    """That fewer than `members` have answered, and who has."""
+    who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"
+    detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"
+    if group.send_only:
+        detail += (
+            "; they answer a sender by unicast, which Soft-RoCE mostly loses within one network namespace: "
+            "join as a Membership there, or use settle="
+        )
+    return mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)

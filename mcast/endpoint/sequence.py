@@ -1,0 +1,213 @@
+"""The optional sequence header: which messages of a source are missing, came again, or came late.
+
+Every message begins with HEADER_SIZE bytes: magic, version, a stream id (a sender's, drawn anew with each
+join) and a 64-bit number. Nothing in it is trusted: what makes no sense is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from enum import Enum
+from struct import Struct
+from typing import NamedTuple
+
+from mcast.endpoint.stats import SourceStats
+from mcast.wire.addresses import Gid
+
+_MAGIC = b"mSeq"
+_VERSION = 1
+_LAYOUT = Struct("!4sBBHQQ")
+
+HEADER_SIZE = _LAYOUT.size
+"""Bytes that the header takes from every message: 24."""
+
+WINDOW = 1024
+"""How many numbers back a late message is told from a duplicate."""
+
+JUMP_MAX = 1 << 32
+"""The largest plausible step forward; a sender that starts anew has a new stream id."""
+
+RESTART_AFTER = 16
+"""Implausible numbers that follow each other before they are believed: no lie silences a stream for long."""
+
+SOURCES_MAX = 1024
+"""Senders that are remembered of a group; the one not heard of for longest is forgotten first."""
+
+STREAMS_MAX = 16
+"""Streams that are remembered of a sender. So a sender that makes up streams pushes out its own alone."""
+
+_MASK = (1 << WINDOW) - 1
+
+
+class Number(NamedTuple):
+    """What a header says."""
+
+    stream: int
+    number: int
+
+
+class Refusal(Enum):
+    """Why a message is not delivered."""
+
+    SHORT = "sequence header: too short"
+    MAGIC = "sequence header: not one"
+    VERSION = "sequence header: unknown version or flags"
+    JUMP = "sequence header: implausible jump"
+    DUPLICATE = "duplicate"
+    OLD = "too late to tell from a duplicate"
+
+
+def pack(stream: int, number: int) -> bytes:
+    """The header of one message."""
+    return _LAYOUT.pack(_MAGIC, _VERSION, 0, 0, stream, number)
+
+
+def parse(payload: memoryview) -> Number | Refusal:
+    """The header of a message, or why it has none."""
+    if len(payload) < HEADER_SIZE:
+        return Refusal.SHORT
+    magic, version, flags, reserved, stream, number = _LAYOUT.unpack_from(payload)
+    if magic != _MAGIC:
+        return Refusal.MAGIC
+    if version != _VERSION or flags or reserved:
+        return Refusal.VERSION
+    return Number(stream, number)
+
+
+class Stream:
+    """What has come of one stream. Bit i of `_seen` stands for the number `_highest - i`."""
+
+    __slots__ = ("_far", "_first", "_highest", "_run", "_seen", "duplicates", "gaps", "late", "received")
+
+    def __init__(self, first: int) -> None:
+        self._first = self._highest = self._far = first
+        self._seen = 1
+        self._run = 0
+        """How many numbers far from the others, the last of them `_far`, have followed each other."""
+        self.received = 1
+        self.gaps = self.late = self.duplicates = 0
+
+    def take(self, number: int) -> Refusal | None:
+        """Count a message; why it is not delivered, if it is not."""
+        ahead = number - self._highest
+        if not -WINDOW < ahead <= WINDOW:
+            return self._take_far(number, ahead)
+        if ahead > 0:
+            self._advance(number, (self._seen << ahead | 1) & _MASK, ahead - 1)
+        elif self._seen >> -ahead & 1:
+            self.duplicates += 1
+            return Refusal.DUPLICATE
+        else:
+            self._seen |= 1 << -ahead
+            self.late += 1
+            self.gaps -= number > self._first
+        self.received += 1
+        return None
+
+    def goes_on_at(self, number: int) -> Stream:
+        """The same stream from its sender's next queue pair: what was lost meanwhile is a gap."""
+        stream = Stream(number)
+        ahead = number - self._highest
+        if 0 < ahead <= JUMP_MAX:
+            stream.gaps = ahead - 1
+            stream._first = self._highest + 1
+        return stream
+
+    def _take_far(self, number: int, ahead: int) -> Refusal | None:
+        """A number far from the others moves the window once others have followed it: it may be a lie.
+
+        After a plausible step forward the message itself is delivered.
+        """
+        step, self._far = number - self._far, number
+        if self._run and step == 0:
+            self.duplicates += 1
+            return Refusal.DUPLICATE
+        self._run = self._run + 1 if self._run and 0 < step < WINDOW else 1
+        plausible = 0 < ahead <= JUMP_MAX
+        if plausible and self._run > 1:
+            self._advance(number, 1 << step | 1, ahead - 2)
+        elif self._run >= RESTART_AFTER:
+            self._first = number
+            self._advance(number, 1, 0)
+        elif not plausible:
+            return Refusal.JUMP if ahead > 0 else Refusal.OLD
+        self.received += 1
+        return None
+
+    def _advance(self, number: int, seen: int, missing: int) -> None:
+        self._highest, self._seen, self._run = number, seen, 0
+        self.gaps += missing
+
+
+class Sources:
+    """The streams of a group by sender, which is a GID and a queue pair; `forgotten` sums up those let go.
+
+    Both are the device's word, not the message's. So a sender that lies about stream and number is alone
+    with its lies.
+    """
+
+    def __init__(self, limit: int = SOURCES_MAX) -> None:
+        self._limit = limit
+        self._senders: OrderedDict[tuple[Gid, int], OrderedDict[int, Stream]] = OrderedDict()
+        self._last: dict[tuple[Gid, int], Stream] = {}
+        """By source and stream id, whatever the queue pair: the stream that began last."""
+        self.forgotten: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._senders.values()))
+
+    def take(self, source: Gid, qp_num: int, payload: memoryview) -> Refusal | None:
+        """Count a message by its header; why it is not delivered, if it is not."""
+        header = parse(payload)
+        if isinstance(header, Refusal):
+            return header
+        sender = (source, qp_num)
+        streams = self._senders.get(sender)
+        if streams is None:
+            streams = self._senders[sender] = OrderedDict()
+            if len(self._senders) > self._limit:
+                (silent, _), ended = self._senders.popitem(last=False)
+                for number, stream in ended.items():
+                    self._forget(silent, number, stream)
+        else:
+            self._senders.move_to_end(sender)
+        known = streams.get(header.stream)
+        if known is not None:
+            streams.move_to_end(header.stream)
+            return known.take(header.number)
+        before = self._last.get((source, header.stream))
+        stream = Stream(header.number) if before is None else before.goes_on_at(header.number)
+        streams[header.stream] = self._last[source, header.stream] = stream
+        if len(streams) > STREAMS_MAX:
+            self._forget(source, *streams.popitem(last=False))
+        return None
+
+    def _forget(self, source: Gid, number: int, stream: Stream) -> None:
+        if self._last.get((source, number)) is stream:
+            del self._last[source, number]
+        self.forgotten.update(streams=1, gaps=stream.gaps, late=stream.late, duplicates=stream.duplicates)
+
+    def _streams(self) -> Iterator[tuple[Gid, int, int, Stream]]:
+        for (source, qp_num), streams in self._senders.items():
+            for number, stream in streams.items():
+                yield source, qp_num, number, stream
+
+    def total(self, field: str) -> int:
+        """`gaps`, `late` or `duplicates` of all streams, the forgotten ones included."""
+        counts: Iterator[int] = (getattr(stream, field) for *_, stream in self._streams())
+        return self.forgotten[field] + sum(counts)
+
+    def snapshot(self) -> tuple[SourceStats, ...]:
+        return tuple(
+            SourceStats(
+                source=source,
+                qp_num=qp_num,
+                stream=number,
+                received=stream.received,
+                gaps=stream.gaps,
+                late=stream.late,
+                duplicates=stream.duplicates,
+            )
+            for source, qp_num, number, stream in self._streams()
+        )

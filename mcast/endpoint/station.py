@@ -1,0 +1,286 @@
+"""What an endpoint has on a fabric: a channel, an id and a QP on a port, and the groups that they are in.
+
+All but the channel is replaced when the device was lost. No policy, no waiting.
+"""
+
+from __future__ import annotations
+
+import errno as E
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from mcast.api import (
+    Backend,
+    CmId,
+    Destination,
+    InvalidArgument,
+    JoinAttrEx,
+    McastError,
+    NotSupported,
+    Phase,
+    QpCounters,
+    QpInit,
+    QueuePair,
+    mcast_error,
+)
+from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.policy import LoopbackPolicy
+from mcast.endpoint.ports import Address, Place
+from mcast.endpoint.probe import PROBE_SIZE
+from mcast.endpoint.settings import Settings
+from mcast.wire.addresses import Gid, McastAddress
+
+logger = logging.getLogger("mcast")
+
+NUDGED = {4: "224.0.0.1", 6: "ff02::1"}
+"""IP version -> a group that always can be resolved; nothing is joined or sent."""
+
+
+class Station:
+    """See the module. `find_place` finds the place again after its device was lost; ValueError: not there."""
+
+    def __init__(
+        self, backend: Backend, place: Place, find_place: Callable[[], Place], settings: Settings
+    ) -> None:
+        self.backend, self.place, self.settings = backend, place, settings
+        self._find_place = find_place
+        self.channel = backend.event_channel()
+        self.groups: dict[McastAddress, Group] = {}
+        self.by_mgid: dict[Gid, Group] = {}
+        self.only_group: Group | None = None
+        """The group of every message, if there is just one."""
+        self.members = 0
+        """Groups that are received from."""
+        self.ended = False
+        """Whether a group is gone, or all is closed: who receives must be told."""
+        self.on_id_destroyed: Callable[[], None] = lambda: None
+        self.blocking_loopback = False
+        self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
+        self.id: CmId
+        self.qp: QueuePair
+        try:
+            self._open_id()
+        except BaseException:
+            self.channel.close()
+            raise
+
+    # --- the id and its QP -------------------------------------------------------------------
+
+    def _open_id(self) -> None:
+        """A new id on the endpoint's port, with a QP that receives."""
+        cm_id = self.channel.create_id()
+        cm_id.on_destroyed = lambda: self.on_id_destroyed()
+        try:
+            cm_id.bind_addr(self.place.address)
+            self.qp = self._make_qp(cm_id)
+        except BaseException:
+            cm_id.destroy()
+            raise
+        self.id = cm_id
+
+    def _make_qp(self, cm_id: CmId) -> QueuePair:
+        """With the device keeping own messages back, if that is wanted and it can."""
+        settings = self.settings
+        most = settings.max_message
+        init = QpInit(
+            max_recv_wr=settings.receive_depth,
+            max_send_wr=settings.send_depth,
+            max_recv_size=None if most is None else max(most + settings.header_size, PROBE_SIZE),
+            busy_poll=settings.busy_poll,
+            comp_vector=settings.comp_vector,
+            moderation=settings.moderation,
+            timestamps=settings.timestamps,
+        )
+        if settings.loopback is LoopbackPolicy.OFF:
+            try:
+                qp = cm_id.create_qp(init.model_copy(update={"block_loopback": True}))
+            except (NotSupported, InvalidArgument):
+                logger.info("%s does not keep own messages back: a filter does", self.place.device.name)
+            else:
+                self.blocking_loopback = True
+                return qp
+        self.blocking_loopback = False
+        return cm_id.create_qp(init)
+
+    def replace_id(self) -> None:
+        """A new id and a new QP, in no group, where the place is now."""
+        if not self.id.closed:
+            self._past = self.counters()
+            with suppress(McastError):  # the device is gone, and refuses what belongs to it
+                self.id.destroy()
+        try:
+            self.place = self._find_place()
+        except ValueError as absent:
+            raise mcast_error(E.EADDRNOTAVAIL, "bind_addr", Phase.BIND, None, str(absent)) from None
+        self._open_id()
+
+    @property
+    def port_name(self) -> str:
+        return f"{self.place.device.name}/{self.place.port.port_num}"
+
+    def look_at_address(self) -> McastError | None:
+        """The port's addresses have changed: why its groups can be used no more, if that is so.
+
+        A group's messages leave with the GID that stands where the join event said.
+        """
+        about = {"address": self.place.address, "port": self.port_name}
+        try:
+            found = self._find_place()
+        except ValueError as absent:
+            return mcast_error(E.EADDRNOTAVAIL, "port_events", Phase.EVENT, about, str(absent))
+        except McastError as error:  # whatever it is, the groups may be well
+            logger.warning("%s: addresses have changed; which cannot be seen: %s", self.port_name, error)
+            return None
+        before, self.place = self.place, found
+        if _where(found) != _where(before):
+            detail = f"the address is {found.address} on {self.port_name} now"
+            return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)
+        ways = [group.destination for group in self.groups.values() if group.destination is not None]
+        if all(found.port.gids.get(to.sgid_index) == before.port.gids.get(to.sgid_index) for to in ways):
+            return None
+        detail = "the GID that messages were sent from is not where it was"
+        return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)
+
+    def close(self) -> None:
+        """Leave every group, free everything."""
+        self.ended = True
+        for group in self.groups.values():
+            group.state = GroupState.LEFT
+        with suppress(McastError):  # in a fork nothing can be asked
+            self._past = self.counters()
+        self.channel.close()
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest payload in bytes: what one MTU carries, or less if the user said so."""
+        return self._room_in(self.place.port.active_mtu if self.qp.closed else self.qp.max_message_size)
+
+    def max_message_to(self, qp: QueuePair, destination: Destination) -> int:
+        """The same, where the group's MTU may be smaller."""
+        return self._room_in(qp.max_message_to(destination))
+
+    def _room_in(self, mtu: int) -> int:
+        """What the user may send in a message of that size."""
+        limit = mtu - self.settings.header_size
+        return limit if self.settings.max_message is None else min(limit, self.settings.max_message)
+
+    def counters(self) -> QpCounters:
+        """Of all QPs so far: sums, but what is free now, and the lowest low water."""
+        if self.id.closed or self.qp.closed:
+            return self._past
+        return _added(self._past, self.qp.counters)
+
+    def port_counters(self) -> Mapping[str, int]:
+        """Empty once the backend is closed."""
+        if self.backend.closed:
+            return {}
+        return self.backend.port_counters(self.place.device.name, self.place.port.port_num)
+
+    def nudge(self) -> None:
+        """Cause an event, so that a thread that sleeps in a receive looks again."""
+        cm_id = self.channel.create_id()
+        try:
+            cm_id.resolve_addr(NUDGED[self.place.address.version], self.place.address)
+        except McastError as error:
+            cm_id.destroy()
+            logger.debug("no nudge: %s", error)
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def enter(self, group: Group) -> None:
+        """Ask to join a new group."""
+        self._refuse_beyond_limits(group.address)
+        self.ask_to_join(group)
+        self.groups[group.address] = group
+        self.members += not group.send_only
+
+    def ask_to_join(self, group: Group) -> None:
+        """The outcome is an event."""
+        make = JoinAttrEx.send_only if group.send_only else JoinAttrEx.full_member
+        self.id.join_multicast_ex(make(group.address), group)
+
+    def _refuse_beyond_limits(self, address: McastAddress) -> None:
+        device = self.place.device
+        about = {"group": address, "device": device.name}
+        if not device.max_mcast_grp or not device.max_mcast_qp_attach:
+            detail = f"{device.name} has no multicast: choose another device"
+            raise mcast_error(E.ENOSYS, "join", Phase.JOIN, about, detail)
+        if len(self.groups) >= device.max_mcast_grp and address not in self.groups:
+            detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
+            raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
+
+    def on_joined(self, group: Group, destination: Destination) -> bool:
+        """The group is joined; or gone, and False, if another address has the same MGID."""
+        known = self.by_mgid.get(destination.gid)
+        if known is not None and known is not group:
+            self._refuse_collision(group, known, destination)
+            return False
+        settings = self.settings
+        group.destination = destination.marked(settings.traffic_class, settings.service_level)
+        self.by_mgid[destination.gid] = group
+        self._note_groups()
+        group.joins += 1
+        return True
+
+    def _refuse_collision(self, group: Group, known: Group, destination: Destination) -> None:
+        """Two addresses of one MGID: messages could not be told apart, and a leave would end both."""
+        detail = f"{group.address} and {known.address} have the MGID {destination.gid}: join one of them"
+        error = mcast_error(E.EADDRINUSE, "join", Phase.JOIN, {"group": group.address}, detail)
+        self.leave_quietly(group)
+        if not known.send_only:
+            self.qp.attach_mcast(destination.gid, destination.dlid)
+        self.end(group, error)
+
+    def end(self, group: Group, error: McastError) -> None:
+        """The membership is lost for good: whoever receives from it is told."""
+        group.error, group.state, group.recovery, group.told = error, GroupState.GONE, None, False
+        self.ended = True
+
+    def leave(self, group: Group) -> bool:
+        """The group is left; whether it was one of the endpoint's."""
+        group.state = GroupState.LEFT
+        known = self.groups.get(group.address) is group
+        if known:
+            del self.groups[group.address]
+            self.members -= not group.send_only
+        if self.ended and not self.channel.closed:
+            self.ended = any(one.state is GroupState.GONE for one in self.groups.values())
+        self.leave_quietly(group)
+        return known
+
+    def leave_quietly(self, group: Group) -> None:
+        """Leave, if the stack still knows the membership."""
+        if group.destination is not None and self.by_mgid.get(group.destination.gid) is group:
+            del self.by_mgid[group.destination.gid]
+            self._note_groups()
+        try:
+            self.id.leave_multicast(group.address)
+        except McastError as error:
+            logger.debug("leaving %s: %s", group.address, error)
+
+    def _note_groups(self) -> None:
+        self.only_group = next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None
+
+
+def _where(place: Place) -> tuple[str, int, Address]:
+    return place.device.name, place.port.port_num, place.address
+
+
+def _added(past: QpCounters, now: QpCounters) -> QpCounters:
+    """The counters of all QPs so far: sums, but what is free now, and the lowest low water."""
+
+    def plus(one: int | None, other: int | None) -> int | None:
+        return None if one is None or other is None else one + other
+
+    return QpCounters(
+        past.sent + now.sent,
+        past.received + now.received,
+        plus(past.dropped_no_receive, now.dropped_no_receive),
+        plus(past.dropped_too_long, now.dropped_too_long),
+        plus(past.dropped_qkey, now.dropped_qkey),
+        now.recv_free,
+        min(past.recv_low_water, now.recv_low_water),
+        past.recv_empty + now.recv_empty,
+        past.unsent + now.unsent,
+    )

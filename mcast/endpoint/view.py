@@ -1,0 +1,228 @@
+"""What an endpoint and a membership show of themselves, whether one blocks or awaits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any, Generic, TypeVar
+
+from mcast.api import Backend, CqModeration, Destination, DeviceInfo, PortInfo, TimestampClock
+from mcast.contract.registry import open_backend
+from mcast.endpoint.core import Session
+from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
+from mcast.endpoint.ports import Address, choose
+from mcast.endpoint.settings import Settings
+from mcast.endpoint.stats import EndpointStats, GroupStats
+from mcast.interrupts import Lock, Sleepers, uninterrupted
+from mcast.wire.addresses import Gid, McastAddress, Mgid
+
+GroupName = McastAddress | IPv4Address | IPv6Address | Mgid | str
+M = TypeVar("M", bound="MemberView")
+
+
+class EndpointView(Generic[M]):
+    """The part of an endpoint that never waits."""
+
+    def __init__(
+        self,
+        backend: str | Backend,
+        bind: IPv4Address | IPv6Address | str | None = None,
+        *,
+        device: str | None = None,
+        port_num: int = 1,
+        loopback: LoopbackPolicy | str = "on",
+        rejoin: RejoinPolicy | None = RejoinPolicy(),  # noqa: B008  (frozen)
+        sequence: bool = False,
+        receive_depth: int = 512,
+        send_depth: int = 128,
+        max_message: int | None = None,
+        seed: int | None = None,
+        traffic_class: int | None = None,
+        service_level: int | None = None,
+        busy_poll: float = 0.0,
+        comp_vector: int | None = None,
+        moderation: CqModeration | None = None,
+        timestamps: bool = False,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """Open an endpoint on the port that has the address `bind`, or on a device's port.
+
+        backend        a name, which the endpoint opens with `options` and closes; or an opened backend
+        bind, device   one of them; neither only where a single active port has an address: it is logged then
+        loopback       what becomes of own messages: "on", "off" or "filter" (LoopbackPolicy)
+        rejoin         what to do when a membership is lost; None: calls raise MembershipLost
+        sequence       number the messages, and count gaps, duplicates and late ones by source
+        receive_depth  receives of the queue pair, and messages kept for a group that nobody asks for
+        max_message    the largest payload in bytes, both ways; None: what one MTU carries
+        seed           of jitter and stream ids; None: a simulated fabric's, else from the system
+        traffic_class  of what is sent, 0..255: `dscp << 2` on RoCE; None: what the join says, 0 there
+        service_level  of what is sent; on RoCE the priority, 0..7; None: what the join says
+        busy_poll      seconds that a call looks for messages before it sleeps; inf: it never sleeps
+        comp_vector    the device's completion vector; None: in turn
+        moderation     wake a sleeper for several messages at once (CqModeration)
+        timestamps     stamp each message as it arrives: `Message.timestamp`
+
+        The last four are those of `mcast.api.QpInit`, which says more.
+        Raises ValueError that names the choices; BackendError; McastError.
+        """
+        settings = Settings(
+            LoopbackPolicy(loopback),
+            rejoin,
+            sequence,
+            receive_depth,
+            send_depth,
+            max_message,
+            seed,
+            traffic_class,
+            service_level,
+            busy_poll,
+            comp_vector,
+            moderation,
+            timestamps,
+        )
+        self._prepare(settings)
+        self._owned: Backend | None = None
+        self._members: dict[McastAddress, M] = {}
+        self._lock = Lock()
+        self._sleepers = Sleepers(self._lock)
+
+        try:
+            with uninterrupted():
+                self._owned = open_backend(backend, **(options or {})) if isinstance(backend, str) else None
+                opened = backend if isinstance(backend, Backend) else self._owned
+                assert opened is not None
+                place = choose(opened, bind, device, port_num)
+                address = place.address if device is None else None
+                find_again = partial(choose, opened, address, device, port_num)
+                self._session = Session(opened, place, find_again, settings, self._clock or opened.now)
+        except BaseException:
+            if "_session" in vars(self):  # it was interrupted when all was done
+                self._session.close()
+            self._close_owned()
+            raise
+
+    _clock: Callable[[], float] | None = None
+    """The clock that the driver waits by, if it is not the backend's."""
+
+    def _prepare(self, settings: Settings) -> None:
+        """What a driver needs before anything is opened. ValueError for a setting that it cannot serve."""
+
+    @property
+    def backend(self) -> Backend:
+        return self._session.station.backend
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device, as it was when the endpoint was opened, or its device was found again."""
+        return self._session.station.place.device
+
+    @property
+    def port(self) -> PortInfo:
+        """The port, as it was when the endpoint was opened, or its device was found again."""
+        return self._session.station.place.port
+
+    @property
+    def address(self) -> Address:
+        """The local address that the endpoint is bound to."""
+        return self._session.station.place.address
+
+    @property
+    def qp_num(self) -> int:
+        """The number of the queue pair; another one after the device was lost."""
+        return self._session.station.qp.qp_num
+
+    @property
+    def timestamp_clock(self) -> TimestampClock | None:
+        """The clock of `Message.timestamp`; None where messages have none."""
+        return self._session.station.qp.timestamp_clock
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest payload in bytes; a group on InfiniBand may take less: `Sender.max_message_size`."""
+        return self._session.station.max_message_size
+
+    @property
+    def loopback(self) -> LoopbackReport:
+        """What is in force for own messages."""
+        return self._session.loopback_report()
+
+    @property
+    def groups(self) -> tuple[M, ...]:
+        """What was joined and not left, in order of joining."""
+        return tuple(self._members.values())
+
+    @property
+    def closed(self) -> bool:
+        return self._session.closed
+
+    def stats(self) -> EndpointStats:
+        """Everything counted so far, as a frozen snapshot. From any thread."""
+        with self._lock:
+            return self._session.snapshot()
+
+    def __repr__(self) -> str:
+        groups = ", ".join(map(str, self._members)) or "no group"
+        state = "closed" if self.closed else groups
+        return f"<{type(self).__name__} {self.backend.name} {self.address}: {state}>"
+
+    def _close_all(self) -> None:
+        """Free what is the endpoint's; complete after any failure, and repeatable."""
+        with uninterrupted():
+            try:
+                with self._lock:
+                    self._members.clear()
+                    self._session.close()
+            finally:
+                self._close_owned()
+
+    def _close_owned(self) -> None:
+        if self._owned is not None:
+            self._owned.close()
+
+
+class MemberView:
+    """The part of a sender and of a membership that never waits."""
+
+    _endpoint: EndpointView[Any]
+    _group: Group
+
+    @property
+    def group(self) -> McastAddress:
+        """The address that was joined."""
+        return self._group.address
+
+    @property
+    def destination(self) -> Destination:
+        """Where messages to the group go, as the last join said."""
+        assert self._group.destination is not None
+        return self._group.destination
+
+    @property
+    def mgid(self) -> Gid:
+        return self.destination.gid
+
+    @property
+    def mlid(self) -> int:
+        """The group's MLID on InfiniBand, 0 on Ethernet."""
+        return self.destination.dlid
+
+    @property
+    def max_message_size(self) -> int:
+        """The largest payload in bytes to this group."""
+        station = self._endpoint._session.station
+        return station.max_message_to(station.qp, self.destination)
+
+    @property
+    def joined(self) -> bool:
+        """False while the membership is lost, and once it was left."""
+        return self._group.state is GroupState.JOINED
+
+    def stats(self) -> GroupStats:
+        """What was counted for this group, as a frozen snapshot. From any thread."""
+        with self._endpoint._lock:
+            return self._group.snapshot()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.group} {self._group.state.value}>"

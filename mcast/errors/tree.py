@@ -1,0 +1,312 @@
+"""The errors of the contract. All are `McastError`, an OSError; families are also what people catch.
+
+```
+McastError(OSError)          errno, call, arguments, phase, causes
+├── InvalidArgument          EINVAL: a call the stack refuses               (also ValueError)
+├── NotSupported             EOPNOTSUPP, ENOSYS, 524: not on this device or link layer
+├── TimedOut                 ETIMEDOUT: the SA or a peer did not answer     (also TimeoutError)
+├── PermissionDenied         EPERM, EACCES: device files, locked memory     (also PermissionError)
+├── OutOfResources           ENOMEM, ENOBUFS: a limit of device or host
+├── AddressNotAvailable      EADDRNOTAVAIL: not local, or not joined
+├── Unreachable              ENETUNREACH, EHOSTUNREACH: no route
+├── MembershipLost           ENETRESET: the fabric forgot the membership    (also ConnectionResetError)
+├── DeviceGone               ENODEV, ENXIO: no device, or not any more
+├── QpError                  EIO: the QP went into ERR; `status` says why
+├── Closed                   EBADF: used after close or destroy             (also ValueError)
+└── GuardError               refused before the stack could do harm         (also ValueError)
+    ├── MessageTooLarge      EMSGSIZE: larger than one MTU; `limit`, `size`
+    ├── AlreadyJoined        EADDRINUSE: this id has joined this group
+    └── SecondMlid           EEXIST: the QP is attached to the MGID with another MLID
+BackendError                 no such backend, or one that cannot run here; `reason`, `fix`
+├── UnknownBackend           (also LookupError)
+└── BackendUnavailable
+```
+"""
+
+from __future__ import annotations
+
+import errno as E
+import os
+from collections.abc import Mapping
+from enum import Enum, IntEnum
+from types import MappingProxyType
+
+from mcast.errors.cause import ENOTSUPP, Cause, Phase
+from mcast.errors.causes import errno_name, likely_causes
+from mcast.wire.kinds import LinkLayer
+
+
+class WcStatus(IntEnum):
+    """Work completion status, as ibv_wc_status numbers it; unknown values stay readable."""
+
+    SUCCESS = 0
+    LOC_LEN_ERR = 1
+    LOC_QP_OP_ERR = 2
+    LOC_EEC_OP_ERR = 3
+    LOC_PROT_ERR = 4
+    WR_FLUSH_ERR = 5
+    MW_BIND_ERR = 6
+    BAD_RESP_ERR = 7
+    LOC_ACCESS_ERR = 8
+    REM_INV_REQ_ERR = 9
+    REM_ACCESS_ERR = 10
+    REM_OP_ERR = 11
+    RETRY_EXC_ERR = 12
+    RNR_RETRY_EXC_ERR = 13
+    FATAL_ERR = 19
+    RESP_TIMEOUT_ERR = 20
+    GENERAL_ERR = 21
+    UNKNOWN = -1
+
+    @classmethod
+    def _missing_(cls, value: object) -> WcStatus:
+        return cls.UNKNOWN
+
+
+def errno_text(errno: int) -> str:
+    """What strerror says; for 524 what the kernel means by it."""
+    return "Not supported (kernel-internal errno 524)" if errno == ENOTSUPP else os.strerror(errno)
+
+
+class McastError(OSError):
+    """A call that failed: `errno`, `call`, `arguments`, `phase` (JEX-11, LV-5, AT-2).
+
+    `posted` says of a send how many of its messages were posted before it failed: do not send those again.
+
+    `causes` ranks what it most likely means, each with how to check it and the next step. `found` are causes
+    that the fabric itself was asked for: where there are any, nothing is guessed. `link_layer` is the port's,
+    None where it is not known.
+    """
+
+    found: tuple[Cause, ...] = ()
+    link_layer: LinkLayer | None = None
+    posted: int = 0
+
+    def __init__(
+        self,
+        errno: int,
+        call: str,
+        phase: Phase,
+        arguments: Mapping[str, object] | None = None,
+        detail: str = "",
+    ) -> None:
+        super().__init__(errno, detail or errno_text(errno))
+        self.call = call
+        self.phase = phase
+        self.arguments: Mapping[str, object] = MappingProxyType(dict(arguments or {}))
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[object, ...]:
+        given = (self.errno, self.call, self.phase, dict(self.arguments), self.detail)
+        return type(self), given, self._known
+
+    @property
+    def _known(self) -> dict[str, object]:
+        """What was learnt after the error was made; a pickle keeps it."""
+        return {"found": self.found, "link_layer": self.link_layer, "posted": self.posted}
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The causes that were found; else the likely ones, the likeliest first (`mcast.errors.rows`)."""
+        return self.found or self._likely("")
+
+    def _likely(self, status: str) -> tuple[Cause, ...]:
+        call = str(self.arguments.get("event", self.call))
+        return likely_causes(self.phase, self.errno or 0, call, self.link_layer, status)
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+        number = self.errno or 0
+        lines = [f"{self.call}({given}): {errno_name(number)}: {self.detail or errno_text(number)}"]
+        sure = "found" if self.found else "likely"
+        for cause in self.causes:
+            lines += [f"  {sure}: {cause.why} -> {cause.next_step}", f"    check: {cause.check}"]
+        return "\n".join(lines)
+
+
+class InvalidArgument(McastError, ValueError):
+    """EINVAL: the stack refuses the call as it is."""
+
+
+class NotSupported(McastError):
+    """EOPNOTSUPP, ENOSYS or 524: this device or link layer cannot do it."""
+
+
+class TimedOut(McastError, TimeoutError):
+    """ETIMEDOUT: no answer in time. A send says in `posted` how many of its messages are on their way."""
+
+
+class PermissionDenied(McastError, PermissionError):
+    """EPERM or EACCES."""
+
+
+class OutOfResources(McastError):
+    """ENOMEM or ENOBUFS: a limit of the device or the host is reached (DT-7)."""
+
+
+class AddressNotAvailable(McastError):
+    """EADDRNOTAVAIL: the address is not local, or the id has not joined it (LV-5)."""
+
+
+class Unreachable(McastError):
+    """ENETUNREACH or EHOSTUNREACH: no route to the group (JEX-13)."""
+
+
+class MembershipLost(McastError, ConnectionResetError):
+    """ENETRESET: port or SM restarted, the membership is gone (facts: SA)."""
+
+
+class DeviceGone(McastError):
+    """ENODEV or ENXIO: there is no device, or it was removed."""
+
+
+class QpError(McastError):
+    """EIO: the QP went into ERR. `status` is the work completion's; `reset()` brings the QP back.
+
+    `unsent` counts the messages that earlier calls had posted, and that the device did not send.
+    """
+
+    unsent: int = 0
+
+    def __init__(
+        self,
+        status: WcStatus,
+        call: str,
+        phase: Phase,
+        arguments: Mapping[str, object] | None = None,
+        detail: str = "",
+    ) -> None:
+        super().__init__(E.EIO, call, phase, arguments, detail or f"the QP is in ERR: {status.name}")
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (
+            type(self),
+            (self.status, self.call, self.phase, dict(self.arguments), self.detail),
+            {**self._known, "unsent": self.unsent},
+        )
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What the status most likely means."""
+        return self._likely(self.status.name)
+
+
+class Closed(McastError, ValueError):
+    """EBADF: the object was closed or destroyed before."""
+
+    def __init__(self, what: str, call: str, phase: Phase) -> None:
+        super().__init__(E.EBADF, call, phase, None, f"the {what} is closed")
+        self.what = what
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.what, self.call, self.phase), self._known
+
+
+class GuardError(McastError, ValueError):
+    """Refused by a guard of the contract, where the real stack would do harm in silence."""
+
+
+class MessageTooLarge(GuardError):
+    """EMSGSIZE (guard G-MTU): the stack would report success and send nothing (facts: kernel, data)."""
+
+    def __init__(
+        self, size: int, limit: int, index: int, group_mtu: int | None = None, source: str = ""
+    ) -> None:
+        """`group_mtu`: the group's MTU, where that is in the way, not the port's; `source`: who says so."""
+        mtu = "one MTU" if group_mtu is None else f"the group's MTU of {group_mtu}"
+        said = f" ({source})" if source else ""
+        detail = f"message {index} has {size} bytes, {mtu} carries {limit}{said}"
+        super().__init__(E.EMSGSIZE, "send", Phase.SEND, {"message": index}, detail)
+        self.size, self.limit, self.index, self.group_mtu, self.source = size, limit, index, group_mtu, source
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.size, self.limit, self.index, self.group_mtu, self.source)
+
+
+class AlreadyJoined(GuardError):
+    """EADDRINUSE (guard G-JOIN): the first leave would detach for both joins (facts: kernel, join)."""
+
+    def __init__(self, call: str, address: object) -> None:
+        super().__init__(E.EADDRINUSE, call, Phase.JOIN, {"addr": address}, "this id has joined this group")
+        self.address = address
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.call, self.address)
+
+
+class SecondMlid(GuardError):
+    """EEXIST (guard G-MLID): the kernel would leak the attachment (facts: kernel, attach)."""
+
+    def __init__(self, gid: object, lid: int, attached_lid: int) -> None:
+        super().__init__(
+            E.EEXIST,
+            "attach_mcast",
+            Phase.ATTACH,
+            {"gid": gid, "lid": f"{lid:#x}"},
+            f"the QP is attached to this MGID with MLID {attached_lid:#x}",
+        )
+        self.gid, self.lid, self.attached_lid = gid, lid, attached_lid
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.gid, self.lid, self.attached_lid)
+
+
+_FAMILY: dict[int, type[McastError]] = {
+    E.EINVAL: InvalidArgument,
+    E.EOPNOTSUPP: NotSupported,
+    E.ENOSYS: NotSupported,
+    ENOTSUPP: NotSupported,
+    E.ETIMEDOUT: TimedOut,
+    E.EPERM: PermissionDenied,
+    E.EACCES: PermissionDenied,
+    E.ENOMEM: OutOfResources,
+    E.ENOBUFS: OutOfResources,
+    E.EADDRNOTAVAIL: AddressNotAvailable,
+    E.ENETUNREACH: Unreachable,
+    E.EHOSTUNREACH: Unreachable,
+    E.ENETRESET: MembershipLost,
+    E.ENODEV: DeviceGone,
+    E.ENXIO: DeviceGone,
+}
+
+
+def mcast_error(
+    errno: int, call: str, phase: Phase, arguments: Mapping[str, object] | None = None, detail: str = ""
+) -> McastError:
+    """The error of the family that `errno` belongs to; what backends raise."""
+    return _FAMILY.get(errno, McastError)(errno, call, phase, arguments, detail)
+
+
+class UnavailableReason(Enum):
+    """Why a backend cannot run here; each is a different thing to mend."""
+
+    UNKNOWN_NAME = "no backend of that name"
+    NOT_INSTALLED = "not installed"
+    NOT_BUILT = "extension not built"
+    BROKEN = "installed but broken"
+    NO_LIBRARY = "library missing"
+    NO_DEVICE = "no device"
+    NO_PERMISSION = "no permission on the device files"
+    MEMLOCK = "locked-memory limit too small"
+    PORT_DOWN = "port down"
+    NO_ADDRESS = "no address"
+
+
+class BackendError(Exception):
+    """A backend that cannot be had; `name`, `reason`, a `detail` sentence, and the one-line `fix`."""
+
+    def __init__(self, name: str, reason: UnavailableReason, detail: str, fix: str) -> None:
+        super().__init__(name, reason, detail, fix)
+        self.name, self.reason, self.detail, self.fix = name, reason, detail, fix
+
+    def __str__(self) -> str:
+        return f"backend {self.name!r}: {self.reason.value}: {self.detail}; {self.fix}"
+
+
+class UnknownBackend(BackendError, LookupError):
+    """No backend of that name is registered."""
+
+
+class BackendUnavailable(BackendError):
+    """The backend is known, but cannot run here."""

@@ -1,0 +1,788 @@
+/* When SIGINT may end a call, in C: `mcast/interrupts/__init__.py` says what is promised, and does the same where this module
+ * was not built.
+ *
+ * A handler of the system's kind stands in front of Python's own. While SIGINT is held back it makes a note, else it
+ * passes the signal on; so signal.getsignal() gives what it always gave, and to hold a signal back costs no system call.
+ * Whoever sets a handler puts himself in front of ours. Python's handler is asked for at each block, and when another
+ * is found ours goes in front again; one that was set and set back meanwhile is seen at the clock's next tick. */
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030b0000
+#endif
+#include <Python.h>
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TAKEN, HELD, CAME }; /* what becomes of SIGINT; CAME: it is held back, and one has come */
+enum { SIGNALLED = 1, RUNG = 2 }; /* what a bell tells */
+
+static int state;		  /* atomic: other threads may get a signal, too */
+static int *asleep_on;		  /* atomic: the bell that the main thread waits for, or NULL */
+static int depth;		  /* of blocks, one in the other, in the main thread */
+static pthread_t main_thread;
+static struct sigaction behind;	  /* the handler that ours stands in front of */
+static PyObject *getsignal, *sigint, *seen; /* `seen`: Python's handler when ours was last found to be in front */
+static int seen_holdable;
+static struct timespec seen_at;
+
+static int is_main(void)
+{
+	return pthread_equal(pthread_self(), main_thread);
+}
+
+static void tell(int *bell, int what)
+{
+	__atomic_or_fetch(bell, what, __ATOMIC_SEQ_CST);
+	syscall(SYS_futex, bell, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* The handler. */
+static void on_sigint(int number, siginfo_t *info, void *context)
+{
+	int saved = errno, held = HELD, *bell;
+
+	if (!__atomic_compare_exchange_n(&state, &held, CAME, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+		__atomic_store_n(&state, TAKEN, __ATOMIC_SEQ_CST); /* the second one is taken at once */
+		if (behind.sa_flags & SA_SIGINFO)
+			behind.sa_sigaction(number, info, context);
+		else
+			behind.sa_handler(number);
+	}
+	bell = __atomic_load_n(&asleep_on, __ATOMIC_SEQ_CST);
+	if (bell)
+		tell(bell, SIGNALLED);
+	errno = saved;
+}
+
+/* Go in front if another is there: 1. 0: nothing would be raised, -1: an error. */
+static int go_in_front(PyObject *handler)
+{
+	struct sigaction now;
+
+	if (!PyCallable_Check(handler))
+		return 0;
+	if (sigaction(SIGINT, NULL, &now))
+		goto failed;
+	if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_sigint)
+		return 1;
+	if (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN))
+		return 0;
+	behind = now;
+	now.sa_sigaction = on_sigint;
+	now.sa_flags |= SA_SIGINFO;
+	if (!sigaction(SIGINT, &now, NULL))
+		return 1;
+failed:
+	PyErr_SetFromErrno(PyExc_OSError);
+	return -1;
+}
+
+/* As above; without a system call if nothing tells of another handler. */
+static int stay_in_front(void)
+{
+	PyObject *handler = PyObject_Call(getsignal, sigint, NULL);
+	struct timespec now;
+
+	if (!handler)
+		return -1;
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	if (handler != seen || now.tv_nsec != seen_at.tv_nsec || now.tv_sec != seen_at.tv_sec) {
+		PyObject *before = seen;
+
+		seen_holdable = go_in_front(handler);
+		if (seen_holdable < 0) {
+			Py_DECREF(handler);
+			return -1;
+		}
+		seen = Py_NewRef(handler);
+		seen_at = now;
+		Py_XDECREF(before);
+	}
+	Py_DECREF(handler);
+	return seen_holdable;
+}
+
+/* Take what has come: Python's handlers run. -1: one raised. */
+static int take(void)
+{
+	raise(SIGINT);
+	return PyErr_CheckSignals();
+}
+
+static int stop_holding(void)
+{
+	return __atomic_exchange_n(&state, TAKEN, __ATOMIC_SEQ_CST) == CAME ? take() : 0;
+}
+
+/* Hold SIGINT back from here on; one that came before is taken here: -1 if a handler raises. */
+static int hold(void)
+{
+	int holdable = stay_in_front();
+
+	if (holdable > 0)
+		__atomic_store_n(&state, HELD, __ATOMIC_SEQ_CST);
+	return holdable < 0 ? -1 : PyErr_CheckSignals();
+}
+
+static int enter(void)
+{
+	if (!is_main() || depth++ || !hold())
+		return 0;
+	depth--;
+	__atomic_store_n(&state, TAKEN, __ATOMIC_SEQ_CST);
+	return -1;
+}
+
+static int leave(void)
+{
+	return is_main() && depth && !--depth ? stop_holding() : 0;
+}
+
+/* The error that is set has come while another was dealt with, which this takes. */
+static void follow(PyObject *type, PyObject *value, PyObject *trace)
+{
+	PyObject *new_type, *new_value, *new_trace;
+
+	PyErr_Fetch(&new_type, &new_value, &new_trace);
+	PyErr_NormalizeException(&type, &value, &trace);
+	PyErr_NormalizeException(&new_type, &new_value, &new_trace);
+	if (value && new_value && value != new_value)
+		PyException_SetContext(new_value, Py_NewRef(value));
+	Py_XDECREF(type);
+	Py_XDECREF(value);
+	Py_XDECREF(trace);
+	PyErr_Restore(new_type, new_value, new_trace);
+}
+
+/* Leave with an error set; what is raised here comes in its place. */
+static void leave_with_error(void)
+{
+	PyObject *type, *value, *trace;
+
+	PyErr_Fetch(&type, &value, &trace);
+	if (leave())
+		follow(type, value, trace);
+	else
+		PyErr_Restore(type, value, trace);
+}
+
+/* In a fork the thread that has forked is the main one, and holds nothing if it was another before. */
+static void after_fork(void)
+{
+	if (is_main())
+		return;
+	main_thread = pthread_self();
+	depth = 0;
+	asleep_on = NULL;
+	state = TAKEN;
+}
+
+/* --- Lock --- */
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static PyObject *lock_type;
+
+struct lock {
+	PyObject_HEAD
+	PyThread_type_lock lock;
+	unsigned long owner; /* 0: nobody */
+	unsigned long count; /* of times that the owner has taken it */
+};
+
+static PyObject *new_lock(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+	struct lock *self = (struct lock *)PyType_GenericAlloc(type, 0);
+
+	if (self && !(self->lock = PyThread_allocate_lock())) {
+		Py_CLEAR(self);
+		PyErr_NoMemory();
+	}
+	return (PyObject *)self;
+}
+
+static void free_lock(PyObject *object)
+{
+	struct lock *self = (struct lock *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	if (self->lock)
+		PyThread_free_lock(self->lock);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+/* Wait for it, so many seconds or (-1) without end. 1: taken, 0: too late, -1: a signal's handler raised. */
+static int wait_for_lock(struct lock *self, double timeout)
+{
+	double end = now() + timeout;
+	PyLockStatus status;
+
+	do {
+		long long left = timeout < 0 ? -1 : end > now() ? (long long)((end - now()) * 1e6) : 0;
+
+		Py_BEGIN_ALLOW_THREADS
+		status = PyThread_acquire_lock_timed(self->lock, left, 1);
+		Py_END_ALLOW_THREADS
+		if (status == PY_LOCK_INTR && PyErr_CheckSignals())
+			return -1;
+	} while (status == PY_LOCK_INTR);
+	return status == PY_LOCK_ACQUIRED;
+}
+
+static int lock(struct lock *self, double timeout)
+{
+	unsigned long me = PyThread_get_thread_ident();
+	int taken = 1;
+
+	if (self->owner == me && self->count) {
+		self->count++;
+		return 1;
+	}
+	if (!PyThread_acquire_lock(self->lock, 0))
+		taken = timeout ? wait_for_lock(self, timeout) : 0;
+	if (taken > 0) {
+		self->owner = me;
+		self->count = 1;
+	}
+	return taken;
+}
+
+static int unlock(struct lock *self)
+{
+	if (self->owner != PyThread_get_thread_ident() || !self->count) {
+		PyErr_SetString(PyExc_RuntimeError, "cannot release un-acquired lock");
+		return -1;
+	}
+	if (!--self->count) {
+		self->owner = 0;
+		PyThread_release_lock(self->lock);
+	}
+	return 0;
+}
+
+static PyObject *acquire(PyObject *object, PyObject *arguments, PyObject *keywords)
+{
+	static char *parameters[] = { "blocking", "timeout", NULL };
+	double seconds = -1;
+	int blocking = 1, taken;
+
+	if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", parameters, &blocking, &seconds))
+		return NULL;
+	taken = lock((struct lock *)object, !blocking ? 0 : seconds < 0 ? -1 : seconds);
+	return taken < 0 ? NULL : PyBool_FromLong(taken);
+}
+
+static PyObject *release(PyObject *object, PyObject *unused)
+{
+	if (unlock((struct lock *)object))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *enter_lock(PyObject *object, PyObject *unused)
+{
+	if (lock((struct lock *)object, -1) < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *leave_lock(PyObject *object, PyObject *const *error, Py_ssize_t count)
+{
+	return release(object, NULL);
+}
+
+static PyObject *is_owned(PyObject *object, PyObject *unused)
+{
+	struct lock *self = (struct lock *)object;
+
+	return PyBool_FromLong(self->count && self->owner == PyThread_get_thread_ident());
+}
+
+static PyObject *release_save(PyObject *object, PyObject *unused)
+{
+	struct lock *self = (struct lock *)object;
+	unsigned long count = self->count;
+
+	self->count = count ? 1 : 0;
+	return unlock(self) ? NULL : PyLong_FromUnsignedLong(count);
+}
+
+static PyObject *acquire_restore(PyObject *object, PyObject *saved)
+{
+	struct lock *self = (struct lock *)object;
+	unsigned long count = PyLong_AsUnsignedLong(saved);
+
+	if (PyErr_Occurred() || lock(self, -1) < 0)
+		return NULL;
+	self->count = count;
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef lock_methods[] = {
+	{ "acquire", (PyCFunction)(void (*)(void))acquire, METH_VARARGS | METH_KEYWORDS, NULL },
+	{ "release", release, METH_NOARGS, NULL },
+	{ "__enter__", enter_lock, METH_NOARGS, NULL },
+	{ "__exit__", (PyCFunction)(void (*)(void))leave_lock, METH_FASTCALL, NULL },
+	{ "_is_owned", is_owned, METH_NOARGS, NULL },
+	{ "_release_save", release_save, METH_NOARGS, NULL },
+	{ "_acquire_restore", acquire_restore, METH_O, NULL },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot lock_slots[] = {
+	{ Py_tp_doc, "threading.RLock, of which a `with` takes half of the time." },
+	{ Py_tp_new, new_lock },
+	{ Py_tp_dealloc, free_lock },
+	{ Py_tp_methods, lock_methods },
+	{ 0, NULL },
+};
+
+static PyType_Spec lock_spec = {
+	.name = "mcast.interrupts._interrupts.Lock",
+	.basicsize = sizeof(struct lock),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = lock_slots,
+};
+
+/* --- uninterrupted --- */
+
+struct block {
+	PyObject_HEAD
+	struct lock *lock;	     /* what is held, too; or NULL */
+	PyObject *acquire, *release; /* of a lock of another kind; or NULL */
+};
+
+static PyObject *bare; /* the one without a lock; there is one, for it has nothing of its own */
+
+static PyObject *new_block(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+	PyObject *lock = NULL;
+	struct block *self;
+
+	if (bare && !PyTuple_Size(arguments) && !keywords)
+		return Py_NewRef(bare);
+	if (!PyArg_ParseTuple(arguments, "|O:uninterrupted", &lock))
+		return NULL;
+	self = (struct block *)PyType_GenericAlloc(type, 0);
+	if (!self || !lock)
+		return (PyObject *)self;
+	if ((PyObject *)Py_TYPE(lock) == lock_type) {
+		self->lock = (struct lock *)Py_NewRef(lock);
+		return (PyObject *)self;
+	}
+	self->acquire = PyObject_GetAttrString(lock, "acquire");
+	self->release = PyObject_GetAttrString(lock, "release");
+	if (!self->acquire || !self->release)
+		Py_CLEAR(self);
+	return (PyObject *)self;
+}
+
+static void free_block(PyObject *object)
+{
+	struct block *self = (struct block *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	PyObject_GC_UnTrack(object);
+	Py_XDECREF((PyObject *)self->lock);
+	Py_XDECREF(self->acquire);
+	Py_XDECREF(self->release);
+	PyObject_GC_Del(object);
+	Py_DECREF(type);
+}
+
+static int visit_block(PyObject *object, visitproc visit, void *arg)
+{
+	struct block *self = (struct block *)object;
+
+	Py_VISIT(Py_TYPE(object));
+	Py_VISIT((PyObject *)self->lock);
+	Py_VISIT(self->acquire);
+	Py_VISIT(self->release);
+	return 0;
+}
+
+static int call(PyObject *function)
+{
+	PyObject *found = PyObject_CallNoArgs(function);
+
+	Py_XDECREF(found);
+	return found ? 0 : -1;
+}
+
+static PyObject *enter_block(PyObject *object, PyObject *unused)
+{
+	struct block *self = (struct block *)object;
+
+	if (enter())
+		return NULL;
+	if ((self->lock && lock(self->lock, -1) < 0) || (self->acquire && call(self->acquire))) {
+		leave_with_error();
+		return NULL;
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *leave_block(PyObject *object, PyObject *const *error, Py_ssize_t count)
+{
+	struct block *self = (struct block *)object;
+
+	if ((self->lock && unlock(self->lock)) || (self->release && call(self->release))) {
+		leave_with_error();
+		return NULL;
+	}
+	if (leave())
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef block_methods[] = {
+	{ "__enter__", enter_block, METH_NOARGS, NULL },
+	{ "__exit__", (PyCFunction)(void (*)(void))leave_block, METH_FASTCALL, NULL },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot block_slots[] = {
+	{ Py_tp_doc, "`with` it: SIGINT waits for the end of the block, which holds `lock` if there is one." },
+	{ Py_tp_new, new_block },
+	{ Py_tp_dealloc, free_block },
+	{ Py_tp_traverse, visit_block },
+	{ Py_tp_methods, block_methods },
+	{ 0, NULL },
+};
+
+static PyType_Spec block_spec = {
+	.name = "mcast.interrupts._interrupts.uninterrupted",
+	.basicsize = sizeof(struct block),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = block_slots,
+};
+
+/* --- interruptible --- */
+
+struct lifted {
+	PyObject_HEAD
+	int depth; /* of the blocks that it lifts */
+};
+
+static PyObject *enter_lifted(PyObject *object, PyObject *unused)
+{
+	struct lifted *self = (struct lifted *)object;
+
+	self->depth = is_main() ? depth : 0;
+	if (self->depth) {
+		depth = 0;
+		if (stop_holding()) {
+			depth = self->depth;
+			__atomic_store_n(&state, HELD, __ATOMIC_SEQ_CST);
+			return NULL;
+		}
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *leave_lifted(PyObject *object, PyObject *const *error, Py_ssize_t count)
+{
+	struct lifted *self = (struct lifted *)object;
+
+	if (self->depth) {
+		depth = self->depth;
+		if (hold())
+			return NULL; /* the block around it holds what comes now */
+	}
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef lifted_methods[] = {
+	{ "__enter__", enter_lifted, METH_NOARGS, NULL },
+	{ "__exit__", (PyCFunction)(void (*)(void))leave_lifted, METH_FASTCALL, NULL },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot lifted_slots[] = {
+	{ Py_tp_doc, "`with` it, around what waits inside an `uninterrupted` block: SIGINT is taken at once." },
+	{ Py_tp_methods, lifted_methods },
+	{ 0, NULL },
+};
+
+static PyType_Spec lifted_spec = {
+	.name = "mcast.interrupts._interrupts.interruptible",
+	.basicsize = sizeof(struct lifted),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = lifted_slots,
+};
+
+static PyObject *take_interrupt(PyObject *module, PyObject *unused)
+{
+	int failed;
+
+	if (is_main() && __atomic_load_n(&state, __ATOMIC_SEQ_CST) == CAME) {
+		failed = stop_holding();
+		__atomic_store_n(&state, HELD, __ATOMIC_SEQ_CST);
+		if (failed)
+			return NULL;
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *is_held(PyObject *module, PyObject *unused)
+{
+	return PyBool_FromLong(is_main() && __atomic_load_n(&state, __ATOMIC_SEQ_CST) != TAKEN);
+}
+
+/* --- Bell --- */
+
+struct bell {
+	PyObject_HEAD
+	int told; /* atomic */
+};
+
+static PyObject *ring(PyObject *object, PyObject *unused)
+{
+	tell(&((struct bell *)object)->told, RUNG);
+	Py_RETURN_NONE;
+}
+
+static void sleep_until_told(int *bell, const struct timespec *left)
+{
+	Py_BEGIN_ALLOW_THREADS
+	syscall(SYS_futex, bell, FUTEX_WAIT_PRIVATE, 0, left, NULL, 0);
+	Py_END_ALLOW_THREADS
+}
+
+/* A signal that comes between the look for one and the sleep has told the bell, so nobody sleeps. */
+static int wait_for(int *bell, double timeout)
+{
+	double end = now() + timeout, left = timeout;
+	int waits = left > 0;
+
+	do {
+		struct timespec time = { .tv_sec = (time_t)left, .tv_nsec = (long)((left - (double)(time_t)left) * 1e9) };
+
+		__atomic_and_fetch(bell, ~SIGNALLED, __ATOMIC_SEQ_CST);
+		if (PyErr_CheckSignals())
+			return -1;
+		if (waits)
+			sleep_until_told(bell, &time);
+		left = end - now();
+		waits = left > 0 && !(__atomic_load_n(bell, __ATOMIC_SEQ_CST) & RUNG);
+	} while (waits || __atomic_load_n(bell, __ATOMIC_SEQ_CST) & SIGNALLED);
+	return 0;
+}
+
+static PyObject *wait_bell(PyObject *object, PyObject *timeout)
+{
+	struct bell *self = (struct bell *)object;
+	double seconds = PyFloat_AsDouble(timeout);
+	int failed, *before;
+
+	if (seconds == -1.0 && PyErr_Occurred())
+		return NULL;
+	if (!is_main()) {
+		failed = wait_for(&self->told, seconds);
+	} else {
+		before = __atomic_exchange_n(&asleep_on, &self->told, __ATOMIC_SEQ_CST);
+		failed = wait_for(&self->told, seconds);
+		__atomic_store_n(&asleep_on, before, __ATOMIC_SEQ_CST);
+	}
+	if (failed)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef bell_methods[] = {
+	{ "ring", ring, METH_NOARGS, "Wake who waits, or will." },
+	{ "wait", wait_bell, METH_O, "Sleep until it is rung, or so many seconds; no signal is missed." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot bell_slots[] = {
+	{ Py_tp_doc, "What one thread sleeps on, and another wakes it by." },
+	{ Py_tp_methods, bell_methods },
+	{ 0, NULL },
+};
+
+static PyType_Spec bell_spec = {
+	.name = "mcast.interrupts._interrupts.Bell",
+	.basicsize = sizeof(struct bell),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = bell_slots,
+};
+
+/* --- Enterable --- */
+
+static PyObject *ended_by; /* "_ended_by" */
+
+static PyObject *enter_itself(PyObject *self, PyObject *unused)
+{
+	return Py_NewRef(self);
+}
+
+/* Call the method that ends the object; -1: it has raised. */
+static int end(PyObject *self)
+{
+	PyObject *name = PyObject_GetAttr(self, ended_by);
+	PyObject *found = name ? PyObject_CallMethodObjArgs(self, name, NULL) : NULL;
+
+	Py_XDECREF(name);
+	Py_XDECREF(found);
+	return found ? 0 : -1;
+}
+
+/* No signal is taken before the object has ended: neither one that Python has noted, nor one that comes. */
+static PyObject *leave_itself(PyObject *self, PyObject *const *error, Py_ssize_t count)
+{
+	PyObject *type = NULL, *value = NULL, *trace = NULL;
+
+	if (enter()) {
+		PyErr_Fetch(&type, &value, &trace);
+		if (enter()) { /* another one: what hangs can be ended */
+			follow(type, value, trace);
+			return NULL;
+		}
+	}
+	if (end(self)) {
+		if (type)
+			follow(type, value, trace);
+	} else if (type) {
+		PyErr_Restore(type, value, trace);
+	} else {
+		if (leave())
+			return NULL;
+		Py_RETURN_NONE;
+	}
+	leave_with_error();
+	return NULL;
+}
+
+/* As a destructor: what cannot be raised in one, Ctrl-C, is taken afterwards. */
+static PyObject *drop(PyObject *self, PyObject *unused)
+{
+	int main_holds = is_main() && !depth++, interrupted = 0;
+
+	if (main_holds && seen_holdable)
+		__atomic_store_n(&state, HELD, __ATOMIC_SEQ_CST);
+	while (end(self)) {
+		int again = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) && !interrupted;
+
+		if (!again && !PyErr_ExceptionMatches(PyExc_BufferError) && !PyErr_ExceptionMatches(PyExc_AttributeError))
+			break;
+		PyErr_Clear();
+		if (!again)
+			break;
+		interrupted = 1;
+	}
+	if (is_main()) {
+		depth--;
+		if (main_holds && __atomic_exchange_n(&state, TAKEN, __ATOMIC_SEQ_CST) == CAME)
+			interrupted = 1;
+		if (interrupted)
+			raise(SIGINT);
+	}
+	if (PyErr_Occurred())
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef enterable_methods[] = {
+	{ "__enter__", enter_itself, METH_NOARGS, NULL },
+	{ "__exit__", (PyCFunction)(void (*)(void))leave_itself, METH_FASTCALL, NULL },
+	{ "_drop", drop, METH_NOARGS, "End it, as a destructor: its errors about what is in use are nobody's." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot enterable_slots[] = {
+	{ Py_tp_doc, "`with` gives the object itself, and ends it by the method that `_ended_by` names." },
+	{ Py_tp_methods, enterable_methods },
+	{ 0, NULL },
+};
+
+static PyType_Spec enterable_spec = {
+	.name = "mcast.interrupts._interrupts.Enterable",
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = enterable_slots,
+};
+
+/* --- the module --- */
+
+static PyMethodDef module_methods[] = {
+	{ "take_interrupt", take_interrupt, METH_NOARGS,
+	  "Take SIGINT now if one is held back: for a loop that does not wait, but may go on without end." },
+	{ "is_held", is_held, METH_NOARGS, "Whether SIGINT is held back now." },
+	{ NULL, NULL, 0, NULL },
+};
+
+static struct PyModuleDef module_def = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "_interrupts",
+	.m_size = -1,
+	.m_methods = module_methods,
+};
+
+/* The type, of which the module keeps the reference; NULL: an error. */
+static PyObject *add_type(PyObject *module, PyType_Spec *spec, const char *name)
+{
+	PyObject *type = PyType_FromSpec(spec);
+
+	if (type && PyModule_AddObjectRef(module, name, type))
+		Py_CLEAR(type);
+	Py_XDECREF(type);
+	return type;
+}
+
+static int add_types(PyObject *module)
+{
+	PyObject *block = add_type(module, &block_spec, "uninterrupted");
+
+	lock_type = add_type(module, &lock_spec, "Lock");
+	bare = block ? PyObject_CallNoArgs(block) : NULL;
+	return !lock_type || !bare || !add_type(module, &lifted_spec, "interruptible") ||
+	       !add_type(module, &bell_spec, "Bell") || !add_type(module, &enterable_spec, "Enterable");
+}
+
+static int find_getsignal(void)
+{
+	PyObject *module = PyImport_ImportModule("_signal"); /* that of `signal` makes an enum member of what it gives */
+
+	getsignal = module ? PyObject_GetAttrString(module, "getsignal") : NULL;
+	sigint = Py_BuildValue("(i)", SIGINT);
+	ended_by = PyUnicode_InternFromString("_ended_by");
+	Py_XDECREF(module);
+	return !getsignal || !sigint || !ended_by;
+}
+
+static int find_main_thread(void)
+{
+	PyObject *module = PyImport_ImportModule("threading");
+	PyObject *thread = module ? PyObject_CallMethod(module, "main_thread", NULL) : NULL;
+	PyObject *ident = thread ? PyObject_GetAttrString(thread, "ident") : NULL;
+
+	main_thread = ident ? (pthread_t)PyLong_AsUnsignedLong(ident) : 0;
+	Py_XDECREF(module);
+	Py_XDECREF(thread);
+	Py_XDECREF(ident);
+	return !main_thread || PyErr_Occurred();
+}
+
+PyMODINIT_FUNC PyInit__interrupts(void)
+{
+	PyObject *module = PyModule_Create(&module_def);
+
+	if (!module || find_getsignal() || find_main_thread() || add_types(module) ||
+	    pthread_atfork(NULL, NULL, after_fork))
+		Py_CLEAR(module);
+	return module;
+}

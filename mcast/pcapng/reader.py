@@ -1,0 +1,189 @@
+"""Reads the packets of a pcapng or pcap file, and distrusts every length in it.
+
+Formats: draft-ietf-opsawg-pcapng, 3.1, 4.1 to 4.4; draft-ietf-opsawg-pcap, 4 and 5.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+from mcast.pcapng.writer import BYTE_ORDER, INTERFACE, NS, PACKET, RESOLUTION, SECTION
+
+_SIMPLE_PACKET = 3
+_END, _TIME_OFFSET = 0, 14
+_MAX_BLOCK = 16 << 20
+"""More than any packet needs; a larger length is damage."""
+
+_PCAP = {
+    bytes.fromhex("a1b2c3d4"): (">", 1000),
+    bytes.fromhex("d4c3b2a1"): ("<", 1000),
+    bytes.fromhex("a1b23c4d"): (">", 1),
+    bytes.fromhex("4d3cb2a1"): ("<", 1),
+}
+"""First bytes of a pcap file -> byte order, and ns in one unit of its fractions of seconds."""
+
+_MICROSECONDS = 6
+
+
+class CaptureError(ValueError):
+    """The file is damaged, or none of the formats; `offset` is where, in bytes."""
+
+    def __init__(self, offset: int, what: str) -> None:
+        super().__init__(f"at offset {offset}: {what}")
+        self.offset = offset
+
+
+class Frame(NamedTuple):
+    """A packet as captured: `t` ns after 1970, `length` bytes on the wire, which `data` may have fewer of."""
+
+    t: int
+    link_type: int
+    data: bytes
+    length: int
+    offset: int
+
+
+class _Interface(NamedTuple):
+    """What a section says of an interface; `units` of its clock make a second, `late` seconds are added."""
+
+    link_type: int
+    snap_length: int
+    units: int
+    late: int
+
+
+def read_frames(file: BinaryIO) -> Iterator[Frame]:
+    """The packets of the file, in its order. Raises CaptureError, after what came before the damage."""
+    source = _Source(file)
+    magic = source.take(4, "the file")
+    if magic == SECTION.to_bytes(4):
+        yield from _pcapng(source)
+    elif magic in _PCAP:
+        yield from _pcap(source, *_PCAP[magic])
+    else:
+        raise CaptureError(0, f"the file is neither pcapng nor pcap: it begins with {magic.hex(' ')}")
+
+
+class _Source:
+    """The file, and how far it has been read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._ahead = b""
+        self.offset = 0
+
+    def take(self, size: int, what: str) -> bytes:
+        data = self._ahead + self._file.read(size - len(self._ahead))
+        self._ahead = b""
+        if len(data) < size:
+            raise CaptureError(self.offset, f"{what} is cut short: {size} bytes wanted, {len(data)} there")
+        self.offset += size
+        return data
+
+    def at_end(self) -> bool:
+        """Whether nothing follows; the byte looked at is kept for the next `take`, of one or more."""
+        self._ahead = self._file.read(1)
+        return not self._ahead
+
+
+# --- pcapng ------------------------------------------------------------------------------
+
+
+def _pcapng(source: _Source) -> Iterator[Frame]:
+    """Everything after the type of the first section header."""
+    order, interfaces = _section(source, 0), list[_Interface]()
+    while not source.at_end():
+        start = source.offset
+        kind_bytes = source.take(4, "a block")
+        if kind_bytes == SECTION.to_bytes(4):
+            order, interfaces = _section(source, start), []
+            continue
+        (kind,) = struct.unpack(f"{order}I", kind_bytes)
+        (length,) = struct.unpack(f"{order}I", source.take(4, "a block's length"))
+        body = _body(source, start, order, length, 8)
+        if kind == INTERFACE:
+            interfaces.append(_interface(body, order, start))
+        elif kind in (PACKET, _SIMPLE_PACKET):
+            yield _packet(kind, body, order, interfaces, start)
+
+
+def _section(source: _Source, start: int) -> str:
+    """Read the rest of a section header; the byte order of what follows."""
+    length_bytes, magic = source.take(4, "the section header"), source.take(4, "the section header")
+    order = next((o for o in "<>" if struct.unpack(f"{o}I", magic)[0] == BYTE_ORDER), None)
+    if order is None:
+        raise CaptureError(start + 8, f"the section header has no byte order: {magic.hex(' ')}")
+    (length,) = struct.unpack(f"{order}I", length_bytes)
+    (major,) = struct.unpack_from(f"{order}H", _body(source, start, order, length, 12, at_least=12))
+    if major != 1:
+        raise CaptureError(start + 12, f"the section is of version {major}, known is 1")
+    return order
+
+
+def _body(source: _Source, start: int, order: str, length: int, done: int, at_least: int = 0) -> bytes:
+    """What is left of a block of which `done` bytes are read, without the length at its end."""
+    if length % 4 or not done + at_least + 4 <= length <= _MAX_BLOCK:
+        raise CaptureError(start + 4, f"a block of {length} bytes cannot be")
+    body = source.take(length - done - 4, "a block")
+    (again,) = struct.unpack(f"{order}I", source.take(4, "a block"))
+    if again != length:
+        raise CaptureError(source.offset - 4, f"a block of {length} bytes ends with the length {again}")
+    return body
+
+
+def _interface(body: bytes, order: str, start: int) -> _Interface:
+    if len(body) < 8:
+        raise CaptureError(start, "an interface description is too short")
+    link_type, _, snap_length = struct.unpack_from(f"{order}HHI", body)
+    resolution, late, at = _MICROSECONDS, 0, 8
+    while at + 4 <= len(body):
+        code, size = struct.unpack_from(f"{order}HH", body, at)
+        value = body[at + 4 : at + 4 + size]
+        if code == _END:
+            break
+        if len(value) < size or (code == RESOLUTION and size != 1) or (code == _TIME_OFFSET and size != 8):
+            raise CaptureError(start + 8 + at, f"option {code} of an interface has {size} bytes")
+        if code == RESOLUTION:
+            resolution = value[0]
+        elif code == _TIME_OFFSET:
+            (late,) = struct.unpack(f"{order}q", value)
+        at += 4 + size + -size % 4
+    units = 2 ** (resolution & 0x7F) if resolution & 0x80 else 10**resolution
+    return _Interface(link_type, snap_length, units, late)
+
+
+def _packet(kind: int, body: bytes, order: str, interfaces: list[_Interface], start: int) -> Frame:
+    head = 20 if kind == PACKET else 4
+    if len(body) < head:
+        raise CaptureError(start, "a packet block is too short")
+    if kind == PACKET:
+        number, high, low, size, length = struct.unpack_from(f"{order}IIIII", body)
+    else:
+        number = high = low = 0
+        (length,) = struct.unpack_from(f"{order}I", body)
+        size = min(length, (interfaces[0].snap_length if interfaces else 0) or length)
+    if number >= len(interfaces):
+        raise CaptureError(start + 8, f"a packet is of interface {number}, {len(interfaces)} are described")
+    if size > len(body) - head:
+        raise CaptureError(start + head + 8, f"a packet of {size} bytes is in a block of {len(body)}")
+    interface = interfaces[number]
+    t = (high << 32 | low) * NS // interface.units + interface.late * NS
+    return Frame(t, interface.link_type, body[head : head + size], length, start)
+
+
+# --- pcap --------------------------------------------------------------------------------
+
+
+def _pcap(source: _Source, order: str, unit: int) -> Iterator[Frame]:
+    """Everything after the magic number."""
+    *_, link_type = struct.unpack(f"{order}HHIIII", source.take(20, "the file's header"))
+    while not source.at_end():
+        start = source.offset
+        record = source.take(16, "a packet's header")
+        seconds, fraction, size, length = struct.unpack(f"{order}IIII", record)
+        if size > _MAX_BLOCK:
+            raise CaptureError(start + 8, f"a packet of {size} bytes cannot be")
+        t = seconds * NS + fraction * unit
+        yield Frame(t, link_type & 0xFFFF, source.take(size, "a packet"), length, start)

@@ -1,0 +1,428 @@
+"""The pytest plugin for tests of applications that use mcast: a simulated fabric for each test.
+
+fixtures  mcast_fabric      the test's fabric, a `mcast.backends.sim.Fabric`; while it lasts the application's
+                            `open_endpoint("sim", …)` and `open_backend("sim")` reach it
+          mcast_endpoints   opens endpoints on it, each on a port of its own (McastEndpoints)
+marks     mcast(fabric="roce", seed=…, faults=[…], allow_leaks=False, **options)
+                            the fabric: link layer, or several to run the test on each; its seed, faults, and
+                            the options of `Fabric.roce` or `.infiniband` (ports, hosts, switches, clock, …)
+          mcast_faults(kind, **fields)     a fault by the name that it has in a scenario
+          mcast_faults(which, verdict)     a fault by value, as `fabric.rules.when` takes it
+options   --mcast-seed N|random   seed of the run, from which each test's follows with its node id; default 0
+          --mcast-traces    say of each leftover by which calls it was opened
+ini       mcast_fabric      link layers of the tests that name none; default roce
+
+Marks of a module, a class and a test add up, the nearest wins. Time on the fabric is virtual, and passes
+while a call waits; it is the wall's for coroutines, and with `clock="wall"` for programs with threads or
+asyncio. When a test has passed and left a batch, an id, a QP or a backend open, that is an error of its
+teardown; the endpoints of `mcast_endpoints` are closed before. A failure says the seed, and the command that
+repeats it.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import os
+import shlex
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import pytest
+
+if TYPE_CHECKING:
+    from mcast.aio import Endpoint as AioEndpoint
+    from mcast.api import Backend
+    from mcast.backends.sim import Fabric as McastFabric
+    from mcast.backends.sim.census import Census, Leftover
+    from mcast.endpoint.blocking import Endpoint
+    from mcast.endpoint.ports import Address
+
+# Nothing of mcast is imported before a test wants it: pytest loads this module in every run.
+
+__all__ = ["McastEndpoints", "McastFabric"]
+
+LINK_LAYERS = ("roce", "infiniband")
+_NAMES = {"roce": ("sim", "sim-roce"), "infiniband": ("sim", "sim-ib")}
+"""Link layer -> the backends' names that lead to such a fabric."""
+
+_TRACE_DEPTH = 8
+logger = logging.getLogger("mcast")
+
+
+def __getattr__(name: str) -> object:
+    if name == "McastFabric":
+        from mcast.backends.sim import Fabric
+
+        return Fabric
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# --- options, marks, header ----------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mcast", "tests of applications that use mcast")
+    group.addoption(
+        "--mcast-seed",
+        type=_seed,
+        default=0,
+        metavar="N|random",
+        help="the seed of the run: every test's own follows from it (default: 0)",
+    )
+    group.addoption(
+        "--mcast-traces", action="store_true", help="say of each leftover by which calls it was opened"
+    )
+    parser.addini(
+        "mcast_fabric",
+        f"link layers of mcast_fabric: {', '.join(LINK_LAYERS)}",
+        type="args",
+        default=["roce"],
+    )
+
+
+def _seed(text: str) -> int:
+    try:
+        return SystemRandom().getrandbits(32) if text == "random" else int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is neither a number nor 'random'") from None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "mcast(fabric, seed, faults, allow_leaks, **options): the simulated fabric of the test",
+        "mcast_faults(kind, **fields) or (which, verdict): a fault on the fabric of the test",
+    ):
+        config.addinivalue_line("markers", line)
+    if hasattr(config, "workerinput"):
+        config.option.mcast_seed = config.workerinput["mcast_seed"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker of pytest-xdist has the seed of the whole run, the random one too."""
+    node.workerinput["mcast_seed"] = node.config.getoption("mcast_seed")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"mcast: --mcast-seed={config.getoption('mcast_seed')}"
+
+
+# --- the plan of a test --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the marks say of a test's fabric. `seed` None: it follows from the run's."""
+
+    layers: Sequence[str]
+    seed: int | None = None
+    faults: Sequence[object] = ()
+    allow_leaks: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _plan(node: pytest.Item | pytest.Function) -> _Plan:
+    said: dict[str, Any] = {}
+    faults: list[object] = []
+    # From the module's to the test's own, decorators from top to bottom.
+    for mark in reversed([*node.iter_markers("mcast")]):
+        if mark.args:
+            raise _failure(
+                f"mcast{mark.args}: give its arguments by name, such as mcast(fabric='infiniband')"
+            )
+        faults += mark.kwargs.get("faults", ())
+        said |= mark.kwargs
+    for mark in reversed([*node.iter_markers("mcast_faults")]):
+        faults.append(_fault_of_mark(mark))
+    layers = said.pop("fabric", None) or node.config.getini("mcast_fabric")
+    layers = [layers] if isinstance(layers, str) else list(layers)
+    for layer in layers:
+        if layer not in LINK_LAYERS:
+            raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
+    said.pop("faults", None)
+    seed, allow_leaks = said.pop("seed", None), said.pop("allow_leaks", False)
+    return _Plan(layers, seed, faults, allow_leaks, said)
+
+
+def _fault_of_mark(mark: pytest.Mark) -> object:
+    if len(mark.args) == 1 and isinstance(mark.args[0], str):
+        return {"kind": mark.args[0], **mark.kwargs}
+    if len(mark.args) == 2 and not mark.kwargs:
+        return mark.args
+    raise _failure(
+        "mcast_faults takes the kind of one fault and its fields, mcast_faults('drop', nth=3), "
+        "or the two arguments of fabric.rules.when"
+    )
+
+
+def _failure(why: str) -> BaseException:
+    """What fails a test by a sentence, without a traceback."""
+    return pytest.fail.Exception(why, pytrace=False)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mcast_fabric" in metafunc.fixturenames and not _is_parametrized(metafunc):
+        layers = _plan(metafunc.definition).layers
+        if len(layers) > 1:
+            metafunc.parametrize("mcast_fabric", layers, indirect=True)
+
+
+def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
+    """Whether the test says itself on which fabrics it runs."""
+    named = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize") if mark.args)
+    return any("mcast_fabric" in (n.replace(",", " ").split() if isinstance(n, str) else n) for n in named)
+
+
+# --- the fixtures --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
+    """The simulated fabric of this test; the application reaches it by the backend's name."""
+    from mcast.backends.sim.census import Census
+
+    item = request.node
+    plan = _plan(item)
+    layer: str = getattr(request, "param", plan.layers[0])
+    if layer not in LINK_LAYERS:
+        raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
+    run = item.stash[_RUN] = _Run(layer, _seed_of(item) if plan.seed is None else plan.seed)
+    item.user_properties.append(("mcast_seed", run.seed))
+    fabric = _make(layer, run.seed, {"clock": _clock_of(item), **plan.options})
+    census = Census(fabric, _TRACE_DEPTH if request.config.getoption("mcast_traces") else 1)
+    try:
+        with _planted(fabric, layer, plan.faults), _reachable(fabric, layer):
+            yield fabric
+        if not (plan.allow_leaks or run.failed):
+            _report_leaks(census, Path(request.config.invocation_params.dir))
+    finally:
+        census.close()
+        fabric.close()
+
+
+@pytest.fixture
+def mcast_endpoints(mcast_fabric: McastFabric) -> Iterator[McastEndpoints]:
+    """Opens endpoints on the test's fabric, and closes them at its end."""
+    with McastEndpoints(mcast_fabric) as endpoints:
+        yield endpoints
+
+
+class McastEndpoints:
+    """Opens endpoints on the fabric of a test, each on a port of its own, and closes them at its end.
+
+    ```python
+    def test_feed(mcast_endpoints: McastEndpoints) -> None:
+        sender, receiver = mcast_endpoints(2, sequence=True)
+
+    async def test_awaited(mcast_endpoints: McastEndpoints) -> None:
+        sender, receiver = mcast_endpoints.aio(2)
+    ```
+    """
+
+    def __init__(self, fabric: McastFabric) -> None:
+        self._ports = fabric.ports
+        self._used = 0
+        self._close = ExitStack()
+
+    def __call__(self, count: int = 1, **options: Any) -> tuple[Endpoint, ...]:
+        """Endpoints on the next `count` ports; the options are those of `mcast.open_endpoint`.
+
+        Raises ValueError when the fabric has no more ports.
+        """
+        from mcast.endpoint.blocking import open_endpoint
+
+        opened = (open_endpoint("sim", address, **options) for address in self._next(count))
+        return tuple(map(self._close.enter_context, opened))
+
+    def aio(self, count: int = 1, **options: Any) -> tuple[AioEndpoint, ...]:
+        """The same for asyncio: call it in a coroutine, for these endpoints belong to its loop."""
+        from mcast.aio import open_endpoint
+
+        def opened(address: Address) -> AioEndpoint:
+            endpoint = open_endpoint("sim", address, **options)
+            self._close.callback(_run, endpoint.close)
+            return endpoint
+
+        return tuple(map(opened, self._next(count)))
+
+    def _next(self, count: int) -> list[Address]:
+        """Addresses of the next ports."""
+        first, end = self._used, self._used + count
+        if end > len(self._ports):
+            raise ValueError(
+                f"this fabric has {len(self._ports)} ports, not {end}: "
+                f"mark the test @pytest.mark.mcast(ports={end})"
+            )
+        self._used = end
+        return [port.addresses[0] for port in self._ports[first:end]]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close.close()
+
+
+def _run(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Close what belongs to a loop that has ended; the program's own loop, if it has one, is left alone."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(close())
+    finally:
+        loop.close()
+
+
+# --- making the fabric ---------------------------------------------------------------------------
+
+
+def _make(layer: str, seed: int, options: Mapping[str, Any]) -> McastFabric:
+    from mcast.backends.sim import Fabric
+
+    make: Callable[..., McastFabric] = Fabric.roce if layer == "roce" else Fabric.infiniband
+    known = inspect.signature(make).parameters
+    for name in options:
+        if name not in known:
+            raise _failure(f"mcast({name}=…): the options of a {layer} fabric are {', '.join(known)}")
+    try:
+        return make(**options, seed=seed)
+    except ValueError as error:
+        raise _failure(f"mcast: {error}") from None
+
+
+def _clock_of(item: pytest.Function) -> str:
+    return "wall" if inspect.iscoroutinefunction(item.function) else "virtual"
+
+
+@contextmanager
+def _planted(fabric: McastFabric, layer: str, faults: Sequence[Any]) -> Iterator[None]:
+    """While open, the faults befall the fabric; of several rules for a message the first counts."""
+    from mcast.backends.sim.scenario.faults import planted
+    from mcast.backends.sim.scenario.model import Topology, fault_of
+
+    shape = Topology.model_construct(link_layer=layer, ports=len(fabric.ports), switches=fabric.switches)
+    with ExitStack() as stack:
+        try:
+            for fault in faults:
+                if isinstance(fault, Mapping):
+                    stack.enter_context(planted(fabric, [fault_of(fault, shape)]))
+                elif isinstance(fault, tuple) and len(fault) == 2:
+                    stack.enter_context(fabric.rules.when(*fault))
+                else:
+                    raise TypeError(f"{fault!r} is neither a table, as in a scenario, nor (which, verdict)")
+        except (ValueError, TypeError) as error:
+            raise _failure(f"mcast_faults: {error}") from None
+        yield
+
+
+@contextmanager
+def _reachable(fabric: McastFabric, layer: str) -> Iterator[None]:
+    """While open, the names of this kind of fabric lead to this one, those of the other kind nowhere."""
+    from mcast.contract.registry import override, provider
+
+    with ExitStack() as stack:
+        for kind, names in _NAMES.items():
+            open_it = partial(_open, fabric) if kind == layer else partial(_open_other, kind, layer)
+            for name in names if kind == layer else names[1:]:
+                stack.enter_context(override(name, provider(name)._replace(open=open_it)))
+        yield
+
+
+def _open(fabric: McastFabric, **options: object) -> Backend:
+    from mcast.backends.sim import open_fabric
+
+    if options:
+        logger.info("the fabric is the test's: the options %s are passed over", ", ".join(options))
+    return open_fabric(fabric)
+
+
+def _open_other(kind: str, layer: str, **options: object) -> NoReturn:
+    from mcast.api import BackendUnavailable, UnavailableReason
+
+    raise BackendUnavailable(
+        _NAMES[kind][-1],
+        UnavailableReason.NO_DEVICE,
+        f"the fabric of this test is {layer}",
+        f"mark the test @pytest.mark.mcast(fabric={kind!r}), or open 'sim'",
+    )
+
+
+# --- leaks, and what a failure says --------------------------------------------------------------
+
+
+def _report_leaks(census: Census, directory: Path) -> None:
+    if census.leases():
+        gc.collect()  # a cycle, such as a caught error and its frames, may hold a batch that nobody uses
+    found = [*census.leases(), *census.leftovers()]
+    if found:
+        lines = [line for leftover in found for line in _leftover_lines(leftover, directory)]
+        hint = (
+            "Close it, with `with` for example. If it is meant to stay: @pytest.mark.mcast(allow_leaks=True)"
+        )
+        raise _failure("\n".join(["the test has left open:", *lines, hint]))
+
+
+def _leftover_lines(leftover: Leftover, directory: Path) -> Iterator[str]:
+    yield f"  {leftover.what}"
+    for file, line, function in leftover.place:
+        path = Path(file)
+        shown = path.relative_to(directory) if path.is_relative_to(directory) else path
+        yield f"    opened at {shown}:{line} in {function}"
+
+
+@dataclass
+class _Run:
+    """What a report has to know of a test's fabric. `failed`: an error keeps what its frames hold."""
+
+    layer: str
+    seed: int
+    failed: bool = False
+
+
+_RUN = pytest.StashKey[_Run]()
+
+
+def _seed_of(item: pytest.Item) -> int:
+    """The seed of a test: it follows from the run's and the test's node id."""
+    text = f"{item.config.getoption('mcast_seed')}:{item.nodeid}"
+    return int.from_bytes(sha256(text.encode()).digest()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    run = item.stash.get(_RUN, None)
+    if run is not None:
+        run.failed |= call.excinfo is not None
+        if report.failed:
+            said = f"fabric {run.layer}, seed {run.seed}; to repeat:\n{_command(item)}"
+            # A section of the report itself would fall to --show-capture=no.
+            if add := getattr(report.longrepr, "addsection", None):
+                add("mcast", said)
+            else:
+                report.sections.append(("mcast", said))
+    return report
+
+
+def _command(item: pytest.Item) -> str:
+    """The command line that runs this test with the same seed, from where pytest was called."""
+    config = item.config
+    where = Path(os.path.relpath(item.path, config.invocation_params.dir)).as_posix()
+    node = "::".join([where, *item.nodeid.split("::")[1:]])
+    settings = [one for one in config.option.override_ini or () if one.startswith("mcast_")]
+    kept = [("-c", config.option.inifilename), ("--rootdir", config.option.rootdir)]
+    kept += [("-o", setting) for setting in settings]
+    options = [word for option, value in kept if value for word in (option, str(value))]
+    return shlex.join(["pytest", *options, node, f"--mcast-seed={config.getoption('mcast_seed')}"])

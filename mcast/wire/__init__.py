@@ -1,0 +1,1 @@
+"""What hosts, switches and the subnet administrator agree on, as values and as bytes."""

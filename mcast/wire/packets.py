@@ -1,0 +1,260 @@
+"""What goes over the wire, as bytes: RoCEv2 and InfiniBand datagrams, SA MADs, IGMPv3 reports.
+
+Sources: IBA vol 1, 5.2 and 7.7 (LRH), 8.3 (GRH), 9.2 and 9.3 (BTH, DETH), 7.8 (ICRC, VCRC), 13.4.2 and 15.2.1
+(MAD, SA MAD); annex A17 (RoCEv2); RFC 3376 (IGMPv3).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from ipaddress import IPv4Address
+from typing import NamedTuple
+
+from mcast.wire.addresses import Gid
+from mcast.wire.mapping import group_mac
+from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
+
+ROCE_UDP_PORT = 4791
+IGMP_ROUTERS = IPv4Address("224.0.0.22")
+SA_LID = 0xBFFF
+"""Where the SA is: the highest unicast LID, since ports are numbered from the lowest."""
+
+_UD_SEND_ONLY, _UD_SEND_ONLY_IMM = 0x64, 0x65
+_LNH_LOCAL, _LNH_GLOBAL = 2, 3
+_IBA_NEXT_HEADER = 0x1B
+_IPV4, _IPV6, _UDP, _IGMP = 0x0800, 0x86DD, 17, 2
+_GSI_QP, _GSI_QKEY = 1, 0x80010000
+_DEFAULT_PKEY = 0xFFFF
+_GSI_MAD_BYTES = 256
+_SA_CLASS, _SA_CLASS_VERSION, _MCMEMBER_ATTRIBUTE = 3, 2, 0x38
+_RESPONSE = 0x80
+_DATA_WORDS = 7  # an MCMemberRecord in an answer takes this many times 8 bytes
+_FIRST_UDP_SOURCE = 0xC000
+_VCRC_POLYNOMIAL = 0xD008  # x^16 + x^12 + x^3 + x + 1, lowest bit first
+
+
+class Datagram(NamedTuple):
+    """One UD message with all that its headers carry. LIDs and `sl` matter on InfiniBand alone."""
+
+    source: Gid
+    dest: Gid
+    src_qp: int
+    dest_qp: int
+    qkey: int
+    pkey: int
+    psn: int
+    payload: bytes
+    imm: int | None = None
+    hop_limit: int = 64
+    traffic_class: int = 0
+    flow_label: int = 0
+    slid: int = 0
+    dlid: int = 0
+    sl: int = 0
+
+
+def mac_of(guid: int) -> bytes:
+    """The MAC address of a port: locally administered, ending in its GUID."""
+    return b"\x02\x00" + (guid & 0xFFFFFFFF).to_bytes(4)
+
+
+def udp_source_port(qp_num: int) -> int:
+    """The UDP source port of a QP, by which switches spread flows: Soft-RoCE's rule, a 14-bit hash."""
+    return _FIRST_UDP_SOURCE + ((qp_num * 0x61C88647 & 0xFFFFFFFF) >> 18)
+
+
+# --- RoCEv2 ------------------------------------------------------------------------------
+
+
+def roce(message: Datagram, src_mac: bytes, dest_mac: bytes) -> bytes:
+    """An Ethernet frame, without FCS; IPv4 if the GIDs hold IPv4 addresses."""
+    transport = _transport(message)
+    length = 8 + len(transport) + 4
+    udp = struct.pack(">HHHH", udp_source_port(message.src_qp), ROCE_UDP_PORT, length, 0)
+    source, dest = message.source.ipv4, message.dest.ipv4
+    if source is not None and dest is not None:
+        ip = _ipv4(source, dest, _UDP, length, message.hop_limit, message.traffic_class)
+        masked = mask_ipv4(ip)
+        ether_type = _IPV4
+    else:
+        ip = _ipv6(message, _UDP, length)
+        masked = mask_ipv6(ip)
+        ether_type = _IPV6
+    crc = icrc(b"\xff" * 8 + masked + mask_udp(udp) + mask_bth(transport))
+    return ethernet(dest_mac, src_mac, ether_type) + ip + udp + transport + crc
+
+
+def ethernet(dest: bytes, source: bytes, ether_type: int) -> bytes:
+    return dest + source + ether_type.to_bytes(2)
+
+
+def igmp_report(source: IPv4Address, group: IPv4Address, joined: bool, src_mac: bytes) -> bytes:
+    """An IGMPv3 report with one record, in an Ethernet frame: to EXCLUDE {} for a join, to INCLUDE {} for a
+    leave (RFC 3376, 4.2 and 5.1)."""
+    change = 4 if joined else 3
+    unsummed = struct.pack(">BxHxxHBBH4s", 0x22, 0, 1, change, 0, 0, group.packed)
+    body = unsummed[:2] + _checksum(unsummed) + unsummed[4:]
+    router_alert = b"\x94\x04\x00\x00"
+    ip = _ipv4(source, IGMP_ROUTERS, _IGMP, len(body), 1, 0xC0, router_alert)
+    return ethernet(group_mac(Gid(IGMP_ROUTERS)), src_mac, _IPV4) + ip + body
+
+
+def _ipv4(
+    source: IPv4Address,
+    dest: IPv4Address,
+    protocol: int,
+    length: int,
+    ttl: int,
+    tos: int,
+    options: bytes = b"",
+) -> bytes:
+    size = 20 + len(options)
+    dont_fragment = 0x4000
+    unsummed = (
+        struct.pack(">BBHHHBBH", 0x40 | size // 4, tos, size + length, 0, dont_fragment, ttl, protocol, 0)
+        + source.packed
+        + dest.packed
+        + options
+    )
+    return unsummed[:10] + _checksum(unsummed) + unsummed[12:]
+
+
+def _ipv6(message: Datagram, next_header: int, length: int) -> bytes:
+    """An IPv6 header, which is also the form of a GRH."""
+    first = 6 << 28 | message.traffic_class << 20 | message.flow_label
+    addresses = bytes(message.source) + bytes(message.dest)
+    return struct.pack(">IHBB", first, length, next_header, message.hop_limit) + addresses
+
+
+def _checksum(data: bytes) -> bytes:
+    """The Internet checksum (RFC 1071)."""
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return (~total & 0xFFFF).to_bytes(2)
+
+
+# --- InfiniBand --------------------------------------------------------------------------
+
+
+def infiniband(message: Datagram) -> bytes:
+    """A packet with a GRH, from LRH to VCRC."""
+    transport = _transport(message)
+    grh = _ipv6(message, _IBA_NEXT_HEADER, len(transport) + 4)
+    lrh = _lrh(message, _LNH_GLOBAL, len(grh) + len(transport))
+    crc = icrc(b"\xff" * 8 + mask_ipv6(grh) + mask_bth(transport))
+    packet = lrh + grh + transport + crc
+    return packet + vcrc(packet)
+
+
+def sa_request(method: SaMethod, tid: int, mask: int, record: McMemberRecord, lid: int) -> bytes:
+    """A request for MCMemberRecord from the port with that LID to the SA, from LRH to VCRC."""
+    return _gsi(_sa_mad(method, SaStatus.OK, tid, mask, record, 0), tid, lid, SA_LID)
+
+
+def sa_answer(
+    method: SaMethod, status: SaStatus, tid: int, mask: int, record: McMemberRecord, lid: int
+) -> bytes:
+    """The SA's answer to such a request, to the port with that LID. Set and Get are answered by GetResp."""
+    answer = _RESPONSE | (SaMethod.GET if method is SaMethod.SET else method)
+    return _gsi(_sa_mad(answer, status, tid, mask, record, _DATA_WORDS), tid, SA_LID, lid)
+
+
+def _sa_mad(method: int, status: int, tid: int, mask: int, record: McMemberRecord, offset: int) -> bytes:
+    common = struct.pack(
+        ">BBBBHHQHHI", 1, _SA_CLASS, _SA_CLASS_VERSION, method, status, 0, tid, _MCMEMBER_ATTRIBUTE, 0, 0
+    )
+    no_rmpp, sm_key = bytes(12), bytes(8)
+    head = common + no_rmpp + sm_key + struct.pack(">HHQ", offset, 0, mask)
+    return (head + record.pack()).ljust(_GSI_MAD_BYTES, b"\0")
+
+
+def _gsi(mad: bytes, psn: int, slid: int, dlid: int) -> bytes:
+    """A MAD between two QPs 1, without a GRH."""
+    none = Gid(bytes(16))
+    message = Datagram(
+        none,
+        none,
+        _GSI_QP,
+        _GSI_QP,
+        _GSI_QKEY,
+        _DEFAULT_PKEY,
+        psn & 0xFFFFFF,
+        mad,
+        slid=slid,
+        dlid=dlid,
+    )
+    transport = _transport(message)
+    lrh = _lrh(message, _LNH_LOCAL, len(transport))
+    crc = icrc(bytes((lrh[0] | 0xF0,)) + lrh[1:] + mask_bth(transport))
+    packet = lrh + transport + crc
+    return packet + vcrc(packet)
+
+
+def _lrh(message: Datagram, next_header: int, length: int) -> bytes:
+    """VL 0, link version 0; the packet length counts words from here to the ICRC."""
+    words = (8 + length + 4) // 4
+    return struct.pack(">BBHHH", 0, message.sl << 4 | next_header, message.dlid, words, message.slid)
+
+
+# --- both --------------------------------------------------------------------------------
+
+
+def _transport(message: Datagram) -> bytes:
+    """BTH, DETH, immediate if there is one, payload, padding to words."""
+    pad = -len(message.payload) % 4
+    has_imm = message.imm is not None
+    bth = struct.pack(
+        ">BBHII",
+        _UD_SEND_ONLY_IMM if has_imm else _UD_SEND_ONLY,
+        pad << 4,
+        message.pkey,
+        message.dest_qp,
+        message.psn,
+    )
+    deth = struct.pack(">II", message.qkey, message.src_qp)
+    imm = b"" if message.imm is None else message.imm.to_bytes(4)
+    return bth + deth + imm + message.payload + bytes(pad)
+
+
+def mask_ipv4(header: bytes) -> bytes:
+    """TOS, TTL and checksum may change on the way."""
+    return header[:1] + b"\xff" + header[2:8] + b"\xff" + header[9:10] + b"\xff\xff" + header[12:]
+
+
+def mask_udp(header: bytes) -> bytes:
+    """The checksum may change on the way."""
+    return header[:6] + b"\xff\xff"
+
+
+def mask_bth(transport: bytes) -> bytes:
+    """The reserved byte 4 of the BTH may change on the way (FECN, BECN)."""
+    return transport[:4] + b"\xff" + transport[5:]
+
+
+def mask_ipv6(header: bytes) -> bytes:
+    """Traffic class, flow label and hop limit may change on the way."""
+    return bytes((header[0] | 0x0F,)) + b"\xff" * 3 + header[4:7] + b"\xff" + header[8:]
+
+
+def icrc(masked: bytes) -> bytes:
+    """The invariant CRC of a packet whose variant fields have been set to ones, as on the wire."""
+    return zlib.crc32(masked).to_bytes(4, "little")
+
+
+def vcrc(packet: bytes) -> bytes:
+    """The variant CRC of everything from LRH to ICRC, as on the wire."""
+    crc = 0xFFFF
+    for byte in packet:
+        crc = crc >> 8 ^ _VCRC_TABLE[(crc ^ byte) & 0xFF]
+    return (crc ^ 0xFFFF).to_bytes(2, "little")
+
+
+def _shift_out(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (_VCRC_POLYNOMIAL if byte & 1 else 0)
+    return byte
+
+
+_VCRC_TABLE = tuple(map(_shift_out, range(256)))

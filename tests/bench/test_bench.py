@@ -1,0 +1,120 @@
+"""`mcast bench`: what it reports, when it fails, what it refuses, and how it counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from mcast.api import McastAddress
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.faults import Drop, Messages
+from mcast.bench.measure import measure, percentiles, result, window_for
+
+from ..commands import MCAST, Run
+
+QUICK = ("bench", "--seconds", "0.05")
+
+
+@pytest.mark.parametrize(("backend", "receivers"), [("sim-roce", 1), ("sim-ib", 3)])
+def test_json_has_what_programs_compare(mcast: Run, backend: str, receivers: int) -> None:
+    done = mcast(*QUICK, "--backend", backend, "--receivers", str(receivers), "--size", "512", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["backend"], found["size"], found["receivers"]) == (backend, 512, receivers)
+    assert (found["lost"], found["processes"]) == (0, 1)
+    assert found["messages_per_s"] == pytest.approx(found["messages"] / found["seconds"])
+    assert found["deliveries_per_s"] == pytest.approx(receivers * found["messages_per_s"])
+    latency = found["latency_us"]
+    assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
+
+
+def test_it_reads_well_in_80_columns(mcast: Run) -> None:
+    done = mcast(*QUICK, "--receivers", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for word in ("messages/s", "lost     0 of", "p50", "p99"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (("--min-rate", "1e12"), ["--min-rate is 1,000,000,000,000"]),
+        (("--max-p99", "0"), ["--max-p99 is 0.0"]),
+        (("--min-rate", "1e12", "--max-p99", "0"), ["--min-rate", "--max-p99"]),
+    ],
+    ids=["rate", "p99", "both"],
+)
+def test_a_missed_limit_is_status_1(mcast: Run, limits: tuple[str, ...], says: list[str]) -> None:
+    done = mcast(*QUICK, *limits)
+    assert done.returncode == 1
+    assert "messages/s" in done.stdout, "the figures are shown all the same"
+    assert done.stderr.count("\n") == 1
+    for word in says:
+        assert word in done.stderr
+
+
+def test_a_kept_limit_is_status_0(mcast: Run) -> None:
+    done = mcast(*QUICK, "--min-rate", "1", "--max-p99", "1e9")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+BAD_INPUT = {
+    "more than one MTU": (("--size", "1025"), "--size is 1025: one MTU carries 1024 bytes"),
+    "negative size": (("--size", "-1"), "'--size': Input should be greater than or equal to 0"),
+    "no receiver": (("--receivers", "0"), "'--receivers': Input should be greater than or equal to 1"),
+    "no time": (("--seconds", "0"), "'--seconds'"),
+    "no number": (("--min-rate", "fast"), "'--min-rate'"),
+    "unicast": (("--group", "10.0.0.1"), "10.0.0.1 is a unicast address"),
+    "unknown backend": (("--backend", "nope"), "'nope' is no backend"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_sentence_and_status_2(mcast: Run, case: str) -> None:
+    arguments, says = BAD_INPUT[case]
+    done = mcast(*QUICK, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--backend", "sim"), "a fabric inside this process"),
+        (("--receivers", "2", "--backend", "rdma"), "leave out"),
+    ],
+    ids=["simulated", "receivers"],
+)
+def test_what_an_mpi_job_cannot_have(arguments: tuple[str, ...], says: str) -> None:
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "3"}
+    done = subprocess.run(
+        [MCAST, *QUICK, *arguments], env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_each_message_that_a_receiver_misses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcast.bench.measure.GRACE", 0.01)
+    group = McastAddress.of("239.1.1.1")
+    fabric = Fabric.roce(ports=3, seed=1)
+    with open_fabric(fabric) as backend, fabric.rules.when(Messages(target="roce1", nth=40), Drop()):
+        found = measure(backend, group, 64, 2, 0.05)
+    assert found.lost == 1
+    assert found.deliveries_per_s < 2 * found.messages_per_s
+
+
+def test_percentiles_of_what_arrived() -> None:
+    assert percentiles([]) is None
+    assert percentiles([number * 1e-6 for number in range(100, 0, -1)]) == (51, 91, 100, 100)
+    nothing = result("sim", 64, 1, 1, 0, 1.0, 0, [])
+    assert (nothing.messages_per_s, nothing.deliveries_per_s, nothing.latency_us) == (0, 0, None)
+
+
+def test_what_is_in_flight_is_bounded() -> None:
+    assert [window_for(receivers) for receivers in (1, 2, 3, 8, 512, 5000)] == [256, 256, 170, 64, 1, 1]

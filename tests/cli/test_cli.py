@@ -1,0 +1,171 @@
+"""The command: what it prints, what it answers to bad input, and how quickly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcast import backend_names
+
+from ..commands import MCAST, Run
+
+BAD_INPUT = {
+    "unknown backend": (("demo", "--backend", "nope"), "'nope' is no backend; there are sim"),
+    "missing file": (("demo", "missing"), "cannot read missing: No such file"),
+    "directory": (("demo", "."), ". is not a regular file"),
+    "device": (("demo", "/dev/zero"), "/dev/zero is not a regular file"),
+    "unicast group": (("demo", "--group", "10.0.0.1"), "10.0.0.1 is a unicast address"),
+    "zero group": (("demo", "--group", "0.0.0.0"), "the zero address"),
+    "no address": (("demo", "--group", "hello"), "'hello' is not an address"),
+    "port out of range": (("demo", "--group", "239.1.1.1:99999"), "port is 99999"),
+    "no receiver": (
+        ("demo", "--receivers", "0"),
+        "'--receivers': Input should be greater than or equal to 1",
+    ),
+    "no number": (("demo", "--receivers", "x"), "valid integer"),
+    "negative size": (("demo", "--size", "-1"), "'-1' is no size"),
+    "unknown unit": (("demo", "--size", "4X"), "'4X' is no size"),
+    "too large": (("demo", "--size", "1025M"), "at most 1G"),
+    "size of a given file": (("demo", MCAST, "--size", "1"), "--size is of the made-up file"),
+    "two files": (("demo", "a", "b"), "unexpected extra argument"),
+    "unknown option": (("demo", "--nope"), "No such option: --nope"),
+    "unknown command": (("nope",), "No such command 'nope'"),
+    "conformance of an unknown backend": (("conformance", "--backend", "nope"), "'nope' is no backend"),
+    "report that cannot be written": (("conformance", "--json", "no/such/dir"), "cannot write no/such/dir"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_sentence_and_status_2(mcast: Run, case: str) -> None:
+    arguments, says = BAD_INPUT[case]
+    done = mcast(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("mcast")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+def test_an_unreadable_file_is_one_sentence(mcast: Run, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    done = mcast("demo", "loop")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "mcast demo: Invalid value: cannot read loop: Too many levels of symbolic links\n"
+
+
+def test_help_imports_nothing_heavy(run: Run) -> None:
+    loaded = run(MCAST.with_name("python"), "-c", "import sys, mcast.cli; print(*sys.modules)").stdout.split()
+    assert "mcast.cli.demo" in loaded
+    assert not {"pytest", "rich.table", "mcast.backends.sim"} & set(loaded)
+
+
+def test_without_a_command_there_is_help(mcast: Run) -> None:
+    assert mcast().stdout == mcast("--help").stdout
+
+
+def test_info_lists_every_provider(mcast: Run) -> None:
+    done = mcast("info", "--json")
+    found = json.loads(done.stdout)["providers"]
+    assert set(found) >= set(backend_names())
+    for name in ("sim", "sim-roce", "sim-ib"):
+        assert found[name]["available"]
+        assert len(found[name]["ports"]) == 4
+    for provider in found.values():
+        assert provider["available"] or (provider["reason"] and provider["detail"] and provider["fix"])
+
+
+def test_info_says_why_a_provider_is_missing(mcast: Run, third_party: Callable[..., dict[str, str]]) -> None:
+    env = third_party(source="raise RuntimeError('out of order')")
+    found = json.loads(mcast("info", "--json", env=env).stdout)["providers"]["acme"]
+    assert found["reason"] == "installed but broken"
+    assert found["detail"] == "RuntimeError: out of order"
+    assert "mcast.backends" in found["fix"]
+    assert "RuntimeError: out of order" in mcast("info", env=env).stdout
+
+
+@pytest.mark.parametrize("arguments", [("info",), ("demo", "--size", "1M"), ("--help",), ("demo", "--help")])
+def test_output_fits_80_columns_and_has_no_escapes(mcast: Run, arguments: tuple[str, ...]) -> None:
+    done = mcast(*arguments)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def on_a_terminal(*arguments: str, **env: str) -> str:
+    """What the command writes to a terminal."""
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [MCAST, *arguments],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "80"} | env,
+    ) as process:
+        os.close(follower)
+        written = b""
+        try:
+            while block := os.read(leader, 65536):
+                written += block
+        except OSError:  # the other end is closed: all is read
+            pass
+    os.close(leader)
+    assert process.returncode == 0
+    return written.decode()
+
+
+def test_a_terminal_gets_colour_and_a_progress_bar() -> None:
+    written = on_a_terminal("demo", "--size", "1M")
+    assert "multicasting" in written
+    assert "\x1b[32m" in written
+
+
+def test_no_color_is_respected() -> None:
+    assert "\x1b[3" not in on_a_terminal("demo", "--size", "1M", NO_COLOR="1")
+
+
+@pytest.mark.parametrize("backend", ["sim", "sim-ib"])
+@pytest.mark.parametrize("size", [0, 1, 1016, 1017, 300_001])
+def test_demo_verifies_each_receiver(mcast: Run, tmp_path: Path, backend: str, size: int) -> None:
+    data = bytes(number * 7 % 251 for number in range(size))
+    (tmp_path / "file").write_bytes(data)
+    done = mcast("demo", "file", "--receivers", "5", "--backend", backend, "--json")
+    outcome = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert outcome["sha256"] == hashlib.sha256(data).hexdigest()
+    assert outcome["messages"] == -(-size // (outcome["message_size"] - 8))
+    assert len(outcome["receivers"]) == 5
+    for receiver in outcome["receivers"]:
+        assert receiver["verified"]
+        assert receiver["sha256"] == outcome["sha256"]
+        assert (receiver["bytes"], receiver["lost"], receiver["messages"]) == (size, 0, outcome["messages"])
+
+
+def test_demo_ends_with_a_line_for_scripts(mcast: Run) -> None:
+    last = mcast("demo", "--receivers", "2", "--size", "100K").stdout.splitlines()[-1]
+    assert last == "demo: 2/2 receivers verified, 101 messages each, 0 lost"
+
+
+def test_the_made_up_file_is_always_the_same(mcast: Run) -> None:
+    first, second = (json.loads(mcast("demo", "--size", "2M", "--json").stdout) for _ in range(2))
+    assert first["sha256"] == second["sha256"]
+    assert first["size"] == 2 << 20
+
+
+def test_a_reader_that_leaves_early_sees_no_traceback(run: Run) -> None:
+    done = run("sh", "-c", f"{MCAST} info --json | head -n 1")
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_a_full_disk_is_one_sentence(run: Run) -> None:
+    done = run("sh", "-c", f"{MCAST} info --json > /dev/full")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr

@@ -1,0 +1,131 @@
+"""`mcast conformance`: the report's forms, its status, and that anybody's provider can be put to it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcast.conformance.clauses import CLAUSES
+from mcast.conformance.facts import FACTS
+from mcast.conformance.report import Outcome, Result, build_report, from_json, merge, to_json
+
+from ..commands import Run
+
+Install = Callable[..., dict[str, str]]
+
+
+def test_a_third_party_runs_the_suite_by_one_command(
+    mcast: Run, third_party: Install, tmp_path: Path
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('not mine')\n")
+    env = third_party() | {"PYTEST_ADDOPTS": "-k nothing", "PYTEST_PLUGINS": "no_such_plugin"}
+    before = set(tmp_path.iterdir())
+    done = mcast("conformance", "--require-backend", "acme", "--json", "r.json", "--html", "r.html", env=env)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == "conformance: acme conforms"
+    assert {path.name for path in set(tmp_path.iterdir()) - before} == {"r.json", "r.html"}
+
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert list(report["providers"]) == ["acme"]
+    column = report["providers"]["acme"]
+    assert set(column) == {*CLAUSES, *FACTS}
+    assert {cell["outcome"] for cell in column.values()} == {"passed", "not-applicable"}
+    for name, cell in column.items():
+        assert set(cell) == {"outcome", "tests", "reason"}
+        assert bool(cell["reason"]) == (cell["outcome"] == "not-applicable"), name
+        assert cell["tests"] or name in FACTS
+    assert "acme" not in " ".join(column["JEX-1"]["tests"])
+
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<details ") == len(CLAUSES) + len(FACTS)
+    assert "a provider of somebody else" in page
+    for outside in ("http://", "https://", "src=", "<link"):
+        assert outside not in page
+
+
+def test_a_leak_a_deviation_and_a_stale_deviation_are_told(mcast: Run, third_party: Install) -> None:
+    env = third_party(deviations={"test_no_such_test": "it was renamed"}, leak="QP 7")
+    done = mcast("conformance", "--backend", "acme", env=env)
+    assert done.returncode == 1
+    assert "left behind after the backend was closed: QP 7" in done.stdout
+    assert "test_no_such_test: a deviation is declared, but there is no such test" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_backend_that_cannot_run_is_not_called_conforming(mcast: Run, third_party: Install) -> None:
+    source = (
+        "from mcast.api import Status, UnavailableReason\nfrom mcast.backends.sim import ROCE\n"
+        "status = Status(False, 'the card is gone', UnavailableReason.NO_DEVICE, 'put it back')\n"
+        "PROVIDER = ROCE._replace(status=lambda: status)\n"
+    )
+    env = third_party(source=source)
+    done = mcast("conformance", "--backend", "acme", "--json", "r.json", env=env)
+    assert done.returncode == 1
+    assert "acme not tested: no device: the card is gone; put it back" in done.stdout
+    assert done.stdout.splitlines()[-1] == "conformance: nothing was tested"
+
+
+def test_without_pytest_there_is_one_sentence(run: Run) -> None:
+    hide = "import sys; sys.modules['pytest'] = None; from mcast.cli import main; main()"
+    done = run(sys.executable, "-c", hide, "conformance")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "mcast: the suite needs pytest: pip install 'mcast[conformance]'\n"
+
+
+# --- the table -------------------------------------------------------------
+
+
+def proof(outcome: Outcome, reason: str = "", backend: str | None = "one", test: str = "t.py::t") -> Result:
+    return Result(test, backend, ("JEX-1",), outcome, reason)
+
+
+P, F, N, D, S = Outcome.PASSED, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.DEVIATION, Outcome.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("results", "outcome", "reason"),
+    [
+        ([], F, "no test proves it"),
+        ([proof(P)], P, None),
+        ([proof(P), proof(N, "no SA")], P, None),
+        ([proof(N, "no SA"), proof(N, "no SA")], N, "no SA"),
+        ([proof(P), proof(D, "as measured"), proof(N, "no SA")], D, "as measured"),
+        ([proof(P), proof(F, "1 != 2"), proof(D, "as measured")], F, "1 != 2"),
+        ([proof(P), proof(S, "no time")], F, "no time"),
+        ([proof(P, backend=None)], P, None),
+        ([proof(P, backend="another")], F, "no test proves it"),
+    ],
+)
+def test_a_cell_says_the_worst_of_its_tests(
+    results: list[Result], outcome: Outcome, reason: str | None
+) -> None:
+    cell = build_report(results, ["one"], {}).providers["one"]["JEX-1"]
+    assert (cell.outcome, cell.reason) == (outcome, reason)
+
+
+def test_a_failure_outside_the_clauses_is_no_pass() -> None:
+    everything = (*CLAUSES, *FACTS)
+    good = Result("t.py::all", "one", everything, P, "")
+    assert build_report([good], ["one"], {}).passed
+    assert not build_report([good, Result("t.py::other", None, (), F, "1 != 2")], ["one"], {}).passed
+
+
+def test_json_is_as_promised() -> None:
+    report = json.loads(to_json(build_report([proof(P), proof(P)], ["one", "two"], {"two": "no device"})))
+    assert report["providers"]["one"]["JEX-1"] == {"outcome": "passed", "tests": ["t.py::t"], "reason": None}
+    assert "two" not in report["providers"]
+    assert report["unavailable"] == {"two": "no device"}
+
+
+def test_a_report_survives_json_and_merging() -> None:
+    one = build_report([proof(P), Result("t.py::loose", None, (), F, "1 != 2")], ["one"], {})
+    two = build_report([proof(D, "as measured", backend="two")], ["two", "three"], {"three": "no device"})
+    assert from_json(to_json(one)) == one
+    both = merge([one, from_json(to_json(two))])
+    assert (both.providers["one"], both.providers["two"]) == (one.providers["one"], two.providers["two"])
+    assert (both.unavailable, both.loose) == (two.unavailable, one.loose)

@@ -1,0 +1,156 @@
+"""Promises of the contract that the simulator and the real provider keep alike, here on the card."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+import pytest
+
+from mcast.api import AlreadyJoined, Backend, CmEventType, CmId, Destination, EventChannel, QpInit, QueuePair
+from mcast.wire.addresses import Gid, Mgid
+
+from ..networks import KINDS, CardNetwork, Network, network_of
+
+GROUP = "239.1.2.3"
+GROUP_ON_INFINIBAND = "ff12:4001:ffff::f01:203"
+BOUND = 30.0
+"""Seconds; the longest that anything may take, never a delay."""
+FOREVER = (1e10, 1e18, 10**30, inf)
+"""Seconds; more than any clock below counts."""
+
+
+@pytest.fixture(params=KINDS)
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    made = network_of(request, clock="wall")
+    yield made
+    assert made.leftovers() == ()
+    made.close()
+
+
+@pytest.fixture
+def backend(network: Network) -> Iterator[Backend]:
+    with network.open() as opened:
+        yield opened
+
+
+class End:
+    """A channel, an id on a port, its queue pair."""
+
+    def __init__(self, backend: Backend, address: str = "10.0.0.1") -> None:
+        self.channel: EventChannel = backend.event_channel()
+        self.id: CmId = self.channel.create_id()
+        self.id.bind_addr(address)
+        self.qp: QueuePair = self.id.create_qp(QpInit(max_send_wr=16, max_recv_wr=16))
+
+    def join(self) -> Destination:
+        self.id.join_multicast(GROUP)
+        event = self.channel.get_event(BOUND)
+        assert event is not None
+        ud = event.check().ud
+        assert ud is not None
+        return ud.destination
+
+
+@pytest.fixture
+def end(backend: Backend) -> End:
+    return End(backend)
+
+
+def ends_when(call: Callable[[], Any], cause: Callable[[], Any]) -> Any:
+    """What the call gives, which waits until the cause is there."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    cause()
+    thread.join(BOUND)
+    assert found
+    return found[0]
+
+
+# --- guard G-JOIN ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", ["infiniband", "card-infiniband"], indirect=True)
+def test_two_addresses_of_one_mgid_are_one_group(end: End) -> None:
+    """The leave of either would detach the queue pair for both."""
+    mgid = Mgid(end.join().gid)
+    assert mgid == Gid(GROUP_ON_INFINIBAND)
+    with pytest.raises(AlreadyJoined):
+        end.id.join_multicast(mgid)
+    end.id.leave_multicast(GROUP)
+    end.id.join_multicast(mgid)
+    with pytest.raises(AlreadyJoined):
+        end.id.join_multicast(GROUP)
+
+
+@pytest.mark.parametrize("network", ["roce", "card-roce"], indirect=True)
+def test_on_ethernet_every_address_is_a_group(end: End) -> None:
+    end.join()
+    end.id.join_multicast("224.1.2.3")
+
+
+# --- time ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("long", FOREVER)
+def test_a_timeout_may_be_as_long_as_one_likes(end: End, long: float) -> None:
+    to = end.join()
+    assert ends_when(lambda: end.qp.recv_one(long), lambda: end.qp.send(to, [b"x"], None, long)) is not None
+    end.qp.flush(long)
+    event = ends_when(lambda: end.channel.get_event(long), lambda: end.id.join_multicast("239.1.2.4"))
+    assert event.type is CmEventType.MULTICAST_JOIN
+
+
+@pytest.mark.parametrize("long", FOREVER)
+def test_a_resolution_may_last_as_long_as_one_likes(backend: Backend, long: float) -> None:
+    with backend.event_channel() as channel:
+        cm_id = channel.create_id()
+        cm_id.resolve_addr(GROUP, "10.0.0.1", long)
+        event = channel.get_event(BOUND)
+        assert event is not None
+        assert event.type is CmEventType.ADDR_RESOLVED
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+def test_an_older_receive_memory_ends_without_the_newer(end: End) -> None:
+    old, new = bytearray(2048), bytearray(2048)
+    older = end.qp.register(old, recv_slot=256)
+    newer = end.qp.register(new, recv_slot=256)
+    older.close()
+    to = end.join()
+    end.qp.send(to, [b"for the newer"])
+    with end.qp.recv(1, BOUND) as batch:
+        assert [bytes(message.payload) for message in batch] == [b"for the newer"]
+    assert b"for the newer" in new
+    newer.close()
+    end.qp.send(to, [b"for its own"])
+    with end.qp.recv(1, BOUND) as batch:
+        assert [bytes(message.payload) for message in batch] == [b"for its own"]
+    assert b"for its own" not in new
+
+
+# --- answers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", ["card-roce", "card-infiniband"], indirect=True)
+def test_a_message_without_a_grh_is_answered_by_lid(network: Network, backend: Backend) -> None:
+    assert isinstance(network, CardNetwork)
+    one, other = End(backend), End(backend, "10.0.0.2")
+    to = one.join()
+    assert network.card.inject(one.qp.qp_num, b"?", src_qp=other.qp.qp_num, slid=2)
+    message = one.qp.recv_one(BOUND)
+    assert message is not None
+    assert to.can_reply_to(message) is network.is_infiniband
+    if network.is_infiniband:
+        one.qp.send(to.reply_to(message), [b"!"])
+        answer = other.qp.recv_one(BOUND)
+        assert answer is not None
+        assert bytes(answer.payload) == b"!"
+    else:
+        with pytest.raises(ValueError, match="neither a GRH nor a LID"):
+            to.reply_to(message)

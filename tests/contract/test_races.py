@@ -1,0 +1,207 @@
+"""Two threads, one object, each pair of calls: the first stops at each of its lines, the second runs then.
+
+The first stops in the files of `STOPS`. The simulator's cores are left out: they run under the fabric's lock,
+so the second call would wait at the lock, wherever the first one stands. Every third line is tried, of each
+pair another third; on InfiniBand what differs there, and on the card no endpoints. In a long run it is all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mcast import open_endpoint
+from mcast.api import (
+    AddressNotAvailable,
+    AlreadyJoined,
+    Batch,
+    Closed,
+    CmEvent,
+    CmId,
+    InvalidArgument,
+    McastError,
+    Message,
+    QueuePair,
+    Region,
+    TimedOut,
+)
+from mcast.endpoint.blocking import Sender
+from mcast.endpoint.stats import EndpointStats
+
+from ..interleave import EVERY, interleaved
+from ..networks import KINDS, Network, network_of
+
+GROUP, OTHER = "239.1.2.3", "239.4.5.6"
+NOTHING = type(None)
+STOPS = {"api.py", "backends/sim/backend.py"} | {
+    f"backends/rdma/{name}.py" for name in ("channel", "cm_id", "qp", "region", "pds", "address_handles")
+}
+ENDPOINT_STOPS = {"endpoint.py", "session.py", "station.py", "view.py"}
+
+
+@pytest.fixture(params=KINDS)
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    made = network_of(request, clock="wall")
+    yield made
+    assert made.leftovers() == ()
+    made.close()
+
+
+Calls = dict[str, Callable[[], object]]
+Outcomes = dict[str, tuple[type, ...]]
+
+
+def race(
+    network: Network,
+    prepare: Callable[[], tuple[Calls, Callable[[], None]]],
+    first: str,
+    allowed: Outcomes,
+    stops: set[str],
+) -> None:
+    """`first` against each call that is in order beside it, at each line; each time with new objects.
+
+    Whatever comes of the calls is one of the outcomes that are `allowed`, and nothing is left.
+    """
+    _, close = prepare()
+    close()
+    left = network.leftovers()  # a device that is open stays so
+    for number, second in enumerate(allowed):
+        if network.is_infiniband and EVERY > 1 and not {first, second} <= SA_MATTERS:
+            continue
+        at, stopped = 1 + number % EVERY, True
+        while stopped:
+            calls, close = prepare()
+            one, other, stopped = interleaved(calls[first], calls[second], at, stops.__contains__)
+            close()
+            assert isinstance(one, allowed[first]), (first, second, at, repr(one))
+            assert isinstance(other, allowed[second]), (first, second, at, repr(other))
+            assert network.leftovers() == left, (first, second, at)
+            if (first, second) == ("join", "join"):
+                assert AlreadyJoined in {type(one), type(other)}
+            at += EVERY
+
+
+SA_MATTERS = {"join", "leave", "get_event", "destroy", "close"}
+"""Calls in which a Subnet Administrator takes part."""
+
+# --- ids, their channels, queue pairs and regions --------------------------------------------------
+
+ON_AN_ID: Outcomes = {
+    "join": (NOTHING, AlreadyJoined, Closed),
+    "leave": (NOTHING, AddressNotAvailable, Closed),
+    "create_qp": (QueuePair, InvalidArgument, Closed),
+    "send": (int, InvalidArgument, Closed),
+    "send_one": (NOTHING, InvalidArgument, Closed),
+    "recv": (Batch, Closed),
+    "recv_one": (Message, NOTHING, Closed),
+    "flush": (NOTHING, Closed),
+    "attach": (NOTHING, Closed),
+    "detach": (NOTHING, InvalidArgument, Closed),
+    "reset": (NOTHING, InvalidArgument, Closed),
+    "register": (Region, McastError, Closed),
+    "close_region": (NOTHING,),
+    "port_events": (tuple, Closed),
+    "get_event": (CmEvent, NOTHING, Closed),
+    "create_id": (CmId, Closed),
+    "destroy": (NOTHING,),
+    "close_qp": (NOTHING,),
+    "close": (NOTHING,),
+}
+"""What each call may end in."""
+
+
+@pytest.mark.parametrize("first", ON_AN_ID)
+def test_two_calls_on_an_id(network: Network, first: str) -> None:
+    backend = network.open()
+
+    def prepare() -> tuple[Calls, Callable[[], None]]:
+        channel = backend.event_channel()
+        cm_id = channel.create_id()
+        cm_id.bind_addr("10.0.0.1")
+        qp = cm_id.create_qp()
+        cm_id.join_multicast(OTHER)
+        event = channel.get_event()
+        assert event is not None
+        assert event.ud is not None
+        to = event.ud.destination
+        region = qp.register(bytearray(64))
+
+        def create_qp() -> QueuePair:
+            qp.close()
+            return cm_id.create_qp()
+
+        return {
+            "join": lambda: cm_id.join_multicast(GROUP),
+            "leave": lambda: cm_id.leave_multicast(OTHER),
+            "create_qp": create_qp,
+            "send": lambda: qp.send(to, [b"x"]),
+            "send_one": lambda: qp.send_one(to, b"x"),
+            "recv": lambda: qp.recv(timeout=0),
+            "recv_one": lambda: qp.recv_one(0),
+            "flush": lambda: qp.flush(0),
+            "attach": lambda: qp.attach_mcast(to.gid, to.dlid),
+            "detach": lambda: qp.detach_mcast(to.gid, to.dlid),
+            "reset": qp.reset,
+            "register": lambda: qp.register(bytearray(4096), recv_slot=256),
+            "close_region": region.close,
+            "port_events": qp.port_events,
+            "get_event": lambda: channel.get_event(0),
+            "create_id": channel.create_id,
+            "destroy": cm_id.destroy,
+            "close_qp": qp.close,
+            "close": channel.close,
+        }, channel.close
+
+    race(network, prepare, first, ON_AN_ID, STOPS)
+    backend.close()
+
+
+# --- endpoints and their memberships ---------------------------------------------------------------
+
+ON_AN_ENDPOINT: Outcomes = {
+    "join": (Sender, AlreadyJoined, Closed),
+    "sender": (Sender, AlreadyJoined, Closed),
+    "leave": (NOTHING,),
+    "send": (NOTHING, Closed),
+    "send_batch": (int, Closed),
+    "recv": (Message, NOTHING, Closed),
+    "recv_of_group": (Message, NOTHING, Closed),
+    "recv_batch": (Batch, Closed),
+    "next_event": (NOTHING, Closed),
+    "ready": (frozenset, TimedOut, Closed),
+    "probe_loopback": (bool, Closed),
+    "flush": (NOTHING, Closed),
+    "stats": (EndpointStats,),
+    "close": (NOTHING,),
+}
+
+
+@pytest.mark.parametrize("network", KINDS if EVERY == 1 else KINDS[:2], indirect=True)
+@pytest.mark.parametrize("first", ON_AN_ENDPOINT)
+def test_two_calls_on_an_endpoint(network: Network, first: str) -> None:
+    backend = network.open()
+
+    def prepare() -> tuple[Calls, Callable[[], None]]:
+        endpoint = open_endpoint(backend, "10.0.0.1")
+        group = endpoint.join(OTHER)
+        group.send(b"x")
+        return {
+            "join": lambda: endpoint.join(GROUP),
+            "sender": lambda: endpoint.sender(GROUP),
+            "leave": group.leave,
+            "send": lambda: group.send(b"x"),
+            "send_batch": lambda: group.send_batch([b"x"]),
+            "recv": lambda: endpoint.recv(0.001),
+            "recv_of_group": lambda: group.recv(0.001),
+            "recv_batch": lambda: endpoint.recv_batch(timeout=0.001),
+            "next_event": lambda: endpoint.next_event(0.001),
+            "ready": lambda: group.ready(timeout=0.001),
+            "probe_loopback": lambda: group.probe_loopback(0.001),
+            "flush": lambda: endpoint.flush(0),
+            "stats": endpoint.stats,
+            "close": endpoint.close,
+        }, endpoint.close
+
+    race(network, prepare, first, ON_AN_ENDPOINT, ENDPOINT_STOPS)
+    backend.close()

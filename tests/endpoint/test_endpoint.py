@@ -1,0 +1,814 @@
+"""The endpoint on simulated fabrics: joining, sending, receiving, loopback, limits, statistics, leaving."""
+
+from __future__ import annotations
+
+import errno as E
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+import mcast
+from mcast import Endpoint, LoopbackPolicy, Membership, ReceiveQueueLow, Rejoined, Sender, open_endpoint
+from mcast.api import (
+    AlreadyJoined,
+    Backend,
+    Batch,
+    Closed,
+    LinkLayer,
+    McastError,
+    MessageTooLarge,
+    NotSupported,
+    OutOfResources,
+    TimedOut,
+    UnknownBackend,
+)
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.core.port import Limits
+from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
+from mcast.backends.sim.testbed import SimObserver
+from mcast.backends.sim.trace.pcapng import packets_of
+from mcast.endpoint.blocking import LOOK_EVERY
+from mcast.endpoint.core import BATCH
+from mcast.endpoint.probe import PROBE_SIZE
+from mcast.endpoint.stats import EndpointStats
+from mcast.pcapng.dissect import Skipped, datagram
+from mcast.pcapng.reader import Frame
+from mcast.wire.mcmember import SaMethod, SaStatus
+
+from ..card.card import Card
+from ..card.provider import CardBackend
+
+GROUP, OTHER = "239.1.2.3", "239.4.5.6"
+Make = Callable[..., Fabric]
+
+
+@pytest.fixture(params=[Fabric.roce, Fabric.infiniband], ids=["roce", "infiniband"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makes a fabric of each kind."""
+    found: Make = request.param
+    return found
+
+
+class Net:
+    """A network, and endpoints on its ports; nothing may be left of them at the end."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.opened: list[Endpoint] = []
+
+    def open(self, number: int, **options: Any) -> Endpoint:
+        endpoint = open_endpoint(self.backend, f"10.0.0.{number + 1}", **options)
+        self.opened.append(endpoint)
+        return endpoint
+
+    def leftovers(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for endpoint in self.opened:
+            endpoint.close()
+        assert self.leftovers() == ()
+        self.backend.close()
+
+
+class SimNet(Net):
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(open_fabric(fabric))
+        self.fabric = fabric
+
+    def leftovers(self) -> tuple[str, ...]:
+        return SimObserver(self.fabric).leftovers()
+
+
+class CardNet(Net):
+    def __init__(self, card: Card) -> None:
+        super().__init__(CardBackend(card))
+        self.card = card
+
+    def leftovers(self) -> tuple[str, ...]:
+        return tuple(f"{one.kind} {one.number}" for one in self.card.leftovers())
+
+
+@pytest.fixture
+def sim(make: Make) -> Iterator[SimNet]:
+    net = SimNet(make())
+    yield net
+    net.close()
+
+
+@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
+def net(request: pytest.FixtureRequest) -> Iterator[Net]:
+    """A network of each kind, simulated, and of cards made of memory."""
+    provider, _, layer = request.param.rpartition("-")
+    if provider:
+        card: Card = request.getfixturevalue("card")
+        card.network(layer, ports=3)
+        net: Net = CardNet(card)
+    else:
+        net = SimNet(getattr(Fabric, layer)())
+    yield net
+    net.close()
+
+
+def payloads(batch: Batch) -> list[bytes]:
+    return [bytes(message.payload) for message in batch]
+
+
+def texts(member: Membership, count: int) -> list[bytes]:
+    """The payloads of the next messages of a group."""
+    messages = [member.recv(timeout=1) for _ in range(count)]
+    return [bytes(message.payload) for message in messages if message is not None]
+
+
+def drain(endpoint: Endpoint) -> list[bytes]:
+    """All that has come."""
+    return [payload for batch in endpoint.batches(timeout=0.01) for payload in payloads(batch)]
+
+
+# --- the everyday path ---------------------------------------------------------------------------
+
+
+def test_a_message_goes_to_every_member(net: Net) -> None:
+    sender, *receivers = (net.open(number) for number in range(3))
+    groups = [receiver.join(GROUP) for receiver in receivers]
+    with sender.sender(GROUP) as group:
+        group.send(b"hello", imm=7)
+        for member in groups:
+            message = member.recv(timeout=1)
+            assert message is not None
+            assert (bytes(message.payload), message.imm, message.from_self) == (b"hello", 7, False)
+            assert message.group == group.mgid
+            assert message.src_qp == sender.qp_num
+
+
+def test_join_returns_joined_and_attached(sim: SimNet) -> None:
+    endpoint = sim.open(1)
+    group = endpoint.join(GROUP)
+    assert group.joined
+    assert sim.fabric.ports[1].attached[group.mgid]
+    assert sim.backend.devices()[1].ports[0].addresses[0] in SimObserver(sim.fabric).group_ports(group.mgid)
+    assert endpoint.groups == (group,)
+    assert str(group.group) == GROUP
+    assert group.mlid == group.destination.dlid
+    assert bool(group.mlid) is (sim.fabric.sa is not None)
+
+
+def test_a_sender_cannot_receive_and_hears_nothing(net: Net) -> None:
+    sender = net.open(0).sender(GROUP)
+    assert not hasattr(sender, "recv")
+    assert not hasattr(sender, "__iter__")
+    member = net.open(1).join(GROUP)
+    member.send(b"not for senders")
+    assert net.opened[0].recv(timeout=0.01) is None
+
+
+def test_several_groups_on_one_endpoint_say_which(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    one, two = receiver.join(GROUP), receiver.join(OTHER)
+    to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
+    for index in range(3):
+        to_one.send(b"one %d" % index)
+        to_two.send(b"two %d" % index)
+    with receiver.recv_batch(timeout=1) as batch:
+        groups = [message.group for message in batch]
+        assert list(batch.groups) == groups
+    assert groups == [one.mgid, two.mgid] * 3
+    to_one.send(b"last")
+    with receiver.recv_batch(timeout=1) as batch:
+        assert len(batch) == 1
+    counted = [(group.stats().received, group.stats().received_bytes) for group in (one, two)]
+    assert counted == [(4, 19), (3, 15)]
+
+
+def test_a_membership_receives_its_own_and_keeps_the_rest_for_the_others(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    one, two = receiver.join(GROUP), receiver.join(OTHER)
+    to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
+    to_two.send_batch([b"a", b"b"])
+    to_one.send(b"c")
+    message = one.recv(timeout=1)
+    assert message is not None
+    assert bytes(message.payload) == b"c"
+    assert one.recv(timeout=0.01) is None
+    assert two.stats().queued == 2
+    to_two.send(b"d")
+    assert texts(two, 3) == [b"a", b"b", b"d"]
+
+
+def test_what_was_kept_comes_in_order_of_arrival_to_who_asks_for_all(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    first, *_ = receiver.join(GROUP), receiver.join(OTHER)
+    to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
+    for to, text in ((to_one, b"0"), (to_two, b"1"), (to_one, b"2"), (to_two, b"3")):
+        to.send(text)
+    assert first.recv(timeout=1) is not None  # the other three are read with it
+    message = receiver.recv(timeout=1)
+    assert message is not None
+    assert bytes(message.payload) == b"1"
+    to_one.send(b"4")
+    assert drain(receiver) == [b"2", b"3", b"4"]
+
+
+def test_queues_of_a_group_are_bounded_and_the_drops_counted(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1, receive_depth=8)
+    kept, read = receiver.join(GROUP), receiver.join(OTHER)
+    to_kept, to_read = sender.sender(GROUP), sender.sender(OTHER)
+    for index in range(5):
+        to_kept.send_batch([b"kept"] * 3)
+        to_read.send(b"%d" % index)
+        assert read.recv(timeout=1) is not None
+    stats = kept.stats()
+    assert (stats.queued, stats.received) == (8, 15)
+    assert dict(stats.dropped) == {"nobody asked for it in time": 7}
+    assert receiver.stats().dropped["nobody asked for it in time"] == 7
+
+
+def test_messages_one_by_one_are_in_order_whatever_their_length(net: Net) -> None:
+    """One as long as a probe is looked at, and takes another way."""
+    sender, receiver = net.open(0), net.open(1)
+    member, group = receiver.join(GROUP), sender.sender(GROUP)
+    sent = [b"0", bytes(PROBE_SIZE), b"2", bytes(PROBE_SIZE), bytes(PROBE_SIZE), b"5"]
+    for payload in sent:
+        group.send(payload)
+    assert texts(member, 3) == sent[:3]
+    assert [bytes(message.payload) for message in iter(lambda: receiver.recv(timeout=0), None)] == sent[3:]
+    stats = receiver.stats()
+    assert (stats.received, stats.groups[0].received) == (6, 6)
+    assert stats.received_bytes == stats.groups[0].received_bytes == sum(map(len, sent))
+    assert (stats.received_batches, stats.receive_free) == (6, 512)
+
+
+def test_a_membership_of_several_and_then_of_one_receives_its_own(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    one, two = receiver.join(GROUP), receiver.join(OTHER)
+    to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
+    to_two.send(b"first")
+    to_one.send(b"kept")
+    assert texts(two, 1) == [b"first"]
+    to_two.send(b"left behind")
+    two.leave()
+    to_one.send(b"received")
+    assert texts(one, 2) == [b"kept", b"received"]
+    message = receiver.recv(timeout=0)
+    assert message is not None  # of a group that was left after it had come
+    assert bytes(message.payload) == b"left behind"
+
+
+@pytest.mark.parametrize("call", ["recv", "recv_batch"])
+def test_events_are_asked_for_though_there_always_is_a_message(
+    net: Net, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    receiver.join(GROUP)
+    group = sender.sender(GROUP)
+    looks, look = 0, receiver._look
+
+    def counted() -> bool:
+        nonlocal looks
+        looks += 1
+        return look()
+
+    monkeypatch.setattr(receiver, "_look", counted)
+    for _ in range(3 * LOOK_EVERY):
+        group.send_batch([b"x", b"y"])
+        assert getattr(receiver, call)(timeout=1) is not None
+    assert looks == 2
+
+
+def test_batches_are_released_when_the_next_is_asked_for(sim: SimNet) -> None:
+    sender, receiver = sim.open(0), sim.open(1)
+    receiver.join(GROUP)
+    group = sender.sender(GROUP)
+    group.send_batch([b"one"] * BATCH + [b"two"])
+    batches = receiver.batches(timeout=0.01)
+    held = next(batches)
+    view = held[0].payload
+    assert receiver.stats().receive_free == 512 - BATCH - 1
+    assert payloads(next(batches)) == [b"two"]
+    assert held.released
+    with pytest.raises(ValueError):
+        bytes(view)
+    assert next(batches, None) is None
+    assert receiver.stats().receive_free == 512
+
+
+def test_with_one_group_a_batch_is_the_queue_pairs_own(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    receiver.join(GROUP)
+    sender.sender(GROUP).send_batch([b"x"] * 3)
+    with receiver.recv_batch(timeout=1) as batch:
+        assert type(batch).__module__.startswith("mcast.backends.")
+        assert receiver.stats().receive_free == 512 - 3
+    assert receiver.stats().groups[0].received == 3
+
+
+def test_any_buffer_is_a_payload(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    member, group = receiver.join(GROUP), sender.sender(GROUP)
+    array: Any = np.arange(6, dtype=np.uint16)
+    others: list[Any] = [bytearray(b"ab"), memoryview(b"cd")]
+    group.send(array)
+    assert group.send_batch(iter(others)) == 2
+    assert texts(member, 3) == [array.tobytes(), b"ab", b"cd"]
+    assert group.stats().sent_bytes == 16
+
+
+@pytest.mark.parametrize("payloads", [b"abc", bytearray(b"abc"), "abc", memoryview(b"abc")])
+def test_one_payload_is_no_batch(net: Net, payloads: Any) -> None:
+    group = net.open(0).sender(GROUP)
+    with pytest.raises(TypeError, match="use send"):
+        group.send_batch(payloads)
+    with pytest.raises(TypeError):
+        group.send("text")  # type: ignore[arg-type]
+    assert group.stats().sent == 0
+
+
+def test_timeouts_end_without_a_message(sim: SimNet) -> None:
+    endpoint = sim.open(0)
+    group = endpoint.join(GROUP)
+    start = sim.backend.now()
+    assert group.recv(timeout=0.5) is None
+    assert 0.5 <= sim.backend.now() - start < 0.6
+    assert endpoint.recv(timeout=0) is None
+    assert len(endpoint.recv_batch(timeout=0)) == 0
+    assert list(endpoint.batches(timeout=0)) == []
+    assert endpoint.next_event() is None
+    with pytest.raises(ValueError, match="max is 0"):
+        endpoint.recv_batch(max=0)
+
+
+def test_a_poll_finds_what_is_there(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    member = receiver.join(GROUP)
+    sender.sender(GROUP).send_batch([b"one", b"two"])
+    message = member.recv(timeout=0)
+    assert message is not None
+    assert bytes(message.payload) == b"one"
+    assert payloads(receiver.recv_batch(timeout=0)) == [b"two"]
+
+
+# --- where ---------------------------------------------------------------------------------------
+
+
+def test_a_backend_by_name_is_closed_with_the_endpoint() -> None:
+    with open_endpoint("sim", "10.0.0.2", options={"ports": 2}) as endpoint:
+        assert endpoint.device.name == "roce1"
+        assert str(endpoint.address) == "10.0.0.2"
+    assert endpoint.backend.closed
+    endpoint.close()
+
+
+def test_a_backend_that_was_given_stays_open(net: Net) -> None:
+    net.open(0).close()
+    assert not net.backend.closed
+
+
+def test_a_device_may_be_named(net: Net) -> None:
+    name = net.backend.devices()[2].name
+    with open_endpoint(net.backend, device=name) as endpoint:
+        assert str(endpoint.address) == "10.0.0.3"
+        assert endpoint.port.port_num == 1
+
+
+def test_the_only_active_port_is_taken_and_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mcast")
+    fabric = make(ports=2)
+    fabric.set_link(fabric.ports[1], up=False)
+    with open_fabric(fabric) as backend, open_endpoint(backend) as endpoint:
+        assert endpoint.port in endpoint.device.ports
+        assert str(endpoint.address) == "10.0.0.1"
+    assert f"{endpoint.device.name} port 1, 10.0.0.1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ({}, "give bind=ADDRESS; there is 10.0.0.1 ("),
+        ({"bind": "10.9.9.9"}, "no port has the address 10.9.9.9; there is 10.0.0.1 ("),
+        ({"device": "nobody"}, "'nobody' is not there, or has no address; there is 10.0.0.1 ("),
+        ({"bind": "10.0.0.1", "device": "x"}, "not both"),
+        ({"bind": "somewhere"}, "'somewhere' does not appear to be an IPv4 or IPv6 address"),
+        ({"bind": "10.0.0.1", "loopback": "maybe"}, "'maybe' is not a valid LoopbackPolicy"),
+        ({"bind": "10.0.0.1", "receive_depth": 99}, "receive_depth is 99: allowed are 1..64 (max_qp_wr of"),
+        ({"bind": "10.0.0.1", "send_depth": 0}, "send_depth is 0: allowed are 1..64 (max_qp_wr of"),
+        ({"bind": "10.0.0.1", "max_message": 4096}, "max_message is 4096: allowed are 1.."),
+        (
+            {"bind": "10.0.0.1", "traffic_class": 256},
+            "traffic_class is 256: allowed are 0..255 (a DSCP is its",
+        ),
+        ({"bind": "10.0.0.1", "service_level": -1}, "service_level is -1: allowed are 0.."),
+        ({"bind": "10.0.0.1", "service_level": 16}, "service_level is 16: allowed are 0.."),
+        ({"bind": "10.0.0.1", "comp_vector": 4}, "has 4 completion vectors, 0..3: choose one of these"),
+        ({"bind": "10.0.0.1", "busy_poll": -1.0}, "busy_poll"),
+    ],
+)
+def test_what_cannot_be_opened_says_what_can(make: Make, where: dict[str, Any], says: str) -> None:
+    fabric = make(limits=Limits(queue_depth=64))
+    options = {"receive_depth": 64, "send_depth": 64} | where
+    with open_fabric(fabric) as backend:
+        with pytest.raises(ValueError) as caught:
+            open_endpoint(backend, **options)
+        assert says in str(caught.value)
+    assert SimObserver(fabric).leftovers() == ()
+
+
+def test_an_unknown_backend_says_which_there_are() -> None:
+    with pytest.raises(UnknownBackend, match="sim-ib"):
+        open_endpoint("simm")
+
+
+# --- joins that fail leave nothing -----------------------------------------------------------------
+
+
+def test_a_refused_join_names_phase_causes_and_next_step_and_leaves_nothing() -> None:
+    net = SimNet(Fabric.infiniband())
+    endpoint = net.open(0)
+    with (
+        net.fabric.rules.when(Requests(method=SaMethod.SET), Refuse(SaStatus.NO_RESOURCES)),
+        pytest.raises(McastError) as caught,
+    ):
+        endpoint.join(GROUP)
+    assert (caught.value.errno, caught.value.phase.value) == (E.EINVAL, "join")
+    assert caught.value.causes
+    assert endpoint.groups == ()
+    assert net.leftovers() == ("QP 16 on ib0",)
+    assert endpoint.join(GROUP).joined
+    net.close()
+
+
+def test_a_silent_sa_is_a_timeout_and_the_same_group_can_be_joined_later() -> None:
+    net = SimNet(Fabric.infiniband())
+    endpoint = net.open(0)
+    with net.fabric.rules.when(Requests(method=SaMethod.SET), Drop()):
+        for group, timeout, seconds in ((GROUP, 0.5, 0.5), (OTHER, 10.0, 3.0)):
+            start = net.backend.now()
+            with pytest.raises(TimedOut) as caught:
+                endpoint.join(group, timeout=timeout)
+            assert isinstance(caught.value, TimeoutError)
+            assert net.backend.now() - start == pytest.approx(seconds, rel=0.01)
+            assert endpoint.groups == ()
+    assert endpoint.join(GROUP).joined
+    net.close()
+
+
+def test_ctrl_c_during_a_join_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = SimNet(Fabric.infiniband())
+    endpoint = net.open(0)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(endpoint._session.station.qp), "recv", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        endpoint.join(GROUP)
+    monkeypatch.undo()
+    assert endpoint.groups == ()
+    assert endpoint._session.groups == {}
+    assert caught.traceback  # what the call held is held still, and not what cleaned up
+    assert net.leftovers() == ("QP 16 on ib0",)
+    assert endpoint.join(GROUP).joined
+    net.close()
+
+
+def test_an_attach_that_fails_at_retrieval_is_a_failed_join(make: Make) -> None:
+    net = SimNet(make(limits=Limits(qps_per_group=1), hosts=1))
+    with open_endpoint(net.backend, "10.0.0.1") as first, open_endpoint(net.backend, "10.0.0.1") as second:
+        first.join(GROUP)
+        with pytest.raises(OutOfResources):
+            second.join(GROUP)
+        assert second.groups == ()
+        first.groups[0].leave()
+        assert second.join(GROUP).joined
+    net.close()
+
+
+def test_limits_are_asked_before_the_join(make: Make) -> None:
+    net = SimNet(make(limits=Limits(groups=2)))
+    endpoint = net.open(0)
+    endpoint.join(GROUP)
+    endpoint.join(OTHER)
+    with pytest.raises(OutOfResources, match="allows 2 groups"):
+        endpoint.join("239.9.9.9")
+    net.close()
+
+
+def test_a_device_without_multicast_is_told_in_plain_words(make: Make) -> None:
+    fabric = make()
+    fabric.ports[0].multicast = False
+    net = SimNet(fabric)
+    with pytest.raises(NotSupported, match="has no multicast"):
+        net.open(0).join(GROUP)
+    net.close()
+
+
+def test_what_is_no_group_is_refused(net: Net) -> None:
+    endpoint = net.open(0)
+    for name in ("10.0.0.1", "0.0.0.0", "nonsense", "239.1.1.1:70000"):
+        with pytest.raises(ValueError):
+            endpoint.join(name)
+    endpoint.join(GROUP)
+    with pytest.raises(AlreadyJoined):
+        endpoint.sender(GROUP)
+    with pytest.raises(AlreadyJoined):
+        endpoint.join(f"{GROUP}:5000")
+    assert len(endpoint.groups) == 1
+
+
+def test_two_addresses_of_one_mgid_are_refused_and_the_first_lives_on() -> None:
+    net = SimNet(Fabric.infiniband())
+    sender, receiver = net.open(0), net.open(1)
+    member = receiver.join("239.1.2.3")
+    alias = mcast.Mgid(bytes(member.mgid))
+    with pytest.raises(McastError) as caught:
+        receiver.join(alias)
+    assert caught.value.errno == E.EADDRINUSE
+    sender.sender(GROUP).send(b"still here")
+    assert member.recv(timeout=1) is not None
+    net.close()
+
+
+def test_a_settled_join_takes_its_time(sim: SimNet) -> None:
+    start = sim.backend.now()
+    sim.open(0).join(GROUP, settle=2.0)
+    assert sim.backend.now() - start >= 2.0
+
+
+# --- leaving and closing -----------------------------------------------------------------------------
+
+
+def test_leave_is_idempotent_and_ends_delivery(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    group = sender.sender(GROUP)
+    with receiver.join(GROUP) as member:
+        group.send(b"heard")
+        assert member.recv(timeout=1) is not None
+    member.leave()
+    member.leave()
+    assert not member.joined
+    assert receiver.groups == ()
+    group.send(b"unheard")
+    assert receiver.recv(timeout=0.01) is None
+    for call in (lambda: member.recv(0), lambda: member.send(b""), lambda: member.ready(timeout=0)):
+        with pytest.raises(Closed):
+            call()
+    assert list(member) == []
+    assert receiver.join(GROUP).joined
+
+
+def test_closing_twice_and_leaving_after_is_fine(net: Net) -> None:
+    endpoint = net.open(0)
+    group, sender = endpoint.join(GROUP), endpoint.sender(OTHER)
+    endpoint.close()
+    endpoint.close()
+    group.leave()
+    sender.leave()
+    assert endpoint.closed
+    assert endpoint.groups == ()
+    for call in (lambda: endpoint.join(GROUP), lambda: endpoint.recv(0), lambda: sender.send(b"")):
+        with pytest.raises(Closed):
+            call()
+    assert list(endpoint.batches()) == []
+    assert endpoint.stats().sent == 0
+
+
+def test_closing_the_backend_first_is_fine(net: Net) -> None:
+    endpoint = net.open(0)
+    group = endpoint.join(GROUP)
+    net.backend.close()
+    group.leave()
+    endpoint.close()
+
+
+def test_a_batch_outlives_its_endpoint_or_ends_with_it(net: Net) -> None:
+    endpoint = net.open(0)
+    endpoint.join(GROUP).send(b"mine")
+    batch = endpoint.recv_batch(timeout=1)
+    endpoint.close()
+    batch.release()
+
+
+# --- the class of service ----------------------------------------------------------------------------
+
+DSCP, LEVEL = 26, 3
+LINKS = {LinkLayer.ETHERNET: (1, 0), LinkLayer.INFINIBAND: (247, LEVEL)}
+"""The LINKTYPE_ number of their packets, and the service level in them: none without a VLAN tag."""
+
+
+def test_messages_are_sent_in_the_class_that_was_asked_for(make: Make) -> None:
+    net = SimNet(make(trace=True))
+    plain, marked = net.open(0), net.open(1, traffic_class=DSCP << 2, service_level=LEVEL)
+    usual, chosen = plain.join(GROUP), marked.join(GROUP)
+    assert chosen.destination == usual.destination.marked(DSCP << 2, LEVEL)
+    for number, member in enumerate((usual, chosen)):
+        member.send(bytes([number]))
+    assert net.fabric.trace is not None
+    link_type, level = LINKS[net.fabric.link_layer]
+    on_the_wire = {}
+    for packet in packets_of(net.fabric.trace):
+        with suppress(Skipped):
+            found = datagram(Frame(0, link_type, packet.data, len(packet.data), 0))
+            on_the_wire[found.payload[:1]] = found.traffic_class, found.sl
+    assert on_the_wire == {b"\0": (0, 0), b"\1": (DSCP << 2, level)}
+    net.close()
+
+
+def test_a_rejoined_group_keeps_its_class(sim: SimNet) -> None:
+    endpoint = sim.open(0, traffic_class=DSCP << 2, service_level=LEVEL)
+    group = endpoint.join(GROUP)
+    sim.fabric.remove_device(sim.fabric.ports[0])
+    sim.fabric.restore_device(sim.fabric.ports[0])
+    while not isinstance(endpoint.next_event(5), Rejoined):
+        pass
+    assert (group.destination.traffic_class, group.destination.sl) == (DSCP << 2, LEVEL)
+
+
+# --- sizes -------------------------------------------------------------------------------------------
+
+
+def test_the_largest_message_is_told_and_kept(net: Net) -> None:
+    plain, numbered, small = net.open(0), net.open(1, sequence=True), net.open(2, max_message=100)
+    mtu = plain.port.active_mtu
+    assert [one.max_message_size for one in (plain, numbered, small)] == [mtu, mtu - 24, 100]
+    for endpoint in (plain, numbered, small):
+        limit = endpoint.max_message_size
+        group = endpoint.join(GROUP)
+        group.send(bytes(limit))
+        with pytest.raises(MessageTooLarge) as caught:
+            group.send_batch([b"fits", bytes(limit + 1)])
+        assert (caught.value.size, caught.value.limit, caught.value.index) == (limit + 1, limit, 1)
+        group.leave()
+
+
+def test_a_small_endpoint_still_takes_probes(net: Net) -> None:
+    small, other = net.open(0, max_message=1), net.open(1)
+    small.join(GROUP)
+    other.join(GROUP).send(bytes(PROBE_SIZE))  # as long as a probe, and none
+    message = small.recv(timeout=1)
+    assert message is not None
+    assert len(message.payload) == PROBE_SIZE
+
+
+# --- own messages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "device", "heard", "report"),
+    [
+        ("on", "honoured", True, (False, False)),
+        ("filter", "honoured", False, (False, True)),
+        ("off", "honoured", False, (True, True)),
+        ("off", "refused", False, (False, True)),
+        ("off", "ignored", False, (True, True)),
+    ],
+)
+def test_own_messages(make: Make, policy: str, device: str, heard: bool, report: tuple[bool, bool]) -> None:
+    net = SimNet(make(block_loopback=device))
+    endpoint, other = net.open(0, loopback=policy), net.open(1)
+    assert endpoint.loopback[1:] == report
+    assert endpoint.loopback.policy is LoopbackPolicy(policy)
+    group, there = endpoint.join(GROUP), other.join(GROUP)
+    group.send(b"mine")
+    there.send(b"yours")
+    expected = [b"mine", b"yours"] if heard else [b"yours"]
+    assert drain(endpoint) == expected
+    assert drain(other) == [b"mine", b"yours"]
+    filtered = {"own message": 1} if not heard and device != "honoured" else {}
+    if policy == "filter":
+        filtered = {"own message": 1}
+    assert dict(group.stats().dropped) == filtered
+    net.close()
+
+
+@pytest.mark.parametrize(("device", "returned"), [("honoured", False), ("refused", True), ("ignored", True)])
+def test_a_probe_says_what_the_device_really_does(make: Make, device: str, returned: bool) -> None:
+    net = SimNet(make(block_loopback=device))
+    endpoint, other = net.open(0, loopback="off"), net.open(1)
+    group = endpoint.join(GROUP)
+    other.join(GROUP)
+    assert group.probe_loopback() is returned
+    assert endpoint.loopback.filtered is returned
+    group.send(b"mine")
+    assert drain(endpoint) == []
+    assert drain(other) == [b"mine"]
+    assert not hasattr(endpoint.sender(OTHER), "probe_loopback")
+    net.close()
+
+
+@pytest.mark.parametrize(("policy", "filtered"), [("on", False), ("filter", True)])
+def test_a_probe_changes_nothing_that_was_not_left_to_the_device(
+    make: Make, policy: str, filtered: bool
+) -> None:
+    net = SimNet(make(block_loopback="honoured"))
+    endpoint = net.open(0, loopback=policy)
+    assert endpoint.join(GROUP).probe_loopback() is True
+    assert endpoint.loopback.filtered is filtered
+    net.close()
+
+
+# --- ready, without another thread -------------------------------------------------------------------
+
+
+def test_nobody_there_is_told(sim: SimNet) -> None:
+    group = sim.open(0).join(GROUP)
+    start = sim.backend.now()
+    with pytest.raises(TimedOut, match=r"0 of 2 members answered within 3\.0 s: nobody"):
+        group.ready(members=2, timeout=3.0)
+    assert sim.backend.now() - start == pytest.approx(3.0, rel=0.01)
+    assert group.ready(members=0) == frozenset()
+    assert sim.opened[0]._session.prober.quests == {}
+
+
+def test_probes_are_answered_by_whoever_receives_and_never_delivered(net: Net) -> None:
+    asker, answerer = net.open(0), net.open(1)
+    group, there = asker.join(GROUP), answerer.join(GROUP)
+    for receive in (
+        lambda: there.recv(0.01),
+        lambda: answerer.recv(0.01),
+        lambda: list(answerer.batches(0.01)),
+        lambda: answerer.next_event(0.01),
+    ):
+        before = answerer.stats().probes
+        with pytest.raises(TimedOut):
+            group.ready(timeout=0.01)
+        receive()
+        assert answerer.stats().probes == before + 1
+    assert asker.recv(timeout=0.01) is None
+    assert answerer.stats().received_bytes == 0
+
+
+# --- statistics ----------------------------------------------------------------------------------------
+
+
+def test_statistics_are_a_frozen_snapshot(sim: SimNet) -> None:
+    sender, receiver = sim.open(0), sim.open(1, receive_depth=8)
+    group, member = sender.sender(GROUP), receiver.join(GROUP)
+    group.send_batch([b"abc"] * 10)
+    assert len(drain(receiver)) == 8
+    stats = receiver.stats()
+    assert isinstance(stats, EndpointStats)
+    with pytest.raises((ValidationError, FrozenInstanceError)):
+        stats.received = 1
+    assert (stats.backend, stats.device) == (sim.backend.name, receiver.device.name)
+    assert (stats.port_num, stats.qp_num) == (1, receiver.qp_num)
+    assert (stats.received, stats.received_bytes, stats.received_batches) == (8, 24, 1)
+    assert (stats.receive_low_water, stats.receive_empty, stats.receive_free) == (0, 1, 8)
+    assert stats.dropped["no receive was free"] == 2
+    assert (stats.joins, stats.lost, stats.rejoins, stats.gave_up) == (1, 0, 0, 0)
+    assert stats.port_counters["qkey_violations"] == 0
+    sent = sender.stats()
+    assert (sent.sent, sent.sent_bytes, sent.sent_batches) == (10, 30, 1)
+    member.leave()
+    group.leave()
+    assert (sender.stats().sent_bytes, receiver.stats().received_bytes) == (30, 24)
+    assert receiver.stats().joins == 1
+
+
+def test_a_receive_queue_that_runs_low_is_an_event(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1, receive_depth=64)
+    receiver.join(GROUP)
+    group = sender.sender(GROUP)
+    group.send_batch([b"x"] * 40)
+    drain(receiver)
+    assert receiver.next_event() is None
+    for count, free in ((50, 14), (60, 4), (64, 0)):
+        group.send_batch([b"x"] * count)
+        drain(receiver)
+        event = receiver.next_event()
+        assert event == ReceiveQueueLow(free, 64)
+        assert f"{free} of 64" in str(event)
+    group.send_batch([b"x"] * 64)
+    drain(receiver)
+    assert receiver.next_event() is None
+
+
+def test_a_receive_queue_that_ran_low_is_seen_by_who_receives_one_by_one(sim: SimNet) -> None:
+    sender, receiver = sim.open(0), sim.open(1, receive_depth=64)
+    member, group = receiver.join(GROUP), sender.sender(GROUP)
+    group.send_batch([b"x"] * 60)
+    assert receiver.next_event() is None
+    texts(member, 60)
+    assert receiver.next_event() == ReceiveQueueLow(4, 64)
+    group.send_batch([b"x"] * 60)
+    texts(member, 60)
+    assert receiver.next_event() is None
+
+
+def test_a_lost_message_is_nobodys_fault_but_the_fabrics(sim: SimNet) -> None:
+    sender, receiver = sim.open(0), sim.open(1)
+    member, group = receiver.join(GROUP), sender.sender(GROUP)
+    with sim.fabric.rules.when(Messages(nth=2), Drop()):
+        group.send_batch([b"1", b"2", b"3"])
+    assert texts(member, 2) == [b"1", b"3"]
+    assert group.stats().sent == 3
+
+
+def test_the_public_names_are_there() -> None:
+    assert issubclass(mcast.Membership, Sender)
+    for name in mcast.__all__:
+        assert getattr(mcast, name) is not None

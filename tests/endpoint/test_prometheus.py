@@ -1,0 +1,115 @@
+"""The Prometheus exporter, read back with the client's own parser."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mcast import aio, open_endpoint
+from mcast.api import Backend
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.faults import Drop, Messages
+from mcast.endpoint.prometheus import EndpointCollector, export
+
+GROUP = "239.1.2.3"
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    with open_fabric(Fabric.roce(ports=2)) as opened:
+        yield opened
+
+
+def read(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
+    """(name, the value of the label of its own, else the address) -> number, as Prometheus would read it."""
+    text = generate_latest(registry).decode()
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    own = ("group", "reason", "counter", "address")
+    assert all({"backend", "device", "port", "address"} <= set(one.labels) for one in samples)
+    return {
+        (one.name, next(one.labels[name] for name in own if name in one.labels)): one.value for one in samples
+    }
+
+
+def test_a_scrape_shows_what_the_snapshot_says(backend: Backend) -> None:
+    registry = CollectorRegistry()
+    with (
+        open_endpoint(backend, "10.0.0.1", sequence=True) as sender,
+        open_endpoint(backend, "10.0.0.2", sequence=True, receive_depth=8) as receiver,
+    ):
+        export(receiver, registry)
+        group, member = sender.sender(GROUP), receiver.join(GROUP)
+        fabric = backend.fabric  # type: ignore[attr-defined]
+        with fabric.rules.when(Messages(nth=2), Drop()):
+            group.send_batch([b"abc"] * 10)
+        list(receiver.batches(timeout=0.01))
+        found, stats = read(registry), receiver.stats()
+        assert found["mcast_received_messages_total", "10.0.0.2"] == stats.received == 8
+        assert found["mcast_received_bytes_total", "10.0.0.2"] == 24
+        assert found["mcast_receive_queue_low_water", "10.0.0.2"] == 0
+        assert found["mcast_receive_queue_empty_total", "10.0.0.2"] == 1
+        assert found["mcast_dropped_messages_total", "no receive was free"] == 1
+        assert found["mcast_group_missing_messages", GROUP] == member.stats().gaps == 1
+        assert found["mcast_group_joined", GROUP] == 1
+        assert found["mcast_joins_total", "10.0.0.2"] == 1
+        assert found["mcast_port_counter", "qkey_violations"] == 0
+        fabric.bond_failover(fabric.ports[1])
+        receiver.recv(timeout=1)
+        assert read(registry)["mcast_memberships_restored_total", "10.0.0.2"] == 1
+    assert read(registry) == {}
+
+
+def test_several_endpoints_share_a_collector_and_an_awaitable_one_may_be_among_them(backend: Backend) -> None:
+    registry = CollectorRegistry()
+
+    async def main() -> None:
+        with open_endpoint(backend, "10.0.0.1") as one:
+            async with aio.open_endpoint(backend, "10.0.0.2") as other, other.join(GROUP):
+                collector = EndpointCollector(one, prefix="our")
+                registry.register(collector)
+                collector.add(other)
+                found = read(registry)
+                assert found["our_joins_total", "10.0.0.1"] == 0
+                assert found["our_joins_total", "10.0.0.2"] == 1
+                assert found["our_group_joined", GROUP] == 1
+
+    asyncio.run(main())
+
+
+def test_a_scrape_from_another_thread_does_no_harm() -> None:
+    registry, stop = CollectorRegistry(), threading.Event()
+
+    def scrape() -> int:
+        count = 0
+        while not stop.is_set():
+            read(registry)
+            count += 1
+        return count
+
+    async def main() -> None:
+        with open_fabric(Fabric.roce(ports=2, clock="wall")) as backend:
+            async with aio.open_endpoint(backend, "10.0.0.2", sequence=True) as receiver:
+                export(receiver, registry)
+                async with receiver.join(GROUP), aio.open_endpoint(backend, "10.0.0.1", sequence=True) as one:
+                    scraping = asyncio.create_task(asyncio.to_thread(scrape))
+                    for _ in range(300):  # every membership is a new stream, a new key in the tables
+                        async with one.sender(GROUP) as out:
+                            await out.send(b"x")
+                            assert await receiver.recv(timeout=10) is not None
+                    stop.set()
+                    assert await scraping > 0
+
+    asyncio.run(main())
+
+
+def test_without_the_client_the_pip_line_is_named() -> None:
+    code = "import sys; sys.modules['prometheus_client'] = None\nimport mcast.endpoint.prometheus"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
+    assert "pip install 'mcast[prometheus]'" in done.stderr

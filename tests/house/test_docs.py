@@ -1,0 +1,421 @@
+"""README.md, CONTRIBUTING.md and docs/: the site builds, what a page shows runs, and it prints what it says.
+
+The fences of a page are run in order, in one directory. By the first word of the fence:
+
+  python            in this process, with a namespace of its own
+  sh                by bash, the project's commands first on the PATH
+  toml, yaml, json  parsed
+  text              what the block before it prints, if its title begins with "prints"
+
+A title that is a file name has the block written to that file; a python file is run
+by a sh block after it. `title="prints, figures vary"` compares all but the numbers. A block with
+`title="not run by the tests: WHY"` is never run; WHY is a key of NOT_RUN, which says what such a block may
+hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from mcast import backend_names
+from mcast.lab.host import TABLE
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SECONDS = 900
+"""The longest that one block may take, against hangs: the lab is emulated, maybe on a busy machine."""
+
+pytestmark = pytest.mark.timeout(2 * SECONDS)
+
+NOT_RUN = {
+    "it needs an RDMA host": "mcast rdma ip bridge cat ls echo modprobe ulimit sminfo saquery docker srun "
+    "mpirun",
+    "it fetches packages": "make mkdir cd . pip sudo MCAST_RDMA=1",
+    "it takes minutes": "make mcast pre-commit .venv/bin/pytest",
+    "it is a prompt": "mcast",
+}
+"""Why a block may stay unrun -> the commands that such a block may name."""
+
+LONG = "run by make test-all"
+"""The title of a block that takes too long for `make test`."""
+
+MAX_NOT_RUN = 24
+"""How many blocks may stay unrun in all."""
+
+
+class Fence(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def not_run(self) -> str:
+        """Why it is not run, or ""."""
+        return (
+            self.title.removeprefix("not run by the tests: ")
+            if self.title.startswith("not run by the tests")
+            else ""
+        )
+
+
+def fences(page: Path) -> list[Fence]:
+    found = []
+    for token in MarkdownIt().parse(page.read_text("utf-8")):
+        if token.type == "fence":
+            assert token.map is not None
+            language, *rest = shlex.split(token.info) or [""]
+            title = next((word[6:] for word in rest if word.startswith("title=")), "")
+            found.append(Fence(page, token.map[0] + 1, language, title, token.content))
+    return found
+
+
+def with_output(found: list[Fence]) -> Iterator[tuple[Fence, Fence | None]]:
+    """Each block with the block that shows its output, if there is one."""
+    after: list[Fence | None] = [*found[1:], None][: len(found)]
+    for fence, following in zip(found, after, strict=True):
+        if not fence.title.startswith("prints"):
+            shown = following is not None and following.title.startswith("prints")
+            yield fence, following if shown else None
+
+
+# --- running ---------------------------------------------------------------
+
+
+def run_python(fence: Fence) -> str:
+    out = StringIO()
+    code = compile("\n" * fence.line + fence.text, str(fence), "exec", dont_inherit=True)
+    with redirect_stdout(out):
+        exec(code, {"__name__": "__main__"})
+    return out.getvalue()
+
+
+def run_shell(fence: Fence) -> str:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COLUMNS"))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["timeout", str(SECONDS), "bash", "-eu", "-c", fence.text],  # with all that it has started
+        env=kept | {"PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{fence}: status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def parse(load: Callable[[str], object]) -> Callable[[Fence], str]:
+    def parsed(fence: Fence) -> str:
+        load(fence.text)
+        return ""
+
+    return parsed
+
+
+RUN: dict[str, Callable[[Fence], str]] = {
+    "python": run_python,
+    "sh": run_shell,
+    "toml": parse(tomllib.loads),
+    "yaml": parse(yaml.safe_load),
+    "json": parse(json.loads),
+    "text": lambda fence: "",
+}
+
+
+def is_file_name(title: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+\.\w+", title))
+
+
+def comparable(text: str, figures: bool) -> list[str]:
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    if figures:
+        lines = [re.sub(r" +", " ", re.sub(r"[\d.,]*\d", "#", line)) for line in lines]
+    return lines
+
+
+def check(fence: Fence, output: Fence | None) -> None:
+    """Run one block, and compare what it prints with what the page shows."""
+    if is_file_name(fence.title):
+        Path(fence.title).write_text(fence.text, "utf-8")
+    if fence.language == "python" and is_file_name(fence.title):
+        compile(fence.text, str(fence), "exec")
+        printed = ""
+    else:
+        printed = RUN[fence.language](fence)
+    if output:
+        figures = output.title == "prints, figures vary"
+        assert comparable(printed, figures) == comparable(output.text, figures), (
+            f"{output}: prints\n{printed}"
+        )
+    elif said := re.findall(r"print\(.*\)  # (.*)$", fence.text, re.M):
+        assert printed.splitlines() == said, f"{fence}: prints\n{printed}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_shows_runs_and_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+) -> None:
+    # CONTRIBUTING.md speaks of the clone, the other pages of a directory of one's own.
+    monkeypatch.chdir(ROOT if page.name == "CONTRIBUTING.md" else tmp_path)
+    for fence, output in with_output(fences(page)):
+        if not fence.not_run and (long or fence.title != LONG):
+            check(fence, output)
+
+
+def test_every_block_has_a_language_that_is_checked() -> None:
+    unknown = [
+        f"{fence} {fence.language!r}" for page in PAGES for fence in fences(page) if fence.language not in RUN
+    ]
+    assert unknown == []
+
+
+def test_only_blocks_with_a_reason_stay_unrun() -> None:
+    unrun = [fence for page in PAGES for fence in fences(page) if fence.not_run]
+    assert len(unrun) <= MAX_NOT_RUN
+    for fence in unrun:
+        assert fence.language == "sh", fence
+        assert fence.not_run in NOT_RUN, f"{fence}: {fence.not_run!r} is no reason"
+        subprocess.run(["bash", "-n", "-c", fence.text], check=True)
+        allowed = set(NOT_RUN[fence.not_run].split())
+        assert commands(fence.text) <= allowed, f"{fence}: {commands(fence.text) - allowed}"
+
+
+def commands(script: str) -> set[str]:
+    """The first word of each line that begins a command."""
+    joined = re.sub(r"\\\n", " ", script)
+    lines = (line.partition("#")[0].strip() for line in joined.splitlines())
+    return {line.split()[0] for line in lines if line}
+
+
+def test_the_python_of_the_pages_is_formatted_and_fits_a_page(tmp_path: Path) -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        for fence in fences(page):
+            if fence.language == "python":
+                (tmp_path / f"{page.stem.lower()}_{fence.line}.py").write_text(fence.text)
+    options = ["--no-cache", "--isolated", "--line-length", "92", "."]
+    for command in (["check", "--select", "E,F,B,UP", *options], ["format", "--diff", *options]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def test_every_python_file_of_a_page_is_run_by_a_later_block() -> None:
+    for page in PAGES:
+        found = fences(page)
+        for number, fence in enumerate(found):
+            if fence.language == "python" and is_file_name(fence.title):
+                later = (one.text for one in found[number:] if one.language == "sh" and not one.not_run)
+                assert any(fence.title in text or "pytest" in text for text in later), fence
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ("```python\nprint(1)\n```\n```text title=prints\n2\n```", "['1'] == ['2']"),
+        ("```python\nprint(1)  # 2\n```", "['1'] == ['2']"),
+        ("```sh\nfalse\n```", "status 1"),
+        ('```sh\necho a 1\n```\n```text title="prints, figures vary"\nb 2\n```', "['a #'] == ['b #']"),
+    ],
+)
+def test_a_block_that_lies_is_found(
+    page: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(page)
+    ((fence, output),) = with_output(fences(tmp_path / "page.md"))
+    with pytest.raises(AssertionError, match=re.escape(complaint)):
+        check(fence, output)
+
+
+# --- the site --------------------------------------------------------------
+
+
+def build(root: Path, where: Path) -> subprocess.CompletedProcess[str]:
+    # Without --quiet, which would hide warnings from --strict as well.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(where)]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=SECONDS)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it; any warning, of a broken link or anchor too, is an error."""
+    where = tmp_path_factory.mktemp("site")
+    done = build(ROOT, where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return where
+
+
+def test_a_broken_link_or_a_page_out_of_reach_fails_the_build(tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    config |= {"hooks": [], "plugins": [], "extra_css": [], "nav": [{"Home": "index.md"}]}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config))
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "index.md"
+    page.write_text("# Fine\n\n[x](#fine)\n")
+    assert build(tmp_path, tmp_path / "site").returncode == 0
+    mistakes = ("nowhere.md", "#nowhere", "/nowhere.html")
+    page.write_text(" ".join(f"[x]({link})" for link in mistakes))
+    (tmp_path / "docs" / "second.md").write_text("# Not in nav\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "INFO" not in line]
+    assert [word for word in (*mistakes, "- second.md") if not any(word in line for line in said)] == []
+
+
+class Fetched(HTMLParser):
+    """What a browser fetches to show a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in {"script", "img", "iframe", "source"} or (
+            tag == "link" and given.get("rel") != "canonical"
+        ):
+            self.found += [given[key] or "" for key in ("src", "href") if key in given]
+
+
+def test_a_page_fetches_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 10
+    for page in pages:
+        reader = Fetched()
+        reader.feed(page.read_text("utf-8"))
+        assert reader.found, page
+        assert [url for url in reader.found if re.match(r"(\w+:)?//", url)] == [], page
+    imported = [
+        path for path in site.rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//", path.read_text("utf-8"))
+    ]
+    assert imported == []
+
+
+def test_nothing_that_should_be_generated_is_left_out(site: Path) -> None:
+    from mcast.api import __all__ as names
+    from mcast.conformance.clauses import CLAUSES
+
+    contract, reference = ((site / page).read_text("utf-8") for page in ("contract.html", "reference.html"))
+    assert [name for name in CLAUSES if name not in contract] == []
+    assert [name for name in names if f'id="mcast.api.{name}"' not in reference] == []
+    assert not [page for page in site.rglob("*.html") if "<!-- include" in page.read_text("utf-8")]
+
+
+# --- the workflow to copy ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[str]:
+    """What the steps of the workflow run, in order."""
+    workflow = yaml.safe_load((ROOT / "docs" / "assets" / "mcast-lab.yml").read_text("utf-8"))
+    assert workflow[True] == ["push", "pull_request"]  # YAML's word for the key `on`
+    jobs = workflow["jobs"].values()
+    assert all(job["timeout-minutes"] <= 20 and job["runs-on"] for job in jobs)
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
+def test_the_workflow_installs_what_the_lab_needs(steps: list[str]) -> None:
+    (line,) = re.findall(
+        r"apt-get install -y --no-install-recommends(.*?)\n", " ".join(steps).replace("\\\n", "")
+    )
+    named = set(line.split())
+    rows = [row.split() for row in (ROOT / "packages.txt").read_text("utf-8").splitlines()]
+    assert named - {"git", "ca-certificates"} <= {
+        row[1] for row in rows if row and row[0] in ("demo", "test")
+    }
+    libraries = {"libibverbs1", "librdmacm1"}  # which the headers' packages bring
+    assert {package for _, package, _, _ in TABLE if package} - libraries <= named
+
+
+def test_the_workflows_commands_run(
+    steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that fetch nothing, with the tests of the page on testing; the lab is named, not booted."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "tests" / "simulated").mkdir(parents=True)
+    for fence in fences(ROOT / "docs" / "testing.md"):
+        if fence.title in ("collector.py", "test_collector.py"):
+            (tmp_path / "tests" / "simulated" / fence.title).write_text(fence.text)
+    for step in steps:
+        subprocess.run(["bash", "-n", "-c", step], check=True)
+    ours = [step for step in steps if "install" not in step and " lab run " not in step]
+    assert len(ours) == 2
+    for step in ours:
+        run_shell(Fence(ROOT, 0, "sh", "", step))
+    (lab,) = (step for step in steps if " lab run " in step)
+    options, _, command = lab.partition(" -- ")
+    assert ".venv/bin/python -m pytest" in command
+    assert run_shell(Fence(ROOT, 0, "sh", "", f"{options} --help"))
+
+
+# --- what pages name -------------------------------------------------------
+
+
+def test_the_readme_begins_with_an_example_of_15_lines() -> None:
+    first = next(fence for fence in fences(ROOT / "README.md") if fence.language == "python")
+    assert len([line for line in first.text.splitlines() if line]) <= 15
+
+
+def test_each_make_target_named_exists() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = {
+        name for page in PAGES for name in re.findall(r"(?:^|`)make ([\w-]+)", page.read_text("utf-8"), re.M)
+    }
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_the_provider_table_names_every_built_in_backend() -> None:
+    table = (ROOT / "README.md").read_text("utf-8").partition("## Providers")[2].partition("##")[0]
+    named = set(re.findall(r"`([\w-]+)`", table))
+    assert set(backend_names()) >= {"sim", "sim-roce", "sim-ib", "rdma"} <= named
+
+
+def test_each_path_named_exists() -> None:
+    """Of this repository, in the pages that are maps of it: `mcast/api.py`, `tests/sim/`."""
+    text = "".join((ROOT / page).read_text("utf-8") for page in ("CONTRIBUTING.md", "docs/proof.md"))
+    paths = set(re.findall(r"(?<![\w/])((?:mcast|tests|scripts|docs|benchmarks)/[\w./-]*\w/?)", text))
+    assert len(paths) > 20
+    assert sorted(path for path in paths if not (ROOT / path).exists()) == []
+
+
+def test_each_name_said_to_be_in_a_file_is_in_it() -> None:
+    """`Fabric.send` in `mcast/backends/sim/core/fabric.py`: the class and the method are defined there."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    places = re.findall(r"`([\w.]+)` in `([\w/.]+)`", text)
+    assert len(places) > 15
+    for name, path in places:
+        for part in name.split("."):
+            assert re.search(
+                rf"\b(def|class|int) {part}\b|^{part}\b.* = ", (ROOT / path).read_text(), re.M
+            ), (name, path)
+
+
+def test_each_pitfall_has_its_number() -> None:
+    text = (ROOT / "docs" / "pitfalls.md").read_text("utf-8")
+    assert re.findall(r"^## (\d+)\. ", text, re.M) == [str(number) for number in range(1, 26)]
+    parts = re.split(r"^## \d+\. .*$", text, flags=re.M)[1:]
+    assert [
+        number for number, part in enumerate(parts, 1) if "```python" not in part and "```sh" not in part
+    ] == []

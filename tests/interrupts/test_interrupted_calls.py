@@ -1,0 +1,505 @@
+"""Ctrl-C at every line of each call that may wait: the call is done or not done, and all goes on working."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address
+from typing import Protocol
+
+import pytest
+
+from mcast import Endpoint, Membership, open_endpoint
+from mcast.api import (
+    AlreadyJoined,
+    Backend,
+    CmEventType,
+    CmId,
+    Destination,
+    EventChannel,
+    McastError,
+    QueuePair,
+    Region,
+    TimedOut,
+)
+from mcast.backends.sim import INFINIBAND, ROCE
+from mcast.contract.testbed import Testbed
+from mcast.wire.addresses import Gid
+
+from ..card.card import Card
+from ..card.provider import CardBackend
+from ..interleave import BOUND, interrupted_everywhere, nothing_left
+
+GROUP = "239.1.2.3"
+SOON = 1.0
+"""Seconds of the fabric's clock, which is virtual; on the card nothing takes so long."""
+_SIMULATED = {provider.name: provider for provider in (ROCE, INFINIBAND)}
+
+
+@pytest.fixture(params=[ROCE, INFINIBAND], ids=lambda provider: provider.name)
+def site(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    gc.collect()
+    with request.param.testbed() as made, nothing_left():
+        yield made
+        made.backend.close()
+        assert made.observer.leftovers() == ()
+
+
+class Place(Protocol):
+    """Of a test bed what these tests use."""
+
+    backend: Backend
+    ports: tuple[IPv4Address, ...]
+
+    @property
+    def observer(self) -> Leavings: ...
+
+
+class Leavings(Protocol):
+    def leftovers(self) -> tuple[str, ...]: ...
+    def port_memberships(self, port: IPv4Address) -> frozenset[Gid]: ...
+
+
+class CardPlace:
+    """Devices on the card, with the provider that is meant for real ones."""
+
+    def __init__(self, card: Card, layer: str) -> None:
+        card.network(layer, ports=1)
+        self._card = card
+        self.backend: Backend = CardBackend(card)
+        self.ports: tuple[IPv4Address, ...] = (IPv4Address("10.0.0.1"),)
+        self.observer = self
+
+    def leftovers(self) -> tuple[str, ...]:
+        return tuple(f"{one.kind} {one.number}" for one in self._card.leftovers())
+
+    def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
+        return frozenset(Gid(bytes(16)) for one in self._card.leftovers() if one.kind == "membership")
+
+
+@pytest.fixture(params=["sim-roce", "sim-ib", "card-roce", "card-infiniband"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """For the contract's own calls: both providers."""
+    gc.collect()
+    if request.param in _SIMULATED:
+        with _SIMULATED[request.param].testbed() as made, nothing_left():
+            yield made
+            made.backend.close()
+            assert made.observer.leftovers() == ()
+        return
+    on_card = CardPlace(request.getfixturevalue("card"), request.param.removeprefix("card-"))
+    yield on_card
+    on_card.backend.close()
+    assert on_card.leftovers() == ()
+
+
+def memberships(site: Place) -> frozenset[Gid]:
+    """Of the first port, once what is on its way has come."""
+    with site.backend.event_channel() as idle:
+        idle.get_event(0.01)
+    return site.observer.port_memberships(site.ports[0])
+
+
+class Pair:
+    """Two endpoints; `here` is interrupted."""
+
+    def __init__(self, site: Testbed) -> None:
+        self.site = site
+        self.here = open_endpoint(site.backend, site.ports[0])
+        self.there = open_endpoint(site.backend, site.ports[1])
+        self.to_here = self.from_here = self.there.join(GROUP)
+
+    def memberships(self) -> int:
+        return len(memberships(self.site))
+
+    def check_usable(self, member: Membership) -> None:
+        """Messages go both ways, from another thread too: no lock is held. Nothing is leased."""
+
+        def use() -> None:
+            try:
+                member.send(b"there")
+                found.append(last(self.from_here))
+                self.to_here.send(b"back")
+                found.append(last(member))
+                while self.here.recv(0.001):
+                    pass
+            except BaseException as error:
+                found.append(error)
+
+        def last(group: Membership) -> bytes:
+            payload = b""
+            while message := group.recv(0.001):
+                payload = bytes(message.payload)
+            return payload
+
+        found: list[object] = []
+        thread = threading.Thread(target=use, daemon=True)
+        thread.start()
+        thread.join(BOUND)
+        assert found == [b"there", b"back"]
+        gc.collect(0)
+        stats = self.here.stats()
+        assert stats.receive_free == stats.receive_depth
+        assert not self.here._session.prober.quests
+
+
+@pytest.fixture
+def pair(site: Testbed) -> Iterator[Pair]:
+    made = Pair(site)
+    yield made
+    made.here.close()
+    made.there.close()
+
+
+@pytest.fixture
+def member(pair: Pair) -> Membership:
+    return pair.here.join(GROUP)
+
+
+# --- endpoints -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["join", "sender"])
+def test_a_join_is_done_or_leaves_nothing(pair: Pair, way: str) -> None:
+    join = getattr(pair.here, way)
+
+    def check(returned: bool) -> None:
+        groups = pair.here.groups
+        assert len(groups) == pair.memberships() <= 1 or way == "sender"
+        assert groups or not returned
+        for group in groups:
+            group.leave()
+        assert pair.memberships() == 0
+        with pair.here.join(GROUP, timeout=SOON) as group:
+            pair.check_usable(group)
+
+    assert interrupted_everywhere(lambda: join(GROUP, timeout=SOON), check) > 100
+
+
+def test_a_leave_is_done_or_can_be_done_again(pair: Pair) -> None:
+
+    def check(returned: bool) -> None:
+        for group in pair.here.groups:
+            assert not returned
+            group.leave()
+        assert pair.memberships() == 0
+        pair.check_usable(pair.here.join(GROUP, timeout=SOON))
+
+    check(False)
+    interrupted_everywhere(lambda: pair.here.groups[0].leave(), check)
+
+
+def test_a_block_with_a_membership_leaves_none(pair: Pair) -> None:
+
+    def block() -> None:
+        with pair.here.join(GROUP, timeout=SOON) as group:
+            group.send(b"x")
+
+    def check(returned: bool) -> None:
+        assert pair.here.groups == ()
+        assert pair.memberships() == 0
+
+    interrupted_everywhere(block, check)
+    pair.check_usable(pair.here.join(GROUP))
+
+
+Call = Callable[[Pair, Membership], object]
+BATCH = [b"1", b"2", b"3"]
+
+
+def recv_later(pair: Pair, member: Membership) -> object:
+    return pair.here.recv(SOON)
+
+
+def batches(pair: Pair, member: Membership) -> object:
+    return [len(batch) for batch in pair.here.batches(timeout=0.001)]
+
+
+def ready(pair: Pair, member: Membership) -> object:
+    with suppress(TimedOut):
+        return member.ready(timeout=0.03)
+    return None
+
+
+CALLS: dict[str, Call] = {
+    "send": lambda pair, member: member.send(b"x", timeout=SOON),
+    "send_batch": lambda pair, member: member.send_batch(BATCH, timeout=SOON),
+    "recv": lambda pair, member: pair.here.recv(SOON),
+    "recv_batch": lambda pair, member: pair.here.recv_batch(timeout=SOON).release(),
+    "batches": batches,
+    "recv_of_a_group": lambda pair, member: member.recv(SOON),
+    "ready": ready,
+    "probe_loopback": lambda pair, member: member.probe_loopback(0.01),
+    "next_event": lambda pair, member: pair.here.next_event(0.001),
+    "stats": lambda pair, member: pair.here.stats(),
+}
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["with_messages", "without"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_an_endpoint(pair: Pair, member: Membership, name: str, waiting: bool) -> None:
+    def call() -> object:
+        return CALLS[name](pair, member)
+
+    def check(returned: bool) -> None:
+        pair.check_usable(member)
+        if waiting:
+            pair.to_here.send_batch(BATCH)
+
+    check(False)
+    interrupted_everywhere(call, check)
+
+
+def test_a_message_is_received_once_or_is_still_there(pair: Pair, member: Membership) -> None:
+    found: list[bytes] = []
+
+    def call() -> None:
+        message = pair.here.recv(SOON)
+        assert message is not None
+        found.append(bytes(message.payload))
+
+    def check(returned: bool) -> None:
+        while (message := pair.here.recv(0.001)) is not None:
+            assert not returned
+            found.append(bytes(message.payload))
+        assert len(found) <= 1  # taken by a receive that was interrupted: as with a socket, it is lost
+        found.clear()
+        pair.to_here.send(b"x")
+
+    check(False)
+    interrupted_everywhere(call, check)
+
+
+def test_close_is_done_or_can_be_done_again(site: Testbed) -> None:
+    opened: list[Endpoint] = []
+
+    def check(returned: bool) -> None:
+        for endpoint in opened:
+            assert endpoint.closed or not returned
+            endpoint.close()
+        assert site.observer.leftovers() == ()
+        endpoint = open_endpoint(site.backend, site.ports[0])
+        endpoint.join(GROUP)
+        opened[:] = [endpoint]
+
+    check(False)
+    with nothing_left():
+        interrupted_everywhere(lambda: opened[0].close(), check)
+    opened[0].close()
+
+
+def test_an_endpoint_is_opened_or_leaves_nothing(site: Testbed) -> None:
+    opened: list[Endpoint] = []
+
+    def call() -> None:
+        opened.append(open_endpoint(site.backend, site.ports[0]))
+
+    def check(returned: bool) -> None:
+        assert len(site.observer.leftovers()) == len(opened)
+        while opened:
+            opened.pop().close()
+
+    interrupted_everywhere(call, check)
+
+
+def test_an_endpoint_with_a_backend_of_its_own_leaves_nothing() -> None:
+    def call() -> None:
+        with open_endpoint("sim", "10.0.0.1", options={"clock": "wall"}) as endpoint, endpoint.join(GROUP):
+            pass
+
+    def check(returned: bool) -> None:
+        assert threading.active_count() == before
+
+    before = threading.active_count()
+    with nothing_left():
+        interrupted_everywhere(call, check)
+
+
+# --- the contract --------------------------------------------------------------------------------
+
+
+class Port:
+    """A channel, and an id with a QP on the site's first port."""
+
+    def __init__(self, site: Place) -> None:
+        self.site, self.channel = site, site.backend.event_channel()
+        self.id = self.new_id()
+        self.qp = self.id.create_qp()
+
+    def new_id(self) -> CmId:
+        cm_id = self.channel.create_id()
+        cm_id.bind_addr(self.site.ports[0])
+        return cm_id
+
+    def join(self) -> Destination:
+        self.id.join_multicast(GROUP)
+        event = self.channel.get_event(SOON)
+        assert event is not None
+        assert event.check().ud is not None
+        return event.ud.destination  # type: ignore[union-attr]
+
+    def leave(self) -> None:
+        with suppress(McastError):
+            self.id.leave_multicast(GROUP)
+
+    def check_usable(self) -> None:
+        """Joined anew, messages come back, nothing is leased; left, nothing remains."""
+        self.leave()
+        with suppress(AlreadyJoined):
+            to = self.join()
+            while self.qp.recv(timeout=0):
+                pass
+            self.qp.send(to, [b"use"])
+            message = self.qp.recv_one(SOON)
+            assert message is not None
+            assert bytes(message.payload) == b"use"
+        self.leave()
+        assert memberships(self.site) == frozenset()
+        assert dict(self.qp.attachments) == {}
+        gc.collect(0)
+        assert self.qp.counters.recv_free == 512
+        assert not self.channel.pending
+
+
+@pytest.fixture
+def port(place: Place) -> Iterator[Port]:
+    made = Port(place)
+    yield made
+    made.channel.close()
+
+
+def test_a_join_of_an_id_is_done_or_not_done(port: Port) -> None:
+    def check(returned: bool) -> None:
+        event = port.channel.get_event(0.01)
+        assert bool(memberships(port.site)) == (event is not None)
+        assert event is not None or not returned
+        port.check_usable()
+
+    interrupted_everywhere(lambda: port.id.join_multicast(GROUP), check)
+
+
+def test_a_leave_of_an_id_is_done_or_not_done(port: Port) -> None:
+    def check(returned: bool) -> None:
+        if returned:
+            assert memberships(port.site) == frozenset()
+        port.check_usable()
+        port.join()
+
+    port.join()
+    interrupted_everywhere(lambda: port.id.leave_multicast(GROUP), check)
+
+
+def test_reading_an_event_attaches_or_not(port: Port) -> None:
+    def check(returned: bool) -> None:
+        assert port.qp.attachments or not returned
+        port.check_usable()
+        port.id.join_multicast(GROUP)
+
+    port.id.join_multicast(GROUP)
+    interrupted_everywhere(lambda: port.channel.get_event(SOON), check)
+
+
+def test_waiting_for_an_event_in_vain(port: Port) -> None:
+    interrupted_everywhere(lambda: port.channel.get_event(0.01), lambda returned: port.check_usable())
+
+
+@pytest.mark.parametrize("name", ["send", "send_one", "recv", "recv_one", "reset", "counters"])
+def test_a_call_of_a_queue_pair(port: Port, name: str) -> None:
+    to = port.join()
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: port.qp.send(to, BATCH, timeout=SOON),
+        "send_one": lambda: port.qp.send_one(to, b"x", timeout=SOON),
+        "recv": lambda: port.qp.recv(timeout=SOON).release(),
+        "recv_one": lambda: port.qp.recv_one(timeout=SOON),
+        "reset": lambda: port.qp.reset(),
+        "counters": lambda: port.qp.counters,
+    }
+
+    def check(returned: bool) -> None:
+        if name == "reset":
+            port.qp.reset()
+        port.check_usable()
+        if name.startswith("recv"):
+            port.qp.send(port.join(), BATCH)
+
+    check(False)
+    interrupted_everywhere(calls[name], check)
+
+
+def test_attaching_is_done_or_not_done(port: Port) -> None:
+    to = port.join()
+
+    def check(returned: bool) -> None:
+        attached = bool(port.qp.attachments)
+        assert attached == attaching or not returned
+        if attached == attaching:
+            (port.qp.detach_mcast if attaching else port.qp.attach_mcast)(to.gid, to.dlid)
+
+    attaching = False
+    interrupted_everywhere(lambda: port.qp.detach_mcast(to.gid, to.dlid), check)
+    port.qp.detach_mcast(to.gid, to.dlid)
+    attaching = True
+    interrupted_everywhere(lambda: port.qp.attach_mcast(to.gid, to.dlid), check)
+    port.check_usable()
+
+
+def test_ids_and_queue_pairs_are_made_or_not_and_destroyed(place: Place) -> None:
+    channels: list[EventChannel] = []
+    queue_pairs: list[QueuePair] = []
+    regions: list[Region] = []
+
+    def call() -> None:
+        with place.backend.event_channel() as channel:
+            channels.append(channel)
+            with channel.create_id() as cm_id:
+                cm_id.resolve_addr(GROUP, place.ports[0])
+                event = channel.get_event(SOON)
+                assert event is not None
+                assert event.type is CmEventType.ADDR_RESOLVED
+                with cm_id.create_qp() as qp:
+                    queue_pairs.append(qp)
+                    qp.fileno()
+                    channel.fileno()
+                    cm_id.join_multicast(GROUP)
+                    qp.recv(timeout=0)
+                    with qp.register(bytearray(4096)) as region:
+                        regions.append(region)
+
+    def check(returned: bool) -> None:
+        assert all(channel.closed for channel in channels)
+        assert all(qp.closed for qp in queue_pairs)
+        assert all(region.closed for region in regions)
+        assert place.observer.leftovers() == ()
+        channels.clear()
+        queue_pairs.clear()
+        regions.clear()
+
+    call()  # what is made once, whoever asks, is there
+    with nothing_left():
+        interrupted_everywhere(call, check)
+
+
+@pytest.mark.parametrize("layer", ["roce", "infiniband"])
+def test_a_backend_is_closed_or_can_be_closed_again(card: Card, layer: str) -> None:
+    card.network(layer, ports=1)
+    opened: list[Backend] = []
+
+    def open_another() -> None:
+        backend: Backend = CardBackend(card)
+        opened.append(backend)
+        cm_id = backend.event_channel().create_id()
+        cm_id.bind_addr("10.0.0.1")
+        cm_id.create_qp().register(bytearray(4096))
+        cm_id.join_multicast(GROUP)
+
+    def check(returned: bool) -> None:
+        assert opened[0].closed or not returned
+        opened.pop().close()
+        assert card.leftovers() == ()
+        open_another()
+
+    open_another()
+    interrupted_everywhere(lambda: opened[0].close(), check)
+    opened[0].close()

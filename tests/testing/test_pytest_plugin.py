@@ -1,0 +1,566 @@
+"""The plugin for tests of applications: fabrics, faults, seeds, and what a test has left open."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+
+import pytest
+
+# A run in this process forgets the modules that it has imported first: some would come twice.
+import mcast.aio
+import mcast.backends.sim.census
+import mcast.backends.sim.scenario.faults
+import mcast.endpoint.blocking  # noqa: F401
+
+pytest_plugins = ["pytester"]
+
+Suite = Callable[..., pytest.RunResult]
+
+HEAD = """
+import asyncio, gc, logging
+import pytest
+import mcast
+from mcast import JoinAttrEx, open_backend, open_endpoint
+from mcast.api import BackendUnavailable, LinkLayer, McastError
+from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
+from mcast.wire.mcmember import SaMethod, SaStatus
+
+GROUP = "239.1.1.1"
+
+def received(endpoint):
+    found = []
+    for batch in endpoint.batches(timeout=1):
+        found += [bytes(message.payload) for message in batch]
+    return found
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> Suite:
+    """Run pytest on a file of tests, in this process."""
+
+    def call(tests: str, *options: str, subprocess: bool = False) -> pytest.RunResult:
+        pytester.makepyfile(test_it=HEAD + tests)
+        run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        return run("-p", "no:cacheprovider", "--strict-markers", "-rA", *options)
+
+    return call
+
+
+def output(result: pytest.RunResult) -> str:
+    return result.stdout.str()
+
+
+# --- the fabric -----------------------------------------------------------------------------------
+
+
+def test_an_application_reaches_the_fabric_of_its_test_by_name(suite: Suite) -> None:
+    result = suite("""
+@pytest.mark.mcast(fabric=["roce", "infiniband"], ports=3)
+def test_each(mcast_fabric):
+    name = "sim-roce" if mcast_fabric.sa is None else "sim-ib"
+    with open_endpoint("sim", "10.0.0.1") as one, open_endpoint(name, "10.0.0.2") as other:
+        with one.join(GROUP) as group, other.join(GROUP):
+            group.send(b"seen by name")
+            assert bytes(other.recv(timeout=1).payload) == b"seen by name"
+        assert len(one.backend.devices()) == len(mcast_fabric.ports) == 3
+
+def test_the_other_kind_is_refused(mcast_fabric):
+    with pytest.raises(BackendUnavailable) as refused:
+        open_backend("sim-ib")
+    assert str(refused.value) == (
+        "backend 'sim-ib': no device: the fabric of this test is roce; "
+        "mark the test @pytest.mark.mcast(fabric='infiniband'), or open 'sim'"
+    )
+
+def test_options_are_the_fabrics(mcast_fabric, caplog):
+    caplog.set_level(logging.INFO)
+    with open_backend("sim", ports=9) as backend:
+        assert len(backend.devices()) == 4
+    assert "the options ports are passed over" in caplog.text
+
+def test_without_the_fixture_the_name_is_as_ever():
+    with open_backend("sim-ib", ports=2) as backend:
+        assert len(backend.devices()) == 2
+""")
+    result.assert_outcomes(passed=5)
+    assert "test_each[roce]" in output(result)
+    assert "test_each[infiniband]" in output(result)
+
+
+def test_marks_add_up_and_the_nearest_wins(suite: Suite) -> None:
+    suite("""
+pytestmark = pytest.mark.mcast(fabric="infiniband", ports=6)
+
+def test_module(mcast_fabric):
+    assert (mcast_fabric.link_layer, len(mcast_fabric.ports)) == (LinkLayer.INFINIBAND, 6)
+
+@pytest.mark.mcast(ports=2)
+class TestClass:
+    def test_class(self, mcast_fabric):
+        assert (mcast_fabric.link_layer, len(mcast_fabric.ports)) == (LinkLayer.INFINIBAND, 2)
+
+    @pytest.mark.mcast(fabric="roce", mtu=2048)
+    def test_own(self, mcast_fabric):
+        assert (mcast_fabric.link_layer, len(mcast_fabric.ports)) == (LinkLayer.ETHERNET, 2)
+        assert mcast_fabric.ports[0].mtu == 2048
+""").assert_outcomes(passed=3)
+
+
+def test_the_ini_file_says_on_which_fabrics_tests_run(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nmcast_fabric = infiniband roce\n")
+    result = suite("""
+def test_both(mcast_fabric, mcast_endpoints): pass
+
+@pytest.mark.mcast(fabric="roce")
+def test_one(mcast_fabric): pass
+
+@pytest.mark.parametrize("mcast_fabric, n", [("roce", 1)], indirect=["mcast_fabric"])
+def test_own(mcast_fabric, n): pass
+""")
+    result.assert_outcomes(passed=4)
+    names = re.findall(r"PASSED test_it.py::(\S+)", output(result))
+    assert names == ["test_both[infiniband]", "test_both[roce]", "test_one", "test_own[roce-1]"]
+
+
+COROUTINES = """
+import asyncio, inspect
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        names = inspect.signature(pyfuncitem.obj).parameters
+        asyncio.run(pyfuncitem.obj(*(pyfuncitem.funcargs[name] for name in names)))
+        return True
+"""
+
+
+def test_time_is_virtual_but_for_coroutines(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(COROUTINES)
+    suite("""
+def test_virtual(mcast_fabric):
+    mcast_fabric.clock.advance(1e6)
+    assert mcast_fabric.clock.now == 10**15
+
+async def test_coroutine(mcast_fabric):
+    assert type(mcast_fabric.clock).__name__ == "WallClock"
+
+@pytest.mark.mcast(clock="wall")
+def test_threads(mcast_fabric):
+    assert type(mcast_fabric.clock).__name__ == "WallClock"
+""").assert_outcomes(passed=3)
+
+
+# --- endpoints ------------------------------------------------------------------------------------
+
+
+def test_endpoints_have_ports_of_their_own_and_are_closed(suite: Suite) -> None:
+    result = suite("""
+kept = []
+
+def test_three(mcast_endpoints, mcast_fabric):
+    a, b = mcast_endpoints(2)
+    (c,) = mcast_endpoints(sequence=True, loopback="filter")
+    kept.extend((a, b, c))
+    assert [str(one.address) for one in kept] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    for one in kept:
+        one.join(GROUP)
+    with pytest.raises(ValueError, match=r"4 ports, not 5: mark the test @pytest.mark.mcast\\(ports=5\\)"):
+        mcast_endpoints(2)
+    assert all(not one.closed for one in kept)
+
+def test_then():
+    assert all(one.closed for one in kept)
+""")
+    result.assert_outcomes(passed=2)
+
+
+def test_endpoints_of_coroutines_are_closed_after_their_loop(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(COROUTINES)
+    suite("""
+kept = []
+
+@pytest.mark.mcast(fabric=["roce", "infiniband"])
+async def test_awaited(mcast_endpoints):
+    kept.extend(mcast_endpoints.aio(2, sequence=True))
+    sender, receiver = kept[-2:]
+    group = await sender.join(GROUP)
+    await receiver.join(GROUP)
+    await group.send(b"awaited")
+    assert bytes((await receiver.recv(timeout=5)).payload) == b"awaited"
+
+async def test_leak(mcast_fabric):
+    kept.append(mcast.aio.open_endpoint("sim", "10.0.0.1"))
+    await kept[-1].join(GROUP)
+
+def test_then():
+    assert [one.closed for one in kept] == [True, True, True, True, False]
+""").assert_outcomes(passed=4, errors=1)
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def test_faults_by_name_by_value_and_in_time(suite: Suite) -> None:
+    suite("""
+MESSAGES = [b"1", b"2", b"3", b"4"]
+
+def run(mcast_endpoints, **pause):
+    sender, receiver = mcast_endpoints(2)
+    group = sender.join(GROUP)
+    receiver.join(GROUP)
+    for message in MESSAGES:
+        group.send(message)
+    return received(receiver)
+
+@pytest.mark.mcast_faults("drop", nth=2, target=1)
+def test_by_name(mcast_endpoints):
+    assert run(mcast_endpoints) == [b"1", b"3", b"4"]
+
+@pytest.mark.mcast_faults(Messages(nth=(1, 3), target="roce1"), Drop())
+def test_by_value(mcast_endpoints):
+    assert run(mcast_endpoints) == [b"2", b"4"]
+
+@pytest.mark.mcast(faults=[{"kind": "duplicate", "target": 1, "nth": [4]}, (Messages(nth=1), Drop())])
+@pytest.mark.mcast_faults("reorder", target=1, nth=2)
+def test_together(mcast_endpoints):
+    # The reordering is asked for what was not dropped: its second message is the third.
+    assert run(mcast_endpoints) == [b"2", b"4", b"4", b"3"]
+
+@pytest.mark.mcast_faults("drop", nth=2)
+@pytest.mark.mcast_faults("duplicate", target=1)
+class TestTheUpperRuleIsAskedFirst:
+    @pytest.mark.mcast_faults("drop")
+    def test_it(self, mcast_endpoints):
+        assert run(mcast_endpoints) == [b"1", b"1", b"3", b"3", b"4", b"4"]
+
+@pytest.mark.mcast_faults(Messages(nth=2), Drop())
+@pytest.mark.mcast_faults("duplicate", target=1)
+def test_the_upper_one_by_value_too(mcast_endpoints):
+    assert run(mcast_endpoints) == [b"1", b"1", b"3", b"3", b"4", b"4"]
+
+@pytest.mark.mcast_faults("link-down", port=1, at=1, until=2)
+def test_in_time(mcast_endpoints, mcast_fabric):
+    sender, receiver = mcast_endpoints(2)
+    group = sender.join(GROUP)
+    receiver.join(GROUP)
+    for message in MESSAGES[:3]:
+        group.send(message)
+        mcast_fabric.clock.advance(1.1)
+    assert received(receiver) == [b"1", b"3"]
+
+@pytest.mark.mcast(fabric="infiniband")
+@pytest.mark.mcast_faults("sa-refuses", method="SET", nth=1, status="NO_RESOURCES")
+def test_of_the_sa(mcast_endpoints):
+    (one,) = mcast_endpoints(rejoin=None)
+    with pytest.raises(McastError, match="no MLID is left"):
+        one.join(GROUP)
+    one.join(GROUP)
+
+@pytest.mark.mcast(fabric="infiniband")
+def test_the_fabrics_own_calls(mcast_endpoints, mcast_fabric):
+    (one,) = mcast_endpoints()
+    group = one.join(GROUP)
+    mcast_fabric.restart_sm()
+    assert type(one.next_event(timeout=1)) is mcast.Lost
+    assert type(one.next_event(timeout=60)) is mcast.Rejoined
+""").assert_outcomes(passed=8)
+
+
+# --- leaks ----------------------------------------------------------------------------------------
+
+LEAKS = {
+    "backend": ('kept.append(open_backend("sim"))', ["backend sim-roce"]),
+    "endpoint": (
+        'kept.append(open_endpoint("sim", "10.0.0.1")); kept[0].join(GROUP)',
+        [
+            "backend sim-roce, event channel, id 1 on roce0 (member of 239.1.1.1), "
+            "QP 16 on roce0 (attached to ::ffff:239.1.1.1)"
+        ],
+    ),
+    "dropped": ('open_endpoint("sim", "10.0.0.1").join(GROUP); gc.collect()', ["backend sim-roce, event"]),
+    "id and unread event": (
+        """
+    backend = open_backend("sim")
+    channel = backend.event_channel()
+    cm_id = channel.create_id()
+    cm_id.bind_addr("10.0.0.3")
+    cm_id.join_multicast_ex(JoinAttrEx.full_member(GROUP))
+    """,
+        ["backend sim-roce", "event channel (1 unread event)", "id 1 on roce2 (member of 239.1.1.1)"],
+    ),
+    "batch": (
+        """
+    (one,) = mcast_endpoints()
+    group = one.join(GROUP)
+    group.send_batch([b"1", b"2"])
+    kept.append(one.recv_batch(timeout=1))
+    """,
+        ["a batch of 2 messages of QP 16"],
+    ),
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_what_is_left_open_is_an_error_in_words_with_its_place(suite: Suite, leak: str) -> None:
+    body, says = LEAKS[leak]
+    result = suite(f"kept = []\ndef test_leak(mcast_fabric, mcast_endpoints):\n    {body}\n")
+    result.assert_outcomes(passed=1, errors=1)
+    text = output(result)
+    found = text[text.index("the test has left open:") : text.index("Close it, with `with`")]
+    assert [line for line in says if f"\n  {line}" not in found] == []
+    # The endpoints of the fixture are no leak, and each place is one of the test's.
+    assert set(re.findall(r"opened at (\S+):\d+ in (\S+)", found)) == {("test_it.py", "test_leak")}
+    assert found.count("\n  ") - found.count("opened at") == found.count("opened at") == len(says)
+
+
+def test_traces_show_by_which_calls(suite: Suite) -> None:
+    tests = """
+def connect():
+    return open_backend("sim")
+
+def test_leak(mcast_fabric):
+    connect()
+"""
+    plain, traced = output(suite(tests)), output(suite(tests, "--mcast-traces"))
+    assert re.search(r"opened at test_it.py:\d+ in connect\nClose", plain)
+    assert re.search(
+        r"opened at test_it.py:\d+ in connect\n    opened at test_it.py:\d+ in test_leak\n", traced
+    )
+
+
+def test_a_thread_that_waits_on_what_was_left_open_wakes(suite: Suite) -> None:
+    suite("""
+from threading import Thread
+
+threads = []
+
+@pytest.mark.mcast(clock="wall")
+def test_leak(mcast_fabric):
+    endpoint = open_endpoint("sim", "10.0.0.1")
+    endpoint.join(GROUP)
+
+    def wait():
+        with pytest.raises(McastError):
+            endpoint.recv()
+    threads.append(Thread(target=wait))
+    threads[0].start()
+
+def test_then():
+    threads[0].join(timeout=100)
+    assert not threads[0].is_alive()
+""").assert_outcomes(passed=2, errors=1)
+
+
+def test_what_is_no_leak(suite: Suite) -> None:
+    result = suite("""
+kept = []
+
+@pytest.mark.mcast(allow_leaks=True)
+def test_allowed(mcast_fabric):
+    kept.append(open_backend("sim"))
+
+def test_closed(mcast_fabric):
+    with open_backend("sim") as backend:
+        kept.append(backend)
+        channel = backend.event_channel()
+        channel.create_id()
+
+def test_a_dropped_batch_is_released(mcast_endpoints):
+    (one,) = mcast_endpoints()
+    one.join(GROUP).send(b"1")
+    one.recv_batch(timeout=1)
+    kept.append(one.recv_batch(timeout=0))  # empty
+
+def test_a_batch_is_released_and_kept(mcast_endpoints):
+    (one,) = mcast_endpoints()
+    one.join(GROUP).send(b"1")
+    with one.recv_batch(timeout=1) as batch:
+        kept.append(batch)
+
+def test_a_batch_in_a_caught_error(mcast_endpoints):
+    (one,) = mcast_endpoints()
+    one.join(GROUP).send(b"1")
+
+    def fails():
+        batch = one.recv_batch(timeout=1)
+        raise KeyError
+
+    with pytest.raises(KeyError) as caught:
+        fails()
+
+def test_failed(mcast_fabric):
+    kept.append(open_backend("sim"))
+    assert False
+
+def test_skipped(mcast_fabric):
+    kept.append(open_backend("sim"))
+    pytest.skip()
+
+@pytest.mark.xfail(strict=True)
+def test_expected(mcast_fabric):
+    kept.append(open_backend("sim"))
+    assert False
+""")
+    result.assert_outcomes(passed=5, failed=1, skipped=1, xfailed=1)
+
+
+# --- seeds ----------------------------------------------------------------------------------------
+
+SEEDED = """
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.mcast_faults("drop", rate=0.5, target=1)
+def test_drawn(mcast_endpoints, n):
+    sender, receiver = mcast_endpoints(2)
+    group = sender.join(GROUP)
+    receiver.join(GROUP)
+    group.send_batch([bytes([65 + i]) for i in range(24)])
+    pytest.fail("drew " + b"".join(received(receiver)).decode(), pytrace=False)
+"""
+
+
+def drawn(result: pytest.RunResult) -> dict[str, str]:
+    """Test -> what it drew."""
+    return dict(re.findall(r"^_+ (test_drawn\S*) _+\n.*?^drew (\w+)", output(result), re.M | re.S))
+
+
+def test_a_seed_follows_from_the_run_and_the_test(suite: Suite) -> None:
+    first, again, other = suite(SEEDED), suite(SEEDED), suite(SEEDED, "--mcast-seed=5")
+    assert len(set(drawn(first).values())) == 2
+    assert drawn(first) == drawn(again)
+    assert not set(drawn(first).items()) & set(drawn(other).items())
+    assert "mcast: --mcast-seed=0\n" in output(first)
+    assert "mcast: --mcast-seed=5\n" in output(other)
+
+
+def test_what_an_application_draws_follows_from_the_seed(suite: Suite) -> None:
+    tests = """
+@pytest.mark.mcast(fabric="infiniband")
+def test_drawn(mcast_fabric):
+    gaps = ""
+    with open_endpoint("sim", "10.0.0.1") as one, open_endpoint("sim", "10.0.0.2") as other:
+        one.join(GROUP), other.join(GROUP)
+        mcast_fabric.restart_sm(outage=1)
+        for endpoint in (one, other):
+            while not isinstance(event := endpoint.next_event(timeout=60), mcast.Rejoined):
+                pass
+            gaps += f"_{event.gap}"
+    pytest.fail(f"drew {gaps.replace('.', '_')}", pytrace=False)
+"""
+    first, again, other = (drawn(suite(tests, f"--mcast-seed={seed}")) for seed in (1, 1, 2))
+    assert first == again != other != {}
+
+
+def test_the_mark_fixes_the_seed(suite: Suite) -> None:
+    fixed = SEEDED.replace(
+        "@pytest.mark.mcast_faults", "@pytest.mark.mcast(seed=7)\n@pytest.mark.mcast_faults"
+    )
+    draws = {drew for seed in (0, 1) for drew in drawn(suite(fixed, f"--mcast-seed={seed}")).values()}
+    assert len(draws) == 1
+
+
+def test_workers_share_the_seed_of_the_run(suite: Suite) -> None:
+    spread = suite(SEEDED, "--mcast-seed=random", "-n", "2", subprocess=True)
+    (seed,) = {command.rpartition("=")[2] for command in commands(spread)}
+    assert f"mcast: --mcast-seed={int(seed)}\n" in output(spread)
+    assert drawn(spread) == drawn(suite(SEEDED, f"--mcast-seed={seed}")) != {}
+
+
+def commands(result: pytest.RunResult) -> list[str]:
+    return re.findall(r"seed \d+; to repeat:\n(pytest .*)", output(result))
+
+
+def test_the_command_of_a_failure_repeats_it(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makefile(".ini", other="[pytest]\naddopts = -rf\n")
+    options = ("-c", "other.ini", "-o", "mcast_fabric=infiniband roce", "--mcast-seed=random")
+    result = suite(SEEDED, *options, "--show-capture=no")
+    assert len(drawn(result)) == len(commands(result)) == 4
+    for test, drew in drawn(result).items():
+        (command,) = [one for one in commands(result) if f"test_it.py::{test}" in one]
+        words = shlex.split(command)
+        assert words[0] == "pytest"
+        assert drawn(pytester.runpytest_inprocess(*words[1:])) == {test: drew}
+
+
+def test_the_command_is_right_from_a_directory_below(suite: Suite, pytester: pytest.Pytester) -> None:
+    suite(SEEDED)
+    pytester.makeini("[pytest]\n")
+    below = pytester.mkdir("below")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(below)
+        result = pytester.runpytest_inprocess("..")
+    assert commands(result)[0] == "pytest '../test_it.py::test_drawn[1]' --mcast-seed=0"
+
+
+def test_the_seed_is_in_the_junit_file(suite: Suite, pytester: pytest.Pytester) -> None:
+    suite("def test_it(mcast_fabric): pass", "--junitxml=report.xml")
+    assert re.search(r'<property name="mcast_seed" value="\d+"', (pytester.path / "report.xml").read_text())
+
+
+# --- mistakes, and what the plugin costs ----------------------------------------------------------
+
+MISTAKES = {
+    "@pytest.mark.mcast(prots=4)": "mcast(prots=…): the options of a roce fabric are ports, hosts, switches",
+    "@pytest.mark.mcast(ports=0)": "mcast: ports is 0: allowed are 1..65000",
+    '@pytest.mark.mcast(fabric="ether")': "the fabric is 'ether': there are roce and infiniband",
+    '@pytest.mark.mcast("infiniband")': "give its arguments by name, such as mcast(fabric='infiniband')",
+    '@pytest.mark.mcast_faults("gremlins")': "mcast_faults: Input tag 'gremlins' found using 'kind' does not",
+    '@pytest.mark.mcast_faults("drop", rate=2)': "drop.rate: Input should be less than or equal",
+    '@pytest.mark.mcast_faults("drop", target=7)': "mcast_faults: port 7: this fabric has ports 0..3",
+    '@pytest.mark.mcast_faults("sm-restart")': "'sm-restart' needs an SM: the fabric must be \"infiniband\"",
+    "@pytest.mark.mcast(faults=['drop'])": "mcast_faults: 'drop' is neither a table, as in a scenario, nor",
+    "@pytest.mark.mcast_faults(Drop())": "mcast_faults takes the kind of one fault and its fields",
+    "@pytest.mark.mcast_faults(Messages(), Refuse(SaStatus.OK))": "mcast_faults: Messages cannot get Refuse",
+}
+
+
+@pytest.mark.parametrize("mark", MISTAKES)
+def test_a_mistake_is_told_in_one_sentence(suite: Suite, mark: str) -> None:
+    result = suite(f"{mark}\ndef test_it(mcast_fabric): raise SystemExit('never run')")
+    text = output(result)
+    assert "passed" not in text
+    assert MISTAKES[mark] in text
+    assert "Traceback" not in text
+    assert "testing/plugin.py" not in text
+
+
+def test_a_seed_that_is_none_is_a_usage_error(suite: Suite) -> None:
+    result = suite("def test_it(): pass", "--mcast-seed=x", subprocess=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--mcast-seed: 'x' is neither a number nor 'random'" in result.stderr.str()
+
+
+def test_unused_it_imports_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+import sys
+def test_it():
+    assert "mcast.testing.plugin" in sys.modules
+    heavy = ("mcast.", "pydantic", "cffi", "rich", "typer")
+    plugin = ["mcast.testing", "mcast.testing.plugin"]
+    assert [name for name in sys.modules if name.startswith(heavy)] == plugin
+""")
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_it_lives_beside_the_plugin_of_the_conformance_suite(suite: Suite) -> None:
+    result = suite(
+        "def test_bed(bed): pass\ndef test_fabric(mcast_fabric): pass\n", "-p", "mcast.conformance.plugin"
+    )
+    result.assert_outcomes(passed=3)
+
+
+def test_the_fixtures_types_are_there_for_annotations(suite: Suite) -> None:
+    suite("""
+from mcast.testing.plugin import McastEndpoints, McastFabric
+
+def test_it(mcast_fabric: McastFabric, mcast_endpoints: McastEndpoints) -> None:
+    assert isinstance(mcast_fabric, McastFabric)
+    assert isinstance(mcast_endpoints, McastEndpoints)
+
+def test_other():
+    with pytest.raises(ImportError):
+        from mcast.testing.plugin import McastNothing
+""").assert_outcomes(passed=2)
