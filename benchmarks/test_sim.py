@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from mcast import Backend, Destination, JoinAttrEx, QpInit, open_backend
-from mcast.api import CmEvent, EventChannel, QueuePair
+from mcast import Backend, Destination, open_backend
+from mcast.api import CmEvent, EventChannel, JoinAttrEx, QpInit, QueuePair
 
 GROUP = "239.1.1.1"
 BATCH = 256

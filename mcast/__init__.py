@@ -1,5 +1,27 @@
 """Typed Python for RDMA multicast.
 
+    with mcast.open_endpoint("sim", "10.0.0.1") as endpoint:  # or "rdma" and an address of this host
+        with endpoint.join("239.1.2.3") as group:
+            group.send(b"hello")
+            message = group.recv(timeout=1.0)
+
+Opening    open_endpoint gives an Endpoint; in mcast.aio it gives one whose calls are awaited.
+           open_backend, backend_names, backend_status: the providers, "rdma" and the simulators
+Groups     Endpoint.join gives a Membership, which sends and receives; Endpoint.sender a Sender
+Messages   Message, Batch, RECORD_DTYPE (a batch as columns); Destination, Peer
+Addresses  McastAddress, Mgid, Gid
+Policies   RejoinPolicy, LoopbackPolicy, CqModeration
+Events     Lost, Rejoined, GaveUp, PortDown, PortUp, AddressChanged, ReceiveQueueLow
+Figures    EndpointStats, GroupStats, SourceStats, LoopbackReport
+Errors     McastError, an OSError, which says what went wrong, why and what to do, and its families:
+           TimedOut, Closed, MembershipLost, QpError, DeviceGone, MessageTooLarge, InvalidArgument,
+           NotSupported, PermissionDenied, OutOfResources, AddressNotAvailable, Unreachable;
+           BackendError of what cannot be opened: UnknownBackend, BackendUnavailable
+
+help(mcast.open_endpoint) goes on from here. Below the endpoints is the contract, mcast.api: event channels,
+ids and queue pairs, for programs that need each step, and for who writes a provider. Tests of programs get a
+simulated fabric from pytest's fixture mcast_fabric (mcast.testing).
+
 The names are imported when they are first used: `import mcast` alone, as by its pytest plugin, costs nothing.
 """
 
@@ -10,90 +32,72 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mcast import aio as aio
-    from mcast.api import (
-        Backend,
-        CqModeration,
-        Destination,
-        Gid,
-        JoinAttrEx,
-        McastAddress,
-        McastError,
-        Mgid,
-        QpInit,
-    )
-    from mcast.contract.registry import backend_names, backend_status, open_backend
-    from mcast.endpoint.blocking import Endpoint, Membership, Sender, open_endpoint
-    from mcast.endpoint.policy import (
-        AddressChanged,
-        GaveUp,
-        LoopbackPolicy,
-        LoopbackReport,
-        Lost,
-        PortDown,
-        PortUp,
-        ReceiveQueueLow,
-        Rejoined,
-        RejoinPolicy,
-    )
-    from mcast.endpoint.probe import Peer
-    from mcast.endpoint.stats import EndpointStats, GroupStats, SourceStats
+    from mcast.contract.backend import Backend as Backend
+    from mcast.contract.batch import RECORD_DTYPE as RECORD_DTYPE
+    from mcast.contract.batch import Batch as Batch
+    from mcast.contract.batch import Message as Message
+    from mcast.contract.registry import backend_names as backend_names
+    from mcast.contract.registry import backend_status as backend_status
+    from mcast.contract.registry import open_backend as open_backend
+    from mcast.contract.values import CqModeration as CqModeration
+    from mcast.contract.values import Destination as Destination
+    from mcast.endpoint.blocking import Endpoint as Endpoint
+    from mcast.endpoint.blocking import Membership as Membership
+    from mcast.endpoint.blocking import Sender as Sender
+    from mcast.endpoint.blocking import open_endpoint as open_endpoint
+    from mcast.endpoint.policy import AddressChanged as AddressChanged
+    from mcast.endpoint.policy import GaveUp as GaveUp
+    from mcast.endpoint.policy import LoopbackPolicy as LoopbackPolicy
+    from mcast.endpoint.policy import LoopbackReport as LoopbackReport
+    from mcast.endpoint.policy import Lost as Lost
+    from mcast.endpoint.policy import PortDown as PortDown
+    from mcast.endpoint.policy import PortUp as PortUp
+    from mcast.endpoint.policy import ReceiveQueueLow as ReceiveQueueLow
+    from mcast.endpoint.policy import Rejoined as Rejoined
+    from mcast.endpoint.policy import RejoinPolicy as RejoinPolicy
+    from mcast.endpoint.probe import Peer as Peer
+    from mcast.endpoint.stats import EndpointStats as EndpointStats
+    from mcast.endpoint.stats import GroupStats as GroupStats
+    from mcast.endpoint.stats import SourceStats as SourceStats
+    from mcast.errors.tree import AddressNotAvailable as AddressNotAvailable
+    from mcast.errors.tree import BackendError as BackendError
+    from mcast.errors.tree import BackendUnavailable as BackendUnavailable
+    from mcast.errors.tree import Closed as Closed
+    from mcast.errors.tree import DeviceGone as DeviceGone
+    from mcast.errors.tree import InvalidArgument as InvalidArgument
+    from mcast.errors.tree import McastError as McastError
+    from mcast.errors.tree import MembershipLost as MembershipLost
+    from mcast.errors.tree import MessageTooLarge as MessageTooLarge
+    from mcast.errors.tree import NotSupported as NotSupported
+    from mcast.errors.tree import OutOfResources as OutOfResources
+    from mcast.errors.tree import PermissionDenied as PermissionDenied
+    from mcast.errors.tree import QpError as QpError
+    from mcast.errors.tree import TimedOut as TimedOut
+    from mcast.errors.tree import UnknownBackend as UnknownBackend
+    from mcast.errors.tree import Unreachable as Unreachable
+    from mcast.wire.addresses import Gid as Gid
+    from mcast.wire.addresses import McastAddress as McastAddress
+    from mcast.wire.addresses import Mgid as Mgid
 
     __version__: str
 
-__all__ = [
-    "AddressChanged",
-    "Backend",
-    "CqModeration",
-    "Destination",
-    "Endpoint",
-    "EndpointStats",
-    "GaveUp",
-    "Gid",
-    "GroupStats",
-    "JoinAttrEx",
-    "LoopbackPolicy",
-    "LoopbackReport",
-    "Lost",
-    "McastAddress",
-    "McastError",
-    "Membership",
-    "Mgid",
-    "Peer",
-    "PortDown",
-    "PortUp",
-    "QpInit",
-    "ReceiveQueueLow",
-    "RejoinPolicy",
-    "Rejoined",
-    "Sender",
-    "SourceStats",
-    "__version__",
-    "backend_names",
-    "backend_status",
-    "open_backend",
-    "open_endpoint",
-]
-
 _NAMES = {
-    "endpoint.blocking": ("Endpoint", "Membership", "Sender", "open_endpoint"),
-    "endpoint.policy": (
-        "AddressChanged",
-        "GaveUp",
-        "LoopbackPolicy",
-        "LoopbackReport",
-        "Lost",
-        "PortDown",
-        "PortUp",
-        "ReceiveQueueLow",
-        "RejoinPolicy",
-        "Rejoined",
-    ),
-    "endpoint.probe": ("Peer",),
-    "contract.registry": ("backend_names", "backend_status", "open_backend"),
-    "endpoint.stats": ("EndpointStats", "GroupStats", "SourceStats"),
+    "contract.backend": "Backend",
+    "contract.batch": "Batch Message RECORD_DTYPE",
+    "contract.registry": "backend_names backend_status open_backend",
+    "contract.values": "CqModeration Destination",
+    "endpoint.blocking": "Endpoint Membership Sender open_endpoint",
+    "endpoint.policy": "AddressChanged GaveUp LoopbackPolicy LoopbackReport Lost PortDown PortUp "
+    "ReceiveQueueLow Rejoined RejoinPolicy",
+    "endpoint.probe": "Peer",
+    "endpoint.stats": "EndpointStats GroupStats SourceStats",
+    "errors.tree": "AddressNotAvailable BackendError BackendUnavailable Closed DeviceGone InvalidArgument "
+    "McastError MembershipLost MessageTooLarge NotSupported OutOfResources PermissionDenied QpError TimedOut "
+    "UnknownBackend Unreachable",
+    "wire.addresses": "Gid McastAddress Mgid",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-"""Name -> its module; what is not here is of the contract, `api`."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+"""Public name -> its module. There is no `__all__`: help(mcast) would print every class in full."""
 
 if not TYPE_CHECKING:  # a checker shall refuse other names
 
@@ -104,8 +108,8 @@ if not TYPE_CHECKING:  # a checker shall refuse other names
             value: object = version("mcast")
         elif name == "aio":
             value = import_module("mcast.aio")
-        elif name in __all__:
-            value = getattr(import_module(f"mcast.{_HOME.get(name, 'api')}"), name)
+        elif name in _HOME:
+            value = getattr(import_module(f"mcast.{_HOME[name]}"), name)
         else:
             raise AttributeError(f"module 'mcast' has no attribute {name!r}")
         globals()[name] = value
@@ -113,4 +117,4 @@ if not TYPE_CHECKING:  # a checker shall refuse other names
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*_HOME, "__version__", "aio"])

@@ -21,8 +21,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from mcast import Backend, Destination, JoinAttrEx, open_backend
-from mcast.api import Batch, Message, QpInit, QueuePair
+from mcast import Backend, Destination, open_backend
+from mcast.api import Batch, JoinAttrEx, Message, QpInit, QueuePair
 from mcast.contract.batch import RECORD_DTYPE
 
 CHUNK, WINDOW, ACK_EVERY, PROCESS_WINDOW = 32, 128, 64, 256

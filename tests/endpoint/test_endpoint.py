@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 import mcast
-from mcast import Endpoint, LoopbackPolicy, Membership, ReceiveQueueLow, Rejoined, Sender, open_endpoint
+from mcast import Endpoint, LoopbackPolicy, Membership, ReceiveQueueLow, Rejoined, open_endpoint
 from mcast.api import (
     AlreadyJoined,
     Backend,
@@ -806,9 +806,3 @@ def test_a_lost_message_is_nobodys_fault_but_the_fabrics(sim: SimNet) -> None:
         group.send_batch([b"1", b"2", b"3"])
     assert texts(member, 2) == [b"1", b"3"]
     assert group.stats().sent == 3
-
-
-def test_the_public_names_are_there() -> None:
-    assert issubclass(mcast.Membership, Sender)
-    for name in mcast.__all__:
-        assert getattr(mcast, name) is not None

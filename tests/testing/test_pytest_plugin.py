@@ -22,7 +22,8 @@ HEAD = """
 import asyncio, gc, logging
 import pytest
 import mcast
-from mcast import JoinAttrEx, open_backend, open_endpoint
+from mcast import open_backend, open_endpoint
+from mcast.api import JoinAttrEx
 from mcast.api import BackendUnavailable, LinkLayer, McastError
 from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
 from mcast.wire.mcmember import SaMethod, SaStatus
