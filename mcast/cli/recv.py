@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.api import McastAddress
-from mcast.cli.cast.progress import Watch
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
     BackendName,
@@ -21,11 +20,12 @@ from mcast.cli.place import (
     endpoint_at,
     refuse_simulated,
 )
+from mcast.cli.progress import Watch
 from mcast.cli.terminal import Failure, console
 
 if TYPE_CHECKING:
-    from mcast.cli.cast.drive import ReceivingParty
-    from mcast.cli.cast.receiver import FileReceiver
+    from mcast.cast.drive import ReceivingParty
+    from mcast.cast.receiver import FileReceiver
 
 _NAMED = 5
 """As many gaps are named; JSON has all."""
@@ -51,8 +51,8 @@ def recv(
     to stdout, a pipe or a device goes there as it comes; the status says whether it was right: 0 if so,
     else 1.
     """
-    from mcast.cli.cast.drive import DEPTH, ReceivingParty, run
-    from mcast.cli.cast.files import STANDARD, open_sink
+    from mcast.cast.drive import DEPTH, ReceivingParty, run
+    from mcast.cast.files import STANDARD, open_sink
 
     refuse_simulated(backend, "send")
     with ExitStack() as stack:

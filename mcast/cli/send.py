@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.api import McastAddress
-from mcast.cli.cast.progress import Watch
-from mcast.cli.cast.sender import MOST_RECEIVERS
+from mcast.cast.sender import MOST_RECEIVERS
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
     BackendName,
@@ -21,11 +20,12 @@ from mcast.cli.place import (
     endpoint_at,
     refuse_simulated,
 )
+from mcast.cli.progress import Watch
 from mcast.cli.terminal import Failure, console
 
 if TYPE_CHECKING:
-    from mcast.cli.cast.drive import SendingParty
-    from mcast.cli.cast.sender import FileSender, Peer
+    from mcast.cast.drive import SendingParty
+    from mcast.cast.sender import FileSender, Peer
 
 _NAMED = 10
 """As many lost pieces of a receiver are named; JSON has all."""
@@ -56,9 +56,9 @@ def send(
     Waits for --receivers N, or for those that join within a second after the first. Lost pieces are sent
     again. The status is 0 if every receiver has verified its copy, else 1.
     """
-    from mcast.cli.cast.drive import DEPTH, SendingParty, run
-    from mcast.cli.cast.files import Source
-    from mcast.cli.cast.sender import Patience
+    from mcast.cast.drive import DEPTH, SendingParty, run
+    from mcast.cast.files import Source
+    from mcast.cast.sender import Patience
 
     refuse_simulated(backend, "receive")
     times = Patience(wait=wait, silence=patience)
@@ -122,7 +122,7 @@ def outcome_of(party: SendingParty, file: str, group: McastAddress, seconds: flo
 
 
 def _receiver(peer: Peer) -> dict[str, Any]:
-    from mcast.cli.cast.sender import Fate
+    from mcast.cast.sender import Fate
 
     return {
         "name": peer.name,

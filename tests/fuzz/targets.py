@@ -21,10 +21,10 @@ import typer
 from mcast.api import Backend, DeviceInfo
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim.scenario import model as scenario_model
+from mcast.cast import packets
+from mcast.cast.receiver import FileReceiver
+from mcast.cast.sender import FileSender
 from mcast.cli import mgid, place, terminal
-from mcast.cli.cast import packets
-from mcast.cli.cast.receiver import FileReceiver
-from mcast.cli.cast.sender import FileSender
 from mcast.cli.echo import Answerer, Pinger
 from mcast.cli.replay import contents_of
 from mcast.contract.registry import open_backend

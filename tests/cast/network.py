@@ -8,12 +8,16 @@ from math import inf
 from random import Random
 from typing import Any
 
-from mcast.cli.cast.packets import WINDOW, number_at
-from mcast.cli.cast.receiver import FileReceiver
-from mcast.cli.cast.sender import FileSender, Patience
+from mcast.cast.packets import OVERHEAD, WINDOW, number_at
+from mcast.cast.receiver import FileReceiver
+from mcast.cast.sender import Fate, FileSender, Patience
 
 LARGEST = 64
 """Bytes of the largest message."""
+
+DATA = Random(1).randbytes(20_000)
+PIECES = -(-len(DATA) // (LARGEST - OVERHEAD))
+"""The file of most tests, and how many messages take it."""
 
 _LATENCY, _DISORDER = 0.001, 0.01
 _LONG, _MANY = 120.0, 100_000
@@ -27,6 +31,10 @@ def address(end: int) -> str:
 def number(end: int) -> int:
     """The session of the sender, or the number of a receiver; in the order of the ends."""
     return number_at(address(end), end + 1)
+
+
+S = number(0)
+"""The session of a network's sender."""
 
 
 Lose = Callable[[int, int, bytes], bool]
@@ -132,6 +140,11 @@ class Network:
             assert steps < _MANY, "it spins"
             self.step()
             steps += 1
+
+    @property
+    def fates(self) -> list[Fate]:
+        """How the transfer went for each receiver that the sender knows, in the order of the ends."""
+        return [peer.fate for _, peer in sorted(self.sender.peers.items())]
 
     @property
     def over(self) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from typing_extensions import Buffer
 
-from mcast.cli.cast.packets import (
+from mcast.cast.packets import (
     EVERYBODY,
     MALFORMED,
     OVERHEAD,

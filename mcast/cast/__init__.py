@@ -1,4 +1,4 @@
-"""A file from one sender to many receivers over unreliable multicast: the protocol, without I/O.
+"""A file from one sender to many receivers over unreliable multicast: all of it arrives, or it is known.
 
 Everybody is a full member of one group, and every message goes to all of it: answers too, because a unicast
 reply does not reach another port of the same host everywhere (facts: kernel). A message is a header (magic
@@ -42,5 +42,6 @@ CLOSE  all of it, or one receiver, and why    ->
   authentication: who offers a file first is received, whoever that is.
 
 `sender.FileSender` and `receiver.FileReceiver` are the two ends: messages and the time go in, messages come
-out. Times are seconds of any one clock.
+out, without I/O. Times are seconds of any one clock. `drive` carries them out on endpoints; `files` reads and
+writes.
 """

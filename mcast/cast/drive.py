@@ -10,10 +10,10 @@ from random import SystemRandom
 from typing import Generic, TypeVar
 
 from mcast.api import McastAddress, McastError, Message
-from mcast.cli.cast.files import Sink, Source
-from mcast.cli.cast.packets import WINDOW, number_at
-from mcast.cli.cast.receiver import FileReceiver
-from mcast.cli.cast.sender import FileSender, Patience
+from mcast.cast.files import Sink, Source
+from mcast.cast.packets import WINDOW, number_at
+from mcast.cast.receiver import FileReceiver
+from mcast.cast.sender import FileSender, Patience
 from mcast.endpoint.blocking import Endpoint
 from mcast.wire.addresses import Gid
 

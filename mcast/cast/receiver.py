@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
-from mcast.cli.cast.packets import (
+from mcast.cast.packets import (
     EVERYBODY,
     UNKNOWN_SIZE,
     WINDOW,
