@@ -115,9 +115,91 @@ def atlas(_: str) -> str:
     return causes.atlas()
 
 
+_PLACES = {
+    "JOINING": (90, 40),
+    "JOINED": (400, 40),
+    "LOST": (400, 210),
+    "GONE": (90, 210),
+    "LEFT": (640, 125),
+}
+"""Where the picture of a membership's life has the middle of each state's box."""
+
+_TIP = (
+    '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
+    'orient="auto"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
+)
+
+
+def life(_: str) -> str:
+    """A membership's states and changes: a picture, and a table of all rows."""
+    from mcast.endpoint.membership import LIFE, Change
+
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for (state, change), step in LIFE.items():
+        if state is not step.state and change is not Change.LEAVE:
+            arrows.setdefault((state.name, step.state.name), []).append(change.name.lower().replace("_", " "))
+    parts = [_label(*_PLACES["LEFT"], 35, "middle", "by leave, from any state")]
+    for name, (x, y) in _PLACES.items():
+        parts.append(
+            f'<rect x="{x - 60}" y="{y - 20}" width="120" height="40" rx="6" fill="none" '
+            'stroke="currentColor"/>'
+        )
+        parts.append(_label(x, y, 5, "middle", name.lower()))
+    for (one, other), words in arrows.items():
+        parts.append(_arrow(_PLACES[one], _PLACES[other], words))
+    rows = [
+        (
+            state.name.lower(),
+            f"{change.name.lower().replace('_', ' ')}: {change.value}",
+            step.state.name.lower(),
+            "; ".join(action.value for action in step.actions) or "-",
+        )
+        for (state, change), step in LIFE.items()
+    ]
+    head = '<svg viewBox="0 0 720 250" role="img" aria-label="The life of a membership">'
+    picture = "".join([head, _TIP, *parts, "</svg>"])
+    return f"{picture}\n\n" + table(("state", "change", "next", "what is done"), rows)
+
+
+def _label(x: float, y: float, down: float, anchor: str, words: str) -> str:
+    place = f'x="{x}" y="{y + down}" text-anchor="{anchor}"'
+    return f'<text {place} fill="currentColor" font-size="13">{words}</text>'
+
+
+def _arrow(start: tuple[int, int], end: tuple[int, int], words: list[str]) -> str:
+    """From box to box, along or down, with its words above or beside; two that are opposite stand apart."""
+    right, down = (end[0] > start[0]) - (end[0] < start[0]), (end[1] > start[1]) - (end[1] < start[1])
+    x, y = start[0] + 60 * right + 15 * down, start[1] + 20 * down
+    to_x, to_y = end[0] - 60 * right + 15 * down, end[1] - 20 * down
+    line = f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="currentColor" marker-end="url(#tip)"/>'
+    if right:
+        texts = [
+            _label((x + to_x) / 2, y, -6 - 15 * above, "middle", word)
+            for above, word in enumerate(reversed(words))
+        ]
+    else:
+        side, aside = ("start", 8) if down > 0 else ("end", -8)
+        texts = [
+            _label(x + aside, (y + to_y) / 2, 15 * below - 5, side, word) for below, word in enumerate(words)
+        ]
+    return line + "".join(texts)
+
+
 INCLUDES: dict[str, Callable[[str], str]] = {
     function.__name__: function
-    for function in (readme, example, file, clauses, facts, deviations, mutations, commands, errors, atlas)
+    for function in (
+        readme,
+        example,
+        file,
+        clauses,
+        facts,
+        deviations,
+        mutations,
+        commands,
+        errors,
+        atlas,
+        life,
+    )
 }
 
 

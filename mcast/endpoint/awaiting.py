@@ -35,7 +35,7 @@ from typing_extensions import Buffer
 from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.contract.batch import CopiedBatch
 from mcast.endpoint.core import Operation, Post, Session, Wait, as_list
-from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.membership import Group, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import Settings

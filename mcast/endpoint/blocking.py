@@ -26,7 +26,7 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
 from mcast.endpoint.core import Operation, Post, Wait, as_list
-from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.membership import Group, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
 from mcast.endpoint.view import EndpointView, GroupName, MemberView

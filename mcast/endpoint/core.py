@@ -37,8 +37,8 @@ from mcast.api import (
 )
 from mcast.contract.batch import CopiedBatch
 from mcast.endpoint import probe, sequence
-from mcast.endpoint.group import GROUP_COUNTS, SEQUENCE_COUNTS, Group, GroupState
 from mcast.endpoint.inbox import ChosenBatch, Inbox, copied
+from mcast.endpoint.membership import GROUP_COUNTS, SEQUENCE_COUNTS, Change, Group, GroupState
 from mcast.endpoint.policy import (
     AddressChanged,
     Event,
@@ -177,9 +177,9 @@ class Session:
         match event.type:
             case CmEventType.MULTICAST_JOIN if isinstance(group, Group):
                 assert event.ud is not None
-                self._on_joined(group, event.ud.destination)
+                self.restorer.on_joined(group, event.ud.destination)
             case CmEventType.MULTICAST_ERROR if isinstance(group, Group):
-                self._on_join_error(group, _error_of(event))
+                self.restorer.happens(group, Change.REFUSED, _error_of(event))
             case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE:
                 self.restorer.lose_all(_error_of(event), reopen=True)
             case _:
@@ -216,20 +216,6 @@ class Session:
                     self.restorer.lose_all(error, reopen=True)
             case _:  # what it costs comes as MULTICAST_ERROR
                 logger.debug("%s: %s", port, event.name)
-
-    def _on_joined(self, group: Group, destination: Destination) -> None:
-        if self.station.on_joined(group, destination):
-            if group.state is GroupState.LOST:
-                self.restorer.on_rejoined(group)
-            group.state = GroupState.JOINED
-
-    def _on_join_error(self, group: Group, error: McastError) -> None:
-        if group.state is GroupState.JOINING:
-            self.station.end(group, error)
-        elif group.state is GroupState.JOINED:
-            self.restorer.lose(group, error)
-        elif group.state is GroupState.LOST:
-            self.restorer.on_failure(group, error)
 
     def on_qp_error(self, error: QpError) -> None:
         """The QP went into ERR: with a policy it is reset, else the error is the caller's."""

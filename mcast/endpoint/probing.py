@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from mcast.api import Closed, Destination, McastError, Message, Phase, QpError, TimedOut, mcast_error
-from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.membership import Group, GroupState
 from mcast.endpoint.probe import Kind, Peer, Probe
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
-from mcast.api import McastError, QpError
-from mcast.endpoint.group import Group, GroupState, Recovery
+from mcast.api import Destination, McastError, QpError
+from mcast.endpoint.membership import LIFE, LIFE_WITHOUT_POLICY, Action, Change, Group, Recovery
 from mcast.endpoint.policy import Event, GaveUp, Lost, Rejoined
 from mcast.endpoint.station import Station
 
@@ -39,36 +39,81 @@ class Restorer:
         self.busy = bool(dues)
         return min(dues, default=inf)
 
-    # --- loss ----------------------------------------------------------------------------------
+    # --- the life of a membership ----------------------------------------------------------------
 
-    def lose(self, group: Group, error: McastError, needs_join: bool = True) -> None:
-        """A membership is gone: tell, and plan to get it back."""
-        self.busy = True
-        group.error, group.told = error, False
-        self._tell(Lost(group.address, error))
-        if self._policy is None:
-            self._station.end(group, error)
+    def on_joined(self, group: Group, destination: Destination) -> None:
+        """The event of a join: the group is joined, or has the MGID of another address and is not."""
+        error = self._station.collision(group, destination)
+        if error is None:
+            self.happens(group, Change.CONFIRMED, destination=destination)
         else:
-            now = self._now()
-            group.state = GroupState.LOST
-            group.recovery = Recovery(now, now + self._policy.delay(1, self._random), needs_join)
+            self.happens(group, Change.COLLIDES, error, destination)
+
+    def happens(
+        self,
+        group: Group,
+        change: Change,
+        error: McastError | None = None,
+        destination: Destination | None = None,
+    ) -> None:
+        """Take a membership one step on, and do what the step asks for."""
+        actions = group.happens(change, LIFE if self._policy is not None else LIFE_WITHOUT_POLICY)
+        if actions and error is not None:
+            group.error = error
+        for action in actions:
+            self._do(action, group, destination)
+
+    def _do(self, action: Action, group: Group, destination: Destination | None) -> None:
+        error, recovery, address = group.error, group.recovery, group.address
+        match action:
+            case Action.NOTE:
+                assert destination is not None
+                self._station.note_joined(group, destination)
+            case Action.UNDO_JOIN:
+                assert destination is not None
+                self._station.undo_join(group, destination)
+            case Action.TELL_LOST:
+                assert error is not None
+                group.told = False
+                self._tell(Lost(address, error))
+            case Action.PLAN_JOIN | Action.PLAN_RESET:
+                group.recovery = self._first_attempt(needs_join=action is Action.PLAN_JOIN)
+            case Action.TRY_AGAIN:
+                assert recovery is not None
+                if not self._plan_next(recovery):
+                    self.happens(group, Change.GIVEN_UP)
+            case Action.TELL_REJOINED:
+                assert recovery is not None
+                group.recovery, group.error = None, None
+                group.rejoins += 1
+                self._tell(Rejoined(address, self._now() - recovery.since, recovery.attempts))
+            case Action.TELL_GAVE_UP:
+                assert error is not None
+                assert recovery is not None
+                self._tell(GaveUp(address, error, recovery.attempts))
+            case Action.END:
+                group.told, group.recovery = False, None
+                self._station.ended = True
+
+    def _first_attempt(self, needs_join: bool = True) -> Recovery:
+        self.busy = True
+        now = self._now()
+        due = inf if self._policy is None else now + self._policy.delay(1, self._random)
+        return Recovery(now, due, needs_join)
+
+    # --- loss ----------------------------------------------------------------------------------
 
     def lose_all(self, error: McastError, reopen: bool) -> None:
         """The QP is of no use any more; with `reopen` the id and every membership neither."""
-        self.busy = True
+        change = Change.ID_GONE if reopen else Change.QP_FAILED
         for group in self._station.groups.values():
-            if group.state is GroupState.JOINED:
-                self.lose(group, error, needs_join=reopen)
-            elif group.state is GroupState.JOINING and reopen:
-                self._station.end(group, error)
+            self.happens(group, change, error)
             if group.recovery is not None and not group.recovery.needs_join:
                 group.recovery.due = inf  # once the QP is back
         if reopen:
             self._need_reopening()
         if self.recovery is None:
-            now, policy = self._now(), self._policy
-            due = inf if policy is None else now + policy.delay(1, self._random)
-            self.recovery = Recovery(now, due)
+            self.recovery = self._first_attempt()
 
     def on_qp_error(self, error: QpError) -> None:
         """The QP went into ERR: with a policy it is reset, else the error is the caller's."""
@@ -95,20 +140,6 @@ class Restorer:
             if group.recovery is not None and group.recovery.due <= now:
                 self._rejoin(group, group.recovery)
 
-    def on_rejoined(self, group: Group) -> None:
-        """A membership is back."""
-        recovery = group.recovery
-        assert recovery is not None
-        group.recovery, group.error = None, None
-        group.rejoins += 1
-        self._tell(Rejoined(group.address, self._now() - recovery.since, recovery.attempts))
-
-    def on_failure(self, group: Group, error: McastError) -> None:
-        """An attempt failed: plan the next, or give up."""
-        group.error = error
-        if group.recovery is not None and not self._plan_next(group.recovery):
-            self._give_up(group, error, group.recovery.attempts)
-
     def _restore_qp(self, recovery: Recovery) -> None:
         """Reset the QP; or a new id and a new QP on the same address, and every group joined there."""
         groups = self._station.groups.values()
@@ -123,7 +154,8 @@ class Restorer:
             if not self._plan_next(recovery):
                 for group in groups:
                     if group.recovery is not None:
-                        self._give_up(group, error, recovery.attempts)
+                        group.recovery.attempts = recovery.attempts
+                        self.happens(group, Change.GIVEN_UP, error)
             return
         self.reopen, self.recovery = False, None
         for group in groups:
@@ -134,8 +166,7 @@ class Restorer:
                 group.recovery.attempts -= 1  # the same attempt goes on
                 self._rejoin(group, group.recovery)
             else:
-                self.on_rejoined(group)
-                group.state = GroupState.JOINED
+                self.happens(group, Change.QP_BACK)
 
     def _rejoin(self, group: Group, recovery: Recovery) -> None:
         recovery.attempts += 1
@@ -144,7 +175,7 @@ class Restorer:
         try:
             self._station.ask_to_join(group)
         except McastError as error:
-            self.on_failure(group, error)
+            self.happens(group, Change.REFUSED, error)
 
     def _plan_next(self, recovery: Recovery) -> bool:
         """Say when the next attempt is due; False if there shall be none."""
@@ -155,7 +186,3 @@ class Restorer:
             return False
         recovery.due = now + policy.delay(recovery.attempts + 1, self._random)
         return True
-
-    def _give_up(self, group: Group, error: McastError, attempts: int) -> None:
-        self._station.end(group, error)
-        self._tell(GaveUp(group.address, error, attempts))

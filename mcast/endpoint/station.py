@@ -24,7 +24,7 @@ from mcast.api import (
     QueuePair,
     mcast_error,
 )
-from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.membership import Change, Group, GroupState
 from mcast.endpoint.policy import LoopbackPolicy
 from mcast.endpoint.ports import Address, Place
 from mcast.endpoint.probe import PROBE_SIZE
@@ -146,7 +146,7 @@ class Station:
         """Leave every group, free everything."""
         self.ended = True
         for group in self.groups.values():
-            group.state = GroupState.LEFT
+            group.happens(Change.LEAVE)
         with suppress(McastError):  # in a fork nothing can be asked
             self._past = self.counters()
         self.channel.close()
@@ -210,36 +210,34 @@ class Station:
             detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
             raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
 
-    def on_joined(self, group: Group, destination: Destination) -> bool:
-        """The group is joined; or gone, and False, if another address has the same MGID."""
-        known = self.by_mgid.get(destination.gid)
-        if known is not None and known is not group:
-            self._refuse_collision(group, known, destination)
-            return False
+    def note_joined(self, group: Group, destination: Destination) -> None:
+        """The group is joined: messages of its MGID are its own from now on."""
         settings = self.settings
         group.destination = destination.marked(settings.traffic_class, settings.service_level)
         self.by_mgid[destination.gid] = group
         self._note_groups()
         group.joins += 1
-        return True
 
-    def _refuse_collision(self, group: Group, known: Group, destination: Destination) -> None:
-        """Two addresses of one MGID: messages could not be told apart, and a leave would end both."""
+    def collision(self, group: Group, destination: Destination) -> McastError | None:
+        """Why the group cannot be joined beside the others: another address of theirs has its MGID.
+
+        Messages could not be told apart, and a leave would end both.
+        """
+        known = self.by_mgid.get(destination.gid)
+        if known is None or known is group:
+            return None
         detail = f"{group.address} and {known.address} have the MGID {destination.gid}: join one of them"
-        error = mcast_error(E.EADDRINUSE, "join", Phase.JOIN, {"group": group.address}, detail)
-        self.leave_quietly(group)
-        if not known.send_only:
-            self.qp.attach_mcast(destination.gid, destination.dlid)
-        self.end(group, error)
+        return mcast_error(E.EADDRINUSE, "join", Phase.JOIN, {"group": group.address}, detail)
 
-    def end(self, group: Group, error: McastError) -> None:
-        """The membership is lost for good: whoever receives from it is told."""
-        group.error, group.state, group.recovery, group.told = error, GroupState.GONE, None, False
-        self.ended = True
+    def undo_join(self, group: Group, destination: Destination) -> None:
+        """Leave what has the MGID of another group, which stays attached."""
+        self.leave_quietly(group)
+        if not self.by_mgid[destination.gid].send_only:
+            self.qp.attach_mcast(destination.gid, destination.dlid)
 
     def leave(self, group: Group) -> bool:
         """The group is left; whether it was one of the endpoint's."""
-        group.state = GroupState.LEFT
+        group.happens(Change.LEAVE)
         known = self.groups.get(group.address) is group
         if known:
             del self.groups[group.address]

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from mcast.api import Backend, CqModeration, Destination, DeviceInfo, PortInfo, TimestampClock
 from mcast.contract.registry import open_backend
 from mcast.endpoint.core import Session
-from mcast.endpoint.group import Group, GroupState
+from mcast.endpoint.membership import Group, GroupState
 from mcast.endpoint.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
 from mcast.endpoint.ports import Address, choose
 from mcast.endpoint.settings import Settings

@@ -1,0 +1,71 @@
+"""The life of a membership: the table is whole, and nothing else changes a state."""
+
+from __future__ import annotations
+
+import ast
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import mcast
+from mcast.endpoint.membership import LIFE, LIFE_WITHOUT_POLICY, Action, Change, Group, GroupState, Life
+from mcast.wire.addresses import McastAddress
+
+ENDPOINT = Path(mcast.__file__ or "").parent / "endpoint"
+BOTH = pytest.mark.parametrize("life", [LIFE, LIFE_WITHOUT_POLICY], ids=["policy", "none"])
+
+
+def assigned(text: str) -> set[str]:
+    """The attributes that a text assigns."""
+    nodes = list(ast.walk(ast.parse(text)))
+    targets = chain.from_iterable(node.targets for node in nodes if isinstance(node, ast.Assign))
+    flat = chain.from_iterable(one.elts if isinstance(one, ast.Tuple) else [one] for one in targets)
+    return {one.attr for one in flat if isinstance(one, ast.Attribute)}
+
+
+def test_no_other_file_assigns_a_state() -> None:
+    writers = [path.name for path in sorted(ENDPOINT.glob("*.py")) if "state" in assigned(path.read_text())]
+    assert writers == ["membership.py"]
+
+
+def test_each_state_change_and_action_is_used() -> None:
+    assert {state for state, _ in LIFE} | {step.state for step in LIFE.values()} == set(GroupState)
+    assert {change for _, change in LIFE} == set(Change)
+    assert {action for step in LIFE.values() for action in step.actions} == set(Action)
+
+
+@BOTH
+def test_what_is_left_stays_left_and_all_can_be_left(life: Life) -> None:
+    assert [state for state, _ in life if state is GroupState.LEFT] == []
+    left = {
+        state
+        for (state, change) in life
+        if change is Change.LEAVE and life[state, change].state is GroupState.LEFT
+    }
+    assert left == set(GroupState) - {GroupState.LEFT}
+
+
+@BOTH
+def test_what_is_gone_for_good_was_told_to_who_receives(life: Life) -> None:
+    gone = [step for (_, change), step in life.items() if step.state is GroupState.GONE]
+    assert gone
+    assert all(step.actions[-1] is Action.END for step in gone)
+
+
+def test_without_a_policy_nothing_is_planned() -> None:
+    lived = {GroupState.JOINING}
+    for _ in GroupState:
+        lived |= {
+            step.state
+            for (state, _), step in LIFE_WITHOUT_POLICY.items()
+            if state in lived and _ is not Change.QP_FAILED
+        }
+    assert GroupState.LOST not in lived
+
+
+def test_a_change_without_a_row_changes_nothing() -> None:
+    group = Group(McastAddress.of("239.1.1.1"), False, 8, 0)
+    group.happens(Change.LEAVE)
+    assert group.happens(Change.CONFIRMED) == ()
+    assert group.state is GroupState.LEFT
