@@ -44,7 +44,6 @@ from mcast.contract.cm_id import (
 from mcast.contract.enums import (
     GRH_BYTES,
     MULTICAST_QPN,
-    RDMA_UDP_QKEY,
     Capability,
     CmEventType,
     CompMask,
@@ -124,6 +123,7 @@ from mcast.wire.addresses import (
     Mgid,
 )
 from mcast.wire.kinds import (
+    RDMA_UDP_QKEY,
     LinkLayer,
     PortSpace,
 )

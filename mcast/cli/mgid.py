@@ -18,6 +18,7 @@ from mcast.wire.addresses import Gid, Mgid
 from mcast.wire.mapping import Signature
 from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
 from mcast.wire.packets import ROCE_UDP_PORT
+from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, partners
 
 _MAC = re.compile(r"[0-9a-f]{2}([:-][0-9a-f]{2}){5}", re.IGNORECASE)
 _MAC_FOLDS = "23 of the 28 bits in which they differ are kept"
@@ -127,9 +128,9 @@ def _pkey(text: str) -> int:
         number = int(text, 16)
     except ValueError:
         number = -1
-    if not 0 < number <= 0xFFFF or number == 0x8000:
+    if not 0 < number <= 0xFFFF or number == FULL_MEMBER:
         raise typer.BadParameter(f"{text!r} is no P_Key: write 1 to ffff in hex, but not 8000, like 0x8001")
-    return number | 0x8000
+    return number | FULL_MEMBER
 
 
 def _scope(text: str) -> int:
@@ -222,7 +223,7 @@ def _rocev2(group: IPv4Address | IPv6Address) -> Section:
         "ip": str(group),
         "udp_port": ROCE_UDP_PORT,
         "mac": str(Mac(mapping.group_mac(made))),
-        "pkey": mapping.DEFAULT_PKEY,
+        "pkey": DEFAULT_PKEY,
         "qkey": RDMA_UDP_QKEY,
         "mlid": 0,
     }
@@ -382,7 +383,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "flags": ("flags", lambda flags: f"{flags:x} ({_flags(flags)})"),
     "scope": ("scope", lambda scope: f"{scope:x} ({SCOPES.get(scope, 'reserved, or not assigned')})"),
     "signature": ("signature", lambda number: f"{number:04x} ({_SIGNATURES[Signature(number)]})"),
-    "pkey": ("P_Key", lambda pkey: f"0x{pkey:04x}{_DEFAULT_PARTITION if pkey & 0x7FFF == 0x7FFF else ''}"),
+    "pkey": ("P_Key", lambda pkey: f"0x{pkey:04x}" + _DEFAULT_PARTITION * (pkey in partners(DEFAULT_PKEY))),
     "qkey": ("Q_Key", lambda qkey: f"0x{qkey:08x}" if qkey else "that of the IPoIB broadcast group"),
     "mlid": ("MLID", lambda mlid: _NO_MLID if mlid == 0 else _ANY_MLID),
     "stands_for": ("stands for", _joined),

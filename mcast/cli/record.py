@@ -65,7 +65,8 @@ class Recorder:
 
     def _packet(self, message: Message, to: Destination) -> bytes:
         from mcast.wire import packets
-        from mcast.wire.mapping import DEFAULT_PKEY, group_mac, mgid_fields
+        from mcast.wire.mapping import group_mac, mgid_fields
+        from mcast.wire.partition import DEFAULT_PKEY
 
         source = message.source, message.src_qp
         fields = mgid_fields(message.group)

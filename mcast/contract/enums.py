@@ -10,9 +10,6 @@ GRH_BYTES = 40
 MULTICAST_QPN = 0xFFFFFF
 """The QP number that every multicast message is addressed to (facts: kernel, join event)."""
 
-RDMA_UDP_QKEY = 0x01234567
-"""The Q_Key of PortSpace.UDP (facts: kernel, join event). Take a group's from its join event instead."""
-
 
 class QpType(IntEnum):
     """ibv_qp_type. Only UD may be attached to a group (AT-3)."""

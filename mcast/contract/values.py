@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from mcast.contract.batch import Message
 from mcast.contract.enums import (
     MULTICAST_QPN,
-    RDMA_UDP_QKEY,
     CmEventType,
     CompMask,
     JoinFlag,
@@ -23,7 +22,7 @@ from mcast.contract.enums import (
 from mcast.errors.cause import Cause, Phase
 from mcast.errors.tree import mcast_error
 from mcast.wire.addresses import Gid, McastAddress, Mgid
-from mcast.wire.kinds import LinkLayer
+from mcast.wire.kinds import RDMA_UDP_QKEY, LinkLayer
 from mcast.wire.mcmember import MLID_FIRST
 
 

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from mcast.errors.cause import Cause
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import GBPS, MTU_BYTES, RATES, JoinState, McMask, McMemberRecord, Selector
+from mcast.wire.mad import SEND_ONLY_FULL_MEMBER
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord
+from mcast.wire.partition import find_pkey, partners
+from mcast.wire.units import MTU, RATE, Selector, is_selected
 
-SEND_ONLY_FULL_MEMBER = 1 << 12
-"""Bit 12 of ClassPortInfo:CapabilityMask2: the SA knows send-only full members."""
-
-_FULL_MEMBER = 0x8000
 _OTHER_GROUP = "take another group address, or have the group made anew with the values of the request"
 
 
@@ -26,11 +25,6 @@ class PortView(NamedTuple):
     pkeys: tuple[int, ...]
     mtu: int = 0
     rate: int = 0
-
-
-def rate_code(gbps: float) -> int:
-    """The encoding of the rate that is nearest: links are named after it, 103.125 Gbit/s is 100."""
-    return min(GBPS, key=lambda code: abs(GBPS[code] - gbps))
 
 
 def found_causes(
@@ -65,7 +59,7 @@ def _send_only(asked: McMemberRecord, capability_mask2: int | None) -> Iterator[
 
 
 def _partition(mask: int, asked: McMemberRecord, port: PortView) -> Iterator[Cause]:
-    if mask & McMask.PKEY and asked.pkey & ~_FULL_MEMBER not in {pkey & ~_FULL_MEMBER for pkey in port.pkeys}:
+    if mask & McMask.PKEY and find_pkey(port.pkeys, asked.pkey) is None:
         table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys if pkey)
         yield Cause(
             f"P_Key is {asked.pkey:#06x}, the port's table has {table or 'none'}",
@@ -88,57 +82,32 @@ def _differences(mask: int, asked: McMemberRecord, group: McMemberRecord) -> Ite
     check = f"saquery MCMR | grep -A 20 {Gid(asked.mgid)}"
     for bit, name, field, form in _FIELDS:
         mine, theirs = getattr(asked, field), getattr(group, field)
-        same = _pkeys_match(mine, theirs) if field == "pkey" else mine == theirs
+        same = mine in partners(theirs) if field == "pkey" else mine == theirs
         if mask & bit and not same:
             shown = f"{name} is {form.format(mine)}, the group's is {form.format(theirs)}"
             yield Cause(shown, check, _OTHER_GROUP)
-    for pair, name, field, show in (
-        (McMask.MTU | McMask.MTU_SELECTOR, "MTU", "mtu", _mtu),
-        (McMask.RATE | McMask.RATE_SELECTOR, "rate", "rate", _rate),
+    for pair, name, field, unit in (
+        (McMask.MTU | McMask.MTU_SELECTOR, "MTU", "mtu", MTU),
+        (McMask.RATE | McMask.RATE_SELECTOR, "rate", "rate", RATE),
     ):
         selector, mine, theirs = (
             getattr(asked, f"{field}_selector"),
             getattr(asked, field),
             getattr(group, field),
         )
-        if mask & pair == pair and not _selected(selector, mine, theirs, field == "rate"):
+        if mask & pair == pair and not is_selected(selector, unit.rank[theirs], unit.rank[mine]):
             wanted = {Selector.GREATER: "more than ", Selector.LESS: "less than "}.get(selector, "")
-            yield Cause(f"{name} is {wanted}{show(mine)}, the group's is {show(theirs)}", check, _OTHER_GROUP)
-
-
-def _pkeys_match(mine: int, theirs: int) -> bool:
-    """The same partition, and one of the two a full member (facts: SA, P_Key)."""
-    return (mine ^ theirs) & ~_FULL_MEMBER == 0 and bool((mine | theirs) & _FULL_MEMBER)
-
-
-def _selected(selector: int, mine: int, theirs: int, by_rate: bool) -> bool:
-    low, high = (_rank(mine), _rank(theirs)) if by_rate else (mine, theirs)
-    if selector == Selector.GREATER:
-        return high > low
-    if selector == Selector.LESS:
-        return high < low
-    return selector == Selector.LARGEST or high == low
+            shown = f"{name} is {wanted}{unit.said(mine)}, the group's is {unit.said(theirs)}"
+            yield Cause(shown, check, _OTHER_GROUP)
 
 
 def _too_much(group: McMemberRecord, port: PortView) -> Iterator[Cause]:
     """A port slower, or with a smaller MTU, than the group is refused (facts: SA, join mismatch)."""
     raise_it = "mend the link (cable, speed), or have the group made anew with less"
-    if port.mtu and port.mtu < group.mtu:
-        yield Cause(
-            f"the port's MTU is {_mtu(port.mtu)}, the group's {_mtu(group.mtu)}", "ibv_devinfo", raise_it
-        )
-    if port.rate and _rank(port.rate) < _rank(group.rate):
-        seen = f"the port's rate is {_rate(port.rate)}, the group's {_rate(group.rate)}"
-        yield Cause(seen, "ibstat", raise_it)
-
-
-def _rank(rate: int) -> int:
-    return RATES.index(rate) if rate in RATES else -1
-
-
-def _mtu(code: int) -> str:
-    return f"{MTU_BYTES[code]} bytes" if code in MTU_BYTES else f"code {code}"
-
-
-def _rate(code: int) -> str:
-    return f"{GBPS[code]:g} Gbit/s" if code in GBPS else f"code {code}"
+    for name, unit, mine, theirs, check in (
+        ("MTU", MTU, port.mtu, group.mtu, "ibv_devinfo"),
+        ("rate", RATE, port.rate, group.rate, "ibstat"),
+    ):
+        if mine and unit.rank[mine] < unit.rank[theirs]:
+            seen = f"the port's {name} is {unit.said(mine)}, the group's {unit.said(theirs)}"
+            yield Cause(seen, check, raise_it)

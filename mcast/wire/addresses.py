@@ -80,6 +80,10 @@ class Gid(bytes):
         )
 
 
+ZERO_GID = Gid(bytes(16))
+"""No GID; of a group: asks the SA to assign an MGID."""
+
+
 class Mgid(Gid):
     """A multicast GID. Raises ValueError unless `is_multicast` holds (DT-6)."""
 

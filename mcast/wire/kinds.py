@@ -19,3 +19,7 @@ class PortSpace(IntEnum):
     TCP = 0x0106
     UDP = 0x0111
     IB = 0x013F
+
+
+RDMA_UDP_QKEY = 0x01234567
+"""The Q_Key of PortSpace.UDP (facts: kernel, join event). Take a group's from its join event instead."""

@@ -7,17 +7,16 @@ Sources: facts (SA, MGID mapping and RoCE path); RFC 4391, 4 (MGIDs of IPoIB); R
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
-from mcast.wire.addresses import Gid, GroupName
+from mcast.wire.addresses import ZERO_GID, Gid, GroupName, McastAddress
 from mcast.wire.kinds import PortSpace
+from mcast.wire.partition import DEFAULT_PKEY
 
-ZERO_GID = Gid(bytes(16))
-"""Asks the SA to assign an MGID."""
-
-DEFAULT_PKEY, LINK_LOCAL = 0xFFFF, 2
-"""The partition and the scope of the IPoIB broadcast group where nobody chose others."""
+LINK_LOCAL = 2
+"""The scope of the IPoIB broadcast group where nobody chose another."""
 
 TRANSIENT = 1
 """The T flag."""
@@ -83,6 +82,19 @@ def infiniband_mgid(address: GroupName, port_space: PortSpace, broadcast: bytes)
     return Gid(broadcast[:2] + signature + broadcast[4:6] + tail)
 
 
+@lru_cache(maxsize=4096)
+def infiniband_group(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> object:
+    """What the addresses of one group have in common on InfiniBand: the MGID. The zero address names a group
+    of its own each time, and what `model_construct` made may name none: these have their key.
+    """
+    group: object = address.address
+    if not isinstance(group, GroupName):
+        return address.key
+    mgid = infiniband_mgid(group, port_space, broadcast)
+    return address.key if mgid == ZERO_GID else mgid
+
+
+@lru_cache(maxsize=4096)
 def ipoib_broadcast_mgid(pkey: int = DEFAULT_PKEY, scope: int = LINK_LOCAL) -> bytes:
     """The IPoIB broadcast group of a partition, ff1<scope>:401b:<pkey>::ffff:ffff (RFC 4391, 4)."""
     return bytes((0xFF, 0x10 | scope)) + b"\x40\x1b" + pkey.to_bytes(2) + bytes(6) + b"\xff" * 4

@@ -12,59 +12,10 @@ from functools import cache, partial
 from operator import itemgetter
 from typing import NamedTuple
 
-__all__ = [
-    "GBPS",
-    "MLID_FIRST",
-    "MLID_LAST",
-    "MTUS",
-    "MTU_BYTES",
-    "RATES",
-    "RECORD_SIZE",
-    "ZERO_GID",
-    "JoinState",
-    "McMask",
-    "McMemberRecord",
-    "SaMethod",
-    "SaStatus",
-    "Selector",
-    "fields_of",
-    "make_record",
-]
+from mcast.wire.addresses import ZERO_GID
 
 MLID_FIRST, MLID_LAST = 0xC000, 0xFFFE
 RECORD_SIZE = 52
-MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
-"""Encoded MTU -> bytes."""
-GBPS: dict[int, float] = {
-    2: 2.5,
-    5: 5,
-    3: 10,
-    11: 14,
-    6: 20,
-    4: 30,
-    15: 25,
-    19: 28,
-    7: 40,
-    8: 60,
-    20: 50,
-    12: 56,
-    9: 80,
-    10: 120,
-    16: 100,
-    13: 112,
-    14: 168,
-    17: 200,
-    18: 300,
-    21: 400,
-    22: 600,
-    23: 800,
-    24: 1200,
-}
-"""Encoded rate -> nominal Gbit/s (IBA vol 1, 14.2.5.6 and 15.2.5.16), slowest first by what is left for data:
-30 Gbit/s of the old encoding carry 24, 25 of the new one carry more.
-"""
-MTUS, RATES = tuple(MTU_BYTES), tuple(GBPS)
-ZERO_GID = bytes(16)
 
 
 class SaMethod(IntEnum):
@@ -126,13 +77,8 @@ class JoinState(IntFlag):
     SEND_ONLY_FULL = 8
 
 
-class Selector(IntEnum):
-    """How MTU, rate and packet lifetime of a request are meant."""
-
-    GREATER = 0
-    LESS = 1
-    EXACTLY = 2
-    LARGEST = 3
+JOIN_STATES = tuple(JoinState(bits) for bits in range(16))
+"""Each combination: to make one anew costs ten times as much."""
 
 
 class McMemberRecord(NamedTuple):
@@ -205,7 +151,7 @@ class McMemberRecord(NamedTuple):
             sl_flow_hop >> 8 & 0xFFFFF,
             sl_flow_hop & 255,
             state >> 4,
-            JoinState(state & 15),
+            JOIN_STATES[state & 15],
             bool(proxy & 0x80),
         )
 

@@ -1,7 +1,7 @@
 """What goes over the wire, as bytes: RoCEv2 and InfiniBand datagrams, SA MADs, IGMPv3 reports.
 
-Sources: IBA vol 1, 5.2 and 7.7 (LRH), 8.3 (GRH), 9.2 and 9.3 (BTH, DETH), 7.8 (ICRC, VCRC), 13.4.2 and 15.2.1
-(MAD, SA MAD); annex A17 (RoCEv2); RFC 3376 (IGMPv3).
+Sources: IBA vol 1, 5.2 and 7.7 (LRH), 8.3 (GRH), 9.2 and 9.3 (BTH, DETH), 7.8 (ICRC, VCRC); annex A17
+(RoCEv2); RFC 3376 (IGMPv3).
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import zlib
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
-from mcast.wire.addresses import Gid
+from mcast.wire import mad
+from mcast.wire.addresses import ZERO_GID, Gid
 from mcast.wire.mapping import group_mac
 from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
+from mcast.wire.partition import DEFAULT_PKEY
 
 ROCE_UDP_PORT = 4791
 IGMP_ROUTERS = IPv4Address("224.0.0.22")
@@ -24,11 +26,6 @@ _UD_SEND_ONLY, _UD_SEND_ONLY_IMM = 0x64, 0x65
 _LNH_LOCAL, _LNH_GLOBAL = 2, 3
 _IBA_NEXT_HEADER = 0x1B
 _IPV4, _IPV6, _UDP, _IGMP = 0x0800, 0x86DD, 17, 2
-_GSI_QP, _GSI_QKEY = 1, 0x80010000
-_DEFAULT_PKEY = 0xFFFF
-_GSI_MAD_BYTES = 256
-_SA_CLASS, _SA_CLASS_VERSION, _MCMEMBER_ATTRIBUTE = 3, 2, 0x38
-_RESPONSE = 0x80
 _DATA_WORDS = 7  # an MCMemberRecord in an answer takes this many times 8 bytes
 _FIRST_UDP_SOURCE = 0xC000
 _VCRC_POLYNOMIAL = 0xD008  # x^16 + x^12 + x^3 + x + 1, lowest bit first
@@ -150,38 +147,30 @@ def infiniband(message: Datagram) -> bytes:
 
 def sa_request(method: SaMethod, tid: int, mask: int, record: McMemberRecord, lid: int) -> bytes:
     """A request for MCMemberRecord from the port with that LID to the SA, from LRH to VCRC."""
-    return _gsi(_sa_mad(method, SaStatus.OK, tid, mask, record, 0), tid, lid, SA_LID)
+    return _gsi(mad.sa_mad(method, tid, mad.MC_MEMBER_RECORD, mask, record.pack()), tid, lid, SA_LID)
 
 
 def sa_answer(
     method: SaMethod, status: SaStatus, tid: int, mask: int, record: McMemberRecord, lid: int
 ) -> bytes:
     """The SA's answer to such a request, to the port with that LID. Set and Get are answered by GetResp."""
-    answer = _RESPONSE | (SaMethod.GET if method is SaMethod.SET else method)
-    return _gsi(_sa_mad(answer, status, tid, mask, record, _DATA_WORDS), tid, SA_LID, lid)
+    answer = mad.RESPONSE | (SaMethod.GET if method is SaMethod.SET else method)
+    data = record.pack()
+    made = mad.sa_mad(answer, tid, mad.MC_MEMBER_RECORD, mask, data, status, _DATA_WORDS)
+    return _gsi(made, tid, SA_LID, lid)
 
 
-def _sa_mad(method: int, status: int, tid: int, mask: int, record: McMemberRecord, offset: int) -> bytes:
-    common = struct.pack(
-        ">BBBBHHQHHI", 1, _SA_CLASS, _SA_CLASS_VERSION, method, status, 0, tid, _MCMEMBER_ATTRIBUTE, 0, 0
-    )
-    no_rmpp, sm_key = bytes(12), bytes(8)
-    head = common + no_rmpp + sm_key + struct.pack(">HHQ", offset, 0, mask)
-    return (head + record.pack()).ljust(_GSI_MAD_BYTES, b"\0")
-
-
-def _gsi(mad: bytes, psn: int, slid: int, dlid: int) -> bytes:
+def _gsi(payload: bytes, psn: int, slid: int, dlid: int) -> bytes:
     """A MAD between two QPs 1, without a GRH."""
-    none = Gid(bytes(16))
     message = Datagram(
-        none,
-        none,
-        _GSI_QP,
-        _GSI_QP,
-        _GSI_QKEY,
-        _DEFAULT_PKEY,
+        ZERO_GID,
+        ZERO_GID,
+        mad.GSI_QP,
+        mad.GSI_QP,
+        mad.GSI_QKEY,
+        DEFAULT_PKEY,
         psn & 0xFFFFFF,
-        mad,
+        payload,
         slid=slid,
         dlid=dlid,
     )

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcast.backends.sim.core.sa import DEFAULT_PREFIX, SaPort, SubnetAdmin
-from mcast.errors.sa_refusal import SEND_ONLY_FULL_MEMBER, PortView, found_causes, rate_code
+from mcast.errors.sa_refusal import PortView, found_causes
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import RATES, JoinState, McMask, McMemberRecord, SaMethod, SaStatus, Selector
+from mcast.wire.mad import SEND_ONLY_FULL_MEMBER
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.wire.units import Selector
 
 MGID = Gid("ff12:4001:ffff::f01:101")
 CREATOR, ASKER = 1, 2
@@ -179,9 +181,3 @@ def test_send_only_support_is_looked_at_for_send_only_members_alone() -> None:
     assert whys(McMask(0), send_only, None, capabilities=SEND_ONLY_FULL_MEMBER) == []
     assert whys(McMask(0), send_only, None) == []
     assert whys(McMask(0), record(ASKER), None, capabilities=0) == []
-
-
-def test_links_have_the_encoding_of_the_rate_they_are_named_after() -> None:
-    speeds = {2.5: 2, 10: 3, 40: 7, 56.25: 12, 103.125: 16, 212.5: 17, 425.0: 21, 850.0: 23}
-    assert {gbps: rate_code(gbps) for gbps in speeds} == speeds
-    assert set(map(rate_code, (2.5, 1200))) <= set(RATES)

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from mcast.backends.sim.core.sa import (
-    IPOIB_QKEY,
-    MLID_FIRST,
-    ZERO_GID,
-    Group,
-    McMask,
-    McMemberRecord,
-    Member,
-    Quirks,
-    SaMethod,
-    SaReply,
-    SaStatus,
-    SubnetAdmin,
-)
+from mcast.backends.sim.core.sa import IPOIB_QKEY, Group, Member, Quirks, SaReply, SubnetAdmin
+from mcast.wire.addresses import ZERO_GID
+from mcast.wire.mcmember import MLID_FIRST, McMask, McMemberRecord, SaMethod, SaStatus
 
 from .opensm import ROWS_IN_A_MAD, Answer, OpenSm, Silence
 from .requests import (

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mcast.backends.sim.core.sa import RECORD_SIZE, McMemberRecord
+from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord
 
 from .topology import SM_HOST, Topology
 

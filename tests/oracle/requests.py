@@ -14,15 +14,11 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from mcast.backends.sim.core.sa import (
-    DEFAULT_PREFIX,
-    RATES,
-    ZERO_GID,
-    McMask,
-    McMemberRecord,
-    SaMethod,
-    ipoib_broadcast_mgid,
-)
+from mcast.backends.sim.core.sa import DEFAULT_PREFIX
+from mcast.wire.addresses import ZERO_GID
+from mcast.wire.mapping import ipoib_broadcast_mgid
+from mcast.wire.mcmember import McMask, McMemberRecord, SaMethod
+from mcast.wire.units import RATE
 
 from .topology import HOSTS, SITE_MGID
 
@@ -125,7 +121,7 @@ TWEAKS: tuple[list[Tweak], ...] = (
     tweaks("pkey", 0xFFFF, 0x7FFF, 0x8001, 0x0001, 0x8002, 0x0002, 0x8003, 0, 0x8000),
     tweaks("qkey", 0x01234567, 0xB1B, 0x1234, 7, 0),
     selected("mtu", "mtu_selector", *range(8), 63),
-    selected("rate", "rate_selector", *RATES, *RATES[:6], 0, 1, 25, 26, 63),
+    selected("rate", "rate_selector", *RATE.value, *tuple(RATE.value)[:6], 0, 1, 25, 26, 63),
     selected("packet_life", "life_selector", 0, 1, 18, 62, 63),
     tweaks("mlid", 0, 0xBFFF, *range(0xC000, 0xC008), 0xC01F, 0xC020, 0xC03F, 0xC040, 0xC400, 0xFFFF),
     tweaks("tclass", 0, 3, 255),

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
-from mcast.backends.sim.core.sa import DEFAULT_PREFIX, ZERO_GID, McMask, Quirks, SaStatus, WellKnownGroup
+from mcast.backends.sim.core.sa import DEFAULT_PREFIX, Quirks, WellKnownGroup
+from mcast.wire.addresses import ZERO_GID
+from mcast.wire.mcmember import McMask, SaStatus
 
 from . import opensm
 from .comparison import Comparison, Difference

@@ -14,11 +14,11 @@ import pytest
 
 import mcast
 from mcast.api import PortSpace
-from mcast.backends.rdma.sa.refusal import kernel_request
-from mcast.backends.sim.core.sa import SEND_ONLY_FULL_MEMBER_SUPPORTED
 from mcast.wire.addresses import Gid, McastAddress
-from mcast.wire.mapping import ipoib_broadcast_mgid
-from mcast.wire.mcmember import McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.wire.kernel_join import kernel_join
+from mcast.wire.mad import SEND_ONLY_FULL_MEMBER
+from mcast.wire.mapping import infiniband_mgid, ipoib_broadcast_mgid
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
 
 from . import opensm
 from .opensm import OpenSm
@@ -91,7 +91,8 @@ def request(subnet: Subnet, host: str, **wrong: Any) -> tuple[int, McMemberRecor
     pattern = subnet.ask(CREATOR, SaMethod.GET, McMask.MGID, McMemberRecord(mgid=BROADCAST)).records[0]
     guid = next(one.guid for one in subnet.topology.hosts if one.name == host)
     gid = Gid(subnet.topology.subnet_prefix + guid.to_bytes(8))
-    mask, record = kernel_request(pattern, GROUP, PortSpace.UDP, False, gid)
+    mgid = infiniband_mgid(GROUP.address, PortSpace.UDP, BROADCAST)
+    mask, record = kernel_join(pattern, mgid, gid, PortSpace.UDP, JoinState.FULL)
     return mask, record._replace(**wrong)
 
 
@@ -126,7 +127,7 @@ def test_a_group_that_fits_or_is_not_there_gives_no_cause(subnet: Subnet) -> Non
     assert Gid(gid) == Gid(subnet.topology.subnet_prefix + asker.guid.to_bytes(8))
     assert pkeys == [0xFFFF]
     assert rate > 0
-    assert capabilities & SEND_ONLY_FULL_MEMBER_SUPPORTED
+    assert capabilities & SEND_ONLY_FULL_MEMBER
     mask, record = request(subnet, CREATOR)
     assert subnet.ask(CREATOR, SaMethod.SET, mask, record).status == SaStatus.OK
     assert subnet.program(send_only=True)[0] == []

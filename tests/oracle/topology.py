@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from mcast.backends.sim.core.sa import (
-    DEFAULT_PREFIX,
-    MLID_FIRST,
-    Quirks,
-    SaPort,
-    SubnetAdmin,
-    WellKnownGroup,
-)
+from mcast.backends.sim.core.sa import DEFAULT_PREFIX, Quirks, SaPort, SubnetAdmin, WellKnownGroup
+from mcast.wire.mcmember import MLID_FIRST
 
 SM_HOST = "HSM"
 HOSTS = ("H1", "H2", "H3", "H4", "H5", "H6", "H7")  # with the SM's own, ibsim serves ten clients

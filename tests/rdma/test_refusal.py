@@ -9,40 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from mcast.api import CmEvent, CmEventType, JoinAttrEx, PortSpace
+from mcast.api import CmEvent, CmEventType, PortSpace
 from mcast.backends.rdma.channel import RdmaChannel
 from mcast.backends.rdma.sa import umad
-from mcast.backends.rdma.sa.refusal import find_causes, kernel_request, netdevs_with
-from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.trace.events import SaAsked
+from mcast.backends.rdma.sa.refusal import find_causes, netdevs_with
 from mcast.errors.cause import Cause
-from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import ipoib_broadcast_mgid
 
 GROUP = McastAddress.of("239.1.1.1")
 BROADCAST = Gid(ipoib_broadcast_mgid())
-
-
-@pytest.mark.parametrize("space", [PortSpace.UDP, PortSpace.IPOIB])
-@pytest.mark.parametrize("send_only", [False, True])
-@pytest.mark.parametrize(
-    "group", [GROUP, McastAddress.of("ff0e::1:2"), McastAddress.of(Mgid("ff12:abcd::7"))]
-)
-def test_it_is_worked_out_as_the_modelled_kernel_asks(
-    space: PortSpace, send_only: bool, group: McastAddress
-) -> None:
-    fabric = Fabric.infiniband(ports=1, trace=True)
-    with open_fabric(fabric) as backend, backend.event_channel() as channel:
-        cm_id = channel.create_id(space)
-        cm_id.bind_addr("10.0.0.1")
-        cm_id.join_multicast_ex((JoinAttrEx.send_only if send_only else JoinAttrEx.full_member)(group))
-    assert fabric.trace is not None
-    asked = next(one for _, one in fabric.trace if isinstance(one, SaAsked) and one.method == "SET")
-    pattern = fabric.ports[0].interfaces[0].broadcast
-    assert pattern is not None
-    assert (asked.mask, asked.record) == kernel_request(
-        pattern, group, space, send_only, fabric.ports[0].gids[0]
-    )
 
 
 def test_the_interfaces_are_those_with_the_address() -> None:

@@ -24,10 +24,10 @@ from mcast.api import (
     QueuePair,
 )
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.core.port import MTU_CODES
 from mcast.backends.sim.faults import Delay, Delivery, Drop, Refuse, SaRequest
 from mcast.wire.mapping import infiniband_mgid
-from mcast.wire.mcmember import JoinState, McMask, SaMethod, SaStatus, Selector
+from mcast.wire.mcmember import JoinState, McMask, SaMethod, SaStatus
+from mcast.wire.units import MTU, Selector
 
 GROUP = "239.1.1.1"
 
@@ -155,7 +155,7 @@ def make_group(fabric: Fabric, group: str, mtu: int) -> None:
         mgid=infiniband_mgid(IPv4Address(group), PortSpace.UDP, pattern.mgid),
         port_gid=port.gids[0],
         mtu_selector=Selector.EXACTLY,
-        mtu=MTU_CODES[mtu],
+        mtu=MTU.code[mtu],
         qkey=RDMA_UDP_QKEY,
         join_state=JoinState.FULL,
     )

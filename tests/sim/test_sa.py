@@ -11,23 +11,17 @@ from hypothesis import strategies as st
 from mcast.backends.sim.core.sa import (
     DEFAULT_PREFIX,
     IPOIB_QKEY,
-    MLID_FIRST,
-    RATES,
-    ZERO_GID,
-    JoinState,
-    McMask,
-    McMemberRecord,
     Notice,
     Quirks,
-    SaMethod,
     SaPort,
     SaReply,
-    SaStatus,
-    Selector,
     SubnetAdmin,
     WellKnownGroup,
-    ipoib_broadcast_mgid,
 )
+from mcast.wire.addresses import ZERO_GID
+from mcast.wire.mapping import ipoib_broadcast_mgid
+from mcast.wire.mcmember import MLID_FIRST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.wire.units import RATE, Selector
 
 OK, REQ_INVALID, INSUF_COMPS = SaStatus.OK, SaStatus.REQ_INVALID, SaStatus.INSUF_COMPS
 SPEC, OPENSM = Quirks(), Quirks.OPENSM_3_3
@@ -1090,7 +1084,7 @@ REQUESTS = st.tuples(
         mlid=st.sampled_from([0, 0xC000, 0xC001, 0xC003]),
         mtu=st.integers(0, 7),
         mtu_selector=st.integers(0, 3),
-        rate=st.sampled_from([*RATES, 0, 63]),
+        rate=st.sampled_from([*RATE.value, 0, 63]),
         rate_selector=st.integers(0, 3),
     ),
     st.sampled_from([0, 1, 7]),

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from mcast.api import PortSpace
-from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress, Mgid
+from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, ZERO_GID, Gid, McastAddress, Mgid
 from mcast.wire.mapping import (
-    ZERO_GID,
     Signature,
     group_mac,
     infiniband_mgid,

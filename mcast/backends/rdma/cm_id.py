@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno as E
 from contextlib import suppress
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
@@ -34,8 +33,8 @@ from mcast.backends.rdma.process import Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.backends.rdma.sa.group_mtu import mtu_of
 from mcast.backends.rdma.sa.refusal import find_causes, netdevs_with
-from mcast.wire.addresses import GroupName
-from mcast.wire.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid
+from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
+from mcast.wire.partition import FULL_MEMBER
 
 if TYPE_CHECKING:
     from mcast.backends.rdma.channel import RdmaChannel
@@ -50,11 +49,6 @@ _LONGEST_MS = 0x7FFFFFFF
 
 def _milliseconds(seconds: float) -> int:
     return int(min(max(seconds, 0.0) * 1000, _LONGEST_MS))
-
-
-@lru_cache(maxsize=4096)
-def _infiniband_mgid(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> Gid:
-    return infiniband_mgid(address.address, port_space, broadcast)
 
 
 class Join:
@@ -153,17 +147,16 @@ class RdmaCmId(Shared, CmId):
             layer = self.link_layer
             if layer is not None:  # else there is no port yet, and a join is refused
                 broadcast = self._broadcast = self._find_broadcast(layer)
-        if not broadcast or not isinstance(address.address, GroupName):
-            return address.key
-        mgid = _infiniband_mgid(address, self._port_space, broadcast)
-        return address.key if mgid == ZERO_GID else mgid
+        return infiniband_group(address, self._port_space, broadcast) if broadcast else address.key
 
     def _find_broadcast(self, layer: LinkLayer) -> bytes:
         """The MGID of the port's IPoIB broadcast group, b"" on Ethernet."""
         if layer is not LinkLayer.INFINIBAND:
             return b""
         with self.lock:
-            return b"" if self._closed else ipoib_broadcast_mgid(self.native.id_pkey(self.handle) | 0x8000)
+            if self._closed:
+                return b""
+            return ipoib_broadcast_mgid(self.native.id_pkey(self.handle) | FULL_MEMBER)
 
     @property
     def qp(self) -> RdmaQueuePair | None:

@@ -19,7 +19,7 @@ from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.igmp_listener import hear_queriers
 from mcast.backends.rdma.net.ipoib import Interface, interfaces_of
 from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
-from mcast.errors.sa_refusal import SEND_ONLY_FULL_MEMBER
+from mcast.wire import mad
 
 _NET = Path("/sys/class/net")
 _CONF = Path("/proc/sys/net/ipv4/conf")
@@ -234,7 +234,7 @@ def _send_only(device: str, info: PortInfo) -> bool | None:
             capabilities = sa.capability_mask2()
     except Silent:
         return None
-    return None if capabilities is None else bool(capabilities & SEND_ONLY_FULL_MEMBER)
+    return None if capabilities is None else bool(capabilities & mad.SEND_ONLY_FULL_MEMBER)
 
 
 def _container() -> str:

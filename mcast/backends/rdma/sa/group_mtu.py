@@ -11,7 +11,7 @@ from mcast.api import MtuSource
 from mcast.backends.rdma.net.ipoib import ENCAPSULATION, Interface
 from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import MTU_BYTES
+from mcast.wire.units import MTU
 
 ANSWER_SECONDS = 0.25
 """How long get_event waits for the SA: it has just answered the join."""
@@ -39,11 +39,11 @@ def ask_sa(mgid: Gid, device: str, port: int) -> int | None:
     """The MTU in the SA's record of the group; None if there is none. Raises Silent."""
     with subnet_administrator(device, port, ANSWER_SECONDS) as sa:
         record = sa.group(mgid)
-    return None if record is None else MTU_BYTES.get(record.mtu)
+    return None if record is None else MTU.value.get(record.mtu)
 
 
 def _broadcast_mtu(interface: Interface) -> int | None:
     """The least that its broadcast group can have; None where that is not told, as in connected mode."""
     if interface.mtu <= ENCAPSULATION:
         return None  # it is gone
-    return next((size for size in MTU_BYTES.values() if size >= interface.mtu), None)
+    return next((size for size in MTU.value.values() if size >= interface.mtu), None)

@@ -1,7 +1,4 @@
-"""Why the SA refused a join: the kernel hides it behind EINVAL, so the SA is asked about the group.
-
-What the kernel asked for is worked out as the kernel does it (facts: SA, IB path).
-"""
+"""Why the SA refused a join: the kernel hides it behind EINVAL, so the SA is asked about the group."""
 
 from __future__ import annotations
 
@@ -9,19 +6,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 
-from mcast.api import RDMA_UDP_QKEY, PortSpace
+from mcast.api import PortSpace
 from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.errors.cause import Cause
-from mcast.errors.sa_refusal import PortView, found_causes, rate_code
+from mcast.errors.sa_refusal import PortView, found_causes
 from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.kernel_join import kernel_join
 from mcast.wire.mapping import infiniband_mgid
-from mcast.wire.mcmember import JoinState, McMask, McMemberRecord
+from mcast.wire.mcmember import JoinState
+from mcast.wire.units import RATE
 
 ANSWER_SECONDS = 0.25
 """How long get_event waits for the SA: it has just answered the join."""
-
-_MASK = McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS
-_IPOIB_MASK = McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
 
 
 def find_causes(
@@ -50,26 +46,12 @@ def compare(
     pattern = sa.group(broadcast)
     if pattern is None:
         return ()
-    mask, asked = kernel_request(pattern, group, port_space, send_only, sa.port.gid)
+    mgid = infiniband_mgid(group.address, port_space, pattern.mgid)
+    join_state = JoinState.SEND_ONLY_FULL if send_only else JoinState.FULL
+    mask, asked = kernel_join(pattern, mgid, sa.port.gid, port_space, join_state)
     capabilities = sa.capability_mask2() if send_only else None
-    view = PortView(sa.port.pkeys, rate=rate_code(sa.port.rate))
-    return found_causes(mask, asked, sa.group(Gid(asked.mgid)), view, capabilities)
-
-
-def kernel_request(
-    pattern: McMemberRecord, group: McastAddress, port_space: PortSpace, send_only: bool, port_gid: Gid
-) -> tuple[int, McMemberRecord]:
-    """Component mask and record that the kernel sends; `pattern` is the IPoIB broadcast group's record."""
-    ipoib = port_space is PortSpace.IPOIB
-    asked = pattern._replace(
-        mgid=infiniband_mgid(group.address, port_space, pattern.mgid),
-        mlid=0,
-        port_gid=port_gid,
-        qkey=pattern.qkey if ipoib else RDMA_UDP_QKEY,
-        join_state=JoinState.SEND_ONLY_FULL if send_only else JoinState.FULL,
-        proxy_join=False,
-    )
-    return int(_MASK | _IPOIB_MASK if ipoib else _MASK), asked
+    view = PortView(sa.port.pkeys, rate=RATE.nearest(sa.port.rate))
+    return found_causes(mask, asked, sa.group(mgid), view, capabilities)
 
 
 def netdevs_with(

@@ -8,26 +8,20 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple
 
+from mcast.wire import mad
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import RECORD_SIZE, McMask, McMemberRecord, SaMethod, SaStatus
 
 LIBRARY = "libibumad.so.3"
 
-_SA_CLASS, _SA_VERSION, _SA_QP, _QP1_QKEY = 3, 2, 1, 0x80010000
-_CLASS_PORT_INFO, _MC_MEMBER_RECORD = 0x0001, 0x0038
-_MAD_BYTES, _DATA_AT = 256, 56
-_HEADER = struct.Struct(">BBBBHHQHHIBBBBIIQHHQ")
-"""Common MAD header, RMPP header, SA header (IBA vol 1, 13.4.3 and 15.2.1.1)."""
 _TID = slice(12, 16)
 """The half of the transaction id that is ours: the kernel puts its agent's number into the other."""
-_CLASS_PORT_INFO_DATA = struct.Struct(">BBHI")
 
 
 class Silent(Exception):
@@ -94,34 +88,33 @@ class SubnetAdministrator:
     def group(self, mgid: Gid) -> McMemberRecord | None:
         """The group's record; None if there is none in a partition of this port. Raises Silent."""
         wanted = McMemberRecord(mgid=mgid).pack()
-        status, data = self._ask(_MC_MEMBER_RECORD, int(McMask.MGID), wanted)
+        status, data = self._ask(mad.MC_MEMBER_RECORD, int(McMask.MGID), wanted)
         return McMemberRecord.unpack(data[:RECORD_SIZE]) if status == SaStatus.OK else None
 
     def capability_mask2(self) -> int | None:
         """ClassPortInfo:CapabilityMask2, 27 bits; None if the SA does not tell. Raises Silent."""
-        status, data = self._ask(_CLASS_PORT_INFO, 0, b"")
-        return _CLASS_PORT_INFO_DATA.unpack_from(data)[3] >> 5 if status == SaStatus.OK else None
+        status, data = self._ask(mad.CLASS_PORT_INFO, 0, b"")
+        return mad.capability_mask2(data) if status == SaStatus.OK else None
 
     def _ask(self, attribute: int, mask: int, data: bytes) -> tuple[int, bytes]:
         """Status and data of the answer to a Get."""
-        head = (1, _SA_CLASS, _SA_VERSION, int(SaMethod.GET), 0, 0, next(self._tids), attribute, 0, 0)
-        mad = _HEADER.pack(*head, 0, 0, 0, 0, 0, 0, 0, 0, 0, mask) + data
+        request = mad.sa_mad(SaMethod.GET, next(self._tids), attribute, mask, data)
         header, milliseconds = self._library.umad_size(), max(1, int(self._timeout * 1000))
-        out = ctypes.create_string_buffer(header + _MAD_BYTES)
-        ctypes.memmove(ctypes.byref(out, header), mad, len(mad))
-        self._library.umad_set_addr(out, self.port.sm_lid, _SA_QP, self.port.sm_sl, _QP1_QKEY)
+        out = ctypes.create_string_buffer(header + mad.MAD_BYTES)
+        ctypes.memmove(ctypes.byref(out, header), request, len(request))
+        self._library.umad_set_addr(out, self.port.sm_lid, mad.GSI_QP, self.port.sm_sl, mad.GSI_QKEY)
         _check(
-            self._library.umad_send(self._port, self._agent, out, _MAD_BYTES, milliseconds, 0), "umad_send"
+            self._library.umad_send(self._port, self._agent, out, mad.MAD_BYTES, milliseconds, 0), "umad_send"
         )
         deadline = monotonic() + self._timeout
         while monotonic() <= deadline:
-            back = ctypes.create_string_buffer(header + _MAD_BYTES)
-            length = ctypes.c_int(_MAD_BYTES)
+            back = ctypes.create_string_buffer(header + mad.MAD_BYTES)
+            length = ctypes.c_int(mad.MAD_BYTES)
             _check(self._library.umad_recv(self._port, back, ctypes.byref(length), milliseconds), "umad_recv")
             answer = back.raw[header:]
-            if answer[_TID] == mad[_TID]:
+            if answer[_TID] == request[_TID]:
                 _check(-self._library.umad_status(back), "the SA")
-                return int.from_bytes(answer[4:6]), answer[_DATA_AT:]
+                return int.from_bytes(answer[4:6]), answer[mad.DATA_AT :]
         raise Silent("the SA did not answer")
 
 
@@ -138,7 +131,8 @@ def subnet_administrator(device: str | None, port: int, timeout: float) -> Itera
         library.umad_release_port(ctypes.byref(attributes))
     handle = _check(library.umad_open_port(name, port), "umad_open_port")
     try:
-        agent = _check(library.umad_register(handle, _SA_CLASS, _SA_VERSION, 0, None), "umad_register")
+        registered = library.umad_register(handle, mad.SA_CLASS, mad.SA_CLASS_VERSION, 0, None)
+        agent = _check(registered, "umad_register")
         yield SubnetAdministrator(library, handle, agent, at, timeout)
     finally:
         library.umad_close_port(handle)

@@ -29,16 +29,19 @@ from mcast.api import (
     UdParam,
 )
 from mcast.backends.sim.core.fabric import Fabric
-from mcast.backends.sim.core.port import MTU_CODES, RATE_CODES, Interface, Port
+from mcast.backends.sim.core.port import Interface, Port
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa_client import SaMember
 from mcast.backends.sim.trace.events import CmEvent, Join, Leave
 from mcast.errors.cause import ENOTSUPP, Cause
 from mcast.errors.causes import causes_of_status
 from mcast.errors.sa_refusal import PortView, found_causes
-from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, Gid, GroupName, McastAddress
-from mcast.wire.mapping import ZERO_GID, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
-from mcast.wire.mcmember import MTU_BYTES, JoinState, McMask, McMemberRecord, SaStatus, make_record
+from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, ZERO_GID, Gid, McastAddress
+from mcast.wire.kernel_join import kernel_join
+from mcast.wire.mapping import infiniband_group, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
+from mcast.wire.mcmember import JoinState, McMemberRecord, SaStatus
+from mcast.wire.partition import FULL_MEMBER
+from mcast.wire.units import MTU, RATE
 
 ADDR_RESOLUTION_NS = 10_000
 """A multicast address needs a route, no ARP: the event comes almost at once."""
@@ -49,14 +52,9 @@ _REFUSED = (errno.EINVAL, -errno.EINVAL)
 _KNOWN_FAMILIES = (AF_INET, AF_INET6, AF_IB)
 _UD_TYPES = {PortSpace.UDP: {QpType.UD}, PortSpace.IPOIB: {QpType.UD}}
 _CONNECTED_TYPES = {QpType.RC, QpType.UC}
-_JOIN_MASK = int(McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS)
-_IPOIB_JOIN_MASK = _JOIN_MASK | int(
-    McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
-)
 
 # Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
-_STATES = tuple(JoinState(bits) for bits in range(16))
 _SEND_ONLY_FLAG, _FLAGS = int(JoinFlag.SENDONLY_FULLMEMBER), tuple(map(int, JoinFlag))
 _BOTH_FIELDS = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
 _JOINED, _ERROR, _RESOLVED = (
@@ -64,7 +62,6 @@ _JOINED, _ERROR, _RESOLVED = (
     CmEventType.MULTICAST_ERROR,
     CmEventType.ADDR_RESOLVED,
 )
-_IPOIB = PortSpace.IPOIB
 
 
 class IdState(Enum):
@@ -279,7 +276,10 @@ class Id:
         at = self.interface
         if at is None:
             return address.key
-        group = _infiniband_group(address, self.port_space, at.pkey) if self.fabric.sa else address.key
+        group = address.key
+        if self.fabric.sa:
+            broadcast = ipoib_broadcast_mgid(at.pkey | FULL_MEMBER)
+            group = infiniband_group(address, self.port_space, broadcast)
         self.known_group = (address, at.pkey, group)
         return group
 
@@ -328,10 +328,7 @@ class Id:
         if asked is not address or broadcast is not pattern.mgid:
             mgid = _infiniband_mgid(address, self.port_space, pattern.mgid)
             self.known_mgid = (address, pattern.mgid, mgid)
-        is_ipoib = self.port_space is _IPOIB
-        qkey = pattern.qkey if is_ipoib else RDMA_UDP_QKEY
-        record = make_record((mgid, port.gids[0], qkey, 0, *pattern[4:16], _STATES[bits], False))
-        mask = _IPOIB_JOIN_MASK if is_ipoib else _JOIN_MASK
+        mask, record = kernel_join(pattern, mgid, port.gids[0], self.port_space, bits)
         membership = self._new_membership(port, address, context, bits, mgid)
         self.fabric.sa_clients[port.index].join(membership, mask, record)
         return 0
@@ -391,7 +388,7 @@ class Id:
             return False
         port, (mask, asked) = self.interface.port, member.asked
         client, status = self.fabric.sa_clients[port.index], member.refused
-        view = PortView(port.pkeys, MTU_CODES[port.mtu], RATE_CODES[port.rate])
+        view = PortView(port.pkeys, MTU.code[port.mtu], RATE.code[port.rate])
 
         def compare(group: McMemberRecord | None) -> None:
             assert self.fabric.sa is not None
@@ -483,15 +480,6 @@ def _infiniband_mgid(address: McastAddress, port_space: PortSpace, broadcast: by
 
 
 @lru_cache(maxsize=4096)
-def _infiniband_group(address: McastAddress, port_space: PortSpace, pkey: int) -> object:
-    group: object = address.address  # a model_construct may have anything
-    if not isinstance(group, GroupName):
-        return address.key
-    mgid = infiniband_mgid(group, port_space, ipoib_broadcast_mgid(pkey | 0x8000))
-    return address.key if mgid == ZERO_GID else mgid
-
-
-@lru_cache(maxsize=4096)
 def _roce_mgid(address: McastAddress) -> Gid:
     assert not isinstance(address.address, Gid)
     return roce_mgid(address.address)
@@ -508,7 +496,7 @@ def _infiniband_ud(record: McMemberRecord) -> UdParam:
         hop_limit=record.hop_limit,
         traffic_class=record.tclass,
         flow_label=record.flow_label,
-        group_mtu=MTU_BYTES[record.mtu],
+        group_mtu=MTU.value[record.mtu],
         mtu_source=MtuSource.SA,
     )
     return UdParam(MULTICAST_QPN, record.qkey, to)

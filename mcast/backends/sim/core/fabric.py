@@ -19,9 +19,9 @@ from typing import ParamSpec
 
 from mcast.api import Destination, DeviceInfo, LinkLayer, PortEvent, QpInit, QpState, WcStatus
 from mcast.backends.sim.clock import CLOCKS
-from mcast.backends.sim.core.port import MTU_CODES, PKEYS, RATE_CODES, Interface, Limits, Port
+from mcast.backends.sim.core.port import PKEYS, Interface, Limits, Port
 from mcast.backends.sim.core.qp import Burst, Header, Path, Qp, make_burst
-from mcast.backends.sim.core.sa import Quirks, SaPort, SubnetAdmin, WellKnownGroup, ipoib_broadcast_mgid
+from mcast.backends.sim.core.sa import Quirks, SaPort, SubnetAdmin, WellKnownGroup
 from mcast.backends.sim.core.sa_client import SaClient
 from mcast.backends.sim.core.sa_exchange import ask_sa
 from mcast.backends.sim.faults import incidents
@@ -51,7 +51,10 @@ from mcast.backends.sim.trace.events import (
     Unsent,
 )
 from mcast.wire.addresses import IPV4_MAPPED, Gid
+from mcast.wire.mapping import ipoib_broadcast_mgid
 from mcast.wire.mcmember import MLID_FIRST, MLID_LAST, JoinState, McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, PARTITION, partners
+from mcast.wire.units import MTU, RATE
 
 _RTS = QpState.RTS
 
@@ -122,9 +125,9 @@ class Fabric:
         _check("ports", ports, range(1, 65_000 + 1))
         _check("switches", switches, range(1, 4_096))
         _check("hosts", ports if hosts is None else hosts, range(1, ports + 1))
-        _check("mtu", mtu, MTU_CODES)
+        _check("mtu", mtu, MTU.code)
         _check("seed", seed, range(-1 << 64, 1 << 64))
-        _check("rate", rate, RATE_CODES)
+        _check("rate", rate, RATE.code)
         _check("clock", clock, CLOCKS)
         _check("block_loopback", block_loopback, ("honoured", "refused", "ignored"))
         self.block_loopback = block_loopback
@@ -403,19 +406,19 @@ class Fabric:
     ) -> None:
         _check("max_mlid", max_mlid, range(MLID_FIRST, MLID_LAST + 1))
         self._ipoib = ipoib
-        mtu, rate = MTU_CODES[self.ports[0].mtu], RATE_CODES[self.ports[0].rate]
+        mtu, rate = MTU.code[self.ports[0].mtu], RATE.code[self.ports[0].rate]
         for pkey in partitions:
             _check("P_Key", pkey, PKEYS)
-            _check("P_Key & 0x7FFF", pkey & 0x7FFF, range(1, 0x8000))
-        bases = dict.fromkeys([0x7FFF, *(pkey & 0x7FFF for pkey in partitions)])
+            _check("P_Key & 0x7FFF", pkey & PARTITION, range(1, PARTITION + 1))
+        bases = dict.fromkeys([DEFAULT_PKEY & PARTITION, *(pkey & PARTITION for pkey in partitions)])
         _check("number of partitions", len(bases), range(1, 257))
         self.sa = SubnetAdmin(
-            well_known=[WellKnownGroup(pkey=base | 0x8000, mtu=mtu, rate=rate) for base in bases],
+            well_known=[WellKnownGroup(pkey=base | FULL_MEMBER, mtu=mtu, rate=rate) for base in bases],
             quirks=quirks,
             max_mlid=max_mlid,
         )
         for number, base in enumerate(bases):
-            for pkey in (base | 0x8000, base):
+            for pkey in partners(base | FULL_MEMBER):
                 for index in partitions.get(pkey, ()):
                     _check("port index", index, range(len(self.ports)))
                     interface = Interface(self.ports[index], number, pkey)
@@ -430,7 +433,7 @@ class Fabric:
 
     def sa_port(self, port: Port) -> SaPort:
         """What the SA knows of a port."""
-        return SaPort(port.guid, port.lid, port.pkeys, MTU_CODES[port.mtu], RATE_CODES[port.rate])
+        return SaPort(port.guid, port.lid, port.pkeys, MTU.code[port.mtu], RATE.code[port.rate])
 
     def join_broadcasts(self, port: Port) -> None:
         """What IPoIB does by itself when its interfaces come up or the SM has forgotten them."""
@@ -490,7 +493,7 @@ class Fabric:
         """What IPoIB does when its interface comes up; the group itself is the partition's."""
         assert self.sa is not None
         record = McMemberRecord(
-            mgid=ipoib_broadcast_mgid(pkey | 0x8000), port_gid=port.gids[0], join_state=JoinState.FULL
+            mgid=ipoib_broadcast_mgid(pkey | FULL_MEMBER), port_gid=port.gids[0], join_state=JoinState.FULL
         )
         reply = self.sa.handle(port.guid, SaMethod.SET, McMask.JOIN, record)
         assert reply is not None

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
 from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState, QpType
 from mcast.backends.sim.core.qp import Qp
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import GBPS, MLID_FIRST, MLID_LAST, MTU_BYTES, McMemberRecord
-
-MTU_CODES = {size: code for code, size in MTU_BYTES.items()}
-RATE_CODES = {rate: code for code, rate in GBPS.items()}
-"""IBTA encodings of MTU in bytes and rate in Gbit/s."""
-
+from mcast.wire.mcmember import MLID_FIRST, MLID_LAST, McMemberRecord
+from mcast.wire.partition import DEFAULT_PKEY
 
 PKEYS = range(1 << 16)
 PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
@@ -84,8 +79,8 @@ class Port:
         self.name = f"{'ib' if self.is_infiniband else 'roce'}{index}"
         self.guid = 0x0200_0000_0000_0000 | index + 1
         self.lid = index + 1 if self.is_infiniband else 0
-        self.interfaces = [Interface(self, 0, 0xFFFF)]
-        self.pkeys: tuple[int, ...] = (0xFFFF,)
+        self.interfaces = [Interface(self, 0, DEFAULT_PKEY)]
+        self.pkeys: tuple[int, ...] = (DEFAULT_PKEY,)
         self.ids: dict[Bound, None] = {}
         link_local = Gid(b"\xfe\x80" + bytes(6) + self.guid.to_bytes(8))
         self.gids: dict[int, Gid] = {0: link_local}
@@ -103,10 +98,6 @@ class Port:
     @property
     def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
         return tuple(address for interface in self.interfaces for address in interface.addresses)
-
-    def interface_of(self, address: IPv4Address | IPv6Address) -> Interface | None:
-        """The interface that has the address, if any."""
-        return next((interface for interface in self.interfaces if address in interface.addresses), None)
 
     def sgid_index(self, source: IPv4Address | IPv6Address) -> int:
         """The GID table index that goes with an address of this port; 0 on InfiniBand."""
@@ -172,9 +163,3 @@ class Port:
             ports=(port,),
             num_comp_vectors=COMP_VECTORS,
         )
-
-
-def find_pkey(table: Sequence[int], pkey: int) -> int | None:
-    """Where a P_Key table has that partition, as a full member if it can, else as a limited one."""
-    places = [index for index, entry in enumerate(table) if not (entry ^ pkey) & 0x7FFF]
-    return min(places, key=lambda index: (not table[index] & 0x8000, index), default=None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mcast.api import Destination, PortEvent, QpCounters, QpInit, QpState, WcStatus
 from mcast.wire.addresses import Gid
+from mcast.wire.partition import partners
 
 if TYPE_CHECKING:
     from mcast.backends.sim.core.port import Port
@@ -92,6 +93,7 @@ class Qp:
         "number",
         "on_readable",
         "partition",
+        "partners",
         "path",
         "pkey",
         "port",
@@ -112,7 +114,7 @@ class Qp:
         self.port, self.number, self.type = port, number, init.qp_type
         self.removals = port.removals
         self.qkey, self.partition = qkey, pkey
-        self.pkey = pkey  # 0 while the port has lost the partition
+        self.take_pkey(pkey)
         self.state = _S.RESET
         self.error: WcStatus | None = None
         self.attached: dict[Gid, int] = {}
@@ -153,6 +155,10 @@ class Qp:
             self.empty,
         )
 
+    def take_pkey(self, pkey: int) -> None:
+        """Send with that P_Key, and hear those that match it; 0: the port has lost the partition."""
+        self.pkey, self.partners = pkey, partners(pkey)
+
     def modify(self, state: QpState) -> int:
         """Take a step of the state machine; the errno."""
         if state not in STEPS[self.state] and state not in (_S.RESET, _S.ERR):
@@ -182,7 +188,7 @@ class Qp:
         if self.state not in RECEIVING:
             return
         _, _, _, _, qkey, pkey, _ = burst.header
-        if (pkey ^ self.pkey) & 0x7FFF or not (pkey | self.pkey) & 0x8000:
+        if pkey not in self.partners:
             self.port.pkey_violations += stop - start
         elif qkey != self.qkey:
             self.wrong_qkey += stop - start

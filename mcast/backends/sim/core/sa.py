@@ -14,60 +14,31 @@ from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 
-from mcast.wire.mapping import LINK_LOCAL, ipoib_broadcast_mgid
+from mcast.wire.addresses import ZERO_GID
+from mcast.wire.mad import SEND_ONLY_FULL_MEMBER
+from mcast.wire.mapping import LINK_LOCAL, Signature, ipoib_broadcast_mgid
 from mcast.wire.mcmember import (
+    JOIN_STATES,
     MLID_FIRST,
     MLID_LAST,
-    MTUS,
-    RATES,
-    RECORD_SIZE,
-    ZERO_GID,
     JoinState,
     McMask,
     McMemberRecord,
     SaMethod,
     SaStatus,
-    Selector,
     fields_of,
     make_record,
 )
-
-__all__ = [
-    "DEFAULT_PREFIX",
-    "IPOIB_QKEY",
-    "MLID_FIRST",
-    "MLID_LAST",
-    "MTUS",
-    "RATES",
-    "RECORD_SIZE",
-    "SEND_ONLY_FULL_MEMBER_SUPPORTED",
-    "ZERO_GID",
-    "Group",
-    "JoinState",
-    "McMask",
-    "McMemberRecord",
-    "Member",
-    "Notice",
-    "Quirks",
-    "SaMethod",
-    "SaPort",
-    "SaReply",
-    "SaStatus",
-    "Selector",
-    "SubnetAdmin",
-    "WellKnownGroup",
-    "ipoib_broadcast_mgid",
-]
+from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, PARTITION, partners
+from mcast.wire.units import MTU, PACKET_LIFE, RATE, Quantity, Selector, is_selected
 
 DEFAULT_PREFIX = bytes.fromhex("fe80000000000000")
 """The default GID prefix; in a PortGID it stands for the subnet's own, whatever that is (IBA 4.1.1)."""
 IPOIB_QKEY = 0x00000B1B
-SEND_ONLY_FULL_MEMBER_SUPPORTED = 1 << 12
-"""Bit 12 of ClassPortInfo:CapabilityMask2."""
 
 _GET_MULTI = 0x14
-_IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
-_SA_SIGNATURE = b"\xa0\x1b"
+_IPOIB_SIGNATURES = (Signature.IPOIB_IPV4.value.to_bytes(2), Signature.IPOIB_IPV6.value.to_bytes(2))
+_SA_SIGNATURE = Signature.SA_ASSIGNED.value.to_bytes(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +90,7 @@ class SaPort(NamedTuple):
 
     guid: int
     lid: int = 0
-    pkeys: tuple[int, ...] = (0xFFFF,)
+    pkeys: tuple[int, ...] = (DEFAULT_PKEY,)
     mtu: int = 4
     rate: int = 3
 
@@ -127,7 +98,7 @@ class SaPort(NamedTuple):
 class WellKnownGroup(NamedTuple):
     """A group of the partition file; `mgid` None means the IPoIB broadcast group of `pkey`."""
 
-    pkey: int = 0xFFFF
+    pkey: int = DEFAULT_PKEY
     mgid: bytes | None = None
     qkey: int = IPOIB_QKEY
     mtu: int = 4
@@ -166,8 +137,7 @@ class SaReply(NamedTuple):
 _PROXY = 0x10
 _FULL, _SEND_ONLY_FULL = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _KEEPS_ALIVE = _FULL | _SEND_ONLY_FULL
-_JOIN_STATES = tuple(JoinState(bits) for bits in range(16))
-_NO_STATE = _JOIN_STATES[0]
+_NO_STATE = JOIN_STATES[0]
 _EXACTLY = int(Selector.EXACTLY)
 _JOIN, _CREATE = int(McMask.JOIN), int(McMask.CREATE)
 _MGID, _PORT_GID, _MLID, _PKEY = (
@@ -191,14 +161,13 @@ class _Selected(NamedTuple):
     rank: tuple[int, ...]
 
 
-def _selected(field: str, order: tuple[int, ...]) -> _Selected:
+def _selected(field: str, rank: tuple[int, ...]) -> _Selected:
     at = McMemberRecord._fields.index(field)
-    rank = tuple(order.index(code) + 1 if code in order else 0 for code in range(64))
     return _Selected(3 << at - 1, 1 << at - 1, at - 1, at, rank)
 
 
-_MTU_RULE = _selected("mtu", tuple(range(64)))
-_LIFE_RULE = _selected("packet_life", tuple(range(64)))
+_OLD_RATES = Quantity(RATE.unit, {code: gbps for code, gbps in RATE.value.items() if gbps < 800})
+_MTU_RULE, _LIFE_RULE = _selected("mtu", MTU.rank), _selected("packet_life", PACKET_LIFE.rank)
 
 _SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
 _reply: Callable[[tuple[Any, ...]], SaReply] = partial(tuple.__new__, SaReply)
@@ -234,18 +203,20 @@ class Group:
     @property
     def members(self) -> Iterator[Member]:
         """The memberships in order of joining."""
-        return (Member(guid, _JOIN_STATES[s & 15], s >= _PROXY) for guid, s in self._states.items())
+        return (Member(guid, JOIN_STATES[s & 15], s >= _PROXY) for guid, s in self._states.items())
 
     def join_state(self, guid: int) -> JoinState:
         """The bits that the port holds, 0 if it is no member."""
-        return _JOIN_STATES[self._states.get(guid, 0) & 15]
+        return JOIN_STATES[self._states.get(guid, 0) & 15]
 
 
 @lru_cache(maxsize=4096)
 def _partitions(pkeys: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int]]:
     """The partitions of a P_Key table, and those in which it makes a full member: one for many ports."""
-    partitions = frozenset(pkey & 0x7FFF for pkey in pkeys if pkey & 0x7FFF)
-    return partitions, frozenset(pkey & 0x7FFF for pkey in pkeys if pkey > 0x8000)
+    matching = [(pkey & PARTITION, partners(pkey)) for pkey in pkeys]
+    partitions = frozenset(base for base, others in matching if others)
+    # A full member may talk to a limited one.
+    return partitions, frozenset(base for base, others in matching if base in others)
 
 
 class _Port:
@@ -293,8 +264,9 @@ class SubnetAdmin:
         self._well_known = tuple(well_known)
         self._mlids = max_mlid - MLID_FIRST + 1
         self.send_only_full_member = send_only_full_member
-        self._rates = RATES[: RATES.index(23)] if quirks.knows_no_ndr_rates else RATES
-        self._rate_rule = _selected("rate", self._rates)
+        rates = _OLD_RATES if quirks.knows_no_ndr_rates else RATE
+        self._rates = tuple(rates.value)
+        self._rate_rule = _selected("rate", rates.rank)
         compared = (_MTU_RULE, self._rate_rule) + (() if quirks.ignores_packet_life else (_LIFE_RULE,))
         self._compared = tuple(
             (rule.alone if quirks.compares_lone_selector else rule.pair, *rule[2:]) for rule in compared
@@ -312,7 +284,7 @@ class SubnetAdmin:
     @property
     def capability_mask2(self) -> int:
         """ClassPortInfo:CapabilityMask2; only the SendOnlyFullMember bit is modelled."""
-        return SEND_ONLY_FULL_MEMBER_SUPPORTED if self.send_only_full_member else 0
+        return SEND_ONLY_FULL_MEMBER if self.send_only_full_member else 0
 
     @property
     def ports(self) -> dict[int, SaPort]:
@@ -372,7 +344,7 @@ class SubnetAdmin:
         """Whether the partition's groups are kept; before there is any port, all of them are."""
         if not self.quirks.purges_empty_partitions or not self._ports:
             return True
-        return any(group.pkey & 0x7FFF in port.partitions for port in self._ports.values())
+        return any(group.pkey & PARTITION in port.partitions for port in self._ports.values())
 
     def _add_well_known(self, group: WellKnownGroup) -> None:
         mgid = _well_known_mgid(group)
@@ -389,7 +361,7 @@ class SubnetAdmin:
             mtu_selector=_EXACTLY,
             mtu=group.mtu,
             tclass=group.tclass,
-            pkey=group.pkey | 0x8000,
+            pkey=group.pkey | FULL_MEMBER,
             rate_selector=_EXACTLY,
             rate=group.rate,
             life_selector=_EXACTLY,
@@ -462,7 +434,7 @@ class SubnetAdmin:
         if (
             port is None
             or (port is not requester and not port.shares_partition(requester))
-            or (mask & _PKEY and not record.pkey & 0x7FFF)
+            or (mask & _PKEY and not record.pkey & PARTITION)
             or (bits & _SEND_ONLY_FULL and not self.send_only_full_member)
         ):
             raise _Refused(SaStatus.REQ_INVALID)
@@ -482,7 +454,7 @@ class SubnetAdmin:
             or has.mtu < needs.mtu
             or rank[has.rate] < rank[needs.rate]
             or not bits
-            or needs.pkey & 0x7FFF not in port.partitions
+            or needs.pkey & PARTITION not in port.partitions
             or (held and not _may_modify(group, held, port, requester))
         ):
             raise _Refused(SaStatus.REQ_INVALID)
@@ -503,7 +475,7 @@ class SubnetAdmin:
             if group._full == 1:
                 notices = (_notice((66, group.mgid)),)
         proxy = record.proxy_join if self.quirks.echoes_proxy_join else state >= _PROXY
-        answer = make_record((group.mgid, record.port_gid, *group._shared, _JOIN_STATES[state & 15], proxy))
+        answer = make_record((group.mgid, record.port_gid, *group._shared, JOIN_STATES[state & 15], proxy))
         return _reply((_OK, (answer,), notices))
 
     def _delete(self, requester: _Port, mask: int, record: McMemberRecord) -> SaReply:
@@ -516,7 +488,7 @@ class SubnetAdmin:
         if bits & ~held or not _may_modify(group, held, port, requester):
             raise _Refused(SaStatus.REQ_INVALID)
         notices: list[Notice] = []
-        left = _JOIN_STATES[self._drop(group, port, bits, notices)]
+        left = JOIN_STATES[self._drop(group, port, bits, notices)]
         path = (_EXACTLY, *record[5:8], _EXACTLY, record.rate, _EXACTLY, *record[11:15])
         answer = make_record((*record[:4], *path, group.values.scope, left, record.proxy_join))
         return _reply((_OK, (answer,), tuple(notices)))
@@ -530,7 +502,7 @@ class SubnetAdmin:
         one = self._by_mgid.get(record.mgid)
         for group in self.groups if not mask & _MGID else () if one is None else (one,):
             if (
-                group.values.pkey & 0x7FFF in partitions
+                group.values.pkey & PARTITION in partitions
                 and not (mask & _MLID and record.mlid != group.mlid)
                 and not (mask & _SCOPE and record.scope != group.values.scope)
                 and _fields_match(mask, record, group)
@@ -565,7 +537,7 @@ class SubnetAdmin:
             for guid, state in matching:
                 port_gid = self._prefix + guid.to_bytes(8)
                 yield McMemberRecord(
-                    group.mgid, port_gid, *group._shared, _JOIN_STATES[state & 15], state >= _PROXY
+                    group.mgid, port_gid, *group._shared, JOIN_STATES[state & 15], state >= _PROXY
                 )
         elif not mask & _MEMBER_FIELDS or any(True for _ in matching):
             yield group.values
@@ -587,7 +559,7 @@ class SubnetAdmin:
     def _check_codes(self, mask: int, record: McMemberRecord) -> None:
         if mask & _RATE_PAIR == _RATE_PAIR and record.rate not in self._rates:
             raise _Refused(SaStatus.REQ_INVALID)
-        if mask & _MTU_RULE.pair == _MTU_RULE.pair and record.mtu not in MTUS:
+        if mask & _MTU_RULE.pair == _MTU_RULE.pair and record.mtu not in MTU.value:
             raise _Refused(SaStatus.REQ_INVALID)
 
     def _owns_prefix(self, port_gid: bytes) -> bool:
@@ -613,7 +585,7 @@ class SubnetAdmin:
         for needed, selector_at, value_at, rank in self._compared:
             if mask & needed == needed:
                 wanted, have = rank[fields[value_at]], rank[group._shared[value_at - 2]]
-                if not (have > wanted, have < wanted, have == wanted, True)[fields[selector_at]]:
+                if not is_selected(fields[selector_at], have, wanted):
                     return False
         return True
 
@@ -655,7 +627,7 @@ class SubnetAdmin:
         life = record.packet_life if taken & _LIFE else 0
         if mask & _SELECTORS:
             if mask & _MTU_RULE.pair == _MTU_RULE.pair:
-                mtu = _choose(record, _MTU_RULE, MTUS, mtu)
+                mtu = _choose(record, _MTU_RULE, tuple(MTU.value), mtu)
             if mask & _RATE_PAIR == _RATE_PAIR:
                 rate = _choose(record, self._rate_rule, self._rates, rate)
             if not self.quirks.ignores_packet_life and mask & _LIFE_RULE.pair == _LIFE_RULE.pair:
@@ -737,22 +709,20 @@ class SubnetAdmin:
 
 
 def _well_known_mgid(group: WellKnownGroup) -> bytes:
-    return group.mgid if group.mgid is not None else ipoib_broadcast_mgid(group.pkey | 0x8000)
+    return group.mgid if group.mgid is not None else ipoib_broadcast_mgid(group.pkey | FULL_MEMBER)
 
 
 def _may_modify(group: Group, held: int, port: _Port, requester: _Port) -> bool:
     """o15-0.2.1: a proxied record by any port of the partition, every other one by its own port only."""
     if held >= _PROXY:
-        return group.values.pkey & 0x7FFF in requester.partitions
+        return group.values.pkey & PARTITION in requester.partitions
     return port is requester
 
 
 def _fields_match(mask: int, record: McMemberRecord, group: Group) -> bool:
     """Whether the masked plain fields equal the group's; two limited P_Keys do not match each other."""
-    if mask & _PKEY:
-        pkey = group.values.pkey
-        if (record.pkey ^ pkey) & 0x7FFF or not (record.pkey | pkey) & 0x8000:
-            return False
+    if mask & _PKEY and record.pkey not in partners(group.values.pkey):
+        return False
     if equal := mask & _EQUAL:
         fields = fields_of(equal)
         return fields(record) == fields(group.values)

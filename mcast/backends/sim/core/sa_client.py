@@ -16,9 +16,17 @@ from enum import Enum
 from functools import lru_cache
 
 from mcast.backends.sim.core.sa import SaReply
-from mcast.wire.addresses import Gid
-from mcast.wire.mapping import ZERO_GID
-from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus, fields_of, make_record
+from mcast.wire.addresses import ZERO_GID, Gid
+from mcast.wire.mcmember import (
+    JOIN_STATES,
+    JoinState,
+    McMask,
+    McMemberRecord,
+    SaMethod,
+    SaStatus,
+    fields_of,
+    make_record,
+)
 
 Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], object]
 
@@ -47,7 +55,6 @@ DELETE_REPEATS = 3
 
 # Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
-_STATES = tuple(JoinState(bits) for bits in range(16))
 _COMPARED = int(McMask.QKEY | McMask.TCLASS | McMask.PKEY | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT)
 _JOIN = int(McMask.JOIN)
 _SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
@@ -182,7 +189,7 @@ class _Group:
         assert self.record is not None
         self.leaving = bits
         shared = self.record[2:16]
-        record = make_record((self.record.mgid, self.client.port_gid, *shared, _STATES[bits], False))
+        record = make_record((self.record.mgid, self.client.port_gid, *shared, JOIN_STATES[bits], False))
         self.client.ask(_DELETE, _JOIN, record, self._gave_back)
 
     def _gave_back(self, reply: SaReply | None) -> None:
@@ -208,7 +215,7 @@ class SaClient:
     @property
     def memberships(self) -> dict[Gid, JoinState]:
         """The MGIDs that the port holds, with the bits that the SA granted."""
-        return {mgid: _STATES[group.held] for mgid, group in self.groups.items() if group.held}
+        return {mgid: JOIN_STATES[group.held] for mgid, group in self.groups.items() if group.held}
 
     def join(self, member: SaMember, mask: int, record: McMemberRecord) -> None:
         """Join one MGID with one bit. A zero MGID makes a group of its own, named by the SA's answer."""
@@ -271,7 +278,7 @@ class SaClient:
 @lru_cache(maxsize=4096)
 def _of_group(mgid: bytes, shared: tuple[bytes | int, ...]) -> McMemberRecord:
     """The record without a member's fields, one object for all ports that hold the same group."""
-    return make_record((mgid, ZERO_GID, *shared, _STATES[0], False))
+    return make_record((mgid, ZERO_GID, *shared, JOIN_STATES[0], False))
 
 
 def _differs(mask: int, wanted: McMemberRecord, have: McMemberRecord) -> bool:

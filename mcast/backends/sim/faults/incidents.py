@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from mcast.api import PortEvent, WcStatus
 from mcast.backends.sim.clock import NS, ns_of
-from mcast.backends.sim.core.port import PKEYS, Port, find_pkey
+from mcast.backends.sim.core.port import PKEYS, Port
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa_client import Reset
 from mcast.backends.sim.trace.events import DeviceRemoval, Fault, Link
+from mcast.wire.partition import find_pkey
 
 if TYPE_CHECKING:
     from mcast.backends.sim.core.fabric import Fabric
@@ -251,7 +252,7 @@ def set_pkeys(fabric: Fabric, port: Port, pkeys: Collection[int]) -> None:
         sa.add_port(fabric.sa_port(port))
     for qp in fabric.qps:
         if qp.port is port:
-            qp.pkey = qp.partition if qp.partition in port.pkeys else 0
+            qp.take_pkey(qp.partition if qp.partition in port.pkeys else 0)
     for interface in port.interfaces:
         if interface.pkey not in port.pkeys:
             interface.broadcast = None

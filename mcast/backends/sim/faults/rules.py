@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, overload
 
-from mcast.backends.sim.core.sa import SaMethod, SaStatus
 from mcast.wire.addresses import McastAddress
 from mcast.wire.mapping import is_mapped
-from mcast.wire.mcmember import McMemberRecord
+from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
 
 HOLD_NS = 1_000_000
 """A message that is held back for later ones comes after 1 ms at the latest."""

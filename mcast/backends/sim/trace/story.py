@@ -33,8 +33,7 @@ from mcast.backends.sim.trace.events import (
     Trace,
     Unsent,
 )
-from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import ZERO_GID
+from mcast.wire.addresses import ZERO_GID, Gid
 
 
 class State(Enum):
@@ -185,7 +184,7 @@ class _Teller:
 
     def _assigned(self, number: int, group: Gid) -> Lane | None:
         """The lane of an id that let the SA choose the MGID, under the one it chose."""
-        lane = self._by_id.pop((number, Gid(ZERO_GID)), None)
+        lane = self._by_id.pop((number, ZERO_GID), None)
         if lane is not None:
             lane.group = group
             self._by_id[number, group] = lane

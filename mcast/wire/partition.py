@@ -1,0 +1,30 @@
+"""P_Keys: 15 bits name a partition of an InfiniBand fabric, the 16th says that a port is a full member of it.
+
+Source: IBA vol 1, 10.9. Partition 0 is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+FULL_MEMBER, PARTITION = 0x8000, 0x7FFF
+DEFAULT_PKEY = 0xFFFF
+"""Of a full member of the partition that every fabric has."""
+
+
+@lru_cache(maxsize=4096)
+def partners(pkey: int) -> tuple[int, ...]:
+    """The P_Keys that match this one: two limited members may not talk to each other (10.9.3)."""
+    if not pkey & PARTITION:
+        return ()
+    return (pkey, pkey & PARTITION) if pkey & FULL_MEMBER else (pkey | FULL_MEMBER,)
+
+
+def find_pkey(table: Sequence[int], pkey: int) -> int | None:
+    """Where a P_Key table has that partition, as a full member if it can, else as a limited one.
+
+    Source: `ib_find_cached_pkey` in drivers/infiniband/core/cache.c of Linux.
+    """
+    places = [index for index, entry in enumerate(table) if not (entry ^ pkey) & PARTITION]
+    return min(places, key=lambda index: (not table[index] & FULL_MEMBER, index), default=None)
