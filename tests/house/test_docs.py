@@ -419,3 +419,14 @@ def test_each_pitfall_has_its_number() -> None:
     assert [
         number for number, part in enumerate(parts, 1) if "```python" not in part and "```sh" not in part
     ] == []
+
+
+def test_the_glossary_is_sorted_and_has_no_word_that_is_not_used() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name != "glossary.md"]
+    used = "".join(path.read_text("utf-8") for path in (*pages, *(ROOT / "mcast").rglob("*.py"))).lower()
+    for part in re.split(r"^## ", text, flags=re.M)[1:]:
+        terms = re.findall(r"^\| ([^|]+?) \| \w", part, re.M)[1:]
+        assert len(terms) > 20
+        assert terms == sorted(terms, key=lambda term: term.split(",")[0].lower().replace("_", ""))
+        assert [term for term in terms if term.split(",")[0].lower() not in used] == []
