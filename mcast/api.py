@@ -14,8 +14,8 @@ contract.batch       what recv returns
 contract.provider    Provider and Status; contract.registry finds one by name, contract.testbed tests one
 errors.tree          every error, by family; errors.cause: why
 
-A sentence of the sources carries its clause id (`mcast.conformance.clauses`); a measured behaviour
-names its fact sheet. The public methods enforce what is the same everywhere:
+Behind a rule stands the id of its source, a row in docs/facts: JEX-3 and the like in clauses.md, K-JOIN-7 in
+kernel.md, SA-MLID-1 in sa.md. The public methods enforce what is the same everywhere:
 
 G-GROUP  a unicast or zero address is no group: refused when `McastAddress` is made
 G-JOIN   a second join of a group that the id has joined, by whatever address and port: `AlreadyJoined`

@@ -37,24 +37,12 @@ def file(path: str) -> str:
     return (ROOT / path).read_text("utf-8").rstrip()
 
 
-def clauses(_: str) -> str:
-    """Each document's clauses as a table."""
-    from mcast.conformance.clauses import CLAUSES, DOCUMENTS
-
-    parts = []
-    for prefix, document in DOCUMENTS.items():
-        rows = [row for row in CLAUSES.values() if row.document == document]
-        parts.append(f"### {document} {{ #{prefix.lower()} }}\n")
-        parts.append(table(("clause", "says", "proof"), [(row.id, row.says, row.proof) for row in rows]))
-    return "\n".join(parts)
-
-
 def facts(_: str) -> str:
     """How many facts were measured, by topic, and how many of them no test can show."""
     from mcast.conformance.facts import FACTS, TOPICS
 
     rows = []
-    for topic in TOPICS.values():
+    for topic in TOPICS:
         own = [fact for fact in FACTS.values() if fact.topic == topic]
         rows.append((topic, str(len(own)), str(sum(not fact.beyond for fact in own))))
     rows.append(("all", str(len(FACTS)), str(sum(not fact.beyond for fact in FACTS.values()))))
@@ -191,7 +179,6 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         readme,
         example,
         file,
-        clauses,
         facts,
         deviations,
         mutations,
@@ -220,6 +207,27 @@ def module(path: str) -> ModuleType:
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+def pages_of_ids() -> dict[str, str]:
+    """Id of a clause or a fact -> the page, built, with its row."""
+    from mcast.conformance.sheet import lines
+
+    pages = (ROOT / "docs" / "facts").glob("*.md")
+    return {line.id: f"facts/{page.stem}.html" for page in pages for line in lines(page.read_text("utf-8"))}
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """MkDocs' event: a page as HTML. What is made from code cites ids, and gets links to their rows."""
+    if page.file.src_uri not in ("errors.md", "reference.md"):
+        return html
+    found = pages_of_ids()
+    html = re.sub(r"docs/pitfalls\.md, (?=\d)", '<a href="pitfalls.html">pitfall</a> ', html)
+    return re.sub(
+        r"(?<![\w#-])[A-Z]+(-[A-Z]+)?-\d+\b(?![^<]*>|</a>)",
+        lambda id_: f'<a href="{found[id_[0]]}#{id_[0]}">{id_[0]}</a>' if id_[0] in found else id_[0],
+        html,
+    )
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -1,7 +1,7 @@
 """A file from one sender to many receivers over unreliable multicast: all of it arrives, or it is known.
 
 Everybody is a full member of one group, and every message goes to all of it: answers too, because a unicast
-reply does not reach another port of the same host everywhere (facts: kernel). A message is a header (magic
+reply does not reach another port of the same host everywhere (K-FABRIC-6). A message is a header (magic
 `mcF1`, kind, session) and a body, all in network order; `packets` has the table.
 
 ```

@@ -66,7 +66,7 @@ class EventChannel(Closeable):
         """Whether an event waits. Asking takes no time, not even a simulated fabric's."""
 
     def create_id(self, port_space: PortSpace = PortSpace.UDP) -> CmId:
-        """rdma_create_id. A new, unbound id."""
+        """rdma_create_id. A new, unbound id. There is none without a channel (K-JOIN-23)."""
         self._require_open("create_id", Phase.OPEN)
         return made_or_undone(partial(self._create_id, port_space), CmId.destroy)
 
@@ -74,7 +74,7 @@ class EventChannel(Closeable):
         """rdma_get_cm_event and rdma_ack_cm_event: the next event, or None when `timeout` s have passed.
 
         Retrieving a MULTICAST_JOIN of a full member attaches the id's QP (JEX-15, JM-2); if the attach
-        fails the event is a MULTICAST_ERROR with status -1 and the attach's errno (facts: kernel, join).
+        fails the event is a MULTICAST_ERROR with status -1 and the attach's errno (K-JOIN-7).
         """
         with self._whole:
             if self._closed:

@@ -41,7 +41,7 @@ class CmId(OnPort):
         """rdma_bind_addr: take the device that has the address (JEX-12).
 
         0.0.0.0 and 127.0.0.1 succeed and leave the id without a device. Not local: EADDRNOTAVAIL.
-        PortSpace.IPOIB on Ethernet: EINVAL. (facts: kernel, join)
+        PortSpace.IPOIB on Ethernet: EINVAL (K-JOIN-13, K-JOIN-15).
         """
         source = _ip(src)
         with uninterrupted(), self._explained():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import Enum, IntEnum, IntFlag
 
 GRH_BYTES = 40
-"""Bytes that a UD receive keeps free for the GRH (facts: kernel, data); never part of a payload here."""
+"""Bytes that a UD receive keeps free for the GRH (K-DATA-12); never part of a payload here."""
 
 MULTICAST_QPN = 0xFFFFFF
-"""The QP number that every multicast message is addressed to (facts: kernel, join event)."""
+"""The QP number that every multicast message is addressed to (K-EVENT-1)."""
 
 
 class QpType(IntEnum):
@@ -88,7 +88,7 @@ class PortEvent(IntEnum):
     """ibv_event_type, those of a port: what `QueuePair.port_events` tells.
 
     ERR         the link is down: nothing is sent or received. On InfiniBand the kernel ends each membership
-                of the port (MULTICAST_ERROR, ENETRESET); on RoCE it keeps them (facts: kernel, device events)
+                of the port (MULTICAST_ERROR, ENETRESET); on RoCE it keeps them (SA-RESET-1, K-DEVICE-3)
     ACTIVE      the link is up again
     GID_CHANGE  the GID table is another one: `Destination.sgid_index` may name another GID, or none
 

@@ -106,7 +106,7 @@ class QpInit(_Model):
 
     max_recv_size   payload room of a receive in bytes, GRH room not counted; None: one MTU
     block_loopback  ask the device not to return the QP's own multicast messages to it. Many cannot, and
-                    refuse; some accept and return them all the same (facts: users, 16)
+                    refuse; some accept and return them all the same (docs/pitfalls.md, 16)
     busy_poll       seconds that a call which waits looks at the completion queue before it sleeps; inf: it
                     never sleeps. Its timeout, a close, a signal and, with `events`, an event end it all the
                     same. With 0 it looks for some 50 µs, which is what sleeping and waking cost

@@ -47,7 +47,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     """One id and one UD queue pair on one port, and the groups that they are in.
 
     Close it, or enter it with `with`: one that is forgotten stays in its groups, without a warning, until its
-    backend is closed or the process ends.
+    backend is closed or the process ends (K-LEAVE-13).
     """
 
     _ended_by = "close"

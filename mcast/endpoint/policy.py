@@ -13,7 +13,7 @@ from mcast.wire.addresses import McastAddress
 
 
 class LoopbackPolicy(Enum):
-    """What becomes of one's own messages, which a full member hears (facts: kernel, data).
+    """What becomes of one's own messages, which a full member hears (K-DATA-2).
 
     on      they are delivered; `Message.from_self` tells them
     off     the device is asked not to return them; a filter takes what it returns all the same

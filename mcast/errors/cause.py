@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mcast.wire.kinds import LinkLayer
 
 ENOTSUPP = 524
-"""The kernel's internal 'not supported'; it has no name in libc or Python (facts: kernel)."""
+"""The kernel's internal 'not supported'; it has no name in libc or Python (K-FABRIC-1)."""
 
 
 class Phase(Enum):
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
     phase       None: in every phase
     errno       what the stack answers
-    source      where this is known from: a clause, a fact sheet, a guard of the contract, the kernel's source
+    source      where this is known from: clauses, facts (docs/facts), a guard, a page, the kernel's source
     calls       the only calls, or types of an event, that tell it; () for each of the phase
     link_layer  the only link layer it happens on; None for both
     status      name of the only SaStatus (of a join) or WcStatus (of an EIO) that it goes with; "" for any

@@ -11,11 +11,6 @@ from mcast.errors.cause import ENOTSUPP, Cause, Phase, Row
 from mcast.wire.kinds import LinkLayer
 
 _IB, _ETH = LinkLayer.INFINIBAND, LinkLayer.ETHERNET
-_JOIN = "facts: kernel, join"
-_SA = "facts: SA"
-_ABOVE_SA = "facts: SA, the kernel above it"
-_DATA = "facts: kernel, data"
-
 _ENDPOINT = "join"
 """An Endpoint's join: the calls and the event in one."""
 _CALL = ("join_multicast", "join_multicast_ex", _ENDPOINT)
@@ -45,7 +40,7 @@ ROWS: tuple[Row, ...] = (
             "print(os.getpid())",
             "open the backend in the process that uses it; multiprocessing: start method 'spawn'",
         ),
-        "facts: users, 18",
+        "docs/pitfalls.md, 18",
         only=_REAL,
     ),
     Row(
@@ -132,7 +127,7 @@ ROWS: tuple[Row, ...] = (
             "ip -br addr",
             "bind to an address that `mcast info` lists",
         ),
-        f"K-JOIN-14, {_JOIN}",
+        "K-JOIN-14",
     ),
     Row(
         Phase.BIND,
@@ -142,7 +137,7 @@ ROWS: tuple[Row, ...] = (
             "rdma link",
             "create the id with PortSpace.UDP",
         ),
-        f"K-JOIN-15, {_JOIN}",
+        "K-JOIN-15",
         link_layer=_ETH,
     ),
     Row(
@@ -153,7 +148,7 @@ ROWS: tuple[Row, ...] = (
             "print(cm_id.device)",
             "one id for one port: create another",
         ),
-        _JOIN,
+        "kernel's cma.c, rdma_bind_addr",
     ),
     Row(
         Phase.BIND,
@@ -175,7 +170,7 @@ ROWS: tuple[Row, ...] = (
             "ip route get 239.1.1.1",
             "give src=, or add a route: ip route add 239.0.0.0/8 dev DEV",
         ),
-        f"JEX-13, K-JOIN-17, {_JOIN}",
+        "JEX-13, K-JOIN-17",
     ),
     Row(
         Phase.RESOLVE,
@@ -183,7 +178,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the source is on no local interface", "ip -br addr", "give an address that `mcast info` lists"
         ),
-        f"K-JOIN-14, {_JOIN}",
+        "K-JOIN-14",
     ),
     Row(
         Phase.RESOLVE,
@@ -193,7 +188,7 @@ ROWS: tuple[Row, ...] = (
             "print(cm_id.device)",
             "resolve an id once; create another for another port",
         ),
-        _JOIN,
+        "kernel's cma.c, rdma_resolve_addr",
     ),
     Row(
         Phase.RESOLVE,
@@ -237,13 +232,13 @@ ROWS: tuple[Row, ...] = (
             "print(cm_id.device)",
             "bind_addr first, or resolve_addr and fetch ADDR_RESOLVED",
         ),
-        _JOIN,
+        "mcast.api, CmId.create_qp",
     ),
     Row(
         Phase.CREATE_QP,
         E.EINVAL,
         Cause("the id has a QP already", "print(cm_id.qp)", "one QP an id: close it, or create another id"),
-        _DATA,
+        "K-DATA-22",
     ),
     Row(
         Phase.CREATE_QP,
@@ -253,7 +248,7 @@ ROWS: tuple[Row, ...] = (
             "print(init.qp_type)",
             "UD goes with PortSpace.UDP, RC and UC with PortSpace.TCP",
         ),
-        _DATA,
+        "K-DATA-22",
     ),
     Row(
         Phase.CREATE_QP,
@@ -273,7 +268,7 @@ ROWS: tuple[Row, ...] = (
             "ulimit -l",
             "raise it: ulimit -l unlimited (docker: --ulimit memlock=-1); or ask for fewer, smaller receives",
         ),
-        "facts: users, 19",
+        "docs/pitfalls.md, 19",
         only=_MEMLOCK,
     ),
     Row(
@@ -310,7 +305,7 @@ ROWS: tuple[Row, ...] = (
             "print(cm_id.device)",
             "bind_addr to a port's address, or resolve_addr and fetch ADDR_RESOLVED",
         ),
-        f"JEX-12, K-JOIN-13, K-JOIN-16, {_JOIN}",
+        "JEX-12, K-JOIN-13, K-JOIN-16",
         calls=_CALL,
     ),
     Row(
@@ -319,7 +314,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the id is of a port space without UD", "print(port_space)", "create the id with PortSpace.UDP"
         ),
-        f"K-JOIN-13, {_JOIN}",
+        "K-JOIN-13",
         calls=_CALL,
     ),
     Row(
@@ -330,7 +325,7 @@ ROWS: tuple[Row, ...] = (
             "print(attr)",
             "use JoinAttrEx.full_member or .send_only",
         ),
-        f"JEX-1, JEX-2, K-JOIN-1, K-JOIN-4, {_JOIN}",
+        "JEX-1, JEX-2, K-JOIN-1, K-JOIN-4",
         calls=("join_multicast_ex",),
     ),
     Row(
@@ -341,7 +336,7 @@ ROWS: tuple[Row, ...] = (
             "mcast mgid ADDRESS",
             "take an address from 239.0.0.0/8",
         ),
-        f"G-GROUP, K-JOIN-5, K-JOIN-6, K-JOIN-7, {_JOIN}",
+        "G-GROUP, K-JOIN-5, K-JOIN-6, K-JOIN-7",
     ),
     Row(
         Phase.JOIN,
@@ -351,7 +346,7 @@ ROWS: tuple[Row, ...] = (
             "saquery -g",
             "join with the values of the group, or take another group address",
         ),
-        f"{_SA}, join mismatch",
+        "SA-JOIN-4, SA-JOIN-5, SA-JOIN-6",
         link_layer=_IB,
         status="REQ_INVALID",
         calls=_EVENT,
@@ -364,7 +359,7 @@ ROWS: tuple[Row, ...] = (
             "cat /sys/class/infiniband/*/ports/*/pkeys/* | sort -u",
             "have the port's GUID put into the partition (partitions.conf of the SM), or use one it is in",
         ),
-        f"{_SA}, P_Key",
+        "SA-PKEY-1",
         link_layer=_IB,
         status="REQ_INVALID",
         calls=_EVENT,
@@ -377,7 +372,7 @@ ROWS: tuple[Row, ...] = (
             "saquery -c | grep -i CapabilityMask2",
             "join as a full member, or update the SM",
         ),
-        "JEX-9, ClassPortInfo:CapabilityMask2 bit 12",
+        "JEX-9, SA-JOIN-7",
         link_layer=_IB,
         status="REQ_INVALID",
         calls=_EVENT,
@@ -390,7 +385,7 @@ ROWS: tuple[Row, ...] = (
             "saquery -g | grep -c MLID",
             "leave groups that nobody needs, or let several applications share one",
         ),
-        f"{_SA}, MLID",
+        "SA-MLID-3",
         link_layer=_IB,
         status="NO_RESOURCES",
         calls=_EVENT,
@@ -403,7 +398,7 @@ ROWS: tuple[Row, ...] = (
             "ibaddr -g",
             "let the SM set the subnet prefix anew (restart the port), then join again",
         ),
-        f"{_SA}, PortGID",
+        "SA-REQUEST-3",
         link_layer=_IB,
         status="INVALID_GID",
         calls=_EVENT,
@@ -416,7 +411,7 @@ ROWS: tuple[Row, ...] = (
             "saquery -g",
             "let a full member with the partition's values join first",
         ),
-        f"{_SA}, create",
+        "SA-CREATE-1",
         link_layer=_IB,
         status="INSUF_COMPS",
         calls=_EVENT,
@@ -429,7 +424,7 @@ ROWS: tuple[Row, ...] = (
             "print(attr.comp_mask)",
             "comp_mask takes ADDRESS and JOIN_FLAGS only",
         ),
-        f"JEX-1, K-JOIN-2, {_JOIN}",
+        "JEX-1, K-JOIN-2",
         calls=("join_multicast_ex",),
     ),
     Row(
@@ -440,7 +435,7 @@ ROWS: tuple[Row, ...] = (
             "saquery -c | grep -i CapabilityMask2",
             "join as a full member, or update the SM",
         ),
-        f"JEX-9, {_ABOVE_SA}, entry",
+        "JEX-9, SA-ENTRY-3",
         link_layer=_IB,
         only="kernels before 5.12",
     ),
@@ -464,7 +459,7 @@ ROWS: tuple[Row, ...] = (
             "rdma link",
             "use another device",
         ),
-        f"{_ABOVE_SA}, entry",
+        "SA-ENTRY-1",
         only=_REAL,
     ),
     Row(
@@ -486,7 +481,7 @@ ROWS: tuple[Row, ...] = (
             "rdma link",
             "join an IPv4 group, from 239.0.0.0/8 for example",
         ),
-        f"K-JOIN-11, {_JOIN}",
+        "K-JOIN-11",
         link_layer=_ETH,
         calls=_CALL,
     ),
@@ -498,7 +493,7 @@ ROWS: tuple[Row, ...] = (
             "ip -br link show type ipoib",
             "bring the port's IPoIB interface up: ip link set ib0 up",
         ),
-        f"{_ABOVE_SA}, IB path",
+        "SA-PATH-1",
         link_layer=_IB,
         calls=_CALL,
     ),
@@ -521,7 +516,7 @@ ROWS: tuple[Row, ...] = (
             "ibv_devinfo -v | grep max_mcast",
             "detach or leave one, or share a QP; Backend.devices() has the limits",
         ),
-        f"DT-7, K-JOIN-21, {_JOIN}",
+        "DT-7, K-JOIN-21",
         calls=_EVENT,
     ),
     Row(
@@ -532,7 +527,7 @@ ROWS: tuple[Row, ...] = (
             "sminfo",
             "start a subnet manager (opensm), or mend the way to it, then join again",
         ),
-        f"{_ABOVE_SA}, event status",
+        "SA-STATUS-1",
         link_layer=_IB,
         calls=_EVENT,
     ),
@@ -540,7 +535,7 @@ ROWS: tuple[Row, ...] = (
         Phase.JOIN,
         E.ENXIO,
         Cause("the device was removed", "rdma link", "close the id; bind another to a device that is there"),
-        f"K-JOIN-20, {_JOIN}",
+        "K-JOIN-20",
     ),
     Row(
         Phase.JOIN,
@@ -561,7 +556,7 @@ ROWS: tuple[Row, ...] = (
             "rdma link",
             "bring the interface back into this network namespace, then join again",
         ),
-        f"{_ABOVE_SA}, RoCE path",
+        "SA-MAP-4",
         link_layer=_ETH,
         only=_REAL,
         calls=_CALL,
@@ -574,7 +569,7 @@ ROWS: tuple[Row, ...] = (
             "ip -br addr",
             "give the port its address back, leave, and join from a new id",
         ),
-        f"K-JOIN-19, {_JOIN}",
+        "K-JOIN-19",
         link_layer=_ETH,
         calls=_EVENT,
     ),
@@ -586,7 +581,7 @@ ROWS: tuple[Row, ...] = (
             "dmesg | tail",
             "check the port (ibstat), then leave and join again",
         ),
-        f"{_ABOVE_SA}, event status",
+        "SA-STATUS-1",
         link_layer=_IB,
         only=_REAL,
         calls=_EVENT,
@@ -599,7 +594,7 @@ ROWS: tuple[Row, ...] = (
             "dmesg | tail",
             "leave, and join again when the port is back",
         ),
-        f"{_ABOVE_SA}, event status",
+        "SA-STATUS-1",
         link_layer=_IB,
         only=_REAL,
         calls=_EVENT,
@@ -612,7 +607,7 @@ ROWS: tuple[Row, ...] = (
             "ibstat",
             "leave, then join again; an Endpoint does so by itself (RejoinPolicy)",
         ),
-        f"{_SA}, -ENETRESET",
+        "SA-RESET-1",
         link_layer=_IB,
         calls=_EVENT,
     ),
@@ -653,7 +648,7 @@ ROWS: tuple[Row, ...] = (
         Phase.LEAVE,
         E.ENOENT,
         Cause("the kernel does not know the id any more", "rdma resource show cm_id", "destroy the id"),
-        f"{_ABOVE_SA}, entry",
+        "SA-ENTRY-2",
         only=_REAL,
     ),
     # --- attach, detach
@@ -681,7 +676,7 @@ ROWS: tuple[Row, ...] = (
             "saquery -g",
             "take it from the join event: event.ud.destination.dlid",
         ),
-        f"{_ABOVE_SA}, attach",
+        "SA-ATTACH-2",
         link_layer=_IB,
     ),
     Row(
@@ -716,7 +711,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the device's driver has no multicast", "ibv_devinfo -v | grep max_mcast", "use another device"
         ),
-        f"{_ABOVE_SA}, attach",
+        "SA-ATTACH-1",
         only=_REAL,
     ),
     Row(
@@ -761,7 +756,7 @@ ROWS: tuple[Row, ...] = (
             "print(qp.state)",
             "RESET, INIT, RTR, RTS in turn; RESET and ERR from any; reset() does it all",
         ),
-        _DATA,
+        "IBA vol 1, 10.3.1",
     ),
     Row(
         Phase.MODIFY,
@@ -771,7 +766,7 @@ ROWS: tuple[Row, ...] = (
             "uname -r",
             "reset() brings the QP to RTS from any state",
         ),
-        "Linux 6.12.117 with Soft-RoCE",
+        "K-DATA-25",
         link_layer=_ETH,
         only="Linux 6.12 with Soft-RoCE",
     ),
@@ -806,7 +801,7 @@ ROWS: tuple[Row, ...] = (
             "rdma link",
             "destroy the id; join again from one on a device that is there",
         ),
-        "facts: kernel, device events",
+        "K-DEVICE-1",
     ),
     Row(
         Phase.EVENT,
@@ -816,7 +811,7 @@ ROWS: tuple[Row, ...] = (
             "cat /proc/net/bonding/*",
             "leave, then join again; an Endpoint does so by itself (RejoinPolicy)",
         ),
-        "facts: kernel, device events",
+        "K-DEVICE-5",
     ),
     Row(
         Phase.EVENT,
@@ -856,7 +851,7 @@ ROWS: tuple[Row, ...] = (
         Phase.SEND,
         E.EINVAL,
         Cause("the QP is not in RTS", "print(qp.state)", "reset() brings it to RTS from any state"),
-        _DATA,
+        "mcast.api, QueuePair.send",
     ),
     Row(
         Phase.SEND,
@@ -866,7 +861,7 @@ ROWS: tuple[Row, ...] = (
             "print(destination)",
             "send to the destination of the join event: event.ud.destination",
         ),
-        _DATA,
+        "K-DATA-21",
     ),
     Row(
         Phase.SEND,
@@ -876,14 +871,14 @@ ROWS: tuple[Row, ...] = (
             "print(destination.is_global)",
             "send to the destination of the join event: event.ud.destination",
         ),
-        _DATA,
+        "K-DATA-21",
         link_layer=_ETH,
     ),
     Row(
         Phase.SEND,
         E.EINVAL,
         Cause("the QP is not UD", "print(qp.qp_type)", "create it with QpType.UD"),
-        _DATA,
+        "mcast.api, QueuePair.send",
     ),
     Row(
         Phase.SEND,
@@ -893,7 +888,7 @@ ROWS: tuple[Row, ...] = (
             "rdma link; ip -br addr",
             "give the port its address back, or join again",
         ),
-        _DATA,
+        "K-DATA-21",
     ),
     Row(
         Phase.SEND,
@@ -917,7 +912,7 @@ ROWS: tuple[Row, ...] = (
                     "mcast doctor",
                     "mend the link or the address, then reset()",
                 ),
-                _DATA,
+                "K-DATA-7, K-DATA-15, K-DATA-16, K-DATA-17",
                 "",
             ),
             (
@@ -927,7 +922,7 @@ ROWS: tuple[Row, ...] = (
                     "print(qp.max_message_size)",
                     "leave QpInit.max_recv_size at one MTU, then reset()",
                 ),
-                _DATA,
+                "IBA vol 1, 11.6.2",
                 "",
             ),
             (
@@ -937,7 +932,7 @@ ROWS: tuple[Row, ...] = (
                     "print(region.closed)",
                     "keep a Region open while its buffer is in use, then reset()",
                 ),
-                _DATA,
+                "K-DATA-18; IBA vol 1, 11.6.2",
                 "",
             ),
             (
@@ -947,7 +942,7 @@ ROWS: tuple[Row, ...] = (
                     "print(qp.state)",
                     "find who called modify(ERR), then reset()",
                 ),
-                _DATA,
+                "K-DATA-19; IBA vol 1, 11.6.2",
                 "",
             ),
             (
@@ -957,7 +952,7 @@ ROWS: tuple[Row, ...] = (
                     "print(error.status)",
                     "mend the cause, then reset() brings it back to RTS",
                 ),
-                _DATA,
+                "K-DATA-15, K-DATA-16, K-DATA-17, K-DATA-18",
                 "",
             ),
         )
@@ -981,7 +976,7 @@ ROWS: tuple[Row, ...] = (
             "mcast doctor",
             "mend what it names: IGMP snooping without a querier, a filter, the SM",
         ),
-        "facts: users, 3 and 22",
+        "docs/pitfalls.md, 3 and 22",
         calls=("ready",),
     ),
     # --- register
@@ -1014,7 +1009,7 @@ ROWS: tuple[Row, ...] = (
             "ulimit -l",
             "raise it: ulimit -l unlimited (docker: --ulimit memlock=-1)",
         ),
-        "facts: users, 19",
+        "docs/pitfalls.md, 19",
         only=_MEMLOCK,
     ),
     Row(

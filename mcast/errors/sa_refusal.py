@@ -1,6 +1,6 @@
 """Why the SA refused a join: the request is compared with what the SA says of the group and of the port.
 
-The kernel reports every refusal as EINVAL (facts: SA, event status). Who can ask the SA finds out more: a Get
+The kernel reports every refusal as EINVAL (SA-STATUS-1). Who can ask the SA finds out more: a Get
 of the group's MCMemberRecord, and of ClassPortInfo. Pure: records in, causes out.
 """
 
@@ -102,7 +102,7 @@ def _differences(mask: int, asked: McMemberRecord, group: McMemberRecord) -> Ite
 
 
 def _too_much(group: McMemberRecord, port: PortView) -> Iterator[Cause]:
-    """A port slower, or with a smaller MTU, than the group is refused (facts: SA, join mismatch)."""
+    """A port slower, or with a smaller MTU, than the group is refused (SA-JOIN-6)."""
     raise_it = "mend the link (cable, speed), or have the group made anew with less"
     for name, unit, mine, theirs, check in (
         ("MTU", MTU, port.mtu, group.mtu, "ibv_devinfo"),

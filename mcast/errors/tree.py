@@ -153,7 +153,7 @@ class Unreachable(McastError):
 
 
 class MembershipLost(McastError, ConnectionResetError):
-    """ENETRESET: port or SM restarted, the membership is gone (facts: SA)."""
+    """ENETRESET: port or SM restarted, the membership is gone (SA-RESET-1)."""
 
 
 class DeviceGone(McastError):
@@ -208,7 +208,7 @@ class GuardError(McastError, ValueError):
 
 
 class MessageTooLarge(GuardError):
-    """EMSGSIZE (guard G-MTU): the stack would report success and send nothing (facts: kernel, data)."""
+    """EMSGSIZE (guard G-MTU): the stack would report success and send nothing (K-DATA-6)."""
 
     def __init__(
         self, size: int, limit: int, index: int, group_mtu: int | None = None, source: str = ""
@@ -225,7 +225,7 @@ class MessageTooLarge(GuardError):
 
 
 class AlreadyJoined(GuardError):
-    """EADDRINUSE (guard G-JOIN): the first leave would detach for both joins (facts: kernel, join)."""
+    """EADDRINUSE (guard G-JOIN): the first leave would detach for both joins (K-EVENT-5)."""
 
     def __init__(self, call: str, address: object) -> None:
         super().__init__(E.EADDRINUSE, call, Phase.JOIN, {"addr": address}, "this id has joined this group")
@@ -236,7 +236,7 @@ class AlreadyJoined(GuardError):
 
 
 class SecondMlid(GuardError):
-    """EEXIST (guard G-MLID): the kernel would leak the attachment (facts: kernel, attach)."""
+    """EEXIST (guard G-MLID): the kernel would leak the attachment (K-ATTACH-7)."""
 
     def __init__(self, gid: object, lid: int, attached_lid: int) -> None:
         super().__init__(

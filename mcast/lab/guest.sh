@@ -86,7 +86,7 @@ while IFS= read -r dir; do
     count=$((count + 1))
 done </run/mcast/shares
 
-# The fabric (facts: kernel, "Making the fabric"). The bridge floods every group for one query response
+# The fabric (K-FABRIC-2). The bridge floods every group for one query response
 # interval after it becomes querier, so that interval is short until then. After a leave it asks twice whether
 # another member is left, and waits for answers: 0.1 s each time, not a second.
 cd /proc/sys/net || fail "no network in this kernel"

@@ -19,7 +19,7 @@ from mcast.lab.kernels import Kernel, boot_image
 
 GUEST_INIT = Path(str(files("mcast.lab") / "guest.sh"))
 CPUS = 2
-"""One makes a two-process ping-pong 200 times slower (facts: kernel)."""
+"""One makes a two-process ping-pong 200 times slower (K-FABRIC-3)."""
 
 CHEAP = ("mitigations=off", "audit=0", "kfence.sample_interval=0", "rcupdate.rcu_expedited=1")
 """Kernel parameters that spare work: nobody attacks the guest from inside, and nobody reads its audit log."""

@@ -15,7 +15,7 @@ AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_IB = 0, 1, 2, 10, 27
 """Linux address families as they stand in a sockaddr; AF_IB carries a raw GID."""
 
 IPV4_MAPPED = b"\0" * 10 + b"\xff\xff"
-"""The first 12 bytes of a RoCEv2 GID made from an IPv4 address (facts: kernel, join event)."""
+"""The first 12 bytes of a RoCEv2 GID made from an IPv4 address (K-EVENT-1)."""
 
 
 class Gid(bytes):
@@ -54,7 +54,7 @@ class Gid(bytes):
 
     @property
     def is_multicast(self) -> bool:
-        """True for ff00::/8 and for `::ffff:<IPv4 multicast>`: what attach accepts (facts: SA, attach)."""
+        """True for ff00::/8 and for `::ffff:<IPv4 multicast>`: attach accepts these (SA-ATTACH-1)."""
         return self[0] == 0xFF or (self[:12] == IPV4_MAPPED and self[12] >> 4 == 0xE)
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ GroupName = IPv4Address | IPv6Address | Mgid
 class McastAddress:
     """The multicast address of a join: an IPv4 or IPv6 group, or a raw MGID (sent as AF_IB), with a port.
 
-    The port chooses nothing on the wire, but it is part of what leave compares (facts: kernel, LV-5).
+    The port chooses nothing on the wire, but it is part of what leave compares (K-JOIN-10).
     Text is accepted: `McastAddress(address="239.1.1.1", port=5000)`, `McastAddress.of("[ff0e::1]:5000")`.
     A unicast or zero address is refused here with a ValueError, the same on every provider (guard G-GROUP).
 

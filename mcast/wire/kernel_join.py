@@ -1,7 +1,7 @@
 """What the kernel asks the SA for when a program joins a group on InfiniBand.
 
-Source: `cma_join_ib_multicast` in drivers/infiniband/core/cma.c of Linux. The request is made from the record
-of the broadcast group of the IPoIB interface that the id is bound to.
+Source: `cma_join_ib_multicast` in drivers/infiniband/core/cma.c of Linux (SA-PATH-2, SA-PATH-3). A request is
+made from the record of the broadcast group of the IPoIB interface that the id is bound to.
 """
 
 from __future__ import annotations

@@ -22,4 +22,4 @@ class PortSpace(IntEnum):
 
 
 RDMA_UDP_QKEY = 0x01234567
-"""The Q_Key of PortSpace.UDP (facts: kernel, join event). Take a group's from its join event instead."""
+"""The Q_Key of PortSpace.UDP (K-EVENT-1). Take a group's from its join event instead."""

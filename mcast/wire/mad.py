@@ -18,7 +18,7 @@ RESPONSE = 0x80
 MAD_BYTES, DATA_AT = 256, 56
 
 SEND_ONLY_FULL_MEMBER = 1 << 12
-"""The bit of ClassPortInfo:CapabilityMask2 by which the SA knows send-only full members (JoinState 8)."""
+"""The bit of ClassPortInfo:CapabilityMask2 by which the SA knows send-only full members (SA-JOIN-7)."""
 
 _HEADER = struct.Struct(">BBBBHHQHHI12x8xHHQ")
 """The common header, that of RMPP, which is not used, a zero SM_Key, and what is left of the SA's header."""

@@ -1,7 +1,8 @@
 """Between multicast addresses, MGIDs and Ethernet MAC addresses, both ways, as the kernel maps them.
 
-Sources: facts (SA, MGID mapping and RoCE path); RFC 4391, 4 (MGIDs of IPoIB); RFC 1112, 6.4 and RFC 2464, 7
-(MAC addresses of groups); RFC 4291, 2.7 (flags and scope, the same in an MGID: IBA vol 1, 4.1.1).
+Sources: SA-MAP-1, SA-MAP-2, SA-MAP-3, SA-MAP-4 in docs/facts/sa.md; RFC 4391, 4 (MGIDs of IPoIB); RFC 1112,
+6.4 and RFC 2464, 7 (MAC addresses of groups); RFC 4291, 2.7 (flags and scope, the same in an MGID: IBA vol 1,
+4.1.1).
 """
 
 from __future__ import annotations

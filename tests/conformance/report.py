@@ -65,11 +65,10 @@ class Report(NamedTuple):
 
 
 SECTIONS = tuple(
-    (title, tuple(name for name in CLAUSES if CLAUSES[name].document == title))
-    for title in DOCUMENTS.values()
+    (title, tuple(name for name in CLAUSES if CLAUSES[name].document == title)) for title in DOCUMENTS
 ) + tuple(
-    (f"Measured: {title}", tuple(name for name in FACTS if FACTS[name].topic == title))
-    for title in TOPICS.values()
+    (f"Measured: {title.lower()}", tuple(name for name in FACTS if FACTS[name].topic == title))
+    for title in TOPICS
 )
 """The rows of the table in order: (title, ids)."""
 

@@ -677,6 +677,7 @@ def test_a_lid_has_16_bits(bed: Testbed, lid: int) -> None:
 # --- QP states -------------------------------------------------------------
 
 
+@fact("K-DATA-25")
 def test_a_qp_is_made_ready_and_its_states_have_an_order(bed: Testbed) -> None:
     qp = Peer(bed).qp
     states = [qp.state]
@@ -687,7 +688,7 @@ def test_a_qp_is_made_ready_and_its_states_have_an_order(bed: Testbed) -> None:
         states.append(qp.state)
     way = [QpState.INIT, QpState.RTR, QpState.RTS, QpState.SQD, QpState.RTS, QpState.ERR]
     for state in way:
-        eventually(bed, partial(_takes, qp, state))  # out of SQD once the send queue has drained
+        eventually(bed, partial(_takes, qp, state))
         states.append(qp.state)
     qp.reset()
     assert states == [QpState.RTS, *[QpState.RESET] * 3, *way]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcast.conformance.clauses import CLAUSES
-from mcast.conformance.facts import FACTS, TOPICS
+from mcast.conformance.facts import FACTS
 
 PROVEN = {"clause": frozenset(CLAUSES), "fact": frozenset(id_ for id_, f in FACTS.items() if not f.beyond)}
 """Mark -> the ids that must have a test."""
@@ -17,8 +17,8 @@ PROVEN = {"clause": frozenset(CLAUSES), "fact": frozenset(id_ for id_, f in FACT
 SOURCES = [path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py"))]
 
 
-def marked(mark: str, source: str) -> Iterator[str]:
-    """The ids that a test of the module names in this mark: on the test, or on a set of its parameters."""
+def marked(mark: str, source: str) -> Iterator[tuple[str, str]]:
+    """Each id in such a mark of a test, or of a set of its parameters, with the name of the test."""
     tree = ast.parse(source)
     tables = {
         target.id: statement.value
@@ -32,7 +32,7 @@ def marked(mark: str, source: str) -> Iterator[str]:
             for decorator in test.decorator_list:
                 used = [node for node in ast.walk(decorator) if isinstance(node, ast.Name)]
                 for root in (decorator, *(tables[name.id] for name in used if name.id in tables)):
-                    yield from _arguments(mark, root)
+                    yield from ((id_, test.name) for id_ in _arguments(mark, root))
 
 
 def _arguments(mark: str, root: ast.AST) -> Iterator[str]:
@@ -43,7 +43,7 @@ def _arguments(mark: str, root: ast.AST) -> Iterator[str]:
 
 def faults(mark: str, required: Collection[str], sources: Iterable[str]) -> list[str]:
     """What is wrong with the spine, a sentence each."""
-    named = {id_ for source in sources for id_ in marked(mark, source)}
+    named = {id_ for source in sources for id_, _ in marked(mark, source)}
     return [f"no test of {mark} {id_}" for id_ in required if id_ not in named] + [
         f"a test names {mark} {id_}, which is not there or beyond any test"
         for id_ in sorted(named - set(required))
@@ -53,6 +53,11 @@ def faults(mark: str, required: Collection[str], sources: Iterable[str]) -> list
 @pytest.mark.parametrize("mark", PROVEN)
 def test_every_clause_and_fact_has_a_test_and_none_is_unknown(mark: str) -> None:
     assert faults(mark, PROVEN[mark], SOURCES) == []
+
+
+def test_each_fact_names_the_tests_that_show_it() -> None:
+    shown = {(id_, test) for source in SOURCES for id_, test in marked("fact", source)}
+    assert shown == {(fact.id, test) for fact in FACTS.values() for test in fact.tests}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +95,6 @@ def test_the_lists_have_no_gaps() -> None:
         assert [id_ for id_ in CLAUSES if id_.startswith(f"{prefix}-")] == [
             f"{prefix}-{number}" for number in range(1, count + 1)
         ]
-    for topic in TOPICS:
+    for topic in {id_.split("-")[1] for id_ in FACTS}:
         numbers = [int(id_.split("-")[2]) for id_ in FACTS if id_.startswith(f"K-{topic}-")]
         assert numbers == [*range(1, len(numbers) + 1)]

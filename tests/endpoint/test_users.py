@@ -1,4 +1,4 @@
-"""What users trip over (facts: users): each line has its proof and its section in the docs, by number.
+"""What users trip over (docs/pitfalls.md): each line has its proof and its section in the docs, by number.
 
 The table is `users.toml`; the proofs that no other file has are below it.
 """

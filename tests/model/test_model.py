@@ -2,7 +2,7 @@
 
 Hypothesis draws joins, leaves, attaches, detaches, sends, receives, link failures and destroys; the model
 says which message reaches whom. It knows two sentences: a QP gets what it is attached to if the fabric
-delivers to its port (AT-1, AT-5), and each sender's messages once and in order (AT-4; facts: kernel, data).
+delivers to its port (AT-1, AT-5), and each sender's messages once and in order (AT-4, K-DATA-14).
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: Feature.LINK in self.bed.features and self.has_sa and self.may_send())
     @rule(data=st.data())
     def flap(self, data: st.DataObject) -> None:
-        """InfiniBand: a port that went down has lost its groups, and says so to each member (facts: SA)."""
+        """InfiniBand: a port that went down has lost its groups, and says so to each member (SA-RESET-1)."""
         port = data.draw(st.integers(0, PORTS - 1), label="port")
         here = [peer for peer in self.peers if peer.port == port]
         if any(peer.unfetched for peer in here):

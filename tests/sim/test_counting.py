@@ -1,4 +1,4 @@
-"""Memberships of many ids on few ports are counted: the port is a member as long as one id is (facts: SA)."""
+"""Memberships of many ids on few ports are counted: a port is a member as long as one id is (SA-SHARE-1)."""
 
 from __future__ import annotations
 

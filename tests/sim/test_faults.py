@@ -114,7 +114,7 @@ def numbered(*numbers: int) -> list[bytes]:
 
 @pytest.mark.parametrize("make", MAKE)
 def test_drop_exactly_this_message(make: Callable[..., Fabric]) -> None:
-    """UD gives no receipt: the sender sees nothing of it (facts: users, 23)."""
+    """UD gives no receipt: the sender sees nothing of it (docs/pitfalls.md, 23)."""
     fabric = make(ports=3)
     (sender, one, two), to = joined(fabric, 3)
     sender.qp.send(to, numbered(0))
@@ -229,7 +229,7 @@ def test_a_delayed_message_is_not_delivered_after_the_leave(make: Callable[..., 
 def test_a_corrupt_qkey_is_a_silent_drop_that_counters_show(
     make: Callable[..., Fabric], qkey: int | None
 ) -> None:
-    """Facts: kernel, data: the send succeeds, nothing is received, qkey_viol_cntr +1 per message and QP."""
+    """K-DATA-5: the send succeeds, nothing is received, qkey_viol_cntr +1 per message."""
     fabric = make(ports=2)
     (sender, receiver), to = joined(fabric, 2)
     with fabric.rules.when(Messages(target=receiver.port.name), CorruptQkey(qkey)):
@@ -252,7 +252,7 @@ def test_a_corrupt_qkey_is_a_silent_drop_that_counters_show(
     ],
 )
 def test_a_refusal_is_einval_and_keeps_its_cause(status: SaStatus, words: str) -> None:
-    """Facts: SA, event status: any SA status is -EINVAL, so ten causes look alike; the detail tells them."""
+    """SA-STATUS-1: any SA status is -EINVAL, so ten causes look alike; the detail tells them."""
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(method=SaMethod.SET), Refuse(status)):
@@ -268,7 +268,7 @@ def test_a_refusal_is_einval_and_keeps_its_cause(status: SaStatus, words: str) -
 
 
 def test_a_silent_sa_is_etimedout_after_3_s() -> None:
-    """Facts: SA: a Set is waited for 3000 ms, no answer is -ETIMEDOUT."""
+    """SA-SHARE-2: a Set is waited for 3000 ms, no answer is -ETIMEDOUT (SA-STATUS-1)."""
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(port="ib0"), Drop()):
@@ -278,7 +278,7 @@ def test_a_silent_sa_is_etimedout_after_3_s() -> None:
 
 
 def test_a_slow_sa_is_waited_for() -> None:
-    """Facts: SA: 3000 ms."""
+    """SA-SHARE-2: 3000 ms."""
     fabric = Fabric.infiniband()
     with fabric.rules.when(Requests(), Delay(2 * NS)):
         Node(fabric, 0).join()
@@ -286,7 +286,7 @@ def test_a_slow_sa_is_waited_for() -> None:
 
 
 def test_an_sa_slower_than_the_timeout_has_joined_a_port_that_gave_up() -> None:
-    """Facts: SA: the kernel gives up after 3000 ms, which the SA cannot know; a re-join is idempotent."""
+    """SA-SHARE-2: the kernel gives up after 3000 ms, which the SA cannot know; SA-JOIN-3."""
     fabric = Fabric.infiniband()
     assert fabric.sa is not None
     node = Node(fabric, 0)
@@ -301,7 +301,7 @@ def test_an_sa_slower_than_the_timeout_has_joined_a_port_that_gave_up() -> None:
 
 
 def test_a_port_that_gave_up_is_not_told_again_when_its_request_is_lost_late() -> None:
-    """Facts: SA: one request, one outcome."""
+    """SA-SHARE-1: one request, one outcome."""
     fabric = Fabric.infiniband(trace=True)
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(nth=1), Delay(5 * NS)):
@@ -326,7 +326,7 @@ def test_a_port_that_the_sm_had_missed_comes_back_with_its_new_pkeys() -> None:
 
 
 def test_a_lost_delete_is_repeated_three_times() -> None:
-    """Facts: SA, one port, many ids: a Delete is repeated up to 3 times, its result is never reported."""
+    """SA-SHARE-2: a Delete is repeated up to 3 times, its result is never reported."""
     fabric = Fabric.infiniband()
     assert fabric.sa is not None
     node = Node(fabric, 0)
@@ -338,7 +338,7 @@ def test_a_lost_delete_is_repeated_three_times() -> None:
 
 
 def test_mlids_run_out_for_new_groups_only() -> None:
-    """Facts: SA, MLID: out of MLIDs is 0x0100, joins of existing groups work; 31 groups of 32 entries."""
+    """SA-MLID-3: out of MLIDs is 0x0100, joins of existing groups work."""
     fabric = Fabric.infiniband(ports=2, max_mlid=0xC01F)
     one, two = Node(fabric, 0), Node(fabric, 1)
     groups = [f"239.0.0.{number}" for number in range(1, 32)]
@@ -357,8 +357,8 @@ def test_mlids_run_out_for_new_groups_only() -> None:
 
 @pytest.mark.parametrize("outage", [0.0, 5.0])
 def test_sm_restart_resets_every_active_membership(outage: float) -> None:
-    """Facts: SA, SM restart or takeover: groups lost, MLIDs start again, ClientReregister to every host, so
-    -ENETRESET to every active member of the port; no automatic rejoin.
+    """SA-SM-2, SA-RESET-1: groups lost, MLIDs start again, ClientReregister to every host,
+    so -ENETRESET to every active member of the port; no automatic rejoin.
     """
     fabric = Fabric.infiniband(ports=3)
     assert fabric.sa is not None
@@ -386,7 +386,7 @@ def test_sm_restart_resets_every_active_membership(outage: float) -> None:
 
 
 def test_a_join_without_an_sm_times_out_and_works_with_the_next() -> None:
-    """Facts: SA: no answer is -ETIMEDOUT."""
+    """SA-STATUS-1: no answer is -ETIMEDOUT."""
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     fabric.restart_sm(outage=4.0)
@@ -412,7 +412,7 @@ def test_of_outages_that_overlap_the_last_says_when_they_end(second: float, star
 
 
 def test_ids_that_share_a_membership_all_lose_it() -> None:
-    """Facts: SA: memberships are counted per port, and every active member gets -ENETRESET."""
+    """SA-SHARE-1, SA-RESET-1: counted per port, and every active member gets -ENETRESET."""
     fabric = Fabric.infiniband()
     nodes = [Node(fabric, 0) for _ in range(3)]
     for node, send_only in zip(nodes, (False, False, True), strict=True):
@@ -425,7 +425,7 @@ def test_ids_that_share_a_membership_all_lose_it() -> None:
 
 
 def test_a_membership_lost_while_another_of_the_port_is_being_joined() -> None:
-    """Facts: SA, one port, many ids: counted per JoinState bit; what was lost holds nothing afterwards."""
+    """SA-SHARE-1: counted per JoinState bit; what was lost holds nothing afterwards."""
     fabric = Fabric.infiniband()
     assert fabric.sa is not None
     full, send_only = Node(fabric, 0), Node(fabric, 0)
@@ -471,7 +471,7 @@ def test_leaving_what_was_refused_leaves_the_membership_of_another_id_alone() ->
 
 
 def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
-    """Facts: SA, leave: undelivered events of that join are purged."""
+    """SA-CANCEL-2: undelivered events of that join are purged."""
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     node.id.join_multicast(GROUP)
@@ -483,7 +483,7 @@ def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
 
 
 def test_a_lost_membership_is_left_without_a_delete_and_joined_anew_with_a_set() -> None:
-    """Facts: SA, -ENETRESET: no SA Delete, no automatic rejoin: leave and join again is the user's job."""
+    """SA-RESET-2: no Delete, no automatic rejoin: leave and join again is the user's job."""
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     node.join()
@@ -502,7 +502,7 @@ def test_a_lost_membership_is_left_without_a_delete_and_joined_anew_with_a_set()
 
 
 def test_a_lid_change_resets_and_the_sa_keeps_the_membership() -> None:
-    """Facts: SA: LID_CHANGE is -ENETRESET to every active member, no SA Delete is sent."""
+    """SA-RESET-1: LID_CHANGE is -ENETRESET to every active member; SA-RESET-2: no Delete."""
     fabric = Fabric.infiniband(ports=2)
     (node, _), to = joined(fabric, 2)
     fabric.change_lid(node.port, 77)
@@ -524,7 +524,7 @@ def test_a_lid_change_resets_and_the_sa_keeps_the_membership() -> None:
     ],
 )
 def test_a_pkey_change_resets_what_moved_or_vanished(pkeys: Collection[int], lost: list[int]) -> None:
-    """Facts: SA: PKEY_CHANGE is -ENETRESET only if the P_Key moved or vanished."""
+    """SA-RESET-1: PKEY_CHANGE is -ENETRESET only if the P_Key moved or vanished."""
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0, 1]})
     nodes = [Node(fabric, 0, network=network) for network in (0, 1)]
     for node in nodes:
@@ -534,7 +534,7 @@ def test_a_pkey_change_resets_what_moved_or_vanished(pkeys: Collection[int], los
 
 
 def test_a_vanished_partition_is_closed_until_it_returns() -> None:
-    """Facts: SA: no IPoIB broadcast group is EADDRNOTAVAIL at once; IBA vol 1, 10.9.3: the P_Key check."""
+    """SA-PATH-1: no broadcast group is EADDRNOTAVAIL; IBA vol 1, 10.9.3: the P_Key check."""
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0, 1]})
     node, peer = Node(fabric, 0, network=1), Node(fabric, 1, network=1)
     node.join()
@@ -554,8 +554,8 @@ def test_a_vanished_partition_is_closed_until_it_returns() -> None:
 
 
 def test_late_switches_lose_the_first_messages() -> None:
-    """Facts: SA, forwarding: reply and Set(MFT) are unordered; facts: users, 3: data before the switches are
-    programmed is lost.
+    """SA-SM-4: reply and Set(MFT) are unordered; docs/pitfalls.md, 3: data before the switches
+    are programmed is lost.
     """
     fabric = Fabric.infiniband(ports=3, switches=4)
     (sender, early), to = joined(fabric, 2)
@@ -591,8 +591,8 @@ def test_a_fabric_has_any_rate_that_the_field_has(make: Callable[..., Fabric], r
 
 
 def test_a_flapping_infiniband_port_loses_its_memberships() -> None:
-    """Facts: SA: PORT_ERR is -ENETRESET to every active member; port down: members gone ~50 ms after the
-    trap, relink restores nothing.
+    """SA-RESET-1: PORT_ERR is -ENETRESET to every active member; SA-SM-1: members gone ~50 ms
+    after the trap, relink restores nothing.
     """
     fabric = Fabric.infiniband(ports=3)
     assert fabric.sa is not None
@@ -618,7 +618,7 @@ def test_a_flapping_infiniband_port_loses_its_memberships() -> None:
 
 
 def test_the_sa_forgets_a_port_50_ms_after_its_link() -> None:
-    """Facts: SA, port down: members gone ~50 ms after the trap. A shorter flap is not noticed by the SA."""
+    """SA-SM-1: members gone ~50 ms after the trap. The SA does not notice a shorter flap."""
     fabric = Fabric.infiniband(ports=2)
     assert fabric.sa is not None
     (node, _), to = joined(fabric, 2)
@@ -637,7 +637,7 @@ def test_the_sa_forgets_a_port_50_ms_after_its_link() -> None:
 
 
 def test_a_flapping_roce_port_keeps_its_memberships() -> None:
-    """Facts: kernel, device events: link down and up is no CM event; membership kept, traffic resumes."""
+    """K-DEVICE-2: link down and up is no CM event; membership kept, traffic resumes."""
     fabric = Fabric.roce(ports=3)
     (sender, flapping, _), to = joined(fabric, 3)
     fabric.set_link(flapping.port, up=False)
@@ -650,8 +650,8 @@ def test_a_flapping_roce_port_keeps_its_memberships() -> None:
 
 @pytest.mark.parametrize("make", MAKE)
 def test_a_cut_cable_parts_the_group_and_no_host_is_told(make: Callable[..., Fabric]) -> None:
-    """The hosts' own links stay up, so no PORT_ERR (facts: SA). When the SM finds the ports again they are
-    told to register anew: -ENETRESET (facts: SA, port down, ClientReregister); RoCE: traffic resumes.
+    """The hosts' own links stay up, so no PORT_ERR. When the SM finds the ports again they are told to
+    register anew: -ENETRESET (SA-RESET-1, SA-SM-1); RoCE: traffic resumes.
     """
     fabric = make(ports=5, switches=3)  # ports 0, 2 and 4 are on leaf 1, ports 1 and 3 on leaf 2
     (near, far, neighbour), to = joined(fabric, 3)
@@ -677,7 +677,7 @@ def test_a_cut_cable_parts_the_group_and_no_host_is_told(make: Callable[..., Fab
 
 
 def test_a_join_behind_a_cut_times_out() -> None:
-    """Facts: SA: no answer is -ETIMEDOUT."""
+    """SA-STATUS-1: no answer is -ETIMEDOUT."""
     fabric = Fabric.infiniband(ports=2, switches=3)
     node = Node(fabric, 0)
     fabric.cut_cable(1)
@@ -689,7 +689,7 @@ def test_a_join_behind_a_cut_times_out() -> None:
 
 @pytest.mark.parametrize("make", MAKE)
 def test_a_removed_device_ends_everything_on_it(make: Callable[..., Fabric]) -> None:
-    """Facts: kernel, device events: DEVICE_REMOVAL, IGMP gone; then join and leave are ENXIO."""
+    """K-DEVICE-1: DEVICE_REMOVAL, IGMP gone; K-JOIN-20, K-LEAVE-8: ENXIO."""
     fabric = make(ports=2)
     (node, other), to = joined(fabric, 2)
     fabric.remove_device(node.port)
@@ -765,7 +765,7 @@ def test_no_route_leads_to_a_removed_device() -> None:
 
 @pytest.mark.parametrize("make", MAKE)
 def test_a_bond_failover_is_addr_change_and_nothing_else(make: Callable[..., Fabric]) -> None:
-    """Facts: kernel, device events: ADDR_CHANGE only on bond failover."""
+    """K-DEVICE-5: ADDR_CHANGE only on bond failover."""
     fabric = make(ports=2)
     (node, other), to = joined(fabric, 2)
     fabric.bond_failover(node.port)
@@ -779,7 +779,7 @@ def test_a_bond_failover_is_addr_change_and_nothing_else(make: Callable[..., Fab
 
 
 def test_without_a_querier_memberships_age_out_in_silence() -> None:
-    """Facts: users, 22: no IGMP querier with snooping, traffic stops after minutes. RFC 3376, 8.4: 260 s."""
+    """docs/pitfalls.md, 22: no IGMP querier with snooping, traffic stops. RFC 3376, 8.4: 260 s."""
     fabric = Fabric.roce(ports=3)
     (sender, early), to = joined(fabric, 2)
     fabric.stop_querier()
@@ -823,7 +823,7 @@ def test_a_querier_that_comes_and_goes_renews_what_it_hears() -> None:
 
 
 def test_a_starved_receive_queue_loses_in_silence() -> None:
-    """Facts: kernel, data: empty receive queue is a silent drop, later messages arrive."""
+    """K-DATA-8: empty receive queue is a silent drop, later messages arrive."""
     fabric = Fabric.roce(ports=2)
     (sender, receiver), to = joined(fabric, 2)
     with fabric.starved(receiver.core):
@@ -836,7 +836,7 @@ def test_a_starved_receive_queue_loses_in_silence() -> None:
 
 
 def test_a_receiver_that_does_not_read_starves_itself() -> None:
-    """Facts: kernel, data; facts: users, 15."""
+    """K-DATA-8; docs/pitfalls.md, 15."""
     fabric = Fabric.roce(ports=2)
     sender, slow = Node(fabric, 0), Node(fabric, 1, QpInit(max_recv_wr=4))
     sender.join()
@@ -858,7 +858,7 @@ def test_a_receiver_that_does_not_read_starves_itself() -> None:
 def test_a_qp_in_err_says_so_after_its_messages_and_reset_mends_it(
     make: Callable[..., Fabric], status: WcStatus, strike: Callable[[Fabric, Qp], None]
 ) -> None:
-    """Facts: kernel, data: CQ overrun is CQ_ERR and the QP goes to ERR; it stays there."""
+    """K-DATA-19: CQ overrun is CQ_ERR and the QP goes to ERR; it stays there."""
     fabric = make(ports=2)
     (sender, receiver), to = joined(fabric, 2)
     sender.qp.send(to, numbered(0))

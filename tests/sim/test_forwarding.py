@@ -1,4 +1,4 @@
-"""Who gets a copy: switches, MLIDs, partitions, loopback, sizes (facts: SA, kernel)."""
+"""Who gets a copy: switches, MLIDs, partitions, loopback, sizes (SA-SM-5, K-DATA-6)."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def joining(fabric: Fabric) -> Iterator[Node]:
 def test_the_sa_silent_refusing_or_slow(
     verdict: Drop | Delay | Refuse, errno_: int, within: tuple[float, float]
 ) -> None:
-    """No answer is -ETIMEDOUT after 3 s, any refusal -EINVAL (facts: SA, event status)."""
+    """No answer is -ETIMEDOUT after 3 s, any refusal -EINVAL (SA-STATUS-1)."""
     fabric = Fabric.infiniband()
 
     def rule(request: SaRequest) -> Drop | Delay | Refuse | None:

@@ -1,4 +1,4 @@
-"""The SA against every line of facts: SA, and against its own invariants."""
+"""The SA against every row of docs/facts/sa.md that was seen on OpenSM, and against its own invariants."""
 
 from __future__ import annotations
 

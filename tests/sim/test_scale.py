@@ -164,8 +164,8 @@ def test_a_change_in_one_group_leaves_the_routes_of_others_alone() -> None:
 
 
 def test_mlids_end_at_0xfffe() -> None:
-    """Facts: SA, MLID: lowest free from 0xC000, which is the IPoIB broadcast group's; out of MLIDs: 0x0100,
-    so -EINVAL, and joins of existing groups still work.
+    """SA-MLID-1: lowest free from 0xC000, which is the IPoIB broadcast group's; SA-MLID-3: out
+    of MLIDs: 0x0100, so -EINVAL, and joins of existing groups still work.
     """
     fabric = Fabric.infiniband(ports=2)
     (channel, one), (other, two) = (on_port(fabric, number) for number in range(2))

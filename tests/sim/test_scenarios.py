@@ -71,7 +71,7 @@ def test_there_are_five() -> None:
 
 
 def test_sm_failover_under_load() -> None:
-    """Facts: SA, SM restart: -ENETRESET for all; who rejoins goes on, who does not hears no more."""
+    """SA-SM-2: -ENETRESET for all; who rejoins goes on, who does not hears no more."""
     result, members = played("sm-failover-under-load")
     assert [members[f"ib{port}"].joins for port in range(6)] == [2, 2, 2, 2, 1, 1]
     assert all(members[f"ib{port}"].lost == 0 for port in range(4))
@@ -85,7 +85,7 @@ def test_sm_failover_under_load() -> None:
 
 
 def test_flapping_port() -> None:
-    """Facts: SA, PORT_ERR: three times -ENETRESET, four joins, and nobody else is touched."""
+    """SA-RESET-1: three times -ENETRESET, four joins, and nobody else is touched."""
     result, members = played("flapping-port")
     assert members["ib2"].joins == 4
     assert [seen.at for seen in result.seen if seen.errno == "ENETRESET"] == [2.0, 3.0, 5.0]
@@ -94,7 +94,7 @@ def test_flapping_port() -> None:
 
 
 def test_late_join() -> None:
-    """Facts: users, 3: the first messages after a join are lost while the switches are not programmed."""
+    """docs/pitfalls.md, 3: the first messages after a join are lost while the switches are not programmed."""
     _, members = played("late-join")
     for late in (members["ib2"], members["ib3"]):
         assert late.causes["the fabric does not deliver the group to the port"] == 40  # 0.2 s, one each 5 ms
@@ -103,7 +103,7 @@ def test_late_join() -> None:
 
 
 def test_slow_receiver() -> None:
-    """Facts: users, 15: the receive queue runs dry in silence; sender and others see nothing of it."""
+    """docs/pitfalls.md, 15: the receive queue runs dry in silence; sender and others see nothing of it."""
     result, members = played("slow-receiver")
     slow = members["roce3"]
     assert slow.causes == {"no receive is free": slow.counters.dropped_no_receive}

@@ -146,11 +146,15 @@ def test_by_default_both_simulated_fabrics_are_tested(suite: Pytest) -> None:
     [
         (TESTS, ("--backend", "nope"), "backend 'nope': no backend of that name"),
         (
-            "import pytest\n@pytest.mark.clause('JEX-99')\ndef test_x(bed): pass",
+            "import pytest\n@pytest.mark.clause('JEX-none')\ndef test_x(bed): pass",
             (),
-            "there is no clause 'JEX-99'",
+            "there is no clause 'JEX-none'",
         ),
-        ("import pytest\n@pytest.mark.fact('K-0')\ndef test_x(bed): pass", (), "there is no fact 'K-0'"),
+        (
+            "import pytest\n@pytest.mark.fact('K-none')\ndef test_x(bed): pass",
+            (),
+            "there is no fact 'K-none'",
+        ),
         ("import pytest\n@pytest.mark.needs('SA')\ndef test_x(bed): pass", (), "Feature members, not 'SA'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The kernel's request to the SA, field by field (facts: SA, IB path), as the modelled kernel sends it."""
+"""The kernel's request to the SA, field by field (SA-PATH-2, SA-PATH-3), as the modelled kernel sends it."""
 
 from __future__ import annotations
 

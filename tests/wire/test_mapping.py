@@ -1,4 +1,4 @@
-"""From address to MGID (facts: SA, MGID mapping), and the address values themselves."""
+"""From address to MGID (SA-MAP-3), and the address values themselves."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BROADCAST = ipoib_broadcast_mgid(0xFFFF)
         (IPv6Address(0), PortSpace.UDP, "::"),
     ],
 )
-def test_the_rows_of_the_fact_sheet(
+def test_an_address_leads_to_its_mgid(
     address: IPv4Address | IPv6Address | Mgid, space: PortSpace, mgid: str
 ) -> None:
     assert infiniband_mgid(address, space, BROADCAST) == Gid(mgid)

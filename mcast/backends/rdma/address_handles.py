@@ -39,7 +39,7 @@ class AddressHandles:
         self.sources: set[Gid] = set()
 
     def get(self, destination: Destination) -> int:
-        """Raises the errno of ibv_create_ah: EINVAL, ENODATA (facts: kernel, data)."""
+        """Raises the errno of ibv_create_ah: EINVAL, ENODATA (K-DATA-21)."""
         with self._lock:
             serial = self._serials.get(destination)
             if serial is None:

@@ -83,6 +83,7 @@ def _no_files(facts: Facts) -> Status | None:
 
 
 def _no_permission(facts: Facts) -> Status | None:
+    """To open these files is all that is needed; one need not be root (K-DATA-24)."""
     files = ", ".join(facts.barred)
     return _no(UnavailableReason.NO_PERMISSION, f"cannot open {files}") if files else None
 

@@ -93,7 +93,8 @@ class RdmaChannel(Shared, EventChannel):
         deadline = Deadline(timeout)
         waits = True
         while found is None and waits:
-            # Of several threads that see it readable one gets the event, and the others sleep again.
+            # On the descriptor, for a close wakes no one else (K-DEVICE-7). Of several threads that see it
+            # readable one gets the event, and the others sleep again.
             with interruptible():
                 waits = wait_event(self._address, deadline.left()) is not False
             found = self._take()

@@ -1,4 +1,6 @@
-"""One protection domain a device context, shared by the QPs of a backend, freed with the last of them."""
+"""One protection domain a device context, shared by the QPs of a backend, freed with the last of them.
+
+A QP takes none of another device (K-DATA-23)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Addresses as the kernel takes them. Raw values pass through: the stack, not this module, refuses them."""
+"""Addresses as the kernel takes them. Raw values pass through: the stack, not this module, refuses them.
+
+Padding is zero, for a leave compares it (K-LEAVE-5)."""
 
 from __future__ import annotations
 

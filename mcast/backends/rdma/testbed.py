@@ -180,7 +180,7 @@ class RdmaTestbed(Testbed):
 
     def remove_device(self, port: IPv4Address) -> None:
         device = self._ports[port].device
-        # the command ends when every process has closed its verbs context, this one too (facts: kernel)
+        # the command ends when every process, this one too, has closed its verbs context (K-FABRIC-4)
         command = [hostnet.program("rdma"), "link", "delete", device]
         self._removals[port] = subprocess.Popen(command)
         _eventually(lambda: device not in self._native.device_names(), f"{device} does not go away")

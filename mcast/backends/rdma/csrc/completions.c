@@ -80,7 +80,7 @@ static uint64_t read_stamp(const struct completions *completions)
 			  completions->clock_khz);
 }
 
-/* What a received message's completion says; of one that failed nothing else is valid. */
+/* What a received message's completion says; of one that failed nothing else is valid (K-DATA-11). */
 static void read_completion(const struct completions *completions, struct ibv_wc *wc, uint64_t *stamp)
 {
 	struct ibv_cq_ex *from = completions->stamped;
@@ -147,7 +147,7 @@ static void give_up(struct mcast_qp *qp, struct completions *completions)
 	pthread_mutex_unlock(&qp->lock);
 }
 
-/* Take what the channel tells; the queue is armed no more. */
+/* Take what the channel tells; the queue is armed no more, for there is one event per arm (K-DATA-20). */
 static void take_completion_event(struct mcast_qp *qp, struct completions *completions, int is_in_error)
 {
 	struct ibv_cq *cq;

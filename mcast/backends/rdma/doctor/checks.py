@@ -103,7 +103,7 @@ QUIRKS = (
         "",
     ),
 )
-"""Facts: users, 21; SA, entry; kernel, data; Linux 6.12.117."""
+"""docs/pitfalls.md, 21; SA-ENTRY-3; K-DATA-7, K-DATA-25."""
 
 
 def _kernel(facts: HostFacts) -> Iterator[Finding]:
@@ -197,6 +197,7 @@ def _link(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
 
 
 def _namespace(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
+    """K-FABRIC-5."""
     if not port.netdev_here:
         seen = f"its interface {port.netdev} is in another network namespace: nothing arrives here"
         fix = f"ip link set {port.netdev} netns THIS, or run in that namespace (docker: --network=host)"
@@ -303,7 +304,7 @@ def _heard(port: PortFacts) -> Finding:
 
 
 def _reverse_path(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
-    """Two software ports of one host in one subnet: the kernel takes the other's packets for forged."""
+    """Two software ports of one host in one subnet: the other's packets are taken for forged (K-FABRIC-2)."""
     others = [
         other
         for other in facts.ports

@@ -80,7 +80,7 @@ def igmp_versions() -> dict[str, str]:
 
 
 def igmp_memberships() -> dict[str, set[IPv4Address]]:
-    """Interface -> groups it is a member of, 224.0.0.1 left out (/proc/net/igmp)."""
+    """Interface -> groups it is a member of, 224.0.0.1 left out (/proc/net/igmp; K-DEVICE-9)."""
     found: dict[str, set[IPv4Address]] = {}
     netdev = ""
     for line in _IGMP.read_text().splitlines()[1:]:

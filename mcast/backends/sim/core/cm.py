@@ -284,7 +284,7 @@ class Id:
         return group
 
     def join(self, mask: int, flags: int, address: McastAddress, context: object) -> int:
-        """rdma_join_multicast_ex: first the library's checks, then the kernel's (facts: kernel, join)."""
+        """rdma_join_multicast_ex: first the library's checks, then the kernel's (K-JOIN-2, SA-ENTRY-1)."""
         refused = _refused_by_library(mask, flags, address) or self._refused_by_kernel(address)
         if refused:
             return refused
@@ -306,7 +306,7 @@ class Id:
         return 0 if isinstance(address.address, IPv4Address) else ENOTSUPP
 
     def _join_roce(self, address: McastAddress, context: object, bits: int) -> int:
-        """IGMP goes out in the call itself, the event is there at once (facts: kernel, join)."""
+        """IGMP goes out in the call itself, the event is there at once (K-EVENT-2)."""
         assert self.interface is not None
         port, mgid = self.interface.port, _roce_mgid(address)
         membership = self._new_membership(port, address, context, bits, mgid)
@@ -320,7 +320,7 @@ class Id:
         return 0
 
     def _join_infiniband(self, address: McastAddress, context: object, bits: int) -> int:
-        """A request to the SA, made from the IPoIB broadcast group's record (facts: SA, IB path)."""
+        """A request to the SA, made from the IPoIB broadcast group's record (SA-PATH-2, SA-PATH-3)."""
         assert self.interface is not None
         assert self.interface.broadcast is not None
         port, pattern = self.interface.port, self.interface.broadcast
@@ -444,7 +444,7 @@ class Id:
         self.state = IdState.IDLE
 
     def device_removed(self) -> None:
-        """The device is gone and its memberships with it; the id says so (facts: kernel, device events)."""
+        """The device is gone and its memberships with it; the id says so (K-DEVICE-1)."""
         assert self.interface is not None
         for membership in self.groups.values():
             self.channel.purge(membership)
@@ -454,7 +454,7 @@ class Id:
         self.channel.put(Event(CmEventType.DEVICE_REMOVAL, self, errno=errno.ENODEV))
 
     def address_changed(self) -> None:
-        """The bond below the device has changed its link; the rest is the user's (facts: kernel)."""
+        """The bond below the device has changed its link; the rest is the user's (K-DEVICE-5)."""
         self.channel.put(Event(CmEventType.ADDR_CHANGE, self))
 
 

@@ -540,7 +540,7 @@ class Fabric:
     def send(self, qp: Qp, to: Destination, payloads: Sequence[bytes], imm: int | None) -> int:
         """Post the messages and carry them out; the errno of the post.
 
-        A failure of the device itself puts the QP into ERR, and the post returns 0 (facts: kernel, data).
+        A failure of the device itself puts the QP into ERR, and the post returns 0 (K-DATA-16).
         """
         path = qp.path
         known = path is not None and path.to is to and path.version == self.version

@@ -24,7 +24,7 @@ _UD = QpType.UD
 
 
 class Limits:
-    """What a device can hold; the defaults are Soft-RoCE's (facts: kernel, attach)."""
+    """What a device can hold; the defaults are Soft-RoCE's (K-ATTACH-9)."""
 
     __slots__ = ("groups", "qps_per_group", "queue_depth")
 
@@ -111,7 +111,7 @@ class Port:
             self.gids |= {} if address is None else {1: Gid(address)}
 
     def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
-        """ibv_attach_mcast in the kernel (facts: SA, attach; kernel, attach); the errno."""
+        """ibv_attach_mcast in the kernel (SA-ATTACH-1, SA-ATTACH-2, K-ATTACH-9); the errno."""
         if (refused := self._refuses(qp, gid, lid)) or gid in qp.attached:
             return refused
         members = self.attached.get(gid, ())

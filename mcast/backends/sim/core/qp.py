@@ -251,7 +251,7 @@ class Qp:
                 self.on_readable()
 
     def _deliver_singly(self, burst: Burst, start: int, stop: int) -> None:
-        """Some message has no room in a receive: it takes the QP to ERR (facts: kernel, data)."""
+        """Some message has no room in a receive: it takes the QP to ERR (K-DATA-7)."""
         for index in range(start, stop):
             size = len(burst.payloads[index])
             if size > self.port.mtu:

@@ -2,7 +2,8 @@
 
 No clock, no I/O, no threads: `SubnetAdmin.handle` takes one request and returns the answer together with the
 traps it raises. Sources: IBA vol 1, 15.2.5.17 (o15-0.1.x, o15-0.2.x), RFC 4391 for the IPoIB groups, and
-facts: SA, measured on OpenSM 3.3. Where OpenSM leaves the specification, `Quirks` has one switch for it.
+what was seen on OpenSM 3.3 (docs/facts/sa.md). Where OpenSM leaves the specification, `Quirks` has one switch
+for it.
 
 GUIDs are ints, GIDs are 16 bytes; MTU, rate and packet lifetime are the encoded values of the wire.
 """
@@ -47,9 +48,11 @@ class Quirks:
 
     drops_send_only_full: bool = False
     """When no other full member is there, leaving FULL drops the port though it keeps SEND_ONLY_FULL, and the
-    empty group stays for ever; in a group without any full member, leaving one bit loses the others too."""
+    empty group stays for ever (SA-LEAVE-6); in a group without any full member, leaving one bit loses the
+    others too."""
     reports_lost_bits: bool = False
-    """When the last full bit is left the group goes, yet the answer still names the member's other bits."""
+    """When the last full bit is left the group goes, yet the answer still names the member's other bits
+    (SA-LEAVE-5)."""
     takes_unmasked: bool = False
     """Create takes HopLimit, Scope, PacketLifeTime and a free MLID although their mask bits are 0."""
     ignores_packet_life: bool = False
@@ -79,7 +82,7 @@ class Quirks:
     """Of the methods that MCMemberRecord does not have, only GetMulti is answered with UNSUP_METHOD_ATTR."""
 
     OPENSM_3_3: ClassVar[Quirks]
-    """OpenSM 3.3 as measured (facts: SA)."""
+    """OpenSM 3.3 as measured (docs/facts/sa.md)."""
 
 
 Quirks.OPENSM_3_3 = Quirks(**{switch.name: True for switch in fields(Quirks)})
@@ -118,7 +121,7 @@ class Member(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A trap: 66 when a group gets its first full member, 67 when it loses its last."""
+    """A trap: 66 when a group gets its first full member, 67 when it loses its last (SA-SM-3)."""
 
     trap: int
     mgid: bytes
@@ -177,7 +180,7 @@ _REFUSALS = {status: SaReply(status) for status in SaStatus}
 
 
 class _Refused(Exception):
-    """Ends a request with its status; nothing has been changed yet when it is raised."""
+    """Ends a request with its status; nothing has been changed yet (SA-CREATE-5)."""
 
 
 class Group:
@@ -303,7 +306,7 @@ class SubnetAdmin:
                 self._add_well_known(group)
 
     def port_down(self, guid: int) -> tuple[Notice, ...]:
-        """The port leaves its groups by the leave rules and is unknown until `port_up`.
+        """The port leaves its groups by the leave rules and is unknown until `port_up` (SA-SM-1).
 
         KeyError if it is not in service.
         """
@@ -328,7 +331,8 @@ class SubnetAdmin:
         return notices
 
     def restart(self) -> None:
-        """The SM starts anew or another takes over: all groups are lost, the well-known ones made afresh."""
+        """The SM starts anew or another takes over: all groups are lost, the well-known ones made afresh
+        (SA-SM-2)."""
         self._dirty.update(dict.fromkeys(self._by_mlid))
         for port in self._ports.values():
             port.groups.clear()
@@ -386,7 +390,8 @@ class SubnetAdmin:
         return self._by_mgid.get(mgid)
 
     def forwarding(self, mlid: int) -> tuple[int, ...]:
-        """GUIDs that the switches connect under this MLID: every member, send-only too, and none if alone."""
+        """GUIDs that the switches connect under this MLID: every member, send-only too, and none if alone
+        (SA-SM-5)."""
         group = self._by_mlid.get(mlid)
         return tuple(group._states) if group is not None and len(group._states) > 1 else ()
 
@@ -403,8 +408,8 @@ class SubnetAdmin:
     ) -> SaReply | None:
         """Answer one request of the port `requester_guid`; `mask` says which fields of `record` count.
 
-        None is silence: a wrong non-zero SM_Key (C15-0.1.5), a requester not in service, or an unknown method
-        with `Quirks.silent_on_unknown_method`. A refused request changes nothing.
+        None is silence: a wrong non-zero SM_Key (C15-0.1.5, SA-REQUEST-5), a requester not in service, or an
+        unknown method with `Quirks.silent_on_unknown_method`. A refused request changes nothing.
         """
         requester = self._ports.get(requester_guid)
         if requester is None or (sm_key and sm_key != self.sm_key):
@@ -429,7 +434,8 @@ class SubnetAdmin:
         return _REFUSALS[SaStatus.UNSUP_METHOD_ATTR]
 
     def _set(self, requester: _Port, mask: int, record: McMemberRecord) -> SaReply:
-        """Join, and create the group first if there is none; the order of checks is OpenSM's (facts: SA)."""
+        """Join, and create the group first if there is none; checks in OpenSM's order
+        (SA-REQUEST-2, SA-JOIN-2, SA-JOIN-3)."""
         port, bits = self._subject(requester, mask, record), int(record.join_state)
         if (
             port is None
@@ -479,7 +485,8 @@ class SubnetAdmin:
         return _reply((_OK, (answer,), notices))
 
     def _delete(self, requester: _Port, mask: int, record: McMemberRecord) -> SaReply:
-        """Leave (o15-0.1.14): only bits that are all held, and only by a port that may modify the record."""
+        """Leave (o15-0.1.14): only bits that are all held, and only by a port that may modify the record
+        (SA-LEAVE-1, SA-LEAVE-2, SA-LEAVE-3)."""
         port, bits = self._subject(requester, mask, record), int(record.join_state)
         group = self._by_mgid.get(record.mgid)
         if group is None or port is None or not bits:
@@ -496,7 +503,7 @@ class SubnetAdmin:
     def _query(
         self, requester_guid: int, mask: int, record: McMemberRecord, trusted: bool
     ) -> Iterator[McMemberRecord]:
-        """Records that match, of groups in a partition of the requester."""
+        """Records that match, of groups in a partition of the requester (SA-QUERY-1, SA-QUERY-2)."""
         self._check_codes(mask, record)
         partitions = self._ports[requester_guid].partitions
         one = self._by_mgid.get(record.mgid)
@@ -545,7 +552,8 @@ class SubnetAdmin:
     # -- rules
 
     def _subject(self, requester: _Port, mask: int, record: McMemberRecord) -> _Port | None:
-        """The port that a Set or a Delete is about; refuses a request that lacks what all must carry."""
+        """The port that a Set or a Delete is about; refuses a request that lacks what all must carry
+        (SA-REQUEST-1, SA-REQUEST-3)."""
         if mask & _JOIN != _JOIN:
             raise _Refused(SaStatus.INSUF_COMPS)
         if mask & _SELECTORS:
@@ -567,7 +575,7 @@ class SubnetAdmin:
         return prefix == self._prefix or (prefix == DEFAULT_PREFIX and not self.quirks.refuses_default_prefix)
 
     def _joins(self, mask: int, record: McMemberRecord, group: Group) -> bool:
-        """o15-0.2.4: what is masked matches the group."""
+        """o15-0.2.4: what is masked matches the group (SA-JOIN-1, SA-JOIN-4)."""
         if not _fields_match(mask, record, group):
             return False
         if self.quirks.ignores_scope_and_mlid:
@@ -578,7 +586,7 @@ class SubnetAdmin:
         )
 
     def _selectors_match(self, mask: int, record: McMemberRecord, group: Group) -> bool:
-        """Whether the group's MTU, rate and packet lifetime are what the masked selectors ask for."""
+        """Whether MTU, rate and packet lifetime are what the masked selectors ask for (SA-JOIN-5)."""
         if not mask & _SELECTORS:
             return True
         fields: tuple[Any, ...] = record
@@ -590,7 +598,8 @@ class SubnetAdmin:
         return True
 
     def _mgid_allowed(self, mask: int, record: McMemberRecord) -> bool:
-        """o15-0.1.5 for a chosen MGID; RFC 4391: an IPoIB group shares the values of its broadcast group."""
+        """o15-0.1.5 for a chosen MGID (SA-MGID-1); RFC 4391: an IPoIB group shares the values of its
+        broadcast group (SA-MGID-2)."""
         mgid = record.mgid
         signature, scope = mgid[2:4], mgid[1] & 15
         ipoib = signature in _IPOIB_SIGNATURES
@@ -609,7 +618,8 @@ class SubnetAdmin:
     # -- groups
 
     def _plan_group(self, mask: int, record: McMemberRecord, bits: int, port: SaPort) -> tuple[Group, int]:
-        """The group that a Set of an unknown MGID makes (o15-0.2.3), not entered yet, and the MGID count."""
+        """The group that a Set of an unknown MGID makes (o15-0.2.3), not entered yet, and the MGID count
+        (SA-CREATE-1, SA-CREATE-2, SA-CREATE-3)."""
         if not bits & _KEEPS_ALIVE:
             raise _Refused(SaStatus.REQ_INVALID)
         if mask & _CREATE != _CREATE:
@@ -643,7 +653,8 @@ class SubnetAdmin:
         return Group(values, bits | (_PROXY if record.proxy_join else 0)), assigned
 
     def _assign_mgid(self, scope: int) -> tuple[bytes, int]:
-        """The next free ff1<scope>:a01b:<subnet prefix>:<32-bit counter>, and the counter after it."""
+        """The next free ff1<scope>:a01b:<subnet prefix>:<32-bit counter>, and the counter after it
+        (SA-MGID-3)."""
         head = bytes((0xFF, 0x10 | scope)) + _SA_SIGNATURE + self._prefix
         over_prefix = self.quirks.counter_over_prefix
         counter = self._assigned
@@ -661,7 +672,8 @@ class SubnetAdmin:
                 return mgid, counter
 
     def _free_mlid(self, wanted: int) -> int | None:
-        """`wanted` if it is in range and free, else the lowest free MLID, None when all are taken."""
+        """`wanted` if it is in range and free, else the lowest free MLID, None when all are taken
+        (SA-MLID-1, SA-MLID-2)."""
         at = wanted - MLID_FIRST
         if not 0 <= at < self._mlids or self._used >> at & 1:
             at = (~self._used & (self._used + 1)).bit_length() - 1
@@ -672,7 +684,8 @@ class SubnetAdmin:
         self._by_mgid[group.mgid] = self._by_mlid[group.mlid] = group
 
     def _drop(self, group: Group, port: _Port, bits: int, notices: list[Notice]) -> int:
-        """Take `bits` from a member, and end the group with its last full bit; returns the bits left."""
+        """Take `bits` from a member, and end the group with its last full bit; returns the bits left
+        (SA-LEAVE-4)."""
         guid = port.values.guid
         held = group._states[guid]
         left = held & ~bits & 15
@@ -693,7 +706,7 @@ class SubnetAdmin:
         return left
 
     def _end(self, group: Group) -> None:
-        """The other members go, and the group too unless the partition file holds it."""
+        """The other members go, and the group too unless the partition file holds it (SA-LEAVE-7)."""
         for guid in group._states:
             del self._ports[guid].groups[group.mgid]
         group._states.clear()
@@ -713,7 +726,8 @@ def _well_known_mgid(group: WellKnownGroup) -> bytes:
 
 
 def _may_modify(group: Group, held: int, port: _Port, requester: _Port) -> bool:
-    """o15-0.2.1: a proxied record by any port of the partition, every other one by its own port only."""
+    """o15-0.2.1, SA-REQUEST-4: a proxied record by any port of the partition, every other one by its own port
+    only."""
     if held >= _PROXY:
         return group.values.pkey & PARTITION in requester.partitions
     return port is requester
@@ -730,7 +744,8 @@ def _fields_match(mask: int, record: McMemberRecord, group: Group) -> bool:
 
 
 def _choose(record: McMemberRecord, rule: _Selected, order: tuple[int, ...], limit: int) -> int:
-    """The MTU or rate of a new group: what the selector asks for, or else the port's own, `limit`."""
+    """The MTU or rate of a new group: what the selector asks for, or else the port's own, `limit`
+    (SA-CREATE-4)."""
     fields: tuple[Any, ...] = record
     selector = fields[rule.selector_at]
     value: int = fields[rule.value_at]

@@ -1,6 +1,6 @@
 """The kernel's SA client of one port: memberships of many ids, counted per MGID and JoinState bit.
 
-Facts: SA, "One port, many ids". Bits that the port holds already cost no request; requests for one group
+Source: SA-SHARE-1, SA-SHARE-2. Bits that the port holds already cost no request; requests for one group
 are serialised; a bit whose count reaches 0 is left with a Delete that nobody waits for. No clock, no I/O:
 `ask(method, mask, record, answered)` sends a request and calls `answered(reply)` later, with None when the
 SA stays silent.
@@ -39,11 +39,11 @@ MEANING = {
     SaStatus.INSUF_COMPS: "the group does not exist, and the request names too little to create it",
     SaStatus.UNSUP_METHOD_ATTR: "the SM does not know this request",
 }
-"""What the kernel's -EINVAL hides: the SA's status in words (facts: SA)."""
+"""What the kernel's -EINVAL hides: the SA's status in words (SA-STATUS-1)."""
 
 
 class Reset(Enum):
-    """Port events that end the port's memberships (facts: SA, -ENETRESET)."""
+    """Port events that end the port's memberships (SA-RESET-1)."""
 
     PORT_ERR = "the port's link went down"
     LID_CHANGE = "the port was given another LID"
@@ -230,7 +230,7 @@ class SaClient:
         group.join(member)
 
     def leave(self, member: SaMember) -> None:
-        """Leave; during a request in flight the Delete follows its answer."""
+        """Leave; during a request in flight the Delete follows its answer (SA-CANCEL-1)."""
         member.left = True
         group = member.group
         if member.active:
@@ -258,7 +258,7 @@ class SaClient:
 
     def reset(self, why: Reset, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
         """A port event ends the memberships in the groups that are `lost`: ENETRESET for every active member,
-        no Delete, and no join by itself (facts: SA)."""
+        no Delete, and no join by itself (SA-RESET-2)."""
         known = list(self.groups.values())
         ended: dict[_Group, list[SaMember]] = {
             g: [] for g in known if g.record is not None and lost(g.record)

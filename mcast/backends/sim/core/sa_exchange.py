@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SA_LATENCY_NS = 100_000
 SA_TIMEOUT_NS = 3 * NS
-"""An answer takes about 0.1 ms; without one the kernel's client gives up after 3 s (facts: SA)."""
+"""An answer takes about 0.1 ms (SA-REQUEST-6); without one the kernel gives up after 3 s (SA-SHARE-2)."""
 
 Answered = Callable[[SaReply | None], None]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mcast.backends.sim.core.sa import SubnetAdmin
 
 SWEEP_NS = 50_000_000
-"""About 50 ms after its trap the SM knows that a port is gone (facts: SA, port down)."""
+"""About 50 ms after its trap the SM knows that a port is gone (SA-SM-1)."""
 
 MEMBERSHIP_INTERVAL_NS = 260 * NS
 """A membership that no report renews ages out: 2 x 125 s + 10 s (RFC 3376, 8.4)."""
@@ -54,9 +54,9 @@ def set_link(fabric: Fabric, port: Port, up: bool) -> None:
     """Take the port's link down or up.
 
     Its QPs are told: PortEvent.ERR, PortEvent.ACTIVE.
-    RoCE: no CmEvent; the membership is kept and traffic resumes (facts: kernel, device events). InfiniBand:
+    RoCE: no CmEvent; the membership is kept and traffic resumes (K-DEVICE-2). InfiniBand:
     PORT_ERR, so -ENETRESET for every active membership; about 50 ms later the SA has dropped the port, and
-    the link's return restores nothing. While it is down, a join finds no IPoIB broadcast group (facts: SA).
+    the link's return restores nothing. While it is down, a join finds no IPoIB broadcast group (SA-PATH-1).
     """
     if port.up == up:
         return
@@ -79,7 +79,7 @@ def set_link(fabric: Fabric, port: Port, up: bool) -> None:
 @_one_call
 def remove_device(fabric: Fabric, port: Port) -> None:
     """The port's device disappears: DEVICE_REMOVAL for every id on it, its memberships end
-    (facts: kernel, device events). Its QPs receive nothing any more, and a send takes them to ERR.
+    (K-DEVICE-1). Its QPs receive nothing any more, and a send takes them to ERR.
     """
     if port.removed:
         return
@@ -105,7 +105,7 @@ def restore_device(fabric: Fabric, port: Port) -> None:
 @_one_call
 def bond_failover(fabric: Fabric, port: Port) -> None:
     """The bond below the port changes to its other link: ADDR_CHANGE for every id on it, the only cause of
-    that event; memberships stay (facts: kernel, device events).
+    that event; memberships stay (K-DEVICE-5).
     """
     fabric.note(Fault, name="bond-failover", port=port.name)
     for cm_id in list(port.ids):
@@ -117,7 +117,7 @@ def cut_cable(fabric: Fabric, switch: int) -> None:
     """Cut leaf switch 1, 2, … off the root: no message and no SA request passes, traffic on the leaf does.
 
     The hosts see no event, for their own links are up. On InfiniBand the SA drops the ports behind the cut,
-    as if they were down (facts: SA, port down). Raises ValueError for a switch that is no leaf.
+    as if they were down (SA-SM-1). Raises ValueError for a switch that is no leaf.
     """
     if switch not in range(1, fabric.switches):
         raise ValueError(f"switch is {switch}: the leaves of this fabric are 1..{fabric.switches - 1}")
@@ -181,8 +181,8 @@ def restart_sm(fabric: Fabric, outage: float = 0.0) -> None:
 
     In between no request is answered, so -ETIMEDOUT; messages flow, for the switches keep their tables. Then
     all groups are lost, MLIDs start again, and ClientReregister brings -ENETRESET to every active membership;
-    to leave and join again is the user's job (facts: SA). Of several calls that overlap the last one says
-    when the SM starts. Raises ValueError on RoCE.
+    to leave and join again is the user's job (SA-SM-2, SA-RESET-2). Of several calls that overlap the
+    last one says when the SM starts. Raises ValueError on RoCE.
     """
     _sa(fabric, "restart_sm")
     late = ns_of(outage, "outage")
@@ -217,7 +217,7 @@ def _reregister(fabric: Fabric, port: Port) -> None:
 @_one_call
 def change_lid(fabric: Fabric, port: Port, lid: int | None = None) -> None:
     """The SM gives the port another LID, by default a free one: -ENETRESET for every active membership
-    (facts: SA). Raises ValueError on RoCE, and for a LID outside 1..0xBFFF or of another port.
+    (SA-RESET-1). Raises ValueError on RoCE, and for a LID outside 1..0xBFFF or of another port.
     """
     sa = _sa(fabric, "change_lid")
     taken = {other.lid for other in fabric.ports}
@@ -240,7 +240,7 @@ def set_pkeys(fabric: Fabric, port: Port, pkeys: Collection[int]) -> None:
 
     -ENETRESET for the groups whose P_Key moved in the table or vanished from it, and for those only. In a
     partition that vanished, joins find no IPoIB broadcast group, and the QPs neither send nor receive; both
-    recover when the P_Key returns (facts: SA; IBA vol 1, 10.9.3). Raises ValueError on RoCE.
+    recover when the P_Key returns (SA-RESET-1; IBA vol 1, 10.9.3). Raises ValueError on RoCE.
     """
     sa = _sa(fabric, "set_pkeys")
     if wrong := [pkey for pkey in pkeys if type(pkey) is not int or pkey not in PKEYS]:
@@ -269,7 +269,7 @@ def set_pkeys(fabric: Fabric, port: Port, pkeys: Collection[int]) -> None:
 def program_late(fabric: Fabric, delay: float) -> None:
     """From now on a switch learns of a change `delay` s after the SA has answered; 0: at once, as normally.
 
-    Reply and switch tables are not ordered (facts: SA, forwarding): the first messages after a join are lost.
+    Reply and switch tables are not ordered (SA-SM-4): the first messages after a join are lost.
     Raises ValueError on RoCE.
     """
     _sa(fabric, "program_late")
@@ -290,7 +290,7 @@ def _sa(fabric: Fabric, what: str) -> SubnetAdmin:
 @_one_call
 def stop_querier(fabric: Fabric) -> None:
     """The IGMP querier goes away. 260 s after its last report a membership ages out of the snooping switches:
-    no event, the port is still a member, and nothing arrives (facts: users, 22; RFC 3376, 8.4).
+    no event, the port is still a member, and nothing arrives (docs/pitfalls.md, 22; RFC 3376, 8.4).
     Raises ValueError on InfiniBand.
     """
     if fabric.sa is not None:
@@ -319,7 +319,7 @@ def start_querier(fabric: Fabric) -> None:
 @contextmanager
 def starved(fabric: Fabric, qp: Qp) -> Iterator[None]:
     """While open, the QP has no free receive: messages are lost in silence, and only its `no_receive` counter
-    says so; later ones arrive (facts: kernel, data).
+    says so; later ones arrive (K-DATA-8).
     """
     with fabric.clock:
         fabric.note(Fault, name="starved", port=qp.port.name, detail=f"QP {qp.number}")
@@ -334,7 +334,7 @@ def starved(fabric: Fabric, qp: Qp) -> Iterator[None]:
 
 @_one_call
 def overrun_cq(fabric: Fabric, qp: Qp) -> None:
-    """The receive CQ overflows: CQ_ERR, and the QP falls into ERR (facts: kernel, data)."""
+    """The receive CQ overflows: CQ_ERR, and the QP falls into ERR (K-DATA-19)."""
     fabric.note(Fault, name="cq-overrun", port=qp.port.name, detail=f"QP {qp.number}")
     qp.fail(WcStatus.WR_FLUSH_ERR)
 

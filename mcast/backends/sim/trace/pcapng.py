@@ -66,7 +66,7 @@ class _Wire:
     def packets(self, event: Event) -> Iterator[tuple[str, Direction, bytes, str]]:
         if isinstance(event, Send):
             for index, payload in enumerate(event.payloads):
-                # A device sends nothing of a message larger than its MTU (facts: kernel, data).
+                # A device sends nothing of a message larger than its MTU (K-DATA-6).
                 if len(payload) <= self._ports[event.port].mtu:
                     comment = "\n".join(self._losses[event.first + index])
                     yield event.port, Direction.OUT, self._message(event, index, payload), comment
