@@ -31,7 +31,11 @@ CLOSE  all of it, or one receiver, and why    ->
   given up if it takes less than the smallest window in a minute.
 - An ASK without an answer is repeated. A receiver that stays silent, or that has missed one piece too often,
   is given up by name and the others go on; a sender that falls silent ends the receiver.
+- A file ends where it ended when it was opened; one that has become shorter fails. A receiver
+  stores as many bytes as HELLO has announced, no more and no fewer.
+- What has come whole, by its digest, is stored, whatever becomes of its sender.
 - The receiver says `verified` when the digest is right and the file is where it belongs.
+- However often it is asked, a receiver says one thing once in a turn: a flood of questions costs who asks.
 - A receiver takes part in one transfer. It tells the senders of the others, who would wait for it.
 - The receiver gives up a sender that announces pieces and does not send them for a minute, or that has
   nothing new for an hour, even if it is not silent.

@@ -31,16 +31,30 @@ class Source:
         if stat.S_ISDIR(found.st_mode):
             self.close()
             raise IsADirectoryError(E.EISDIR, "it is a directory: pack it, with tar for example", path)
-        self._regular = stat.S_ISREG(found.st_mode)
-        self.size = None
-        if self._regular:
-            self.size = max(0, found.st_size - os.lseek(self._fd, 0, os.SEEK_CUR))
+        self.size: int | None = None
+        self._left: int | None = None
+        self._poll: select.poll | None = None
+        if not stat.S_ISREG(found.st_mode):
+            self._poll = select.poll()
+            self._poll.register(self._fd, select.POLLIN)
+        elif found.st_size:  # of those of /proc nobody knows the size
+            self._left = self.size = max(0, found.st_size - os.lseek(self._fd, 0, os.SEEK_CUR))
 
     def read(self, most: int) -> bytes | None:
-        """Up to `most` bytes; empty at the end, None where none are there yet. Never waits for a pipe."""
-        if not self._regular and not select.select([self._fd], [], [], 0)[0]:
+        """Up to `most` bytes; empty at the end, None where none are there yet. Never waits for a pipe.
+
+        A file that grows ends where it ended when it was opened. Raises OSError that names the file.
+        """
+        if self._poll is not None and not self._poll.poll(0):
             return None
-        return os.read(self._fd, most)
+        try:
+            data = os.read(self._fd, most if self._left is None else min(most, self._left))
+        except OSError as error:
+            error.filename = self.name
+            raise
+        if self._left is not None:
+            self._left -= len(data)
+        return data
 
     def close(self) -> None:
         os.close(self._fd)
@@ -131,11 +145,13 @@ class NewFile(Sink):
         _sync_folder(self._target.parent)
 
     def close(self) -> None:
+        # First: a second Ctrl-C may end the wait for a disk, and what is to be placed then has no file.
+        if (part := self._part) is not None:
+            part.unlink(missing_ok=True)
         self._placer.shutdown()
         if self._part is not None:
             with suppress(OSError):
                 self._file.close()
-            self._part.unlink(missing_ok=True)
             self._part = None
 
 
@@ -165,9 +181,12 @@ def _signals_held() -> Iterator[None]:
 
 
 def _mode(path: Path) -> int:
-    """The permissions of a file that is replaced, or those of a new one."""
+    """The permissions of a file that is replaced, or those of a new one.
+
+    Without those to run as its owner or group, which were given to other bytes.
+    """
     try:
-        return stat.S_IMODE(path.stat().st_mode)
+        return path.stat().st_mode & 0o777
     except FileNotFoundError:
         os.umask(mask := os.umask(0))
         return 0o666 & ~mask

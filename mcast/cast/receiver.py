@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
@@ -84,7 +85,8 @@ class FileReceiver:
         self._early: dict[int, bytes] = {}
         self._ready: deque[bytes] = deque()
         self._done: Done | None = None
-        self._out: list[Packet] = []
+        self._reports = False
+        self._out: dict[Packet, int] = {}  # how often each is to be sent, however often it was asked for
 
     @property
     def welcome(self) -> bool:
@@ -133,14 +135,14 @@ class FileReceiver:
         """Nothing more can be stored, or is wanted; the sender is told why, or only what `told` says."""
         if not self.over and not self._done:
             self.failure = words
-            self._out = []
+            self._out, self._reports = {}, False
             self._refuse([self._session] if self._session else [*self._offers], told or words)
         self.over = True
 
     def _refuse(self, sessions: list[int], words: str) -> None:
         """Tell their senders, so often that it need not be asked for again."""
-        left = [Done(session, self._number, Verdict.FAILED, printable(words)) for session in sessions]
-        self._out += left * _FAREWELLS
+        for session in sessions:
+            self._out[Done(session, self._number, Verdict.FAILED, printable(words))] = _FAREWELLS
 
     def messages(self, now: float) -> list[bytes]:
         """The messages to send now, in order; moves `due`."""
@@ -148,10 +150,16 @@ class FileReceiver:
         if self._session and now >= self._limit and not self.over:
             self._run_out(now)
         if self._told_room < self._window // 4 and self._room >= self._window // 2:
-            self._report()  # it waits for that
-        out, self._out = self._out, []
-        self.due = self._limit if self._session else None
-        return [encode(packet) for packet in out]
+            self._reports = True  # it waits for that
+        if self._reports:
+            self._out[self._report()] = 1
+        out, self._out, self._reports = self._out, {}, False
+        self.due = self._next_due
+        return [message for packet, times in out.items() for message in [encode(packet)] * times]
+
+    @property
+    def _next_due(self) -> float | None:
+        return self._limit if self._session and self._limit < inf else None
 
     @property
     def _owed(self) -> bool:
@@ -160,8 +168,13 @@ class FileReceiver:
 
     @property
     def _limit(self) -> float:
-        """When the sender is given up, or has heard enough of the end, if nothing more is heard."""
-        return self._until if self._done else min(self._until, self._even + _STALL, self._fed + _PAUSE)
+        """When the sender is given up, or has heard enough of the end, if nothing more is heard.
+
+        Never while a whole file is on its way to its place: that no longer depends on the sender.
+        """
+        if self._done:
+            return self._until
+        return inf if self.complete else min(self._until, self._even + _STALL, self._fed + _PAUSE)
 
     def _look(self, now: float) -> None:
         """Note since when the sender is waited for."""
@@ -201,7 +214,7 @@ class FileReceiver:
         if self._session == packet.session and not self._done:
             self._until = now + self._silence
         self._look(now)
-        self.due = now if self._out else self._limit if self._session else None
+        self.due = now if self._out or self._reports else self._next_due
 
     def _is_meant(self, packet: Welcome | Close) -> bool:
         everybody = isinstance(packet, Close) and packet.receiver == EVERYBODY
@@ -211,7 +224,8 @@ class FileReceiver:
         """It is of another transfer than ours."""
         self.rejected["another transfer"] += 1
         if isinstance(packet, Welcome) and self._is_meant(packet):
-            self._refuse([packet.session], _BUSY)
+            # Once, since it was told before: whoever asks shall not make the group hear more than was said.
+            self._out.setdefault(Done(packet.session, self._number, Verdict.FAILED, _BUSY), 1)
 
     def _on_hello(self, packet: Hello, address: str, now: float) -> None:
         if self._session:
@@ -219,15 +233,23 @@ class FileReceiver:
         if packet.session not in self._offers:
             same = [session for session, offer in self._offers.items() if offer.address == address]
             if len(same) >= _OFFERS_OF_ONE:
-                del self._offers[same[0]]
+                self._forget(same[0])
             elif len(self._offers) >= _OFFERS:
-                del self._offers[next(iter(self._offers))]
+                self._forget(next(iter(self._offers)))
         self._offers[packet.session] = _Offer(packet, address)
         self._join(packet, now)
 
+    def _forget(self, session: int) -> None:
+        """That transfer is offered no more."""
+        del self._offers[session]
+        self._out.pop(self._join_of(session), None)
+
+    def _join_of(self, session: int) -> Join:
+        return Join(session, self._number, self._window, self._largest, self._name)
+
     def _join(self, packet: Hello | Ask | End, now: float) -> None:
         """Ask to take part; once more, if what the sender said, or the answer, was lost."""
-        self._out.append(Join(packet.session, self._number, self._window, self._largest, self._name))
+        self._out[self._join_of(packet.session)] = 1
 
     def _on_welcome(self, packet: Welcome, now: float) -> None:
         hello, self.address = offer = self._offers.pop(packet.session)
@@ -238,12 +260,12 @@ class FileReceiver:
 
     def _on_no_offer(self, packet: Close, now: float) -> None:
         self.missed_one |= packet.reason is Reason.TOO_LATE
-        del self._offers[packet.session]
+        self._forget(packet.session)
 
     def _say_again(self, packet: Packet, now: float) -> None:
         """It is done; the sender has not heard it."""
         assert self._done is not None
-        self._out.append(self._done)
+        self._out[self._done] = 1
         self._until = min(now + _LINGER, self._last)
 
     def _leave(self, packet: Close, now: float) -> None:
@@ -256,18 +278,20 @@ class FileReceiver:
         self._part(f"the sender stopped: {packet.text or packet.reason.name.lower()}")
 
     def _part(self, why: str) -> None:
-        """The sender is gone: wait for another if nothing has come of this one."""
-        if self.pieces or self._early or self.complete:
+        """The sender is gone: wait for another if nothing has come of this one; but all of it is enough."""
+        if self.complete:
+            return
+        if self.pieces or self._early:
             self.fail(why)
         else:
             del self._offers[self._session]
             self._session = self._serial = self.highest = 0
-            self._ending = False
+            self._ending = self._reports = False
 
     def _on_ask(self, packet: Ask, now: float) -> None:
         self.highest = max(self.highest, min(packet.pieces, self.pieces + WINDOW))
         self._serial = packet.serial
-        self._report()
+        self._reports = True
 
     def _on_data(self, packet: Data, now: float) -> None:
         if packet.number < self.pieces or packet.number in self._early:
@@ -284,26 +308,30 @@ class FileReceiver:
                 self.pieces += 1
                 self.bytes += len(piece)
                 self._fed = self._even = now
+            if self.size is not None and self.bytes > self.size:
+                self.fail(f"more came than the {self.size:,} bytes that the sender has announced")
 
-    def _report(self) -> None:
+    def _report(self) -> Report:
         bitmap = sum(1 << (number - self.pieces) for number in self._early)
         self._told_room = self._room
-        self._out.append(Report(self._session, self._number, self._serial, self.pieces, self._room, bitmap))
+        return Report(self._session, self._number, self._serial, self.pieces, self._room, bitmap)
 
     def _on_end(self, packet: End, now: float) -> None:
         self._ending = True
         if (packet.pieces, packet.size) != (self.pieces, self.bytes):
             self.rejected["an end before the end"] += 1
+        elif self.size not in (None, packet.size):
+            self.fail(f"the sender announced {self.size:,} bytes, and {packet.size:,} came")
         elif self.complete or self._hash.digest() == packet.sha256:
             self.complete = True
-            self._report()  # still there, while the bytes are on their way
+            self._reports = True  # still there, while the bytes are on their way
         else:
             self.failure = f"SHA-256 is {self.digest[:16]}..., the sender's {packet.sha256.hex()[:16]}..."
             self._finish(Verdict.DIFFERS, now)
 
     def _finish(self, verdict: Verdict, now: float) -> None:
         self._done = Done(self._session, self._number, verdict, "")
-        self._out.append(self._done)
+        self._out[self._done] = 1
         self._until, self.due = now + _LINGER, now
         self._last = now + max(_LINGER, self._silence)
 

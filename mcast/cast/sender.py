@@ -241,7 +241,9 @@ class FileSender:
             self._kept_bytes += len(piece)
 
     def end(self) -> None:
-        """There are no more pieces."""
+        """There are no more pieces; fewer bytes than were announced are not what was to be sent."""
+        if self.size is not None and self.bytes != self.size:
+            self.abort(f"the file has changed: {self.bytes:,} of its {self.size:,} bytes could be read")
         self._ended = True
 
     def abort(self, words: str) -> None:
@@ -337,6 +339,7 @@ class FileSender:
             self.rejected["done before the end"] += 1
             return
         peer.fate, peer.words = _FATES[packet.verdict], packet.text
+        self._widen()
         self._forget()
 
     def _steer(self, lossy: bool) -> None:
@@ -360,6 +363,7 @@ class FileSender:
     def _give_up(self, peer: Peer, fate: Fate) -> None:
         peer.fate = fate
         self._control[Close(self._session, peer.number, Reason.GIVEN_UP, fate.value)] = None
+        self._widen()
         self._forget()
 
     def _live(self) -> list[Peer]:
@@ -394,10 +398,14 @@ class FileSender:
 
     def _start(self, now: float) -> None:
         self._phase, self.due, self._retry_at = _Phase.SEND, now, now
-        self._widest = max(_WINDOWS[0], min(_COPIES // (len(self.peers) + 1), _WINDOWS[-1]))
+        self._widen()
         self._window = self._widest
         for peer in self.peers.values():
             peer.heard = peer.moved = now
+
+    def _widen(self) -> None:
+        """How wide the window may be for those who take part."""
+        self._widest = max(_WINDOWS[0], min(_COPIES // (len(self._live()) + 1), _WINDOWS[-1]))
 
     def _send(self, now: float) -> list[bytes]:
         out = []

@@ -60,14 +60,14 @@ class Cast:
             self.parties[number] = ReceivingParty(endpoint, GROUP, sink, silence=5.0)
             run(self.parties[number])
 
-    def send(self, source: str, wait: float = 20.0) -> SendingParty:
+    def send(self, name: str, wait: float = 20.0, source: Callable[[str], Source] = Source) -> SendingParty:
         for thread in self._threads:
             thread.start()
         try:
             with (
                 open_fabric(self.fabric, host=0) as backend,
                 open_endpoint(backend, loopback="off", receive_depth=DEPTH) as endpoint,
-                closing(Source(source)) as file,
+                closing(source(name)) as file,
             ):
                 patience = Patience(wait=wait, silence=5.0)
                 party = SendingParty(endpoint, GROUP, file, len(self._threads), patience)
@@ -96,6 +96,30 @@ def test_a_file_reaches_every_host(make: Callable[..., Fabric], fault: str, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"file", "copy 1", "copy 2", "copy 3"}
     if fault != "disorder":
         assert bool(party.core.repeated) == (fault == "loss")
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks"])
+def test_a_file_that_changes_while_it_is_sent(tmp_path: Path, change: str) -> None:
+    data = Random(2).randbytes(300_000)
+    (tmp_path / "file").write_bytes(data)
+
+    class Changing(Source):
+        def read(self, most: int) -> bytes | None:
+            if change == "grows":
+                with (tmp_path / "file").open("ab") as file:
+                    file.write(bytes(1000))
+            else:
+                os.truncate(tmp_path / "file", 200_000)
+            return super().read(most)
+
+    party = Cast(Fabric.roce(2, clock="wall"), 1, tmp_path).send(str(tmp_path / "file"), source=Changing)
+    (peer,) = party.core.peers.values()
+    if change == "grows":
+        assert (peer.fate, party.core.failure) == (Fate.VERIFIED, "")
+        assert (tmp_path / "copy 1").read_bytes() == data
+    else:
+        assert party.core.failure == "the file has changed: 200,000 of its 300,000 bytes could be read"
+        assert not (tmp_path / "copy 1").exists()
 
 
 def test_a_pipe_is_sent_as_it_comes(tmp_path: Path) -> None:
@@ -148,7 +172,7 @@ def listening(
         sink.open()
         party = ReceivingParty(endpoint, GROUP, sink, silence=5.0)
         for packet in (
-            Hello(number(1), 0, "sender"),
+            Hello(number(1), 5, "sender"),
             Welcome(number(1), party.number),
             Data(number(1), 0, b"piece"),
             *more,

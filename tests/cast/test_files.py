@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from signal import SIGINT, pthread_kill
@@ -120,6 +121,53 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert target.read_bytes() == b"new"
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_nobody_runs_what_has_come_as_the_owner_of_what_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+    target.chmod(0o6755)
+    with closing(NewFile(target)) as sink:
+        sink.open()
+        placed(sink)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+
+
+def test_a_second_interrupt_while_a_disk_is_waited_for_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncing, slow = threading.Event(), threading.Event()
+
+    def fsync(fd: int) -> None:
+        syncing.set()
+        assert slow.wait(60)
+
+    def interrupted(placer: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    sink = NewFile(tmp_path / "file")
+    sink.open()
+    assert not sink.commit()
+    assert syncing.wait(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sink.close()
+    slow.set()
+    sink._placer.shutdown()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_the_kernel_is_sent_though_it_has_no_size() -> None:
+    with closing(Source("/proc/self/status")) as source:
+        assert source.size is None
+        assert source.read(1 << 20)
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    with closing(Source("/proc/self/mem")) as source, pytest.raises(OSError, match="error: '/proc/self/mem'"):
+        source.read(1)
 
 
 def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:

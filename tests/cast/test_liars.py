@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mcast.cast.packets import (
     EVERYBODY,
+    UNKNOWN_SIZE,
     Ask,
     Close,
     Data,
@@ -107,7 +108,7 @@ def test_a_receiver_that_leaves_again_does_not_end_the_wait() -> None:
 def offered(*more: Packet) -> FileReceiver:
     """A receiver that is welcome in the transfer of a liar, which says more at the same time."""
     receiver = Network(DATA, 1).receiver(1)
-    for packet in (Hello(S, 0, "liar"), Welcome(S, number(1)), *more):
+    for packet in (Hello(S, UNKNOWN_SIZE, "liar"), Welcome(S, number(1)), *more):
         receiver.hears(encode(packet), address(0), 0)
         receiver.messages(0)
     return receiver
@@ -156,6 +157,21 @@ def test_a_sender_that_never_ends_does_not_hold_a_receiver(first: Packet, then: 
     assert receiver.over == bool(receiver.pieces or receiver.lost or "SHA" in receiver.failure)
 
 
+def test_a_file_that_is_not_as_long_as_announced_is_not_stored() -> None:
+    receiver = Network(DATA, 1).receiver(1)
+    shorter = Network(DATA, 1).receiver(1)
+    for packet in (Hello(S, 2, "liar"), Welcome(S, number(1)), Data(S, 0, b"x")):
+        receiver.hears(encode(packet), address(0), 0)
+        shorter.hears(encode(packet), address(0), 0)
+    receiver.hears(encode(Data(S, 1, b"yz")), address(0), 0)
+    assert receiver.failure == "more came than the 2 bytes that the sender has announced"
+    shorter.hears(encode(End(S, 1, 1, hashlib.sha256(b"x").digest())), address(0), 0)
+    assert shorter.failure == "the sender announced 2 bytes, and 1 came"
+    for one in (receiver, shorter):
+        left = Done(S, number(1), Verdict.FAILED, one.failure)
+        assert (one.over, one.storable, {*map(decode, one.messages(0))}) == (True, False, {left})
+
+
 def test_a_pause_of_the_source_is_no_lie() -> None:
     receiver = offered(Data(S, 0, b"x"))
     for second in range(3000):
@@ -190,6 +206,22 @@ def test_offers_of_one_do_not_push_out_those_of_others() -> None:
         receiver.hears(encode(Hello(number_at("10.9.9.9", salt), 0, "")), "10.9.9.9", 0)
     receiver.hears(encode(Welcome(S, number(1))), address(0), 0)
     assert receiver.welcome
+
+
+@pytest.mark.parametrize("welcome", [False, True])
+def test_a_flood_makes_a_receiver_say_no_more_than_it_has_to(welcome: bool) -> None:
+    receiver = offered() if welcome else Network(DATA, 1).receiver(1)
+    for turn in range(1, 500):
+        of = number_at("10.9.9.9", turn)
+        for packet in (Hello(of, 0, ""), Ask(of, 0, 0), End(of, 0, 0, bytes(32))):
+            receiver.hears(encode(packet), "10.9.9.9", 0)
+        receiver.hears(encode(Ask(S, 0, turn)), address(0), 0)
+    assert len(receiver.messages(0)) == (1 if welcome else 4)
+    taken = Welcome(number_at("10.9.9.9", 1), number(1))
+    for _ in range(500):
+        receiver.hears(encode(taken), "10.9.9.9", 0)
+    assert len(receiver.messages(0)) == (1 if welcome else 0)
+    assert receiver.rejected["another transfer"] >= 500 * welcome
 
 
 def test_a_second_sender_is_told_that_the_receiver_is_taken() -> None:

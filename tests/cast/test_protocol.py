@@ -263,14 +263,42 @@ def test_a_slow_reader_holds_the_sender_back_and_is_not_given_up() -> None:
     assert network.now < 32
 
 
-@pytest.mark.parametrize("size", [3 * len(DATA), 300 * (LARGEST - OVERHEAD)], ids=["much", "all in memory"])
-def test_a_reader_that_stands_still_is_given_up_after_a_minute(size: int) -> None:
-    network = Network((DATA * 3)[:size], 2)
+def test_a_reader_that_stands_still_is_given_up_after_a_minute() -> None:
+    network = Network(DATA * 3, 2)
     network.slow.add(1)
     network.run()
     assert network.fates == [Fate.STALLED, Fate.VERIFIED]
     assert network.receivers[0].failure == "the sender stopped: its reader stood still"
     assert 60 < network.now < 63
+
+
+@pytest.mark.parametrize("ends", ["gives up", "is interrupted", "dies"])
+def test_what_has_all_come_is_kept_whatever_becomes_of_the_sender(ends: str) -> None:
+    data = (DATA * 3)[: 300 * (LARGEST - OVERHEAD)]
+    network = Network(data, 2)
+    network.slow.add(1)  # a disk, or a reader, that takes its time
+    first = network.receivers[0]
+    network.run(lambda: first.complete)
+    if ends == "is interrupted":
+        network.sender.abort("interrupted")
+    elif ends == "dies":
+        network.dead.add(0)
+    network.run(lambda: network.sender.over if ends != "dies" else network.receivers[1].over)
+    first.messages(network.now + 500)
+    assert (first.over, first.failure, first.due) == (False, "", None)
+    network.slow.clear()
+    network.run(lambda: first.over)
+    assert (first.verified, bytes(network.copies[0])) == (True, data)
+
+
+def test_one_receiver_less_leaves_more_room_for_the_others() -> None:
+    network = Network(DATA * 3, 5)
+    network.run(lambda: network.sender.started)
+    narrow = network.sender._widest
+    network.dead |= {2, 3, 4, 5}
+    network.run()
+    assert (narrow, network.sender._widest) == (512 // 6, 256)
+    assert network.fates == [Fate.VERIFIED, *[Fate.SILENT] * 4]
 
 
 def test_a_small_receiver_makes_small_pieces() -> None:
