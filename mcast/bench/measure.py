@@ -21,12 +21,11 @@ from mcast.api import (
     JoinAttrEx,
     McastAddress,
     Message,
-    PortState,
     QpInit,
     QueuePair,
     TimedOut,
 )
-from mcast.endpoint.ports import Address
+from mcast.endpoint.ports import Address, active
 
 WINDOW = 256
 """Messages sent before the receivers are asked; they have room for twice as many."""
@@ -101,17 +100,6 @@ def percentiles(latencies: Sequence[float]) -> Latency | None:
     return Latency(*(round(seconds * 1e6, 3) for seconds in (*at, ordered[-1])))
 
 
-def addresses(backend: Backend, group: McastAddress) -> list[Address]:
-    """An address of each active port, of the group's family where there is one."""
-    found: list[Address] = []
-    for device in backend.devices():
-        for port in device.ports:
-            if port.state is PortState.ACTIVE and port.addresses:
-                fits = [one for one in port.addresses if isinstance(one, type(group.address))]
-                found.append((fits or list(port.addresses))[0])
-    return found
-
-
 class End:
     """An id on a port, with a queue pair."""
 
@@ -146,9 +134,7 @@ def ends(
 
     Raises TimeoutError that names a receiver that does not, ValueError where there is no port.
     """
-    ports = addresses(backend, group)
-    if not ports:
-        raise ValueError(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
+    ports = [place.address for place in active(backend, group)]
     depth = 2 * window_for(receivers)
     with backend.event_channel() as channel:
         seats = islice(cycle(ports[1:] or ports), receivers)

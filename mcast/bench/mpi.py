@@ -20,7 +20,6 @@ from mcast.bench.measure import (
     PINGS,
     End,
     Result,
-    addresses,
     drain,
     hears,
     result,
@@ -28,6 +27,7 @@ from mcast.bench.measure import (
     take,
     window_for,
 )
+from mcast.endpoint.ports import active
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -62,16 +62,15 @@ def measure(
     from mpi4py import MPI
 
     rank, receivers = comm.Get_rank(), comm.Get_size() - 1
-    ports = addresses(backend, group)
-    if not ports:
-        raise ValueError(
-            f"rank {rank}: {backend.name!r} has no active port with an address: see `mcast info`"
-        )
+    try:
+        ports = active(backend, group)
+    except ValueError as error:
+        raise ValueError(f"rank {rank}: {error}") from None
     seat = comm.Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
     back = _next(group)
     window = window_for(receivers)
     with backend.event_channel() as channel:
-        end = End(channel, ports[seat % len(ports)], 2 * window)
+        end = End(channel, ports[seat % len(ports)].address, 2 * window)
         run = _send if rank == 0 else _receive
         counted = run(comm, end, group, back, size, seconds, window)
         lost = comm.reduce(counted[0])

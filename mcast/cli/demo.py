@@ -99,8 +99,8 @@ def _made_up(length: int) -> Iterator[io.BufferedRandom]:
 def _outcome(receiver: Receiver, expected: str, started: float) -> dict[str, Any]:
     seconds = receiver.finished - started
     return {
-        "device": receiver.place.device,
-        "port": receiver.place.port_num,
+        "device": receiver.place.device.name,
+        "port": receiver.place.port.port_num,
         "address": str(receiver.place.address),
         "messages": receiver.file.received,
         "bytes": receiver.file.bytes,

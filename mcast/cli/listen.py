@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.api import Backend, McastAddress, McastError, PortState
+from mcast.api import Backend, McastAddress, McastError
 from mcast.cli.place import endpoint_at
 from mcast.cli.terminal import Failure
 from mcast.contract.registry import SIMULATED, open_backend
+from mcast.endpoint.ports import Place, active
 
 if TYPE_CHECKING:
     from mcast.endpoint.blocking import Endpoint
@@ -58,7 +59,8 @@ def listening(
 ) -> Iterator[Endpoint]:
     """An endpoint that is a full member of the groups; with `demo`, another port sends to them."""
     if demo and not (bind or device):
-        device = next(iter(_places(backend)), None)
+        first = _ports(backend)[0]
+        device = f"{first.device.name}/{first.port.port_num}"
     with endpoint_at(backend, bind, device, DEPTH) as endpoint:
         for group in groups:
             endpoint.join(group, timeout=BOUND)
@@ -66,14 +68,11 @@ def listening(
             yield endpoint
 
 
-def _places(backend: Backend) -> list[str]:
-    """Active ports with an address, as `device/port`."""
-    return [
-        f"{device.name}/{port.port_num}"
-        for device in backend.devices()
-        for port in device.ports
-        if port.state is PortState.ACTIVE and port.addresses
-    ]
+def _ports(backend: Backend) -> list[Place]:
+    try:
+        return active(backend)
+    except ValueError as error:
+        raise Failure(str(error)) from None
 
 
 @contextmanager
@@ -81,13 +80,11 @@ def _made_up_traffic(listener: Endpoint, groups: Sequence[McastAddress]) -> Iter
     """Send numbered messages to the groups in a thread, from another port if there is one."""
     from mcast.endpoint.blocking import open_endpoint
 
-    here = f"{listener.device.name}/{listener.port.port_num}"
-    places = _places(listener.backend)
-    if not places:
-        raise Failure("no active port with an address can send made-up messages: see `mcast info`")
-    device, _, port = next((place for place in places if place != here), here).partition("/")
+    here = listener.device.name, listener.port.port_num
+    there = ((place.device.name, place.port.port_num) for place in _ports(listener.backend))
+    device, port = next((port for port in there if port != here), here)
     stop = threading.Event()
-    with open_endpoint(listener.backend, device=device, port_num=int(port), sequence=True) as endpoint:
+    with open_endpoint(listener.backend, device=device, port_num=port, sequence=True) as endpoint:
         senders = [endpoint.sender(group, timeout=BOUND) for group in groups]
         payload = bytes(min(_SIZE, *(sender.max_message_size for sender in senders)))
         batch = [payload] * round(_RATE * _TICK)

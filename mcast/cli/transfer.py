@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Address, IPv6Address
+from collections.abc import Iterator
 from itertools import cycle, islice
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from mcast.api import (
     Backend,
     CmId,
     Destination,
-    DeviceInfo,
     EventChannel,
     JoinAttrEx,
     McastAddress,
-    PortState,
     QpInit,
     QueuePair,
 )
 from mcast.cli.filecast import HEADER, Reassembly, count_pieces, read_pieces
 from mcast.cli.terminal import Failure
+from mcast.endpoint.ports import Place, active
 
 BOUND = 10.0
 """The longest that a join or the first message may take, in seconds."""
@@ -36,34 +34,6 @@ _WINDOW = range(16, 513)
 _COPIES = 512
 """In flight at the most, of all receivers together: on software devices each copy waits in a queue of the
 host, which drops what is beyond 1000 (net.core.netdev_max_backlog) without a word."""
-
-
-class Place(NamedTuple):
-    """A port that a sender or receiver can be bound to."""
-
-    device: str
-    port_num: int
-    address: IPv4Address | IPv6Address
-    mtu: int
-    max_wr: int
-
-
-def places(devices: Sequence[DeviceInfo], group: McastAddress) -> list[Place]:
-    """The active ports, each with an address of the group's family if it has one, else its first."""
-    return [
-        Place(
-            device.name,
-            port.port_num,
-            next(
-                (found for found in port.addresses if type(found) is type(group.address)), port.addresses[0]
-            ),
-            port.active_mtu,
-            device.max_qp_wr,
-        )
-        for device in devices
-        for port in device.ports
-        if port.state is PortState.ACTIVE and port.addresses
-    ]
 
 
 class Receiver:
@@ -104,17 +74,23 @@ class Transfer:
     def __init__(
         self, backend: Backend, channel: EventChannel, group: McastAddress, receivers: int, file: BinaryIO
     ) -> None:
-        ports = places(backend.devices(), group)
-        if not ports:
-            raise Failure(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
+        try:
+            ports = active(backend, group)
+        except ValueError as error:
+            raise Failure(str(error)) from None
         self.place, *others = ports
         seats = list(islice(cycle(others or ports), receivers))
-        affordable = min(_RECEIVE_MEMORY // max(place.mtu for place in ports), _COPIES) // receivers
-        window = min(max(affordable, _WINDOW[0]), _WINDOW[-1], *(place.max_wr for place in ports))
+        affordable = (
+            min(_RECEIVE_MEMORY // max(place.port.active_mtu for place in ports), _COPIES) // receivers
+        )
+        window = min(max(affordable, _WINDOW[0]), _WINDOW[-1], *(place.device.max_qp_wr for place in ports))
 
         sender = _bind(channel, self.place, QpInit(max_send_wr=window, max_recv_wr=1))
         # Twice the window: what the fabric doubles must not take the place of what is to come.
-        ids = [_bind(channel, place, QpInit(max_recv_wr=min(2 * window, place.max_wr))) for place in seats]
+        ids = [
+            _bind(channel, place, QpInit(max_recv_wr=min(2 * window, place.device.max_qp_wr)))
+            for place in seats
+        ]
         for cm_id in ids:
             cm_id.join_multicast_ex(JoinAttrEx.full_member(group))
         sender.join_multicast_ex(JoinAttrEx.send_only(group))
@@ -160,8 +136,9 @@ class Transfer:
             if not deaf:
                 return
         raise Failure(
-            f"{deaf[0].place.device} ({deaf[0].place.address}) joined {group} and hears nothing of it from "
-            f"{self.place.device} within {BOUND:g} s: check the cabling, and IGMP snooping or the SM"
+            f"{deaf[0].place.device.name} ({deaf[0].place.address}) joined {group} and hears nothing "
+            f"of it from {self.place.device.name} within {BOUND:g} s: check the cabling, and IGMP snooping "
+            "or the SM"
         )
 
 

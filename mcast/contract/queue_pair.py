@@ -50,8 +50,9 @@ class QueuePair(OnPort):
         limit, group = self.max_message_size, destination.group_mtu
         return limit if group is None or group > limit else group
 
-    def too_large(self, destination: Destination, size: int, limit: int, index: int) -> MessageTooLarge:
-        """The error of guard G-MTU, for message `index` of a batch: it says whose MTU is in the way."""
+    def too_large(self, destination: Destination, sizes: Sequence[int], limit: int) -> MessageTooLarge:
+        """The error of guard G-MTU for the first message beyond `limit`: it says whose MTU is in the way."""
+        index, size = next((index, size) for index, size in enumerate(sizes) if size > limit)
         if self.max_message_to(destination) == self.max_message_size:
             return MessageTooLarge(size, limit, index)
         source = destination.mtu_source
@@ -171,8 +172,7 @@ class QueuePair(OnPort):
             sizes = list(map(operator.attrgetter("nbytes"), payloads))
         limit = self.max_message_to(destination)
         if sizes and max(sizes) > limit:
-            index = next(i for i, size in enumerate(sizes) if size > limit)
-            raise self.too_large(destination, sizes[index], limit, index)
+            raise self.too_large(destination, sizes, limit)
         self._send(destination, payloads, imm, timeout)
         return len(payloads)
 

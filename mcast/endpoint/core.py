@@ -365,9 +365,8 @@ class Session:
         """Send within the user's limit, and with headers if the messages shall be numbered; the bytes."""
         sizes = list(map(_size, payloads))
         limit = self.station.max_message_to(qp, destination)
-        for index, size in enumerate(sizes):
-            if size > limit:
-                raise qp.too_large(destination, size, limit, index)
+        if sizes and max(sizes) > limit:
+            raise qp.too_large(destination, sizes, limit)
         if self.settings.sequence:
             with group.sending:
                 numbers = range(group.next_number, group.next_number + len(payloads))

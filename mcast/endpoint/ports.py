@@ -1,4 +1,4 @@
-"""Which port an endpoint is on: by address, by device, or the only one there is."""
+"""Which port an endpoint is on: by address, by device, or the only one there is. And which could be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import islice
 from typing import NamedTuple
 
-from mcast.api import Backend, DeviceInfo, PortInfo, PortState
+from mcast.api import Backend, DeviceInfo, McastAddress, PortInfo, PortState
 
 logger = logging.getLogger("mcast")
 
@@ -45,6 +45,27 @@ def choose(backend: Backend, bind: Address | str | None, device: str | None, por
     if not fits:
         raise ValueError(f"{wanted}; {_listing(list(_places(backend)))}")
     return fits[0]
+
+
+def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
+    """Each active port that has an address, with its first one, of the group's family if it has such a one.
+
+    Raises ValueError where there is no such port.
+    """
+
+    def address_of(port: PortInfo) -> Address:
+        fits = (one for one in port.addresses if group and isinstance(one, type(group.address)))
+        return next(fits, port.addresses[0])
+
+    places = [
+        Place(device, port, address_of(port))
+        for device in backend.devices()
+        for port in device.ports
+        if port.state is PortState.ACTIVE and port.addresses
+    ]
+    if not places:
+        raise ValueError(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
+    return places
 
 
 def _where(place: Place) -> tuple[int, Address]:
