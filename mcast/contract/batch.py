@@ -91,7 +91,7 @@ class Batch(Enterable, ABC):
         The registered buffer of a `recv_slot`; else the provider's own, or a copy. BufferError where it is
         another device's; `records` has offsets into that.
         """
-        return self._keep(memoryview(b"".join(message.payload for message in self)))
+        return self._keep(memoryview(b"".join(bytes(message.payload) for message in self)))
 
     @property
     def records(self) -> bytes:
@@ -117,8 +117,10 @@ class Batch(Enterable, ABC):
 
     def _keep(self, view: memoryview) -> memoryview:
         """The view, which ends with the lease."""
-        self._require_lease()
         self._views.append(view)
+        if self._released:  # also by another thread, since the view was made
+            view.release()
+            self._require_lease()
         return view
 
     def _require_lease(self) -> None:
@@ -140,7 +142,7 @@ class Batch(Enterable, ABC):
             raise IndexError(f"message {index} of a batch of {size}")
         with _WHOLE:  # a view that is not kept here would hold the lease
             message = self._message(index % size)
-            self._views.append(message.payload)
+            self._keep(message.payload)
             return message
 
     def __iter__(self) -> Iterator[Message]:
@@ -159,18 +161,22 @@ class Batch(Enterable, ABC):
         """
         if self._released:
             return
-        while self._views:
+        with _WHOLE:  # no lock: each step may be taken by two threads
+            views = self._views
             try:
-                self._views[-1].release()
+                for view in views:
+                    view.release()
             except BufferError:
                 raise BufferError(
-                    f"{len(self._views)} payload(s) of this batch may still be in use by another object: "
-                    "drop it, or copy the payload first"
+                    "a payload of this batch is still in use by another object: drop it, or copy the payload"
                 ) from None
-            self._views.pop()
-        with _WHOLE:
-            self._release()
-            self._released = True
+            self._released = True  # who makes a view from here on, finds this
+            try:
+                self._release()
+            except BaseException:
+                self._released = False
+                raise
+            views.clear()
 
     # A view still exported elsewhere keeps its buffers leased: lost receives, never wrong bytes.
     __del__ = Enterable._drop

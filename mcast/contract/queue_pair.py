@@ -162,7 +162,7 @@ class QueuePair(OnPort):
         self._require_open("send", Phase.SEND)
         if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes):
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
-        if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
+        if imm is not None and not 0 <= operator.index(imm) <= 0xFFFFFFFF:
             raise ValueError(f"imm is {imm}: an immediate is 32 bits, 0..0xFFFFFFFF")
         payloads: list[Any] = batch if isinstance(batch, list) else list(batch)
         if set(map(type, payloads)) <= _BYTES:
@@ -214,6 +214,8 @@ class QueuePair(OnPort):
         the messages received before the failure are read. Closing the QP ends the wait with `Closed`.
         """
         self._require_open("recv", Phase.RECV)
+        if type(max) is not int:
+            max = operator.index(max)
         if max < 1:
             raise ValueError(f"max is {max}: recv returns 1 or more messages")
         return self._recv(max, timeout, events)

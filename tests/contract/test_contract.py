@@ -134,6 +134,20 @@ def test_an_older_receive_memory_ends_without_the_newer(end: End) -> None:
     assert b"for its own" not in new
 
 
+def test_a_number_of_messages_that_is_none_takes_none(end: End) -> None:
+    to = end.join()
+    end.qp.send(to, [b"1", b"2", b"3", b"4"])
+    with pytest.raises(TypeError):
+        end.qp.recv(2.5, BOUND)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        end.qp.send(to, [b"x"], imm=1.5)  # type: ignore[arg-type]
+    found: list[bytes] = []
+    while len(found) < 4:
+        with end.qp.recv(4, BOUND) as batch:
+            found += [bytes(message.payload) for message in batch]
+    assert found == [b"1", b"2", b"3", b"4"]
+
+
 # --- answers ------------------------------------------------------------------------------------------
 
 

@@ -98,13 +98,13 @@ class SimBatch(Batch):
 
     def _all(self) -> memoryview:
         """A view of `memory`."""
-        if self._whole is None:
+        whole = self._whole
+        if whole is None:
             with _WHOLE:  # the traceback of a signal must not refer to the exporter, by no frame's name
-                self._export()
-        assert self._whole is not None
-        return self._whole
+                whole = self._export()
+        return whole
 
-    def _export(self) -> None:
+    def _export(self) -> memoryview:
         exporter = None if self._exporter is None else self._exporter()
         if isinstance(self._slots, DeviceSlots):
             self._slots.region.no_view()
@@ -114,7 +114,8 @@ class SimBatch(Batch):
             exporter = _Copy(b"".join(self._payloads()))
         self._exporter = ref(exporter)
         view = memoryview(exporter).toreadonly()
-        self._whole = view if view.format == "B" else view.cast("B")
+        whole = self._whole = view if view.format == "B" else view.cast("B")
+        return whole
 
     def _message(self, index: int) -> Message:
         if self._starts is None:
@@ -135,8 +136,8 @@ class SimBatch(Batch):
         if self._slots is not None or not self._count:
             yield from super().__iter__()
             return
-        self._require_lease()
         whole, keep, end = self._all(), self._views.append, 0
+        self._require_lease()  # now, for another thread may have ended it just before
         for burst, start, stop in self._slices:
             own = self._is_own(burst.header)
             for payload in islice(burst.payloads, start, stop):
@@ -146,9 +147,9 @@ class SimBatch(Batch):
                 yield message_of(burst, view, own)
 
     def _release(self) -> None:
-        if self._whole is not None:
-            self._whole.release()
-            self._whole = None
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            whole.release()
         if self._exporter is not None and self._exporter() is not None:
             raise BufferError("a slice of a payload of this batch is in use: drop it, or copy it first")
         try:
