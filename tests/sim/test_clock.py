@@ -20,6 +20,8 @@ from mcast.api import CmEvent, CmEventType, Phase, QpInit
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.clock import NS, POLL_NS, SimulationStalled, VirtualClock
 from mcast.backends.sim.faults import Delay, Requests
+from mcast.backends.sim.faults.rules import SaRequest
+from mcast.wire.mcmember import SaMethod
 
 GROUP = "239.1.1.1"
 
@@ -115,6 +117,24 @@ def test_what_is_forgotten_gives_its_thread_and_descriptors_back() -> None:
         thread.join(300)
     assert set(pumps()) <= set(running), "one of another test may have ended meanwhile"
     assert descriptors() <= before
+
+
+def test_a_rule_that_fails_does_not_stop_the_clock(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(request: SaRequest) -> None:
+        if request.method is SaMethod.DELETE:  # by the clock's thread: the join that is left is under way
+            raise ZeroDivisionError
+
+    fabric = Fabric.infiniband(clock="wall")
+    with (
+        open_fabric(fabric) as backend,
+        mcast.open_endpoint(backend, "10.0.0.1") as endpoint,
+        fabric.rules.on_sa_request(fail),
+    ):
+        with pytest.raises(TimeoutError):
+            endpoint.join("239.1.1.1", timeout=0)
+        assert endpoint.join("239.1.1.2", timeout=30).joined
+    fabric.close()
+    assert "what was due on the fabric failed" in caplog.text
 
 
 def test_time_does_not_go_back() -> None:

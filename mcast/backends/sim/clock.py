@@ -7,6 +7,7 @@ the fabric was made.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +21,8 @@ from weakref import ref
 
 from mcast.api import McastError, Phase
 from mcast.interrupts import Lock, Sleepers, take_interrupt, uninterrupted
+
+logger = logging.getLogger("mcast")
 
 NS = 1_000_000_000
 LONGEST = threading.TIMEOUT_MAX // 1
@@ -233,7 +236,10 @@ class WallClock(Clock):
             left = self._due[0][0] - self.now
             if left > 0:
                 return left / NS
-            heappop(self._due)[2]()
+            try:
+                heappop(self._due)[2]()
+            except Exception:  # a rule of the user; what else is due must not wait for ever
+                logger.exception("what was due on the fabric failed")
             self._sleepers.wake()
         return None
 
