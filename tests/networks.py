@@ -44,6 +44,10 @@ class Network(ABC):
         """The port loses its address, and the GID that goes with it; or gets it back."""
 
     @abstractmethod
+    def fail_over(self, port: int) -> None:
+        """The bond below the port takes its other link: ADDR_CHANGE."""
+
+    @abstractmethod
     def touch_gids(self, port: int) -> None:
         """A GID of the port changes that nobody uses."""
 
@@ -70,6 +74,9 @@ class SimNetwork(Network):
         if not present:
             self._addresses = at.interfaces[0].ipv4
         self.fabric.set_ipv4(at, self._addresses if present else None)
+
+    def fail_over(self, port: int) -> None:
+        self.fabric.bond_failover(self.fabric.ports[port])
 
     def touch_gids(self, port: int) -> None:
         with self.fabric.clock:
@@ -103,6 +110,9 @@ class CardNetwork(Network):
         gids, addresses = (self._before.gids, self._before.addresses) if present else (gone, gone)
         self.card.set_port(device, gids=gids, addresses=addresses)
         self.card.port_event(device, AsyncEvent.GID_CHANGE)
+
+    def fail_over(self, port: int) -> None:
+        self.card.event(CmEventType.ADDR_CHANGE, 0, f"10.0.0.{port + 1}")
 
     def touch_gids(self, port: int) -> None:
         self.card.port_event(self._devices[port], AsyncEvent.GID_CHANGE)

@@ -34,7 +34,7 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.contract.batch import CopiedBatch
-from mcast.endpoint.core import Operation, Post, Session, Wait, as_list
+from mcast.endpoint.core import Operation, Post, Session, Wait, as_list, require_seconds
 from mcast.endpoint.membership import Group, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
@@ -118,14 +118,14 @@ class Endpoint(EndpointView["Membership | Sender"]):
         settle: float,
         make: Callable[[Endpoint, Group], M],
     ) -> M:
-        group = await self._run(self._session.join(name, send_only, timeout, settle))
-        member = self._members[group.address] = make(self, group)
+        member = make(self, await self._run(self._session.join(name, send_only, timeout, settle)))
+        self._enter(member)
         return member
 
     def _leave(self, group: Group) -> None:
         with self._lock:
             self._session.leave(group)
-            self._members.pop(group.address, None)
+            self._forget(group)
         self._wake()
 
     # --- receiving ---
@@ -181,6 +181,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             if timeout is not None:
                 now = self._loop.time()
                 if end is None:
+                    require_seconds("timeout", timeout)
                     end = now + timeout
                 elif now >= end:
                     return None
@@ -370,12 +371,14 @@ class Endpoint(EndpointView["Membership | Sender"]):
             try:
                 return qp.flush(0)
             except TimedOut:
-                if self._loop.time() >= end:
+                if not self._loop.time() < end:
                     raise
                 await self._sendable(qp, end)
             except QpError as error:
                 self._on_qp_error(error)
                 raise
+            except Closed:  # the QP was replaced, or its device is away, and what was posted is gone with it
+                return self._session.require_open("flush", Phase.SEND)
 
     def _on_qp_error(self, error: QpError) -> None:
         with self._lock:
@@ -500,6 +503,8 @@ class Sender(MemberView):
         session, now = endpoint._session, endpoint._loop.time
         end = inf if timeout is None else now() + timeout
         posted = 0
+        if monotonic() >= endpoint._turn_ends:  # not once the message is posted: a cancelled send is not done
+            await endpoint._next_turn()
         while True:
             if group.state is _JOINED and group.destination is not None:
                 qp, destination = session.station.qp, group.destination
@@ -520,15 +525,13 @@ class Sender(MemberView):
                     if fresh and not (isinstance(what, list) and what):
                         await endpoint._flush(qp, end)  # the device still reads registered memory
                         break
-                    if now() >= end:
+                    if not now() < end:
                         raise
                     await endpoint._sendable(qp, end)
                 elif isinstance(error, Closed):  # the QP was replaced meanwhile, or all is closed
                     session.require_joined(group, "send", Phase.SEND)
                 else:
                     raise
-        if monotonic() >= endpoint._turn_ends:
-            await endpoint._next_turn()
 
     async def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
         """Wait until the fabric delivers: until `members` other members have answered a probe.

@@ -80,8 +80,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         make: Callable[[Endpoint, Group], M],
     ) -> M:
         def joined() -> M:
-            group = self._run(self._session.join(name, send_only, timeout, settle))
-            member = self._members[group.address] = make(self, group)
+            member = make(self, self._run(self._session.join(name, send_only, timeout, settle)))
+            self._enter(member)
             return member
 
         return made_or_undone(joined, Sender.leave)
@@ -89,7 +89,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     def _leave(self, group: Group) -> None:
         with uninterrupted(), self._lock:
             self._session.leave(group)
-            self._members.pop(group.address, None)
+            self._forget(group)
             self._sleepers.wake()
             if self._pumping and not self.closed:
                 self._session.station.nudge()  # the receiving thread may wait for this very group
@@ -124,12 +124,20 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     def next_event(self, timeout: float | None = 0.0) -> Event | None:
         """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` s have passed."""
         session = self._session
-        with self._lock:
-            if not self._pumping:
-                self._look()
-            if session.events:
-                return session.events.popleft()
-        return None if timeout == 0 else self._run(session.next_event(timeout))
+
+        def found() -> Event | None:
+            with self._lock:
+                if not self._pumping:
+                    self._look()
+                if session.events:
+                    return session.events.popleft()
+            return None if timeout == 0 else self._run(session.next_event(timeout))
+
+        def put_back(event: Event | None) -> None:
+            if event is not None:
+                session.events.appendleft(event)
+
+        return made_or_undone(found, put_back)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the device has sent all that was posted, up to `timeout`: then TimedOut.
@@ -144,6 +152,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             with self._lock:
                 session.on_qp_error(error)
             raise
+        except Closed:  # the QP was replaced, or its device is away, and what was posted is gone with it
+            session.require_open("flush", Phase.SEND)
 
     def _recv(self, group: Group | None, timeout: float | None) -> Message | None:
         session = self._session

@@ -31,6 +31,7 @@ from mcast.api import (
     Message,
     Phase,
     PortEvent,
+    PortState,
     QpError,
     QueuePair,
     mcast_error,
@@ -132,6 +133,9 @@ class Session:
         self._warn_at = settings.receive_depth // 4
         self._backlog = min(BATCH, self._warn_at)
         self._stray_sources = sequence.Sources()
+        self._put_backs = 0
+        self._link_is_up = place.port.state is PortState.ACTIVE
+        """As `PortUp` and `PortDown` have told."""
 
     def close(self) -> None:
         """Leave every group, free everything. Idempotent."""
@@ -164,7 +168,10 @@ class Session:
             self.on_event(event)
         if self.restorer.busy and self.restorer.due() <= self.now():
             happened = True
+            before = self.station.id
             self.restorer.recover()
+            if self.station.id is not before:  # what the port told meanwhile, it told the old one
+                self._note_link(self.station.place.port.state is PortState.ACTIVE)
         return happened
 
     def on_event(self, event: CmEvent) -> None:
@@ -175,13 +182,15 @@ class Session:
             return
         group = event.context
         match event.type:
+            case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE:
+                self.restorer.lose_all(_error_of(event), reopen=True)
+            case _ if self.restorer.reopen:
+                logger.debug("event %s passed over: its membership ends with the id", event.type.name)
             case CmEventType.MULTICAST_JOIN if isinstance(group, Group):
                 assert event.ud is not None
                 self.restorer.on_joined(group, event.ud.destination)
             case CmEventType.MULTICAST_ERROR if isinstance(group, Group):
                 self.restorer.happens(group, Change.REFUSED, _error_of(event))
-            case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE:
-                self.restorer.lose_all(_error_of(event), reopen=True)
             case _:
                 logger.debug("event %s passed over", event.type.name)
 
@@ -205,10 +214,8 @@ class Session:
     def _on_port_event(self, event: PortEvent) -> None:
         port = self.station.port_name
         match event:
-            case PortEvent.ERR:
-                self._tell(PortDown(port))
-            case PortEvent.ACTIVE:
-                self._tell(PortUp(port))
+            case PortEvent.ERR | PortEvent.ACTIVE:
+                self._note_link(event is PortEvent.ACTIVE)
             case PortEvent.GID_CHANGE:
                 error = self.station.look_at_address()
                 self._tell(AddressChanged(port, own=error is not None))
@@ -216,6 +223,12 @@ class Session:
                     self.restorer.lose_all(error, reopen=True)
             case _:  # what it costs comes as MULTICAST_ERROR
                 logger.debug("%s: %s", port, event.name)
+
+    def _note_link(self, up: bool) -> None:
+        """Tell of a link that is not as was told."""
+        if up != self._link_is_up:
+            self._link_is_up = up
+            self._tell((PortUp if up else PortDown)(self.station.port_name))
 
     def on_qp_error(self, error: QpError) -> None:
         """The QP went into ERR: with a policy it is reset, else the error is the caller's."""
@@ -239,6 +252,7 @@ class Session:
     ) -> Operation[Group]:
         """Join, and wait until it is joined; nothing is left behind if that fails, ends or is cancelled."""
         self.require_open("join", Phase.JOIN)
+        require_seconds("settle", settle)
         address = McastAddress.of(group_name)
         deadline = self._deadline(timeout)
         if self.restorer.reopen:
@@ -376,7 +390,8 @@ class Session:
                 try:
                     qp.send(destination, numbered, imm, timeout)
                 except McastError as error:
-                    group.next_number = numbers.start + error.posted  # the others are free again
+                    if group.next_number == numbers.stop:  # no handler of a signal has sent meanwhile
+                        group.next_number = numbers.start + error.posted  # the others are free again
                     raise
         else:
             qp.send(destination, payloads, imm, timeout)
@@ -499,7 +514,8 @@ class Session:
         for message in reversed(messages):
             group = self.by_mgid.get(message.group)
             inbox = self.strays if group is None else group.inbox
-            inbox.put_back(message)
+            self._put_backs -= 1
+            inbox.put_back(self._put_backs, message)
         self.kept += len(messages)
         self.news = True
 
@@ -722,7 +738,10 @@ class Session:
         """When the time is over; -inf for a poll, which needs no clock."""
         if timeout is None:
             return None
-        return self.now() + timeout if timeout > 0 else -inf
+        if timeout > 0:
+            return self.now() + timeout
+        require_seconds("timeout", timeout)
+        return -inf
 
     def _is_over(self, deadline: float | None) -> bool:
         return deadline is not None and (deadline == -inf or self.now() >= deadline)
@@ -759,6 +778,12 @@ def _loss(error: McastError, group: Group, call: str, phase: Phase) -> McastErro
     lost = MembershipLost(E.ENETRESET, call, phase, {"group": group.address}, detail)
     lost.__cause__ = error
     return lost
+
+
+def require_seconds(name: str, seconds: float) -> None:
+    """Refuse what is no number: no clock would ever come there."""
+    if seconds != seconds:
+        raise ValueError(f"{name} is {seconds}: give a number of seconds")
 
 
 def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:

@@ -25,9 +25,9 @@ class Inbox:
         self._queue.append((arrival, copied(message)))
         return True
 
-    def put_back(self, message: Message) -> None:
-        """Put a message that has a payload of its own before all that have come since, in any inbox."""
-        self._queue.appendleft((0, message))
+    def put_back(self, arrival: int, message: Message) -> None:
+        """Put a message that has a payload of its own before the others; `arrival` is less than theirs."""
+        self._queue.appendleft((arrival, message))
 
     @property
     def next_arrival(self) -> int:

@@ -6,7 +6,6 @@ change without a row changes nothing, such as what comes late for a membership t
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
@@ -16,6 +15,7 @@ from mcast.api import Destination, McastError
 from mcast.endpoint import sequence
 from mcast.endpoint.inbox import Inbox
 from mcast.endpoint.stats import GroupStats
+from mcast.interrupts import Lock
 from mcast.wire.addresses import McastAddress
 
 
@@ -117,7 +117,7 @@ class Group:
         self.inbox = Inbox(depth)
         self.sources = sequence.Sources()
         self.stream, self.next_number = stream, 0
-        self.sending = threading.Lock()
+        self.sending = Lock()
         """Held from numbering to posting, so that numbers go out in order."""
         self.sent = self.sent_bytes = self.sent_batches = 0
         self.received = self.received_bytes = 0

@@ -42,8 +42,10 @@ class RejoinPolicy(BaseModel):
 
     def delay(self, attempt: int, random: Random) -> float:
         """How long to wait before that attempt, counted from 1."""
-        # The exponent is bounded: a fabric may be away for days.
-        exact = min(self.first * self.factor ** min(attempt - 1, 64), self.maximum)
+        try:
+            exact = min(self.first * self.factor ** (attempt - 1), self.maximum)
+        except OverflowError:  # a fabric may be away for days
+            exact = self.maximum
         return exact * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 

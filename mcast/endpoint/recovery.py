@@ -150,7 +150,7 @@ class Restorer:
             else:
                 self._station.qp.reset()
         except McastError as error:
-            self._need_reopening()  # what cannot be reset is replaced
+            self.lose_all(error, reopen=True)  # what cannot be reset is replaced
             if not self._plan_next(recovery):
                 for group in groups:
                     if group.recovery is not None:

@@ -56,5 +56,5 @@ def refuse_beyond_device(settings: Settings, place: Place) -> None:
         ("service_level", settings.service_level, *_SERVICE_LEVELS[port.link_layer]),
     ):
         first, last = allowed
-        if value is not None and not first <= value <= last:
-            raise ValueError(f"{name} is {value}: allowed are {first}..{last} ({why})")
+        if value is not None and (type(value) is not int or not first <= value <= last):
+            raise ValueError(f"{name} is {value!r}: allowed are {first}..{last} ({why})")

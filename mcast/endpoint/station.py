@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from mcast.api import (
     Backend,
+    Closed,
     CmId,
     Destination,
     InvalidArgument,
@@ -167,15 +168,16 @@ class Station:
 
     def counters(self) -> QpCounters:
         """Of all QPs so far: sums, but what is free now, and the lowest low water."""
-        if self.id.closed or self.qp.closed:
-            return self._past
-        return _added(self._past, self.qp.counters)
+        with suppress(Closed):  # by another thread, with the backend
+            if not (self.id.closed or self.qp.closed):
+                return _added(self._past, self.qp.counters)
+        return self._past
 
     def port_counters(self) -> Mapping[str, int]:
         """Empty once the backend is closed."""
-        if self.backend.closed:
-            return {}
-        return self.backend.port_counters(self.place.device.name, self.place.port.port_num)
+        with suppress(Closed):
+            return self.backend.port_counters(self.place.device.name, self.place.port.port_num)
+        return {}
 
     def nudge(self) -> None:
         """Cause an event, so that a thread that sleeps in a receive looks again."""

@@ -163,9 +163,21 @@ class EndpointView(Generic[M]):
             return self._session.snapshot()
 
     def __repr__(self) -> str:
-        groups = ", ".join(map(str, self._members)) or "no group"
+        groups = ", ".join(map(str, tuple(self._members))) or "no group"
         state = "closed" if self.closed else groups
         return f"<{type(self).__name__} {self.backend.name} {self.address}: {state}>"
+
+    def _enter(self, member: M) -> None:
+        """Let `groups` show it, unless all was closed meanwhile."""
+        with self._lock:
+            if member._group.state is not GroupState.LEFT:
+                self._members[member.group] = member
+
+    def _forget(self, group: Group) -> None:
+        """Let `groups` show it no more; by its address another may have been joined since."""
+        member = self._members.get(group.address)
+        if member is not None and member._group is group:
+            del self._members[group.address]
 
     def _close_all(self) -> None:
         """Free what is the endpoint's; complete after any failure, and repeatable."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno as E
+import signal
 from collections.abc import Callable
+from types import FrameType
 from typing import cast
 
 import pytest
 
 from mcast import Endpoint, Lost, Membership, Rejoined, RejoinPolicy, open_endpoint
-from mcast.api import CmEventType, McastError
+from mcast.api import CmEventType, McastError, TimedOut
 from mcast.backends.rdma.qp import RdmaQueuePair
 
-from .card import AsyncEvent, Card
+from .card import AsyncEvent, Card, Stage
 from .ends import BOUND, GROUP
 from .provider import CardBackend
 
@@ -124,3 +126,30 @@ def test_the_card_is_told_the_class_of_what_is_sent(
         grh = int.from_bytes(slab[at - GRH_BYTES : at])
         found = grh >> (GRH_BYTES * 8 - CLASS_AT[layer] - 8) & 0xFF
         assert found == (traffic_class or 0)
+
+
+def test_a_signals_handler_sends_while_a_numbered_send_waits(card: Card, backend: CardBackend) -> None:
+    """On the same group: its turn is the thread's own."""
+    card.network("roce", ports=1)
+    said: list[BaseException] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        assert not said, "the first call of the handler hangs"
+        said.append(AssertionError("it has not returned"))
+        try:
+            group.send(b"of the handler", timeout=0)
+        except TimedOut as error:
+            said[0] = error
+        card.release_all()
+
+    with open_endpoint(backend, "10.0.0.1", sequence=True, send_depth=2) as endpoint:
+        group = endpoint.join(GROUP)
+        card.hold(Stage.WIRE, endpoint.qp_num)
+        before = signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, BOUND)
+        try:
+            assert group.send_batch([b"x"] * 5) == 5
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert [type(error) for error in said] == [TimedOut]

@@ -8,6 +8,8 @@ pair another third; on InfiniBand what differs there, and on the card no endpoin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -29,15 +31,16 @@ from mcast.api import (
 from mcast.endpoint.blocking import Sender
 from mcast.endpoint.stats import EndpointStats
 
-from ..interleave import EVERY, interleaved
+from ..interleave import BOUND, EVERY, ROOT, interleaved
 from ..networks import KINDS, Network, network_of
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 NOTHING = type(None)
-STOPS = {"api.py", "backends/sim/backend.py"} | {
+STOPS = {f"contract/{name}.py" for name in ("backend", "cm_id", "closing", "queue_pair", "region")}
+STOPS |= {"backends/sim/backend.py"} | {
     f"backends/rdma/{name}.py" for name in ("channel", "cm_id", "qp", "region", "pds", "address_handles")
 }
-ENDPOINT_STOPS = {"endpoint.py", "session.py", "station.py", "view.py"}
+ENDPOINT_STOPS = {f"endpoint/{name}.py" for name in ("blocking", "core", "station", "view")}
 
 
 @pytest.fixture(params=KINDS)
@@ -66,6 +69,7 @@ def race(
     _, close = prepare()
     close()
     left = network.leftovers()  # a device that is open stays so
+    assert all(Path(ROOT, name).is_file() for name in stops)
     for number, second in enumerate(allowed):
         if network.is_infiniband and EVERY > 1 and not {first, second} <= SA_MATTERS:
             continue
@@ -174,18 +178,24 @@ ON_AN_ENDPOINT: Outcomes = {
     "flush": (NOTHING, Closed),
     "stats": (EndpointStats,),
     "close": (NOTHING,),
+    "close_backend": (NOTHING,),
 }
 
 
 @pytest.mark.parametrize("network", KINDS if EVERY == 1 else KINDS[:2], indirect=True)
 @pytest.mark.parametrize("first", ON_AN_ENDPOINT)
 def test_two_calls_on_an_endpoint(network: Network, first: str) -> None:
-    backend = network.open()
-
     def prepare() -> tuple[Calls, Callable[[], None]]:
+        backend = network.open()
         endpoint = open_endpoint(backend, "10.0.0.1")
         group = endpoint.join(OTHER)
         group.send(b"x")
+
+        def close() -> None:
+            assert not (endpoint.closed and endpoint.groups)
+            endpoint.close()
+            backend.close()
+
         return {
             "join": lambda: endpoint.join(GROUP),
             "sender": lambda: endpoint.sender(GROUP),
@@ -201,7 +211,77 @@ def test_two_calls_on_an_endpoint(network: Network, first: str) -> None:
             "flush": lambda: endpoint.flush(0),
             "stats": endpoint.stats,
             "close": endpoint.close,
-        }, endpoint.close
+            "close_backend": backend.close,
+        }, close
 
     race(network, prepare, first, ON_AN_ENDPOINT, ENDPOINT_STOPS)
+
+
+# --- batches -----------------------------------------------------------------------------------------
+
+ON_A_BATCH: Outcomes = {
+    "release": (NOTHING, BufferError),
+    "message": (Message, ValueError, BufferError),
+    "all": (list, ValueError, BufferError),
+    "memory": (bytes, ValueError, BufferError),
+    "records": (bytes, ValueError, BufferError),
+}
+BATCH_STOPS = {"contract/batch.py", "endpoint/inbox.py", "backends/sim/lease.py"}
+SENT = [b"one", b"two"]
+
+
+@pytest.mark.parametrize("lease", ["queue_pair", "chosen", "copied"])
+@pytest.mark.parametrize("first", ON_A_BATCH)
+def test_two_calls_on_a_batch(network: Network, first: str, lease: str) -> None:
+    """A view is of the batch's own messages, or there is none; ended by two threads, the lease ends once."""
+    backend, numbered = network.open(), lease == "chosen"
+    receiver = open_endpoint(backend, "10.0.0.1", sequence=numbered)
+    sender = open_endpoint(backend, "10.0.0.2", sequence=numbered)
+    groups = [receiver.join(name) for name in (GROUP, OTHER)]
+    out, other = (sender.sender(name) for name in (GROUP, OTHER))
+
+    def prepare() -> tuple[Calls, Callable[[], None]]:
+        out.send_batch(SENT)
+        if lease == "copied":  # kept while another group's was asked for
+            other.send(b"x")
+            assert groups[1].recv(BOUND) is not None
+        batch = receiver.recv_batch(timeout=BOUND)
+
+        def message() -> Message:
+            found = batch[1]
+            assert bytes(found.payload) == SENT[1]
+            return found
+
+        def payloads() -> list[bytes]:
+            found = [bytes(message.payload) for message in batch]
+            assert found == SENT
+            return found
+
+        def close() -> None:
+            batch.release()
+            stats = receiver.stats()
+            assert stats.receive_free == stats.receive_depth
+
+        return {
+            "release": batch.release,
+            "message": message,
+            "all": payloads,
+            "memory": lambda: bytes(batch.memory),
+            "records": lambda: batch.records,
+        }, close
+
+    race(network, prepare, first, ON_A_BATCH, BATCH_STOPS)
     backend.close()
+
+
+def test_what_an_endpoint_shows_of_itself_while_another_thread_joins(network: Network) -> None:
+    with network.open() as backend:
+        at, stopped = 1, True
+        while stopped:
+            with open_endpoint(backend, "10.0.0.1") as endpoint:
+                endpoint.join(OTHER)
+                shown, _, stopped = interleaved(
+                    endpoint.__repr__, partial(endpoint.join, GROUP), at, {"wire/addresses.py"}.__contains__
+                )
+            assert isinstance(shown, str), repr(shown)
+            at += 1

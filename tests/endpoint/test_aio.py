@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from math import nan
 from typing import Any
 
 import pytest
@@ -371,6 +372,62 @@ def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others
             assert (stats.received, stats.received_bytes, group.stats().received) == (3, 3, 3)
             assert stats.receive_free == stats.receive_depth
             assert await group.recv(timeout=0) is None
+
+    run(main)
+
+
+def test_a_batch_for_a_call_that_is_cancelled_keeps_its_order_over_all_groups(network: Network) -> None:
+    async def main() -> None:
+        async with pair(network) as (one, other):
+            outs = [await one.sender(name) for name in (GROUP, OTHER)]
+            for name in (GROUP, OTHER):
+                await other.join(name)
+            task = asyncio.create_task(other.recv_batch())
+            await until(lambda: other._waiters)
+            one._turn_ends = float("inf")
+            sent = [b"%d" % number for number in range(6)]
+            for number, payload in enumerate(sent):
+                await outs[number % 2].send(payload)
+            other._on_readable()  # as the loop calls it
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert [text(await other.recv(timeout=0)) for _ in sent] == sent
+
+    run(main)
+
+
+def test_a_send_that_is_cancelled_has_sent_nothing(network: Network) -> None:
+    async def main() -> None:
+        async with pair(network) as (one, _):
+            out = await one.sender(GROUP)
+            one._turn_ends = 0.0
+            task = asyncio.create_task(out.send(b"x"))
+            await asyncio.sleep(0)  # it gives up its turn
+            assert not task.done()
+            await cancel(task)
+            assert task.cancelled()
+            assert out.stats().sent == one.stats().sent == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("call", ["recv", "recv_batch", "next_event", "send", "flush"])
+def test_a_timeout_that_is_no_number_does_not_wait_for_ever(network: Network, call: str) -> None:
+    async def main() -> None:
+        async with pair(network) as (one, _):
+            group = await one.sender(GROUP)
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
+                "recv": partial(one.recv, nan),
+                "recv_batch": partial(one.recv_batch, timeout=nan),
+                "next_event": partial(one.next_event, nan),
+                "send": partial(group.send, b"x", timeout=nan),
+                "flush": partial(one.flush, nan),
+            }
+            if call in ("send", "flush"):
+                await calls[call]()
+            else:
+                with pytest.raises(ValueError, match="timeout is nan: give a number of seconds"):
+                    await calls[call]()
 
     run(main)
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -353,6 +354,23 @@ def test_a_poll_finds_what_is_there(net: Net) -> None:
     assert payloads(receiver.recv_batch(timeout=0)) == [b"two"]
 
 
+@pytest.mark.parametrize("call", ["join", "settle", "recv", "recv_batch", "next_event", "ready"])
+def test_a_timeout_that_is_no_number_is_refused(net: Net, call: str) -> None:
+    endpoint = net.open(0)
+    group = endpoint.join(GROUP)
+    calls: dict[str, Callable[[], object]] = {
+        "join": lambda: endpoint.join(OTHER, timeout=nan),
+        "settle": lambda: endpoint.join(OTHER, settle=nan),
+        "recv": lambda: group.recv(nan),
+        "recv_batch": lambda: endpoint.recv_batch(timeout=nan),
+        "next_event": lambda: endpoint.next_event(nan),
+        "ready": lambda: group.ready(timeout=nan),
+    }
+    with pytest.raises(ValueError, match="is nan: give a number of seconds"):
+        calls[call]()
+    assert endpoint.groups == (group,)
+
+
 # --- where ---------------------------------------------------------------------------------------
 
 
@@ -406,6 +424,15 @@ def test_the_only_active_port_is_taken_and_logged(make: Make, caplog: pytest.Log
         ({"bind": "10.0.0.1", "service_level": 16}, "service_level is 16: allowed are 0.."),
         ({"bind": "10.0.0.1", "comp_vector": 4}, "has 4 completion vectors, 0..3: choose one of these"),
         ({"bind": "10.0.0.1", "busy_poll": -1.0}, "busy_poll"),
+        ({"bind": "10.0.0.1", "busy_poll": nan}, "busy_poll"),
+        ({"bind": "10.0.0.1", "comp_vector": -1}, "comp_vector"),
+        (
+            {"bind": "10.0.0.1", "traffic_class": 1.5},
+            "traffic_class is 1.5: allowed are 0..255",
+        ),
+        ({"bind": "10.0.0.1", "service_level": "3"}, "service_level is '3': allowed are 0.."),
+        ({"bind": "10.0.0.1", "max_message": 10.5}, "max_message is 10.5: allowed are 1.."),
+        ({"bind": "10.0.0.1", "moderation": -1}, "moderation"),
     ],
 )
 def test_what_cannot_be_opened_says_what_can(make: Make, where: dict[str, Any], says: str) -> None:
@@ -559,6 +586,16 @@ def test_leave_is_idempotent_and_ends_delivery(net: Net) -> None:
             call()
     assert list(member) == []
     assert receiver.join(GROUP).joined
+
+
+def test_leaving_again_does_nothing_to_what_was_joined_since(net: Net) -> None:
+    endpoint = net.open(0)
+    with endpoint.join(GROUP) as before:
+        before.leave()
+        member = endpoint.join(GROUP)
+    before.leave()
+    assert endpoint.groups == (member,)
+    assert member.joined
 
 
 def test_closing_twice_and_leaving_after_is_fine(net: Net) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from mcast import (
 )
 from mcast.api import (
     Backend,
+    Closed,
     DeviceGone,
     McastError,
     MembershipLost,
@@ -31,6 +33,7 @@ from mcast.api import (
 )
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimQueuePair
+from mcast.backends.sim.clock import VirtualClock
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults import Drop, Refuse, Requests
 from mcast.backends.sim.testbed import SimObserver
@@ -422,11 +425,81 @@ def test_a_join_under_way_fails_when_the_device_goes(pairs: Callable[..., Pair])
         pair.receiver.join(OTHER)
 
 
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_a_join_whose_id_ends_first_is_none(make: Callable[..., Fabric], pairs: Callable[..., Pair]) -> None:
+    """ADDR_CHANGE is read, and behind it the outcome of a join; the id is replaced, and all that it holds."""
+    pair = pairs(make(ports=2))
+    pair.fabric.bond_failover(pair.port)
+    with pair.fabric.clock:  # the receiver must not be first
+        try:
+            late = pair.receiver.join(OTHER)
+        except MembershipLost:
+            late = None
+    assert [type(event) for event in pair.events(2)] == [Lost, Rejoined]
+    assert pair.receiver.groups == ((pair.group,) if late is None else (pair.group, late))
+    late = late or pair.receiver.join(OTHER)
+    pair.sender.sender(OTHER).send(b"heard")
+    assert late.recv(timeout=1) is not None
+
+
+def test_a_rejoin_that_ends_after_its_id_did_is_done_again(pairs: Callable[..., Pair]) -> None:
+    pair = pairs(Fabric.infiniband(ports=2))
+    session, clock = pair.receiver._session, pair.fabric.clock
+    assert isinstance(clock, VirtualClock)
+    pair.fabric.change_lid(pair.port)
+    assert isinstance(pair.next_event(1), Lost)
+    recovery = pair.group._group.recovery
+    assert recovery is not None
+    while recovery.due < inf:  # until the SA is asked, and has not answered yet
+        clock.advance(0.001)
+        session.step()
+    pair.fabric.bond_failover(pair.port)
+    clock.advance(1)  # both events are there, ADDR_CHANGE first
+    assert isinstance(pair.next_event(60), Rejoined)
+    assert pair.hears()
+    assert pair.group.stats().rejoins == 1
+
+
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_what_was_joined_while_the_queue_pair_had_failed_comes_back_with_another(
+    make: Callable[..., Fabric], pairs: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pairs(make(ports=2))
+
+    def refuse(self: SimQueuePair) -> None:
+        raise McastError(22, "modify", Phase.MODIFY)
+
+    monkeypatch.setattr(SimQueuePair, "reset", refuse)
+    pair.fabric.fail_qp(pair.qp)
+    assert isinstance(pair.next_event(1), Lost)
+    second = pair.receiver.join(OTHER)
+    kinds = [type(event) for event in pair.events(3)]
+    assert sorted(kinds, key=str) == [Lost, Rejoined, Rejoined]
+    pair.sender.sender(OTHER).send(b"heard")
+    assert second.recv(timeout=1) is not None
+
+
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_a_flush_while_the_device_is_away_has_nothing_to_wait_for(
+    make: Callable[..., Fabric], pairs: Callable[..., Pair]
+) -> None:
+    pair = pairs(make(ports=2))
+    pair.group.send(b"sent")
+    pair.fabric.remove_device(pair.port)
+    assert isinstance(pair.next_event(1), Lost)
+    assert pair.receiver.next_event(1) is None  # an attempt was made, without the device
+    pair.receiver.flush(timeout=0)
+    pair.receiver.close()
+    with pytest.raises(Closed):
+        pair.receiver.flush(timeout=0)
+
+
 def test_back_off_grows_to_its_maximum_and_is_spread() -> None:
     policy = RejoinPolicy(first=0.1, factor=3.0, maximum=2.0, jitter=0.0)
     assert [policy.delay(n, Random(0)) for n in (1, 2, 3, 4, 1_000_000)] == pytest.approx(
         [0.1, 0.3, 0.9, 2.0, 2.0]
     )
+    assert RejoinPolicy(factor=1e6, jitter=0).delay(1_000, Random(0)) == 5.0
     spread = [RejoinPolicy(jitter=0.5).delay(1, Random(seed)) for seed in range(100)]
     assert 0.025 <= min(spread) < 0.035 < 0.065 < max(spread) <= 0.075
     for wrong in ({"first": 0}, {"factor": 0.5}, {"jitter": 2}, {"give_up_after": -1}, {"retries": 3}):

@@ -181,6 +181,18 @@ def test_an_address_that_goes_and_comes_back_is_joined_from_again(pair: Pair) ->
     assert pair.hears()
 
 
+@pytest.mark.parametrize("network", ["roce", "card-roce"], indirect=True)
+def test_a_link_that_comes_up_while_the_queue_pair_is_replaced_is_told(pair: Pair) -> None:
+    pair.network.set_link(1, up=False)
+    pair.next(PortDown)
+    pair.network.fail_over(1)
+    pair.next(Lost)
+    pair.network.set_link(1, up=True)  # the queue pair that hears of it will not be asked any more
+    assert {type(pair.receiver.next_event(BOUND)) for _ in range(2)} == {PortUp, Rejoined}
+    assert pair.receiver.next_event(0) is None
+    assert pair.hears()
+
+
 def test_who_waits_for_an_event_is_woken(pair: Pair) -> None:
     with ThreadPoolExecutor(1) as pool:
         asleep = pool.submit(pair.receiver.next_event, BOUND)

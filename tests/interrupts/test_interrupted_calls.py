@@ -20,11 +20,13 @@ from mcast.api import (
     Destination,
     EventChannel,
     McastError,
+    PortEvent,
     QueuePair,
     Region,
     TimedOut,
 )
 from mcast.backends.sim import INFINIBAND, ROCE
+from mcast.backends.sim.testbed import SimTestbed
 from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import Gid
 
@@ -399,6 +401,25 @@ def test_reading_an_event_attaches_or_not(port: Port) -> None:
 
     port.id.join_multicast(GROUP)
     interrupted_everywhere(lambda: port.channel.get_event(SOON), check)
+
+
+def test_an_event_of_an_endpoint_is_fetched_or_is_still_there(pair: Pair) -> None:
+    port = pair.site.ports[0]
+    assert isinstance(pair.site, SimTestbed)
+    fabric = pair.site.fabric
+    found: list[object] = []
+
+    def check(returned: bool) -> None:
+        rest = pair.here.next_event(0)
+        assert (len(found) == 1) == returned
+        assert (rest is None) == returned
+        found.clear()
+        with fabric.clock:
+            fabric.tell(fabric.port_of(port), PortEvent.GID_CHANGE)
+
+    found.append(None)
+    check(True)
+    interrupted_everywhere(lambda: found.append(pair.here.next_event(SOON)), check)
 
 
 def test_waiting_for_an_event_in_vain(port: Port) -> None:
