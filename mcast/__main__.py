@@ -1,6 +1,19 @@
 """`python -m mcast` is the command `mcast`."""
 
-from mcast.cli import main
+from __future__ import annotations
+
+import sys
+from signal import SIGINT
+
+
+def main() -> None:
+    """Run the command; Ctrl-C ends it without a traceback while its modules are read, too."""
+    try:
+        from mcast.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(128 + SIGINT)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -80,6 +80,9 @@ class Sink:
         """The file is whole: put it where it belongs. False while that takes time: then call again."""
         return True
 
+    def finish(self) -> None:
+        """As `commit`, and wait until it is done."""
+
     def close(self) -> None:
         """Let go of it; what is not whole is removed, where it can be."""
 
@@ -130,8 +133,14 @@ class NewFile(Sink):
             self._placing = self._placer.submit(self._place, _mode(self._target))
         if not self._placing.done():
             return False
-        self._placing.result()
+        self.finish()
         return True
+
+    def finish(self) -> None:
+        if self._placing is None:
+            self.commit()
+        assert self._placing is not None
+        self._placing.result()
 
     def _place(self, mode: int) -> None:
         """On return the file survives a crash of the host, under its name."""

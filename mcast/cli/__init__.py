@@ -5,13 +5,17 @@ Bad input ends with one sentence on stderr and status 2; a run that fails, with 
 
 from __future__ import annotations
 
+import errno as E
 import os
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
-from io import TextIOWrapper
+from io import RawIOBase, TextIOWrapper
+from signal import SIGINT
+from typing import BinaryIO, cast
 
 import typer
+from typing_extensions import Buffer
 
 from mcast import __version__
 from mcast.api import BackendError
@@ -31,7 +35,7 @@ from mcast.cli import (
     sim,
     top,
 )
-from mcast.cli.terminal import Failure
+from mcast.cli.terminal import Failure, plain
 
 app = typer.Typer(
     name="mcast",
@@ -82,8 +86,20 @@ def _root(
         typer.echo(context.get_help())
 
 
+class _Closed(RawIOBase):
+    """A stream that was closed when the command was started."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        raise OSError(E.EBADF, os.strerror(E.EBADF), "stdout")
+
+
 def main() -> None:
     """Run the command line and exit with its status."""
+    if sys.stdout is None:  # what is printed is not lost without a word
+        sys.stdout = TextIOWrapper(cast(BinaryIO, _Closed()), write_through=True)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: the name of a file may be no text
     sys.exit(_run())
@@ -101,6 +117,8 @@ def _run() -> int:
         return _say(str(error), error.status)
     except BackendError as error:
         return _say(str(error), 2)
+    except KeyboardInterrupt:  # while somebody is slow to read what was printed
+        return 128 + SIGINT
     except BrokenPipeError:
         # Whoever read us has left; the interpreter must not try to flush to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -111,7 +129,8 @@ def _run() -> int:
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:
-    with suppress(OSError, AttributeError):  # it is None where it was closed from the beginning
+    with suppress(OSError):
         sys.stdout.flush()
-    print(text if text.startswith("Usage:") else f"{command}: {text}", file=sys.stderr)
+    if sys.stderr is not None:  # it was closed from the beginning
+        print(plain(text if text.startswith("Usage:") else f"{command}: {text}"), file=sys.stderr)
     return status

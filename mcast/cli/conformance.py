@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.terminal import Failure, backend_name, console, output_file
+from mcast.cli.terminal import Failure, backend_name, console, output_file, write_file
 from mcast.contract.registry import backend_names
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def conformance(
     if json_file:
         from mcast.conformance.report import to_json
 
-        json_file.write_text(to_json(report), "utf-8")
+        write_file(json_file, to_json(report).encode())
     if html_file:
         from mcast import __version__
         from mcast.conformance.page import to_html
@@ -84,7 +84,8 @@ def conformance(
         host = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
         today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         summaries = {name: provider(name).summary for name in report.providers}
-        html_file.write_text(to_html(report, f"mcast {__version__}, {host}, {today}", summaries), "utf-8")
+        page = to_html(report, f"mcast {__version__}, {host}, {today}", summaries)
+        write_file(html_file, page.encode())
     _show(report)
     if not report.passed:
         raise typer.Exit(1)

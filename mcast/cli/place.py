@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -81,7 +82,7 @@ def refuse_simulated(backend: str, what: str) -> None:
 def port_of(device: str | None) -> tuple[str | None, int]:
     """`DEV` or `DEV/PORT` in its two parts."""
     name, _, port = (device or "").partition("/")
-    if port and not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 255):
+    if port and not (re.fullmatch("[0-9]{1,3}", port) and 1 <= int(port) <= 255):
         raise Failure(f"{device!r} is no device: write DEV, or DEV/PORT with a port of 1..255", 2)
     return name or None, int(port or 1)
 

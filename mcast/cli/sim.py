@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.terminal import Failure, console, output_file
+from mcast.cli.terminal import Failure, console, output_file, write_file
 
 if TYPE_CHECKING:
     from mcast.backends.sim.scenario.play import MemberResult, ScenarioResult, Seen
@@ -75,12 +76,13 @@ def _write_trace(result: ScenarioResult, html: Path | None, pcap: Path | None, t
     from mcast.backends.sim.trace import pcapng, timeline
 
     if html:
-        html.write_text(timeline.page(result.trace, result.scenario.name), "utf-8")
+        write_file(html, timeline.page(result.trace, result.scenario.name).encode())
     if pcap:
-        with pcap.open("wb") as file:
-            pcapng.write(result.trace, file)
+        packets = BytesIO()
+        pcapng.write(result.trace, packets)
+        write_file(pcap, packets.getvalue())
     if trace:
-        trace.write_text(f"{result.trace}\n", "utf-8")
+        write_file(trace, f"{result.trace}\n".encode())
 
 
 def _show(result: ScenarioResult) -> None:

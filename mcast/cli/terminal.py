@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mcast.api import McastAddress
+from mcast.cast.files import open_sink
 from mcast.contract.registry import backend_names
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 class Failure(Exception):
@@ -24,11 +27,22 @@ class Failure(Exception):
         self.status = status
 
 
+def plain(text: str) -> str:
+    """The text with nothing in it that moves a cursor: the name of a file may be a stranger's."""
+    return "".join(
+        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text
+    )
+
+
 def console(stderr: bool = False) -> Console:
     """Plain text where it is not a terminal; no colour where NO_COLOR is set."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    class PlainConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(plain(text), **options)
+
+    return PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
 
 
 def wrapped(label: str, text: str) -> None:
@@ -86,10 +100,23 @@ def size(text: str) -> int:
 
 
 def output_file(path: Path | None) -> Path | None:
-    """A file that can be written; asked before the work, not after it."""
+    """A file that can be written; asked before the work, not after it, and without making one."""
     if path is not None:
         try:
-            path.open("a").close()
+            if not (path.is_fifo() or path.is_char_device()):  # whoever reads would see its end
+                with closing(open_sink(str(path.absolute()))) as sink:
+                    sink.open()
         except OSError as error:
             raise typer.BadParameter(f"cannot write {path}: {error.strerror}") from None
     return path
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write all of the file or none of it; one sentence if it cannot be written."""
+    try:
+        with closing(open_sink(str(path.absolute()))) as sink:
+            sink.open()
+            sink.write(data)
+            sink.finish()
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}") from None

@@ -34,6 +34,10 @@ BAD_INPUT = {
     "unknown unit": (("demo", "--size", "4X"), "'4X' is no size"),
     "too large": (("demo", "--size", "1025M"), "at most 1G"),
     "size of a given file": (("demo", MCAST, "--size", "1"), "--size is of the made-up file"),
+    "a port of many digits": (
+        ("recv", "239.1.1.1", "-o", "f", "--device", f"x/{'9' * 5000}"),
+        "is no device: write DEV",
+    ),
     "two files": (("demo", "a", "b"), "unexpected extra argument"),
     "unknown option": (("demo", "--nope"), "No such option: --nope"),
     "unknown command": (("nope",), "No such command 'nope'"),
@@ -169,3 +173,71 @@ def test_a_full_disk_is_one_sentence(run: Run) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "--help", "mgid 239.1.1.1", "demo --size 1K", "lab check"])
+def test_a_closed_stdout_is_one_sentence(run: Run, command: str) -> None:
+    done = run("sh", "-c", f"{MCAST} {command} >&-")
+    assert (done.returncode, done.stderr) == (1, "mcast: [Errno 9] Bad file descriptor: 'stdout'\n")
+
+
+def test_an_error_is_not_printed_among_the_results(run: Run) -> None:
+    done = run("sh", "-c", f"{MCAST} nope 2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+SUMMARY = """
+name = "evil\\u001b[2J"
+summary = "a \\u009b2J line\\nand another"
+seconds = 1
+[[members]]
+group = "239.1.1.1"
+ports = [0]
+"""
+
+
+def test_no_name_moves_the_cursor(here: Run, tmp_path: Path) -> None:
+    (tmp_path / "\x1b[2J").write_bytes(b"x")
+    (tmp_path / "run.toml").write_text(SUMMARY)
+    shown = here("demo", "\x1b[2J").stdout, here("demo", "\x1b]0;x\a").stderr
+    assert shown[0].startswith("\\x1b[2J: 1 bytes")
+    assert "cannot read \\x1b]0;x\\x07: No such file" in shown[1]
+    assert here("sim", "run", "run.toml").stdout.startswith("evil\\x1b[2J: a \\x9b2J line\nand another\n")
+
+
+@pytest.mark.parametrize("option", ["--html", "--pcap", "--trace"])
+def test_a_run_that_fails_leaves_no_file_and_an_older_one_whole(
+    here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    assert here("sim", "run", "no-such", option, "made").returncode == 2
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "made").write_text("older")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        done = here("sim", "run", "late-join", option, "made")
+    assert (done.returncode, done.stderr) == (1, "mcast: cannot write made: No space left on device\n")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("made", "older")]
+    assert here("sim", "run", "late-join", option, "made").returncode == 0
+    assert (tmp_path / "made").stat().st_size > 1000
+
+
+def test_an_interrupt_while_modules_are_read_is_no_traceback(run: Run) -> None:
+    script = """
+import sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+from mcast.__main__ import main
+main()
+"""
+    done = run(MCAST.with_name("python"), "-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert "from mcast.__main__ import main" in MCAST.read_text()
