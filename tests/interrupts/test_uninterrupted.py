@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -280,3 +281,57 @@ def test_a_handler_that_is_set_and_set_back_is_found() -> None:
             signal.raise_signal(CTRL_C)
             done.append("held")
         assert done == ["held"]
+
+
+CHAINED = """
+import faulthandler, signal, time
+from mcast.interrupts import uninterrupted
+
+COARSE = 6  # CLOCK_MONOTONIC_COARSE
+
+def stand_in_front():
+    before = time.clock_gettime(COARSE)
+    while time.clock_gettime(COARSE) == before:
+        pass
+    with uninterrupted():
+        pass
+
+stand_in_front()
+faulthandler.register(signal.SIGINT, chain=True)
+for _ in range(3):
+    stand_in_front()
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_a_handler_that_passes_the_signal_on_to_the_one_before_may_stand_between() -> None:
+    """The one before is ours, which stands in front again."""
+    done = subprocess.run([sys.executable, "-c", CHAINED], capture_output=True, text=True, timeout=BOUND)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n" * 3)
+    assert done.stderr.count("most recent call first") == 3
+
+
+def test_who_does_not_hold_a_lock_cannot_let_go_of_it() -> None:
+    lock = import_module("mcast.interrupts._interrupts").Lock()
+    refused: list[BaseException] = []
+
+    def let_go() -> None:
+        for call in (lock.release, lock._release_save):
+            try:
+                call()
+            except RuntimeError as error:
+                refused.append(error)
+
+    lock.acquire()
+    lock.acquire()
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    thread.join(BOUND)
+    assert len(refused) == 2
+    lock.release()
+    assert lock._is_owned()
+    lock.release()
+    assert not lock._is_owned()

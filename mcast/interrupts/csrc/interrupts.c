@@ -28,6 +28,8 @@ static int *asleep_on;		  /* atomic: the bell that the main thread waits for, or
 static int depth;		  /* of blocks, one in the other, in the main thread */
 static pthread_t main_thread;
 static struct sigaction behind;	  /* the handler that ours stands in front of */
+static struct sigaction first;	  /* the one of the first time */
+static int passed_on;		  /* atomic: how many handlers behind are at work */
 static PyObject *getsignal, *sigint, *seen; /* `seen`: Python's handler when ours was last found to be in front */
 static int seen_holdable;
 static struct timespec seen_at;
@@ -43,6 +45,22 @@ static void tell(int *bell, int what)
 	syscall(SYS_futex, bell, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+/* Who has put himself in front of ours, and has ours in front again, may pass the signal on to ours: then it is the
+ * first handler's turn. */
+static void pass_on(int number, siginfo_t *info, void *context)
+{
+	int before = __atomic_fetch_add(&passed_on, 1, __ATOMIC_SEQ_CST);
+	const struct sigaction *to = before ? &first : &behind;
+
+	if (before > 1)
+		; /* the first one passes it on, too */
+	else if (to->sa_flags & SA_SIGINFO)
+		to->sa_sigaction(number, info, context);
+	else
+		to->sa_handler(number);
+	__atomic_sub_fetch(&passed_on, 1, __ATOMIC_SEQ_CST);
+}
+
 /* The handler. */
 static void on_sigint(int number, siginfo_t *info, void *context)
 {
@@ -50,10 +68,7 @@ static void on_sigint(int number, siginfo_t *info, void *context)
 
 	if (!__atomic_compare_exchange_n(&state, &held, CAME, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
 		__atomic_store_n(&state, TAKEN, __ATOMIC_SEQ_CST); /* the second one is taken at once */
-		if (behind.sa_flags & SA_SIGINFO)
-			behind.sa_sigaction(number, info, context);
-		else
-			behind.sa_handler(number);
+		pass_on(number, info, context);
 	}
 	bell = __atomic_load_n(&asleep_on, __ATOMIC_SEQ_CST);
 	if (bell)
@@ -74,6 +89,8 @@ static int go_in_front(PyObject *handler)
 		return 1;
 	if (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN))
 		return 0;
+	if (!behind.sa_handler)
+		first = now;
 	behind = now;
 	now.sa_sigaction = on_sigint;
 	now.sa_flags |= SA_SIGINFO;
@@ -243,19 +260,23 @@ static int wait_for_lock(struct lock *self, double timeout)
 	return status == PY_LOCK_ACQUIRED;
 }
 
+static int is_mine(const struct lock *self)
+{
+	return self->count && self->owner == PyThread_get_thread_ident();
+}
+
 static int lock(struct lock *self, double timeout)
 {
-	unsigned long me = PyThread_get_thread_ident();
 	int taken = 1;
 
-	if (self->owner == me && self->count) {
+	if (is_mine(self)) {
 		self->count++;
 		return 1;
 	}
 	if (!PyThread_acquire_lock(self->lock, 0))
 		taken = timeout ? wait_for_lock(self, timeout) : 0;
 	if (taken > 0) {
-		self->owner = me;
+		self->owner = PyThread_get_thread_ident();
 		self->count = 1;
 	}
 	return taken;
@@ -263,7 +284,7 @@ static int lock(struct lock *self, double timeout)
 
 static int unlock(struct lock *self)
 {
-	if (self->owner != PyThread_get_thread_ident() || !self->count) {
+	if (!is_mine(self)) {
 		PyErr_SetString(PyExc_RuntimeError, "cannot release un-acquired lock");
 		return -1;
 	}
@@ -307,9 +328,7 @@ static PyObject *leave_lock(PyObject *object, PyObject *const *error, Py_ssize_t
 
 static PyObject *is_owned(PyObject *object, PyObject *unused)
 {
-	struct lock *self = (struct lock *)object;
-
-	return PyBool_FromLong(self->count && self->owner == PyThread_get_thread_ident());
+	return PyBool_FromLong(is_mine((struct lock *)object));
 }
 
 static PyObject *release_save(PyObject *object, PyObject *unused)
@@ -317,7 +336,8 @@ static PyObject *release_save(PyObject *object, PyObject *unused)
 	struct lock *self = (struct lock *)object;
 	unsigned long count = self->count;
 
-	self->count = count ? 1 : 0;
+	if (is_mine(self))
+		self->count = 1;
 	return unlock(self) ? NULL : PyLong_FromUnsignedLong(count);
 }
 
