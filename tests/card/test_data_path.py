@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -313,6 +314,43 @@ def test_a_handle_that_a_reset_has_ended_is_used_by_nobody(end: End, monkeypatch
     assert end.card.reports() == ()
 
 
+def handles(card: Card) -> int:
+    """How many address handles live."""
+    return sum(one.kind == "address handle" for one in card.leftovers())
+
+
+def test_a_handle_that_another_thread_has_made_anew_stays_in_use(
+    end: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a send and its handle come a reset, and a send of another thread."""
+    look_up = AddressHandles.get
+    send = end.qp.send_one
+    other = partial(send, end.group, b"of another thread")
+    meanwhile: list[Callable[[], object]] = [end.qp.reset, lambda: Running(other).results()]
+
+    def get(self: AddressHandles, destination: Destination) -> int:
+        found = look_up(self, destination)
+        steps = meanwhile.copy()
+        meanwhile.clear()
+        for step in steps:
+            step()
+        return found
+
+    monkeypatch.setattr(AddressHandles, "get", get)
+    send(end.group, b"across a reset")
+    assert handles(end.card) == 1
+
+
+def test_a_handle_whose_source_cannot_be_asked_for_is_destroyed(end: End) -> None:
+    end.card.fail("ibv_query_gid", E.EIO, times=3)
+    for _ in range(3):
+        with pytest.raises(McastError):
+            end.qp.send_one(end.group, b"x")
+    assert handles(end.card) == 0
+    end.qp.send_one(end.group, b"x")
+    assert handles(end.card) == 1
+
+
 def test_a_region_closes_beside_sends_from_it(end: End) -> None:
     memory = memoryview(bytearray(1024))
     over = threading.Event()
@@ -487,6 +525,34 @@ def test_a_close_that_fails_abandons_nothing_else(card: Card, backend: CardBacke
     assert len(left) <= 6 < made  # that one, and what it depends on
     backend.close()
     assert card.leftovers() == ()
+
+
+def test_a_second_queue_pair_does_not_hide_that_the_first_is_not_closed(
+    card: Card, backend: CardBackend, end: End
+) -> None:
+    card.fail("ibv_destroy_qp", E.EIO)
+    with pytest.raises(McastError):
+        end.qp.close()
+    end.id.create_qp()
+    assert len(card.qps()) == 2
+    backend.close()
+    assert card.leftovers() == ()
+
+
+def test_a_channel_opens_before_its_backend_closes_or_not_at_all(card: Card, backend: CardBackend) -> None:
+    """The thread that opens it stands still in the library meanwhile."""
+    card.ethernet(1)
+    card.stall("rdma_create_event_channel")
+    opening = Running(backend.event_channel)
+    until(lambda: card.stalled("rdma_create_event_channel") == 1)
+    closing = Running(backend.close)
+    until(lambda: is_asleep(closing.threads[0]))
+    card.go_on("rdma_create_event_channel")
+    opening.results()
+    closing.results()
+    assert card.leftovers() == ()
+    with pytest.raises(Closed):
+        backend.event_channel()
 
 
 def test_every_failure_of_a_close_is_told(card: Card, backend: CardBackend) -> None:

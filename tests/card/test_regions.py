@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import errno as E
+import gc
+import mmap
 import os
+import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from mcast.api import Closed, InvalidArgument, McastError, NotSupported, Phase, QueuePair, TimedOut
+from mcast.api import (
+    Closed,
+    Destination,
+    DeviceRegion,
+    InvalidArgument,
+    McastError,
+    NotSupported,
+    Phase,
+    QpState,
+    QueuePair,
+    Region,
+    TimedOut,
+)
 from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.backends.rdma.region import RdmaDeviceRegion, RdmaRegion
 
@@ -19,6 +33,7 @@ from .ends import BOUND, End
 from .provider import CardBackend
 
 SIZE = 3 * 4096
+_MAP_NORESERVE = 0x4000
 
 
 @pytest.fixture
@@ -83,18 +98,6 @@ def test_a_device_that_takes_no_dmabuf_says_so(card: Card, backend: CardBackend,
     assert caught.value.phase is Phase.REGISTER
 
 
-def test_a_library_without_dmabuf_says_which_to_take(
-    card: Card, backend: CardBackend, memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    card.ethernet(1)
-    qp = cast(RdmaQueuePair, End(backend).qp)
-    lacking = SimpleNamespace(mcast_register_dmabuf=lambda *_: -E.ENOSYS, mcast_has_dmabuf=lambda: 0)
-    monkeypatch.setattr(qp.native, "_lib", lacking)
-    with pytest.raises(NotSupported, match="upgrade rdma-core to 34 or newer"):
-        qp.register_dmabuf(memory, SIZE)
-    monkeypatch.undo()
-
-
 def test_what_was_deregistered_meanwhile_is_not_sent(card: Card, backend: CardBackend, memory: int) -> None:
     """As another thread's close, between the look at the region and the post."""
     card.ethernet(1)
@@ -128,3 +131,84 @@ def test_closing_the_queue_pair_ends_its_device_memory(card: Card, backend: Card
     qp.close()
     region.close()
     assert [one.kind for one in card.leftovers() if one.kind == "memory region"] == []
+
+
+def regions(card: Card) -> int:
+    """How many memory regions live; one is the queue pair's own."""
+    return sum(one.kind == "memory region" for one in card.leftovers())
+
+
+def hears(end: End, to: Destination) -> bool:
+    end.qp.reset()
+    end.qp.send_one(to, b"heard")
+    message = end.qp.recv_one(BOUND)
+    return message is not None and bytes(message.payload) == b"heard"
+
+
+STEPS = range(1, 5)
+"""Changes of state by which a queue pair comes to receive elsewhere."""
+
+
+@pytest.mark.parametrize("nth", STEPS)
+def test_a_region_that_fails_to_close_stays_until_the_next_try(
+    card: Card, backend: CardBackend, nth: int
+) -> None:
+    card.ethernet(1)
+    end = End(backend)
+    to, region = end.join(), end.qp.register(bytearray(4096), recv_slot=1024)
+    card.fail("ibv_modify_qp", E.EIO, nth)
+    with pytest.raises(McastError):
+        region.close()
+    assert hears(end, to)
+    region.close()
+    assert regions(card) == 1
+    assert hears(end, to)
+
+
+@pytest.mark.parametrize("nth", STEPS)
+def test_receive_memory_that_is_refused_is_registered_no_more(
+    card: Card, backend: CardBackend, nth: int
+) -> None:
+    card.ethernet(1)
+    end, buffer = End(backend), bytearray(4096)
+    to = end.join()
+    card.fail("ibv_modify_qp", E.EIO, nth)
+    with pytest.raises(McastError):
+        end.qp.register(buffer, recv_slot=1024)
+    assert regions(card) == 1
+    assert hears(end, to)
+    gc.collect()
+    buffer.clear()  # which it refuses while something has a view of it
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_receive_memory_may_have_more_slots_than_32_bits_count(
+    card: Card, backend: CardBackend, memory: int, kind: str
+) -> None:
+    card.ethernet(1)
+    end, size = End(backend), 5 << 30
+    to = end.join()
+    if kind == "host":
+        unused = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        region: Region | DeviceRegion = end.qp.register(mmap.mmap(-1, size, flags=unused), recv_slot=1)
+    else:
+        os.ftruncate(memory, size)
+        region = end.qp.register_dmabuf(memory, size, recv_slot=1)
+    assert end.qp.state is QpState.RTS
+    region.close()
+    assert hears(end, to)
+
+
+def test_a_queue_pair_that_received_into_a_device_is_not_kept(
+    card: Card, backend: CardBackend, memory: int
+) -> None:
+    """It and the region refer to each other; the garbage collector finds that."""
+    card.ethernet(1)
+    end = End(backend)
+    end.qp.register_dmabuf(memory, SIZE, recv_slot=64)
+    gone = weakref.ref(end.qp)
+    end.channel.close()
+    backend._channels.clear()
+    del end
+    gc.collect()
+    assert gone() is None

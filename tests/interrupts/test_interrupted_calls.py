@@ -524,3 +524,13 @@ def test_a_backend_is_closed_or_can_be_closed_again(card: Card, layer: str) -> N
     open_another()
     interrupted_everywhere(lambda: opened[0].close(), check)
     opened[0].close()
+
+
+def test_the_look_at_the_devices_leaves_nothing_open(card: Card) -> None:
+    card.ethernet(2)
+    with CardBackend(card) as backend:
+
+        def check(returned: bool) -> None:
+            assert card.leftovers() == ()
+
+        assert interrupted_everywhere(backend.devices, check) > 10

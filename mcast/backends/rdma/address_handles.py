@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno as E
-import threading
 from collections import OrderedDict
 
 from mcast.api import Destination, Gid, Phase, mcast_error
 from mcast.backends.rdma.native import Context, Native, Qp
+from mcast.interrupts import Lock, uninterrupted
 
 _KEPT = 64
 _FIELDS = (
@@ -34,13 +34,13 @@ class AddressHandles:
 
     def __init__(self, native: Native, context: Context, qp: Qp) -> None:
         self._native, self._context, self._qp = native, context, qp
-        self._lock = threading.RLock()
+        self._locked = uninterrupted(Lock())
         self._serials: OrderedDict[Destination, int] = OrderedDict()
         self.sources: set[Gid] = set()
 
     def get(self, destination: Destination) -> int:
         """Raises the errno of ibv_create_ah: EINVAL, ENODATA (K-DATA-21)."""
-        with self._lock:
+        with self._locked:
             serial = self._serials.get(destination)
             if serial is None:
                 serial = self._serials[destination] = self._create(destination)
@@ -50,10 +50,11 @@ class AddressHandles:
                 self._serials.move_to_end(destination)
             return serial
 
-    def forget(self, destination: Destination) -> None:
-        """The handle turned out to be retired: a reset of the QP does that."""
-        with self._lock:
-            self._serials.pop(destination, None)
+    def forget(self, destination: Destination, serial: int) -> None:
+        """That handle is retired: a reset of the QP does that. Another thread may have made a new one."""
+        with self._locked:
+            if self._serials.get(destination) == serial:
+                del self._serials[destination]
 
     def _create(self, destination: Destination) -> int:
         arguments = {"destination": str(destination)}
@@ -62,5 +63,9 @@ class AddressHandles:
         fields = {name: getattr(destination, name) for name in _FIELDS}
         serial = self._native.new_ah(self._qp, destination.gid, fields, arguments)
         port, index = destination.port_num, destination.sgid_index
-        self.sources.add(Gid(self._native.query_gid(self._context, port, index)))
+        try:
+            self.sources.add(Gid(self._native.query_gid(self._context, port, index)))
+        except BaseException:
+            self._native.retire_ah(self._qp, serial)
+            raise
         return serial

@@ -71,11 +71,10 @@ class RdmaBackend(OwnedByProcess, Backend):
     def event_channel(self) -> EventChannel:
         from mcast.backends.rdma.channel import RdmaChannel  # needs the extension
 
-        self._require_open("event_channel", Phase.OPEN)
-
         def made() -> RdmaChannel:
-            channel = RdmaChannel(self._native, self.process, self._pds, self._note_removal)
-            with self._locked:
+            with self._locked:  # a close beside it comes before or after
+                self._require_open("event_channel", Phase.OPEN)
+                channel = RdmaChannel(self._native, self.process, self._pds, self._note_removal)
                 self._channels = [one for one in self._channels if not one.closed]
                 self._channels.append(channel)
             return channel

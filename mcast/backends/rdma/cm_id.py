@@ -71,8 +71,8 @@ class RdmaCmId(Shared, CmId):
         self._port_space = port_space
         self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
-        self._last_qp: RdmaQueuePair | None = None
-        """The same until it is closed completely: a close that failed half-way is carried on."""
+        self._qps: list[RdmaQueuePair] = []
+        """Those that are not closed completely: a close that failed half-way is carried on."""
         self._broadcast: bytes | None = None
         """What `_group_of` makes MGIDs from, once it is known."""
         self._joins: dict[object, Join] = {}
@@ -184,10 +184,11 @@ class RdmaCmId(Shared, CmId):
                 raise mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, None, detail)
             pd = self.channel.pds.acquire(context, self.handle)
             try:
-                self._qp = self._last_qp = RdmaQueuePair(self, init, context, pd)
+                self._qp = RdmaQueuePair(self, init, context, pd)
             except BaseException:
                 self.channel.pds.release(context)
                 raise
+            self._qps.append(self._qp)
             return self._qp
 
     def note_attached(self, gid: Gid, lid: int) -> None:
@@ -199,6 +200,11 @@ class RdmaCmId(Shared, CmId):
         """The QP has been destroyed."""
         self._qp = None
         self.channel.pds.release(context)
+
+    def forget_qp(self, qp: RdmaQueuePair) -> None:
+        """The QP is closed completely."""
+        if qp in self._qps:
+            self._qps.remove(qp)
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
         with self.lock:
@@ -255,10 +261,10 @@ class RdmaCmId(Shared, CmId):
                 with suppress(McastError):
                     self._leave(join.address)
             ending = Ending()
-            if self._last_qp is not None and ending.attempt(self._last_qp.close):
-                self._last_qp = None
+            for qp in list(self._qps):
+                ending.attempt(qp.close)
             self.is_destroyed = ending.attempt(self.native.destroy_id, self.handle)
-            if self.is_destroyed and self._last_qp is None:
+            if self.is_destroyed and not self._qps:
                 self.channel.forget_id(self)
             if self.device_is_gone:
                 ending.attempt(self.native.sync_devices)

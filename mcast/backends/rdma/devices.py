@@ -10,6 +10,7 @@ from pathlib import Path
 from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState
 from mcast.backends.rdma.native import Context, Native
 from mcast.backends.rdma.net import ipoib
+from mcast.interrupts import uninterrupted
 
 SYSFS = Path("/sys/class/infiniband")
 
@@ -38,17 +39,20 @@ def read_counters(device: str, port: int) -> dict[str, int]:
 def _read_device(
     native: Native, name: str, addresses: dict[str, list[IPv4Address | IPv6Address]]
 ) -> DeviceInfo:
-    context = native.open_device(name)
-    try:
-        device = native.query_device(context)
-        gids = native.query_gids(context)
-        vectors = native.comp_vectors(context)
-        ports = [
-            _read_port(native, context, name, port, [one[1:] for one in gids if one[0] == port], addresses)
-            for port in range(1, device.ports + 1)
-        ]
-    finally:
-        native.close_device(context)
+    with uninterrupted():
+        context = native.open_device(name)
+        try:
+            device = native.query_device(context)
+            gids = native.query_gids(context)
+            vectors = native.comp_vectors(context)
+            ports = [
+                _read_port(
+                    native, context, name, port, [one[1:] for one in gids if one[0] == port], addresses
+                )
+                for port in range(1, device.ports + 1)
+            ]
+        finally:
+            native.close_device(context)
     return DeviceInfo(
         name=name,
         node_guid=device.node_guid,

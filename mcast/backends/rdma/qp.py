@@ -213,7 +213,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             self._aim(destination, serial, *to, destination.group_mtu or _UNBOUNDED)
             if self._post(serial, *to, listed, imm, timeout):
                 return
-            self._handles.forget(destination)
+            self._handles.forget(destination, serial)
 
     def _place_of(self, payload: DeviceBytes) -> tuple[int, int]:
         """Address and length for the device."""
@@ -312,30 +312,33 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     def _use(self, region: AnyRegion, recv_slot: int | None, memory: memoryview | RdmaDeviceRegion) -> None:
         """Send from the region, and with `recv_slot` receive into it; `memory` is what a batch leases."""
         self._regions.append(region)
-        if recv_slot is not None:
-            count = (region.end - region.start) // recv_slot
-            generation = self._receive_into(region, recv_slot, count)
-            self._receiving = region
-            self._forget_user_memory()
-            self._memories[generation] = memory
-        self._tell_regions()
+        try:
+            if recv_slot is not None:
+                self._receiving = region  # from here on its close goes back to the QP's own memory
+                count = min((region.end - region.start) // recv_slot, self._recv_depth)
+                generation = self._receive_into(region, recv_slot, count)
+                self._forget_user_memory()
+                self._memories[generation] = memory
+            self._tell_regions()
+        except BaseException:
+            with suppress(McastError):
+                region.close()
+            raise
 
     def forget_region(self, region: AnyRegion) -> None:
-        """End a region's registration, unless the QP has ended it already."""
+        """End a region's registration. What fails is left to the next try, or to the end of the QP."""
         with self.locked:
             if region not in self._regions or self._closed or not self.process.is_here:
                 return
             self._tell_regions(without=region)
-            try:
-                with suppress(McastError):
-                    self._flush(LINGER)  # what is under way may still read it
-                if region is self._receiving:
-                    self._receive_into(None)
-                    self._receiving = None
-                    self._forget_user_memory()
-            finally:
-                self.native.deregister(region.mr)
-                self._regions.remove(region)
+            with suppress(McastError):
+                self._flush(LINGER)  # what is under way may still read it
+            if region is self._receiving:
+                self._receive_into(None)
+                self._receiving = None
+                self._forget_user_memory()
+            self.native.deregister(region.mr)
+            self._regions.remove(region)
 
     def _tell_regions(self, without: AnyRegion | None = None) -> None:
         regions = [one for one in self._regions if one is not without]
@@ -385,6 +388,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                 self._holds_pd = False
                 ending.attempt(self._cm_id.qp_is_gone, self._context)
             ending.done()
+            self._cm_id.forget_qp(self)
 
     def _close_qp(self) -> None:
         try:

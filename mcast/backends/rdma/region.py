@@ -33,12 +33,11 @@ class RdmaRegion(OwnedByProcess, Region):
         return self.view
 
     def close(self) -> None:
-        """Deregister it; the memory of a `recv_slot` gives way to the QP's own again."""
-        if not self._closed:
-            self._closed = True
-            self._qp.forget_region(self)
-            with suppress(BufferError):  # somebody uses the view; it ends with that use
-                self.view.release()
+        """Deregister it; the memory of a `recv_slot` gives way to the QP's. What failed is tried again."""
+        self._closed = True
+        self._qp.forget_region(self)
+        with suppress(BufferError):  # somebody uses the view; it ends with that use
+            self.view.release()
 
 
 class Addresses:
@@ -71,6 +70,5 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
         return self.end - self.start
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._qp.forget_region(self)
+        self._closed = True
+        self._qp.forget_region(self)
