@@ -193,6 +193,27 @@ def test_a_loop_hears_of_what_a_thread_left(end: End) -> None:
         assert select.select([descriptor], [], [], LONG)[0]
 
 
+@pytest.mark.parametrize("timeout", [0, 1e-9, 1e-5])
+def test_a_receive_that_was_empty_arms_the_descriptor_however_short_it_was(end: End, timeout: float) -> None:
+    descriptor = end.qp.fileno()
+    assert len(end.qp.recv(1, timeout)) == 0
+    if select.select([descriptor], [], [], 0)[0]:
+        assert len(end.qp.recv(1, 0)) == 0
+    end.inject()
+    assert select.select([descriptor], [], [], LONG)[0]
+
+
+@pytest.mark.parametrize("timeout", [0, 1e-9])
+def test_a_flush_that_was_late_arms_the_descriptor_however_short_it_was(end: End, timeout: float) -> None:
+    descriptor = end.qp.send_fileno()
+    assert descriptor is not None
+    with end.held():
+        end.qp.send_one(end.group, COPIED)
+        with pytest.raises(TimedOut):
+            end.qp.flush(timeout)
+    assert select.select([descriptor], [], [], LONG)[0]
+
+
 # --- sends ---------------------------------------------------------------------------------------
 
 
@@ -234,6 +255,17 @@ def test_messages_that_no_batch_can_hold_do_not_keep_their_receives(end: End, co
     assert end.qp.counters.recv_free == posted
     end.qp.register(bytearray(4096), recv_slot=256)  # which it refuses while messages are leased
     assert end.qp.recv_one(0) is None
+
+
+def test_a_message_that_cannot_be_copied_does_not_keep_its_receive(end: End) -> None:
+    """Its sender was never heard before."""
+    posted = end.card.qps()[0].receives
+    assert end.card.inject(end.qp.qp_num, b"x", grh=bytes(range(100, 140)))
+    with pytest.MonkeyPatch.context() as without:
+        without.delitem(end.qp._memories, 0)  # type: ignore[attr-defined]
+        with pytest.raises(KeyError):
+            end.qp.recv_one(LONG)
+    assert end.card.qps()[0].receives == posted
 
 
 @pytest.mark.parametrize("timeout", [0, 0.01])
@@ -539,6 +571,33 @@ def test_a_second_queue_pair_does_not_hide_that_the_first_is_not_closed(
     assert card.leftovers() == ()
 
 
+def test_a_queue_pair_that_stays_attached_keeps_what_it_works_with(
+    card: Card, backend: CardBackend, end: End
+) -> None:
+    """Nothing detaches it, so it cannot be destroyed: it still receives into its memory."""
+    for call in ("ibv_detach_mcast", "ibv_destroy_qp"):
+        card.fail(call, E.EBUSY, times=-1)
+    with pytest.raises(McastError) as failed:
+        end.qp.close()
+    assert failed.value.errno == E.EBUSY
+    assert card.inject(end.qp.qp_num, b"x")
+    assert card.reports() == ()
+    card.fail_no_more()
+    end.qp.close()
+    backend.close()
+    assert card.leftovers() == ()
+
+
+def test_a_close_that_cannot_wait_destroys_no_handle_under_a_send(
+    end: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcast.backends.rdma.qp.LINGER", 0.001)
+    end.card.hold(Stage.WIRE, end.qp.qp_num)
+    end.qp.send_one(end.group, COPIED)
+    end.qp.close()
+    assert end.card.reports() == ()
+
+
 def test_a_channel_opens_before_its_backend_closes_or_not_at_all(card: Card, backend: CardBackend) -> None:
     """The thread that opens it stands still in the library meanwhile."""
     card.ethernet(1)
@@ -742,6 +801,17 @@ def test_who_waits_for_no_events_hears_of_a_broken_completion_channel(end: End) 
     assert "the device is gone" in str(found)
 
 
+def test_who_leads_and_waits_for_events_tells_the_others_of_a_broken_completion_channel(end: End) -> None:
+    leading = Running(lambda: end.qp.recv(4, None, True))
+    until(lambda: is_asleep(leading.threads[0]))
+    following = Running(lambda: end.qp.recv(4))
+    until(lambda: is_asleep(following.threads[0]))
+    end.card.break_channels(0)
+    (found,) = following.results()
+    assert isinstance(found, QpError)
+    leading.results()
+
+
 def test_closing_after_a_card_was_pulled_lets_go_of_all_it_can(card: Card) -> None:
     """The kernel answers EIO to every command: descriptors, ids and memberships end all the same."""
     backend = CardBackend(card)
@@ -868,6 +938,40 @@ def test_old_kernels_keep_registered_memory_from_forks(
     before = card.count("ibv_fork_init")
     native._load()
     assert card.count("ibv_fork_init") - before == times
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_uses_a_card_though_a_thread_of_its_parent_read_events(
+    card: Card, backend: CardBackend, end: End
+) -> None:
+    """The thread stands still in the library as the fork comes."""
+    card.stall("ibv_get_async_event")
+    reading = Running(end.qp.port_events)
+    until(lambda: card.stalled("ibv_get_async_event") == 1)
+    child = os.fork()
+    if not child:
+        try:
+            with CardBackend(card) as own:
+                End(card, own)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    found = (0, 0)
+
+    def has_ended() -> bool:
+        nonlocal found
+        found = os.waitpid(child, os.WNOHANG)
+        return found[0] == child
+
+    try:
+        until(has_ended)
+    finally:
+        if not found[0]:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        card.go_on("ibv_get_async_event")
+    assert found[1] == 0
+    reading.results()
 
 
 def test_a_protection_domain_that_stays_is_freed_later(card: Card, backend: CardBackend) -> None:

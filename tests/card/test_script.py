@@ -155,6 +155,24 @@ def test_a_fatal_event_ends_the_life_before_a_reset_not_the_one_after(
     assert end.qp.state is QpState.RTS
 
 
+def test_a_fatal_event_that_comes_during_a_reset_does_not_end_the_life_after(
+    card: Card, backend: CardBackend
+) -> None:
+    card.ethernet(1)
+    end = End(backend)
+    to = end.join()
+    card.stall("ibv_modify_qp")
+    with ThreadPoolExecutor(1) as pool:
+        reset = pool.submit(end.qp.reset)
+        until(lambda: card.stalled("ibv_modify_qp"))
+        card.qp_event(end.qp.qp_num, AsyncEvent.QP_FATAL)
+        card.go_on("ibv_modify_qp")
+        reset.result(BOUND)
+    assert end.qp.port_events() == ()
+    end.qp.send(to, [b"heard"])
+    assert payload(end) == b"heard"
+
+
 def test_a_port_that_is_down_sends_nothing(card: Card, backend: CardBackend) -> None:
     (device, _) = card.ethernet(2)
     out, into = End(backend), End(backend, "10.0.0.2")

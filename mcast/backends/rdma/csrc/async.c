@@ -15,6 +15,13 @@ struct mcast_async {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct mcast_async *devices;
 
+/* The QPs are the parent's, whose other threads may have held the lock. */
+void mcast_async_after_fork(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	devices = NULL;
+}
+
 static struct mcast_async *device_of(struct ibv_context *context)
 {
 	struct mcast_async *device;

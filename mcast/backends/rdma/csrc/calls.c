@@ -27,7 +27,7 @@ enum {
 };
 
 struct calls {
-	PyObject_HEAD
+	PyObject_HEAD /* what it refers to may refer to it: a region that messages arrive in */
 	struct mcast_qp *qp; /* NULL: not made yet */
 	unsigned forks;
 	int event_fd;
@@ -93,6 +93,7 @@ static void count_fork(void)
 {
 	forks++;
 	mcast_signals_after_fork();
+	mcast_async_after_fork();
 }
 
 /* Ask after the last Python code that may run: any may close the QP. */
@@ -613,7 +614,7 @@ static PyObject *copy_out(struct calls *self, const struct mcast_message *from)
 		view = PyMemoryView_FromObject(payload);
 		Py_DECREF(payload);
 	}
-	message = make_message(self, from, view, region);
+	message = view ? make_message(self, from, view, region) : NULL;
 	Py_XDECREF(region);
 	return message;
 }
@@ -837,11 +838,23 @@ static PyObject *calls_limit(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+static int calls_visit(PyObject *object, visitproc visit, void *arg)
+{
+	struct calls *self = (struct calls *)object;
+
+	Py_VISIT(Py_TYPE(object));
+	Py_VISIT(self->destination);
+	Py_VISIT(self->memories);
+	Py_VISIT(self->sources);
+	return 0;
+}
+
 static void calls_dealloc(PyObject *object)
 {
 	struct calls *self = (struct calls *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
+	PyObject_GC_UnTrack(object);
 	PyMem_Free(self->spare.records);
 	if (self->qp && self->forks == forks && mcast_is_shut(&self->qp->gate))
 		mcast_free_qp(self->qp);
@@ -875,6 +888,7 @@ static PyMethodDef calls_methods[] = {
 
 static PyType_Slot calls_slots[] = {
 	{ Py_tp_dealloc, calls_dealloc },
+	{ Py_tp_traverse, calls_visit },
 	{ Py_tp_methods, calls_methods },
 	{ 0, NULL },
 };
@@ -882,7 +896,7 @@ static PyType_Slot calls_slots[] = {
 static PyType_Spec calls_spec = {
 	.name = "mcast.backends.rdma._calls.Calls",
 	.basicsize = sizeof(struct calls),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
 	.slots = calls_slots,
 };
 

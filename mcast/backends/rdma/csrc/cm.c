@@ -56,6 +56,7 @@ int mcast_channel_fd(struct mcast_channel *self)
 void mcast_close_channel(struct mcast_channel *self, int has_ids)
 {
 	mcast_gate_shut(&self->gate);
+	mcast_gate_end(&self->gate);
 	if (has_ids || !self->channel)
 		return; /* an id that could not be destroyed uses it */
 	mcast_sym.rdma_destroy_event_channel(self->channel);

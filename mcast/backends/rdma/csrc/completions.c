@@ -144,6 +144,7 @@ static void give_up(struct mcast_qp *qp, struct completions *completions)
 	completions->is_broken = 1;
 	if (completions->watch_fd >= 0)
 		epoll_ctl(completions->watch_fd, EPOLL_CTL_DEL, completions->channel->fd, NULL);
+	mcast_call_followers(completions, UINT64_MAX); /* the leader may wait for an event, and sleep on */
 	pthread_mutex_unlock(&qp->lock);
 }
 
@@ -345,20 +346,18 @@ static int lead_or_follow(struct completions *completions, struct waiter *self)
 	return 0;
 }
 
-/* Hand over to the next thread, and to the loop outside. */
+/* Hand over to the next thread, and to the loop outside: for that nothing is armed unless somebody leads. */
 static void leave(struct completions *completions, struct waiter *self)
 {
-	int led = completions->leader == self;
-
 	for (struct waiter **at = &completions->followers; *at; at = &(*at)->next)
 		if (*at == self) {
 			*at = self->next;
 			break;
 		}
-	if (led)
+	if (completions->leader == self)
 		completions->leader = NULL;
 	call_next(completions);
-	if (led && completions->watch_fd >= 0)
+	if (!completions->leader && completions->watch_fd >= 0)
 		call(completions->call_fd);
 }
 

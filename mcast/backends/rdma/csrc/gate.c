@@ -27,16 +27,19 @@ void mcast_gate_shut(struct mcast_gate *gate)
 	pthread_mutex_lock(&gate->lock);
 	while (__atomic_load_n(&gate->users, __ATOMIC_SEQ_CST))
 		pthread_cond_wait(&gate->left, &gate->lock);
+	pthread_mutex_unlock(&gate->lock);
+}
+
+void mcast_gate_end(struct mcast_gate *gate)
+{
 	if (gate->wake_fd >= 0)
 		close(gate->wake_fd);
 	gate->wake_fd = -1;
-	pthread_mutex_unlock(&gate->lock);
 }
 
 void mcast_gate_free(struct mcast_gate *gate)
 {
-	if (gate->wake_fd >= 0)
-		close(gate->wake_fd);
+	mcast_gate_end(gate);
 	pthread_mutex_destroy(&gate->lock);
 	pthread_cond_destroy(&gate->left);
 }

@@ -19,6 +19,9 @@ int mcast_gate_open(struct mcast_gate *gate);
 /* No user is inside when this returns, and none enters any more. */
 void mcast_gate_shut(struct mcast_gate *gate);
 
+/* Close its descriptor, once nobody can write to it any more: a number that is closed may be another's at once. */
+void mcast_gate_end(struct mcast_gate *gate);
+
 /* Frees what mcast_gate_open made. */
 void mcast_gate_free(struct mcast_gate *gate);
 

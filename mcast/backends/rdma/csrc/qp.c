@@ -115,27 +115,30 @@ static int allocate_work(struct mcast_qp *self)
 	return self->send_wrs && self->send_sges && self->slab.slots && self->user.slots ? 0 : -ENOMEM;
 }
 
-/* Ends all that was made; what was not, or is ended, is NULL. The QP goes first: the rest is in use by it. All is
- * tried; the first error is returned, and what failed can be tried again. */
+/* Ends all that was made; what was not, or is ended, is NULL. The QP goes first: the rest is in use by it, the address
+ * handles too. All is tried; the first error is returned, and what failed can be tried again. */
 static int end_all(struct mcast_qp *self)
 {
-	int ret, next;
+	int ret = 0, next;
 
 	mcast_listen_no_more(self);
+	mcast_gate_end(&self->gate); /* nobody tells of anything any more */
 	if (self->news_fd >= 0)
-		close(self->news_fd); /* nobody tells of news any more */
+		close(self->news_fd);
 	self->news_fd = NO_FD;
-	ret = mcast_sweep_ahs(self, 1);
 	if (self->qp) {
 		/* rdma_destroy_qp would not say that it failed, and forget the QP all the same */
-		next = returned_errno(mcast_sym.ibv_destroy_qp(self->qp));
+		ret = returned_errno(mcast_sym.ibv_destroy_qp(self->qp));
 		if (self->id)
 			self->id->qp = NULL;
 		self->id = NULL; /* it may be destroyed before this is tried again */
-		if (!next)
+		if (ret == -EBUSY)
+			return ret; /* still attached: it works, and needs the rest */
+		if (!ret)
 			self->qp = NULL;
-		ret = ret ? ret : next;
 	}
+	next = mcast_sweep_ahs(self, 1);
+	ret = ret ? ret : next;
 	next = self->mr ? mcast_deregister(self->mr) : 0;
 	if (!next)
 		self->mr = NULL;
@@ -351,17 +354,28 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 	return 0;
 }
 
+/* What the device has told by now is about what a reset has ended. */
+static void forget_failure(struct mcast_qp *self)
+{
+	mcast_read_async(self);
+	pthread_mutex_lock(&self->lock);
+	set_state(self, IBV_QPS_RESET);
+	self->reason = 0;
+	self->failure = IBV_WC_SUCCESS;
+	pthread_mutex_unlock(&self->lock);
+}
+
 int mcast_modify_qp(struct mcast_qp *self, int state)
 {
 	int ret = mcast_enter_gate(&self->gate);
 
 	if (ret)
 		return ret;
-	if (state == IBV_QPS_RESET)
-		mcast_read_async(self); /* what was told before is about what ends here */
 	pthread_mutex_lock(&self->lock);
 	ret = modify_locked(self, (enum ibv_qp_state)state);
 	pthread_mutex_unlock(&self->lock);
+	if (!ret && state == IBV_QPS_RESET)
+		forget_failure(self);
 	mcast_leave_gate(&self->gate);
 	return ret;
 }

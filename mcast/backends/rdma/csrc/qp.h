@@ -113,6 +113,9 @@ int mcast_listen(struct mcast_qp *qp, struct ibv_context *context);
 void mcast_listen_no_more(struct mcast_qp *qp);
 int mcast_async_fd(const struct mcast_qp *qp);
 
+/* In the child of a fork. */
+void mcast_async_after_fork(void);
+
 /* Whether the port has told of something since the last time; with the lock held. */
 int mcast_take_news(struct mcast_qp *qp);
 

@@ -102,8 +102,7 @@ void mcast_forget_posted(struct mcast_qp *qp)
 	qp->counters.recv_free = 0;
 	qp->counters.unsent += qp->head - qp->tail;
 	qp->tail = qp->head;
-	qp->send_failed = qp->reason = 0;
-	qp->failure = IBV_WC_SUCCESS;
+	qp->send_failed = 0;
 }
 
 enum { IPV4_AT = 20, IPV4_BYTES = 20 };
