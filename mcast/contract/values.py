@@ -172,7 +172,7 @@ class Destination(_Model):
         """The same, for messages of that traffic class (`dscp << 2`) and service level; None changes nothing.
 
         RoCE: a join event's destination has 0 for both, also where RDMA_OPTION_ID_TOS was set: the kernel
-        reads that option for connections, and not in cma_iboe_join_multicast (measured on Linux 6.1).
+        reads that option for connections, and not in cma_iboe_join_multicast (K-EVENT-8).
         InfiniBand: a join event's destination has the group's, as the SA says.
         """
         wanted = {"traffic_class": traffic_class, "sl": sl}

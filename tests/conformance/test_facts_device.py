@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mcast.api import Capability, CmEventType
+from mcast.api import Capability, CmEventType, PortEvent
 from mcast.conformance.peers import Peer, eventually, fact, needs, new_group, numbered, readable
 from mcast.contract.testbed import Feature, Testbed
 
@@ -24,7 +24,7 @@ def test_removing_a_device_is_an_event_of_its_ids_and_ends_igmp(bed: Testbed) ->
     assert ids[1].id.device not in {device.name for device in bed.backend.devices()}
 
 
-@fact("K-DEVICE-2")
+@fact("K-DEVICE-2", "K-DEVICE-3")
 @roce
 @needs(Feature.LINK)
 def test_a_link_that_comes_back_carries_the_group_again(bed: Testbed) -> None:
@@ -36,6 +36,17 @@ def test_a_link_that_comes_back_carries_the_group_again(bed: Testbed) -> None:
         assert mgid in bed.observer.port_memberships(receiver.port)
         sender.send(outward, b"while it was down")
         assert witness.receive(1) == [b"while it was down"]
+    told: list[PortEvent] = []
+
+    def is_told() -> bool:
+        told.extend(receiver.qp.port_events())
+        return PortEvent.ACTIVE in told
+
+    eventually(bed, is_told)
+    assert [event for event in told if event is not PortEvent.GID_CHANGE][:2] == [
+        PortEvent.ERR,
+        PortEvent.ACTIVE,
+    ]
     assert mgid in bed.observer.port_memberships(receiver.port)
     receiver.wait_delivery(mgid)
     assert receiver.seen(by=sender) == []
