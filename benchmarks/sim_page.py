@@ -78,7 +78,9 @@ def growth(found: dict[str, list[Bench]]) -> Iterator[str]:
 # --- where the time goes -----------------------------------------------------------------
 
 PARTS = {
-    "api.py": "the contract",
+    "cm_id.py": "the contract",
+    "closing.py": "the contract",
+    "queue_pair.py": "the contract",
     "addresses.py": "the contract",
     "backend.py": "lock, hand-over, time",
     "clock.py": "lock, hand-over, time",
@@ -87,8 +89,16 @@ PARTS = {
     "mcmember.py": "the SA",
     "sa_client.py": "the port's SA client",
     "sa_exchange.py": "the port's SA client",
-    "fabric.py": "routes, tables, attach",
+    "delivery.py": "routes, tables, attach",
+    "forwarding.py": "routes, tables, attach",
+    "hosts.py": "routes, tables, attach",
+    "igmp.py": "routes, tables, attach",
     "port.py": "routes, tables, attach",
+    "queue_pairs.py": "routes, tables, attach",
+    "receivers.py": "routes, tables, attach",
+    "subnet.py": "routes, tables, attach",
+    "switching.py": "routes, tables, attach",
+    "topology.py": "routes, tables, attach",
     "qp.py": "queue pairs, batches",
     "lease.py": "queue pairs, batches",
     "batch.py": "queue pairs, batches",

@@ -168,7 +168,7 @@ def run(backend: str, ports: int, groups: int, members: int, memory: Callable[[]
         done()
         crowd.leave()
         done()
-    assert not crowd.fabric.snooping
+    assert not crowd.fabric.parts.igmp.snooping
     assert crowd.fabric.sa is None or [group.well_known for group in crowd.fabric.sa.groups] == [True]
     if memory is traced:
         tracemalloc.stop()

@@ -80,7 +80,7 @@ class SimNetwork(Network):
 
     def touch_gids(self, port: int) -> None:
         with self.fabric.clock:
-            self.fabric.tell(self.fabric.ports[port], PortEvent.GID_CHANGE)
+            self.fabric.parts.queue_pairs.tell(self.fabric.ports[port], PortEvent.GID_CHANGE)
 
 
 class CardNetwork(Network):

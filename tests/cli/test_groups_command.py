@@ -50,7 +50,7 @@ def test_members_and_what_is_not_seen_are_listed(mcast: Run, third_party: Instal
 
 
 def test_a_member_that_the_switch_does_not_know_is_pointed_out(here: Run, third_party: Installed) -> None:
-    then = "fabric.snooping[next(iter(fabric.snooping))].pop(0)"
+    then = "next(iter(fabric.parts.igmp.snooping.values())).pop(0)"
     done = here("groups", "--backend", "acme", env=third_party(source=source(then=then)))
     first, second = done.stdout.splitlines()[1:3]
     assert first.rstrip() == "239.1.1.1  roce0/1  the host's own list"

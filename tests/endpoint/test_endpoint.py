@@ -152,7 +152,7 @@ def test_join_returns_joined_and_attached(sim: SimNet) -> None:
     endpoint = sim.open(1)
     group = endpoint.join(GROUP)
     assert group.joined
-    assert sim.fabric.ports[1].attached[group.mgid]
+    assert sim.fabric.parts.queue_pairs.attached(sim.fabric.ports[1])[group.mgid]
     assert sim.backend.devices()[1].ports[0].addresses[0] in SimObserver(sim.fabric).group_ports(group.mgid)
     assert endpoint.groups == (group,)
     assert str(group.group) == GROUP

@@ -415,7 +415,7 @@ def test_an_event_of_an_endpoint_is_fetched_or_is_still_there(pair: Pair) -> Non
         assert (rest is None) == returned
         found.clear()
         with fabric.clock:
-            fabric.tell(fabric.port_of(port), PortEvent.GID_CHANGE)
+            fabric.parts.queue_pairs.tell(fabric.port_of(port), PortEvent.GID_CHANGE)
 
     found.append(None)
     check(True)

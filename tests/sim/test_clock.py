@@ -18,7 +18,8 @@ import pytest
 import mcast
 from mcast.api import CmEvent, CmEventType, Phase, QpInit
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.clock import NS, POLL_NS, SimulationStalled, VirtualClock
+from mcast.backends.sim.clock import POLL_NS, SimulationStalled, VirtualClock
+from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.faults import Delay, Requests
 from mcast.backends.sim.faults.rules import SaRequest
 from mcast.wire.mcmember import SaMethod

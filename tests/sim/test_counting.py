@@ -104,10 +104,11 @@ class Counting(RuleBasedStateMachine):
         return bits
 
     def at_port(self, index: int) -> dict[str, int]:
-        held = self.fabric.sa_clients[index].memberships
-        assert self.fabric.sa is not None
+        subnet = self.fabric.parts.subnet
+        assert subnet is not None
+        held = subnet.clients[index].memberships
         for mgid, bits in held.items():
-            group = self.fabric.sa.group(mgid)
+            group = subnet.sa.group(mgid)
             assert group is not None
             assert group.join_state(self.fabric.ports[index].guid) == bits
         return {f"239.{mgid[13]}.{mgid[14]}.{mgid[15]}": int(bits) for mgid, bits in held.items()}
@@ -115,7 +116,8 @@ class Counting(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.backend.close()
         self.fabric.clock.advance(1.0)  # type: ignore[attr-defined]
-        assert [client.memberships for client in self.fabric.sa_clients.values()] == [{}] * PORTS
+        if (subnet := self.fabric.parts.subnet) is not None:
+            assert [client.memberships for client in subnet.clients.values()] == [{}] * PORTS
 
 
 class CountingIgmp(Counting):
@@ -131,8 +133,9 @@ class CountingIgmp(Counting):
                 for (id_, joined), send_only in self.holds.items()
                 if joined == group and not send_only
             }
-            snooped = [g for g in self.fabric.snooping if str(g.ipv4) == group]
-            found = {port.name for g in snooped for port in self.fabric.snooping[g].values()}
+            snooping = self.fabric.parts.igmp.snooping
+            snooped = [g for g in snooping if str(g.ipv4) == group]
+            found = {port.name for g in snooped for port in snooping[g].values()}
             assert found == ports
 
     def at_port(self, index: int) -> dict[str, int]:

@@ -12,11 +12,14 @@ import pytest
 
 import mcast.conformance
 from mcast.api import QpType, UdParam
+from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.core import cm
-from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.core.igmp import Igmp
 from mcast.backends.sim.core.port import Port
 from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.core.queue_pairs import QueuePairs
 from mcast.backends.sim.core.sa import SubnetAdmin
+from mcast.backends.sim.core.switching import Switching
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import JoinState
 
@@ -34,7 +37,7 @@ class Mutation(NamedTuple):
 
 
 def attach_twice_delivers_twice(original: Any) -> Any:
-    def attached(self: Fabric, port: Port, gid: Gid, dlid: int) -> Iterator[Qp]:
+    def attached(self: Switching, port: Port, gid: Gid, dlid: int) -> Iterator[Qp]:
         for qp in original(self, port, gid, dlid):
             yield from [qp] * TIMES_ATTACHED.get((qp, gid), 1)
 
@@ -45,7 +48,7 @@ TIMES_ATTACHED: dict[tuple[Qp, Gid], int] = {}
 
 
 def counting_attach(original: Any) -> Any:
-    def attach(self: Port, qp: Qp, gid: Gid, lid: int) -> int:
+    def attach(self: QueuePairs, qp: Qp, gid: Gid, lid: int) -> int:
         TIMES_ATTACHED[qp, gid] = TIMES_ATTACHED.get((qp, gid), 0) + 1
         return int(original(self, qp, gid, lid))
 
@@ -59,7 +62,7 @@ def detach_ignores_the_mlid(original: Any) -> Any:
 def attach_before_retrieval(original: Any) -> Any:
     def joined(self: cm.Id, membership: cm.Membership, ud: UdParam) -> None:
         if self.qp is not None and membership.bits == JoinState.FULL:
-            self.fabric.attach(self.qp, membership.mgid, ud.destination.dlid)
+            self.fabric.queue_pairs.attach(self.qp, membership.mgid, ud.destination.dlid)
         original(self, membership, ud)
 
     return joined
@@ -100,7 +103,7 @@ def leave_discards_messages(original: Any) -> Any:
 
 
 def detach_takes_all_groups(original: Any) -> Any:
-    def detach(self: Port, qp: Qp, gid: Gid, lid: int) -> int:
+    def detach(self: QueuePairs, qp: Qp, gid: Gid, lid: int) -> int:
         result = int(original(self, qp, gid, lid))
         for other, mlid in list(qp.attached.items()):
             original(self, qp, other, mlid)
@@ -109,16 +112,16 @@ def detach_takes_all_groups(original: Any) -> Any:
     return detach
 
 
-def detach_leaves_the_fabric(original: Any) -> Any:
-    def detach(self: Fabric, qp: Qp, gid: Gid, lid: int) -> int:
-        self.snooping.pop(gid, None)
-        return int(original(self, qp, gid, lid))
+def detach_leaves_group(original: Any) -> Any:
+    def detach(self: SimQueuePair, gid: Gid, lid: int) -> None:
+        self._fabric.parts.igmp.snooping.pop(gid, None)
+        original(self, gid, lid)
 
     return detach
 
 
 def any_qp_may_attach(original: Any) -> Any:
-    def refuses(self: Port, qp: Qp, gid: Gid, lid: int) -> int:
+    def refuses(self: QueuePairs, qp: Qp, gid: Gid, lid: int) -> int:
         kind, qp.type = qp.type, QpType.UD
         try:
             return int(original(self, qp, gid, lid))
@@ -129,19 +132,20 @@ def any_qp_may_attach(original: Any) -> Any:
 
 
 def no_limits(original: Any) -> Any:
-    def attach(self: Port, qp: Qp, gid: Gid, lid: int) -> int:
-        limits = self.limits.groups, self.limits.qps_per_group
-        self.limits.groups = self.limits.qps_per_group = 1 << 20
+    def attach(self: QueuePairs, qp: Qp, gid: Gid, lid: int) -> int:
+        limits = qp.port.limits
+        before = limits.groups, limits.qps_per_group
+        limits.groups = limits.qps_per_group = 1 << 20
         try:
             return int(original(self, qp, gid, lid))
         finally:
-            self.limits.groups, self.limits.qps_per_group = limits
+            limits.groups, limits.qps_per_group = before
 
     return attach
 
 
 def everyone_is_a_member(original: Any) -> Any:
-    return lambda self, port, gid, dlid: list(self.ports)
+    return lambda self, port, gid, dlid: list(self._topology.ports)
 
 
 def context_is_lost(original: Any) -> Any:
@@ -170,10 +174,10 @@ def answers(errno_: int) -> Callable[[Any], Any]:
 ROCE, IB = "sim-roce", "sim-ib"
 MUTATIONS = {
     "duplicate attach delivers twice": (
-        Mutation("AT-4", ROCE, Port, "attach", counting_attach),
-        Mutation("AT-4", ROCE, Fabric, "_attached", attach_twice_delivers_twice),
+        Mutation("AT-4", ROCE, QueuePairs, "attach", counting_attach),
+        Mutation("AT-4", ROCE, Switching, "_attached", attach_twice_delivers_twice),
     ),
-    "detach ignores the MLID": (Mutation("DT-3", IB, Port, "detach", detach_ignores_the_mlid),),
+    "detach ignores the MLID": (Mutation("DT-3", IB, QueuePairs, "detach", detach_ignores_the_mlid),),
     "leave forgets to cancel": (Mutation("LV-2", ROCE, cm.Channel, "purge", nothing),),
     "leave keeps the membership": (Mutation("JEX-14", ROCE, cm.Id, "_give_up", nothing),),
     "leave keeps the attachment": (Mutation("LV-1", IB, cm.Id, "_end", leave_keeps_the_attachment),),
@@ -185,15 +189,15 @@ MUTATIONS = {
     "send-only receives": (Mutation("JEX-7", ROCE, cm.Id, "_join_roce", send_only_is_forgotten),),
     "send-only sends IGMP": (Mutation("JEX-10", ROCE, cm.Id, "_join_roce", send_only_is_forgotten),),
     "SM support is not asked": (Mutation("JEX-9", IB, SubnetAdmin, "handle", sm_supports_send_only),),
-    "full member sends no IGMP": (Mutation("JEX-3", ROCE, Fabric, "igmp_join", nothing),),
+    "full member sends no IGMP": (Mutation("JEX-3", ROCE, Igmp, "join", nothing),),
     "join on an unbound id": (Mutation("JEX-12", ROCE, cm.Id, "_refused_by_kernel", nothing),),
     "no route has the wrong errno": (Mutation("JEX-13", ROCE, cm.Id, "resolve", answers(errno.EIO)),),
     "context is lost": (Mutation("JEX-17", IB, cm.Id, "join", context_is_lost),),
-    "detach takes all groups": (Mutation("DT-4", ROCE, Port, "detach", detach_takes_all_groups),),
-    "detach leaves the fabric": (Mutation("DT-2", ROCE, Fabric, "detach", detach_leaves_the_fabric),),
-    "RC and UC may attach": (Mutation("AT-3", ROCE, Port, "_refuses", any_qp_may_attach),),
-    "limits are ignored": (Mutation("DT-7", ROCE, Port, "attach", no_limits),),
-    "delivery without a join": (Mutation("AT-5", ROCE, Fabric, "_members", everyone_is_a_member),),
+    "detach takes all groups": (Mutation("DT-4", ROCE, QueuePairs, "detach", detach_takes_all_groups),),
+    "detach leaves the fabric": (Mutation("DT-2", ROCE, SimQueuePair, "_detach_mcast", detach_leaves_group),),
+    "RC and UC may attach": (Mutation("AT-3", ROCE, QueuePairs, "_refuses", any_qp_may_attach),),
+    "limits are ignored": (Mutation("DT-7", ROCE, QueuePairs, "attach", no_limits),),
+    "delivery without a join": (Mutation("AT-5", ROCE, Igmp, "members", everyone_is_a_member),),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.clock import NS
+from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.trace import pcapng
 from mcast.backends.sim.trace.events import Attach, PortMade, SaAnswered, SaAsked, Send, Trace

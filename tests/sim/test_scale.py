@@ -160,7 +160,7 @@ def test_a_change_in_one_group_leaves_the_routes_of_others_alone() -> None:
         sender.send_one(found, b"x")
     nodes[2][1].leave_multicast("239.2.2.2")
     fabric.clock.run_out()
-    assert set(fabric._receivers) == {to["239.1.1.1"].dlid}
+    assert set(fabric.parts.receivers.known) == {to["239.1.1.1"].dlid}
 
 
 def test_mlids_end_at_0xfffe() -> None:

@@ -75,9 +75,9 @@ class World:
         self.fabric.clock.run_out()
         found: list[object] = [qp.number for qp in self.fabric.qps]
         for port in self.fabric.ports:
-            found += [*port.ids, *port.attached, *port.igmp]
-        for client in self.fabric.sa_clients.values():
-            found += client.memberships
+            found += [*port.ids, *self.fabric.parts.queue_pairs.attached(port), *port.igmp]
+        if (subnet := self.fabric.parts.subnet) is not None:
+            found += [group for client in subnet.clients.values() for group in client.memberships]
         assert isinstance(self.qp, SimQueuePair)
         core = self.qp.core
         if core.free + sum(stop - start for _, start, stop in core.take(8)) > core.depth:

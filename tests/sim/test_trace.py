@@ -164,7 +164,7 @@ def test_a_record_that_does_not_fit_is_refused(field: str, value: object) -> Non
 def test_a_field_that_an_event_does_not_have_is_refused() -> None:
     fabric = Fabric.roce(trace=True)
     with pytest.raises(ValidationError, match="Extra inputs"):
-        fabric.note(Link, port="roce0", up=True, why="so")  # type: ignore[call-arg]
+        fabric.parts.log.note(Link, port="roce0", up=True, why="so")  # type: ignore[call-arg]
 
 
 def test_without_a_trace_nothing_is_made() -> None:
@@ -173,7 +173,7 @@ def test_without_a_trace_nothing_is_made() -> None:
     def never(**_: object) -> Link:
         raise AssertionError
 
-    fabric.note(never)
+    fabric.parts.log.note(never)
     assert fabric.trace is None
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from mcast.api import Backend, Provider, Status
 from mcast.backends.sim.backend import SimBackend
-from mcast.backends.sim.core.fabric import Fabric
 from mcast.backends.sim.core.sa import Quirks
+from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.testbed import sim_testbed
 
 __all__ = ["INFINIBAND", "ROCE", "Fabric", "Quirks", "open_fabric"]

@@ -6,7 +6,6 @@ An object is closed, and asked whether it is, with the lock held: no call meets 
 from __future__ import annotations
 
 import errno
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from ipaddress import IPv4Address, IPv6Address
@@ -45,14 +44,16 @@ from mcast.api import (
     mcast_error,
     require_comp_vector,
 )
-from mcast.backends.sim.clock import NS, Clock
+from mcast.backends.sim.clock import Clock
 from mcast.backends.sim.core import cm
-from mcast.backends.sim.core.fabric import Fabric
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.core.port import COMP_VECTORS, PORT_COUNTERS
 from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.core.times import NS
+from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
 from mcast.backends.sim.readiness import Readiness
+from mcast.backends.sim.region import SimDeviceRegion, SimRegion
 from mcast.contract.batch import CopiedBatch
 from mcast.interrupts import uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
@@ -125,15 +126,15 @@ class SimBackend(Backend):
 
     def new_seed(self) -> int:
         with self._clock:
-            return self.fabric.seeds.getrandbits(64)
+            return self.fabric.parts.seeds.getrandbits(64)
 
     @_call("devices", Phase.OPEN)
     def devices(self) -> tuple[DeviceInfo, ...]:
-        return self.fabric.devices(self._hosts)
+        return self.fabric.parts.hosts.devices(self._hosts)
 
     @_call("port_counters", Phase.OPEN)
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
-        ports = (port for port in self.fabric.ports_of(self._hosts) if port.name == device)
+        ports = (port for port in self.fabric.parts.topology.ports_of(self._hosts) if port.name == device)
         return {name: getattr(port, name) for port in ports for name in PORT_COUNTERS}
 
     @_call("event_channel", Phase.OPEN)
@@ -144,7 +145,7 @@ class SimBackend(Backend):
 
     @_call("groups", Phase.OPEN)
     def groups(self) -> GroupTable:
-        return group_table(self.fabric, self._hosts)
+        return group_table(self.fabric.parts, self._hosts)
 
     def close(self) -> None:
         with uninterrupted():
@@ -196,7 +197,7 @@ class SimEventChannel(EventChannel):
 
     @_call("create_id", Phase.OPEN)
     def _create_id(self, port_space: PortSpace) -> CmId:
-        cm_id = SimCmId(self, cm.Id(self.fabric, self._hosts, self._core, port_space))
+        cm_id = SimCmId(self, cm.Id(self.fabric.parts, self._hosts, self._core, port_space))
         self.ids[cm_id] = None
         return cm_id
 
@@ -244,12 +245,12 @@ class SimCmId(CmId):
         super().__init__()
         self.core = core
         core.owner = self
-        self._channel = channel
+        self.fabric, self._channel = channel.fabric, channel
         self._clock = channel.fabric.clock
         self._whole = self._clock.call
         self._qp: SimQueuePair | None = None
-        if channel.fabric.watch is not None:
-            channel.fabric.watch(self)
+        if self.fabric.watch is not None:
+            self.fabric.watch(self)
 
     @property
     def device(self) -> str | None:
@@ -325,70 +326,15 @@ class SimCmId(CmId):
                 self._qp.close()
 
 
-class SimRegion(Region):
-    """User memory; `end` takes it out of use as receive memory."""
-
-    def __init__(self, clock: Clock, buffer: memoryview, end: Callable[[], None]) -> None:
-        self._clock, self._buffer, self._end = clock, buffer, end
-
-    @property
-    def buffer(self) -> memoryview:
-        self._require_open("buffer", Phase.REGISTER)
-        return self._buffer
-
-    def close(self) -> None:
-        with self._clock:
-            if not self._closed:
-                self._end()
-                self._closed = True
-
-
-class SimDeviceRegion(DeviceRegion):
-    """The memory of a device that does not exist: the descriptor is mapped, a memfd or a udmabuf."""
-
-    def __init__(self, qp: SimQueuePair, fd: int, nbytes: int, offset: int, receives: bool) -> None:
-        self.qp, self._nbytes, self._offset = qp, nbytes, offset
-        self.end: Callable[[], None] = lambda: None
-        """Takes it out of use as receive memory."""
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if receives else 0)
-        try:
-            self._memory = mmap.mmap(fd, offset + nbytes, flags=mmap.MAP_SHARED, prot=access)
-        except (OSError, ValueError) as error:
-            detail = f"the simulator maps a DMA-BUF, and {fd} cannot be mapped ({error}): give it a memfd"
-            about = {"fd": fd, "nbytes": nbytes, "offset": offset}
-            found = (isinstance(error, OSError) and error.errno) or errno.EINVAL
-            raise mcast_error(found, "register_dmabuf", Phase.REGISTER, about, detail) from None
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    def read(self, part: DeviceBytes) -> bytes:
-        """What the device would send from there."""
-        begin = self._offset + part.offset
-        return self._memory[begin : begin + part.nbytes]
-
-    def write(self, offset: int, payload: bytes) -> None:
-        """What the device does with a message that arrives there."""
-        begin = self._offset + offset
-        self._memory[begin : begin + len(payload)] = payload
-
-    def close(self) -> None:
-        with self.qp._clock:
-            if not self._closed:
-                self.end()
-                self._closed = True
-                self._memory.close()
-
-
 class SimQueuePair(QueuePair):
     """The QP of an id."""
 
     def __init__(self, owner: SimCmId, core: Qp) -> None:
         self.core = core
         self._owner = owner
-        self._fabric = owner.core.fabric
+        self._fabric = owner.fabric
         self._clock = self._fabric.clock
+        self._wire, self._queue_pairs = self._fabric.parts.wire, self._fabric.parts.queue_pairs
         self._slots: Slots | None = None
         self._own_receives = (core.depth, core.room)
         self._readiness: Readiness | None = None
@@ -440,12 +386,12 @@ class SimQueuePair(QueuePair):
 
     @_call("attach_mcast", Phase.ATTACH)
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
-        failed = self._fabric.attach(self.core, gid, lid)
+        failed = self._queue_pairs.attach(self.core, gid, lid)
         _check(failed, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
 
     @_call("detach_mcast", Phase.DETACH)
     def _detach_mcast(self, gid: Gid, lid: int) -> None:
-        failed = self._fabric.detach(self.core, gid, lid)
+        failed = self._queue_pairs.detach(self.core, gid, lid)
         _check(failed, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
 
     def _send(
@@ -461,7 +407,7 @@ class SimQueuePair(QueuePair):
             ready = core.state is not _SQD or self._leaves_sqd(timeout)
             if self._closed:
                 self._require_open("send", Phase.SEND)
-            failed = self._fabric.send(core, destination, owned, imm) if ready else errno.ETIMEDOUT
+            failed = self._wire.send(core, destination, owned, imm) if ready else errno.ETIMEDOUT
             error = core.error
         if clock.watched:
             clock.settle()
@@ -482,7 +428,7 @@ class SimQueuePair(QueuePair):
         if not isinstance(payload, DeviceBytes):
             return bytes(payload)
         region = payload.region
-        if not isinstance(region, SimDeviceRegion) or region.qp is not self:
+        if not isinstance(region, SimDeviceRegion) or region.owner is not self:
             raise ValueError("this memory is not registered with this queue pair: call its register_dmabuf")
         return region.read(payload)
 
@@ -578,7 +524,7 @@ class SimQueuePair(QueuePair):
     def _register_dmabuf(
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
     ) -> DeviceRegion:
-        region = SimDeviceRegion(self, fd, nbytes, offset, recv_slot is not None)
+        region = SimDeviceRegion(self, self._clock, fd, nbytes, offset, recv_slot is not None)
         if recv_slot is not None:
             try:
                 region.end = self._receive_into(

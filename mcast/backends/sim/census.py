@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from mcast.api import Batch
 from mcast.backends.sim.backend import SimBackend, SimCmId, SimEventChannel, SimQueuePair
-from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.fabric import Fabric
 
 _OURS = frozenset({"mcast", "asyncio", "contextlib", "threading", "concurrent"})
 """Packages that open things on behalf of the program."""

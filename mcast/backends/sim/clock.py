@@ -20,13 +20,11 @@ from types import TracebackType
 from weakref import ref
 
 from mcast.api import McastError, Phase
+from mcast.backends.sim.core.times import LONGEST, NS, ns_of
 from mcast.interrupts import Lock, Sleepers, take_interrupt, uninterrupted
 
 logger = logging.getLogger("mcast")
 
-NS = 1_000_000_000
-LONGEST = threading.TIMEOUT_MAX // 1
-"""The most seconds that a thread can wait, some 292 years: whoever asks for longer waits as long."""
 POLL_NS = 1_000
 """Virtual time that an unsuccessful poll (timeout 0) takes, so that a polling loop gets somewhere."""
 
@@ -46,13 +44,6 @@ class SimulationStalled(McastError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.call, self.phase)
-
-
-def ns_of(seconds: float, what: str = "timeout") -> int:
-    """A time that a user gave in ns, not below 0. Raises ValueError for what is no number."""
-    if seconds != seconds:
-        raise ValueError(f"{what} is {seconds}: give a number of seconds")
-    return round(min(max(seconds, 0), LONGEST) * NS)
 
 
 class Clock(ABC):

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import Array, c_char
 from functools import partial
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING
 from weakref import ref
 
 from mcast.api import Batch, Gid, Message
 from mcast.backends.sim.core.qp import Burst, Header
+from mcast.backends.sim.region import SimDeviceRegion
 from mcast.interrupts import uninterrupted
-
-if TYPE_CHECKING:
-    from mcast.backends.sim.backend import SimDeviceRegion
 
 _WHOLE = uninterrupted()
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
 from mcast.backends.sim.backend import SimBackend
-from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.fabric import Fabric
 from mcast.contract.testbed import Feature, Observer, Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod
@@ -38,15 +38,15 @@ class SimObserver(Observer):
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
         fabric = self._fabric
         if fabric.sa is None:
-            return frozenset(_address(fabric, index) for index in fabric.snooping.get(group, {}))
-        known = fabric.sa.group(group)
+            return frozenset(_address(fabric, index) for index in fabric.parts.igmp.snooping.get(group, {}))
+        known, port_with = fabric.sa.group(group), fabric.parts.topology.port_with
         receiving = (m.guid for m in (known.members if known else ()) if m.join_state & _RECEIVING)
-        return frozenset(_address(fabric, fabric.port_with(guid).index) for guid in receiving)
+        return frozenset(_address(fabric, port_with(guid).index) for guid in receiving)
 
     def group_exists(self, group: Gid) -> bool:
         fabric = self._fabric
         if fabric.sa is None:
-            return group in fabric.snooping
+            return group in fabric.parts.igmp.snooping
         reply = fabric.sa.handle(
             fabric.ports[-1].guid, SaMethod.GET_TABLE, McMask.MGID, McMemberRecord(mgid=group)
         )
@@ -54,29 +54,29 @@ class SimObserver(Observer):
 
     def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
         at = self._fabric.port_of(port)
-        if self._fabric.sa is None:
-            return frozenset(at.igmp)
-        return frozenset(self._fabric.sa_clients[at.index].memberships)
+        subnet = self._fabric.parts.subnet
+        return frozenset(at.igmp if subnet is None else subnet.clients[at.index].memberships)
 
     def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
-        return frozenset(qp.number for qp in self._fabric.port_of(port).attached.get(group, ()))
+        at = self._fabric.port_of(port)
+        return frozenset(qp.number for qp in self._fabric.parts.queue_pairs.attached(at).get(group, ()))
 
     def igmp_reports(self, group: Gid) -> int:
-        return self._fabric.igmp_reports.get(group, 0)
+        return self._fabric.parts.igmp.reports.get(group, 0)
 
     def qkey_violations(self, port: IPv4Address) -> int:
         return self._fabric.port_of(port).qkey_violations
 
     def leftovers(self) -> tuple[str, ...]:
-        fabric = self._fabric
+        fabric, parts = self._fabric, self._fabric.parts
         # What is on its way (the SA's answer to a Delete) may still arrive.
         with fabric.clock:
             fabric.clock.run_out()
         found = [f"QP {qp.number} on {qp.port.name}" for qp in fabric.qps]
         for port in fabric.ports:
-            found += [f"{group} attached on {port.name}" for group in port.attached]
+            found += [f"{group} attached on {port.name}" for group in parts.queue_pairs.attached(port)]
             found += [f"IGMP membership of {group} on {port.name}" for group in port.igmp]
-        for index, client in fabric.sa_clients.items():
+        for index, client in (parts.subnet.clients if parts.subnet is not None else {}).items():
             found += [f"SA membership of {mgid} on {fabric.ports[index].name}" for mgid in client.memberships]
         return tuple(found)
 

@@ -28,7 +28,7 @@ from mcast.api import (
     QpType,
     UdParam,
 )
-from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.core.fabric import Parts
 from mcast.backends.sim.core.port import Interface, Port
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa_client import SaMember
@@ -133,7 +133,7 @@ class Channel:
     queue: OrderedDict[Event, None] = field(default_factory=OrderedDict)
 
     def put(self, event: Event) -> None:
-        if event.id.fabric.trace is not None:
+        if event.id.fabric.log.trace is not None:
             event.id.note_event(event)
         self.queue[event] = None
         event.owner.unread += (event,)
@@ -186,12 +186,10 @@ class Id:
         "unread",
     )
 
-    def __init__(
-        self, fabric: Fabric, hosts: frozenset[int], channel: Channel, port_space: PortSpace
-    ) -> None:
+    def __init__(self, fabric: Parts, hosts: frozenset[int], channel: Channel, port_space: PortSpace) -> None:
         self.fabric, self.hosts, self.channel, self.port_space = fabric, hosts, channel, port_space
         self.owner: object = self
-        self.number = fabric.number_id()
+        self.number = next(fabric.id_numbers)
         self.state = IdState.IDLE
         self.interface: Interface | None = None
         self.known_group: tuple[McastAddress | None, int, object] = (None, 0, None)
@@ -210,7 +208,7 @@ class Id:
         if self.state is not IdState.IDLE:
             return errno.EINVAL
         if not (source.is_unspecified or source.is_loopback):
-            interface = self.fabric.interface(self.hosts, source)
+            interface = self.fabric.hosts.interface(self.hosts, source)
             if interface is None:
                 return errno.EADDRNOTAVAIL
             if self.port_space is PortSpace.IPOIB and not interface.port.is_infiniband:
@@ -227,7 +225,7 @@ class Id:
             return refused
         if self.state not in (IdState.IDLE, IdState.BOUND):
             return errno.EINVAL
-        interface = self.interface or self.fabric.route(self.hosts, group.address)
+        interface = self.interface or self.fabric.hosts.route(self.hosts, group.address)
         if interface is None:
             return errno.ENETUNREACH
         self._take(interface)
@@ -256,9 +254,9 @@ class Id:
         port = self.interface.port
         if max(init.max_recv_wr, init.max_send_wr) > port.limits.queue_depth:
             return errno.EINVAL
-        if init.block_loopback and self.fabric.block_loopback == "refused":
+        if init.block_loopback and self.fabric.options.block_loopback == "refused":
             return errno.EOPNOTSUPP
-        self.qp = self.fabric.create_qp(port, init, RDMA_UDP_QKEY, self.interface.pkey)
+        self.qp = self.fabric.queue_pairs.create(port, init, RDMA_UDP_QKEY, self.interface.pkey)
         last = QpState.RTS if init.qp_type is QpType.UD else QpState.INIT
         for state in (QpState.INIT, QpState.RTR, QpState.RTS)[: last.value]:
             self.qp.modify(state)
@@ -266,7 +264,7 @@ class Id:
 
     def destroy_qp(self) -> None:
         if self.qp is not None:
-            self.fabric.destroy_qp(self.qp)
+            self.fabric.queue_pairs.destroy(self.qp)
             self.qp = None
 
     # --- join ----------------------------------------------------------------------------
@@ -277,7 +275,7 @@ class Id:
         if at is None:
             return address.key
         group = address.key
-        if self.fabric.sa:
+        if at.port.is_infiniband:
             broadcast = ipoib_broadcast_mgid(at.pkey | FULL_MEMBER)
             group = infiniband_group(address, self.port_space, broadcast)
         self.known_group = (address, at.pkey, group)
@@ -314,7 +312,7 @@ class Id:
             self.channel.put(Event(_ERROR, self, membership))
             return 0
         if bits == _FULL:
-            self.fabric.igmp_join(port, mgid)
+            self.fabric.igmp.join(port, mgid)
             membership.igmp = True
         self._joined(membership, _roce_ud(mgid, port.sgid_index(self.source)))
         return 0
@@ -330,14 +328,16 @@ class Id:
             self.known_mgid = (address, pattern.mgid, mgid)
         mask, record = kernel_join(pattern, mgid, port.gids[0], self.port_space, bits)
         membership = self._new_membership(port, address, context, bits, mgid)
-        self.fabric.sa_clients[port.index].join(membership, mask, record)
+        subnet = self.fabric.subnet
+        assert subnet is not None
+        subnet.clients[port.index].join(membership, mask, record)
         return 0
 
     def _new_membership(
         self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
     ) -> Membership:
-        if self.fabric.trace is not None:
-            self.fabric.note(
+        if self.fabric.log.trace is not None:
+            self.fabric.log.note(
                 Join,
                 port=port.name,
                 id=self.number,
@@ -351,7 +351,7 @@ class Id:
 
     def note_event(self, event: Event) -> None:
         """Record an event of this id in the trace."""
-        self.fabric.note(
+        self.fabric.log.note(
             CmEvent,
             port=None if self.interface is None else self.interface.port.name,
             id=self.number,
@@ -372,7 +372,7 @@ class Id:
         if membership.bits == _SEND_ONLY:
             return event
         lid = membership.told = ud.destination.dlid
-        if self.qp is not None and (failed := self.fabric.attach(self.qp, membership.mgid, lid)):
+        if self.qp is not None and (failed := self.fabric.queue_pairs.attach(self.qp, membership.mgid, lid)):
             return Event(_ERROR, self, membership, None, -1, failed)
         return event
 
@@ -387,12 +387,12 @@ class Id:
         if member.asked is None:
             return False
         port, (mask, asked) = self.interface.port, member.asked
-        client, status = self.fabric.sa_clients[port.index], member.refused
+        client, status = member.group.client, member.refused
         view = PortView(port.pkeys, MTU.code[port.mtu], RATE.code[port.rate])
 
         def compare(group: McMemberRecord | None) -> None:
-            assert self.fabric.sa is not None
-            found = found_causes(mask, asked, group, view, self.fabric.sa.capability_mask2)
+            assert self.fabric.subnet is not None
+            found = found_causes(mask, asked, group, view, self.fabric.subnet.sa.capability_mask2)
             named = status not in (None, SaStatus.REQ_INVALID)  # that one says only that something is wrong
             answered(causes_of_status(status.name) if status is not None and named else found)
 
@@ -417,19 +417,19 @@ class Id:
             self.channel.purge(membership)
         lid = membership.told
         if self.qp is not None and lid is not None and self.qp.attached.get(membership.mgid) == lid:
-            self.fabric.detach(self.qp, membership.mgid, lid)
+            self.fabric.queue_pairs.detach(self.qp, membership.mgid, lid)
         self._give_up(membership)
 
     def _give_up(self, membership: Membership) -> None:
         """The port's part in the group ends: IGMP leave or SA Delete, when no other id holds it."""
         assert self.interface is not None
         port = self.interface.port
-        if self.fabric.trace is not None:
-            self.fabric.note(Leave, port=port.name, id=self.number, group=membership.mgid)
+        if self.fabric.log.trace is not None:
+            self.fabric.log.note(Leave, port=port.name, id=self.number, group=membership.mgid)
         if port.is_infiniband:
-            self.fabric.sa_clients[port.index].leave(membership)
+            membership.group.client.leave(membership)
         elif membership.igmp:
-            self.fabric.igmp_leave(port, membership.mgid)
+            self.fabric.igmp.leave(port, membership.mgid)
 
     def destroy(self) -> None:
         """Leave every group, discard what was not read, destroy the QP (LV-4)."""

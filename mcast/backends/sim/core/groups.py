@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable
-from mcast.backends.sim.core.fabric import Fabric
+from mcast.backends.sim.core.fabric import Parts
 from mcast.backends.sim.core.port import Port
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import JoinState
@@ -19,40 +19,40 @@ Seen = defaultdict[Gid, dict[str, GroupMember]]
 """Group -> port -> its membership."""
 
 
-def group_table(fabric: Fabric, hosts: frozenset[int]) -> GroupTable:
+def group_table(fabric: Parts, hosts: frozenset[int]) -> GroupTable:
     """The tables of the hosts' ports; a program on every host sees the switches' or the SA's too."""
-    seen, everywhere = Seen(dict), hosts == fabric.hosts
-    look = _look_at_igmp if fabric.sa is None else _look_at_sa
-    mlids = look(fabric, fabric.ports_of(hosts), everywhere, seen)
+    seen, everywhere = Seen(dict), hosts == fabric.topology.hosts
+    look = _look_at_igmp if fabric.subnet is None else _look_at_sa
+    mlids = look(fabric, fabric.topology.ports_of(hosts), everywhere, seen)
     groups = (
         GroupInfo(mgid, tuple(member for _, member in sorted(members.items())), mlids.get(mgid, 0))
         for mgid, members in sorted(seen.items())
     )
-    never, elsewhere = ((_SEND_ONLY,), _ELSEWHERE) if fabric.sa is None else ((), _UNTRUSTED)
+    never, elsewhere = ((_SEND_ONLY,), _ELSEWHERE) if fabric.subnet is None else ((), _UNTRUSTED)
     return GroupTable(tuple(groups), never if everywhere else (*never, elsewhere))
 
 
-def _look_at_igmp(fabric: Fabric, ports: list[Port], everywhere: bool, seen: Seen) -> dict[Gid, int]:
+def _look_at_igmp(fabric: Parts, ports: list[Port], everywhere: bool, seen: Seen) -> dict[Gid, int]:
     for port in ports:
         for group in port.igmp:
             _note(seen[group], port, GroupSource.HOST)
     if everywhere:
-        for group, listeners in fabric.snooping.items():
+        for group, listeners in fabric.igmp.snooping.items():
             for port in listeners.values():
                 _note(seen[group], port, GroupSource.SWITCH)
     return {}
 
 
-def _look_at_sa(fabric: Fabric, ports: list[Port], everywhere: bool, seen: Seen) -> dict[Gid, int]:
-    assert fabric.sa is not None
+def _look_at_sa(fabric: Parts, ports: list[Port], everywhere: bool, seen: Seen) -> dict[Gid, int]:
+    assert fabric.subnet is not None
     for port in ports:
-        for mgid, held in fabric.sa_clients[port.index].memberships.items():
+        for mgid, held in fabric.subnet.clients[port.index].memberships.items():
             _note(seen[mgid], port, GroupSource.HOST, send_only=not held & _RECEIVES)
-    mlids = {Gid(group.mgid): group.mlid for group in fabric.sa.groups}
-    for group in fabric.sa.groups:
+    mlids = {Gid(group.mgid): group.mlid for group in fabric.subnet.sa.groups}
+    for group in fabric.subnet.sa.groups:
         members = seen[Gid(group.mgid)]
         for member in group.members if everywhere else ():
-            port = fabric.port_with(member.guid)
+            port = fabric.topology.port_with(member.guid)
             _note(members, port, GroupSource.SA, send_only=not member.join_state & _RECEIVES)
     return mlids
 

@@ -1,15 +1,13 @@
-"""Ports: a device each, with its interfaces, limits, GID table, attach table and, on RoCE, its IGMP list."""
+"""Ports: a device each, with its interfaces, limits, GID table and, on RoCE, its IGMP list."""
 
 from __future__ import annotations
 
-import errno
 from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
-from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState, QpType
-from mcast.backends.sim.core.qp import Qp
+from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import MLID_FIRST, MLID_LAST, McMemberRecord
+from mcast.wire.mcmember import McMemberRecord
 from mcast.wire.partition import DEFAULT_PKEY
 
 PKEYS = range(1 << 16)
@@ -19,8 +17,6 @@ PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
 
 COMP_VECTORS = 4
 """Completion vectors of a device. Which one a QP takes changes nothing here: there are no interrupts."""
-
-_UD = QpType.UD
 
 
 class Limits:
@@ -93,7 +89,6 @@ class Port:
         self.pkey_violations = 0
         self.oversized = 0
         self.igmp: dict[Gid, int] = {}
-        self.attached: dict[Gid, tuple[Qp, ...]] = {}  # a QP knows its MLID; a dict takes 232 bytes
 
     @property
     def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
@@ -104,44 +99,11 @@ class Port:
         return 0 if self.is_infiniband else 1 if isinstance(source, IPv4Address) else 2
 
     def set_ipv4(self, address: IPv4Address | None) -> None:
-        """The default interface has that address, or none; a RoCE GID goes with it. See `Fabric.set_ipv4`."""
+        """The default interface has that address, or none; a RoCE GID goes with it. See `Hosts.set_ipv4`."""
         self.interfaces[0].ipv4 = address
         if not self.is_infiniband:
             self.gids.pop(1, None)
             self.gids |= {} if address is None else {1: Gid(address)}
-
-    def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
-        """ibv_attach_mcast in the kernel (SA-ATTACH-1, SA-ATTACH-2, K-ATTACH-9); the errno."""
-        if (refused := self._refuses(qp, gid, lid)) or gid in qp.attached:
-            return refused
-        members = self.attached.get(gid, ())
-        if not members and len(self.attached) >= self.limits.groups:
-            return errno.ENOMEM
-        if len(members) >= self.limits.qps_per_group:
-            return errno.ENOMEM
-        self.attached[gid] = (*members, qp) if members else qp.alone
-        qp.attached[gid] = lid
-        return 0
-
-    def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
-        """ibv_detach_mcast: the pair must be that of the attach (DT-3); the errno."""
-        if qp.attached.get(gid) != lid:
-            return self._refuses(qp, gid, lid) or errno.EINVAL
-        del qp.attached[gid]
-        if len(members := self.attached[gid]) > 1:
-            self.attached[gid] = tuple(member for member in members if member is not qp)
-        else:
-            del self.attached[gid]
-        return 0
-
-    def _refuses(self, qp: Qp, gid: Gid, lid: int) -> int:
-        if not self.multicast:
-            return errno.ENOSYS
-        if qp.type is not _UD or not gid.is_multicast:
-            return errno.EINVAL
-        if self.is_infiniband and not MLID_FIRST <= lid <= MLID_LAST:
-            return errno.EINVAL
-        return 0
 
     def info(self) -> DeviceInfo:
         port = PortInfo(

@@ -10,14 +10,12 @@ import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mcast.api import Destination, PortEvent, QpCounters, QpInit, QpState, WcStatus
+from mcast.backends.sim.core.port import Port
 from mcast.wire.addresses import Gid
 from mcast.wire.partition import partners
-
-if TYPE_CHECKING:
-    from mcast.backends.sim.core.port import Port
 
 _S = QpState
 STEPS = {
@@ -64,7 +62,7 @@ make_burst: Callable[[tuple[object, ...]], Burst] = partial(tuple.__new__, Burst
 
 
 class Path(NamedTuple):
-    """What a QP's sends to one destination have in common, for as long as `Fabric.version` stays the same."""
+    """What a QP's sends to one destination have in common, while `Receivers.version` stays the same."""
 
     to: Destination
     version: int

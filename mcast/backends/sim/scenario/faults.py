@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from mcast.backends.sim.clock import NS
-from mcast.backends.sim.core.fabric import Fabric
 from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.core.times import NS
+from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults import rules as faults
 from mcast.backends.sim.faults.rules import Messages, Requests
 from mcast.backends.sim.scenario import model
@@ -49,7 +49,7 @@ def _start(fabric: Fabric, fault: model.Fault, undone: ExitStack) -> None:
 def _note(fabric: Fabric, fault: Any, detail: str) -> None:
     """Record in the trace a fault that leaves no line of its own."""
     port = getattr(fault, "port", None)
-    fabric.note(Fault, name=fault.kind, port=_name(fabric, port), detail=detail)
+    fabric.parts.log.note(Fault, name=fault.kind, port=_name(fabric, port), detail=detail)
 
 
 def _name(fabric: Fabric, port: int | None) -> str | None:

@@ -24,9 +24,9 @@ from mcast.api import (
     QpInit,
 )
 from mcast.backends.sim.backend import SimBackend, SimCmId, SimQueuePair
-from mcast.backends.sim.clock import NS
-from mcast.backends.sim.core.fabric import Fabric
 from mcast.backends.sim.core.port import Port
+from mcast.backends.sim.core.times import NS
+from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.scenario import model
 from mcast.backends.sim.scenario.faults import begin
 from mcast.backends.sim.scenario.model import BadScenario, Scenario, load, ready_made

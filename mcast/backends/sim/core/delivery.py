@@ -1,0 +1,184 @@
+"""Messages on their way: from a send to the QPs that get a copy, past the rules that befall single ones."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+from mcast.api import Destination, QpState, WcStatus
+from mcast.backends.sim.core.held_back import Held, HeldBack
+from mcast.backends.sim.core.message_log import MessageLog
+from mcast.backends.sim.core.port import Port
+from mcast.backends.sim.core.qp import Burst, Header, Path, Qp, make_burst
+from mcast.backends.sim.core.receivers import Receivers
+from mcast.backends.sim.core.switching import Switching
+from mcast.backends.sim.core.times import Timeline
+from mcast.backends.sim.faults.rules import (
+    HOLD_NS,
+    CorruptQkey,
+    Delay,
+    Delivery,
+    Drop,
+    Duplicate,
+    Reorder,
+    Rules,
+)
+from mcast.wire.addresses import IPV4_MAPPED, Gid
+
+_RTS = QpState.RTS
+
+
+class Wire:
+    """Carries what QPs send. `honours_block`: devices do what QpInit.block_loopback asks for."""
+
+    def __init__(
+        self,
+        switching: Switching,
+        receivers: Receivers,
+        rules: Rules,
+        clock: Timeline,
+        log: MessageLog,
+        honours_block: bool,
+    ) -> None:
+        self._switching, self._receivers, self._rules = switching, receivers, rules
+        self._clock, self._log, self._honours_block = clock, log, honours_block
+        self._is_told = log.is_kept
+        self._held: dict[Qp, HeldBack] = {}
+        self._sent = 0
+
+    def send(self, qp: Qp, to: Destination, payloads: Sequence[bytes], imm: int | None) -> int:
+        """Post the messages and carry them out; the errno of the post.
+
+        A failure of the device itself puts the QP into ERR, and the post returns 0 (K-DATA-16).
+        """
+        path = qp.path
+        known = path is not None and path.to is to and path.version == self._receivers.version
+        if not known and (refused := _refused(qp, to)):
+            return refused
+        if qp.state is not _RTS:
+            return 0 if qp.state is QpState.ERR else errno.EINVAL
+        if not known:
+            path = qp.path = self._path(qp, to)
+        count = len(payloads)
+        if path is not None:
+            longest = len(payloads[0]) if count == 1 else max(map(len, payloads), default=0)
+            self._carry(qp, path, make_burst((payloads, longest, path.header, imm, self._sent, None)))
+        elif qp.port.is_infiniband and not qp.gone:
+            self._log.unsent(qp, to, payloads, "the sender's link is down")
+        else:
+            qp.fail(WcStatus.LOC_QP_OP_ERR)
+            self._log.unsent(qp, to, payloads, WcStatus.LOC_QP_OP_ERR.name)
+            return 0
+        qp.sent += count
+        self._sent += count
+        return 0
+
+    def _path(self, qp: Qp, to: Destination) -> Path | None:
+        """The way of a message, None if the device cannot send it.
+
+        What it depends on changes with `Receivers.version`; RoCE needs a source GID of the group's IP version
+        besides.
+        """
+        port, source = qp.port, qp.port.gids.get(to.sgid_index)
+        if qp.gone or not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
+            return None
+        header = Header(source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, port.lid)
+        targets = self._switching.targets(port, to)
+        if qp.blocks_loopback and self._honours_block and to.gid.is_multicast:
+            targets = [target for target in targets if target is not qp]
+        return Path(to, self._receivers.version, header, targets, any(target.stamps for target in targets))
+
+    def _carry(self, qp: Qp, path: Path, burst: Burst) -> None:
+        """Give the burst to all that the path reaches; faults judge each message for itself."""
+        if self._rules.deliveries:
+            if self._is_told:
+                self._log.sent(qp, path.to, burst)
+            for index in range(len(burst.payloads)):
+                for target in path.targets:
+                    self._carry_one(qp.port, burst, index, target)
+        elif self._is_told:
+            self._log.sent(qp, path.to, burst)
+            for target in path.targets:
+                self._deliver(target, burst, 0, len(burst.payloads))
+        elif path.stamped:
+            for target in path.targets:
+                self._deliver(target, burst, 0, len(burst.payloads))
+        else:
+            for target in path.targets:
+                target.deliver(burst, 0, len(burst.payloads))
+
+    def _carry_one(self, port: Port, burst: Burst, index: int, qp: Qp) -> None:
+        size = len(burst.payloads[index])
+        delivery = Delivery(
+            self._clock.now,
+            burst.header.group,
+            port.name,
+            qp.port.name,
+            burst.header.src_qp,
+            qp.number,
+            burst.first + index,
+            size,
+        )
+        verdict = self._rules.judge_delivery(delivery)
+        if isinstance(verdict, Drop):
+            self._log.lost(qp, burst, index, 1, "a fault rule dropped it")
+        elif isinstance(verdict, Delay):
+            self._clock.call_later(verdict.ns, lambda: self._deliver_late(qp, burst, index))
+        elif isinstance(verdict, Reorder):
+            held = self._held.setdefault(qp, HeldBack()).add(verdict.after, burst, index)
+            self._clock.call_later(HOLD_NS, lambda: self._let_go(qp, held))
+        else:
+            if isinstance(verdict, CorruptQkey):
+                qkey = burst.header.qkey ^ 1 if verdict.qkey is None else verdict.qkey
+                burst = burst._replace(header=burst.header._replace(qkey=qkey))
+            for _ in range(1 + verdict.copies if isinstance(verdict, Duplicate) else 1):
+                self._deliver(qp, burst, index, index + 1)
+            self._overtaken(qp)
+
+    def _deliver_late(self, qp: Qp, burst: Burst, index: int) -> None:
+        """A message comes after its time: only if the QP still is where it was sent to."""
+        group, lid = burst.header.group, qp.attached.get(burst.header.group)
+        attached = lid == burst.header.dlid or (lid is not None and not qp.port.is_infiniband)
+        if not qp.port.up or qp.gone or (group.is_multicast and not attached):
+            self._log.lost(qp, burst, index, 1, "it came too late")
+        else:
+            self._deliver(qp, burst, index, index + 1)
+
+    def _overtaken(self, qp: Qp) -> None:
+        """A message has come to the QP: those held back for it are nearer."""
+        if (back := self._held.get(qp)) is not None:
+            for held in back.pass_one():
+                self._let_go(qp, held)
+
+    def _let_go(self, qp: Qp, held: Held) -> None:
+        if held.waits:
+            held.waits = False
+            back = self._held[qp]
+            back.waiting -= 1
+            if not back.waiting:
+                del self._held[qp]
+            self._deliver_late(qp, held.burst, held.index)
+
+    def _deliver(self, qp: Qp, burst: Burst, start: int, stop: int) -> None:
+        """Messages start..stop arrive."""
+        if qp.stamps:
+            burst = burst._replace(at=self._clock.now)
+        if self._is_told:
+            self._log.deliver(qp, burst, start, stop)
+        else:
+            qp.deliver(burst, start, stop)
+
+
+def _refused(qp: Qp, to: Destination) -> int:
+    """The errno of making an address handle; one that was made outlives its source GID."""
+    if to.port_num != 1 or not to.is_global:
+        return errno.EINVAL
+    if (to.gid, to.sgid_index) not in qp.handles:
+        if to.sgid_index not in qp.port.gids:
+            return errno.ENODATA
+        qp.handles.add((to.gid, to.sgid_index))
+    return 0
+
+
+def _same_ip(source: Gid, gid: Gid) -> bool:
+    return (source[:12] == IPV4_MAPPED) == (gid[:12] == IPV4_MAPPED)

@@ -1,0 +1,102 @@
+"""IGMP on a RoCE fabric: what ports report, and what the switches learn by snooping."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+from mcast.backends.sim.core.log import Log
+from mcast.backends.sim.core.port import Port
+from mcast.backends.sim.core.receivers import Receivers
+from mcast.backends.sim.core.times import NS, Timeline
+from mcast.backends.sim.core.topology import Topology
+from mcast.backends.sim.trace.events import Fault, IgmpLeave, IgmpReport
+from mcast.wire.addresses import Gid
+
+MEMBERSHIP_INTERVAL_NS = 260 * NS
+"""A membership that no report renews ages out: 2 x 125 s + 10 s (RFC 3376, 8.4)."""
+
+
+class Igmp:
+    """The snooping tables of all switches, which hear the same reports.
+
+    snooping  group -> index of a port -> the port: where the switches send the group's messages
+    reports   group -> how often a port has reported it
+    querier   somebody asks for reports, so what is reported once does not age
+    """
+
+    def __init__(self, topology: Topology, receivers: Receivers, clock: Timeline, log: Log) -> None:
+        self._topology, self._receivers, self._clock, self._log = topology, receivers, clock, log
+        self.snooping: dict[Gid, dict[int, Port]] = {}
+        self.reports: dict[Gid, int] = {}
+        self.querier = True
+        self._ages: dict[tuple[Gid, int], int] = {}
+
+    def join(self, port: Port, group: Gid) -> None:
+        """A full member joined on the port: the first one is announced to the switches (JEX-10)."""
+        count = port.igmp[group] = port.igmp.get(group, 0) + 1
+        if count == 1:
+            self.report(port, group)
+
+    def leave(self, port: Port, group: Gid) -> None:
+        """A full member left; the last one is announced."""
+        port.igmp[group] -= 1
+        if not port.igmp[group]:
+            del port.igmp[group]
+            self._forget(port, group)
+            if self._log.trace is not None:
+                self._log.note(IgmpLeave, port=port.name, source=_source(port), group=group)
+
+    def report(self, port: Port, group: Gid) -> None:
+        """The port reports its membership, and the switches learn it."""
+        self.reports[group] = self.reports.get(group, 0) + 1
+        if group.is_multicast:
+            self.snooping.setdefault(group, {})[port.index] = port
+            self._ages.pop((group, port.index), None)
+            if not self.querier:
+                self._age(port, group)
+        self._receivers.forget(group)
+        if self._log.trace is not None:
+            self._log.note(IgmpReport, port=port.name, source=_source(port), group=group)
+
+    def stop_querier(self) -> None:
+        """Nobody asks for reports any more: all that the switches have learnt begins to age."""
+        self.querier = False
+        for group, listeners in self.snooping.items():
+            for port in listeners.values():
+                self._age(port, group)
+
+    def start_querier(self) -> None:
+        """Somebody asks again, and every port answers."""
+        self.querier = True
+        for port in self._topology.ports:
+            if port.up and not port.removed:
+                for group in port.igmp:
+                    self.report(port, group)
+
+    def members(self, source: Port, group: Gid, mlid: int) -> list[Port]:
+        """The ports that a message of the source to the group reaches, the source among them if a member."""
+        listeners = self.snooping.get(group, {})
+        return [port for port in listeners.values() if self._topology.reaches(source, port)]
+
+    def _age(self, port: Port, group: Gid) -> None:
+        """What the switches have learnt ends with the membership interval, unless it is reported again."""
+        end = self._ages[group, port.index] = self._clock.now + MEMBERSHIP_INTERVAL_NS
+
+        def expire() -> None:
+            if self._ages.get((group, port.index)) == end:
+                self._forget(port, group)
+                self._log.note(Fault, name="igmp-aged-out", port=port.name, detail=str(group))
+
+        self._clock.call_later(MEMBERSHIP_INTERVAL_NS, expire)
+
+    def _forget(self, port: Port, group: Gid) -> None:
+        listeners = self.snooping.get(group, {})
+        listeners.pop(port.index, None)
+        if not listeners:
+            self.snooping.pop(group, None)
+        self._ages.pop((group, port.index), None)
+        self._receivers.forget(group)
+
+
+def _source(port: Port) -> str:
+    return str(port.interfaces[0].ipv4 or IPv4Address(0))

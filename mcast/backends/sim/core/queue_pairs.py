@@ -1,0 +1,107 @@
+"""The QPs of a fabric, and what the devices' attach tables hold."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+
+from mcast.api import PortEvent, QpInit, QpState, QpType
+from mcast.backends.sim.core.log import Log
+from mcast.backends.sim.core.port import Port
+from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.core.receivers import Receivers
+from mcast.backends.sim.trace.events import Attach, Detach
+from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
+
+_UD = QpType.UD
+Attached = dict[Gid, tuple[Qp, ...]]
+"""Group -> its QPs on a port, in order of attaching. A QP knows its MLID."""
+
+
+class QueuePairs:
+    """All QPs by number; and which of them are attached to a group on a port."""
+
+    def __init__(self, ports: list[Port], receivers: Receivers, log: Log) -> None:
+        self._receivers, self._log = receivers, log
+        self._attached: list[Attached] = [{} for _ in ports]
+        self._by_number: dict[int, Qp] = {}
+        self._next = 16
+
+    def __iter__(self) -> Iterator[Qp]:
+        """All of them, in order of their numbers; they may be destroyed meanwhile."""
+        return iter(tuple(self._by_number.values()))
+
+    def find(self, number: int) -> Qp | None:
+        """The QP with that number."""
+        return self._by_number.get(number)
+
+    def create(self, port: Port, init: QpInit, qkey: int, pkey: int) -> Qp:
+        """A QP with a number of its own, in RESET."""
+        qp = self._by_number[self._next] = Qp(port, self._next, init, qkey, pkey)
+        self._next += 1
+        return qp
+
+    def destroy(self, qp: Qp) -> None:
+        """Detach the QP from everything and forget it."""
+        for gid, lid in list(qp.attached.items()):
+            self.detach(qp, gid, lid)
+        qp.modify(QpState.RESET)
+        qp.alone = ()  # it names the QP itself, and would keep it
+        del self._by_number[qp.number]
+        self._receivers.version += 1
+
+    def tell(self, port: Port, event: PortEvent) -> None:
+        """Every QP of the port is told of what has happened to it."""
+        for qp in self:
+            if qp.port is port and not qp.gone:
+                qp.hear(event)
+
+    # --- attachments ---------------------------------------------------------------------
+
+    def attached(self, port: Port) -> Mapping[Gid, tuple[Qp, ...]]:
+        """What the attach table of the port's device holds."""
+        return self._attached[port.index]
+
+    def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
+        """ibv_attach_mcast in the kernel (SA-ATTACH-1, SA-ATTACH-2, K-ATTACH-9); the errno."""
+        port = qp.port
+        result = self._refuses(qp, gid, lid)
+        if not result and gid not in qp.attached:
+            table, limits = self._attached[port.index], port.limits
+            members = table.get(gid, ())
+            if (not members and len(table) >= limits.groups) or len(members) >= limits.qps_per_group:
+                result = errno.ENOMEM
+            else:
+                table[gid] = (*members, qp) if members else qp.alone
+                qp.attached[gid] = lid
+        self._receivers.forget(lid if port.is_infiniband else gid)
+        if self._log.trace is not None:
+            self._log.note(Attach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
+        return result
+
+    def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
+        """ibv_detach_mcast: the pair must be that of the attach (DT-3); the errno."""
+        port, result = qp.port, 0
+        if qp.attached.get(gid) != lid:
+            result = self._refuses(qp, gid, lid) or errno.EINVAL
+        else:
+            del qp.attached[gid]
+            table = self._attached[port.index]
+            if len(members := table[gid]) > 1:
+                table[gid] = tuple(member for member in members if member is not qp)
+            else:
+                del table[gid]
+        self._receivers.forget(lid if port.is_infiniband else gid)
+        if self._log.trace is not None:
+            self._log.note(Detach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
+        return result
+
+    def _refuses(self, qp: Qp, gid: Gid, lid: int) -> int:
+        if not qp.port.multicast:
+            return errno.ENOSYS
+        if qp.type is not _UD or not gid.is_multicast:
+            return errno.EINVAL
+        if qp.port.is_infiniband and not MLID_FIRST <= lid <= MLID_LAST:
+            return errno.EINVAL
+        return 0

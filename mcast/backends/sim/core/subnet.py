@@ -1,0 +1,127 @@
+"""What makes an InfiniBand fabric a subnet: its SM with the SA, and what every port has to do with it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mcast.backends.sim.core.forwarding import Forwarding
+from mcast.backends.sim.core.log import Log
+from mcast.backends.sim.core.options import InfinibandOptions
+from mcast.backends.sim.core.port import Interface, Port
+from mcast.backends.sim.core.receivers import Receivers
+from mcast.backends.sim.core.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup
+from mcast.backends.sim.core.sa_client import SaClient
+from mcast.backends.sim.core.sa_exchange import SaExchange
+from mcast.backends.sim.core.times import Timeline
+from mcast.backends.sim.core.topology import Topology
+from mcast.backends.sim.faults.rules import Rules
+from mcast.wire.mapping import ipoib_broadcast_mgid
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
+from mcast.wire.partition import FULL_MEMBER, partners
+from mcast.wire.units import MTU, RATE
+
+
+class Subnet:
+    """The SM, its SA, and the SA clients of the ports.
+
+    sa          the SA's records
+    clients     index of a port -> its SA client
+    forwarding  what the switches hold of the SA's groups
+    up, ends    whether the SM runs; how often it has died
+    """
+
+    def __init__(
+        self,
+        options: InfinibandOptions,
+        topology: Topology,
+        receivers: Receivers,
+        rules: Rules,
+        clock: Timeline,
+        log: Log,
+    ) -> None:
+        mtu, rate = MTU.code[options.mtu], RATE.code[options.rate]
+        self.sa = SubnetAdmin(
+            well_known=[
+                WellKnownGroup(pkey=base | FULL_MEMBER, mtu=mtu, rate=rate) for base in options.bases
+            ],
+            quirks=options.quirks or Quirks(),
+            max_mlid=options.max_mlid,
+        )
+        self.forwarding = Forwarding(self.sa, topology, receivers, clock)
+        self.up, self.ends = True, 0
+        self._topology, self._ipoib = topology, options.ipoib
+        self._seen: set[int] = set()  # GUIDs of the ports that the SM sees
+        exchange = SaExchange(self._serve, rules, clock, log)
+        self.clients = {
+            port.index: SaClient(partial(exchange.ask, port), port.gids[0]) for port in topology.ports
+        }
+        _add_partitions(options, topology)
+        for port in topology.ports:
+            self.find(port)
+            self.join_broadcasts(port)
+
+    def hears(self, port: Port) -> bool:
+        """Whether a request of the port gets to a running SM."""
+        return self.up and port.up and port.switch not in self._topology.cut
+
+    def sees(self, port: Port) -> bool:
+        """Whether the SM has the port in its books."""
+        return port.guid in self._seen
+
+    def update(self, port: Port) -> None:
+        """The SM has written into the port, if it sees it: its SA knows."""
+        if self.sees(port):
+            self._book(port)
+
+    def find(self, port: Port) -> bool:
+        """The SM sees the port; whether it had missed it."""
+        missed = not self.sees(port) and port.switch not in self._topology.cut
+        if missed:
+            self._book(port)
+            self._seen.add(port.guid)
+        return missed
+
+    def miss(self, *ports: Port) -> None:
+        """The SM has noticed that ports are gone: their memberships end by the leave rules."""
+        for port in ports:
+            if not (port.up and port.switch not in self._topology.cut) and self.sees(port):
+                self.sa.port_down(port.guid)
+                self._seen.remove(port.guid)
+        self.forwarding.changed()
+
+    def join_broadcasts(self, port: Port) -> None:
+        """What IPoIB does by itself when its interfaces come up or the SM has forgotten them."""
+        for interface in port.interfaces if self._ipoib else ():
+            if interface.pkey in port.pkeys and port.up and self.hears(port):
+                interface.broadcast = self._join_broadcast(port, interface.pkey)
+        self.forwarding.changed()
+
+    def _book(self, port: Port) -> None:
+        self.sa.add_port(SaPort(port.guid, port.lid, port.pkeys, MTU.code[port.mtu], RATE.code[port.rate]))
+
+    def _serve(self, port: Port, method: SaMethod, mask: int, record: McMemberRecord) -> SaReply | None:
+        if not self.hears(port):
+            return None
+        reply = self.sa.handle(port.guid, method, mask, record)
+        self.forwarding.changed()
+        return reply
+
+    def _join_broadcast(self, port: Port, pkey: int) -> McMemberRecord:
+        """The request of an IPoIB interface; the group itself is the partition's."""
+        record = McMemberRecord(
+            mgid=ipoib_broadcast_mgid(pkey | FULL_MEMBER), port_gid=port.gids[0], join_state=JoinState.FULL
+        )
+        reply = self.sa.handle(port.guid, SaMethod.SET, McMask.JOIN, record)
+        assert reply is not None
+        assert reply.status is SaStatus.OK, reply
+        return reply.records[0]
+
+
+def _add_partitions(options: InfinibandOptions, topology: Topology) -> None:
+    """Give the ports their P_Keys, and an interface for each."""
+    for number, base in enumerate(options.bases):
+        for pkey in partners(base | FULL_MEMBER):
+            for index in (options.partitions or {}).get(pkey, ()):
+                topology.ports[index].interfaces.append(Interface(topology.ports[index], number, pkey))
+    for port in topology.ports:
+        port.pkeys = tuple(interface.pkey for interface in port.interfaces)

@@ -1,0 +1,56 @@
+"""What a fabric is built of: ports on hosts, and switches that links join."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from mcast.backends.sim.core.options import Options
+from mcast.backends.sim.core.port import Limits, Port
+
+
+class Topology:
+    """Ports, dealt to hosts and switches in turn. Switch 0 is the root, if there are leaves."""
+
+    def __init__(self, options: Options) -> None:
+        hosts, switches, limits = options.hosts or options.ports, options.switches, options.limits or Limits()
+        self.switches = switches
+        self.hosts = frozenset(range(hosts))
+        self.ports = [
+            Port(
+                index,
+                index % hosts,
+                options.link_layer,
+                1 + index % (switches - 1) if switches > 1 else 0,
+                options.mtu,
+                options.rate,
+                limits,
+            )
+            for index in range(options.ports)
+        ]
+        self.cut: set[int] = set()
+        """Leaf switches that have lost their link to the root."""
+        self._guids = {port.guid: port for port in self.ports}
+
+    def port_with(self, guid: int) -> Port:
+        """The port with that GUID. Raises KeyError."""
+        return self._guids[guid]
+
+    def ports_of(self, hosts: frozenset[int]) -> list[Port]:
+        """The ports of these hosts, by index."""
+        if hosts == self.hosts:
+            return self.ports
+        dealt = (self.ports[host :: len(self.hosts)] for host in hosts)
+        return sorted((port for ports in dealt for port in ports), key=attrgetter("index"))
+
+    def behind(self, switch: int) -> Iterator[Port]:
+        """The ports on that switch."""
+        return (port for port in self.ports if port.switch == switch)
+
+    def parted(self, one: Port, other: Port) -> bool:
+        """Whether a switch between these two ports is cut off."""
+        return one.switch != other.switch and bool({one.switch, other.switch} & self.cut)
+
+    def reaches(self, source: Port, target: Port) -> bool:
+        """Whether a message of one port gets to the other, if the switches send it there."""
+        return target.up and not target.removed and not self.parted(source, target)

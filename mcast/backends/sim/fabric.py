@@ -1,0 +1,168 @@
+"""A simulated fabric as its users have it: made from options, and told what goes wrong on it.
+
+What it consists of is in `core`. Here it gets a clock, and each call the clock's lock.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from typing import Concatenate, ParamSpec, TypeVar
+
+from mcast.api import LinkLayer, PortEvent
+from mcast.backends.sim.clock import CLOCKS
+from mcast.backends.sim.core.fabric import Parts
+from mcast.backends.sim.core.options import InfinibandOptions, Options, RoceOptions, check
+from mcast.backends.sim.core.port import Interface, Port
+from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.core.sa import SubnetAdmin
+from mcast.backends.sim.faults import incidents
+
+P = ParamSpec("P")
+_Options = TypeVar("_Options", bound=Options)
+_Make = Callable[[type["Fabric"], _Options], "Fabric"]
+
+
+def _taking(
+    options: Callable[P, _Options],
+) -> Callable[[_Make[_Options]], Callable[Concatenate[type[Fabric], P], Fabric]]:
+    """The constructor takes the options one by one, as `options` does: so they are written there alone."""
+
+    def decorate(make: _Make[_Options]) -> Callable[Concatenate[type[Fabric], P], Fabric]:
+        @wraps(make)
+        def made(cls: type[Fabric], /, *args: P.args, **kwargs: P.kwargs) -> Fabric:
+            return make(cls, options(*args, **kwargs))
+
+        seen, taken = inspect.signature(make), inspect.signature(options).parameters.values()
+        vars(made)["__signature__"] = seen.replace(parameters=[seen.parameters["cls"], *taken])
+        return made
+
+    return decorate
+
+
+def _one_call(function: Callable[Concatenate[Parts, P], None]) -> Callable[Concatenate[Fabric, P], None]:
+    """The fault as one call into the fabric: under its lock, and waking whoever waits."""
+
+    @wraps(function)
+    def locked(fabric: Fabric, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        with fabric.clock:
+            function(fabric.parts, *args, **kwargs)
+
+    return locked
+
+
+class Fabric:
+    """Hosts with ports, joined by switches. Make one with `Fabric.roce` or `Fabric.infiniband`, whose options
+    are those of `RoceOptions` and `InfinibandOptions`.
+
+    ports       the ports, by index
+    rules       faults of single messages and SA requests; see `mcast.backends.sim.faults`
+    clock       the time, and the lock of the fabric
+    trace       what has happened, if the option `trace` asks for it
+    random      draws what the rules draw
+    parts       what it consists of
+    watch       told of each backend, channel, id and QP that is opened, of each batch with its QP (`Census`)
+    """
+
+    # What befalls a port, a switch, the SM or a QP: as many methods as there are such faults.
+    set_link = _one_call(incidents.set_link)
+    remove_device = _one_call(incidents.remove_device)
+    restore_device = _one_call(incidents.restore_device)
+    bond_failover = _one_call(incidents.bond_failover)
+    cut_cable = _one_call(incidents.cut_cable)
+    mend_cable = _one_call(incidents.mend_cable)
+    restart_sm = _one_call(incidents.restart_sm)
+    change_lid = _one_call(incidents.change_lid)
+    set_pkeys = _one_call(incidents.set_pkeys)
+    program_late = _one_call(incidents.program_late)
+    stop_querier = _one_call(incidents.stop_querier)
+    start_querier = _one_call(incidents.start_querier)
+    overrun_cq = _one_call(incidents.overrun_cq)
+    fail_qp = _one_call(incidents.fail_qp)
+
+    def __init__(self, options: Options) -> None:
+        check("clock", options.clock, CLOCKS)
+        self.clock = CLOCKS[options.clock]()
+        self.parts = Parts(options, self.clock)
+        self.rules, self.random, self.trace = self.parts.rules, self.parts.random, self.parts.log.trace
+        self.ports = self.parts.topology.ports
+        self.watch: Callable[..., None] | None = None
+
+    @classmethod
+    @_taking(RoceOptions)
+    def roce(cls, options: RoceOptions) -> Fabric:
+        """A RoCEv2 fabric: switches with IGMP snooping and a querier. Raises ValueError for a bad option."""
+        return cls(options)
+
+    @classmethod
+    @_taking(InfinibandOptions)
+    def infiniband(cls, options: InfinibandOptions) -> Fabric:
+        """An InfiniBand fabric with its SA. Raises ValueError for a bad option."""
+        return cls(options)
+
+    def close(self) -> None:
+        """Nothing that is still scheduled happens any more."""
+        with self.clock:
+            self.clock.close()
+
+    @property
+    def link_layer(self) -> LinkLayer:
+        """What its ports speak."""
+        return self.parts.options.link_layer
+
+    @property
+    def hosts(self) -> frozenset[int]:
+        """The numbers of its hosts."""
+        return self.parts.topology.hosts
+
+    @property
+    def switches(self) -> int:
+        """How many switches it has."""
+        return self.parts.topology.switches
+
+    @property
+    def qps(self) -> tuple[Qp, ...]:
+        """The QPs that exist, by number."""
+        return tuple(self.parts.queue_pairs)
+
+    @property
+    def sa(self) -> SubnetAdmin | None:
+        """The SA of an InfiniBand fabric."""
+        return None if self.parts.subnet is None else self.parts.subnet.sa
+
+    def port_of(self, address: IPv4Address | IPv6Address) -> Port:
+        """The port that has the address. Raises KeyError."""
+        return self.parts.hosts.port_of(address)
+
+    def add_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
+        """The host sends `network` out of that interface."""
+        self.parts.hosts.add_route(host, network, interface)
+
+    def remove_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
+        """Undo `add_route`."""
+        self.parts.hosts.remove_route(host, network, interface)
+
+    def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
+        """The port's default interface gets another IPv4 address, or loses its own. Raises ValueError for an
+        address that another port has."""
+        with self.clock:
+            self.parts.hosts.set_ipv4(port, address)
+            self.parts.topology_changed()
+            if not port.is_infiniband:
+                self.parts.queue_pairs.tell(port, PortEvent.GID_CHANGE)
+
+    @contextmanager
+    def starved(self, qp: Qp) -> Iterator[None]:
+        """While open, the QP has no free receive: messages are lost in silence, and only its `no_receive`
+        counter says so; later ones arrive (K-DATA-8).
+        """
+        with self.clock:
+            feed = incidents.starve(self.parts, qp)
+        try:
+            yield
+        finally:
+            with self.clock:
+                feed()

@@ -1,0 +1,71 @@
+"""Memory that is registered with a simulated queue pair: the user's own, and that of other devices."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from collections.abc import Callable
+
+from mcast.api import DeviceBytes, DeviceRegion, Phase, Region, mcast_error
+from mcast.backends.sim.clock import Clock
+
+
+class SimRegion(Region):
+    """User memory; `end` takes it out of use as receive memory."""
+
+    def __init__(self, clock: Clock, buffer: memoryview, end: Callable[[], None]) -> None:
+        self._clock, self._buffer, self._end = clock, buffer, end
+
+    @property
+    def buffer(self) -> memoryview:
+        self._require_open("buffer", Phase.REGISTER)
+        return self._buffer
+
+    def close(self) -> None:
+        with self._clock:
+            if not self._closed:
+                self._end()
+                self._closed = True
+
+
+class SimDeviceRegion(DeviceRegion):
+    """The memory of a device that does not exist: the descriptor is mapped, a memfd or a udmabuf.
+
+    `owner` is the QP that it is registered with.
+    """
+
+    def __init__(
+        self, owner: object, clock: Clock, fd: int, nbytes: int, offset: int, receives: bool
+    ) -> None:
+        self.owner, self._clock, self._nbytes, self._offset = owner, clock, nbytes, offset
+        self.end: Callable[[], None] = lambda: None
+        """Takes it out of use as receive memory."""
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if receives else 0)
+        try:
+            self._memory = mmap.mmap(fd, offset + nbytes, flags=mmap.MAP_SHARED, prot=access)
+        except (OSError, ValueError) as error:
+            detail = f"the simulator maps a DMA-BUF, and {fd} cannot be mapped ({error}): give it a memfd"
+            about = {"fd": fd, "nbytes": nbytes, "offset": offset}
+            found = (isinstance(error, OSError) and error.errno) or errno.EINVAL
+            raise mcast_error(found, "register_dmabuf", Phase.REGISTER, about, detail) from None
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def read(self, part: DeviceBytes) -> bytes:
+        """What the device would send from there."""
+        begin = self._offset + part.offset
+        return self._memory[begin : begin + part.nbytes]
+
+    def write(self, offset: int, payload: bytes) -> None:
+        """What the device does with a message that arrives there."""
+        begin = self._offset + offset
+        self._memory[begin : begin + len(payload)] = payload
+
+    def close(self) -> None:
+        with self._clock:
+            if not self._closed:
+                self.end()
+                self._closed = True
+                self._memory.close()
