@@ -30,7 +30,7 @@ from mcast.cli.place import BackendName, Bind, Device, Json, port_of, refuse_sim
 from mcast.cli.terminal import Failure, console, group
 from mcast.endpoint.ports import Place, choose
 from mcast.endpoint.probe import PROBE_SIZE, Peer
-from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.addresses import ZERO_GID, Gid, McastAddress, Mgid
 
 _BOUND = 10.0
 """The longest that a join or a send may take, in seconds."""
@@ -178,7 +178,7 @@ class Station:
     def gid(self, qp: QueuePair) -> Gid:
         """The GID that messages of the queue pair come from."""
         index = self.destinations[qp.qp_num].sgid_index
-        return self.place.port.gids.get(index, Gid(bytes(16)))
+        return self.place.port.gids.get(index, ZERO_GID)
 
     def listen(self, until: float) -> Iterator[tuple[QueuePair, Message]]:
         """What comes until then, own messages too; each is valid until the next is asked for."""

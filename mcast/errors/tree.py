@@ -282,7 +282,6 @@ class UnavailableReason(Enum):
     """Why a backend cannot run here; each is a different thing to mend."""
 
     UNKNOWN_NAME = "no backend of that name"
-    NOT_INSTALLED = "not installed"
     NOT_BUILT = "extension not built"
     BROKEN = "installed but broken"
     NO_LIBRARY = "library missing"

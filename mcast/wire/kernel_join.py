@@ -10,7 +10,7 @@ from mcast.wire.addresses import Gid
 from mcast.wire.kinds import RDMA_UDP_QKEY, PortSpace
 from mcast.wire.mcmember import JOIN_STATES, McMask, McMemberRecord, make_record
 
-_MASK = int(McMask.JOIN | McMask.PKEY | McMask.QKEY | McMask.SL | McMask.FLOW_LABEL | McMask.TCLASS)
+_MASK = int(McMask.CREATE)  # who comes first makes the group
 _IPOIB_MASK = _MASK | int(
     McMask.RATE | McMask.RATE_SELECTOR | McMask.MTU | McMask.MTU_SELECTOR | McMask.HOP_LIMIT
 )

@@ -85,14 +85,9 @@ def infiniband_mgid(address: GroupName, port_space: PortSpace, broadcast: bytes)
 
 @lru_cache(maxsize=4096)
 def infiniband_group(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> object:
-    """What the addresses of one group have in common on InfiniBand: the MGID. The zero address names a group
-    of its own each time, and what `model_construct` made may name none: these have their key.
-    """
+    """What the addresses of one group have in common on InfiniBand: the MGID, or else the key."""
     group: object = address.address
-    if not isinstance(group, GroupName):
-        return address.key
-    mgid = infiniband_mgid(group, port_space, broadcast)
-    return address.key if mgid == ZERO_GID else mgid
+    return infiniband_mgid(group, port_space, broadcast) if isinstance(group, GroupName) else address.key
 
 
 @lru_cache(maxsize=4096)

@@ -66,6 +66,8 @@ class McMask(IntFlag):
     """What every Set and Delete must carry."""
     CREATE = JOIN | QKEY | PKEY | SL | FLOW_LABEL | TCLASS
     """What a Set must carry to create the group (o15-0.2.3)."""
+    COMPARED = QKEY | TCLASS | SL | FLOW_LABEL | HOP_LIMIT
+    """What has to equal the group's where a Set of a member has it (o15-0.2.4); P_Keys have to match."""
 
 
 class JoinState(IntFlag):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mcast.api import DeviceInfo, GroupInfo, GroupMember, GroupSource, GroupTable, LinkLayer, PortState
 from mcast.backends.rdma.devices import netdevs_of
 from mcast.backends.rdma.net import hostnet, netlink
-from mcast.wire.addresses import Gid
+from mcast.wire.addresses import ZERO_GID, Gid
 from mcast.wire.mcmember import JoinState
 
 SEND_ONLY = "send-only members: they send no IGMP report, so no table has them"
@@ -26,9 +26,6 @@ NO_BRIDGE = (
 )
 UNTRUSTED = "who is in a group on InfiniBand: the SA names members only to who has its SM_Key"
 NO_SAQUERY = "groups on InfiniBand: install infiniband-diags, which has saquery, to ask the SA"
-
-_ANSWER = 20.0
-_NOBODY = Gid(bytes(16))
 
 
 class Record(NamedTuple):
@@ -149,6 +146,6 @@ def read_records(text: str) -> Iterator[Record]:
         yield Record(
             Gid(fields["mgid"]),
             int(fields["mlid"], 16),
-            None if port_gid == _NOBODY else port_gid,
+            None if port_gid == ZERO_GID else port_gid,
             JoinState(int(fields["joinstate"], 16)),
         )

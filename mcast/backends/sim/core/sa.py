@@ -142,14 +142,13 @@ _FULL, _SEND_ONLY_FULL = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _KEEPS_ALIVE = _FULL | _SEND_ONLY_FULL
 _NO_STATE = JOIN_STATES[0]
 _EXACTLY = int(Selector.EXACTLY)
-_JOIN, _CREATE = int(McMask.JOIN), int(McMask.CREATE)
+_JOIN, _CREATE, _COMPARED = int(McMask.JOIN), int(McMask.CREATE), int(McMask.COMPARED)
 _MGID, _PORT_GID, _MLID, _PKEY = (
     int(bit) for bit in (McMask.MGID, McMask.PORT_GID, McMask.MLID, McMask.PKEY)
 )
 _HOP, _SCOPE, _LIFE = int(McMask.HOP_LIMIT), int(McMask.SCOPE), int(McMask.PACKET_LIFE)
 _JOIN_STATE, _PROXY_JOIN = int(McMask.JOIN_STATE), int(McMask.PROXY_JOIN)
 _MEMBER_FIELDS = _PORT_GID | _JOIN_STATE | _PROXY_JOIN
-_EQUAL = int(McMask.QKEY | McMask.TCLASS | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT)
 _RATE_PAIR = int(McMask.RATE | McMask.RATE_SELECTOR)
 _SELECTORS = int(McMask.MTU_SELECTOR | McMask.RATE_SELECTOR | McMask.LIFE_SELECTOR)
 
@@ -323,12 +322,6 @@ class SubnetAdmin:
     def port_up(self, guid: int) -> None:
         """The port is back in service, without any membership. KeyError if it is not down."""
         self.add_port(self._down[guid])
-
-    def remove_port(self, guid: int) -> tuple[Notice, ...]:
-        """As `port_down`, for good. KeyError for an unknown GUID."""
-        notices = self.port_down(guid) if guid in self._ports else ()
-        del self._down[guid]
-        return notices
 
     def restart(self) -> None:
         """The SM starts anew or another takes over: all groups are lost, the well-known ones made afresh
@@ -737,7 +730,7 @@ def _fields_match(mask: int, record: McMemberRecord, group: Group) -> bool:
     """Whether the masked plain fields equal the group's; two limited P_Keys do not match each other."""
     if mask & _PKEY and record.pkey not in partners(group.values.pkey):
         return False
-    if equal := mask & _EQUAL:
+    if equal := mask & _COMPARED:
         fields = fields_of(equal)
         return fields(record) == fields(group.values)
     return True

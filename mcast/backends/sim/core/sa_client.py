@@ -55,7 +55,7 @@ DELETE_REPEATS = 3
 
 # Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
-_COMPARED = int(McMask.QKEY | McMask.TCLASS | McMask.PKEY | McMask.SL | McMask.FLOW_LABEL | McMask.HOP_LIMIT)
+_COMPARED = int(McMask.COMPARED | McMask.PKEY)
 _JOIN = int(McMask.JOIN)
 _SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
 
