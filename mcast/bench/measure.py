@@ -26,6 +26,7 @@ from mcast.api import (
     TimedOut,
 )
 from mcast.endpoint.ports import Address, active
+from mcast.endpoint.settings import DEFAULTS, Settings
 
 WINDOW = 256
 """Messages sent before the receivers are asked; they have room for twice as many."""
@@ -103,11 +104,13 @@ def percentiles(latencies: Sequence[float]) -> Latency | None:
 class End:
     """An id on a port, with a queue pair."""
 
-    def __init__(self, channel: EventChannel, address: Address, depth: int) -> None:
-        self.channel, self.address = channel, address
+    def __init__(
+        self, channel: EventChannel, address: Address, depth: int, settings: Settings = DEFAULTS
+    ) -> None:
+        self.channel, self.address, self._settings = channel, address, settings
         self.id: CmId = channel.create_id()
         self.id.bind_addr(address)
-        self.qp: QueuePair = self.id.create_qp(QpInit(max_recv_wr=depth))
+        self.qp: QueuePair = self.id.create_qp(QpInit(max_recv_wr=depth, busy_poll=settings.busy_poll))
 
     def join(self, group: McastAddress, send_only: bool = False) -> Destination:
         """Join and wait for it; where to send to. Raises the McastError of what went wrong."""
@@ -118,7 +121,7 @@ class End:
             raise TimeoutError(f"{self.address} has not joined {group} within {BOUND:g} s")
         ud = event.check().ud
         assert ud is not None
-        return ud.destination
+        return ud.destination.marked(self._settings.traffic_class, self._settings.service_level)
 
 
 def window_for(receivers: int) -> int:
@@ -128,7 +131,7 @@ def window_for(receivers: int) -> int:
 
 @contextmanager
 def ends(
-    backend: Backend, group: McastAddress, receivers: int
+    backend: Backend, group: McastAddress, receivers: int, settings: Settings = DEFAULTS
 ) -> Iterator[tuple[End, Destination, list[End]]]:
     """A sender on the first port and receivers on the others in turn, all of which have heard it.
 
@@ -138,10 +141,10 @@ def ends(
     depth = 2 * window_for(receivers)
     with backend.event_channel() as channel:
         seats = islice(cycle(ports[1:] or ports), receivers)
-        members = [End(channel, address, depth) for address in seats]
+        members = [End(channel, address, depth, settings) for address in seats]
         for member in members:
             member.join(group)
-        sender = End(channel, ports[0], 1)
+        sender = End(channel, ports[0], 1, settings)
         destination = sender.join(group, send_only=True)
         wait_until_heard(sender, destination, members)
         yield sender, destination, members
@@ -190,12 +193,20 @@ def send_window(qp: QueuePair, destination: Destination, payloads: list[bytes]) 
         raise TimeoutError(f"the device does not complete {len(payloads)} sends within {BOUND:g} s") from None
 
 
-def measure(backend: Backend, group: McastAddress, size: int, receivers: int, seconds: float) -> Result:
+def measure(
+    backend: Backend,
+    group: McastAddress,
+    size: int,
+    receivers: int,
+    seconds: float,
+    settings: Settings = DEFAULTS,
+) -> Result:
     """Send for `seconds` seconds in batches, then one by one, to `receivers` receivers in this process.
 
+    Of the `settings` of an endpoint, `busy_poll`, `traffic_class` and `service_level` count here.
     Raises MessageTooLarge where `size` is more than one MTU, and as `ends`.
     """
-    with ends(backend, group, receivers) as (sender, destination, members):
+    with ends(backend, group, receivers, settings) as (sender, destination, members):
         payloads = [bytes(size)] * window_for(receivers)
         messages = lost = 0
         start = perf_counter()

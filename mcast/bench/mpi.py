@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
-from mcast.api import Backend, McastAddress
+from mcast.api import Backend, McastAddress, Message
 from mcast.bench.measure import (
     BOUND,
     GRACE,
@@ -28,6 +28,7 @@ from mcast.bench.measure import (
     window_for,
 )
 from mcast.endpoint.ports import active
+from mcast.endpoint.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,7 +53,12 @@ def world() -> Any:
 
 
 def measure(
-    comm: MPI.Comm, backend: Backend, group: McastAddress, size: int, seconds: float
+    comm: MPI.Comm,
+    backend: Backend,
+    group: McastAddress,
+    size: int,
+    seconds: float,
+    settings: Settings = DEFAULTS,
 ) -> Result | None:
     """As `mcast.bench.measure.measure`, between the ranks; the result on rank 0, None on the others.
 
@@ -156,11 +162,19 @@ def _receive(
     who = -1
     while who:
         message = end.qp.recv_one(GRACE)
-        who = -1 if message is None else _WHO.unpack_from(message.payload)[0]
+        who = _asked(message)
         if message is not None and who == comm.Get_rank():
             end.qp.send_one(answer_to, message.payload)
     comm.Ibarrier().Wait()
     return lost, 0, 0.0, []
+
+
+def _asked(message: Message | None) -> int:
+    """The rank that a ping asks, 0 at the end; -1 if none came, or what came is none: a stranger's."""
+    if message is None or len(message.payload) < _WHO.size:
+        return -1
+    (who,) = _WHO.unpack_from(message.payload)
+    return int(who)
 
 
 def _next(group: McastAddress) -> McastAddress:

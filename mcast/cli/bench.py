@@ -11,9 +11,21 @@ from mcast.api import Backend, McastAddress, MessageTooLarge
 from mcast.bench.measure import Result, measure
 from mcast.bench.mpi import measure as measure_ranks
 from mcast.bench.mpi import started_by_mpi, world
-from mcast.cli.place import BackendName, Json, refuse_simulated
+from mcast.cli.place import (
+    BackendName,
+    BusyPoll,
+    Dscp,
+    Json,
+    ServiceLevel,
+    TrafficClass,
+    refuse_simulated,
+    require,
+    settings_of,
+)
 from mcast.cli.terminal import Failure, group
 from mcast.contract.registry import SIMULATED, open_backend
+from mcast.endpoint.ports import Place
+from mcast.endpoint.settings import Settings
 
 _MOST = 1 << 16
 
@@ -33,6 +45,10 @@ def bench(
     address: Annotated[
         McastAddress, typer.Option("--group", parser=group, metavar="ADDRESS", help="The group to use.")
     ] = "239.1.1.1",  # type: ignore[assignment]  # text, read by the parser
+    busy_poll: BusyPoll = 0.0,
+    traffic_class: TrafficClass = None,
+    dscp: Dscp = None,
+    service_level: ServiceLevel = None,
     min_rate: Annotated[
         float | None, typer.Option(min=0, help="Fail below so many messages a second.")
     ] = None,
@@ -46,24 +62,28 @@ def bench(
     Messages are sent in batches for the rate, then one by one for the latency. Exit status 1 if a limit is
     missed. Between hosts: mpirun or srun starts one rank each, rank 0 sends (pip install 'mcast[mpi]').
     """
+    settings = settings_of(busy_poll, traffic_class, dscp, service_level)
     if started_by_mpi():
         refuse_simulated(backend, "receive")
         if receivers is not None:
             raise Failure("under MPI every rank but the first receives: leave out --receivers", 2)
-        found = _over_ranks(backend, address, size, seconds)
+        found = _over_ranks(backend, address, size, seconds, settings)
     else:
         options = {"ports": (receivers or 1) + 1} if backend in SIMULATED else {}
         with open_backend(backend, **options) as opened:
-            found = _run(opened, address, size, receivers or 1, seconds)
+            found = _run(opened, address, size, receivers or 1, seconds, settings)
     if found is None:
         return
     _show(found, as_json)
     _judge(found, min_rate, max_p99)
 
 
-def _run(backend: Backend, address: McastAddress, size: int, receivers: int, seconds: float) -> Result:
+def _run(
+    backend: Backend, address: McastAddress, size: int, receivers: int, seconds: float, settings: Settings
+) -> Result:
+    require(settings, _places(backend))
     try:
-        return measure(backend, address, size, receivers, seconds)
+        return measure(backend, address, size, receivers, seconds, settings)
     except MessageTooLarge as error:
         raise Failure(
             f"--size is {size}: one MTU carries {error.limit} bytes, and a message is one MTU", 2
@@ -72,14 +92,22 @@ def _run(backend: Backend, address: McastAddress, size: int, receivers: int, sec
         raise Failure(str(error)) from None
 
 
-def _over_ranks(backend: str, address: McastAddress, size: int, seconds: float) -> Result | None:
+def _places(backend: Backend) -> list[Place]:
+    ports = [(device, port) for device in backend.devices() for port in device.ports if port.addresses]
+    return [Place(device, port, port.addresses[0]) for device, port in ports]
+
+
+def _over_ranks(
+    backend: str, address: McastAddress, size: int, seconds: float, settings: Settings
+) -> Result | None:
     try:
         comm = world()
     except ImportError:
         raise Failure("started under MPI, but there is no mpi4py: pip install 'mcast[mpi]'", 2) from None
     try:
         with open_backend(backend) as opened:
-            return measure_ranks(comm, opened, address, size, seconds)
+            require(settings, _places(opened))
+            return measure_ranks(comm, opened, address, size, seconds, settings)
     except Exception as error:  # the other ranks wait for this one
         typer.echo(f"mcast bench: {error}", err=True)
         comm.Abort(1)

@@ -26,10 +26,24 @@ from mcast.api import (
     QueuePair,
 )
 from mcast.cli.echo import Answerer, Member, Pinger, padded
-from mcast.cli.place import BackendName, Bind, Device, Json, port_of, refuse_simulated
+from mcast.cli.place import (
+    BackendName,
+    Bind,
+    BusyPoll,
+    Device,
+    Dscp,
+    Json,
+    ServiceLevel,
+    TrafficClass,
+    port_of,
+    refuse_simulated,
+    require,
+    settings_of,
+)
 from mcast.cli.terminal import Failure, console, group
 from mcast.endpoint.ports import Place, choose
 from mcast.endpoint.probe import PROBE_SIZE, Peer
+from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.wire.addresses import ZERO_GID, Gid, McastAddress, Mgid
 
 _BOUND = 10.0
@@ -99,6 +113,10 @@ def ping(
     timeout: Annotated[
         float, typer.Option("-W", min=0.001, metavar="SECONDS", help="Wait so long for the last answers.")
     ] = 1.0,
+    busy_poll: BusyPoll = 0.0,
+    traffic_class: TrafficClass = None,
+    dscp: Dscp = None,
+    service_level: ServiceLevel = None,
     backend: BackendName = "rdma",
     as_json: Json = False,
 ) -> None:
@@ -115,12 +133,14 @@ def ping(
         raise Failure("-M leads to no port: say where with -b ADDR or --device DEV", 2)
     if answer and send_only:
         raise Failure("a send-only member hears nothing that it could answer: leave out -o or --answer", 2)
+    settings = settings_of(busy_poll, traffic_class, dscp, service_level)
     refuse_simulated(backend, "answer")
     from mcast.contract.registry import open_backend
 
     with open_backend(backend) as opened:
         place = _place(opened, bind, device)
-        with joined(opened, place, wanted[0], qps, space, send_only, no_loopback) as station:
+        require(settings, [place])
+        with joined(opened, place, wanted[0], qps, space, send_only, no_loopback, settings) as station:
             if answer:
                 outcome = answer_all(station, count, _live)
             else:
@@ -221,6 +241,7 @@ def joined(
     space: PortSpace = PortSpace.UDP,
     send_only: bool = False,
     no_loopback: bool = False,
+    settings: Settings = DEFAULTS,
 ) -> Iterator[Station]:
     """That many queue pairs on the place, all in the group."""
     join = JoinAttrEx.send_only(address) if send_only else JoinAttrEx.full_member(address)
@@ -231,7 +252,7 @@ def joined(
         for cm_id in ids:
             cm_id.bind_addr(place.address)
             try:
-                made.append(cm_id.create_qp(QpInit(block_loopback=no_loopback)))
+                made.append(cm_id.create_qp(QpInit(block_loopback=no_loopback, busy_poll=settings.busy_poll)))
             except (NotSupported, InvalidArgument):
                 if not no_loopback:
                     raise
@@ -244,7 +265,8 @@ def joined(
                 raise Failure(f"{address} was not joined within {_BOUND:g} s: is a subnet manager running?")
             ud = event.check().ud
             assert ud is not None
-            station.destinations[event.context.qp_num] = ud.destination
+            to = ud.destination.marked(settings.traffic_class, settings.service_level)
+            station.destinations[event.context.qp_num] = to
         yield station
 
 

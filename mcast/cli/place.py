@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,8 @@ from mcast.contract.registry import SIMULATED, backend_names, open_backend
 
 if TYPE_CHECKING:
     from mcast.endpoint.blocking import Endpoint
+    from mcast.endpoint.ports import Place
+    from mcast.endpoint.settings import Settings
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
@@ -66,6 +68,19 @@ Device = Annotated[
 BackendName = Annotated[
     str, typer.Option(callback=backend_name, autocompletion=backend_names, help="Which backend to use.")
 ]
+BusyPoll = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="Look for messages so long before sleeping; or inf.")
+]
+TrafficClass = Annotated[
+    int | None, typer.Option(min=0, max=255, metavar="0..255", help="Traffic class of what is sent.")
+]
+Dscp = Annotated[
+    int | None, typer.Option(min=0, max=63, metavar="0..63", help="Its upper six bits, instead of it.")
+]
+ServiceLevel = Annotated[
+    int | None,
+    typer.Option(min=0, max=15, metavar="0..15", help="Service level; on RoCE a priority."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -77,6 +92,30 @@ def refuse_simulated(backend: str, what: str) -> None:
             "or try `mcast demo`, which has both ends in one process",
             2,
         )
+
+
+def settings_of(
+    busy_poll: float, traffic_class: int | None, dscp: int | None, service_level: int | None
+) -> Settings:
+    """The settings of an endpoint that the options say."""
+    from mcast.endpoint.settings import Settings
+
+    if dscp is not None and traffic_class is not None:
+        raise Failure("--dscp is a part of --traffic-class: give one of them", 2)
+    traffic_class = traffic_class if dscp is None else dscp << 2
+    return Settings(busy_poll=busy_poll, traffic_class=traffic_class, service_level=service_level)
+
+
+def require(settings: Settings, places: Iterable[Place]) -> None:
+    """One sentence if one of the ports cannot serve the settings."""
+    from mcast.endpoint.settings import refuse_beyond_device
+
+    for place in places:
+        try:
+            refuse_beyond_device(settings, place)
+        except ValueError as error:
+            where = f"{place.device.name}/{place.port.port_num}"
+            raise Failure(f"{where}: {str(error).replace('service_level', '--service-level')}", 2) from None
 
 
 def port_of(device: str | None) -> tuple[str | None, int]:

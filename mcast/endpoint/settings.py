@@ -33,6 +33,8 @@ class Settings(NamedTuple):
         return sequence.HEADER_SIZE if self.sequence else 0
 
 
+DEFAULTS = Settings()
+
 _SERVICE_LEVELS = {
     LinkLayer.ETHERNET: ((0, 7), "Ethernet has eight priorities"),
     LinkLayer.INFINIBAND: ((0, 15), "InfiniBand has 16 service levels"),

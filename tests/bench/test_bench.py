@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from typing import Any
 
 import pytest
 
-from mcast.api import McastAddress
+from mcast import open_endpoint
+from mcast.api import Backend, CmId, McastAddress, QpInit, QueuePair
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages
+from mcast.backends.sim.trace.events import Send
 from mcast.bench.measure import measure, percentiles, result, window_for
+from mcast.bench.mpi import _asked
 
 from ..commands import MCAST, Run
 
@@ -66,6 +70,13 @@ BAD_INPUT = {
     "more than one MTU": (("--size", "1025"), "--size is 1025: one MTU carries 1024 bytes"),
     "negative size": (("--size", "-1"), "'--size': Input should be greater than or equal to 0"),
     "no receiver": (("--receivers", "0"), "'--receivers': Input should be greater than or equal to 1"),
+    "no DSCP": (("--dscp", "64"), "'--dscp': Input should be less than or equal to 63"),
+    "two classes": (("--dscp", "1", "--traffic-class", "4"), "--dscp is a part of --traffic-class"),
+    "no such priority": (
+        ("--service-level", "8"),
+        "roce0/1: --service-level is 8: allowed are 0..7 (Ethernet has eight priorities)",
+    ),
+    "negative time": (("--busy-poll", "-1"), "'--busy-poll': Input should be greater than or equal to 0"),
     "no time": (("--seconds", "0"), "'--seconds'"),
     "no number": (("--min-rate", "fast"), "'--min-rate'"),
     "unicast": (("--group", "10.0.0.1"), "10.0.0.1 is a unicast address"),
@@ -107,6 +118,41 @@ def test_each_message_that_a_receiver_misses_is_counted(monkeypatch: pytest.Monk
         found = measure(backend, group, 64, 2, 0.05)
     assert found.lost == 1
     assert found.deliveries_per_s < 2 * found.messages_per_s
+
+
+@pytest.mark.parametrize("backend", ["sim-roce", "sim-ib"])
+def test_messages_carry_what_the_options_say(
+    here: Run, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    polled: set[float] = set()
+    fabrics: list[Fabric] = []
+
+    def create_qp(self: CmId, init: QpInit = QpInit()) -> QueuePair:  # noqa: B008
+        polled.add(init.busy_poll)
+        return make(self, init)
+
+    def opened(name: str, **options: Any) -> Backend:
+        fabrics.append({"sim-roce": Fabric.roce, "sim-ib": Fabric.infiniband}[name](trace=True, **options))
+        return open_fabric(fabrics[-1])
+
+    make = CmId.create_qp
+    monkeypatch.setattr(CmId, "create_qp", create_qp)
+    monkeypatch.setattr("mcast.cli.bench.open_backend", opened)
+    options = ("--dscp", "26", "--service-level", "3", "--busy-poll", "0.5", "--backend", backend)
+    assert here(*QUICK, *options).returncode == 0
+    (fabric,) = fabrics
+    assert fabric.trace is not None
+    sent = {(event.traffic_class, event.sl) for _, event in fabric.trace if isinstance(event, Send)}
+    assert (sent, polled) == ({(26 << 2, 3)}, {0.5})
+
+
+@pytest.mark.parametrize("text", [b"", b"abc"])
+def test_a_message_that_is_no_ping_ends_no_job(text: bytes) -> None:
+    with open_endpoint("sim", "10.0.0.1") as endpoint, endpoint.join("239.1.1.1") as group:
+        group.send(text)
+        assert _asked(group.recv(1)) == _asked(None) == -1
+        group.send(bytes([0, 0, 0, 7]))
+        assert _asked(group.recv(1)) == 7
 
 
 def test_percentiles_of_what_arrived() -> None:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from mcast import McastAddress, open_endpoint
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages
+from mcast.backends.sim.trace.events import Send
 from mcast.cli.echo import ALL_OTHERS, SOURCES_MAX, Answerer, Pinger, padded, parsed
 from mcast.cli.ping import answer_all, joined, ping_all
+from mcast.cli.place import require, settings_of
 from mcast.cli.terminal import Failure
 from mcast.endpoint.ports import choose
 from mcast.endpoint.probe import PROBE_SIZE, Kind, Peer, Probe
@@ -173,6 +175,24 @@ def test_a_send_only_member_is_answered_alone() -> None:
     assert (member["answers"], member["loss"]) == (3, 0)
 
 
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_pings_carry_what_the_options_say(make: Any) -> None:
+    fabric = make(2, clock="wall", trace=True)
+    settings = settings_of(0.5, None, 26, 3)
+    with answering(fabric, 1, 3):
+        (member,) = ping(fabric, 3, settings=settings)["members"]
+    assert member["answers"] == 3
+    sent = {
+        (event.port[-1], event.traffic_class, event.sl) for _, event in fabric.trace if type(event) is Send
+    }
+    assert sent == {("0", 26 << 2, 3), ("1", 0, 0)}
+    with (
+        open_fabric(Fabric.roce(1)) as backend,
+        pytest.raises(Failure, match="--service-level is 9: allowed"),
+    ):
+        require(settings._replace(service_level=9), [choose(backend, None, None, 1)])
+
+
 def test_several_queue_pairs_on_both_sides() -> None:
     fabric = Fabric.roce(2, clock="wall")
     with answering(fabric, 1, 6, qps=2) as heard:
@@ -276,6 +296,7 @@ BAD_INPUT = {
     "no queue pair": (("239.1.1.1", "-c", "0"), "greater than or equal to 1"),
     "deaf": (("239.1.1.1", "--answer", "-o"), "a send-only member hears nothing"),
     "simulator": (("239.1.1.1", "--backend", "sim"), "'sim' is a fabric inside this process"),
+    "two classes": (("239.1.1.1", "--dscp", "1", "--traffic-class", "4"), "--dscp is a part of"),
     "no address": (("239.1.1.1", "-b", "x"), "'x' is not an IPv4 or IPv6 address"),
 }
 
