@@ -145,12 +145,12 @@ class RdmaCmId(Shared, CmId):
         broadcast = self._broadcast
         if broadcast is None:
             layer = self.link_layer
-            if layer is not None:  # else there is no port yet, and a join is refused
+            if self._known_layer[0] is not None:  # else there is no port yet, and a join is refused
                 broadcast = self._broadcast = self._find_broadcast(layer)
         return infiniband_group(address, self._port_space, broadcast) if broadcast else address.key
 
-    def _find_broadcast(self, layer: LinkLayer) -> bytes:
-        """The MGID of the port's IPoIB broadcast group, b"" on Ethernet."""
+    def _find_broadcast(self, layer: LinkLayer | None) -> bytes:
+        """The MGID of the port's IPoIB broadcast group; b"" on Ethernet, and on a port that says nothing."""
         if layer is not LinkLayer.INFINIBAND:
             return b""
         with self.lock:
