@@ -11,7 +11,7 @@ from mcast.api import Backend, CmEventType, PortEvent
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.testbed import SimObserver
 
-from .card.card import AsyncEvent, Card
+from .card.card import Card
 from .card.provider import CardBackend
 
 KINDS = ("roce", "infiniband", "card-roce", "card-infiniband")
@@ -98,7 +98,7 @@ class CardNetwork(Network):
         pass
 
     def set_link(self, port: int, up: bool) -> None:
-        self.card.port_event(self._devices[port], AsyncEvent.PORT_ACTIVE if up else AsyncEvent.PORT_ERR)
+        self.card.port_event(self._devices[port], PortEvent.ACTIVE if up else PortEvent.ERR)
         if self.is_infiniband and not up:
             self.card.event(CmEventType.MULTICAST_ERROR, _ENETRESET, f"10.0.0.{port + 1}")
 
@@ -109,13 +109,13 @@ class CardNetwork(Network):
         gone = type(self._before.gids)()
         gids, addresses = (self._before.gids, self._before.addresses) if present else (gone, gone)
         self.card.set_port(device, gids=gids, addresses=addresses)
-        self.card.port_event(device, AsyncEvent.GID_CHANGE)
+        self.card.port_event(device, PortEvent.GID_CHANGE)
 
     def fail_over(self, port: int) -> None:
         self.card.event(CmEventType.ADDR_CHANGE, 0, f"10.0.0.{port + 1}")
 
     def touch_gids(self, port: int) -> None:
-        self.card.port_event(self._devices[port], AsyncEvent.GID_CHANGE)
+        self.card.port_event(self._devices[port], PortEvent.GID_CHANGE)
 
 
 def network_of(request: pytest.FixtureRequest, **options: Any) -> Network:

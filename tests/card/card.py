@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcast.api import CmEventType, Gid, PortState, WcStatus
+from mcast.api import CmEventType, Gid, PortEvent, PortState, WcStatus
 
 GIDS, PKEYS, STAGES = 16, 8, 3
 GRH_BYTES = 40
@@ -65,20 +65,13 @@ class Blocking(IntEnum):
 
 
 class AsyncEvent(IntEnum):
-    """enum ibv_event_type."""
+    """enum ibv_event_type, but for those of a port: PortEvent."""
 
     CQ_ERR = 0
     QP_FATAL = 1
     QP_REQ_ERR = 2
     QP_ACCESS_ERR = 3
     DEVICE_FATAL = 8
-    PORT_ACTIVE = 9
-    PORT_ERR = 10
-    LID_CHANGE = 11
-    PKEY_CHANGE = 12
-    SM_CHANGE = 13
-    CLIENT_REREGISTER = 17
-    GID_CHANGE = 18
 
 
 class Access(IntFlag):
@@ -453,8 +446,8 @@ class Card:
         """
         return int(self._lib.card_cm_event(_own(16, address), int(kind), status, _own(16, group)))
 
-    def port_event(self, device: int, kind: AsyncEvent, port: int = 1) -> None:
-        """An asynchronous event of a port, or DEVICE_FATAL. PORT_ERR takes the port down, PORT_ACTIVE up."""
+    def port_event(self, device: int, kind: PortEvent | AsyncEvent, port: int = 1) -> None:
+        """An asynchronous event of a port, or DEVICE_FATAL. ERR takes the port down, ACTIVE up."""
         self._lib.card_port_event(device, port, int(kind))
 
     def qp_event(self, qp_num: int, kind: AsyncEvent) -> None:

@@ -464,7 +464,8 @@ static void destroy_twice(void)
 	reported("ibv_destroy_ah: address handle");
 }
 
-static void an_event_is_not_acked(void)
+/* The event of a new id whose address was resolved. */
+static struct rdma_cm_event *resolve(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x0a000001) };
@@ -474,20 +475,19 @@ static void an_event_is_not_acked(void)
 	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
 	CHECK(!rdma_resolve_addr(id, (struct sockaddr *)&address, (struct sockaddr *)&address, 1000));
 	CHECK(!rdma_get_cm_event(channel, &event) && event->event == RDMA_CM_EVENT_ADDR_RESOLVED);
-	CHECK(!rdma_destroy_id(id));
+	return event;
+}
+
+static void an_event_is_not_acked(void)
+{
+	CHECK(!rdma_destroy_id(resolve()->id));
 	reported("rdma_destroy_id: id");
 }
 
 static void an_event_is_acked_twice(void)
 {
-	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x0a000001) };
-	struct rdma_cm_event *event;
-	struct rdma_cm_id *id;
+	struct rdma_cm_event *event = resolve();
 
-	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
-	CHECK(!rdma_resolve_addr(id, (struct sockaddr *)&address, (struct sockaddr *)&address, 1000));
-	CHECK(!rdma_get_cm_event(channel, &event));
 	CHECK(!rdma_ack_cm_event(event) && rdma_ack_cm_event(event) == -1);
 	reported("rdma_ack_cm_event: event");
 }

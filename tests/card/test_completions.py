@@ -340,7 +340,7 @@ def test_what_the_port_tells_ends_it(card: Card, backend: CardBackend) -> None:
     (device,) = card.ethernet(1)
     end = End(backend, busy_poll=inf)
     spinning = Spinning(card, end.qp.recv, 4, LONG, True)
-    card.port_event(device, AsyncEvent.PORT_ERR)
+    card.port_event(device, PortEvent.ERR)
     assert len(spinning.result()) == 0
     assert end.qp.port_events() == (PortEvent.ERR,)
 

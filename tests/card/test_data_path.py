@@ -25,6 +25,7 @@ from mcast.api import (
     CmEventType,
     Destination,
     McastError,
+    PortEvent,
     QpError,
     QpInit,
     QpState,
@@ -35,7 +36,7 @@ from mcast.backends.rdma import native
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.pds import ProtectionDomains
 
-from .card import AsyncEvent, Card, Stage
+from .card import Card, Stage
 from .provider import CardBackend
 
 GROUP = "239.1.2.3"
@@ -866,7 +867,7 @@ def test_the_mtu_is_asked_for_once(end: End) -> None:
         end.qp.send_one(end.group, COPIED)
     assert end.card.count("ibv_query_port") == before
     end.card.set_port(0, active_mtu=1)
-    end.card.port_event(0, AsyncEvent.PORT_ACTIVE)
+    end.card.port_event(0, PortEvent.ACTIVE)
     until(lambda: end.qp.max_message_size == 256)
 
 

@@ -9,7 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mcast.api import CmEventType, Destination, Gid, McastError, MessageTooLarge, QpError, QpState, WcStatus
+from mcast.api import (
+    CmEventType,
+    Destination,
+    Gid,
+    McastError,
+    MessageTooLarge,
+    PortEvent,
+    QpError,
+    QpState,
+    WcStatus,
+)
 
 from .card import AsyncEvent, Blocking, Card, Grh, Stage, infiniband_port
 from .ends import BOUND, GROUP, End
@@ -177,9 +187,9 @@ def test_a_port_that_is_down_sends_nothing(card: Card, backend: CardBackend) -> 
     (device, _) = card.ethernet(2)
     out, into = End(backend), End(backend, "10.0.0.2")
     to = into.join()
-    card.port_event(device, AsyncEvent.PORT_ERR)
+    card.port_event(device, PortEvent.ERR)
     out.qp.send(to, [b"lost"])
-    card.port_event(device, AsyncEvent.PORT_ACTIVE)
+    card.port_event(device, PortEvent.ACTIVE)
     out.qp.send(to, [b"heard"])
     assert payload(into) == b"heard"
 
