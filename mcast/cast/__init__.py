@@ -46,6 +46,6 @@ CLOSE  all of it, or one receiver, and why    ->
   authentication: who offers a file first is received, whoever that is.
 
 `sender.FileSender` and `receiver.FileReceiver` are the two ends: messages and the time go in, messages come
-out, without I/O. Times are seconds of any one clock. `drive` carries them out on endpoints; `files` reads and
-writes.
+out, without I/O. Times are seconds of any one clock. `drive` has them on endpoints, `files` reads and writes,
+and `together` has all ends in one thread.
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from random import SystemRandom
 from typing import Generic, TypeVar
 
@@ -15,6 +16,7 @@ from mcast.cast.packets import WINDOW, number_at
 from mcast.cast.receiver import FileReceiver
 from mcast.cast.sender import FileSender, Patience
 from mcast.endpoint.blocking import Endpoint
+from mcast.endpoint.probe import Peer
 from mcast.wire.addresses import Gid
 
 DEPTH = 2 * WINDOW
@@ -33,6 +35,7 @@ _SHORT_NAP = 0.01
 Core = TypeVar("Core", FileSender, FileReceiver)
 
 
+@lru_cache(maxsize=4096)  # for each message, and most are of a few
 def in_words(gid: Gid) -> str:
     """Where an end is."""
     return str(gid.ipv4 or gid)
@@ -57,26 +60,33 @@ class Party(Generic[Core]):
         self._group = endpoint.join(group, timeout=BOUND)
         source = endpoint.port.gids.get(self._group.destination.sgid_index, Gid(endpoint.address))
         self.number = number_at(in_words(source), SystemRandom().randrange(1, 1 << 32))
+        self.peer = Peer(source, endpoint.qp_num)
+        self.heeds: Container[Peer] | None = None
+        """The only queue pairs that this end hears; None: all."""
 
     @property
     def now(self) -> float:
         """Seconds on the clock that timeouts run on."""
         return self.endpoint.backend.now()
 
-    def hear(self, timeout: float) -> None:
-        """Hand over the messages that are there; wait for one at most `timeout` s."""
-        for _ in range(_TURNS):
+    def hear(self, timeout: float) -> bool:
+        """Hand over the messages that are there; wait for one at most `timeout` s. Whether there were any."""
+        for turn in range(_TURNS):
             with self.endpoint.recv_batch(WINDOW, timeout) as batch:
                 for message in batch:
-                    self.core.hears(message.payload, address_of(message), self.now)
+                    if self.heeds is None or Peer(message.source, message.src_qp) in self.heeds:
+                        self.core.hears(message.payload, address_of(message), self.now)
                 if not len(batch):
-                    return
+                    return turn > 0
             timeout = 0.0
+        return True
 
-    def say(self) -> None:
-        """Send what the core has to say."""
-        if messages := self.core.messages(self.now):
+    def say(self) -> bool:
+        """Send what the core has to say. Whether there was anything."""
+        messages = self.core.messages(self.now)
+        if messages:
             self._group.send_batch(messages, timeout=BOUND)
+        return bool(messages)
 
     def idle(self, limit: float) -> float:
         """How long nothing is to be said, unless something is heard: at most `limit` s."""
@@ -102,8 +112,8 @@ class SendingParty(Party[FileSender]):
             self.number, name_of(endpoint), source.size, largest, wanted, patience, self.now
         )
 
-    def turn(self, limit: float = _NAP) -> None:
-        """Say what is to be said, then wait for answers, at most `limit` s."""
+    def turn(self, limit: float = _NAP) -> bool:
+        """Say what is to be said, then wait for answers, at most `limit` s. Whether there was any of it."""
         core = self.core
         waits = False
         if room := core.wants:
@@ -113,8 +123,8 @@ class SendingParty(Party[FileSender]):
                 core.offer(data[at : at + core.piece] for at in range(0, len(data), core.piece))
             elif data is not None:
                 core.end()
-        self.say()
-        self.hear(self.idle(_SHORT_NAP if waits else limit))
+        said = self.say()
+        return self.hear(self.idle(min(limit, _SHORT_NAP) if waits else limit)) or said
 
 
 class ReceivingParty(Party[FileReceiver]):
@@ -128,8 +138,9 @@ class ReceivingParty(Party[FileReceiver]):
         largest = self._group.max_message_size
         self.core = FileReceiver(self.number, name_of(endpoint), room, largest, silence)
 
-    def turn(self, limit: float = _NAP) -> None:
-        """Store what has come, say what is to be said, then listen, at most `limit` s.
+    def turn(self, limit: float = _NAP) -> bool:
+        """Store what has come, say what is to be said, then listen, at most `limit` s. Whether anything was
+        said or heard.
 
         A sink that fails ends the transfer; the sender is told why.
         """
@@ -141,18 +152,27 @@ class ReceivingParty(Party[FileReceiver]):
                 core.stored(self.now)
         except OSError as error:
             core.fail(f"{self._sink.name}: {error.strerror}", _told(error))
-        self.say()
-        if not core.over:
-            self.hear(self.idle(_SHORT_NAP if core.untaken or core.storable else limit))
+        said = self.say()
+        if core.over:
+            return said
+        waits = core.untaken or core.storable
+        return self.hear(self.idle(min(limit, _SHORT_NAP) if waits else limit)) or said
 
 
 def run(party: SendingParty | ReceivingParty, watch: Callable[[], None] = lambda: None) -> None:
     """Carry it through; `watch` is called after each turn. Whatever ends it early, the others are told."""
-    core = party.core
-    try:
-        while not core.over:
+    with telling(party):
+        while not party.core.over:
             party.turn()
             watch()
+
+
+@contextmanager
+def telling(party: SendingParty | ReceivingParty) -> Iterator[None]:
+    """Whatever ends the block early, the others are told."""
+    core = party.core
+    try:
+        yield
     except BaseException as error:
         core.abort(_told(error)) if isinstance(core, FileSender) else core.fail(_told(error))
         raise

@@ -87,6 +87,15 @@ class Sink:
         """Let go of it; what is not whole is removed, where it can be."""
 
 
+class Nowhere(Sink):
+    """Keeps nothing: the receiver's digest says what came."""
+
+    name = "nowhere"
+
+    def write(self, piece: bytes) -> None:
+        pass
+
+
 class Stream(Sink):
     """A pipe, a device or a terminal: bytes go there as they come."""
 

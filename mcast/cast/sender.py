@@ -33,7 +33,7 @@ from mcast.cast.packets import (
     printable,
 )
 
-_COPIES = 512
+COPIES = 512
 """In flight at the most, of all receivers together: on software devices each copy waits in a queue of the
 host, which drops what is beyond 1000 (net.core.netdev_max_backlog) without a word."""
 
@@ -43,18 +43,20 @@ _WINDOWS = range(16, 257)
 _SMALLEST = 256
 """The smallest MTU there is, in bytes: nobody makes the pieces of all smaller than it allows."""
 
-MOST_RECEIVERS, _MOST_OF_ONE = 1000, 16
+MOST_RECEIVERS, MOST_OF_ONE = 1000, 16
 """Further ones, and further ones of one address, come too late: who invents receivers shall fill neither the
 memory nor the places of others."""
 
 
 class Patience(NamedTuple):
-    """The protocol's times in seconds, and how often a piece is sent again to one receiver.
+    """The protocol's times in seconds, and its bounds.
 
     wait     for the wanted number of receivers
     gather   for more receivers after the first, where no number is wanted
     silence  how long an end may be silent before it is given up
     stall    how long a receiver that answers may stand still: take less than a smallest window
+    repairs  how often a piece is sent again to one receiver
+    copies   how many copies of pieces, of all receivers, are under way at the most
     """
 
     wait: float = 60.0
@@ -66,6 +68,12 @@ class Patience(NamedTuple):
     retry: float = 0.02
     slowest_retry: float = 0.5
     farewells: int = 3
+    copies: int = COPIES
+
+
+def widest(receivers: int, copies: int = COPIES) -> int:
+    """The largest window for so many receivers, in pieces."""
+    return max(_WINDOWS[0], min(copies // (receivers + 1), _WINDOWS[-1]))
 
 
 class Fate(Enum):
@@ -288,7 +296,7 @@ class FileSender:
 
     def _has_place(self, address: str) -> bool:
         same = sum(peer.address == address for peer in self.peers.values())
-        return len(self.peers) < MOST_RECEIVERS and same < _MOST_OF_ONE
+        return len(self.peers) < MOST_RECEIVERS and same < MOST_OF_ONE
 
     def _on_answer(self, packet: Report | Done, now: float) -> None:
         peer = self.peers.get(packet.receiver)
@@ -405,7 +413,7 @@ class FileSender:
 
     def _widen(self) -> None:
         """How wide the window may be for those who take part."""
-        self._widest = max(_WINDOWS[0], min(_COPIES // (len(self._live()) + 1), _WINDOWS[-1]))
+        self._widest = widest(len(self._live()), self._patience.copies)
 
     def _send(self, now: float) -> list[bytes]:
         out = []

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import stat
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.api import McastAddress
+from mcast.api import Backend, McastAddress
 from mcast.cli.place import BackendName
-from mcast.cli.terminal import console, group, size
-from mcast.cli.transfer import Receiver, Transfer
+from mcast.cli.terminal import Failure, console, group, size
+
+if TYPE_CHECKING:
+    from mcast.cast.drive import ReceivingParty
+    from mcast.cast.sender import Peer
+
+_WAIT, _PATIENCE = 30.0, 60.0
+"""Seconds until all must have heard of each other, and until a silent end is given up."""
 
 _DEFAULT_SIZE = 4 << 20
 _BLOCK = 1 << 20
@@ -40,34 +44,21 @@ def demo(
     ] = "239.1.1.1",  # type: ignore[assignment]  # text, read by the parser
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Multicast a file, and verify each copy."""
+    """Multicast a file, and verify each copy.
+
+    Sender and receivers do what `mcast send` and `mcast recv` do, and hear nobody else.
+    """
     from mcast.contract.registry import SIMULATED, open_backend
 
     if file and file_size is not None:
         raise typer.BadParameter("--size is of the made-up file: leave it out, or leave out FILE")
     options = {"ports": receivers + 1} if backend in SIMULATED else {}
     with (
-        _opened(file) if file else _made_up(_DEFAULT_SIZE if file_size is None else file_size) as source,
+        _given(file) if file else _made_up(_DEFAULT_SIZE if file_size is None else file_size) as path,
         open_backend(backend, **options) as fabric,
-        fabric.event_channel() as channel,
     ):
-        expected = hashlib.file_digest(source, "sha256").hexdigest()
-        transfer = Transfer(fabric, channel, address, receivers, source)
-        started = time.perf_counter()
-        with _progress(transfer.messages) as advance:
-            for sent in transfer.run():
-                advance(sent)
-        outcome: dict[str, Any] = {
-            "backend": backend,
-            "file": str(file) if file else None,
-            "size": source.tell(),
-            "sha256": expected,
-            "group": str(address),
-            "sender": str(transfer.place.address),
-            "message_size": transfer.message_size,
-            "messages": transfer.messages,
-            "receivers": [_outcome(receiver, expected, started) for receiver in transfer.receivers],
-        }
+        outcome = _transfer(fabric, address, receivers, path)
+    outcome = {"backend": backend, "file": str(file) if file else None, **outcome}
     if as_json:
         typer.echo(json.dumps(outcome, indent=1))
     else:
@@ -76,52 +67,88 @@ def demo(
         raise typer.Exit(1)
 
 
-def _opened(file: Path) -> io.BufferedReader:
+def _given(file: Path) -> AbstractContextManager[Path]:
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             raise typer.BadParameter(f"{file} is not a regular file")
-        return file.open("rb")
+        file.open("rb").close()
     except OSError as error:
         raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from None
+    return nullcontext(file)
 
 
 @contextmanager
-def _made_up(length: int) -> Iterator[io.BufferedRandom]:
+def _made_up(length: int) -> Iterator[Path]:
     """A temporary file of `length` bytes, the same every time."""
     random = Random(length)
-    with tempfile.TemporaryFile() as source:
+    with tempfile.NamedTemporaryFile() as made:
         for start in range(0, length, _BLOCK):
-            source.write(random.randbytes(min(_BLOCK, length - start)))
-        source.seek(0)
-        yield source
+            made.write(random.randbytes(min(_BLOCK, length - start)))
+        made.flush()
+        yield Path(made.name)
 
 
-def _outcome(receiver: Receiver, expected: str, started: float) -> dict[str, Any]:
-    seconds = receiver.finished - started
+def _transfer(backend: Backend, group: McastAddress, receivers: int, path: Path) -> dict[str, Any]:
+    """Send the file from the first port to receivers on the others in turn. What happened, for JSON."""
+    from mcast.cast.files import Source
+    from mcast.cast.together import ends, run
+    from mcast.cli.send import SendWatch
+
+    with path.open("rb") as file:
+        expected = hashlib.file_digest(file, "sha256").hexdigest()
+    finished: dict[int, float] = {}
+    with ExitStack() as stack:
+        source = stack.enter_context(closing(Source(str(path.absolute()))))
+        try:
+            sender, takers = stack.enter_context(ends(backend, group, receivers, source, _WAIT, _PATIENCE))
+        except ValueError as error:
+            raise Failure(str(error)) from None
+        watch = stack.enter_context(SendWatch(sender.core, receivers))
+
+        def look() -> None:
+            watch.look()
+            for taker in takers:
+                if taker.core.complete:
+                    finished.setdefault(taker.number, watch.seconds)
+
+        run(sender, takers, look)
+    if sender.core.failure:
+        here = sender.endpoint.device.name
+        deaf = next(taker.endpoint for taker in takers if taker.number not in sender.core.peers)
+        raise Failure(
+            f"{deaf.device.name} ({deaf.address}) joined {group}, but it and {here} heard nothing "
+            f"of each other within {_WAIT:g} s: check the cabling, and IGMP snooping or the SM"
+        )
     return {
-        "device": receiver.place.device.name,
-        "port": receiver.place.port.port_num,
-        "address": str(receiver.place.address),
-        "messages": receiver.file.received,
-        "bytes": receiver.file.bytes,
-        "lost": receiver.file.lost,
-        "seconds": seconds,
-        "bytes_per_second": receiver.file.bytes / seconds if seconds > 0 else 0.0,
-        "sha256": receiver.file.digest,
-        "verified": receiver.file.digest == expected,
+        "size": sender.core.bytes,
+        "sha256": expected,
+        "group": str(group),
+        "sender": str(sender.endpoint.address),
+        "message_size": sender.core.piece,
+        "messages": sender.core.pieces,
+        "sent_again": sender.core.repeated,
+        "receivers": [
+            _outcome(taker, sender.core.peers[taker.number], finished.get(taker.number, 0.0), expected)
+            for taker in takers
+        ],
     }
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where that is a terminal; it goes when the work is done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    err = console(stderr=True)
-    columns = (TextColumn("multicasting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda sent: bar.update(task, completed=sent)
+def _outcome(taker: ReceivingParty, peer: Peer, seconds: float, expected: str) -> dict[str, Any]:
+    endpoint, core = taker.endpoint, taker.core
+    return {
+        "device": endpoint.device.name,
+        "port": endpoint.port.port_num,
+        "address": str(endpoint.address),
+        "messages": core.pieces,
+        "bytes": core.bytes,
+        "lost": peer.repaired,
+        "seconds": seconds,
+        "bytes_per_second": core.bytes / seconds if seconds > 0 else 0.0,
+        "sha256": core.digest if core.complete else None,
+        "outcome": peer.fate.value,
+        "verified": core.verified and core.digest == expected,
+    }
 
 
 def _show(outcome: dict[str, Any]) -> None:
@@ -133,7 +160,8 @@ def _show(outcome: dict[str, Any]) -> None:
         f"{outcome['file'] or 'made-up file'}: {outcome['size']:,} bytes, "
         f"SHA-256 {outcome['sha256'][:16]}...\n"
         f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
-        f"{outcome['messages']:,} messages of up to {outcome['message_size']:,} bytes\n",
+        f"{outcome['messages']:,} messages of up to {outcome['message_size']:,} bytes, "
+        f"{outcome['sent_again']:,} sent again\n",
         markup=False,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -150,7 +178,7 @@ def _show(outcome: dict[str, Any]) -> None:
             f"{receiver['bytes']:,}",
             f"{receiver['lost']:,}",
             f"{decimal(int(receiver['bytes_per_second']))}/s",
-            "[green]equal[/]" if receiver["verified"] else "[red]differs[/]",
+            "[green]equal[/]" if receiver["verified"] else f"[red]{receiver['outcome']}[/]",
         )
     out.print(table)
     verified = sum(receiver["verified"] for receiver in receivers)

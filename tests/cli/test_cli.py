@@ -127,7 +127,7 @@ def on_a_terminal(*arguments: str, **env: str) -> str:
 
 def test_a_terminal_gets_colour_and_a_progress_bar() -> None:
     written = on_a_terminal("demo", "--size", "1M")
-    assert "multicasting" in written
+    assert "sending" in written
     assert "\x1b[32m" in written
 
 
@@ -136,7 +136,7 @@ def test_no_color_is_respected() -> None:
 
 
 @pytest.mark.parametrize("backend", ["sim", "sim-ib"])
-@pytest.mark.parametrize("size", [0, 1, 1016, 1017, 300_001])
+@pytest.mark.parametrize("size", [0, 1, 1000, 1001, 300_001])
 def test_demo_verifies_each_receiver(mcast: Run, tmp_path: Path, backend: str, size: int) -> None:
     data = bytes(number * 7 % 251 for number in range(size))
     (tmp_path / "file").write_bytes(data)
@@ -144,7 +144,7 @@ def test_demo_verifies_each_receiver(mcast: Run, tmp_path: Path, backend: str, s
     outcome = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert outcome["sha256"] == hashlib.sha256(data).hexdigest()
-    assert outcome["messages"] == -(-size // (outcome["message_size"] - 8))
+    assert outcome["messages"] == -(-size // outcome["message_size"])
     assert len(outcome["receivers"]) == 5
     for receiver in outcome["receivers"]:
         assert receiver["verified"]
@@ -154,7 +154,7 @@ def test_demo_verifies_each_receiver(mcast: Run, tmp_path: Path, backend: str, s
 
 def test_demo_ends_with_a_line_for_scripts(mcast: Run) -> None:
     last = mcast("demo", "--receivers", "2", "--size", "100K").stdout.splitlines()[-1]
-    assert last == "demo: 2/2 receivers verified, 101 messages each, 0 lost"
+    assert last == "demo: 2/2 receivers verified, 103 messages each, 0 lost"
 
 
 def test_the_made_up_file_is_always_the_same(mcast: Run) -> None:
@@ -241,3 +241,44 @@ main()
     done = run(MCAST.with_name("python"), "-c", script)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert "from mcast.__main__ import main" in MCAST.read_text()
+
+
+LOSSY = """
+from mcast.backends.sim import Fabric, ROCE, open_fabric
+from mcast.backends.sim.faults import Drop, Messages
+
+def open_lossy():
+    fabric = Fabric.roce(4)
+    fabric.loss = fabric.rules.when(Messages(target="roce2", nth={nth}), Drop())
+    fabric.loss.__enter__()
+    return open_fabric(fabric)
+
+PROVIDER = ROCE._replace(open=open_lossy)
+"""
+
+
+def test_demo_says_what_was_lost_and_sent_again(
+    here: Run, third_party: Callable[..., dict[str, str]]
+) -> None:
+    env = third_party(source=LOSSY.format(nth=[15, 16]))
+    done = here("demo", "--backend", "acme", "--size", "100K", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "demo: 3/3 receivers verified, 103 messages each, 2 lost"
+
+
+def test_demo_names_a_receiver_that_hears_nothing(
+    here: Run, third_party: Callable[..., dict[str, str]]
+) -> None:
+    env = third_party(source=LOSSY.format(nth=None))
+    done = here("demo", "--backend", "acme", "--size", "100K", env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("mcast: roce2 (10.0.0.3) joined 239.1.1.1, but it and roce0 heard nothing")
+    assert done.stderr.count("\n") == 1
+
+
+def test_demo_refuses_more_receivers_than_the_ports_take(
+    here: Run, third_party: Callable[..., dict[str, str]]
+) -> None:
+    done = here("demo", "--backend", "acme", "--receivers", 50, env=third_party(source=LOSSY.format(nth=[1])))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "mcast: 50 receivers are too many for the ports here: at most 48\n"
