@@ -184,16 +184,9 @@ class SimEventChannel(EventChannel):
     @_call("fileno", Phase.EVENT)
     def fileno(self) -> int:
         if self._readiness is None:
-            self._readiness = Readiness()
-            self._clock.want_descriptor()
-            self._core.on_event = self._show
-            self._show()
+            self._readiness = Readiness(self._clock, lambda: bool(self._core.queue))
+            self._core.on_event = self._readiness.show
         return self._readiness.fd
-
-    def _show(self) -> None:
-        """Keep the descriptor readable exactly while an event waits."""
-        if self._readiness is not None:
-            self._readiness.show(bool(self._core.queue))
 
     @_call("create_id", Phase.OPEN)
     def _create_id(self, port_space: PortSpace) -> CmId:
@@ -381,7 +374,8 @@ class SimQueuePair(QueuePair):
     def port_events(self) -> tuple[PortEvent, ...]:
         core = self.core
         found, core.port_events, core.news = core.port_events, (), False
-        self._signal()
+        if self._readiness is not None:
+            self._readiness.show()
         return found
 
     @_call("attach_mcast", Phase.ATTACH)
@@ -444,7 +438,7 @@ class SimQueuePair(QueuePair):
                 slices = core.take(max)
                 core.news = core.news and bool(slices)
             if self._readiness is not None:
-                self._signal()
+                self._readiness.show()
             if slices:
                 batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
                 if self._fabric.watch is not None:
@@ -473,7 +467,8 @@ class SimQueuePair(QueuePair):
                     self._wait_readable(timeout, events=False)
                     found = core.take_one()
                     core.news = core.news and found is not None
-                    self._signal()
+                    if self._readiness is not None:
+                        self._readiness.show()
                 if found is None and core.error is not None:
                     raise QpError(core.error, "recv", Phase.RECV)
         if self._clock.watched:
@@ -498,16 +493,9 @@ class SimQueuePair(QueuePair):
     @_call("fileno", Phase.RECV)
     def fileno(self) -> int:
         if self._readiness is None:
-            self._readiness = Readiness()
-            self._clock.want_descriptor()
-            self.core.on_readable = self._signal
-            self._signal()
+            self._readiness = Readiness(self._clock, lambda: self.core.readable or self.core.news)
+            self.core.on_readable = self._readiness.show
         return self._readiness.fd
-
-    def _signal(self) -> None:
-        """Keep the descriptor, if there is one, readable exactly while a recv would find something."""
-        if self._readiness is not None:
-            self._readiness.show(self.core.readable or self.core.news)
 
     def _give_back(self, count: int) -> None:
         with self._clock.mutex:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+
+from mcast.backends.sim.clock import Clock
 
 
 class Readiness:
-    """An eventfd, for poll, select and asyncio."""
+    """An eventfd, for poll, select and asyncio; `look` says whether something is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, look: Callable[[], bool]) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._look = look
         self._shown = False
+        clock.want_descriptor()
+        self.show()
 
-    def show(self, readable: bool) -> None:
-        """Make the descriptor readable, or not."""
-        if readable != self._shown:
+    def show(self) -> None:
+        """Look, and make the descriptor readable or not."""
+        readable = self._look()
+        if self.fd >= 0 and readable != self._shown:
             self._shown = readable
             if readable:
                 os.eventfd_write(self.fd, 1)
