@@ -115,7 +115,12 @@ def play(
 
 def _send(senders: Mapping[Gid, Sender], batch: list[Recorded]) -> int:
     payloads = [message.payload for message in batch]
-    return senders[batch[0].group].send_batch(payloads, batch[0].imm, _BOUND)
+    sender = senders.get(batch[0].group)
+    if sender is None:
+        raise Failure(
+            f"a message to {batch[0].group} was not there when the file was read first: it has changed"
+        )
+    return sender.send_batch(payloads, batch[0].imm, _BOUND)
 
 
 def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
@@ -233,6 +238,8 @@ def _play(
         task = bar.add_task("", total=contents.messages)
         for sent in play(endpoint, senders, messages, speed):
             bar.update(task, completed=sent)
+    if sent < contents.messages:
+        raise Failure(f"{sent:,} of {contents.messages:,} messages were sent: the file has become shorter")
     return sent
 
 

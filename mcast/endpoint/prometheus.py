@@ -72,23 +72,28 @@ _GROUP = {
 _DROPPED = _Field("dropped_messages", "Messages lost or not delivered, by reason")
 _PORT = _Field("port_counter", "Counters of the port, by the device's names", False)
 
-_OWN = ("backend", "device", "port", "address")
+_OWN = ("endpoint", "backend", "device", "port", "address")
+"""The first is the endpoint's number in its collector: several may have one address."""
 
 
 class EndpointCollector(Collector):
     """Metrics of some endpoints, blocking or awaitable; a closed one is shown no more."""
 
     def __init__(self, *endpoints: EndpointView[Any], prefix: str = "mcast") -> None:
-        self._endpoints, self._prefix = list(endpoints), prefix
+        self._endpoints, self._prefix = dict(enumerate(endpoints, 1)), prefix
+        self._added = len(endpoints)
 
     def add(self, endpoint: EndpointView[Any]) -> None:
         """Show one more endpoint."""
-        self._endpoints.append(endpoint)
+        self._added += 1
+        self._endpoints[self._added] = endpoint
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they stand now."""
-        self._endpoints = [one for one in self._endpoints if not one.closed]
-        seen = [(_labels(one), one.stats()) for one in self._endpoints]
+        for number, one in [*self._endpoints.items()]:
+            if one.closed:
+                self._endpoints.pop(number, None)
+        seen = [((str(number), *_labels(one)), one.stats()) for number, one in [*self._endpoints.items()]]
         for name, field in _ENDPOINT.items():
             yield self._family(field, (), ((own, getattr(stats, name)) for own, stats in seen))
         for name, field in _GROUP.items():

@@ -58,15 +58,20 @@ def _virtme_found() -> str | None:
 
 
 def static_busybox() -> str | None:
-    """A busybox that runs before any library is there: an ELF file without a program interpreter."""
+    """A busybox that runs before any library is there: a 64-bit ELF file without a program interpreter."""
     candidates = (tool(name) for name in ("busybox", "busybox-static", "busybox.static"))
-    return next((path for path in candidates if path and not _has_interpreter(Path(path))), None)
+    return next((path for path in candidates if path and _is_static(Path(path))), None)
 
 
-def _has_interpreter(elf: Path) -> bool:
-    data = elf.read_bytes()
-    table, size, count = (*struct.unpack_from("<Q", data, 32), *struct.unpack_from("<HH", data, 54))
-    return any(struct.unpack_from("<I", data, table + size * i)[0] == 3 for i in range(count))  # PT_INTERP
+def _is_static(program: Path) -> bool:
+    try:
+        data = program.read_bytes()
+        table, size, count = (*struct.unpack_from("<Q", data, 32), *struct.unpack_from("<HH", data, 54))
+        kinds = [struct.unpack_from("<I", data, table + size * i)[0] for i in range(count)]
+    except (OSError, struct.error):  # a script, or damage
+        return False
+    pt_interp = 3
+    return data.startswith(b"\x7fELF\x02") and pt_interp not in kinds
 
 
 def _kernel() -> str | None:

@@ -98,6 +98,10 @@ class LabMachine:
         for path in self.share:
             if not path.is_dir():
                 raise LabUnavailableError(f"{path} cannot be shared: it is not a directory; make it first")
+            if "\n" in str(path.resolve()):
+                raise LabUnavailableError(
+                    f"{str(path)!r} cannot be shared: rename it, for its name has two lines"
+                )
 
     def run(
         self,
@@ -207,7 +211,7 @@ def _write_job(
         "command": [script],
     }
     for name, lines in files.items():
-        (job / name).write_text("".join(f"{line}\n" for line in lines))
+        (job / name).write_bytes(os.fsencode("".join(f"{line}\n" for line in lines)))
 
 
 def _module_for_guest(job: Path, module: Path) -> str:

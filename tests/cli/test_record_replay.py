@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from mcast.api import Backend
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.cli.record import recorder_of
-from mcast.cli.replay import Recorded, contents_of, messages_of, play
+from mcast.cli.replay import Contents, Recorded, _play, contents_of, messages_of, play
+from mcast.cli.terminal import Failure
 from mcast.endpoint.blocking import Endpoint, open_endpoint
 from mcast.pcapng.writer import NS, Direction, Packet, Writer
 from mcast.wire import packets
@@ -302,3 +303,23 @@ def test_bad_input_is_one_sentence_and_status_2(here: Run, acme: dict[str, str],
     done = here(*arguments, env=acme)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("later", "says"),
+    [
+        (("239.1.1.1",), "1 of 2 messages were sent: the file has become shorter"),
+        (
+            ("239.1.1.1", "239.1.1.2"),
+            "a message to ::ffff:239.1.1.2 was not there when the file was read first",
+        ),
+    ],
+    ids=["shorter", "another group"],
+)
+def test_a_file_that_changes_between_two_readings_is_one_sentence(later: tuple[str, ...], says: str) -> None:
+    contents = Contents({Gid("::ffff:239.1.1.1"): 2}, 1, 0, {})
+    with open_endpoint("sim", "10.0.0.1") as endpoint:
+        senders = {Gid("::ffff:239.1.1.1"): endpoint.sender(GROUP)}
+        found = iter([Recorded(0, Gid(f"::ffff:{group}"), b"x", None) for group in later])
+        with pytest.raises(Failure, match=says):
+            _play(endpoint, senders, found, None, contents)

@@ -83,6 +83,26 @@ def test_several_endpoints_share_a_collector_and_an_awaitable_one_may_be_among_t
     asyncio.run(main())
 
 
+def test_no_two_samples_are_of_the_same_labels(backend: Backend) -> None:
+    """Prometheus refuses a scrape that has them."""
+    registry = CollectorRegistry()
+    with open_endpoint(backend, "10.0.0.1") as one, open_endpoint(backend, "10.0.0.1") as other:
+        collector = EndpointCollector(one, other)
+        registry.register(collector)
+        for endpoint in (one, other):
+            endpoint.sender(GROUP)
+        text = generate_latest(registry).decode()
+        found = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        named = {(sample.name, *sorted(sample.labels.items())) for sample in found}
+        assert len(named) == len(found) > 40
+        assert {sample.labels["endpoint"] for sample in found} == {"1", "2"}
+        one.close()
+        collector.add(other)
+        text = generate_latest(registry).decode()
+        found = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        assert {sample.labels["endpoint"] for sample in found} == {"2", "3"}  # no number is used again
+
+
 def test_a_scrape_from_another_thread_does_no_harm() -> None:
     registry, stop = CollectorRegistry(), threading.Event()
 

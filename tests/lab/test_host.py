@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -82,8 +83,18 @@ def test_only_a_static_busybox_will_do(tmp_path: Path, monkeypatch: pytest.Monke
     """The guest's root has no libraries until the script that busybox runs has mounted them."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(host, "SYSTEM_PATH", "")
-    (tmp_path / "busybox").symlink_to("/bin/sh")
+    busybox = tmp_path / "busybox"
+    busybox.symlink_to("/bin/sh")
     assert host.static_busybox() is None
+    busybox.unlink()
+    busybox.touch(mode=0o755)
+    for other in (b"", b"#!/bin/sh\nexec /opt/busybox-1.36/bin/busybox --a-wrapper $@\n", bytes(100)):
+        busybox.write_bytes(other)
+        assert host.static_busybox() is None
+    made = struct.pack("<5s27xQ14xHH", b"\x7fELF\x02", 64, 56, 1)
+    for kind, static in ((1, True), (3, False)):
+        busybox.write_bytes(made.ljust(64, b"\0") + struct.pack("<I", kind))
+        assert (host.static_busybox() is not None) is static
 
 
 def test_a_kvm_that_hangs_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mcast.lab import LabMachine, machine
+from mcast.lab import LabMachine, kernels, machine
 from mcast.lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
@@ -189,3 +189,21 @@ def test_the_script_becomes_the_command_whatever_its_words(tmp_path: Path) -> No
     )
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == f"two\nlines $PATH|1\n{cwd}\n"
+
+
+def test_names_that_are_no_text_reach_the_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.Kernel, "load_order", lambda self: ())
+    cwd = tmp_path / os.fsdecode(b"caf\xe9")
+    cwd.mkdir()
+    script = machine._command_script(["echo", os.fsdecode(b"\xff")], cwd, {})
+    kernel = kernels.Kernel("6.1", tmp_path, tmp_path)
+    machine._write_job(tmp_path, kernel, 1, [cwd], script, tty=False)
+    assert (tmp_path / "shares").read_bytes() == os.fsencode(cwd) + b"\n"
+    done = subprocess.run(["sh", tmp_path / "command"], capture_output=True, check=True)
+    assert done.stdout == b"\xff\n"
+
+
+def test_a_share_whose_name_has_two_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "two\nlines").mkdir()
+    with pytest.raises(LabUnavailableError, match="its name has two lines"):
+        LabMachine(share=[tmp_path / "two\nlines"])

@@ -151,7 +151,8 @@ def test_a_line_that_is_none_is_named(bad: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("mlid", 1 << 16), ("qkey", -1), ("mgid", "ff0e"), ("sl", "x"), ("sl", None)]
+    ("field", "value"),
+    [("mlid", 1 << 16), ("qkey", -1), ("mgid", "ff0e"), ("sl", "x"), ("sl", None), ("qkey", 1.5)],
 )
 def test_a_record_that_does_not_fit_is_refused(field: str, value: object) -> None:
     lines = [json.loads(line) for line in str(eventful("infiniband").trace).splitlines()]

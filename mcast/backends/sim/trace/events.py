@@ -43,6 +43,9 @@ def _record_from_json(value: object) -> McMemberRecord:
     if not isinstance(value, dict):
         raise ValueError("an MCMemberRecord is an object of its fields")
     gids = {name: bytes(Gid(value[name])) for name in ("mgid", "port_gid")}
+    for name, number in value.items():
+        if name not in gids and not isinstance(number, int):
+            raise ValueError(f"{name} is {number!r}, not a whole number")
     record = McMemberRecord(**{**value, **gids})
     record.pack()  # it says what does not fit
     return record
