@@ -142,7 +142,9 @@ class Batch(Enterable, ABC):
             raise IndexError(f"message {index} of a batch of {size}")
         with _WHOLE:  # a view that is not kept here would hold the lease
             message = self._message(index % size)
-            self._keep(message.payload)
+            self._views.append(message.payload)
+            if self._released:
+                self._keep(message.payload)
             return message
 
     def __iter__(self) -> Iterator[Message]:

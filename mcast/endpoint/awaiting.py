@@ -505,6 +505,7 @@ class Sender(MemberView):
         posted = 0
         if monotonic() >= endpoint._turn_ends:  # not once the message is posted: a cancelled send is not done
             await endpoint._next_turn()
+            endpoint._look()  # the port tells its queue pair alone
         while True:
             if group.state is _JOINED and group.destination is not None:
                 qp, destination = session.station.qp, group.destination

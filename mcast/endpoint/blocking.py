@@ -14,6 +14,7 @@ Timeouts are seconds on the backend's clock; None waits without end, 0 polls.
 
 A call that Ctrl-C ends is done or not done: a join leaves no membership, and `leave` and `close` may be
 called again. A message that an interrupted receive had taken from the device is lost, as with a socket.
+The handler of another signal may find a call between any two lines: let it set a flag that a thread looks at.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ T = TypeVar("T")
 _JOINED = GroupState.JOINED
 
 LOOK_EVERY = 64
-"""Receives after each other that found something, until events are asked for all the same."""
+"""Sends, and receives that found something, after each other, until events are asked for all the same."""
 
 
 class Endpoint(Enterable, EndpointView["Membership | Sender"]):
@@ -54,7 +55,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     _pumping = False
     """Whether a thread receives for all."""
     _unlooked = 0
-    """Receives since events were asked for."""
+    """Sends and receives since events were asked for."""
 
     # --- groups ---
 
@@ -303,7 +304,8 @@ class Sender(Enterable, MemberView):
         endpoint, group = self._endpoint, self._group
         session = endpoint._session
         while True:
-            if not endpoint._pumping and not session.is_quiet():
+            endpoint._unlooked += 1  # the port tells its queue pair alone
+            if not endpoint._pumping and (endpoint._unlooked > LOOK_EVERY or not session.is_quiet()):
                 with endpoint._lock:
                     if not endpoint._pumping:
                         endpoint._look()
