@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -53,9 +54,8 @@ class Network(ABC):
 
 
 class SimNetwork(Network):
-    def __init__(self, layer: str, **options: Any) -> None:
-        self.fabric: Fabric = getattr(Fabric, layer)(ports=3, **options)
-        self.is_infiniband = layer == "infiniband"
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric, self.is_infiniband = fabric, fabric.sa is not None
 
     def open(self) -> Backend:
         return open_fabric(self.fabric)
@@ -84,9 +84,9 @@ class SimNetwork(Network):
 
 
 class CardNetwork(Network):
-    def __init__(self, layer: str, card: Card) -> None:
+    def __init__(self, layer: str, card: Card, **fields: Any) -> None:
         self.card, self.is_infiniband = card, layer == "infiniband"
-        self._devices = card.network(layer, ports=3)
+        self._devices = card.network(layer, 3, **fields)
 
     def open(self) -> Backend:
         return CardBackend(self.card)
@@ -118,9 +118,26 @@ class CardNetwork(Network):
         self.card.port_event(self._devices[port], PortEvent.GID_CHANGE)
 
 
-def network_of(request: pytest.FixtureRequest, **options: Any) -> Network:
-    """The network that a fixture's parameter names; `options` of a simulated one."""
+@pytest.fixture(params=KINDS)
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    """A network of each kind; nothing may be left of its backends at the end."""
+    made = network_of(request, clock="wall")
+    yield made
+    assert made.leftovers() == ()
+    made.close()
+
+
+@pytest.fixture
+def backend(network: Network) -> Iterator[Backend]:
+    with network.open() as opened:
+        yield opened
+
+
+def network_of(
+    request: pytest.FixtureRequest, fields: Mapping[str, Any] | None = None, **options: Any
+) -> Network:
+    """The network that a fixture's parameter names: a fabric with `options`, or cards with `fields`."""
     provider, _, layer = request.param.rpartition("-")
     if provider:
-        return CardNetwork(layer, request.getfixturevalue("card"))
-    return SimNetwork(layer, **options)
+        return CardNetwork(layer, request.getfixturevalue("card"), **(fields or {}))
+    return SimNetwork(getattr(Fabric, layer)(ports=3, **options))

@@ -290,9 +290,9 @@ class Card:
             for number in range(1, ports + 1)
         ]
 
-    def network(self, layer: str, ports: int) -> list[int]:
+    def network(self, layer: str, ports: int, **fields: Any) -> list[int]:
         """`ethernet` for "roce", `infiniband` for "infiniband"."""
-        return {"roce": self.ethernet, "infiniband": self.infiniband}[layer](ports)
+        return (self.infiniband if layer == "infiniband" else self.ethernet)(ports, **fields)
 
     def port(self, device: int, port: int = 1) -> Port:
         """A copy of the port as it is now."""

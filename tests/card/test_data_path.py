@@ -27,7 +27,6 @@ from mcast.api import (
     McastError,
     PortEvent,
     QpError,
-    QpInit,
     QpState,
     QueuePair,
     TimedOut,
@@ -36,6 +35,7 @@ from mcast.backends.rdma import native
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.pds import ProtectionDomains
 
+from . import ends
 from .card import Card, Stage
 from .provider import CardBackend
 
@@ -47,25 +47,14 @@ COPIED = bytes(400)
 """Longer than what goes inline: it is sent from the QP's own memory."""
 
 
-class End:
+class End(ends.End):
     """An id on the first port, its queue pair, and where to send to."""
 
     def __init__(self, card: Card, backend: CardBackend, send_depth: int = DEPTH) -> None:
         if not card.numbers:
             card.ethernet(1)
-        self.card, self.channel = card, backend.event_channel()
-        self.id = self.channel.create_id()
-        self.id.bind_addr("10.0.0.1")
-        self.qp: QueuePair = self.id.create_qp(QpInit(max_send_wr=send_depth, max_recv_wr=64))
-        self.group = self.join()
-
-    def join(self, group: str = GROUP) -> Destination:
-        self.id.join_multicast(group)
-        event = self.channel.get_event(LONG)
-        assert event is not None
-        ud = event.check().ud
-        assert ud is not None
-        return ud.destination
+        super().__init__(backend, max_send_wr=send_depth, max_recv_wr=64)
+        self.card, self.group = card, self.join()
 
     def inject(self, payload: bytes = b"x") -> None:
         assert self.card.inject(self.qp.qp_num, payload)

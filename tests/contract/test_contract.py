@@ -3,55 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import pytest
 
-from mcast.api import AlreadyJoined, Backend, CmEventType, CmId, Destination, EventChannel, QpInit, QueuePair
+from mcast.api import AlreadyJoined, Backend, CmEventType
 from mcast.wire.addresses import Gid, Mgid
 
-from ..networks import KINDS, CardNetwork, Network, network_of
+from ..card.ends import BOUND, GROUP, End
+from ..networks import CardNetwork, Network
 
-GROUP = "239.1.2.3"
 GROUP_ON_INFINIBAND = "ff12:4001:ffff::f01:203"
-BOUND = 30.0
-"""Seconds; the longest that anything may take, never a delay."""
 FOREVER = (1e10, 1e18, 10**30, inf)
 """Seconds; more than any clock below counts."""
-
-
-@pytest.fixture(params=KINDS)
-def network(request: pytest.FixtureRequest) -> Iterator[Network]:
-    made = network_of(request, clock="wall")
-    yield made
-    assert made.leftovers() == ()
-    made.close()
-
-
-@pytest.fixture
-def backend(network: Network) -> Iterator[Backend]:
-    with network.open() as opened:
-        yield opened
-
-
-class End:
-    """A channel, an id on a port, its queue pair."""
-
-    def __init__(self, backend: Backend, address: str = "10.0.0.1") -> None:
-        self.channel: EventChannel = backend.event_channel()
-        self.id: CmId = self.channel.create_id()
-        self.id.bind_addr(address)
-        self.qp: QueuePair = self.id.create_qp(QpInit(max_send_wr=16, max_recv_wr=16))
-
-    def join(self) -> Destination:
-        self.id.join_multicast(GROUP)
-        event = self.channel.get_event(BOUND)
-        assert event is not None
-        ud = event.check().ud
-        assert ud is not None
-        return ud.destination
 
 
 @pytest.fixture

@@ -13,54 +13,27 @@ from mcast.api import (
     Backend,
     Batch,
     Closed,
-    Destination,
     DeviceBytes,
-    EventChannel,
     McastError,
     MessageTooLarge,
     NotSupported,
     Phase,
-    QueuePair,
 )
-from mcast.backends.sim import Fabric, open_fabric
 from mcast.contract.batch import RECORD_DTYPE
 
-from ..card.card import Card
-from ..card.provider import CardBackend
+from ..card.ends import BOUND, End
 
-GROUP, BOUND = "239.1.2.3", 30.0
 PAGE = 4096
 CONTENT = b"".join(number.to_bytes(4) for number in range(PAGE))
 """Four pages, no four bytes of which are like others."""
 
 
-@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    provider, _, layer = request.param.rpartition("-")
-    if provider:
-        card: Card = request.getfixturevalue("card")
-        card.network(layer, ports=2)
-        backend: Backend = CardBackend(card)
-    else:
-        backend = open_fabric(getattr(Fabric, layer)(ports=2))
-    with backend:
-        yield backend
-
-
-class Member:
+class Member(End):
     """A queue pair in the group."""
 
     def __init__(self, backend: Backend, address: str) -> None:
-        self.channel: EventChannel = backend.event_channel()
-        self.id = self.channel.create_id()
-        self.id.bind_addr(address)
-        self.qp: QueuePair = self.id.create_qp()
-        self.id.join_multicast(GROUP)
-        event = self.channel.get_event(BOUND)
-        assert event is not None
-        ud = event.check().ud
-        assert ud is not None
-        self.to: Destination = ud.destination
+        super().__init__(backend, address, max_send_wr=128, max_recv_wr=512)
+        self.to = self.join()
 
     def received(self, count: int) -> list[bytes]:
         found: list[bytes] = []

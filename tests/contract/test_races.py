@@ -7,7 +7,7 @@ pair another third; on InfiniBand what differs there, and on the card no endpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from mcast.endpoint.blocking import Sender
 from mcast.endpoint.stats import EndpointStats
 
 from ..interleave import BOUND, EVERY, ROOT, interleaved
-from ..networks import KINDS, Network, network_of
+from ..networks import KINDS, Network
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 NOTHING = type(None)
@@ -41,14 +41,6 @@ STOPS |= {"backends/sim/backend.py"} | {
     f"backends/rdma/{name}.py" for name in ("channel", "cm_id", "qp", "region", "pds", "address_handles")
 }
 ENDPOINT_STOPS = {f"endpoint/{name}.py" for name in ("blocking", "core", "station", "view")}
-
-
-@pytest.fixture(params=KINDS)
-def network(request: pytest.FixtureRequest) -> Iterator[Network]:
-    made = network_of(request, clock="wall")
-    yield made
-    assert made.leftovers() == ()
-    made.close()
 
 
 Calls = dict[str, Callable[[], object]]

@@ -1,4 +1,4 @@
-"""The endpoint on simulated fabrics: joining, sending, receiving, loopback, limits, statistics, leaving."""
+"""The endpoint, simulated and on a card: joins, sends, receives, loopback, limits, statistics, leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import mcast
 from mcast import Endpoint, LoopbackPolicy, Membership, ReceiveQueueLow, Rejoined, open_endpoint
 from mcast.api import (
     AlreadyJoined,
-    Backend,
     Batch,
     Closed,
     LinkLayer,
@@ -42,10 +41,12 @@ from mcast.pcapng.dissect import Skipped, datagram
 from mcast.pcapng.reader import Frame
 from mcast.wire.mcmember import SaMethod, SaStatus
 
-from ..card.card import Card
-from ..card.provider import CardBackend
+from ..card.card import Blocking
+from ..networks import KINDS, Network, SimNetwork, network_of
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
+BOUND = 30.0
+"""Seconds; the longest that anything may take, never a delay."""
 Make = Callable[..., Fabric]
 
 
@@ -59,8 +60,8 @@ def make(request: pytest.FixtureRequest) -> Make:
 class Net:
     """A network, and endpoints on its ports; nothing may be left of them at the end."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    def __init__(self, network: Network) -> None:
+        self.network, self.backend = network, network.open()
         self.opened: list[Endpoint] = []
 
     def open(self, number: int, **options: Any) -> Endpoint:
@@ -69,31 +70,22 @@ class Net:
         return endpoint
 
     def leftovers(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        return self.network.leftovers()
 
     def close(self) -> None:
         for endpoint in self.opened:
             endpoint.close()
         assert self.leftovers() == ()
         self.backend.close()
+        self.network.close()
 
 
 class SimNet(Net):
+    """For what a card cannot show: tables of switches, an SA that refuses, lost messages, virtual time."""
+
     def __init__(self, fabric: Fabric) -> None:
-        super().__init__(open_fabric(fabric))
+        super().__init__(SimNetwork(fabric))
         self.fabric = fabric
-
-    def leftovers(self) -> tuple[str, ...]:
-        return SimObserver(self.fabric).leftovers()
-
-
-class CardNet(Net):
-    def __init__(self, card: Card) -> None:
-        super().__init__(CardBackend(card))
-        self.card = card
-
-    def leftovers(self) -> tuple[str, ...]:
-        return tuple(f"{one.kind} {one.number}" for one in self.card.leftovers())
 
 
 @pytest.fixture
@@ -103,18 +95,18 @@ def sim(make: Make) -> Iterator[SimNet]:
     net.close()
 
 
-@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
+@pytest.fixture(params=KINDS)
 def net(request: pytest.FixtureRequest) -> Iterator[Net]:
     """A network of each kind, simulated, and of cards made of memory."""
-    provider, _, layer = request.param.rpartition("-")
-    if provider:
-        card: Card = request.getfixturevalue("card")
-        card.network(layer, ports=3)
-        net: Net = CardNet(card)
-    else:
-        net = SimNet(getattr(Fabric, layer)())
+    net = Net(network_of(request))
     yield net
     net.close()
+
+
+@pytest.fixture(params=KINDS)
+def nets(request: pytest.FixtureRequest) -> Callable[..., Net]:
+    """Makes a network of each kind: options of a fabric, and `fields` of a card's devices."""
+    return lambda fields, **options: Net(network_of(request, fields, **options))
 
 
 def payloads(batch: Batch) -> list[bytes]:
@@ -282,15 +274,15 @@ def test_events_are_asked_for_though_there_always_is_a_message(
     assert looks == 2
 
 
-def test_batches_are_released_when_the_next_is_asked_for(sim: SimNet) -> None:
-    sender, receiver = sim.open(0), sim.open(1)
+def test_batches_are_released_when_the_next_is_asked_for(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
     group.send_batch([b"one"] * BATCH + [b"two"])
     batches = receiver.batches(timeout=0.01)
     held = next(batches)
     view = held[0].payload
-    assert receiver.stats().receive_free == 512 - BATCH - 1
+    assert receiver.stats().receive_free <= 512 - BATCH  # a card does not count what nobody has looked at
     assert payloads(next(batches)) == [b"two"]
     assert held.released
     with pytest.raises(ValueError):
@@ -330,12 +322,12 @@ def test_one_payload_is_no_batch(net: Net, payloads: Any) -> None:
     assert group.stats().sent == 0
 
 
-def test_timeouts_end_without_a_message(sim: SimNet) -> None:
-    endpoint = sim.open(0)
+def test_timeouts_end_without_a_message(net: Net) -> None:
+    endpoint = net.open(0)
     group = endpoint.join(GROUP)
-    start = sim.backend.now()
-    assert group.recv(timeout=0.5) is None
-    assert 0.5 <= sim.backend.now() - start < 0.6
+    start = net.backend.now()
+    assert group.recv(timeout=0.05) is None
+    assert net.backend.now() - start >= 0.05
     assert endpoint.recv(timeout=0) is None
     assert len(endpoint.recv_batch(timeout=0)) == 0
     assert list(endpoint.batches(timeout=0)) == []
@@ -515,8 +507,8 @@ def test_an_attach_that_fails_at_retrieval_is_a_failed_join(make: Make) -> None:
     net.close()
 
 
-def test_limits_are_asked_before_the_join(make: Make) -> None:
-    net = SimNet(make(limits=Limits(groups=2)))
+def test_limits_are_asked_before_the_join(nets: Callable[..., Net]) -> None:
+    net = nets({"max_mcast_grp": 2}, limits=Limits(groups=2))
     endpoint = net.open(0)
     endpoint.join(GROUP)
     endpoint.join(OTHER)
@@ -525,10 +517,8 @@ def test_limits_are_asked_before_the_join(make: Make) -> None:
     net.close()
 
 
-def test_a_device_without_multicast_is_told_in_plain_words(make: Make) -> None:
-    fabric = make()
-    fabric.ports[0].multicast = False
-    net = SimNet(fabric)
+def test_a_device_without_multicast_is_told_in_plain_words(nets: Callable[..., Net]) -> None:
+    net = nets({"max_mcast_grp": 0}, limits=Limits(groups=0))
     with pytest.raises(NotSupported, match="has no multicast"):
         net.open(0).join(GROUP)
     net.close()
@@ -560,10 +550,10 @@ def test_two_addresses_of_one_mgid_are_refused_and_the_first_lives_on() -> None:
     net.close()
 
 
-def test_a_settled_join_takes_its_time(sim: SimNet) -> None:
-    start = sim.backend.now()
-    sim.open(0).join(GROUP, settle=2.0)
-    assert sim.backend.now() - start >= 2.0
+def test_a_settled_join_takes_its_time(net: Net) -> None:
+    start = net.backend.now()
+    net.open(0).join(GROUP, settle=0.05)
+    assert net.backend.now() - start >= 0.05
 
 
 # --- leaving and closing -----------------------------------------------------------------------------
@@ -704,8 +694,10 @@ def test_a_small_endpoint_still_takes_probes(net: Net) -> None:
         ("off", "ignored", False, (True, True)),
     ],
 )
-def test_own_messages(make: Make, policy: str, device: str, heard: bool, report: tuple[bool, bool]) -> None:
-    net = SimNet(make(block_loopback=device))
+def test_own_messages(
+    nets: Callable[..., Net], policy: str, device: str, heard: bool, report: tuple[bool, bool]
+) -> None:
+    net = nets({"block_loopback": Blocking[device.upper()]}, block_loopback=device)
     endpoint, other = net.open(0, loopback=policy), net.open(1)
     assert endpoint.loopback[1:] == report
     assert endpoint.loopback.policy is LoopbackPolicy(policy)
@@ -723,12 +715,14 @@ def test_own_messages(make: Make, policy: str, device: str, heard: bool, report:
 
 
 @pytest.mark.parametrize(("device", "returned"), [("honoured", False), ("refused", True), ("ignored", True)])
-def test_a_probe_says_what_the_device_really_does(make: Make, device: str, returned: bool) -> None:
-    net = SimNet(make(block_loopback=device))
+def test_a_probe_says_what_the_device_really_does(
+    nets: Callable[..., Net], device: str, returned: bool
+) -> None:
+    net = nets({"block_loopback": Blocking[device.upper()]}, block_loopback=device)
     endpoint, other = net.open(0, loopback="off"), net.open(1)
     group = endpoint.join(GROUP)
     other.join(GROUP)
-    assert group.probe_loopback() is returned
+    assert group.probe_loopback(BOUND if returned else 0.01) is returned
     assert endpoint.loopback.filtered is returned
     group.send(b"mine")
     assert drain(endpoint) == []
@@ -739,11 +733,11 @@ def test_a_probe_says_what_the_device_really_does(make: Make, device: str, retur
 
 @pytest.mark.parametrize(("policy", "filtered"), [("on", False), ("filter", True)])
 def test_a_probe_changes_nothing_that_was_not_left_to_the_device(
-    make: Make, policy: str, filtered: bool
+    nets: Callable[..., Net], policy: str, filtered: bool
 ) -> None:
-    net = SimNet(make(block_loopback="honoured"))
+    net = nets({"block_loopback": Blocking.HONOURED}, block_loopback="honoured")
     endpoint = net.open(0, loopback=policy)
-    assert endpoint.join(GROUP).probe_loopback() is True
+    assert endpoint.join(GROUP).probe_loopback(BOUND) is True
     assert endpoint.loopback.filtered is filtered
     net.close()
 
@@ -751,14 +745,14 @@ def test_a_probe_changes_nothing_that_was_not_left_to_the_device(
 # --- ready, without another thread -------------------------------------------------------------------
 
 
-def test_nobody_there_is_told(sim: SimNet) -> None:
-    group = sim.open(0).join(GROUP)
-    start = sim.backend.now()
-    with pytest.raises(TimedOut, match=r"0 of 2 members answered within 3\.0 s: nobody"):
-        group.ready(members=2, timeout=3.0)
-    assert sim.backend.now() - start == pytest.approx(3.0, rel=0.01)
+def test_nobody_there_is_told(net: Net) -> None:
+    group = net.open(0).join(GROUP)
+    start = net.backend.now()
+    with pytest.raises(TimedOut, match=r"0 of 2 members answered within 0\.05 s: nobody"):
+        group.ready(members=2, timeout=0.05)
+    assert net.backend.now() - start >= 0.05
     assert group.ready(members=0) == frozenset()
-    assert sim.opened[0]._session.prober.quests == {}
+    assert net.opened[0]._session.prober.quests == {}
 
 
 def test_probes_are_answered_by_whoever_receives_and_never_delivered(net: Net) -> None:

@@ -1,4 +1,8 @@
-"""Lost memberships come back: with each fault that the simulator has, by the policy, and visibly."""
+"""Lost memberships come back: with each fault that the simulator has, by the policy, and visibly.
+
+What befalls an SA, a switch or a cable needs a fabric, and so does virtual time, in which a policy's seconds
+pass at once; what can befall a card itself is tried in `tests/card/test_endpoint.py`.
+"""
 
 from __future__ import annotations
 

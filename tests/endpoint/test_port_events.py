@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mcast import AddressChanged, Endpoint, Lost, PortDown, PortUp, Rejoined, RejoinPolicy, aio, open_endpoint
 from mcast.api import Backend, PortEvent, QueuePair
+from mcast.endpoint.blocking import LOOK_EVERY
 
-from ..networks import KINDS, Network, network_of
+from ..networks import Network
 
 GROUP = "239.1.2.3"
 BOUND = 30.0
 """Seconds; the longest that anything may take, never a delay."""
 POLICY = RejoinPolicy(first=0.01, maximum=0.05)
 KEPT = 64
-
-
-@pytest.fixture(params=KINDS)
-def network(request: pytest.FixtureRequest) -> Iterator[Network]:
-    made = network_of(request, clock="wall")
-    yield made
-    assert made.leftovers() == ()
-    made.close()
-
-
-@pytest.fixture
-def backend(network: Network) -> Iterator[Backend]:
-    with network.open() as opened:
-        yield opened
 
 
 # --- the contract ----------------------------------------------------------------------------------
@@ -218,5 +204,22 @@ def test_a_loop_is_told(network: Network, backend: Backend, waits: str) -> None:
                 await asyncio.wait([task])
             event = await task if waits == "next_event" else await endpoint.next_event()
             assert isinstance(event, PortDown)
+
+    asyncio.run(asyncio.wait_for(main(), BOUND))
+
+
+def test_who_only_sends_is_told(pair: Pair) -> None:
+    pair.network.touch_gids(0)
+    for _ in range(LOOK_EVERY + 1):
+        pair.out.send(b"x")
+    assert [type(event) for event in pair.sender._session.events] == [AddressChanged]
+
+
+def test_a_loop_that_only_sends_is_told(network: Network, backend: Backend) -> None:
+    async def main() -> None:
+        async with aio.open_endpoint(backend, "10.0.0.2") as endpoint, endpoint.sender(GROUP) as group:
+            network.touch_gids(1)
+            while not endpoint._session.events:
+                await group.send(b"x")
 
     asyncio.run(asyncio.wait_for(main(), BOUND))
