@@ -825,6 +825,31 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+def test_what_an_event_wakes_by_is_open_as_long_as_one_may_come(
+    card: Card, backend: CardBackend, end: End
+) -> None:
+    """Another thread reads events, and stands still in the library: it may yet tell the one that closes."""
+    other = End(card, backend)
+    card.stall("ibv_get_async_event")
+    reading = Running(other.qp.port_events)
+    until(lambda: card.stalled("ibv_get_async_event") == 1)
+    before = descriptors()
+    closing = Running(end.qp.close)
+
+    def is_shut() -> bool:
+        try:
+            end.qp._flush(0)
+        except Closed:
+            return is_asleep(closing.threads[0])
+        return False
+
+    until(is_shut)
+    assert descriptors() == before
+    card.go_on("ibv_get_async_event")
+    assert closing.results() + reading.results() == [None, ()]
+    assert descriptors() < before
+
+
 @pytest.mark.parametrize("call", ["recv", "flush"])
 def test_a_fatal_event_ends_every_wait(end: End, call: str) -> None:
     end.card.hold(Stage.SEND, end.qp.qp_num)

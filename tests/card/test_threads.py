@@ -11,7 +11,7 @@ import pytest
 
 from mcast.api import Closed, QueuePair
 
-from .card import AsyncEvent, Card, Stage
+from .card import Card, Stage
 from .ends import BOUND, GROUP, End
 from .provider import CardBackend
 
@@ -79,26 +79,6 @@ def test_a_close_ends_what_others_do(card: Card, backend: CardBackend) -> None:
             for job in jobs:
                 with pytest.raises(Closed):
                     job.result(BOUND)
-
-
-def test_a_device_fails_while_queue_pairs_close(card: Card, backend: CardBackend) -> None:
-    """One thread reads the events for all: none of it touches what another one has closed."""
-    (device,) = card.ethernet(1)
-    stays = End(backend)
-    stop = threading.Event()
-
-    def read() -> None:
-        while not stop.is_set():
-            stays.qp.port_events()
-
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read)
-        for _ in range(30):
-            one = End(backend)
-            card.port_event(device, AsyncEvent.DEVICE_FATAL)
-            one.qp.close()
-        stop.set()
-        reading.result(BOUND)
 
 
 def test_events_come_while_others_send(card: Card, backend: CardBackend) -> None:
