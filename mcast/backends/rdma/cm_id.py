@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno as E
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import Protocol
 
 from mcast.api import (
     Cause,
@@ -29,15 +30,14 @@ from mcast.backends.rdma.devices import link_layer_of
 from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.native import Context, Id, Native
 from mcast.backends.rdma.net.ipoib import Interface, interfaces_of
-from mcast.backends.rdma.process import Shared
+from mcast.backends.rdma.pds import ProtectionDomains
+from mcast.backends.rdma.process import Process, Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.backends.rdma.sa.group_mtu import mtu_of
 from mcast.backends.rdma.sa.refusal import find_causes, netdevs_with
+from mcast.interrupts import Lock, uninterrupted
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
-
-if TYPE_CHECKING:
-    from mcast.backends.rdma.channel import RdmaChannel
 
 _NOTHING_LEFT = frozenset({E.EADDRNOTAVAIL, E.EINVAL})
 """Errnos of a leave that found no membership; after any other librdmacm has dropped it."""
@@ -62,8 +62,23 @@ class Join:
         """What librdmacm detaches at the leave; known once the event was read."""
 
 
+class IdOwner(Protocol):
+    """What an id has of its channel; `joins` by the token that their events carry."""
+
+    native: Native
+    process: Process
+    lock: Lock
+    locked: uninterrupted
+    pds: ProtectionDomains
+    tokens: count[int]
+    joins: dict[int, Join]
+
+    def fileno(self) -> int: ...
+    def forget_id(self, cm_id: RdmaCmId) -> None: ...
+
+
 class RdmaCmId(Shared, CmId):
-    def __init__(self, channel: RdmaChannel, token: int, handle: Id, port_space: PortSpace) -> None:
+    def __init__(self, channel: IdOwner, token: int, handle: Id, port_space: PortSpace) -> None:
         super().__init__()
         self.native: Native = channel.native
         self.process, self.lock, self.locked = channel.process, channel.lock, channel.locked
@@ -184,7 +199,7 @@ class RdmaCmId(Shared, CmId):
                 raise mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, None, detail)
             pd = self.channel.pds.acquire(context, self.handle)
             try:
-                self._qp = RdmaQueuePair(self, init, context, pd)
+                self._qp = RdmaQueuePair(self, self.channel.fileno(), init, context, pd)
             except BaseException:
                 self.channel.pds.release(context)
                 raise

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from mcast.api import (
     Closed,
@@ -35,13 +35,11 @@ from mcast.backends.rdma import completions, memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import Calls
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import GONE, Context, Native, Pd
+from mcast.backends.rdma.native import GONE, Context, Id, Native, Pd
 from mcast.backends.rdma.net.links import links
-from mcast.backends.rdma.process import Shared
-from mcast.backends.rdma.region import Addresses, RdmaDeviceRegion, RdmaRegion
-
-if TYPE_CHECKING:
-    from mcast.backends.rdma.cm_id import RdmaCmId
+from mcast.backends.rdma.process import Process, Shared
+from mcast.backends.rdma.region import Addresses, AnyRegion, RdmaDeviceRegion, RdmaRegion
+from mcast.interrupts import Lock, uninterrupted
 
 LINGER = 1.0
 """Seconds that closing gives the device to take what was posted; it needs microseconds."""
@@ -51,8 +49,6 @@ _LOOK_EVERY = 0.1
 
 _UNBOUNDED = 0xFFFFFFFF
 """In place of a group's MTU where there is none."""
-
-AnyRegion = RdmaRegion | RdmaDeviceRegion
 
 _ASKED_FOR = ("block_loopback", "comp_vector", "moderation", "timestamps")
 """What of QpInit an error names if it was asked for."""
@@ -70,14 +66,30 @@ _REASONS = {
 """ibv_event_type plus 1 -> what it means."""
 
 
+class QpOwner(Protocol):
+    """What a QP has of its id."""
+
+    native: Native
+    process: Process
+    lock: Lock
+    locked: uninterrupted
+    handle: Id
+
+    @property
+    def link_layer(self) -> LinkLayer | None: ...
+    def forget_qp(self, qp: RdmaQueuePair) -> None: ...
+    def qp_is_gone(self, context: Context) -> None: ...
+
+
 class RdmaQueuePair(Calls, Shared, QueuePair):
     """What `Calls` does in C when nothing is in the way, and all the rest here.
 
     The channel's lock guards attachments, regions and the close. Sends and receives take no lock in Python:
-    in C each finds out whether the QP is still open, and the close waits there until all have left.
+    in C each finds out whether the QP is still open, and the close waits there until all have left. `events`
+    is the descriptor of the channel.
     """
 
-    def __init__(self, cm_id: RdmaCmId, init: QpInit, context: Context, pd: Pd) -> None:
+    def __init__(self, cm_id: QpOwner, events: int, init: QpInit, context: Context, pd: Pd) -> None:
         self.native: Native = cm_id.native
         self.process, self.lock, self.locked = cm_id.process, cm_id.lock, cm_id.locked
         self._cm_id, self._context, self._pd, self._type = cm_id, context, pd, init.qp_type
@@ -110,7 +122,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._changes = (-1, -1)
         self._port_changes = 0
         address = self.native.address(self._handle)
-        self._arm(address, cm_id.channel.fileno(), self._memories, self._handles.sources)
+        self._arm(address, events, self._memories, self._handles.sources)
 
     # --- what it is ---
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mcast.api import DeviceRegion, Phase, Region
-from mcast.backends.rdma.native import Mr
-from mcast.backends.rdma.process import OwnedByProcess
+from mcast.backends.rdma.native import Mr, Native
+from mcast.backends.rdma.process import OwnedByProcess, Process
 
-if TYPE_CHECKING:
-    from mcast.backends.rdma.qp import RdmaQueuePair
+
+class RegionOwner(Protocol):
+    """What a region has of its QP."""
+
+    native: Native
+    process: Process
+
+    def forget_region(self, region: AnyRegion) -> None: ...
 
 
 class RdmaRegion(OwnedByProcess, Region):
@@ -19,7 +25,7 @@ class RdmaRegion(OwnedByProcess, Region):
 
     is_device = False
 
-    def __init__(self, qp: RdmaQueuePair, view: memoryview, mr: Mr) -> None:
+    def __init__(self, qp: RegionOwner, view: memoryview, mr: Mr) -> None:
         self.process = qp.process
         self.view, self.mr = view, mr
         self.start = qp.native.address_of(view)
@@ -47,7 +53,7 @@ class Addresses:
     ibv_reg_dmabuf_mr wants it.
     """
 
-    def __init__(self, qp: RdmaQueuePair, nbytes: int, offset: int) -> None:
+    def __init__(self, qp: RegionOwner, nbytes: int, offset: int) -> None:
         within = offset % mmap.PAGESIZE
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._reserved = mmap.mmap(-1, within + nbytes, flags=private, prot=0)
@@ -60,7 +66,7 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
 
     is_device = True
 
-    def __init__(self, qp: RdmaQueuePair, addresses: Addresses, mr: Mr) -> None:
+    def __init__(self, qp: RegionOwner, addresses: Addresses, mr: Mr) -> None:
         self.process, self.mr, self._qp = qp.process, mr, qp
         self.start, self.end, self._addresses = addresses.start, addresses.end, addresses
         self.lkey = qp.native.lkey(mr)
@@ -72,3 +78,6 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
     def close(self) -> None:
         self._closed = True
         self._qp.forget_region(self)
+
+
+AnyRegion = RdmaRegion | RdmaDeviceRegion
