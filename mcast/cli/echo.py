@@ -13,14 +13,14 @@ from math import sqrt
 from typing import NamedTuple
 
 from mcast.endpoint.probe import PROBE_SIZE, Kind, Peer, Probe, parse
-from mcast.wire.addresses import Gid
+from mcast.wire.addresses import ZERO_GID, Gid
 
 _NUMBERS = 1 << 32
 
 SOURCES_MAX = 10_000
 """Queue pairs that are told apart; further ones are one row, so that inventing them fills no memory."""
 
-ALL_OTHERS = Peer(Gid(bytes(16)), 0)
+ALL_OTHERS = Peer(ZERO_GID, 0)
 """Stands for those."""
 
 

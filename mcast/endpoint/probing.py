@@ -12,7 +12,7 @@ from mcast.endpoint.membership import Group, GroupState
 from mcast.endpoint.probe import Kind, Peer, Probe
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
-from mcast.wire.addresses import Gid
+from mcast.wire.addresses import ZERO_GID
 
 logger = logging.getLogger("mcast")
 
@@ -21,8 +21,6 @@ ECHOES_MAX = 16
 
 PEERS_MAX = 65_536
 """Answers to one question that are remembered; more than `ready` can sensibly be asked for."""
-
-NO_GID = Gid(bytes(16))
 
 
 class Quest:
@@ -59,7 +57,7 @@ class Prober:
         """Ask the group, if it is joined now."""
         if group.state is GroupState.JOINED and group.destination is not None:
             gids = self._station.place.port.gids
-            me = Peer(gids.get(group.destination.sgid_index, NO_GID), self._station.qp.qp_num)
+            me = Peer(gids.get(group.destination.sgid_index, ZERO_GID), self._station.qp.qp_num)
             with suppress(TimedOut, Closed):  # another one follows
                 self._post(group.destination, Probe(kind, number, me))
 
