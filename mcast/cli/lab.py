@@ -1,6 +1,7 @@
 """`mcast lab`: run a command on real Soft-RoCE devices in a small virtual machine."""
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -99,7 +100,12 @@ def check(as_json: Annotated[bool, typer.Option("--json", help="Print the list a
         )
     else:
         for need in found:
-            print(f"{'missing' if need.found is None else 'ok':8} {need.name:28} {need.found or ''}".rstrip())
+            state, found_at = ("missing", "") if need.found is None else ("ok", need.found)
+            # A path is not broken: where it does not fit it has a line of its own.
+            fits = len(found_at) <= shutil.get_terminal_size().columns - 38
+            print(f"{state:8} {need.name:28} {found_at if fits else ''}".rstrip())
+            if not fits:
+                print(f"{'':9}{found_at}")
         print(f"{'ok':8} {'acceleration':28} {'KVM' if kvm else 'none: emulation, about 5 s to start'}")
         if missing:
             print(f"\nto have it all: {apt_line(missing)}")

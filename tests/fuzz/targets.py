@@ -21,6 +21,8 @@ import typer
 from mcast.api import Backend, DeviceInfo
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim.scenario import model as scenario_model
+from mcast.backends.sim.trace import timeline
+from mcast.backends.sim.trace.events import Trace
 from mcast.cast import packets
 from mcast.cast.receiver import FileReceiver
 from mcast.cast.sender import FileSender
@@ -166,6 +168,14 @@ def scenario_yaml(data: bytes) -> None:
     _scenario(data, "yaml")
 
 
+def trace_lines(data: bytes) -> None:
+    """Lines of a trace: one that is drawn, and written again as it was read, or a ValueError."""
+    with suppress(ValueError):
+        trace = Trace.load(data.decode(errors="replace"))
+        assert [*Trace.load(str(trace))] == [*trace]
+        assert timeline.page(trace, "of a stranger")
+
+
 def addresses(data: bytes) -> None:
     """Text of groups, GIDs and MGIDs: a value that is written again as the same one, or a ValueError."""
     text = data.decode(errors="replace")
@@ -268,6 +278,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         capture,
         scenario_toml,
         scenario_yaml,
+        trace_lines,
         addresses,
         endpoint_text,
         sa_records,

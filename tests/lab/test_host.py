@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import subprocess
+import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -77,6 +78,16 @@ def test_check_is_content_here() -> None:
     done = CliRunner().invoke(app, ["check"])
     assert done.exit_code == 0, done.stdout
     assert "missing" not in done.stdout
+
+
+def test_check_fits_80_columns_whatever_the_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [host.Need("libibverbs", f"/{'x' * size}", "", False) for size in (41, 42, 69)]
+    command = sys.modules["mcast.cli.lab"]  # beside it, the package has a name `lab` of its own
+    monkeypatch.setattr(command, "look_up_needs", lambda: found)
+    monkeypatch.setattr(command, "kvm_works", lambda: False)
+    lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["check"]).stdout.splitlines()
+    assert [len(line) for line in lines[:5]] == [80, 19, 9 + 43, 19, 9 + 70]
+    assert max(map(len, lines)) <= 80
 
 
 def test_only_a_static_busybox_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
