@@ -502,28 +502,38 @@ def test_ids_and_queue_pairs_are_made_or_not_and_destroyed(place: Place) -> None
         interrupted_everywhere(call, check)
 
 
+Closeable = Backend | EventChannel | CmId | QueuePair | Region
+
+
+@pytest.mark.parametrize("what", ["backend", "channel", "id", "queue pair", "region"])
 @pytest.mark.parametrize("layer", ["roce", "infiniband"])
-def test_a_backend_is_closed_or_can_be_closed_again(card: Card, layer: str) -> None:
+def test_what_is_closed_is_closed_or_can_be_closed_again(card: Card, layer: str, what: str) -> None:
     card.network(layer, ports=1)
-    opened: list[Backend] = []
+    opened: list[dict[str, Closeable]] = []
 
     def open_another() -> None:
         backend: Backend = CardBackend(card)
-        opened.append(backend)
-        cm_id = backend.event_channel().create_id()
+        channel = backend.event_channel()
+        cm_id = channel.create_id()
         cm_id.bind_addr("10.0.0.1")
-        cm_id.create_qp().register(bytearray(4096))
+        qp = cm_id.create_qp()
+        region = qp.register(bytearray(4096))
         cm_id.join_multicast(GROUP)
+        opened.append(
+            {"backend": backend, "channel": channel, "id": cm_id, "queue pair": qp, "region": region}
+        )
 
     def check(returned: bool) -> None:
-        assert opened[0].closed or not returned
-        opened.pop().close()
+        made = opened.pop()
+        assert made[what].closed or not returned
+        made[what].close()
+        made["backend"].close()
         assert card.leftovers() == ()
         open_another()
 
     open_another()
-    interrupted_everywhere(lambda: opened[0].close(), check)
-    opened[0].close()
+    interrupted_everywhere(lambda: opened[0][what].close(), check)
+    opened[0]["backend"].close()
 
 
 def test_the_look_at_the_devices_leaves_nothing_open(card: Card) -> None:

@@ -98,25 +98,32 @@ def test_what_waits_is_interrupted_at_once_and_its_cleaning_up_is_not() -> None:
     "wait", [lambda: take_interrupt(), lambda: interruptible().__enter__()], ids=["take", "enter"]
 )
 def test_a_signal_that_came_before_a_wait_is_taken_before_it(wait: Callable[[], None]) -> None:
+    went_on: list[str] = []
+
     def work() -> None:
         with uninterrupted():
             signal.raise_signal(CTRL_C)
             wait()
-            pytest.fail("the signal was not taken")
+            went_on.append("after the wait")
 
     with pytest.raises(KeyboardInterrupt):
         work()
+    assert went_on == []
 
 
 def test_a_second_signal_is_taken_at_once() -> None:
+    done: list[str] = []
+
     def work() -> None:
         with uninterrupted():
             signal.raise_signal(CTRL_C)
+            done.append("after the first")
             signal.raise_signal(CTRL_C)
-            pytest.fail("the signal was not taken")
+            done.append("after the second")
 
     with pytest.raises(KeyboardInterrupt):
         work()
+    assert done == ["after the first"]
     with uninterrupted():
         pass
 
@@ -144,6 +151,7 @@ def test_where_nothing_would_be_raised_nothing_is_changed(ignored: signal.Handle
     try:
         with uninterrupted():
             assert signal.getsignal(CTRL_C) is ignored
+            assert not is_held()
     finally:
         signal.signal(CTRL_C, before)
 
@@ -152,13 +160,15 @@ def test_other_threads_do_not_touch_the_handler() -> None:
     found: list[object] = []
 
     def work() -> None:
-        with uninterrupted(), interruptible():
-            found.append(signal.getsignal(CTRL_C))
+        with uninterrupted():
+            found.append(is_held())
+            with interruptible():
+                found.append(signal.getsignal(CTRL_C))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(BOUND)
-    assert found == [signal.default_int_handler]
+    assert found == [False, signal.default_int_handler]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -168,7 +178,10 @@ def test_a_fork_of_another_thread_can_be_interrupted() -> None:
     def fork() -> None:
         child = os.fork()
         if not child:
-            os._exit(signal.getsignal(CTRL_C) is not signal.default_int_handler)
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(CTRL_C)
+                os._exit(1)
+            os._exit(0)
         ended.append(os.waitpid(child, 0)[1])
 
     with uninterrupted():
