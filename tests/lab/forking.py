@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
 import hypothesis  # noqa: F401  (imported for those who come after)
@@ -54,6 +55,8 @@ def main(steps: list[list[str]]) -> int:
             status = 70
             try:
                 status = STEPS[kind](*words)
+            except BaseException:
+                traceback.print_exc()  # for os._exit shows nothing
             finally:
                 sys.stdout.flush()
                 os._exit(status)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from mcast.conformance.log import Log, read_log
 from mcast.conformance.report import Outcome, Result
 
-from .guest_run import GuestRun
+from .guest_run import FORKING, GuestRun
 
 ONE = Result("test_join.py::test_one", "rdma", ("JEX-1",), Outcome.PASSED, "")
 TWO = Result("test_leave.py::test_two[full]", "rdma", (), Outcome.FAILED, "assert 1 == 2")
@@ -42,3 +47,18 @@ def test_one_sentence_tells_of_the_gap() -> None:
         "the last test with a result: test_leave.py::test_two[full]"
     )
     assert "the guest ended early; 1 tests" in whole._replace(missing=("test_x.py::test_0",)).gap
+
+
+def test_a_step_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    steps = [
+        ["mcast", str(tmp_path / "refused"), "no-such-command"],
+        ["mcast"],
+        ["mcast", str(shown), "--version"],
+    ]
+    command = [sys.executable, str(FORKING), json.dumps([*steps, ["pytest", "--version"]])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2  # of the first that failed: a wrong command line
+    assert "TypeError: run_mcast() missing 1 required positional argument" in done.stderr
+    assert shown.read_text().startswith("mcast ")
+    assert done.stdout.endswith(f"step: pytest --version\npytest {pytest.__version__}\n")
