@@ -1032,6 +1032,7 @@ ROWS: tuple[Row, ...] = (
             "copy to host memory and register that",
         ),
         "ibv_reg_mr(3)",
+        calls=("register_dmabuf",),
         only=_REAL,
     ),
     Row(
@@ -1043,6 +1044,7 @@ ROWS: tuple[Row, ...] = (
             "upgrade rdma-core to 34 or newer",
         ),
         "ibv_reg_mr(3)",
+        calls=("register_dmabuf",),
         only=_REAL,
     ),
     Row(
@@ -1054,6 +1056,7 @@ ROWS: tuple[Row, ...] = (
             "keep it open until register_dmabuf has returned",
         ),
         "ibv_reg_mr(3)",
+        calls=("register_dmabuf",),
         only=_REAL,
     ),
     Row(
@@ -1065,6 +1068,7 @@ ROWS: tuple[Row, ...] = (
             "export the memory by its own library, and give that descriptor",
         ),
         "ibv_reg_mr(3)",
+        calls=("register_dmabuf",),
         only=_REAL,
     ),
 )

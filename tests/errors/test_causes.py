@@ -667,6 +667,8 @@ def test_the_link_layer_and_the_call_leave_out_what_cannot_be() -> None:
     plain = likely_causes(Phase.JOIN, E.EINVAL, call="join_multicast")
     assert not any("comp_mask" in cause.why for cause in plain)
     assert set(plain) < set(everything)
+    assert likely_causes(Phase.REGISTER, E.EINVAL, call="register_dmabuf")
+    assert likely_causes(Phase.REGISTER, E.EINVAL, call="close") == ()
 
 
 def test_the_status_of_a_qp_error_chooses_its_causes() -> None:
