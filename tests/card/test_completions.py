@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno as E
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,18 +31,12 @@ from mcast.api import (
 )
 from mcast.contract.batch import RECORD_DTYPE
 
+from ..waiting import until
 from .card import AsyncEvent, Card, Clock, Stage
 from .ends import BOUND, End
 from .provider import CardBackend
 
 ARMED = "ibv_req_notify_cq"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + BOUND
-    while not condition():
-        assert time.monotonic() < end
-        threading.Event().wait(0.001)
 
 
 # --- completion vectors ----------------------------------------------------------------------------
@@ -179,7 +172,9 @@ def test_a_stamped_message_is_otherwise_as_any(card: Card, backend: CardBackend,
     stamped.join()
     sender.qp.send(to, [b"with"], 0xFFFFFFFF)
     sender.qp.send(to, [b"without", b""])
-    for _ in range(3):
+    for end in (plain, stamped):
+        assert card.inject(end.qp.qp_num, b"of another", src_qp=77, slid=9, sl=2, path_bits=3)
+    for _ in range(4):
         expected, found = plain.qp.recv_one(BOUND), stamped.qp.recv_one(BOUND)
         assert expected is not None
         assert found is not None
@@ -451,3 +446,4 @@ def test_an_endpoint_spins_for_messages_and_events(card: Card, backend: CardBack
             until(waiting.running)
         with pytest.raises(Closed):
             waiting.result(BOUND)
+        assert card.count(ARMED) == 0

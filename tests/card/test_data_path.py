@@ -12,8 +12,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ctypes import PyDLL
 from functools import partial
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any
 
@@ -35,6 +37,7 @@ from mcast.backends.rdma import native
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.pds import ProtectionDomains
 
+from ..waiting import is_asleep, until
 from . import ends
 from .card import Card, Stage
 from .provider import CardBackend
@@ -103,22 +106,6 @@ class Running:
         return self.found
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = monotonic() + LONG
-    while not condition():
-        assert monotonic() < end
-        threading.Event().wait(0.001)
-
-
-def is_asleep(thread: threading.Thread) -> bool:
-    """Whether it sleeps in poll(2), or whatever else the kernel lets it wait for."""
-    try:
-        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
-    except FileNotFoundError:  # it has ended
-        return True
-    return stat.rsplit(")", 1)[1].split()[0] == "S"
-
-
 # --- waiting -------------------------------------------------------------------------------------
 
 
@@ -157,11 +144,28 @@ def test_nobody_sleeps_while_its_send_is_complete(end: End) -> None:
             assert both.results() == [None, None]
 
 
+def test_who_waits_for_more_sends_calls_who_waits_for_fewer(end: End) -> None:
+    """The one waits for all of a full queue and hears of each completion; the other needs room for one."""
+    end.card.hold(Stage.SEND, end.qp.qp_num)
+    for _ in range(DEPTH):
+        end.qp.send_one(end.group, COPIED)
+    flushing = Running(end.qp.flush)
+    until(lambda: is_asleep(flushing.threads[0]))
+    sending = Running(lambda: end.qp.send_one(end.group, COPIED))
+    until(lambda: is_asleep(sending.threads[0]))
+    end.card.release(Stage.SEND, end.qp.qp_num, 0)
+    assert sending.results() == [None]
+    assert flushing.threads[0].is_alive()
+    end.card.delay(Stage.SEND, 0, end.qp.qp_num)
+    end.card.release(Stage.SEND, end.qp.qp_num)
+    assert flushing.results() == [None]
+
+
 def test_a_wait_that_is_over_hands_over(end: End) -> None:
     """The thread that led has nothing to receive any more: the other gets the message."""
     first = Running(lambda: end.qp.recv_one(0.2))
     until(lambda: is_asleep(first.threads[0]))
-    second = Running(lambda: end.qp.recv_one(LONG))
+    second = Running(end.qp.recv_one)  # one that ends by itself would find the message then
     assert first.results() == [None]
     end.inject(b"for the second")
     (message,) = second.results()
@@ -416,7 +420,8 @@ def test_a_large_batch_is_copied_without_the_gil(card: Card, backend: CardBacken
             turns[0] += 1
             os.sched_yield()
 
-    batch = [bytes(1024)] * 128
+    batch = [bytes(256)] * 256  # no more than the smallest MTU, so that nobody asks for the port's
+    end.qp.send(end.group, batch)  # as finding the address handle does
     before = sys.getswitchinterval()
     other = Running(count)
     until(lambda: turns[0] > 0)
@@ -444,14 +449,15 @@ def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(card: Card, backend:
         opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH, receive_depth=256)
         async with opened as endpoint, endpoint.join(GROUP) as group:
             card.hold(Stage.SEND)
-            sending = asyncio.create_task(group.send_batch(sent))
+            assert await group.send_batch(sent[:3]) == 3  # so that the next batch finds room for a part of it
+            sending = asyncio.create_task(group.send_batch(sent[3:]))
             while card.qps()[0].sent != DEPTH:
                 await asyncio.sleep(0)
             for _ in range(100):
                 await asyncio.sleep(0.001)
             assert not sending.done()
             card.release_all()
-            assert await sending == len(sent)
+            assert await sending == len(sent) - 3
             await endpoint.flush(LONG)
             received = [await endpoint.recv(LONG) for _ in sent]
             assert [bytes(message.payload) for message in received if message] == sent
@@ -461,8 +467,9 @@ def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(card: Card, backend:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("count", [1, 3])
-def test_aio_posts_registered_memory_once(card: Card, backend: CardBackend, count: int) -> None:
+def test_aio_posts_registered_memory_once(card: Card, backend: CardBackend, count: int, alone: bool) -> None:
     """All is posted, and the device has not read it: what waits is the end of the send, not the send."""
     card.ethernet(1)
     memory = memoryview(bytearray(1024))
@@ -473,14 +480,19 @@ def test_aio_posts_registered_memory_once(card: Card, backend: CardBackend, coun
             qp = endpoint._session.station.qp
             with qp.register(memory):
                 card.hold(Stage.SEND)
-                sending = asyncio.create_task(group.send_batch([memory] * count))
+                batches = (
+                    [group.send(memory) for _ in range(count)]
+                    if alone
+                    else [group.send_batch([memory] * count)]
+                )
+                sending = asyncio.gather(*batches)
                 while card.qps()[0].sent < count:
                     await asyncio.sleep(0)
                 with pytest.raises(TimedOut):
                     await endpoint.flush(0.01)
                 assert not sending.done()
                 card.release_all()
-                assert await sending == count
+                assert await sending == ([None] * count if alone else [count])
                 await endpoint.flush(LONG)
             assert card.qps()[0].sent == count
 
@@ -494,13 +506,14 @@ def test_aio_says_how_many_were_posted_in_time(card: Card, backend: CardBackend)
         opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH, sequence=True)
         async with opened as endpoint, endpoint.join(GROUP) as group:
             card.hold(Stage.SEND)
+            await group.send_batch([COPIED] * 2)  # so that a part of the next finds room at once
             with pytest.raises(TimedOut) as late:
-                await group.send_batch([COPIED] * (DEPTH + 3), timeout=0.05)
-            assert late.value.posted == DEPTH
+                await group.send_batch([COPIED] * (DEPTH + 1), timeout=0.05)
+            assert late.value.posted == DEPTH - 2
             with pytest.raises(TimedOut):
                 await endpoint.flush(0.01)
             card.release_all()
-            await group.send_batch([COPIED] * (DEPTH + 3 - late.value.posted), timeout=LONG)
+            await group.send_batch([COPIED] * (DEPTH + 1 - late.value.posted), timeout=LONG)
             for _ in range(DEPTH + 3):
                 assert await endpoint.recv(LONG) is not None
             (counted,) = endpoint.stats().groups
@@ -632,7 +645,7 @@ def test_closing_in_a_signal_handler_ends_the_call(end: End, what: str) -> None:
 
     def ask() -> None:
         until(lambda: is_asleep(main))
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)  # this thread's sleep it does not break
 
     before = signal.signal(signal.SIGUSR1, lambda number, frame: end.channel.close())
     try:
@@ -690,6 +703,57 @@ def test_a_signal_handler_may_wait_within_a_wait(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert int(done.stdout) < 50
+
+
+def test_a_signal_that_a_wait_within_has_read_is_taken_by_the_wait_around_it(
+    card: Card, backend: CardBackend
+) -> None:
+    """It comes when the handler's own wait has looked for the last time; no other signal follows."""
+    outer, inner = End(card, backend), End(card, backend)
+    random, came, depth = Random(1), 0, 0
+
+    def handler(number: int, frame: object) -> None:
+        nonlocal came, depth
+        came += 1
+        if came == 3000:
+            outer.inject()
+        elif came < 3000:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0002))
+            if not depth:
+                depth = 1
+                inner.qp.recv_one(0.0001)
+                depth = 0
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0001)
+        assert outer.qp.recv_one(LONG) is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Late:
+    """Seconds to wait; who asks for them gets a signal, which Python takes once the call looks for one."""
+
+    _raise = PyDLL(None)["raise"]
+    _raise.restype = (1).__add__
+    __index__ = partial(_raise, signal.SIGUSR1)
+
+
+def test_what_a_handler_raises_before_the_call_sleeps_ends_the_call(end: End) -> None:
+    class Enough(Exception):
+        pass
+
+    def handler(number: int, frame: object) -> None:
+        raise Enough
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Enough):
+            end.qp.recv_one(Late())  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 class Closing:
@@ -864,6 +928,30 @@ def test_a_fatal_event_ends_every_wait(end: End, call: str) -> None:
     for found in waiting.results():
         assert isinstance(found, QpError)
         assert "CQ_ERR" in str(found)
+
+
+def test_who_sleeps_is_told_of_what_another_thread_has_read(
+    card: Card, backend: CardBackend, end: End
+) -> None:
+    """The first to come reads what the device tells; its descriptor tells the others nothing then."""
+    other, over = End(card, backend), threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            other.qp.port_events()
+
+    reading = Running(read)
+    try:
+        for _ in range(100):
+            waiting = Running(lambda: end.qp.recv(1, None, True))
+            until(lambda threads=waiting.threads: is_asleep(threads[0]))  # type: ignore[misc]
+            card.port_event(0, PortEvent.GID_CHANGE)
+            (found,) = waiting.results()
+            assert len(found) == 0
+            assert end.qp.port_events() == (PortEvent.GID_CHANGE,)
+    finally:
+        over.set()
+    assert reading.results() == [None]
 
 
 def test_who_waits_asks_the_device_nothing(end: End) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno as E
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,19 +19,10 @@ from mcast.api import (
     WcStatus,
 )
 
-from .card import AsyncEvent, Blocking, Card, Grh, Stage, infiniband_port
+from ..waiting import until
+from .card import AsyncEvent, Blocking, Card, Grh, Stage, ethernet_port, infiniband_port
 from .ends import BOUND, GROUP, End
 from .provider import CardBackend
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, without a fixed sleep."""
-    pause = threading.Event()
-    for _ in range(int(BOUND / 0.005)):
-        if condition():
-            return
-        pause.wait(0.005)
-    assert condition()
 
 
 def payload(end: End, timeout: float = BOUND) -> bytes | None:
@@ -181,6 +170,14 @@ def test_a_fatal_event_that_comes_during_a_reset_does_not_end_the_life_after(
     assert end.qp.port_events() == ()
     end.qp.send(to, [b"heard"])
     assert payload(end) == b"heard"
+
+
+def test_a_queue_pair_is_told_of_its_own_port_of_the_device(card: Card, backend: CardBackend) -> None:
+    device = card.add(ethernet_port("10.0.0.1"), ethernet_port("10.0.0.2"), name=b"card0")
+    first, second = End(backend), End(backend, "10.0.0.2")
+    card.port_event(device, PortEvent.ERR, port=2)
+    assert first.qp.port_events() == ()
+    assert second.qp.port_events() == (PortEvent.ERR,)
 
 
 def test_a_port_that_is_down_sends_nothing(card: Card, backend: CardBackend) -> None:

@@ -63,13 +63,15 @@ def test_a_receiver_that_answers_and_takes_nothing_is_given_up(size: int) -> Non
 
 
 def test_a_receiver_that_only_promises_more_room_is_given_up() -> None:
-    room = 0
+    room = 1600
 
     def lie(heard: bytes | None) -> list[bytes]:
         nonlocal room
+        if heard is not None and isinstance(decode(heard), Hello):
+            return [encode(Join(S, number(LIAR), room // 100, LARGEST, "liar"))]
         if heard is not None and isinstance(decode(heard), Ask):
-            room += 1
-            return [encode(Report(S, number(LIAR), 0, 0, 1 + room // 100, 0))]
+            room += 10
+            return [encode(Report(S, number(LIAR), 0, 0, room // 100, 0))]
         return said(ONE_THAT_STANDS_STILL)(heard)
 
     network = Lies(lie, DATA)

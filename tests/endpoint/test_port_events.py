@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +14,7 @@ from mcast.api import Backend, PortEvent, QueuePair
 from mcast.endpoint.blocking import LOOK_EVERY
 
 from ..networks import Network
+from ..waiting import is_asleep, until
 
 GROUP = "239.1.2.3"
 BOUND = 30.0
@@ -24,12 +26,16 @@ KEPT = 64
 # --- the contract ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def qp(backend: Backend) -> QueuePair:
-    """A queue pair on port 1."""
+def queue_pair(backend: Backend) -> QueuePair:
+    """One on port 1."""
     cm_id = backend.event_channel().create_id()
     cm_id.bind_addr("10.0.0.2")
     return cm_id.create_qp()
+
+
+@pytest.fixture
+def qp(backend: Backend) -> QueuePair:
+    return queue_pair(backend)
 
 
 def ends(qp: QueuePair) -> bool:
@@ -41,6 +47,12 @@ def ends(qp: QueuePair) -> bool:
         except TimeoutError:
             qp.close()
             return False
+
+
+def empty(qp: QueuePair, one: bool = False) -> None:
+    """Receive until the descriptor tells of nothing."""
+    while select.select([qp.fileno()], [], [], 0)[0]:
+        assert not (qp.recv_one(0) if one else qp.recv(1, 0))
 
 
 def test_a_queue_pair_is_told_of_its_port(network: Network, qp: QueuePair) -> None:
@@ -72,12 +84,27 @@ def test_the_last_are_kept(network: Network, qp: QueuePair) -> None:
     assert qp.port_events() == (PortEvent.GID_CHANGE,) * KEPT
 
 
-def test_a_receive_ends_once_for_what_is_new(network: Network, qp: QueuePair) -> None:
-    network.touch_gids(1)
-    assert ends(qp)
-    network.touch_gids(1)
-    assert ends(qp)
-    assert qp.recv_one(0.001) is None
+def test_a_receive_ends_once_for_what_is_new(network: Network, backend: Backend) -> None:
+    channel = backend.event_channel()
+    cm_id = channel.create_id()
+    cm_id.bind_addr("10.0.0.2")
+    qp = cm_id.create_qp()
+    cm_id.join_multicast(GROUP)
+    event = channel.get_event(BOUND)
+    assert event is not None
+    assert event.ud is not None
+    for _ in range(2):
+        network.touch_gids(1)
+        assert ends(qp)
+        found: list[int] = []
+        asleep = threading.Thread(
+            target=lambda found=found: found.append(len(qp.recv(1, BOUND, events=True)))
+        )
+        asleep.start()
+        until(lambda thread=asleep: is_asleep(thread))  # type: ignore[misc]
+        qp.send(event.ud.destination, [b"the next to end it"])
+        asleep.join(BOUND)
+        assert found == [1]
     assert qp.port_events() == (PortEvent.GID_CHANGE,) * 2
 
 
@@ -89,13 +116,27 @@ def test_a_receive_that_sleeps_is_woken(network: Network, qp: QueuePair) -> None
         assert asleep.result()
 
 
-def test_the_descriptor_tells_of_it_until_a_receive_is_empty(network: Network, qp: QueuePair) -> None:
+@pytest.mark.parametrize("one", [True, False])
+def test_the_descriptor_tells_of_it_until_a_receive_is_empty(
+    network: Network, qp: QueuePair, one: bool
+) -> None:
     descriptor = qp.fileno()
     assert not qp.recv(1, 0)
     network.touch_gids(1)
     assert select.select([descriptor], [], [], BOUND)[0]
-    while select.select([descriptor], [], [], 0)[0]:
-        assert not qp.recv(1, 0)
+    empty(qp, one)
+    assert qp.port_events() == (PortEvent.GID_CHANGE,)
+
+
+def test_the_descriptor_tells_of_what_another_queue_pair_has_read(
+    network: Network, backend: Backend, qp: QueuePair
+) -> None:
+    """A device tells the first who asks; all others hear of it from that one."""
+    other, descriptor = queue_pair(backend), qp.fileno()
+    assert not qp.recv(1, 0)
+    network.touch_gids(1)
+    assert other.port_events() == (PortEvent.GID_CHANGE,)
+    assert select.select([descriptor], [], [], BOUND)[0]
     assert qp.port_events() == (PortEvent.GID_CHANGE,)
 
 
@@ -190,20 +231,29 @@ def test_who_waits_for_an_event_is_woken(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("waits", ["next_event", "recv"])
-def test_a_loop_is_told(network: Network, backend: Backend, waits: str) -> None:
+@pytest.mark.parametrize("asleep", [True, False])
+def test_a_loop_is_told(network: Network, backend: Backend, waits: str, asleep: bool) -> None:
+    """Whether the task sleeps by then, or a receive was empty since, so that the descriptor tells no more."""
+
     async def main() -> None:
         async with aio.open_endpoint(backend, "10.0.0.2", rejoin=POLICY) as endpoint:
             await endpoint.join(GROUP)
+            assert await endpoint.recv(0) is None
+            if not asleep:
+                network.touch_gids(1)
+                empty(endpoint._session.station.qp)
             task = asyncio.create_task(getattr(endpoint, waits)(timeout=None))
-            await asyncio.sleep(0)
-            network.set_link(1, up=False)
+            if asleep:
+                while not endpoint._waiters:
+                    await asyncio.sleep(0)
+                network.touch_gids(1)
             if waits == "recv":
                 while not endpoint._session.events:
                     await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.wait([task])
             event = await task if waits == "next_event" else await endpoint.next_event()
-            assert isinstance(event, PortDown)
+            assert isinstance(event, AddressChanged)
 
     asyncio.run(asyncio.wait_for(main(), BOUND))
 

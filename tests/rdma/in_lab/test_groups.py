@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 from mcast.api import GroupMember, GroupSource
 from mcast.backends.rdma.net import hostnet
-from mcast.backends.rdma.net.netlink import rdma_objects, snooping_table
+from mcast.backends.rdma.net.netlink import forget, rdma_objects, snooping_table
 from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, roce_v1_mgid
@@ -85,6 +85,17 @@ def test_the_kernels_tables_are_read_as_its_tools_show_them(lab_bed: Testbed) ->
     }
     assert rdma_objects() == counts
     assert counts["rxe1", "pd"] > 0, "the kernel's own, for management"
+
+
+def test_what_is_forgotten_is_in_the_bridges_table_no_more(lab_bed: Testbed) -> None:
+    group, end = IPv4Address("239.78.1.4"), monotonic() + BOUND
+    with member_socket(group, lab_bed.ports[1]):
+        until_members(
+            lab_bed, group, {GroupMember("rxe2/1", frozenset({GroupSource.HOST, GroupSource.SWITCH}))}
+        )
+        while entries := [one for one in snooping_table() if one.group == group]:
+            assert monotonic() < end, entries
+            forget(entries)
 
 
 def test_the_kernel_filters_by_the_mac_addresses_that_we_compute(lab_bed: Testbed) -> None:
