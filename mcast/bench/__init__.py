@@ -1,1 +1,1 @@
-"""How fast a group is."""
+"""How fast a group is, and who answers in it."""

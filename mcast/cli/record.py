@@ -5,103 +5,28 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mcast.api import Batch, Destination, LinkLayer, McastAddress, McastError, Message
+from mcast.api import McastAddress, McastError
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json
 from mcast.cli.terminal import Failure, console, group
-from mcast.wire.addresses import Gid
 
 if TYPE_CHECKING:
+    from mcast.capture.recorder import Recorder
     from mcast.endpoint.blocking import Endpoint
-    from mcast.pcapng.writer import Writer
 
 _BATCH = 256
 _LOOK = 0.5
 """How long one wait for messages lasts at the most, in seconds."""
 
 _STANDARD = "-"
-_COMMENT = (
-    "Recorded by mcast from what a member received: payload, immediate, source GID and QP number, group and "
-    "time of arrival are real. PSNs are counted, and MAC addresses, hop limit and P_Key filled in."
-)
-
-
-class Recorder:
-    """Writes received messages as packets of one port. `destinations`: MGID -> as the join said."""
-
-    def __init__(
-        self, writer: Writer, port: str, link_layer: LinkLayer, destinations: Mapping[Gid, Destination]
-    ) -> None:
-        self._writer, self._port = writer, port
-        self._infiniband = link_layer is LinkLayer.INFINIBAND
-        self._destinations = destinations
-        self._counts: Counter[tuple[Gid, int]] = Counter()
-        self.messages = self.bytes = 0
-
-    @property
-    def sources(self) -> int:
-        """How many queue pairs were heard."""
-        return len(self._counts)
-
-    def take(self, batch: Batch, t: int, limit: int | None = None) -> None:
-        """Write a batch that came at `t`, in ns after 1970; no more than `limit` messages in all."""
-        from mcast.pcapng.writer import Direction, Packet
-
-        for message in batch:
-            destination = self._destinations.get(message.group)
-            if destination is not None and (limit is None or self.messages < limit):
-                self._writer.write(Packet(t, self._port, Direction.IN, self._packet(message, destination)))
-                self.messages += 1
-                self.bytes += len(message.payload)
-
-    def _packet(self, message: Message, to: Destination) -> bytes:
-        from mcast.wire import packets
-        from mcast.wire.mapping import group_mac, mgid_fields
-        from mcast.wire.partition import DEFAULT_PKEY
-
-        source = message.source, message.src_qp
-        fields = mgid_fields(message.group)
-        datagram = packets.Datagram(
-            source=message.source,
-            dest=message.group,
-            src_qp=message.src_qp,
-            dest_qp=to.qp_num,
-            qkey=to.qkey,
-            pkey=(fields.pkey if fields else None) or DEFAULT_PKEY,
-            psn=self._counts[source] & 0xFFFFFF,
-            payload=bytes(message.payload),
-            imm=message.imm,
-            hop_limit=to.hop_limit,
-            traffic_class=to.traffic_class,
-            flow_label=to.flow_label,
-            slid=message.src_lid,
-            dlid=to.dlid,
-            sl=to.sl,
-        )
-        self._counts[source] += 1
-        if self._infiniband:
-            return packets.infiniband(datagram)
-        mac = packets.mac_of(int.from_bytes(message.source))
-        return packets.roce(datagram, mac, group_mac(message.group))
-
-
-def recorder_of(endpoint: Endpoint, file: BinaryIO) -> Recorder:
-    """Records what an endpoint hears in the groups that it has joined."""
-    from mcast.pcapng.writer import Writer
-
-    port = f"{endpoint.device.name}/{endpoint.port.port_num}"
-    layer = endpoint.port.link_layer
-    destinations = {one.mgid: one.destination for one in endpoint.groups}
-    return Recorder(Writer(file, layer, [port], _COMMENT), port, layer, destinations)
 
 
 def record(
@@ -126,6 +51,8 @@ def record(
     It has packets that Wireshark reads, and `mcast replay`.
     Ends after --count, --duration or with Ctrl-C. Status 1 if less than --count came.
     """
+    from mcast.capture.recorder import recorder_of
+
     with (
         ends_cleanly(),
         opened(backend, demo) as fabric,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mcast.api import MULTICAST_QPN, McastAddress
+from mcast.api import McastAddress
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated
 from mcast.cli.terminal import Failure, console, group
@@ -21,106 +20,12 @@ from mcast.wire.addresses import Gid, Mgid
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
+    from mcast.capture.player import Contents, Recorded
     from mcast.endpoint.blocking import Endpoint, Sender
 
 _BOUND = 10.0
-_BATCH = 64
 _DEPTH = 512
 """Receives of an endpoint that listens to nobody."""
-
-
-class Recorded(NamedTuple):
-    """A message of a capture: sent at `t` ns after 1970."""
-
-    t: int
-    group: Gid
-    payload: bytes
-    imm: int | None
-
-
-class Contents(NamedTuple):
-    """What a capture has: messages by group, the largest payload, ns from first to last, packets skipped."""
-
-    groups: Mapping[Gid, int]
-    largest: int
-    span: int
-    skipped: Mapping[str, int]
-
-    @property
-    def messages(self) -> int:
-        return sum(self.groups.values())
-
-
-def messages_of(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator[Recorded]:
-    """The messages to groups in a capture, in its order; counts the other packets. Raises CaptureError."""
-    from mcast.pcapng.dissect import Skipped, datagram
-    from mcast.pcapng.reader import read_frames
-
-    for frame in read_frames(file):
-        try:
-            found = datagram(frame)
-            if found.dest_qp != MULTICAST_QPN or not found.dest.is_multicast:
-                raise Skipped("for one queue pair, not for a group")
-        except Skipped as why:
-            if skipped is not None:
-                skipped[str(why)] += 1
-        else:
-            yield Recorded(frame.t, found.dest, found.payload, found.imm)
-
-
-def contents_of(file: BinaryIO) -> Contents:
-    """Read it all, without sending anything. Raises CaptureError."""
-    groups, skipped = Counter[Gid](), Counter[str]()
-    largest = 0
-    first = last = None
-    for message in messages_of(file, skipped):
-        groups[message.group] += 1
-        largest = max(largest, len(message.payload))
-        first = message.t if first is None else min(first, message.t)
-        last = message.t if last is None else max(last, message.t)
-    return Contents(groups, largest, (last or 0) - (first or 0), skipped)
-
-
-def play(
-    endpoint: Endpoint, senders: Mapping[Gid, Sender], messages: Iterator[Recorded], speed: float | None
-) -> Iterator[int]:
-    """Send each message over its group's sender, with the gaps of the recording divided by `speed`.
-
-    None: without gaps. Yields how many have been sent, after each batch: what is due together goes together.
-    """
-    clock, sent = endpoint.backend.now, 0
-    batch: list[Recorded] = []
-    start: float | None = None
-    first = 0
-
-    def due(message: Recorded) -> float:
-        assert start is not None
-        return start if speed is None else start + (message.t - first) / 1e9 / speed
-
-    for message in messages:
-        if start is None:
-            start, first = clock(), message.t
-        late = due(message) <= clock()
-        alike = bool(batch) and (batch[0].group, batch[0].imm) == (message.group, message.imm)
-        if batch and not (late and alike and len(batch) < _BATCH):
-            sent += _send(senders, batch)
-            yield sent
-            batch = []
-        while (left := due(message) - clock()) > 0:
-            endpoint.next_event(left)  # lets the endpoint act meanwhile: answer probes, join again
-        batch.append(message)
-    if batch:
-        yield sent + _send(senders, batch)
-
-
-def _send(senders: Mapping[Gid, Sender], batch: list[Recorded]) -> int:
-    payloads = [message.payload for message in batch]
-    sender = senders.get(batch[0].group)
-    if sender is None:
-        raise Failure(
-            f"a message to {batch[0].group} was not there when the file was read first: it has changed"
-        )
-    return sender.send_batch(payloads, batch[0].imm, _BOUND)
 
 
 def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
@@ -156,6 +61,8 @@ def replay(
     FILE is from `mcast record`, `mcast sim run --pcap`, tcpdump (udp port 4791) or Wireshark. It is read as a
     whole before anything is sent; what is no message to a group is counted and left out.
     """
+    from mcast.capture.player import messages_of
+
     if at_once and speed is not None:
         raise Failure("--speed and --max both say how fast: give one of them", 2)
     refuse_simulated(backend, "receive")
@@ -192,6 +99,8 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
 
 
 def _contents(file: Path) -> Contents:
+    from mcast.capture.player import contents_of
+
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             raise Failure(f"{file} is not a regular file, which could be read twice", 2)
@@ -232,12 +141,17 @@ def _play(
 ) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from mcast.capture.player import Changed, play
+
     err, sent = console(stderr=True), 0
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("", total=contents.messages)
-        for sent in play(endpoint, senders, messages, speed):
-            bar.update(task, completed=sent)
+        try:
+            for sent in play(endpoint, senders, messages, speed):
+                bar.update(task, completed=sent)
+        except Changed as error:
+            raise Failure(str(error)) from None
     if sent < contents.messages:
         raise Failure(f"{sent:,} of {contents.messages:,} messages were sent: the file has become shorter")
     return sent

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.api import Backend, Batch, McastAddress
+from mcast.api import Backend, McastAddress
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device
 from mcast.cli.terminal import Failure, console, group
-from mcast.endpoint.sequence import SOURCES_MAX, Sources
-from mcast.wire.addresses import Gid
+from mcast.endpoint.meter import SEQUENCE, Meter
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
@@ -29,99 +27,6 @@ if TYPE_CHECKING:
 _BATCH = 256
 _LOCAL_CONTROL = ip_network("224.0.0.0/24")
 """Routers' and hosts' own chatter: not joined unless it is named."""
-
-
-class Counts:
-    """Messages and bytes, in all and since the last look."""
-
-    def __init__(self) -> None:
-        self.messages = self.bytes = 0
-        self._before = (0, 0)
-
-    def add(self, size: int) -> None:
-        self.messages += 1
-        self.bytes += size
-
-    def look(self, seconds: float) -> dict[str, Any]:
-        """Totals, and rates over the `seconds` since the last look."""
-        messages, size = self._before
-        self._before = (self.messages, self.bytes)
-        return {
-            "messages": self.messages,
-            "bytes": self.bytes,
-            "messages_per_second": (self.messages - messages) / seconds,
-            "bytes_per_second": (self.bytes - size) / seconds,
-        }
-
-
-class GroupMeter:
-    """What is heard in one group. Sequence headers are read where messages have them."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.counts = Counts()
-        self._by_source: OrderedDict[tuple[Gid, int], Counts] = OrderedDict()
-        self._forgotten = 0
-        self._sequences = Sources()
-
-    def add(self, source: Gid, qp_num: int, payload: memoryview) -> None:
-        self.counts.add(payload.nbytes)
-        self._of_source((source, qp_num)).add(payload.nbytes)
-        self._sequences.take(source, qp_num, payload)
-
-    def _of_source(self, key: tuple[Gid, int]) -> Counts:
-        """Of one source; for a new one beyond SOURCES_MAX, that which was silent for longest is forgotten."""
-        known = self._by_source.get(key)
-        if known is not None:
-            self._by_source.move_to_end(key)
-            return known
-        if len(self._by_source) >= SOURCES_MAX:
-            self._by_source.popitem(last=False)
-            self._forgotten += 1
-        made = self._by_source[key] = Counts()
-        return made
-
-    def look(self, seconds: float) -> dict[str, Any]:
-        """As `Counts.look`, and each source's; gaps, late, duplicates are None without sequence headers."""
-        sequences: dict[tuple[Gid, int], dict[str, int]] = {}
-        for one in self._sequences.snapshot():
-            counts = sequences.setdefault((one.source, one.qp_num), dict.fromkeys(_SEQUENCE, 0))
-            for name in _SEQUENCE:
-                counts[name] += getattr(one, name)
-        return {
-            "group": self.name,
-            **self.counts.look(seconds),
-            **{name: self._sequences.total(name) if sequences else None for name in _SEQUENCE},
-            "sources": [
-                {
-                    "source": str(source.ipv4 or source),
-                    "qp_num": qp_num,
-                    **counts.look(seconds),
-                    **sequences.get((source, qp_num), dict.fromkeys(_SEQUENCE)),
-                }
-                for (source, qp_num), counts in self._by_source.items()
-            ],
-            "forgotten_sources": self._forgotten,
-        }
-
-
-_SEQUENCE = ("gaps", "late", "duplicates")
-
-
-class Meter:
-    """What an endpoint hears, by group and source. `groups`: MGID -> name."""
-
-    def __init__(self, groups: Mapping[Gid, str]) -> None:
-        self._groups = {mgid: GroupMeter(name) for mgid, name in groups.items()}
-
-    def take(self, batch: Batch) -> None:
-        for message in batch:
-            meter = self._groups.get(message.group)
-            if meter is not None:
-                meter.add(message.source, message.src_qp, message.payload)
-
-    def look(self, seconds: float) -> list[dict[str, Any]]:
-        return [meter.look(seconds) for meter in self._groups.values()]
 
 
 def top(
@@ -257,7 +162,7 @@ def _table(look: Mapping[str, Any], events: Sequence[str]) -> Lines:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("group, source", overflow="fold")
-    for name in ("messages", "msg/s", "rate", *_SEQUENCE):
+    for name in ("messages", "msg/s", "rate", *SEQUENCE):
         table.add_column("again" if name == "duplicates" else name, justify="right")
     for found in look["groups"]:
         busiest = sorted(found["sources"], key=lambda one: -one["messages_per_second"])[:_SOURCES_SHOWN]
@@ -267,7 +172,7 @@ def _table(look: Mapping[str, Any], events: Sequence[str]) -> Lines:
                 f"{each['messages']:,}",
                 f"{each['messages_per_second']:,.0f}",
                 f"{decimal(int(each['bytes_per_second']))}/s",
-                *("-" if each[field] is None else f"{each[field]:,}" for field in _SEQUENCE),
+                *("-" if each[field] is None else f"{each[field]:,}" for field in SEQUENCE),
                 style="bold" if each is found else "",
             )
         more = len(found["sources"]) - len(busiest) + found["forgotten_sources"]

@@ -23,12 +23,12 @@ from mcast.backends.rdma.sa import umad
 from mcast.backends.sim.scenario import model as scenario_model
 from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Trace
+from mcast.bench.echo import Answerer, Pinger
+from mcast.capture.player import contents_of
 from mcast.cast import packets
 from mcast.cast.receiver import FileReceiver
 from mcast.cast.sender import FileSender
 from mcast.cli import mgid, place, terminal
-from mcast.cli.echo import Answerer, Pinger
-from mcast.cli.replay import contents_of
 from mcast.contract.registry import open_backend
 from mcast.endpoint import probe, sequence
 from mcast.endpoint.ports import choose

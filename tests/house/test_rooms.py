@@ -26,7 +26,7 @@ FLOORS = (
     frozenset({"pcapng"}),
     frozenset({"endpoint", "conformance"}) | PROVIDERS,
     frozenset({""}),
-    frozenset({"bench", "cast", "lab", "testing"}),
+    frozenset({"bench", "capture", "cast", "lab", "testing"}),
     frozenset({"cli"}),
 )
 """From the ground up. "" is the facade `mcast`, whose names lead to the endpoints and the contract."""

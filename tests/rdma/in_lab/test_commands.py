@@ -15,8 +15,8 @@ from time import monotonic, sleep
 
 import pytest
 
-from mcast.cli.record import recorder_of
-from mcast.cli.replay import Recorded, messages_of
+from mcast.capture.player import Recorded, messages_of
+from mcast.capture.recorder import recorder_of
 from mcast.contract.testbed import Testbed
 from mcast.endpoint.blocking import open_endpoint
 from mcast.wire.addresses import Gid

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mcast.cli.ping import answer_all, joined, ping_all
+from mcast.bench.ping import answer_all, joined, ping_all
 from mcast.contract.testbed import Testbed
 from mcast.endpoint.ports import choose
 from mcast.endpoint.probe import PROBE_SIZE
@@ -25,18 +25,14 @@ def station(bed: Testbed, port: int, qps: int = 1) -> Any:
     return joined(bed.backend, choose(bed.backend, bed.ports[port], None, 1), GROUP, qps)
 
 
-def quiet(line: str) -> None:
-    pass
-
-
 @pytest.mark.parametrize("size", [PROBE_SIZE, 1024])
 def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
     with station(lab_bed, 0, qps=2) as pinging, station(lab_bed, 1) as answering:
         for port in (0, 1):
             wait_for_member(lab_bed, port)
-        thread = threading.Thread(target=answer_all, args=(answering, 10, quiet))
+        thread = threading.Thread(target=answer_all, args=(answering, 10))
         thread.start()
-        outcome = ping_all(pinging, 5, size, 0.2, BOUND, quiet)
+        outcome = ping_all(pinging, 5, size, 0.2, BOUND)
         thread.join(BOUND)
     (member,) = outcome["members"]
     assert member["address"] == str(lab_bed.ports[1])
@@ -49,7 +45,7 @@ def test_what_mckey_sends_is_counted(lab_bed: Testbed) -> None:
     command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-s", "-C", "20", "-S", "300"]
     with station(lab_bed, 0) as answering, subprocess.Popen(command, stdout=subprocess.DEVNULL) as mckey:
         try:
-            outcome = answer_all(answering, 20, quiet)
+            outcome = answer_all(answering, 20)
             assert mckey.wait(BOUND) == 0
         finally:
             mckey.kill()
@@ -68,7 +64,7 @@ def test_mckey_counts_our_pings_and_answers_none(lab_bed: Testbed) -> None:
         # It attaches a moment after its IGMP report, and sleeps 3 s: offer more than it wants until it ends.
         end = monotonic() + BOUND
         while mckey.poll() is None and monotonic() < end:
-            outcome = ping_all(pinging, 10, 100, 0.01, 0.1, quiet)
+            outcome = ping_all(pinging, 10, 100, 0.01, 0.1)
             assert (outcome["members"], outcome["others"]) == ([], [])
         said = mckey.communicate(timeout=BOUND)[0]
     assert mckey.returncode == 0, said
