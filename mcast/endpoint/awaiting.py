@@ -39,7 +39,7 @@ from mcast.endpoint.membership import Group, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import Settings
-from mcast.endpoint.view import EndpointView, GroupName, MemberView
+from mcast.endpoint.view import EndpointView, GroupName, MemberView, with_arguments_of
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
@@ -454,8 +454,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
         await self.close()
 
 
-open_endpoint = Endpoint
-"""Open an endpoint: the class, by the name of what calling it does."""
+@with_arguments_of(Endpoint)
+def open_endpoint(*args: Any, **options: Any) -> Endpoint:
+    """Open an endpoint whose calls are awaited; the arguments are those of `mcast.open_endpoint`.
+
+    Call it in a coroutine: the endpoint belongs to the running event loop.
+    """
+    return Endpoint(*args, **options)
 
 
 class Sender(MemberView):

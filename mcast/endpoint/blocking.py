@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import Buffer
 
@@ -30,7 +30,7 @@ from mcast.endpoint.core import Operation, Post, Wait, as_list
 from mcast.endpoint.membership import Group, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
-from mcast.endpoint.view import EndpointView, GroupName, MemberView
+from mcast.endpoint.view import EndpointView, GroupName, MemberView, with_arguments_of
 from mcast.interrupts import Enterable, interruptible, made_or_undone, uninterrupted
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -270,8 +270,39 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         self._close_all()  # wakes who receives, and so its followers
 
 
-open_endpoint = Endpoint
-"""Open an endpoint: the class, by the name of what calling it does."""
+@with_arguments_of(Endpoint)
+def open_endpoint(*args: Any, **options: Any) -> Endpoint:
+    """Open an endpoint, which is to RDMA multicast what a bound UDP socket is to IP multicast.
+
+    `bind` is a local address, as for a socket; it says which port of which RDMA device the endpoint is on.
+    `Endpoint.join` does what the socket option IP_ADD_MEMBERSHIP does, and returns once the fabric agrees.
+    Then every member of the group gets each message of the others, whole or not at all. A message is at most
+    one MTU, and may be lost. There are no port numbers: whoever is in the group hears all of it.
+
+        with mcast.open_endpoint("sim", "10.0.0.1") as endpoint:
+            with endpoint.join("239.1.2.3") as group:
+                group.send(b"hello")
+                message = group.recv(timeout=1.0)
+
+    backend        a name, which the endpoint opens with `options` and closes; or an opened backend
+    bind, device   one of them; neither only where a single active port has an address: it is logged then
+    loopback       what becomes of own messages: "on", "off" or "filter" (LoopbackPolicy)
+    rejoin         what to do when a membership is lost; None: calls raise MembershipLost
+    sequence       number the messages, and count gaps, duplicates and late ones by source
+    receive_depth  receives of the queue pair, and messages kept for a group that nobody asks for
+    max_message    the largest payload in bytes, both ways; None: what one MTU carries
+    seed           of jitter and stream ids; None: a simulated fabric's, else from the system
+    traffic_class  of what is sent, 0..255: `dscp << 2` on RoCE; None: what the join says, 0 there
+    service_level  of what is sent; on RoCE the priority, 0..7; None: what the join says
+    busy_poll      seconds that a call looks for messages before it sleeps; inf: it never sleeps
+    comp_vector    the device's completion vector; None: in turn
+    moderation     wake a sleeper for several messages at once (CqModeration)
+    timestamps     stamp each message as it arrives: `Message.timestamp`
+
+    The last four are those of `mcast.api.QpInit`, which says more.
+    Raises ValueError that names the choices; BackendError; McastError.
+    """
+    return Endpoint(*args, **options)
 
 
 class Sender(Enterable, MemberView):

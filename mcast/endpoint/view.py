@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from mcast.api import Backend, CqModeration, Destination, DeviceInfo, PortInfo, TimestampClock
 from mcast.contract.registry import open_backend
@@ -20,6 +20,18 @@ from mcast.wire.addresses import Gid, McastAddress, Mgid
 
 GroupName = McastAddress | IPv4Address | IPv6Address | Mgid | str
 M = TypeVar("M", bound="MemberView")
+P = ParamSpec("P")
+E = TypeVar("E")
+
+
+def with_arguments_of(endpoint: Callable[P, E]) -> Callable[[Callable[..., E]], Callable[P, E]]:
+    """Give a function that opens an endpoint the arguments of its class, so that they are written once."""
+
+    def give(opener: Callable[..., E]) -> Callable[P, E]:
+        opener.__dict__["__wrapped__"] = endpoint  # whose signature inspect and help show
+        return opener
+
+    return give
 
 
 class EndpointView(Generic[M]):
@@ -47,26 +59,7 @@ class EndpointView(Generic[M]):
         timestamps: bool = False,
         options: Mapping[str, object] | None = None,
     ) -> None:
-        """Open an endpoint on the port that has the address `bind`, or on a device's port.
-
-        backend        a name, which the endpoint opens with `options` and closes; or an opened backend
-        bind, device   one of them; neither only where a single active port has an address: it is logged then
-        loopback       what becomes of own messages: "on", "off" or "filter" (LoopbackPolicy)
-        rejoin         what to do when a membership is lost; None: calls raise MembershipLost
-        sequence       number the messages, and count gaps, duplicates and late ones by source
-        receive_depth  receives of the queue pair, and messages kept for a group that nobody asks for
-        max_message    the largest payload in bytes, both ways; None: what one MTU carries
-        seed           of jitter and stream ids; None: a simulated fabric's, else from the system
-        traffic_class  of what is sent, 0..255: `dscp << 2` on RoCE; None: what the join says, 0 there
-        service_level  of what is sent; on RoCE the priority, 0..7; None: what the join says
-        busy_poll      seconds that a call looks for messages before it sleeps; inf: it never sleeps
-        comp_vector    the device's completion vector; None: in turn
-        moderation     wake a sleeper for several messages at once (CqModeration)
-        timestamps     stamp each message as it arrives: `Message.timestamp`
-
-        The last four are those of `mcast.api.QpInit`, which says more.
-        Raises ValueError that names the choices; BackendError; McastError.
-        """
+        """The arguments are those of `open_endpoint`, which explains them."""
         settings = Settings(
             LoopbackPolicy(loopback),
             rejoin,
