@@ -160,8 +160,8 @@ def _show(outcome: dict[str, Any]) -> None:
         f"{outcome['file'] or 'made-up file'}: {outcome['size']:,} bytes, "
         f"SHA-256 {outcome['sha256'][:16]}...\n"
         f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
-        f"{outcome['messages']:,} messages of up to {outcome['message_size']:,} bytes, "
-        f"{outcome['sent_again']:,} sent again\n",
+        f"{outcome['messages']:,} messages of up to {outcome['message_size']:,} bytes\n"
+        + (f"{outcome['sent_again']:,} messages were sent again\n" if outcome["sent_again"] else ""),
         markup=False,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

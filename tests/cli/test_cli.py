@@ -264,6 +264,7 @@ def test_demo_says_what_was_lost_and_sent_again(
     done = here("demo", "--backend", "acme", "--size", "100K", env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "demo: 3/3 receivers verified, 103 messages each, 2 lost"
+    assert done.stdout.splitlines()[2] == "2 messages were sent again"
 
 
 def test_demo_names_a_receiver_that_hears_nothing(
