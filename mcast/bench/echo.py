@@ -47,7 +47,7 @@ class Times(NamedTuple):
     mdev: float
 
 
-class Member:
+class AnsweringMember:
     """A member that has answered."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Pinger:
     """
 
     def __init__(self, gids: Collection[Gid], qps: Collection[int], first: int, send_only: bool) -> None:
-        self.members: dict[Peer, Member] = {}
+        self.members: dict[Peer, AnsweringMember] = {}
         self.sent = 0
         self.others: Counter[Peer] = Counter()
         self._gids, self._qps, self._first = gids, qps, first
@@ -100,7 +100,7 @@ class Pinger:
         if probe.kind is not Kind.ECHO or probe.asker.gid not in self._gids or sent_at is None:
             return None  # of another's pings
         source = _row(self.members, source)
-        member = self.members.setdefault(source, Member())
+        member = self.members.setdefault(source, AnsweringMember())
         if (seq, qp_num, source) in self._seen:
             member.doubles += 1
             return None
@@ -114,7 +114,7 @@ class Pinger:
             (seq, qp_num, member) in self._seen for qp_num in self._qps for member in self.members
         )
 
-    def loss(self, member: Member) -> float:
+    def loss(self, member: AnsweringMember) -> float:
         """The share of pings that it has not answered, 0..1."""
         return 1 - member.answers / self.sent if self.sent else 0.0
 

@@ -25,8 +25,9 @@ from mcast.api import (
     QueuePair,
     TimedOut,
 )
-from mcast.endpoint.ports import Address, active
+from mcast.endpoint.ports import active
 from mcast.endpoint.settings import DEFAULTS, Settings
+from mcast.wire.addresses import LocalAddress
 
 WINDOW = 256
 """Messages sent before the receivers are asked; they have room for twice as many."""
@@ -55,7 +56,7 @@ class Latency(NamedTuple):
     max: float
 
 
-class Result(NamedTuple):
+class BenchResult(NamedTuple):
     """`messages` were sent in `seconds`; `lost` counts each that one receiver missed."""
 
     backend: str
@@ -83,11 +84,11 @@ def result(
     seconds: float,
     lost: int,
     latencies: Sequence[float],
-) -> Result:
+) -> BenchResult:
     """The result of what was counted; `latencies` in seconds."""
     rate = messages / seconds if seconds > 0 else 0.0
     delivered = rate * receivers * (1 - lost / (messages * receivers)) if messages else 0.0
-    return Result(
+    return BenchResult(
         backend, size, receivers, processes, messages, seconds, rate, delivered, lost, percentiles(latencies)
     )
 
@@ -101,11 +102,11 @@ def percentiles(latencies: Sequence[float]) -> Latency | None:
     return Latency(*(round(seconds * 1e6, 3) for seconds in (*at, ordered[-1])))
 
 
-class End:
+class BenchEnd:
     """An id on a port, with a queue pair."""
 
     def __init__(
-        self, channel: EventChannel, address: Address, depth: int, settings: Settings = DEFAULTS
+        self, channel: EventChannel, address: LocalAddress, depth: int, settings: Settings = DEFAULTS
     ) -> None:
         self.channel, self.address, self._settings = channel, address, settings
         self.id: CmId = channel.create_id()
@@ -132,7 +133,7 @@ def window_for(receivers: int) -> int:
 @contextmanager
 def ends(
     backend: Backend, group: McastAddress, receivers: int, settings: Settings = DEFAULTS
-) -> Iterator[tuple[End, Destination, list[End]]]:
+) -> Iterator[tuple[BenchEnd, Destination, list[BenchEnd]]]:
     """A sender on the first port and receivers on the others in turn, all of which have heard it.
 
     Raises TimeoutError that names a receiver that does not, ValueError where there is no port.
@@ -141,16 +142,16 @@ def ends(
     depth = 2 * window_for(receivers)
     with backend.event_channel() as channel:
         seats = islice(cycle(ports[1:] or ports), receivers)
-        members = [End(channel, address, depth, settings) for address in seats]
+        members = [BenchEnd(channel, address, depth, settings) for address in seats]
         for member in members:
             member.join(group)
-        sender = End(channel, ports[0], 1, settings)
+        sender = BenchEnd(channel, ports[0], 1, settings)
         destination = sender.join(group, send_only=True)
         wait_until_heard(sender, destination, members)
         yield sender, destination, members
 
 
-def wait_until_heard(sender: End, destination: Destination, members: Sequence[End]) -> None:
+def wait_until_heard(sender: BenchEnd, destination: Destination, members: Sequence[BenchEnd]) -> None:
     """Send empty messages until all have heard one: a switch may take a while to learn of a member."""
     deaf = list(members)
     for _ in range(KNOCKS):
@@ -200,7 +201,7 @@ def measure(
     receivers: int,
     seconds: float,
     settings: Settings = DEFAULTS,
-) -> Result:
+) -> BenchResult:
     """Send for `seconds` seconds in batches, then one by one, to `receivers` receivers in this process.
 
     Of the `settings` of an endpoint, `busy_poll`, `traffic_class` and `service_level` count here.

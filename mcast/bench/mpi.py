@@ -18,8 +18,8 @@ from mcast.bench.measure import (
     GRACE,
     KNOCKS,
     PINGS,
-    End,
-    Result,
+    BenchEnd,
+    BenchResult,
     drain,
     hears,
     result,
@@ -59,7 +59,7 @@ def measure(
     size: int,
     seconds: float,
     settings: Settings = DEFAULTS,
-) -> Result | None:
+) -> BenchResult | None:
     """As `mcast.bench.measure.measure`, between the ranks; the result on rank 0, None on the others.
 
     A ping is answered by one rank over the next group, and its latency is half the round trip. The rate
@@ -76,7 +76,7 @@ def measure(
     back = _next(group)
     window = window_for(receivers)
     with backend.event_channel() as channel:
-        end = End(channel, ports[seat % len(ports)].address, 2 * window)
+        end = BenchEnd(channel, ports[seat % len(ports)].address, 2 * window)
         run = _send if rank == 0 else _receive
         counted = run(comm, end, group, back, size, seconds, window)
         lost = comm.reduce(counted[0])
@@ -96,7 +96,13 @@ Counted = tuple[int, int, float, list[float | None]]
 
 
 def _send(
-    comm: MPI.Comm, end: End, group: McastAddress, back: McastAddress, size: int, seconds: float, window: int
+    comm: MPI.Comm,
+    end: BenchEnd,
+    group: McastAddress,
+    back: McastAddress,
+    size: int,
+    seconds: float,
+    window: int,
 ) -> Counted:
     destination = end.join(group, send_only=True)
     end.join(back)
@@ -119,7 +125,9 @@ def _send(
     return 0, messages, spent, list(_ping(comm, end, destination, size, seconds))
 
 
-def _ping(comm: MPI.Comm, end: End, destination: Any, size: int, seconds: float) -> Iterator[float | None]:
+def _ping(
+    comm: MPI.Comm, end: BenchEnd, destination: Any, size: int, seconds: float
+) -> Iterator[float | None]:
     """Half of each round trip, with the receivers in turn; then tell them that it is over."""
     drain(end.qp)
     receivers = comm.Get_size() - 1
@@ -139,7 +147,13 @@ def _ping(comm: MPI.Comm, end: End, destination: Any, size: int, seconds: float)
 
 
 def _receive(
-    comm: MPI.Comm, end: End, group: McastAddress, back: McastAddress, size: int, seconds: float, window: int
+    comm: MPI.Comm,
+    end: BenchEnd,
+    group: McastAddress,
+    back: McastAddress,
+    size: int,
+    seconds: float,
+    window: int,
 ) -> Counted:
     end.join(group)
     answer_to = end.join(back, send_only=True)

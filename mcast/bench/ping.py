@@ -21,7 +21,7 @@ from mcast.api import (
     QpInit,
     QueuePair,
 )
-from mcast.bench.echo import Answerer, Member, Pinger, padded
+from mcast.bench.echo import Answerer, AnsweringMember, Pinger, padded
 from mcast.endpoint.ports import Place
 from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import DEFAULTS, Settings
@@ -34,7 +34,7 @@ _SLICE = 0.002
 """With several queue pairs, so long is each listened to in its turn."""
 
 
-class QueuePairs:
+class PingQueuePairs:
     """Some queue pairs of one port in a group."""
 
     def __init__(
@@ -107,7 +107,7 @@ def joined(
     send_only: bool = False,
     no_loopback: bool = False,
     settings: Settings = DEFAULTS,
-) -> Iterator[QueuePairs]:
+) -> Iterator[PingQueuePairs]:
     """That many queue pairs on the place, all in the group.
 
     Raises ValueError for a setting that the device cannot serve, TimeoutError if a join gets no answer.
@@ -126,7 +126,7 @@ def joined(
                     raise
                 raise ValueError(f"{place.device.name} cannot keep own messages back") from None
             cm_id.join_multicast_ex(join, made[-1])
-        pairs = QueuePairs(backend, place, address, made, send_only)
+        pairs = PingQueuePairs(backend, place, address, made, send_only)
         for _ in ids:
             event = channel.get_event(_BOUND)
             if event is None:
@@ -141,7 +141,7 @@ def joined(
 
 
 def ping_all(
-    pairs: QueuePairs,
+    pairs: PingQueuePairs,
     count: int,
     size: int,
     interval: float,
@@ -176,7 +176,7 @@ def ping_all(
     }
 
 
-def answer_all(pairs: QueuePairs, count: int | None) -> dict[str, Any]:
+def answer_all(pairs: PingQueuePairs, count: int | None) -> dict[str, Any]:
     """Answer until each queue pair has heard `count` messages, or Ctrl-C. What was heard, for JSON."""
     answerers = {qp.qp_num: Answerer() for qp in pairs.qps}
     with suppress(KeyboardInterrupt):
@@ -207,7 +207,7 @@ def answer_all(pairs: QueuePairs, count: int | None) -> dict[str, Any]:
     }
 
 
-def _head(pairs: QueuePairs) -> dict[str, Any]:
+def _head(pairs: PingQueuePairs) -> dict[str, Any]:
     return {
         "backend": pairs.backend.name,
         "group": str(pairs.address),
@@ -222,7 +222,7 @@ def _source(peer: Peer) -> dict[str, Any]:
     return {"address": str(peer.gid.ipv4 or peer.gid), "qp": peer.qp_num}
 
 
-def _member(pinger: Pinger, peer: Peer, member: Member) -> dict[str, Any]:
+def _member(pinger: Pinger, peer: Peer, member: AnsweringMember) -> dict[str, Any]:
     times = {name: seconds * 1e3 for name, seconds in member.times._asdict().items()}
     return _source(peer) | {
         "answers": member.answers,

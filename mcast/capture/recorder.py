@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from mcast.api import Batch, Destination, LinkLayer, Message
 from mcast.endpoint.blocking import Endpoint
-from mcast.pcapng.writer import Direction, Packet, Writer
+from mcast.pcapng.writer import CapturedPacket, Direction, Writer
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, mgid_fields
@@ -41,7 +41,9 @@ class Recorder:
         for message in batch:
             destination = self._destinations.get(message.group)
             if destination is not None and (limit is None or self.messages < limit):
-                self._writer.write(Packet(t, self._port, Direction.IN, self._packet(message, destination)))
+                self._writer.write(
+                    CapturedPacket(t, self._port, Direction.IN, self._packet(message, destination))
+                )
                 self.messages += 1
                 self.bytes += len(message.payload)
 

@@ -96,7 +96,7 @@ class Nowhere(Sink):
         pass
 
 
-class Stream(Sink):
+class StreamSink(Sink):
     """A pipe, a device or a terminal: bytes go there as they come."""
 
     def __init__(self, fd: int, name: str) -> None:
@@ -213,7 +213,7 @@ def _mode(path: Path) -> int:
 def open_sink(path: str) -> Sink:
     """Where `path` says; `Sink.open` is next. Both raise OSError if nothing can be written there."""
     if path == STANDARD:
-        return Stream(os.dup(1), "stdout")
+        return StreamSink(os.dup(1), "stdout")
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def open_sink(path: str) -> Sink:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(E.EISDIR, "it is a directory", path)
     if not stat.S_ISREG(mode):
-        return Stream(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
+        return StreamSink(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
     if not os.access(path, os.W_OK):
         raise PermissionError(E.EACCES, os.strerror(E.EACCES), path)
     return NewFile(Path(os.path.realpath(path)), path)

@@ -93,7 +93,7 @@ _GIVEN_UP = {Fate.SILENT, Fate.STALLED, Fate.LOST, Fate.DEAF}
 _FATES = {Verdict.VERIFIED: Fate.VERIFIED, Verdict.DIFFERS: Fate.DIFFERS, Verdict.FAILED: Fate.FAILED}
 
 
-class Peer:
+class ReceiverState:
     """A receiver as the sender knows it.
 
     has       pieces that it has, all from 0 on
@@ -175,7 +175,7 @@ class FileSender:
         patience: Patience = Patience(),  # noqa: B008  (immutable)
         now: float = 0.0,
     ) -> None:
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, ReceiverState] = {}
         self.rejected = Counter[str]()
         self.size = size
         self.pieces = self.bytes = self.repeated = 0
@@ -285,7 +285,7 @@ class FileSender:
             if self._wanted is None and not self.peers:
                 self._deadline = min(self._deadline, now + self._patience.gather)
             room = min(packet.room, WINDOW)
-            peer = Peer(packet.receiver, packet.name, address, room, packet.largest, now)
+            peer = ReceiverState(packet.receiver, packet.name, address, room, packet.largest, now)
             self.peers[packet.receiver] = peer
         if peer is None:
             self._control[Close(self._session, packet.receiver, Reason.TOO_LATE, "")] = None
@@ -314,7 +314,7 @@ class FileSender:
             self._control[Close(self._session, peer.number, Reason.GIVEN_UP, peer.fate.value)] = None
             self.due = now
 
-    def _on_report(self, peer: Peer, packet: Report) -> None:
+    def _on_report(self, peer: ReceiverState, packet: Report) -> None:
         if packet.next > self._sent or packet.serial > self._serial or packet.bitmap & 1:
             self.rejected["a report of what was not sent"] += 1
             return
@@ -342,7 +342,7 @@ class FileSender:
         self._steer(lossy)
         self._forget()
 
-    def _on_done(self, peer: Peer, packet: Done) -> None:
+    def _on_done(self, peer: ReceiverState, packet: Done) -> None:
         if packet.verdict is not Verdict.FAILED and self._phase is not _Phase.FINISH:
             self.rejected["done before the end"] += 1
             return
@@ -368,13 +368,13 @@ class FileSender:
             self._kept_bytes -= len(self._kept.pop(number).message) - OVERHEAD
             self._repair.pop(number, None)
 
-    def _give_up(self, peer: Peer, fate: Fate) -> None:
+    def _give_up(self, peer: ReceiverState, fate: Fate) -> None:
         peer.fate = fate
         self._control[Close(self._session, peer.number, Reason.GIVEN_UP, fate.value)] = None
         self._widen()
         self._forget()
 
-    def _live(self) -> list[Peer]:
+    def _live(self) -> list[ReceiverState]:
         return [peer for peer in self.peers.values() if peer.live]
 
     # --- what is sent ----------------------------------------------------------------------------

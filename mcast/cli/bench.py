@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mcast.api import Backend, McastAddress, MessageTooLarge
-from mcast.bench.measure import Result, measure
+from mcast.bench.measure import BenchResult, measure
 from mcast.bench.mpi import measure as measure_ranks
 from mcast.bench.mpi import started_by_mpi, world
 from mcast.cli.place import (
@@ -80,7 +80,7 @@ def bench(
 
 def _run(
     backend: Backend, address: McastAddress, size: int, receivers: int, seconds: float, settings: Settings
-) -> Result:
+) -> BenchResult:
     require(settings, _places(backend))
     try:
         return measure(backend, address, size, receivers, seconds, settings)
@@ -99,7 +99,7 @@ def _places(backend: Backend) -> list[Place]:
 
 def _over_ranks(
     backend: str, address: McastAddress, size: int, seconds: float, settings: Settings
-) -> Result | None:
+) -> BenchResult | None:
     try:
         comm = world()
     except ImportError:
@@ -114,7 +114,7 @@ def _over_ranks(
         raise
 
 
-def _show(found: Result, as_json: bool) -> None:
+def _show(found: BenchResult, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
         return
@@ -131,7 +131,7 @@ def _show(found: Result, as_json: bool) -> None:
         typer.echo(f"latency  {shown}  us, one by one")
 
 
-def _judge(found: Result, min_rate: float | None, max_p99: float | None) -> None:
+def _judge(found: BenchResult, min_rate: float | None, max_p99: float | None) -> None:
     """Raise Failure for each limit that is missed."""
     missed = []
     if min_rate is not None and found.messages_per_s < min_rate:

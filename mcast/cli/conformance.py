@@ -18,7 +18,7 @@ from mcast.cli.terminal import Failure, backend_name, console, output_file, writ
 from mcast.contract.registry import backend_names
 
 if TYPE_CHECKING:
-    from mcast.conformance.report import Report
+    from mcast.conformance.report import SuiteReport
 
 _TEST_TIMEOUT = 120
 """Seconds that one test may take; a provider that hangs then fails it."""
@@ -91,7 +91,7 @@ def conformance(
         raise typer.Exit(1)
 
 
-def _run_with_lab(backends: list[str], required: list[str]) -> Report:
+def _run_with_lab(backends: list[str], required: list[str]) -> SuiteReport:
     """Simulated backends in this process, the others in the lab; one report of both."""
     from mcast.conformance.report import merge
     from mcast.contract.registry import SIMULATED
@@ -113,7 +113,7 @@ def _run_with_lab(backends: list[str], required: list[str]) -> Report:
     return merge(reports)
 
 
-def run_suite(backends: list[str], required: list[str]) -> Report:
+def run_suite(backends: list[str], required: list[str]) -> SuiteReport:
     """Run the shipped tests in this process, whatever pytest configuration lies about."""
     import pytest
 
@@ -168,7 +168,7 @@ def _no_outside_pytest_options() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _show(report: Report) -> None:
+def _show(report: SuiteReport) -> None:
     """A row for each clause, and one for the facts of each topic; then what is not as it should be."""
     from rich.markup import escape
     from rich.table import Table
@@ -218,7 +218,7 @@ def _show(report: Report) -> None:
     )
 
 
-def _verdict(report: Report, backend: str) -> str:
+def _verdict(report: SuiteReport, backend: str) -> str:
     from mcast.conformance.report import Outcome
 
     failed = sum(cell.outcome is Outcome.FAILED for cell in report.providers[backend].values())

@@ -20,7 +20,7 @@ from mcast.cli.terminal import Failure, console, group, size
 
 if TYPE_CHECKING:
     from mcast.cast.drive import ReceivingParty
-    from mcast.cast.sender import Peer
+    from mcast.cast.sender import ReceiverState
 
 _WAIT, _PATIENCE = 30.0, 60.0
 """Seconds until all must have heard of each other, and until a silent end is given up."""
@@ -134,7 +134,7 @@ def _transfer(backend: Backend, group: McastAddress, receivers: int, path: Path)
     }
 
 
-def _outcome(taker: ReceivingParty, peer: Peer, seconds: float, expected: str) -> dict[str, Any]:
+def _outcome(taker: ReceivingParty, peer: ReceiverState, seconds: float, expected: str) -> dict[str, Any]:
     endpoint, core = taker.endpoint, taker.core
     return {
         "device": endpoint.device.name,

@@ -45,7 +45,7 @@ def _devices(context: typer.Context) -> list[str]:
     return [name for name, _ in _ports_of(context)]
 
 
-Group = Annotated[
+GroupArgument = Annotated[
     McastAddress, typer.Argument(parser=group, metavar="GROUP", help="The group, such as 239.1.1.1.")
 ]
 Bind = Annotated[

@@ -15,7 +15,7 @@ from mcast.cli.place import (
     BackendName,
     Bind,
     Device,
-    Group,
+    GroupArgument,
     Json,
     endpoint_at,
     refuse_simulated,
@@ -32,7 +32,7 @@ _NAMED = 5
 
 
 def recv(
-    group: Group,
+    group: GroupArgument,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
     bind: Bind = None,
     device: Device = None,

@@ -15,7 +15,7 @@ from mcast.cli.place import (
     BackendName,
     Bind,
     Device,
-    Group,
+    GroupArgument,
     Json,
     endpoint_at,
     refuse_simulated,
@@ -25,7 +25,7 @@ from mcast.cli.terminal import Failure, console
 
 if TYPE_CHECKING:
     from mcast.cast.drive import SendingParty
-    from mcast.cast.sender import FileSender, Peer
+    from mcast.cast.sender import FileSender, ReceiverState
 
 _NAMED = 10
 """As many lost pieces of a receiver are named; JSON has all."""
@@ -33,7 +33,7 @@ _NAMED = 10
 
 def send(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to send; - is stdin.")],
-    group: Group,
+    group: GroupArgument,
     receivers: Annotated[
         int | None,
         typer.Option(
@@ -121,7 +121,7 @@ def outcome_of(party: SendingParty, file: str, group: McastAddress, seconds: flo
     }
 
 
-def _receiver(peer: Peer) -> dict[str, Any]:
+def _receiver(peer: ReceiverState) -> dict[str, Any]:
     from mcast.cast.sender import Fate
 
     return {

@@ -35,11 +35,11 @@ from typing_extensions import Buffer
 from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.contract.batch import CopiedBatch
 from mcast.endpoint.core import Operation, Post, Session, Wait, as_list, require_seconds
-from mcast.endpoint.membership import Group, GroupState
+from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import Settings
-from mcast.endpoint.view import EndpointView, GroupName, MemberView, with_arguments_of
+from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
@@ -94,7 +94,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
     # --- groups ---
 
     def join(
-        self, group: GroupName, *, timeout: float | None = 10.0, settle: float = 0.0
+        self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0
     ) -> Joining[Membership]:
         """Join as a full member: send and receive. `await` it, or enter it with `async with`.
 
@@ -105,24 +105,24 @@ class Endpoint(EndpointView["Membership | Sender"]):
         return Joining(self._join(group, False, timeout, settle, Membership))
 
     def sender(
-        self, group: GroupName, *, timeout: float | None = 10.0, settle: float = 0.0
+        self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0
     ) -> Joining[Sender]:
         """Join to send only: nothing is received. Otherwise as `join`."""
         return Joining(self._join(group, True, timeout, settle, Sender))
 
     async def _join(
         self,
-        name: GroupName,
+        name: GroupLike,
         send_only: bool,
         timeout: float | None,
         settle: float,
-        make: Callable[[Endpoint, Group], M],
+        make: Callable[[Endpoint, EndpointGroup], M],
     ) -> M:
         member = make(self, await self._run(self._session.join(name, send_only, timeout, settle)))
         self._enter(member)
         return member
 
-    def _leave(self, group: Group) -> None:
+    def _leave(self, group: EndpointGroup) -> None:
         with self._lock:
             self._session.leave(group)
             self._forget(group)
@@ -468,7 +468,7 @@ class Sender(MemberView):
 
     _endpoint: Endpoint
 
-    def __init__(self, endpoint: Endpoint, group: Group) -> None:
+    def __init__(self, endpoint: Endpoint, group: EndpointGroup) -> None:
         self._endpoint, self._group = endpoint, group
         self._chunk = min(CHUNK, endpoint._session.settings.send_depth)
 

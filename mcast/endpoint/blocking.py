@@ -27,10 +27,10 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
 from mcast.endpoint.core import Operation, Post, Wait, as_list
-from mcast.endpoint.membership import Group, GroupState
+from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
-from mcast.endpoint.view import EndpointView, GroupName, MemberView, with_arguments_of
+from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
 from mcast.interrupts import Enterable, interruptible, made_or_undone, uninterrupted
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -59,7 +59,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     # --- groups ---
 
-    def join(self, group: GroupName, *, timeout: float | None = 10.0, settle: float = 0.0) -> Membership:
+    def join(self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0) -> Membership:
         """Join as a full member: send and receive. Returns once joined and attached.
 
         `settle` waits so many seconds more, for fabrics that are slow to deliver; `Membership.ready` asks.
@@ -68,17 +68,17 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         """
         return self._join(group, False, timeout, settle, Membership)
 
-    def sender(self, group: GroupName, *, timeout: float | None = 10.0, settle: float = 0.0) -> Sender:
+    def sender(self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0) -> Sender:
         """Join to send only: nothing is received. Otherwise as `join`."""
         return self._join(group, True, timeout, settle, Sender)
 
     def _join(
         self,
-        name: GroupName,
+        name: GroupLike,
         send_only: bool,
         timeout: float | None,
         settle: float,
-        make: Callable[[Endpoint, Group], M],
+        make: Callable[[Endpoint, EndpointGroup], M],
     ) -> M:
         def joined() -> M:
             member = make(self, self._run(self._session.join(name, send_only, timeout, settle)))
@@ -87,7 +87,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
         return made_or_undone(joined, Sender.leave)
 
-    def _leave(self, group: Group) -> None:
+    def _leave(self, group: EndpointGroup) -> None:
         with uninterrupted(), self._lock:
             self._session.leave(group)
             self._forget(group)
@@ -156,7 +156,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         except Closed:  # the QP was replaced, or its device is away, and what was posted is gone with it
             session.require_open("flush", Phase.SEND)
 
-    def _recv(self, group: Group | None, timeout: float | None) -> Message | None:
+    def _recv(self, group: EndpointGroup | None, timeout: float | None) -> Message | None:
         session = self._session
         message = self._taken(session.take, group)
         return message if message is not None else self._run(session.recv(group, timeout), self._put_back)
@@ -311,7 +311,7 @@ class Sender(Enterable, MemberView):
     _ended_by = "leave"
     _endpoint: Endpoint
 
-    def __init__(self, endpoint: Endpoint, group: Group) -> None:
+    def __init__(self, endpoint: Endpoint, group: EndpointGroup) -> None:
         self._endpoint, self._group = endpoint, group
 
     def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:

@@ -39,7 +39,7 @@ from mcast.api import (
 from mcast.contract.batch import CopiedBatch
 from mcast.endpoint import probe, sequence
 from mcast.endpoint.inbox import ChosenBatch, Inbox, copied
-from mcast.endpoint.membership import GROUP_COUNTS, SEQUENCE_COUNTS, Change, Group, GroupState
+from mcast.endpoint.membership import GROUP_COUNTS, SEQUENCE_COUNTS, Change, EndpointGroup, GroupState
 from mcast.endpoint.policy import (
     AddressChanged,
     Event,
@@ -88,7 +88,7 @@ class Wait(NamedTuple):
 
 Operation = Generator[Wait, Batch | None, T]
 
-Post = Callable[[Group, QueuePair, Destination, P, int | None, float | None], T]
+Post = Callable[[EndpointGroup, QueuePair, Destination, P, int | None, float | None], T]
 """`Session.send` and `Session.send_one`: what to send to whom with what, immediate, timeout."""
 
 
@@ -186,10 +186,10 @@ class Session:
                 self.restorer.lose_all(_error_of(event), reopen=True)
             case _ if self.restorer.reopen:
                 logger.debug("event %s passed over: its membership ends with the id", event.type.name)
-            case CmEventType.MULTICAST_JOIN if isinstance(group, Group):
+            case CmEventType.MULTICAST_JOIN if isinstance(group, EndpointGroup):
                 assert event.ud is not None
                 self.restorer.on_joined(group, event.ud.destination)
-            case CmEventType.MULTICAST_ERROR if isinstance(group, Group):
+            case CmEventType.MULTICAST_ERROR if isinstance(group, EndpointGroup):
                 self.restorer.happens(group, Change.REFUSED, _error_of(event))
             case _:
                 logger.debug("event %s passed over", event.type.name)
@@ -249,7 +249,7 @@ class Session:
 
     def join(
         self, group_name: Any, send_only: bool, timeout: float | None, settle: float
-    ) -> Operation[Group]:
+    ) -> Operation[EndpointGroup]:
         """Join, and wait until it is joined; nothing is left behind if that fails, ends or is cancelled."""
         self.require_open("join", Phase.JOIN)
         require_seconds("settle", settle)
@@ -260,7 +260,7 @@ class Session:
             detail = f"the device of {where} is away, and looked for as the rejoin policy says"
             raise mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail)
         stream = self.random.getrandbits(64)
-        group = Group(address, send_only, self.settings.receive_depth, stream)
+        group = EndpointGroup(address, send_only, self.settings.receive_depth, stream)
         self.station.enter(group)
         try:
             yield from self._until(lambda: group.state is not GroupState.JOINING, deadline)
@@ -274,7 +274,7 @@ class Session:
             raise
         return group
 
-    def leave(self, group: Group) -> None:
+    def leave(self, group: EndpointGroup) -> None:
         """End the membership, whatever its state. Idempotent."""
         if group.state is GroupState.LEFT:
             return
@@ -284,7 +284,7 @@ class Session:
             self.dropped.update(group.dropped)
         self.kept -= group.inbox.clear()
 
-    def require_joined(self, group: Group, call: str, phase: Phase) -> None:
+    def require_joined(self, group: EndpointGroup, call: str, phase: Phase) -> None:
         """Raise what ended the membership, if something did."""
         self.require_open(call, phase)
         if group.state is GroupState.LEFT:
@@ -297,7 +297,9 @@ class Session:
 
     # --- sending -----------------------------------------------------------------------------
 
-    def route_to(self, group: Group, timeout: float | None) -> Operation[tuple[QueuePair, Destination]]:
+    def route_to(
+        self, group: EndpointGroup, timeout: float | None
+    ) -> Operation[tuple[QueuePair, Destination]]:
         """The QP and the destination to send with, once the group is joined."""
         deadline = self._deadline(timeout)
         yield from self._until(lambda: group.state is not GroupState.LOST, deadline)
@@ -310,7 +312,7 @@ class Session:
 
     def send(
         self,
-        group: Group,
+        group: EndpointGroup,
         qp: QueuePair,
         destination: Destination,
         payloads: list[Buffer],
@@ -336,7 +338,7 @@ class Session:
             group.sent_batches += 1
         return count
 
-    def _count_sent(self, group: Group, count: int, size: int) -> None:
+    def _count_sent(self, group: EndpointGroup, count: int, size: int) -> None:
         with self._counting:
             group.sent += count
             group.sent_bytes += size
@@ -344,7 +346,7 @@ class Session:
 
     def send_one(
         self,
-        group: Group,
+        group: EndpointGroup,
         qp: QueuePair,
         destination: Destination,
         payload: Buffer,
@@ -369,7 +371,7 @@ class Session:
 
     def _send_rewritten(
         self,
-        group: Group,
+        group: EndpointGroup,
         qp: QueuePair,
         destination: Destination,
         payloads: list[Buffer],
@@ -399,7 +401,7 @@ class Session:
 
     # --- receiving ---------------------------------------------------------------------------
 
-    def recv(self, group: Group | None, timeout: float | None) -> Operation[Message | None]:
+    def recv(self, group: EndpointGroup | None, timeout: float | None) -> Operation[Message | None]:
         """The next message of the group, or of any; None when `timeout` s have passed."""
         deadline = self._deadline(timeout)
         waited = False
@@ -413,7 +415,7 @@ class Session:
             yield from self._wait(deadline)
             waited = True
 
-    def pop(self, group: Group | None) -> Message | None:
+    def pop(self, group: EndpointGroup | None) -> Message | None:
         """A message that is here already."""
         if not self.kept:
             return None
@@ -435,7 +437,7 @@ class Session:
         """A receive was interrupted, it may be between taking a message from an inbox and counting it."""
         self.kept = sum(map(len, self._inboxes()))
 
-    def take(self, group: Group | None) -> Message | None:
+    def take(self, group: EndpointGroup | None) -> Message | None:
         """The next message of the group, or of any, if it is here; None: it is not.
 
         A message that nobody need look at is received by itself, copied once and kept nowhere: without a
@@ -537,7 +539,7 @@ class Session:
     def _kept_batch(self, max: int) -> Batch:
         return CopiedBatch([message for _ in range(max) if (message := self.pop(None)) is not None])
 
-    def require_receiving(self, group: Group | None) -> None:
+    def require_receiving(self, group: EndpointGroup | None) -> None:
         """Raise the loss of the group; for all groups, of each group once."""
         self.require_open("recv", Phase.RECV)
         if group is not None:
@@ -636,7 +638,7 @@ class Session:
             return None
         return message._replace(payload=message.payload[sequence.HEADER_SIZE :])
 
-    def _drop(self, group: Group | None, reason: str) -> None:
+    def _drop(self, group: EndpointGroup | None, reason: str) -> None:
         (self.dropped if group is None else group.dropped)[reason] += 1
 
     def _watch_queue(self) -> None:
@@ -651,7 +653,7 @@ class Session:
 
     # --- probes ------------------------------------------------------------------------------
 
-    def probe_loopback(self, group: Group, timeout: float) -> Operation[bool]:
+    def probe_loopback(self, group: EndpointGroup, timeout: float) -> Operation[bool]:
         """Whether the device returns one's own message within `timeout` s; a needless filter ends."""
         self.require_joined(group, "probe_loopback", Phase.SEND)
         with self.prober.quest() as (number, quest):
@@ -662,7 +664,7 @@ class Session:
             self._judges = self.filtering or self.settings.sequence
         return quest.heard_self
 
-    def ready(self, group: Group, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
+    def ready(self, group: EndpointGroup, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
         """Ask until `members` others have answered. Raises TimedOut that says who has."""
         self.require_joined(group, "ready", Phase.SEND)
         deadline = self._deadline(timeout)
@@ -772,7 +774,7 @@ def _error_of(event: CmEvent) -> McastError:
     return mcast_error(E.ENETRESET, "event", Phase.EVENT, {"event": event.type.name})
 
 
-def _loss(error: McastError, group: Group, call: str, phase: Phase) -> McastError:
+def _loss(error: McastError, group: EndpointGroup, call: str, phase: Phase) -> McastError:
     """What a call raises once the membership is lost for good."""
     detail = f"the membership of {group.address} was lost, and is not restored: {error}"
     lost = MembershipLost(E.ENETRESET, call, phase, {"group": group.address}, detail)

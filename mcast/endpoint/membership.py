@@ -103,7 +103,7 @@ class Recovery:
         self.attempts = 0
 
 
-class Group:
+class EndpointGroup:
     """One group of an endpoint, from join to leave."""
 
     def __init__(self, address: McastAddress, send_only: bool, depth: int, stream: int) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from itertools import islice
 from typing import NamedTuple
 
 from mcast.api import Backend, DeviceInfo, McastAddress, PortInfo, PortState
+from mcast.wire.addresses import LocalAddress
 
 logger = logging.getLogger("mcast")
-
-Address = IPv4Address | IPv6Address
 
 
 class Place(NamedTuple):
@@ -20,10 +19,10 @@ class Place(NamedTuple):
 
     device: DeviceInfo
     port: PortInfo
-    address: Address
+    address: LocalAddress
 
 
-def choose(backend: Backend, bind: Address | str | None, device: str | None, port_num: int) -> Place:
+def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None, port_num: int) -> Place:
     """Where to open the endpoint. Raises ValueError that names what there is to choose from."""
     if bind is not None and device is not None:
         raise ValueError(f"give bind or device, not both: bind is {bind}, device is {device!r}")
@@ -53,7 +52,7 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
     Raises ValueError where there is no such port.
     """
 
-    def address_of(port: PortInfo) -> Address:
+    def address_of(port: PortInfo) -> LocalAddress:
         fits = (one for one in port.addresses if group and isinstance(one, type(group.address)))
         return next(fits, port.addresses[0])
 
@@ -68,7 +67,7 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
     return places
 
 
-def _where(place: Place) -> tuple[int, Address]:
+def _where(place: Place) -> tuple[int, LocalAddress]:
     return place.port.port_num, place.address
 
 

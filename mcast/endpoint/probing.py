@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from mcast.api import Closed, Destination, McastError, Message, Phase, QpError, TimedOut, mcast_error
-from mcast.endpoint.membership import Group, GroupState
+from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.probe import Kind, Peer, Probe
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
@@ -35,7 +35,7 @@ class Prober:
     """Sends and answers probes. `drop(group, reason)` counts those that are not answered."""
 
     def __init__(
-        self, station: Station, restorer: Restorer, drop: Callable[[Group | None, str], None]
+        self, station: Station, restorer: Restorer, drop: Callable[[EndpointGroup | None, str], None]
     ) -> None:
         self._station, self._restorer, self._drop = station, restorer, drop
         self.quests: dict[int, Quest] = {}
@@ -53,7 +53,7 @@ class Prober:
         finally:
             del self.quests[number]
 
-    def ask(self, group: Group, kind: Kind, number: int) -> None:
+    def ask(self, group: EndpointGroup, kind: Kind, number: int) -> None:
         """Ask the group, if it is joined now."""
         if group.state is GroupState.JOINED and group.destination is not None:
             gids = self._station.place.port.gids
@@ -75,7 +75,7 @@ class Prober:
         elif found.kind is not Kind.SELF and group is not None and group.destination is not None:
             self._answer(found, message, group, group.destination)
 
-    def _answer(self, found: Probe, message: Message, group: Group, destination: Destination) -> None:
+    def _answer(self, found: Probe, message: Message, group: EndpointGroup, destination: Destination) -> None:
         if self.echoes_left <= 0:
             self._drop(group, "probe: too many at once")
             return
@@ -110,7 +110,7 @@ class Prober:
         return peer.qp_num == station.qp.qp_num and peer.gid in station.place.port.gids.values()
 
 
-def unanswered(group: Group, quest: Quest, members: int, timeout: float | None) -> McastError:
+def unanswered(group: EndpointGroup, quest: Quest, members: int, timeout: float | None) -> McastError:
     """That fewer than `members` have answered, and who has."""
     who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"
     detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"

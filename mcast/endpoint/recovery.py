@@ -10,7 +10,7 @@ from math import inf
 from random import Random
 
 from mcast.api import Destination, McastError, QpError
-from mcast.endpoint.membership import LIFE, LIFE_WITHOUT_POLICY, Action, Change, Group, Recovery
+from mcast.endpoint.membership import LIFE, LIFE_WITHOUT_POLICY, Action, Change, EndpointGroup, Recovery
 from mcast.endpoint.policy import Event, GaveUp, Lost, Rejoined
 from mcast.endpoint.station import Station
 
@@ -41,7 +41,7 @@ class Restorer:
 
     # --- the life of a membership ----------------------------------------------------------------
 
-    def on_joined(self, group: Group, destination: Destination) -> None:
+    def on_joined(self, group: EndpointGroup, destination: Destination) -> None:
         """The event of a join: the group is joined, or has the MGID of another address and is not."""
         error = self._station.collision(group, destination)
         if error is None:
@@ -51,7 +51,7 @@ class Restorer:
 
     def happens(
         self,
-        group: Group,
+        group: EndpointGroup,
         change: Change,
         error: McastError | None = None,
         destination: Destination | None = None,
@@ -63,7 +63,7 @@ class Restorer:
         for action in actions:
             self._do(action, group, destination)
 
-    def _do(self, action: Action, group: Group, destination: Destination | None) -> None:
+    def _do(self, action: Action, group: EndpointGroup, destination: Destination | None) -> None:
         error, recovery, address = group.error, group.recovery, group.address
         match action:
             case Action.NOTE:
@@ -168,7 +168,7 @@ class Restorer:
             else:
                 self.happens(group, Change.QP_BACK)
 
-    def _rejoin(self, group: Group, recovery: Recovery) -> None:
+    def _rejoin(self, group: EndpointGroup, recovery: Recovery) -> None:
         recovery.attempts += 1
         recovery.due = inf  # the outcome is an event
         self._station.leave_quietly(group)

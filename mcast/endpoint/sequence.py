@@ -40,7 +40,7 @@ STREAMS_MAX = 16
 _MASK = (1 << WINDOW) - 1
 
 
-class Number(NamedTuple):
+class SequenceHeader(NamedTuple):
     """What a header says."""
 
     stream: int
@@ -63,7 +63,7 @@ def pack(stream: int, number: int) -> bytes:
     return _LAYOUT.pack(_MAGIC, _VERSION, 0, 0, stream, number)
 
 
-def parse(payload: memoryview) -> Number | Refusal:
+def parse(payload: memoryview) -> SequenceHeader | Refusal:
     """The header of a message, or why it has none."""
     if len(payload) < HEADER_SIZE:
         return Refusal.SHORT
@@ -72,7 +72,7 @@ def parse(payload: memoryview) -> Number | Refusal:
         return Refusal.MAGIC
     if version != _VERSION or flags or reserved:
         return Refusal.VERSION
-    return Number(stream, number)
+    return SequenceHeader(stream, number)
 
 
 class Stream:

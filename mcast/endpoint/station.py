@@ -25,12 +25,12 @@ from mcast.api import (
     QueuePair,
     mcast_error,
 )
-from mcast.endpoint.membership import Change, Group, GroupState
+from mcast.endpoint.membership import Change, EndpointGroup, GroupState
 from mcast.endpoint.policy import LoopbackPolicy
-from mcast.endpoint.ports import Address, Place
+from mcast.endpoint.ports import Place
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.settings import Settings
-from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.addresses import Gid, LocalAddress, McastAddress
 
 logger = logging.getLogger("mcast")
 
@@ -47,9 +47,9 @@ class Station:
         self.backend, self.place, self.settings = backend, place, settings
         self._find_place = find_place
         self.channel = backend.event_channel()
-        self.groups: dict[McastAddress, Group] = {}
-        self.by_mgid: dict[Gid, Group] = {}
-        self.only_group: Group | None = None
+        self.groups: dict[McastAddress, EndpointGroup] = {}
+        self.by_mgid: dict[Gid, EndpointGroup] = {}
+        self.only_group: EndpointGroup | None = None
         """The group of every message, if there is just one."""
         self.members = 0
         """Groups that are received from."""
@@ -190,14 +190,14 @@ class Station:
 
     # --- groups --------------------------------------------------------------------------------
 
-    def enter(self, group: Group) -> None:
+    def enter(self, group: EndpointGroup) -> None:
         """Ask to join a new group."""
         self._refuse_beyond_limits(group.address)
         self.ask_to_join(group)
         self.groups[group.address] = group
         self.members += not group.send_only
 
-    def ask_to_join(self, group: Group) -> None:
+    def ask_to_join(self, group: EndpointGroup) -> None:
         """The outcome is an event."""
         make = JoinAttrEx.send_only if group.send_only else JoinAttrEx.full_member
         self.id.join_multicast_ex(make(group.address), group)
@@ -212,7 +212,7 @@ class Station:
             detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
             raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
 
-    def note_joined(self, group: Group, destination: Destination) -> None:
+    def note_joined(self, group: EndpointGroup, destination: Destination) -> None:
         """The group is joined: messages of its MGID are its own from now on."""
         settings = self.settings
         group.destination = destination.marked(settings.traffic_class, settings.service_level)
@@ -220,7 +220,7 @@ class Station:
         self._note_groups()
         group.joins += 1
 
-    def collision(self, group: Group, destination: Destination) -> McastError | None:
+    def collision(self, group: EndpointGroup, destination: Destination) -> McastError | None:
         """Why the group cannot be joined beside the others: another address of theirs has its MGID.
 
         Messages could not be told apart, and a leave would end both.
@@ -231,13 +231,13 @@ class Station:
         detail = f"{group.address} and {known.address} have the MGID {destination.gid}: join one of them"
         return mcast_error(E.EADDRINUSE, "join", Phase.JOIN, {"group": group.address}, detail)
 
-    def undo_join(self, group: Group, destination: Destination) -> None:
+    def undo_join(self, group: EndpointGroup, destination: Destination) -> None:
         """Leave what has the MGID of another group, which stays attached."""
         self.leave_quietly(group)
         if not self.by_mgid[destination.gid].send_only:
             self.qp.attach_mcast(destination.gid, destination.dlid)
 
-    def leave(self, group: Group) -> bool:
+    def leave(self, group: EndpointGroup) -> bool:
         """The group is left; whether it was one of the endpoint's."""
         group.happens(Change.LEAVE)
         known = self.groups.get(group.address) is group
@@ -249,7 +249,7 @@ class Station:
         self.leave_quietly(group)
         return known
 
-    def leave_quietly(self, group: Group) -> None:
+    def leave_quietly(self, group: EndpointGroup) -> None:
         """Leave, if the stack still knows the membership."""
         if group.destination is not None and self.by_mgid.get(group.destination.gid) is group:
             del self.by_mgid[group.destination.gid]
@@ -263,7 +263,7 @@ class Station:
         self.only_group = next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None
 
 
-def _where(place: Place) -> tuple[str, int, Address]:
+def _where(place: Place) -> tuple[str, int, LocalAddress]:
     return place.device.name, place.port.port_num, place.address
 
 

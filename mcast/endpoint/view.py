@@ -10,15 +10,15 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from mcast.api import Backend, CqModeration, Destination, DeviceInfo, PortInfo, TimestampClock
 from mcast.contract.registry import open_backend
 from mcast.endpoint.core import Session
-from mcast.endpoint.membership import Group, GroupState
+from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
-from mcast.endpoint.ports import Address, choose
+from mcast.endpoint.ports import choose
 from mcast.endpoint.settings import Settings
 from mcast.endpoint.stats import EndpointStats, GroupStats
 from mcast.interrupts import Lock, Sleepers, uninterrupted
-from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.addresses import Gid, LocalAddress, McastAddress, Mgid
 
-GroupName = McastAddress | IPv4Address | IPv6Address | Mgid | str
+GroupLike = McastAddress | IPv4Address | IPv6Address | Mgid | str
 M = TypeVar("M", bound="MemberView")
 P = ParamSpec("P")
 E = TypeVar("E")
@@ -117,7 +117,7 @@ class EndpointView(Generic[M]):
         return self._session.station.place.port
 
     @property
-    def address(self) -> Address:
+    def address(self) -> LocalAddress:
         """The local address that the endpoint is bound to."""
         return self._session.station.place.address
 
@@ -166,7 +166,7 @@ class EndpointView(Generic[M]):
             if member._group.state is not GroupState.LEFT:
                 self._members[member.group] = member
 
-    def _forget(self, group: Group) -> None:
+    def _forget(self, group: EndpointGroup) -> None:
         """Let `groups` show it no more; by its address another may have been joined since."""
         member = self._members.get(group.address)
         if member is not None and member._group is group:
@@ -191,7 +191,7 @@ class MemberView:
     """The part of a sender and of a membership that never waits."""
 
     _endpoint: EndpointView[Any]
-    _group: Group
+    _group: EndpointGroup
 
     @property
     def group(self) -> McastAddress:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from mcast.conformance.report import Report, from_json
+from mcast.conformance.report import SuiteReport, from_json
 from mcast.lab.errors import LabError
 from mcast.lab.machine import LabMachine
 
@@ -21,7 +21,7 @@ def run_in_lab(
     *,
     silence: float = SILENCE,
     output: BinaryIO | None = None,
-) -> Report:
+) -> SuiteReport:
     """Run `mcast conformance` in a guest; every backend must be able to run there.
 
     The run's own output is written to `output` (standard output) as it comes. Raises LabError if the guest

@@ -32,7 +32,7 @@ class Direction(IntEnum):
     OUT = 2
 
 
-class Packet(NamedTuple):
+class CapturedPacket(NamedTuple):
     """One packet on the interface of `port`, `t` ns after 1970, or after a simulated fabric was made."""
 
     t: int
@@ -55,12 +55,12 @@ class Writer:
         for port in ports:
             file.write(_interface(_LINKTYPES[link_layer], port))
 
-    def write(self, packet: Packet) -> None:
+    def write(self, packet: CapturedPacket) -> None:
         self._file.write(_packet(self._numbers[packet.port], packet, self._in_record(packet)))
 
 
 def write_packets(
-    link_layer: LinkLayer, ports: Sequence[str], captured: Iterable[Packet], file: BinaryIO
+    link_layer: LinkLayer, ports: Sequence[str], captured: Iterable[CapturedPacket], file: BinaryIO
 ) -> None:
     """Write packets of these ports, wherever they were captured."""
     writer = Writer(file, link_layer, ports)
@@ -80,11 +80,11 @@ def _interface(link_type: int, name: str) -> bytes:
     return _block(INTERFACE, struct.pack("<HHI", link_type, 0, 0), options)
 
 
-def _bare(packet: Packet) -> bytes:
+def _bare(packet: CapturedPacket) -> bytes:
     return packet.data
 
 
-def _erf(packet: Packet) -> bytes:
+def _erf(packet: CapturedPacket) -> bytes:
     """The packet in an ERF record; its time is in seconds, 32 bits before the point and 32 after.
 
     In the year 2106 it begins anew: readers take the time of the block around it.
@@ -97,7 +97,7 @@ def _erf(packet: Packet) -> bytes:
     )
 
 
-def _packet(interface: int, packet: Packet, data: bytes) -> bytes:
+def _packet(interface: int, packet: CapturedPacket, data: bytes) -> bytes:
     size = len(data)
     head = struct.pack("<IIIII", interface, packet.t >> 32, packet.t & 0xFFFFFFFF, size, size)
     options = [(_FLAGS, struct.pack("<I", packet.direction))]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mcast.backends.sim import Fabric as McastFabric
     from mcast.backends.sim.census import Census, Leftover
     from mcast.endpoint.blocking import Endpoint
-    from mcast.endpoint.ports import Address
+    from mcast.wire.addresses import LocalAddress
 
 # Nothing of mcast is imported before a test wants it: pytest loads this module in every run.
 
@@ -247,14 +247,14 @@ class McastEndpoints:
         """The same for asyncio: call it in a coroutine, for these endpoints belong to its loop."""
         from mcast.aio import open_endpoint
 
-        def opened(address: Address) -> AioEndpoint:
+        def opened(address: LocalAddress) -> AioEndpoint:
             endpoint = open_endpoint("sim", address, **options)
             self._close.callback(_run, endpoint.close)
             return endpoint
 
         return tuple(map(opened, self._next(count)))
 
-    def _next(self, count: int) -> list[Address]:
+    def _next(self, count: int) -> list[LocalAddress]:
         """Addresses of the next ports."""
         first, end = self._used, self._used + count
         if end > len(self._ports):
@@ -308,9 +308,11 @@ def _clock_of(item: pytest.Function) -> str:
 def _planted(fabric: McastFabric, layer: str, faults: Sequence[Any]) -> Iterator[None]:
     """While open, the faults befall the fabric; of several rules for a message the first counts."""
     from mcast.backends.sim.scenario.faults import planted
-    from mcast.backends.sim.scenario.model import Topology, fault_of
+    from mcast.backends.sim.scenario.model import ScenarioTopology, fault_of
 
-    shape = Topology.model_construct(link_layer=layer, ports=len(fabric.ports), switches=fabric.switches)
+    shape = ScenarioTopology.model_construct(
+        link_layer=layer, ports=len(fabric.ports), switches=fabric.switches
+    )
     with ExitStack() as stack:
         try:
             for fault in faults:

@@ -98,6 +98,9 @@ class Mgid(Gid):
         return gid
 
 
+LocalAddress = IPv4Address | IPv6Address
+"""What a port is bound to."""
+
 GroupName = IPv4Address | IPv6Address | Mgid
 
 

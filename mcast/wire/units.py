@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-Number = TypeVar("Number", int, float)
+_N = TypeVar("_N", int, float)
 
 
-class Quantity(Generic[Number]):
+class Quantity(Generic[_N]):
     """What a field of 6 bits stands for.
 
     unit   of the values
@@ -23,10 +23,10 @@ class Quantity(Generic[Number]):
 
     __slots__ = ("code", "rank", "unit", "value")
 
-    def __init__(self, unit: str, value: Mapping[int, Number]) -> None:
+    def __init__(self, unit: str, value: Mapping[int, _N]) -> None:
         self.unit = unit
-        self.value: Mapping[int, Number] = value
-        self.code: Mapping[Number, int] = {one: code for code, one in value.items()}
+        self.value: Mapping[int, _N] = value
+        self.code: Mapping[_N, int] = {one: code for code, one in value.items()}
         codes = list(value)
         # Codes that ascend are compared as they are, even those that stand for nothing (yet).
         in_order = codes == sorted(codes)

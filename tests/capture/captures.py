@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from mcast.backends.sim import Fabric
-from mcast.pcapng.writer import NS, Direction, Packet, Writer
+from mcast.pcapng.writer import NS, CapturedPacket, Direction, Writer
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 
@@ -18,7 +18,7 @@ def capture(times: list[float], sizes: list[int] | None = None) -> bytes:
     writer = Writer(file, Fabric.roce(ports=1).link_layer, ["port"])
     for number, t in enumerate(times):
         payload = bytes([number]) * (sizes[number] if sizes else 8)
-        writer.write(Packet(round(t * NS), "port", Direction.OUT, frame(payload)))
+        writer.write(CapturedPacket(round(t * NS), "port", Direction.OUT, frame(payload)))
     return file.getvalue()
 
 

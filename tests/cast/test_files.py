@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mcast.cast.files import NewFile, Source, Stream, open_sink
+from mcast.cast.files import NewFile, Source, StreamSink, open_sink
 
 
 def placed(sink: NewFile) -> None:
@@ -194,7 +194,7 @@ def test_a_link_stays_one(tmp_path: Path, there: bool) -> None:
 
 def test_a_device_is_written_to_and_not_replaced() -> None:
     with closing(open_sink("/dev/full")) as sink:
-        assert isinstance(sink, Stream)
+        assert isinstance(sink, StreamSink)
         with pytest.raises(OSError, match="No space left"):
             sink.write(b"x")
     assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
@@ -202,7 +202,7 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
 
 def test_a_pipe_that_is_empty_or_full_is_not_waited_for(tmp_path: Path) -> None:
     out, into = os.pipe()
-    with closing(Stream(into, "pipe")) as sink:
+    with closing(StreamSink(into, "pipe")) as sink:
         while sink.ready():
             sink.write(bytes(4096))
         assert len(os.read(out, 1 << 20)) >= 4096

@@ -11,7 +11,7 @@ import pytest
 
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import Outcome, Result, build_report, from_json, merge, to_json
+from mcast.conformance.report import Outcome, SuiteResult, build_report, from_json, merge, to_json
 
 from ..commands import Run
 
@@ -80,8 +80,10 @@ def test_without_pytest_there_is_one_sentence(run: Run) -> None:
 # --- the table -------------------------------------------------------------
 
 
-def proof(outcome: Outcome, reason: str = "", backend: str | None = "one", test: str = "t.py::t") -> Result:
-    return Result(test, backend, ("JEX-1",), outcome, reason)
+def proof(
+    outcome: Outcome, reason: str = "", backend: str | None = "one", test: str = "t.py::t"
+) -> SuiteResult:
+    return SuiteResult(test, backend, ("JEX-1",), outcome, reason)
 
 
 P, F, N, D, S = Outcome.PASSED, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.DEVIATION, Outcome.SKIPPED
@@ -102,7 +104,7 @@ P, F, N, D, S = Outcome.PASSED, Outcome.FAILED, Outcome.NOT_APPLICABLE, Outcome.
     ],
 )
 def test_a_cell_says_the_worst_of_its_tests(
-    results: list[Result], outcome: Outcome, reason: str | None
+    results: list[SuiteResult], outcome: Outcome, reason: str | None
 ) -> None:
     cell = build_report(results, ["one"], {}).providers["one"]["JEX-1"]
     assert (cell.outcome, cell.reason) == (outcome, reason)
@@ -110,9 +112,9 @@ def test_a_cell_says_the_worst_of_its_tests(
 
 def test_a_failure_outside_the_clauses_is_no_pass() -> None:
     everything = (*CLAUSES, *FACTS)
-    good = Result("t.py::all", "one", everything, P, "")
+    good = SuiteResult("t.py::all", "one", everything, P, "")
     assert build_report([good], ["one"], {}).passed
-    assert not build_report([good, Result("t.py::other", None, (), F, "1 != 2")], ["one"], {}).passed
+    assert not build_report([good, SuiteResult("t.py::other", None, (), F, "1 != 2")], ["one"], {}).passed
 
 
 def test_json_is_as_promised() -> None:
@@ -123,7 +125,7 @@ def test_json_is_as_promised() -> None:
 
 
 def test_a_report_survives_json_and_merging() -> None:
-    one = build_report([proof(P), Result("t.py::loose", None, (), F, "1 != 2")], ["one"], {})
+    one = build_report([proof(P), SuiteResult("t.py::loose", None, (), F, "1 != 2")], ["one"], {})
     two = build_report([proof(D, "as measured", backend="two")], ["two", "three"], {"three": "no device"})
     assert from_json(to_json(one)) == one
     both = merge([one, from_json(to_json(two))])

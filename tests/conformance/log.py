@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcast.conformance.report import Result, read_result, written_result
+from mcast.conformance.report import SuiteResult, read_result, written_result
 
 
-class Log:
+class ResultLog:
     """Appends to a log; each line has reached the file system when the call that wrote it returns."""
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +24,7 @@ class Log:
     def plan(self, tests: Iterable[str]) -> None:
         self._write({"plan": [*tests]})
 
-    def result(self, result: Result) -> None:
+    def result(self, result: SuiteResult) -> None:
         self._write(written_result(result))
 
     def close(self) -> None:
@@ -39,14 +39,14 @@ class Log:
 class Logged(NamedTuple):
     """What a log says: the results, and the tests that were to run and of which nothing is said."""
 
-    results: tuple[Result, ...]
+    results: tuple[SuiteResult, ...]
     missing: tuple[str, ...]
 
 
 def read_log(text: str) -> Logged:
     """The results of all runs of a log; a last line that was cut short is left out."""
     planned: dict[str, None] = {}
-    results: list[Result] = []
+    results: list[SuiteResult] = []
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
             value = json.loads(line)

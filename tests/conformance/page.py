@@ -10,7 +10,7 @@ from string import Template
 
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import SECTIONS, Cell, Outcome, Report, Result, counts, says
+from mcast.conformance.report import SECTIONS, Cell, Outcome, SuiteReport, SuiteResult, counts, says
 
 _GLYPH = {
     Outcome.PASSED: "✓",
@@ -22,7 +22,7 @@ _GLYPH = {
 _SHOWN = (Outcome.PASSED, Outcome.DEVIATION, Outcome.NOT_APPLICABLE, Outcome.FAILED)
 
 
-def to_html(report: Report, details: str, summaries: Mapping[str, str]) -> str:
+def to_html(report: SuiteReport, details: str, summaries: Mapping[str, str]) -> str:
     """One page without any outside file. `details` is a line about the run; `summaries` say each backend."""
     template = Template(files("mcast.conformance").joinpath("page.html").read_text("utf-8"))
     verdict = "conforms" if report.passed else "does not conform"
@@ -55,7 +55,7 @@ def _prose(text: str) -> str:
     return re.sub(r"\*(\w+)\*", r"<em>\1</em>", re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text)))
 
 
-def _card(report: Report, backend: str, summary: str) -> str:
+def _card(report: SuiteReport, backend: str, summary: str) -> str:
     lines = []
     for title, names in (("clauses", CLAUSES), ("facts", FACTS)):
         found = counts(report, backend, names)
@@ -74,12 +74,12 @@ def _missing_card(backend: str, why: str) -> str:
     return f'<article class="missing"><h2>{escape(backend)}</h2><p>not tested: {escape(why)}</p></article>'
 
 
-def _section(report: Report, title: str, names: Sequence[str]) -> str:
+def _section(report: SuiteReport, title: str, names: Sequence[str]) -> str:
     rows = "\n".join(_row(report, name) for name in names)
     return f"<section><h3>{escape(title)}</h3>\n{rows}\n</section>"
 
 
-def _row(report: Report, name: str) -> str:
+def _row(report: SuiteReport, name: str) -> str:
     cells = {backend: column[name] for backend, column in report.providers.items()}
     chips = "".join(
         f'<span class="chip {cell.outcome.value}" title="{escape(backend)}: {_words(cell.outcome)}">'
@@ -102,7 +102,7 @@ def _evidence(backend: str, cell: Cell) -> str:
     return f"<h4>{escape(backend)}: {_words(cell.outcome)}</h4>{reason}<ul>{tests}</ul>"
 
 
-def _test(result: Result) -> str:
+def _test(result: SuiteResult) -> str:
     reason = f" <small>{escape(result.reason)}</small>" if result.outcome is Outcome.FAILED else ""
     glyph = f'<span class="{result.outcome.value}">{_GLYPH[result.outcome]}</span>'
     return f"{glyph} <code>{escape(result.test)}</code>{reason}"

@@ -86,7 +86,7 @@ def other_lid(lid: int) -> int:
     return 0xC0FE if lid != 0xC0FE else 0xC0FD
 
 
-class Peer:
+class Application:
     """An application on one port: a channel, an id bound to the port, and a QP unless `init` is None."""
 
     def __init__(
@@ -151,10 +151,10 @@ class Peer:
                     break
         return payloads
 
-    def seen(self, by: Peer) -> list[bytes]:
+    def seen(self, by: Application) -> list[bytes]:
         """All payloads that reach this QP before a marker that `by` sends now over a group of its own."""
         fence, marker = new_group(), b"marker %d" % next(_numbers)
-        here, there = Peer(self.bed, self.port, None), Peer(self.bed, by.port, None)
+        here, there = Application(self.bed, self.port, None), Application(self.bed, by.port, None)
         group, outward = here.join(fence), there.join(fence)
         self.qp.attach_mcast(group.gid, group.dlid)
         by.send(outward, marker)

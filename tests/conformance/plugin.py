@@ -27,8 +27,8 @@ import pytest
 from mcast.api import Capability, Status, UnknownBackend
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.log import Log
-from mcast.conformance.report import Outcome, Report, Result, build_report, to_json
+from mcast.conformance.log import ResultLog
+from mcast.conformance.report import Outcome, SuiteReport, SuiteResult, build_report, to_json
 from mcast.contract.registry import backend_status, provider
 from mcast.contract.testbed import Feature, Testbed
 
@@ -56,13 +56,13 @@ class Suite:
     def __init__(self, backends: tuple[str, ...], required: frozenset[str]) -> None:
         self.backends = backends
         self.required = required
-        self.results: list[Result] = []
-        self.log: Log | None = None
+        self.results: list[SuiteResult] = []
+        self.log: ResultLog | None = None
         self.unproven_deviations: list[tuple[str, str]] = []
         """(backend, name) of the deviations that name no test collected."""
         self._profiles: dict[str, Profile] = {}
 
-    def add(self, result: Result) -> None:
+    def add(self, result: SuiteResult) -> None:
         """Keep a result, and write it to the log."""
         self.results.append(result)
         if self.log:
@@ -74,10 +74,12 @@ class Suite:
             self._profiles[backend] = _read_profile(backend)
         return self._profiles[backend]
 
-    def report(self) -> Report:
+    def report(self) -> SuiteReport:
         """The report of a run of the whole suite; there, a deviation that names no test is a failure."""
         stale = [
-            Result(name, backend, (), Outcome.FAILED, "a deviation is declared, but there is no such test")
+            SuiteResult(
+                name, backend, (), Outcome.FAILED, "a deviation is declared, but there is no such test"
+            )
             for backend, name in self.unproven_deviations
         ]
         statuses = {name: backend_status(name) for name in self.backends}
@@ -136,7 +138,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     suite = config.stash[_SUITE] = Suite(backends, frozenset(required))
     if path := config.getoption("--conformance-log"):
-        suite.log = Log(Path(path))
+        suite.log = ResultLog(Path(path))
         config.add_cleanup(suite.log.close)
 
 
@@ -314,9 +316,9 @@ def _reason(report: pytest.TestReport) -> str:
     return where + text.strip().partition("\n")[0]
 
 
-def _result(item: pytest.Item, outcome: Outcome, reason: str) -> Result:
+def _result(item: pytest.Item, outcome: Outcome, reason: str) -> SuiteResult:
     proves = tuple(str(name) for mark in _KNOWN for name in dict.fromkeys(_marked(item, mark)))
-    return Result(_test_of(item), _backend(item), proves, outcome, reason)
+    return SuiteResult(_test_of(item), _backend(item), proves, outcome, reason)
 
 
 def _test_of(item: pytest.Item) -> str:

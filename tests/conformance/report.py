@@ -22,7 +22,7 @@ class Outcome(Enum):
     SKIPPED = "skipped"
 
 
-class Result(NamedTuple):
+class SuiteResult(NamedTuple):
     """One test on one backend (None: it needs none, and says the same of all)."""
 
     test: str
@@ -36,11 +36,11 @@ class Cell(NamedTuple):
     """What a provider's tests say about one clause or fact."""
 
     outcome: Outcome
-    results: tuple[Result, ...]
+    results: tuple[SuiteResult, ...]
     reason: str | None
 
 
-class Report(NamedTuple):
+class SuiteReport(NamedTuple):
     """The table: provider -> clause or fact -> cell.
 
     unavailable  backends that cannot run here -> the reason and the fix; they have no column
@@ -49,10 +49,10 @@ class Report(NamedTuple):
 
     providers: Mapping[str, Mapping[str, Cell]]
     unavailable: Mapping[str, str]
-    loose: tuple[Result, ...]
+    loose: tuple[SuiteResult, ...]
 
     @property
-    def results(self) -> tuple[Result, ...]:
+    def results(self) -> tuple[SuiteResult, ...]:
         """Each test's result that the table was made from, once."""
         cells = (cell for column in self.providers.values() for cell in column.values())
         return tuple(dict.fromkeys([*(result for cell in cells for result in cell.results), *self.loose]))
@@ -81,8 +81,8 @@ def says(name: str) -> str:
 
 
 def build_report(
-    results: Sequence[Result], backends: Iterable[str], unavailable: Mapping[str, str]
-) -> Report:
+    results: Sequence[SuiteResult], backends: Iterable[str], unavailable: Mapping[str, str]
+) -> SuiteReport:
     """The table of these results; a clause or fact without a test is a failure."""
     columns = {
         backend: {
@@ -93,10 +93,10 @@ def build_report(
         if backend not in unavailable
     }
     loose = (r for r in results if r.outcome is Outcome.FAILED and not r.proves)
-    return Report(columns, dict(unavailable), tuple(loose))
+    return SuiteReport(columns, dict(unavailable), tuple(loose))
 
 
-def _cell(name: str, results: Sequence[Result]) -> Cell:
+def _cell(name: str, results: Sequence[SuiteResult]) -> Cell:
     if not results:
         beyond = FACTS[name].beyond if name in FACTS else ""
         return Cell(Outcome.NOT_APPLICABLE if beyond else Outcome.FAILED, (), beyond or "no test proves it")
@@ -107,7 +107,7 @@ def _cell(name: str, results: Sequence[Result]) -> Cell:
     return Cell(outcome, tuple(results), "; ".join(reasons) or None)
 
 
-def merge(reports: Iterable[Report]) -> Report:
+def merge(reports: Iterable[SuiteReport]) -> SuiteReport:
     """One table of several runs, on different backends."""
     parts = tuple(reports)
     results = dict.fromkeys(result for part in parts for result in part.results)
@@ -115,25 +115,25 @@ def merge(reports: Iterable[Report]) -> Report:
     return build_report(tuple(results), [name for part in parts for name in part.providers], missing)
 
 
-def written_result(result: Result) -> list[Any]:
+def written_result(result: SuiteResult) -> list[Any]:
     """A result as JSON has it: [test, backend, ids, outcome, reason]."""
     return [result.test, result.backend, result.proves, result.outcome.value, result.reason]
 
 
-def read_result(fields: Sequence[Any]) -> Result:
+def read_result(fields: Sequence[Any]) -> SuiteResult:
     """The result that `written_result` wrote."""
     test, backend, proves, outcome, reason = fields
-    return Result(test, backend, tuple(proves), Outcome(outcome), reason)
+    return SuiteResult(test, backend, tuple(proves), Outcome(outcome), reason)
 
 
-def from_json(text: str) -> Report:
+def from_json(text: str) -> SuiteReport:
     """The report that `to_json` wrote."""
     read = json.loads(text)
     results = [read_result(fields) for fields in read["results"]]
     return build_report(results, read["providers"], read["unavailable"])
 
 
-def to_json(report: Report) -> str:
+def to_json(report: SuiteReport) -> str:
     """The table, and the results that it was made from.
 
     {"providers": {backend: {id: {"outcome", "tests", "reason"}}}, "unavailable": {backend: reason},
@@ -155,6 +155,6 @@ def to_json(report: Report) -> str:
     return json.dumps(tables, indent=1) + "\n"
 
 
-def counts(report: Report, backend: str, names: Iterable[str]) -> Counter[Outcome]:
+def counts(report: SuiteReport, backend: str, names: Iterable[str]) -> Counter[Outcome]:
     """How many of these clauses or facts have which outcome."""
     return Counter(report.providers[backend][name].outcome for name in names)

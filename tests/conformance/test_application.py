@@ -18,21 +18,21 @@ from mcast.api import (
     QpState,
     QueuePair,
 )
-from mcast.conformance.peers import BOUND, Peer, eventually, new_group, numbered
+from mcast.conformance.peers import BOUND, Application, eventually, new_group, numbered
 from mcast.contract.batch import Batch
 from mcast.contract.testbed import Testbed
 
 
-def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Peer, Peer, Destination]:
+def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Application, Application, Destination]:
     """A sender, a receiver, and where to send to."""
     group = new_group()
-    receiver = Peer(bed, 1, init or QpInit())
+    receiver = Application(bed, 1, init or QpInit())
     receiver.join(group)
-    sender = Peer(bed, 0)
+    sender = Application(bed, 0)
     return sender, receiver, sender.join(group, send_only=True)
 
 
-def is_pending(peer: Peer) -> bool:
+def is_pending(peer: Application) -> bool:
     return peer.channel.pending
 
 
@@ -46,7 +46,7 @@ def is_readable(qp: QueuePair) -> bool:
 
 
 def test_recv_returns_early_and_empty_when_an_event_waits(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     peer.join(new_group())
     peer.id.join_multicast(new_group())
     start = bed.backend.now()
@@ -57,7 +57,7 @@ def test_recv_returns_early_and_empty_when_an_event_waits(bed: Testbed) -> None:
 
 
 def test_recv_waits_on_while_nobody_asked_for_events(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     peer.join(new_group())
     peer.id.join_multicast(new_group())
     start = bed.backend.now()
@@ -83,7 +83,7 @@ def test_recv_gives_messages_before_it_gives_way_to_events(bed: Testbed) -> None
 
 
 def test_whether_an_event_waits_is_asked_without_waiting(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     assert not is_pending(peer)
     peer.id.join_multicast(new_group())
     eventually(bed, lambda: is_pending(peer))
@@ -148,7 +148,7 @@ def test_the_descriptor_tells_a_failure(bed: Testbed) -> None:
 
 
 def test_a_closed_queue_pair_has_no_descriptor(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     qp = peer.qp
     fd = qp.fileno()
     qp.close()
@@ -164,9 +164,9 @@ def test_a_closed_queue_pair_has_no_descriptor(bed: Testbed) -> None:
 
 def test_a_device_refuses_to_keep_own_messages_back_or_still_serves_the_others(bed: Testbed) -> None:
     group = new_group()
-    other = Peer(bed, 1)
+    other = Application(bed, 1)
     other.join(group)
-    peer = Peer(bed, 0, None)
+    peer = Application(bed, 0, None)
     try:
         peer.id.create_qp(QpInit(block_loopback=True))
     except (NotSupported, InvalidArgument):
@@ -202,7 +202,7 @@ def test_moments_without_a_free_receive_are_counted(bed: Testbed) -> None:
 
 
 def test_a_port_shows_its_own_counters(bed: Testbed) -> None:
-    device = Peer(bed).id.device
+    device = Application(bed).id.device
     assert device is not None
     counters = bed.backend.port_counters(device)
     assert counters

@@ -7,7 +7,7 @@ import errno as E
 import pytest
 
 from mcast.api import Capability, InvalidArgument, Phase, PortSpace, QpInit, QpType
-from mcast.conformance.peers import Peer, clause, fact, needs, new_group, numbered
+from mcast.conformance.peers import Application, clause, fact, needs, new_group, numbered
 from mcast.contract.testbed import Feature, Testbed
 
 connected = pytest.mark.parametrize("kind", [QpType.RC, QpType.UC])
@@ -16,7 +16,7 @@ connected = pytest.mark.parametrize("kind", [QpType.RC, QpType.UC])
 @clause("AT-1")
 def test_an_attached_qp_receives_that_group_and_no_other(bed: Testbed) -> None:
     wanted, unwanted = new_group(), new_group()
-    receiver, keeper, sender = Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    receiver, keeper, sender = Application(bed, 0), Application(bed, 0, None), Application(bed, 1)
     where, _ = keeper.join(wanted), keeper.join(unwanted)  # the port is a member of both
     to_wanted, to_unwanted = sender.join(wanted), sender.join(unwanted)
     receiver.qp.attach_mcast(where.gid, where.dlid)
@@ -30,7 +30,7 @@ def test_an_attached_qp_receives_that_group_and_no_other(bed: Testbed) -> None:
 @clause("AT-1")
 @needs(Feature.ATTACH_TABLE)
 def test_the_device_lists_the_attached_qp(bed: Testbed) -> None:
-    peer, keeper = Peer(bed), Peer(bed, 0, None)
+    peer, keeper = Application(bed), Application(bed, 0, None)
     where = keeper.join(new_group())
     assert bed.observer.attached(peer.port, where.gid) == set()
     peer.qp.attach_mcast(where.gid, where.dlid)
@@ -39,8 +39,8 @@ def test_the_device_lists_the_attached_qp(bed: Testbed) -> None:
 
 @clause("AT-2")
 def test_success_is_silent_and_failure_carries_the_errno_value(bed: Testbed) -> None:
-    peer = Peer(bed)
-    where = Peer(bed, 0, None).join(new_group())
+    peer = Application(bed)
+    where = Application(bed, 0, None).join(new_group())
     peer.qp.attach_mcast(where.gid, where.dlid)
     peer.qp.detach_mcast(where.gid, where.dlid)
     with pytest.raises(InvalidArgument) as detach:
@@ -63,7 +63,7 @@ def test_a_connected_qp_is_neither_attached_nor_detached(bed: Testbed, kind: QpT
     id_.bind_addr(bed.ports[0])
     qp = id_.create_qp(QpInit(qp_type=kind))
     assert qp.qp_type is kind
-    where = Peer(bed).join(new_group())  # a pair that a UD QP of this device is attached with
+    where = Application(bed).join(new_group())  # a pair that a UD QP of this device is attached with
     for call in (qp.attach_mcast, qp.detach_mcast):
         with pytest.raises(InvalidArgument):
             call(where.gid, where.dlid)
@@ -90,7 +90,7 @@ def test_the_qp_type_must_fit_the_port_space(bed: Testbed, space: PortSpace, kin
 @clause("AT-4")
 @fact("K-ATTACH-6")
 def test_attached_three_times_still_one_copy(bed: Testbed) -> None:
-    group, receiver, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, receiver, sender = new_group(), Application(bed, 0), Application(bed, 1)
     outward, where = sender.join(group), receiver.join(group)
     for _ in range(3):
         receiver.qp.attach_mcast(where.gid, where.dlid)
@@ -101,7 +101,12 @@ def test_attached_three_times_still_one_copy(bed: Testbed) -> None:
 @clause("AT-5")
 @fact("K-DATA-4")
 def test_attach_without_a_join_on_the_port_receives_nothing(bed: Testbed) -> None:
-    group, member, outsider, sender = new_group(), Peer(bed, 2), Peer(bed, 0), Peer(bed, 1)
+    group, member, outsider, sender = (
+        new_group(),
+        Application(bed, 2),
+        Application(bed, 0),
+        Application(bed, 1),
+    )
     where = member.join(group)
     outward = sender.join(group)
     outsider.qp.attach_mcast(where.gid, where.dlid)

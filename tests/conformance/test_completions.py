@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from mcast.api import CqModeration, DeviceInfo, InvalidArgument, NotSupported, QpInit, TimestampClock
-from mcast.conformance.peers import BOUND, Peer, new_group
+from mcast.conformance.peers import BOUND, Application, new_group
 from mcast.contract.testbed import Testbed
 
 
-def device_of(peer: Peer) -> DeviceInfo:
+def device_of(peer: Application) -> DeviceInfo:
     return next(device for device in peer.bed.backend.devices() if device.name == peer.id.device)
 
 
 def exchange(bed: Testbed, **init: Any) -> None:
     """Two messages reach a QP that was made like this."""
-    group, receiver = new_group(), Peer(bed, 0, QpInit(**init))
+    group, receiver = new_group(), Application(bed, 0, QpInit(**init))
     outward = receiver.join(group)
     receiver.qp.send(outward, [b"one", b"two"])
     for expected in (b"one", b"two"):
@@ -41,16 +41,16 @@ def refusal(call: Callable[[], object]) -> str:
 @pytest.mark.parametrize("seconds", [0.001, inf])
 def test_who_looks_before_it_sleeps_receives_and_ends_in_time(bed: Testbed, seconds: float) -> None:
     exchange(bed, busy_poll=seconds)
-    peer = Peer(bed, 0, QpInit(busy_poll=seconds))
+    peer = Application(bed, 0, QpInit(busy_poll=seconds))
     assert peer.qp.recv_one(0) is None
     assert peer.qp.recv_one(0.01) is None
 
 
 def test_a_completion_vector_of_the_device_may_be_chosen(bed: Testbed) -> None:
-    there = device_of(Peer(bed, 0, None)).num_comp_vectors
+    there = device_of(Application(bed, 0, None)).num_comp_vectors
     assert there >= 1
     exchange(bed, comp_vector=there - 1)
-    peer = Peer(bed, 0, None)
+    peer = Application(bed, 0, None)
     with pytest.raises(InvalidArgument) as refused:
         peer.id.create_qp(QpInit(comp_vector=there))
     assert f"comp_vector={there}" in str(refused.value)
@@ -83,8 +83,8 @@ def test_what_no_device_could_do_is_refused(init: Any, names: tuple[str, ...]) -
 
 
 def test_messages_are_stamped_in_order_or_that_is_refused_in_a_sentence(bed: Testbed) -> None:
-    group, sender, plain = new_group(), Peer(bed, 0), Peer(bed, 1)
-    receiver = Peer(bed, 1, None)
+    group, sender, plain = new_group(), Application(bed, 0), Application(bed, 1)
+    receiver = Application(bed, 1, None)
     if refused := refusal(lambda: receiver.id.create_qp(QpInit(timestamps=True))):
         assert "cannot stamp completions with the time: do without timestamps" in refused
         assert receiver.id.qp is None

@@ -39,7 +39,7 @@ from mcast.api import (
 )
 from mcast.conformance.peers import (
     BOUND,
-    Peer,
+    Application,
     eventually,
     fact,
     needs,
@@ -113,7 +113,7 @@ def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(
 
 
 def test_values_do_not_change(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     destination = peer.join(new_group())
     for value, field in ((destination, "qkey"), (bed.backend.devices()[0], "name"), (QpInit(), "qp_type")):
         with pytest.raises(ValueError, match="frozen"):
@@ -150,7 +150,7 @@ def test_an_errno_without_a_name_reads_well() -> None:
 
 def test_an_error_names_call_arguments_causes_and_next_step(bed: Testbed) -> None:
     with pytest.raises(McastError) as caught:
-        Peer(bed).id.leave_multicast("239.9.9.9")
+        Application(bed).id.leave_multicast("239.9.9.9")
     error = caught.value
     assert str(error.arguments["addr"]) == "239.9.9.9"
     assert error.causes
@@ -162,7 +162,7 @@ def test_an_error_names_call_arguments_causes_and_next_step(bed: Testbed) -> Non
 
 
 def test_a_join_event_carries_ud_parameters_and_its_id(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     peer.id.join_multicast(new_group())
     event = peer.event()
     assert event.check() is event
@@ -174,7 +174,7 @@ def test_a_join_event_carries_ud_parameters_and_its_id(bed: Testbed) -> None:
 
 @needs(Capability.IGMP)  # on InfiniBand the SA maps a unicast address to a group like any other
 def test_a_failed_join_event_raises_its_errno_when_checked(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     peer.id.join_multicast(raw_address(IPv4Address("10.9.9.9")))
     event = peer.event(CmEventType.MULTICAST_ERROR, -1)
     with pytest.raises(InvalidArgument) as caught:
@@ -189,7 +189,7 @@ def test_get_event_keeps_to_its_timeout(bed: Testbed) -> None:
 
 
 def test_the_descriptor_is_readable_exactly_while_an_event_waits(bed: Testbed) -> None:
-    peer, other = Peer(bed), Peer(bed)
+    peer, other = Application(bed), Application(bed)
     assert not readable(peer.channel)
     os.fstat(peer.channel.fileno())
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_the_descriptor_is_readable_exactly_while_an_event_waits(bed: Testbed) -
 
 
 def test_asyncio_sleeps_on_the_descriptor(bed: Testbed) -> None:
-    peer, context = Peer(bed), object()
+    peer, context = Application(bed), object()
 
     async def joined() -> object:
         loop = asyncio.get_running_loop()
@@ -220,7 +220,7 @@ def test_asyncio_sleeps_on_the_descriptor(bed: Testbed) -> None:
 
 def test_events_of_one_channel_come_in_order_each_with_its_id(bed: Testbed) -> None:
     channel = bed.backend.event_channel()
-    peers = [Peer(bed, index % len(bed.ports), channel=channel) for index in range(6)]
+    peers = [Application(bed, index % len(bed.ports), channel=channel) for index in range(6)]
     for peer in peers:
         peer.id.join_multicast(new_group(), peer)
         assert peer.event().context is peer
@@ -265,7 +265,7 @@ def buffers() -> Iterator[Any]:
 
 
 def test_any_buffer_is_a_message(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     batch = list(buffers())
@@ -275,7 +275,7 @@ def test_any_buffer_is_a_message(bed: Testbed) -> None:
 
 
 def test_a_buffer_may_be_reused_when_send_returns(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     buffer = bytearray(b"before")
@@ -290,7 +290,7 @@ def test_a_buffer_may_be_reused_when_send_returns(bed: Testbed) -> None:
     ids=["bytes", "bytearray", "memoryview", "str", "str-message", "int-message", "strided"],
 )
 def test_what_is_no_batch_of_buffers_is_refused(bed: Testbed, batch: Any) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     outward = peer.join(new_group())
     with pytest.raises(TypeError):
         peer.qp.send(outward, batch)
@@ -298,14 +298,14 @@ def test_what_is_no_batch_of_buffers_is_refused(bed: Testbed, batch: Any) -> Non
 
 
 def test_an_empty_batch_sends_nothing(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     assert peer.qp.send(peer.join(new_group()), []) == 0
     assert peer.qp.counters.sent == 0
 
 
 @fact("K-DATA-9")
 def test_immediates_and_empty_messages_arrive(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     for imm in (None, 0, 0x01020304, 0xFFFFFFFF):
@@ -321,7 +321,7 @@ def test_immediates_and_empty_messages_arrive(bed: Testbed) -> None:
 
 @fact("K-DATA-14")
 def test_batches_keep_the_order_and_the_maximum(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     sent = numbered(100)
@@ -352,7 +352,7 @@ RECORD = Struct("<QIII4xBxH4x16s16sQ")
 @pytest.mark.parametrize("registered", [False, True], ids=["own memory", "registered memory"])
 def test_a_batch_is_also_columns_and_one_memory(bed: Testbed, registered: bool) -> None:
     assert RECORD_DTYPE["itemsize"] == RECORD.size
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     room = bytearray(8 * 128)
     if registered:
         receiver.qp.register(room, recv_slot=128)
@@ -384,7 +384,7 @@ def test_a_batch_is_also_columns_and_one_memory(bed: Testbed, registered: bool) 
 
 
 def test_more_messages_than_the_send_queue_holds_go_in_one_batch(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0, QpInit(max_send_wr=4)), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0, QpInit(max_send_wr=4)), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     sender.send(outward, *numbered(50))
@@ -394,7 +394,7 @@ def test_more_messages_than_the_send_queue_holds_go_in_one_batch(bed: Testbed) -
 @fact("K-DATA-2", "K-DATA-10", "K-DATA-12")
 def test_a_message_names_source_group_and_whether_it_is_ones_own(bed: Testbed) -> None:
     group = new_group()
-    sender, neighbour, far = Peer(bed, 0), Peer(bed, 0), Peer(bed, 1)
+    sender, neighbour, far = Application(bed, 0), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group)
     for peer in (neighbour, far):
         peer.join(group)
@@ -411,7 +411,12 @@ def test_a_message_names_source_group_and_whether_it_is_ones_own(bed: Testbed) -
 
 @fact("K-DATA-13")
 def test_a_reply_goes_to_the_source_of_a_message_alone(bed: Testbed) -> None:
-    group, bystander, asker, answerer = new_group(), Peer(bed, 0), Peer(bed, 0), Peer(bed, 1)
+    group, bystander, asker, answerer = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0),
+        Application(bed, 1),
+    )
     outward, back = asker.join(group, send_only=True), answerer.join(group)
     bystander.join(group)
     asker.send(outward, b"question")
@@ -427,14 +432,14 @@ def test_a_reply_goes_to_the_source_of_a_message_alone(bed: Testbed) -> None:
 # --- receiving: leases -----------------------------------------------------
 
 
-def received(peer: Peer, count: int) -> Batch:
+def received(peer: Application, count: int) -> Batch:
     """A batch of exactly `count` messages."""
     batch = peer.qp.recv(count, BOUND)
     assert len(batch) == count
     return batch
 
 
-def arrived(held: ExitStack, peer: Peer, count: int) -> list[Message]:
+def arrived(held: ExitStack, peer: Application, count: int) -> list[Message]:
     """`count` messages, in as many batches as they come in; all of these are leased until `held` ends."""
     messages: list[Message] = []
     while len(messages) < count:
@@ -444,9 +449,9 @@ def arrived(held: ExitStack, peer: Peer, count: int) -> list[Message]:
     return messages
 
 
-def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Peer, Destination, Peer]:
+def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Application, Destination, Application]:
     """A sender, where it sends to, and a receiver of that."""
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1, init or QpInit())
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1, init or QpInit())
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     return sender, outward, receiver
@@ -557,8 +562,8 @@ def test_what_was_made_of_a_payload_never_shows_another_message(
 
 @fact("K-DATA-8")
 def test_a_held_batch_starves_the_queue_and_release_restores_it(bed: Testbed) -> None:
-    group, sender, witness = new_group(), Peer(bed, 0), Peer(bed, 1)
-    receiver = Peer(bed, 1, QpInit(max_recv_wr=4))
+    group, sender, witness = new_group(), Application(bed, 0), Application(bed, 1)
+    receiver = Application(bed, 1, QpInit(max_recv_wr=4))
     outward = sender.join(group, send_only=True)
     for peer in (receiver, witness):
         peer.join(group)
@@ -661,14 +666,14 @@ def test_receive_slots_put_the_payloads_into_the_users_memory(bed: Testbed) -> N
     [(b"read-only" * 20, 64), (bytearray(256), 0), (bytearray(256), 257), (bytearray(256), -1)],
 )
 def test_wrong_receive_memory_is_refused(bed: Testbed, buffer: Any, slot: int) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     with pytest.raises(ValueError, match="recv_slot"):
         peer.qp.register(buffer, recv_slot=slot)
 
 
 @pytest.mark.parametrize("lid", [-1, 0x10000])
 def test_a_lid_has_16_bits(bed: Testbed, lid: int) -> None:
-    qp = Peer(bed).qp
+    qp = Application(bed).qp
     for call in (qp.attach_mcast, qp.detach_mcast):
         with pytest.raises(ValueError, match="a LID has 16 bits"):
             call(Gid("ff0e::1"), lid)
@@ -679,7 +684,7 @@ def test_a_lid_has_16_bits(bed: Testbed, lid: int) -> None:
 
 @fact("K-DATA-25")
 def test_a_qp_is_made_ready_and_its_states_have_an_order(bed: Testbed) -> None:
-    qp = Peer(bed).qp
+    qp = Application(bed).qp
     states = [qp.state]
     qp.modify(QpState.RESET)
     for wrong in (QpState.RTR, QpState.RTS, QpState.SQD):
@@ -732,7 +737,12 @@ def test_a_qp_in_err_says_so_and_reset_brings_it_back(bed: Testbed) -> None:
 
 
 def test_messages_received_before_a_failure_are_read_first(bed: Testbed) -> None:
-    group, sender, receiver, witness = new_group(), Peer(bed, 0), Peer(bed, 1), Peer(bed, 1)
+    group, sender, receiver, witness = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 1),
+        Application(bed, 1),
+    )
     outward = sender.join(group, send_only=True)
     for peer in (receiver, witness):
         peer.join(group)
@@ -746,7 +756,7 @@ def test_messages_received_before_a_failure_are_read_first(bed: Testbed) -> None
 
 # --- closing ---------------------------------------------------------------
 
-Call = Callable[[Peer], object]
+Call = Callable[[Application], object]
 ID_CALLS: tuple[Call, ...] = (
     lambda p: p.id.bind_addr(p.port),
     lambda p: p.id.resolve_addr("239.1.1.1", p.port),
@@ -766,7 +776,7 @@ BACKEND_CALLS: tuple[Call, ...] = (
 )
 
 
-def qp_calls(peer: Peer) -> tuple[Call, ...]:
+def qp_calls(peer: Application) -> tuple[Call, ...]:
     """The calls of the peer's QP, which its id forgets when it is closed."""
     qp = peer.qp
     return (
@@ -781,7 +791,7 @@ def qp_calls(peer: Peer) -> tuple[Call, ...]:
 
 @pytest.mark.parametrize("what", ["qp", "id", "channel", "backend"])
 def test_a_closed_object_says_so(bed: Testbed, what: str) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     mgid = peer.join(new_group()).gid
     qp, calls = peer.qp, qp_calls(peer)
     match what:
@@ -818,11 +828,11 @@ def test_a_with_closes(bed: Testbed) -> None:
 def test_closing_the_backend_frees_what_is_still_in_use(bed: Testbed) -> None:
     sender, outward, receiver = pair(bed)
     sender.send(outward, *numbered(3))
-    held, queued = received(receiver, 2), Peer(bed, 2)
+    held, queued = received(receiver, 2), Application(bed, 2)
     view = held[0].payload
     queued.id.join_multicast(new_group())
     eventually(bed, lambda: readable(queued.channel))
-    Peer(bed, 2).id.join_multicast(new_group())
+    Application(bed, 2).id.join_multicast(new_group())
     bed.backend.close()
     assert bed.observer.leftovers() == ()
     try:
@@ -833,7 +843,7 @@ def test_closing_the_backend_frees_what_is_still_in_use(bed: Testbed) -> None:
 
 
 def test_qps_have_numbers_of_their_own(bed: Testbed) -> None:
-    numbers = [Peer(bed).qp.qp_num for _ in range(8)]
+    numbers = [Application(bed).qp.qp_num for _ in range(8)]
     assert len(set(numbers)) == 8
     assert all(1 < number < 1 << 24 for number in numbers)
 
@@ -844,7 +854,7 @@ def test_devices_tell_ports_addresses_and_limits(bed: Testbed) -> None:
     for device in bed.backend.devices():
         assert device.max_qp_wr > 0
         assert device.ports
-    for peer in (Peer(bed, index) for index in range(len(bed.ports))):
+    for peer in (Application(bed, index) for index in range(len(bed.ports))):
         (device,) = (device for device in bed.backend.devices() if device.name == peer.id.device)
         assert device.max_mcast_grp > 0
         assert device.max_mcast_qp_attach > 0

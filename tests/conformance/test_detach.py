@@ -7,7 +7,16 @@ import errno as E
 import pytest
 
 from mcast.api import DeviceInfo, InvalidArgument, NotSupported, OutOfResources, QpInit, QpState
-from mcast.conformance.peers import Peer, clause, eventually, fact, needs, new_group, numbered, other_lid
+from mcast.conformance.peers import (
+    Application,
+    clause,
+    eventually,
+    fact,
+    needs,
+    new_group,
+    numbered,
+    other_lid,
+)
 from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import Gid, McastAddress
 
@@ -24,13 +33,18 @@ FROM_RTS = {
 """How each state is reached from RTS."""
 
 
-def device_of(peer: Peer) -> DeviceInfo:
+def device_of(peer: Application) -> DeviceInfo:
     return next(device for device in peer.bed.backend.devices() if device.name == peer.id.device)
 
 
 @clause("DT-1")
 def test_a_detached_qp_gets_no_copy_while_others_do(bed: Testbed) -> None:
-    group, detached, other, sender = new_group(), Peer(bed, 0), Peer(bed, 0), Peer(bed, 1)
+    group, detached, other, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0),
+        Application(bed, 1),
+    )
     outward, where = sender.join(group), detached.join(group)
     other.join(group)
     detached.qp.detach_mcast(where.gid, where.dlid)
@@ -41,7 +55,7 @@ def test_a_detached_qp_gets_no_copy_while_others_do(bed: Testbed) -> None:
 
 @clause("DT-2")
 def test_detach_is_local_and_the_fabric_delivers_until_a_leave(bed: Testbed) -> None:
-    group, peer, other = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, peer, other = new_group(), Application(bed, 0), Application(bed, 1)
     where = peer.join(group)
     other.join(group)
     peer.qp.detach_mcast(where.gid, where.dlid)
@@ -58,7 +72,7 @@ def test_detach_is_local_and_the_fabric_delivers_until_a_leave(bed: Testbed) -> 
 @clause("DT-3")
 @fact("K-ATTACH-8")
 def test_detach_with_another_lid_is_refused_and_changes_nothing(bed: Testbed) -> None:
-    group, peer, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, peer, sender = new_group(), Application(bed, 0), Application(bed, 1)
     where, outward = peer.join(group), sender.join(group)
     with pytest.raises(InvalidArgument):
         peer.qp.detach_mcast(where.gid, other_lid(where.dlid))
@@ -70,7 +84,7 @@ def test_detach_with_another_lid_is_refused_and_changes_nothing(bed: Testbed) ->
 @clause("DT-4")
 @fact("K-DATA-1")
 def test_other_groups_of_the_qp_are_not_affected(bed: Testbed) -> None:
-    gone, kept, peer, sender = new_group(), new_group(), Peer(bed, 0), Peer(bed, 1)
+    gone, kept, peer, sender = new_group(), new_group(), Application(bed, 0), Application(bed, 1)
     where, _ = peer.join(gone), peer.join(kept)
     to_gone, to_kept = sender.join(gone), sender.join(kept)
     peer.qp.detach_mcast(where.gid, where.dlid)
@@ -82,7 +96,7 @@ def test_other_groups_of_the_qp_are_not_affected(bed: Testbed) -> None:
 @clause("DT-5")
 @pytest.mark.parametrize("state", FROM_RTS, ids=lambda state: state.name)
 def test_detach_works_in_any_state(bed: Testbed, state: QpState) -> None:
-    group, peer, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, peer, sender = new_group(), Application(bed, 0), Application(bed, 1)
     where, outward = peer.join(group), sender.join(group)
     for step in FROM_RTS[state]:
         peer.qp.modify(step)
@@ -99,7 +113,12 @@ def test_detach_works_in_any_state(bed: Testbed, state: QpState) -> None:
 @fact("K-ATTACH-1")
 @pytest.mark.parametrize("state", FROM_RTS, ids=lambda state: state.name)
 def test_attach_works_in_any_state_and_survives_the_way_back(bed: Testbed, state: QpState) -> None:
-    group, peer, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    group, peer, keeper, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
     where, outward = keeper.join(group), sender.join(group)
     for step in FROM_RTS[state]:
         peer.qp.modify(step)
@@ -114,7 +133,7 @@ def test_attach_works_in_any_state_and_survives_the_way_back(bed: Testbed, state
 @fact("K-ATTACH-4")
 @pytest.mark.parametrize("gid", ["fe80::1", "::", "::ffff:10.1.2.3"], ids=["link-local", "zero", "unicast"])
 def test_a_gid_that_is_not_multicast_is_refused(bed: Testbed, gid: str) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     for call in (peer.qp.attach_mcast, peer.qp.detach_mcast):
         with pytest.raises(InvalidArgument):
             call(gid, 0xC001)
@@ -124,7 +143,7 @@ def test_a_gid_that_is_not_multicast_is_refused(bed: Testbed, gid: str) -> None:
 @clause("DT-6")
 @fact("K-ATTACH-8")
 def test_detach_of_what_is_not_attached_is_refused(bed: Testbed) -> None:
-    group, peer, attached = new_group(), Peer(bed), Peer(bed)
+    group, peer, attached = new_group(), Application(bed), Application(bed)
     where = attached.join(group)
     with pytest.raises(InvalidArgument):
         peer.qp.detach_mcast(where.gid, where.dlid)  # another QP of the device is
@@ -137,9 +156,9 @@ def test_detach_of_what_is_not_attached_is_refused(bed: Testbed) -> None:
 @clause("DT-7")
 @fact("K-ATTACH-9")
 def test_one_qp_more_than_a_group_takes(bed: Testbed) -> None:
-    peers = [Peer(bed, init=SMALL)]
+    peers = [Application(bed, init=SMALL)]
     limit = device_of(peers[0]).max_mcast_qp_attach
-    peers += [Peer(bed, init=SMALL, channel=peers[0].channel) for _ in range(limit)]
+    peers += [Application(bed, init=SMALL, channel=peers[0].channel) for _ in range(limit)]
     gid, lid = Gid("ff0e::7"), 0xC007
     for peer in peers[:limit]:
         peer.qp.attach_mcast(gid, lid)
@@ -154,7 +173,7 @@ def test_one_qp_more_than_a_group_takes(bed: Testbed) -> None:
 @clause("DT-7")
 @fact("K-ATTACH-9")
 def test_one_group_more_than_a_device_takes(bed: Testbed) -> None:
-    peer = Peer(bed, init=SMALL)
+    peer = Application(bed, init=SMALL)
     limit = device_of(peer).max_mcast_grp
     gids = [Gid(b"\xff\x0e" + number.to_bytes(14, "big")) for number in range(limit + 1)]
     for gid in gids[:limit]:
@@ -169,7 +188,7 @@ def test_one_group_more_than_a_device_takes(bed: Testbed) -> None:
 @clause("DT-8")
 @needs(Feature.NO_MULTICAST_DEVICE)
 def test_a_device_without_multicast_says_so(bed: Testbed) -> None:
-    peer = Peer(bed, bed.port_without_multicast)
+    peer = Application(bed, bed.port_without_multicast)
     for call in (peer.qp.attach_mcast, peer.qp.detach_mcast):
         with pytest.raises(NotSupported) as caught:
             call("ff0e::7", 0xC007)
@@ -179,7 +198,7 @@ def test_a_device_without_multicast_says_so(bed: Testbed) -> None:
 @clause("DT-9")
 @fact("K-ATTACH-6")
 def test_attached_twice_one_detach_is_enough(bed: Testbed) -> None:
-    group, peer, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, peer, sender = new_group(), Application(bed, 0), Application(bed, 1)
     where, outward = peer.join(group), sender.join(group)
     peer.qp.attach_mcast(where.gid, where.dlid)
     sender.send(outward, b"one copy")
@@ -195,7 +214,7 @@ def test_attached_twice_one_detach_is_enough(bed: Testbed) -> None:
 @fact("K-ATTACH-3")
 @pytest.mark.parametrize("gid", ["ff01:0:2:c985::", "ff0e::1234"], ids=["example", "other"])
 def test_the_example_of_the_document(bed: Testbed, gid: str) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     peer.qp.attach_mcast(gid, 0xC001)
     assert dict(peer.qp.attachments) == {Gid(gid): 0xC001}
     peer.qp.detach_mcast(gid, 0xC001)
@@ -205,7 +224,7 @@ def test_the_example_of_the_document(bed: Testbed, gid: str) -> None:
 @clause("DT-10")
 @needs(Feature.ATTACH_TABLE)
 def test_the_example_of_the_document_in_the_attach_table(bed: Testbed) -> None:
-    peer, gid = Peer(bed), Gid("ff01:0:2:c985::")
+    peer, gid = Application(bed), Gid("ff01:0:2:c985::")
     peer.qp.attach_mcast(gid, 0xC001)
     assert bed.observer.attached(peer.port, gid) == {peer.qp.qp_num}
     peer.qp.detach_mcast(gid, 0xC001)
@@ -215,7 +234,7 @@ def test_the_example_of_the_document_in_the_attach_table(bed: Testbed) -> None:
 @clause("DT-2", "LV-1")
 def test_leave_after_a_detach_by_the_user_succeeds(bed: Testbed) -> None:
     group: McastAddress = new_group()
-    peer = Peer(bed)
+    peer = Application(bed)
     where = peer.join(group)
     peer.qp.detach_mcast(where.gid, where.dlid)
     peer.id.leave_multicast(group)

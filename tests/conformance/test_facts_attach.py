@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mcast.api import Capability, InvalidArgument, QpState
-from mcast.conformance.peers import Peer, fact, needs, new_group, numbered
+from mcast.conformance.peers import Application, fact, needs, new_group, numbered
 from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import Gid
 
@@ -16,7 +16,12 @@ LIDS = [0, 1, 0xBFFF, 0xC000, 0xFFFE, 0xFFFF]
 @needs(Capability.IGMP)
 @pytest.mark.parametrize("lid", LIDS)
 def test_ethernet_takes_any_lid_and_the_same_back(bed: Testbed, lid: int) -> None:
-    group, peer, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    group, peer, keeper, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
     where, outward = keeper.join(group), sender.join(group)
     peer.qp.attach_mcast(where.gid, lid)
     assert dict(peer.qp.attachments) == {where.gid: lid}
@@ -32,7 +37,7 @@ def test_ethernet_takes_any_lid_and_the_same_back(bed: Testbed, lid: int) -> Non
 @needs(Capability.MLID)
 @pytest.mark.parametrize("lid", LIDS)
 def test_infiniband_takes_multicast_lids_only(bed: Testbed, lid: int) -> None:
-    peer, gid = Peer(bed), Gid("ff0e::5")
+    peer, gid = Application(bed), Gid("ff0e::5")
     if 0xC000 <= lid <= 0xFFFE:
         peer.qp.attach_mcast(gid, lid)
         peer.qp.detach_mcast(gid, lid)
@@ -46,7 +51,7 @@ def test_infiniband_takes_multicast_lids_only(bed: Testbed, lid: int) -> None:
 @fact("K-ATTACH-1")
 @needs(Feature.ATTACH_TABLE)
 def test_an_attachment_survives_every_state(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     where = peer.join(new_group())
     for state in (QpState.ERR, QpState.RESET, QpState.INIT, QpState.RTR, QpState.RTS):
         peer.qp.modify(state)
@@ -57,7 +62,7 @@ def test_an_attachment_survives_every_state(bed: Testbed) -> None:
 @fact("K-ATTACH-6")
 @needs(Feature.ATTACH_TABLE)
 def test_a_duplicate_attach_is_one_entry_and_ends_with_one_detach(bed: Testbed) -> None:
-    group, peer, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, peer, sender = new_group(), Application(bed, 0), Application(bed, 1)
     where, outward = peer.join(group), sender.join(group)
     peer.qp.attach_mcast(where.gid, where.dlid)
     assert bed.observer.attached(peer.port, where.gid) == {peer.qp.qp_num}

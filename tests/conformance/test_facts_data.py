@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager
 import pytest
 
 from mcast.api import Capability, InvalidArgument, McastError, QpError, QpInit, QpState
-from mcast.conformance.peers import BOUND, Peer, fact, needs, new_group, numbered
+from mcast.conformance.peers import BOUND, Application, fact, needs, new_group, numbered
 from mcast.contract.testbed import Feature, Testbed
 
 
 @fact("K-DATA-1", "K-DEVICE-8")
 def test_members_on_all_ports_get_every_message_and_others_none(bed: Testbed) -> None:
-    group, sender, outsider = new_group(), Peer(bed, 0), Peer(bed, 0)
+    group, sender, outsider = new_group(), Application(bed, 0), Application(bed, 0)
     outward = sender.join(group)
-    members = [Peer(bed, index) for index in range(1, len(bed.ports)) for _ in range(2)]
+    members = [Application(bed, index) for index in range(1, len(bed.ports)) for _ in range(2)]
     for member in members:
         member.join(group)
     sender.send(outward, *numbered(10))
@@ -27,7 +27,7 @@ def test_members_on_all_ports_get_every_message_and_others_none(bed: Testbed) ->
 
 @fact("K-DATA-2")
 def test_a_full_member_and_its_neighbours_hear_what_it_sends(bed: Testbed) -> None:
-    group, sender, neighbour = new_group(), Peer(bed), Peer(bed)
+    group, sender, neighbour = new_group(), Application(bed), Application(bed)
     outward = sender.join(group)
     neighbour.join(group)
     sender.send(outward, *numbered(10))
@@ -37,7 +37,7 @@ def test_a_full_member_and_its_neighbours_hear_what_it_sends(bed: Testbed) -> No
 
 @fact("K-DATA-5")
 def test_a_wrong_qkey_is_sent_and_not_received(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     sender.send(outward.model_copy(update={"qkey": outward.qkey ^ 1}), *numbered(5))
@@ -49,7 +49,7 @@ def test_a_wrong_qkey_is_sent_and_not_received(bed: Testbed) -> None:
 @fact("K-DATA-5")
 @needs(Feature.QKEY_VIOLATIONS)
 def test_a_wrong_qkey_is_counted_for_each_message_and_attached_qp(bed: Testbed) -> None:
-    group, sender, receivers = new_group(), Peer(bed, 0), [Peer(bed, 1), Peer(bed, 1)]
+    group, sender, receivers = new_group(), Application(bed, 0), [Application(bed, 1), Application(bed, 1)]
     outward = sender.join(group, send_only=True)
     for receiver in receivers:
         receiver.join(group)
@@ -62,8 +62,8 @@ def test_a_wrong_qkey_is_counted_for_each_message_and_attached_qp(bed: Testbed) 
 
 @fact("K-DATA-7")
 def test_a_message_too_long_for_the_receive_is_never_delivered(bed: Testbed) -> None:
-    group, sender, witness = new_group(), Peer(bed, 0), Peer(bed, 1)
-    receiver = Peer(bed, 1, QpInit(max_recv_size=64))
+    group, sender, witness = new_group(), Application(bed, 0), Application(bed, 1)
+    receiver = Application(bed, 1, QpInit(max_recv_size=64))
     outward = sender.join(group, send_only=True)
     for peer in (receiver, witness):
         peer.join(group)
@@ -81,8 +81,8 @@ def test_a_message_too_long_for_the_receive_is_never_delivered(bed: Testbed) -> 
 
 @fact("K-DATA-8")
 def test_an_empty_receive_queue_loses_messages_in_silence(bed: Testbed) -> None:
-    group, sender, witness = new_group(), Peer(bed, 0), Peer(bed, 1)
-    receiver = Peer(bed, 1, QpInit(max_recv_wr=4))
+    group, sender, witness = new_group(), Application(bed, 0), Application(bed, 1)
+    receiver = Application(bed, 1, QpInit(max_recv_wr=4))
     outward = sender.join(group, send_only=True)
     for peer in (receiver, witness):
         peer.join(group)
@@ -96,7 +96,7 @@ def test_an_empty_receive_queue_loses_messages_in_silence(bed: Testbed) -> None:
 
 @fact("K-DATA-14")
 def test_receives_are_used_first_in_first_out(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1, QpInit(max_recv_wr=3))
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1, QpInit(max_recv_wr=3))
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     for start in range(0, 12, 2):
@@ -114,7 +114,7 @@ BROKEN_PORTS = [
 @needs(Capability.IGMP)
 @pytest.mark.parametrize("harm", BROKEN_PORTS)
 def test_a_send_from_a_broken_port_puts_the_qp_into_err(bed: Testbed, harm: str) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group)
     receiver.join(group)
     sender.send(outward, b"before")
@@ -138,7 +138,7 @@ def test_a_send_from_a_broken_port_puts_the_qp_into_err(bed: Testbed, harm: str)
 def test_a_destination_that_is_not_of_the_port_is_refused(
     bed: Testbed, change: dict[str, object], errno: int
 ) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     with pytest.raises(McastError) as caught:
@@ -150,7 +150,7 @@ def test_a_destination_that_is_not_of_the_port_is_refused(
 
 @fact("K-DATA-22")
 def test_an_id_has_one_qp(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     first = peer.qp
     with pytest.raises(InvalidArgument):
         peer.id.create_qp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mcast.api import Capability, CmEventType, PortEvent
-from mcast.conformance.peers import Peer, eventually, fact, needs, new_group, numbered, readable
+from mcast.conformance.peers import Application, eventually, fact, needs, new_group, numbered, readable
 from mcast.contract.testbed import Feature, Testbed
 
 roce = needs(Capability.IGMP)
@@ -13,7 +13,7 @@ roce = needs(Capability.IGMP)
 @roce
 @needs(Feature.DEVICE_REMOVAL)
 def test_removing_a_device_is_an_event_of_its_ids_and_ends_igmp(bed: Testbed) -> None:
-    ids, other = [Peer(bed, 0), Peer(bed, 0, None)], Peer(bed, 1)
+    ids, other = [Application(bed, 0), Application(bed, 0, None)], Application(bed, 1)
     mgid = ids[0].join(new_group()).gid
     bed.remove_device(bed.ports[0])
     for peer in ids:
@@ -28,7 +28,12 @@ def test_removing_a_device_is_an_event_of_its_ids_and_ends_igmp(bed: Testbed) ->
 @roce
 @needs(Feature.LINK)
 def test_a_link_that_comes_back_carries_the_group_again(bed: Testbed) -> None:
-    group, receiver, sender, witness = new_group(), Peer(bed, 1), Peer(bed, 0), Peer(bed, 2)
+    group, receiver, sender, witness = (
+        new_group(),
+        Application(bed, 1),
+        Application(bed, 0),
+        Application(bed, 2),
+    )
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     mgid = witness.join(group).gid
@@ -59,26 +64,31 @@ def test_a_link_that_comes_back_carries_the_group_again(bed: Testbed) -> None:
 @roce
 @needs(Feature.ADDRESS_REMOVAL)
 def test_losing_an_address_is_no_event(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     peer.join(new_group())
     with bed.without_address(peer.port):
         assert peer.channel.get_event(0) is None
     assert peer.channel.get_event(0) is None
-    other = Peer(bed, 1, None, channel=peer.channel)
+    other = Application(bed, 1, None, channel=peer.channel)
     other.join(new_group())  # its event is the next one there
 
 
 @fact("K-DEVICE-8")
 @roce
 def test_the_switch_learns_full_members_and_nothing_else(bed: Testbed) -> None:
-    group, full, silent, outsider = new_group(), Peer(bed, 1), Peer(bed, 2), Peer(bed, 3 % len(bed.ports))
+    group, full, silent, outsider = (
+        new_group(),
+        Application(bed, 1),
+        Application(bed, 2),
+        Application(bed, 3 % len(bed.ports)),
+    )
     silent.join(group, send_only=True)
     mgid = full.join(group).gid
     silent.join(new_group())  # announced by the same port, later
     assert bed.observer.group_ports(mgid) == {full.port}
     for peer in (silent, outsider):  # attached, so that only the switch keeps messages from them
         peer.qp.attach_mcast(mgid, 0)
-    sender = Peer(bed, 0)
+    sender = Application(bed, 0)
     sender.send(sender.join(group, send_only=True), b"through the switch")
     assert full.receive(1) == [b"through the switch"]
     assert silent.seen(by=sender) == []

@@ -25,7 +25,7 @@ from mcast.api import (
     QpState,
 )
 from mcast.conformance.peers import (
-    Peer,
+    Application,
     eventually,
     fact,
     needs,
@@ -54,7 +54,7 @@ OWN_ADDRESS = None
     ids=["null", "AF_UNSPEC", "AF_UNIX"],
 )
 def test_an_address_of_no_family_is_refused(bed: Testbed, address: McastAddress | None) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     with pytest.raises(InvalidArgument):
         peer.id.join_multicast_ex(raw_join(address))
     if address is not None:
@@ -67,7 +67,7 @@ def test_an_address_of_no_family_is_refused(bed: Testbed, address: McastAddress 
 @roce
 @pytest.mark.parametrize("address", [IPv4Address(0), IPv6Address(0)], ids=["v4", "v6"])
 def test_a_zero_address_is_refused(bed: Testbed, address: object) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     with pytest.raises(InvalidArgument):
         peer.id.join_multicast(raw_address(address))
     assert bed.observer.port_memberships(peer.port).isdisjoint({Gid(bytes(12) + bytes(4)), Gid("::ffff:0:0")})
@@ -77,7 +77,7 @@ def test_a_zero_address_is_refused(bed: Testbed, address: object) -> None:
 @roce
 @pytest.mark.parametrize("address", [*NO_GROUPS, OWN_ADDRESS], ids=str)
 def test_a_unicast_join_with_a_qp_fails_at_the_attach(bed: Testbed, address: IPv4Address | None) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     address = address or peer.port
     peer.id.join_multicast(raw_address(address))
     event = peer.event(CmEventType.MULTICAST_ERROR, status=-1)
@@ -92,7 +92,7 @@ def test_a_unicast_join_with_a_qp_fails_at_the_attach(bed: Testbed, address: IPv
 @roce
 @pytest.mark.parametrize("address", [*NO_GROUPS, OWN_ADDRESS], ids=str)
 def test_a_unicast_join_without_a_qp_succeeds(bed: Testbed, address: IPv4Address | None) -> None:
-    peer = Peer(bed, init=None)
+    peer = Application(bed, init=None)
     address = address or peer.port
     peer.id.join_multicast(raw_address(address))
     assert ud_of(peer.event()).destination.gid == Gid(address)
@@ -103,18 +103,18 @@ def test_a_unicast_join_without_a_qp_succeeds(bed: Testbed, address: IPv4Address
 @roce
 @pytest.mark.parametrize("address", ["224.0.0.1", "224.0.0.251", "232.1.1.1", "239.255.255.255"])
 def test_groups_from_all_of_the_ipv4_range_are_joined(bed: Testbed, address: str) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     peer.id.join_multicast(address)
     assert ud_of(peer.event()).destination.gid == Gid(IPv4Address(address))
 
 
 @fact("K-JOIN-10")
 def test_the_port_is_part_of_what_leave_compares(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     group = new_group(port=5000)
     plain = McastAddress(address=group.address)
     mgid = peer.join(group).gid
-    assert mgid == Peer(bed, 1).join(plain).gid  # on the wire it is no part
+    assert mgid == Application(bed, 1).join(plain).gid  # on the wire it is no part
     with pytest.raises(McastError) as caught:
         peer.id.leave_multicast(plain)
     assert caught.value.errno == E.EADDRNOTAVAIL
@@ -132,7 +132,7 @@ def test_the_port_is_part_of_what_leave_compares(bed: Testbed) -> None:
 )
 def test_ipv6_groups_and_raw_mgids_are_not_supported(bed: Testbed, address: str | Mgid) -> None:
     for init in (QpInit(), None):
-        peer = Peer(bed, init=init)
+        peer = Application(bed, init=init)
         with pytest.raises(NotSupported) as caught:
             peer.id.join_multicast(address)
         assert caught.value.errno == 524
@@ -140,7 +140,7 @@ def test_ipv6_groups_and_raw_mgids_are_not_supported(bed: Testbed, address: str 
 
 @needs(Capability.IPV6_GROUP)
 def test_ipv6_groups_work_where_they_are_supported(bed: Testbed) -> None:
-    group, one, two = McastAddress.of("ff0e::1:2"), Peer(bed, 0), Peer(bed, 1)
+    group, one, two = McastAddress.of("ff0e::1:2"), Application(bed, 0), Application(bed, 1)
     outward = one.join(group)
     two.join(group)
     one.send(outward, b"over IPv6")
@@ -150,7 +150,7 @@ def test_ipv6_groups_work_where_they_are_supported(bed: Testbed) -> None:
 @needs(Capability.RAW_MGID)
 def test_raw_mgids_work_where_they_are_supported(bed: Testbed) -> None:
     mgid = Mgid("ff15:beef::1:2")
-    group, one, two = McastAddress.of(mgid), Peer(bed, 0), Peer(bed, 1)
+    group, one, two = McastAddress.of(mgid), Application(bed, 0), Application(bed, 1)
     outward = one.join(group)
     assert outward.gid == two.join(group).gid == mgid
     one.send(outward, b"by MGID")
@@ -162,7 +162,7 @@ def test_raw_mgids_work_where_they_are_supported(bed: Testbed) -> None:
 @needs(Feature.IPV6_SOURCE)
 def test_an_ipv4_group_on_an_ipv6_id_joins_and_sending_kills_the_qp(bed: Testbed) -> None:
     port = bed.ports[0]
-    peer = Peer(bed, bed.ipv6_of(port))
+    peer = Application(bed, bed.ipv6_of(port))
     group = new_group()
     peer.id.join_multicast(group)
     destination = ud_of(peer.event()).destination
@@ -170,7 +170,7 @@ def test_an_ipv4_group_on_an_ipv6_id_joins_and_sending_kills_the_qp(bed: Testbed
     fails_and_stays_in_err(peer, lambda: peer.send(destination, b"IPv4 over IPv6"))
 
 
-def fails_and_stays_in_err(peer: Peer, send: Callable[[], object]) -> None:
+def fails_and_stays_in_err(peer: Application, send: Callable[[], object]) -> None:
     """The send is reported as failed, the QP is in ERR and stays there until it is reset."""
     for _ in range(2):
         with pytest.raises(McastError) as caught:
@@ -203,7 +203,7 @@ def test_the_ipoib_port_space_does_not_bind_on_ethernet(bed: Testbed) -> None:
 @fact("K-JOIN-15")
 @roce
 def test_the_ib_port_space_binds_and_joins_nothing(bed: Testbed) -> None:
-    peer, id_ = Peer(bed), bed.backend.event_channel().create_id(PortSpace.IB)
+    peer, id_ = Application(bed), bed.backend.event_channel().create_id(PortSpace.IB)
     id_.bind_addr(bed.ports[0])
     assert id_.device == peer.id.device
     for join in (id_.join_multicast, lambda group: id_.join_multicast_ex(JoinAttrEx.full_member(group))):
@@ -215,7 +215,7 @@ def test_the_ib_port_space_binds_and_joins_nothing(bed: Testbed) -> None:
 @roce
 @needs(Feature.LINK)
 def test_a_join_succeeds_while_the_link_is_down(bed: Testbed) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     with bed.link_down(peer.port):
         peer.id.join_multicast(group)
         peer.event()
@@ -226,7 +226,7 @@ def test_a_join_succeeds_while_the_link_is_down(bed: Testbed) -> None:
 @roce
 @needs(Feature.ADDRESS_REMOVAL)
 def test_a_join_fails_without_a_status_when_the_address_is_gone(bed: Testbed) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     with bed.without_address(peer.port):
         peer.id.join_multicast(group)
         event = peer.event(CmEventType.MULTICAST_ERROR, status=0)
@@ -241,7 +241,7 @@ def test_a_join_fails_without_a_status_when_the_address_is_gone(bed: Testbed) ->
 @roce
 @needs(Feature.DEVICE_REMOVAL)
 def test_no_join_after_the_device_was_removed(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     bed.remove_device(peer.port)
     peer.event(CmEventType.DEVICE_REMOVAL)
     for join in (
@@ -256,10 +256,10 @@ def test_no_join_after_the_device_was_removed(bed: Testbed) -> None:
 @fact("K-JOIN-21")
 def test_a_join_past_the_attach_limit_fails_at_the_attach(bed: Testbed) -> None:
     small, group = QpInit(max_send_wr=1, max_recv_wr=1), new_group()
-    peer, keeper = Peer(bed, init=small), Peer(bed, init=None)
+    peer, keeper = Application(bed, init=small), Application(bed, init=None)
     where = keeper.join(group)
     (limit,) = (d.max_mcast_qp_attach for d in bed.backend.devices() if d.name == peer.id.device)
-    others = [Peer(bed, init=small, channel=keeper.channel) for _ in range(limit)]
+    others = [Application(bed, init=small, channel=keeper.channel) for _ in range(limit)]
     for other in others:
         other.qp.attach_mcast(where.gid, where.dlid)
     peer.id.join_multicast(group)
@@ -276,7 +276,7 @@ def test_a_join_past_the_attach_limit_fails_at_the_attach(bed: Testbed) -> None:
 
 @fact("K-JOIN-22")
 def test_a_join_succeeds_while_the_qp_is_in_err(bed: Testbed) -> None:
-    peer, sender, group = Peer(bed, 0), Peer(bed, 1), new_group()
+    peer, sender, group = Application(bed, 0), Application(bed, 1), new_group()
     peer.qp.modify(QpState.ERR)
     peer.join(group)
     assert peer.qp.state is QpState.ERR
@@ -289,7 +289,7 @@ def test_a_join_succeeds_while_the_qp_is_in_err(bed: Testbed) -> None:
 @roce
 @pytest.mark.parametrize("attr", [JoinAttrEx.full_member, JoinAttrEx.send_only])
 def test_the_parameters_of_a_join_event(bed: Testbed, attr: Callable[[McastAddress], JoinAttrEx]) -> None:
-    peer, group, context = Peer(bed), new_group(), object()
+    peer, group, context = Application(bed), new_group(), object()
     peer.id.join_multicast_ex(attr(group), context)
     event = peer.event()
     ud = ud_of(event)
@@ -305,7 +305,7 @@ def test_the_parameters_of_a_join_event(bed: Testbed, attr: Callable[[McastAddre
 @fact("K-EVENT-2")
 @roce
 def test_igmp_happens_in_the_join_call(bed: Testbed) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     assert isinstance(group.address, IPv4Address)
     mgid = Gid(group.address)
     assert mgid not in bed.observer.port_memberships(peer.port)
@@ -317,7 +317,12 @@ def test_igmp_happens_in_the_join_call(bed: Testbed) -> None:
 
 @fact("K-EVENT-4")
 def test_a_qp_that_the_user_attached_is_detached_by_leave(bed: Testbed) -> None:
-    group, peer, keeper, sender = new_group(), Peer(bed, 0, None), Peer(bed, 0, None), Peer(bed, 1)
+    group, peer, keeper, sender = (
+        new_group(),
+        Application(bed, 0, None),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
     outward, where = sender.join(group), peer.join(group)
     keeper.join(group)
     peer.id.create_qp()
@@ -335,7 +340,7 @@ def test_a_qp_that_the_user_attached_is_detached_by_leave(bed: Testbed) -> None:
 @fact("K-EVENT-6")
 @pytest.mark.parametrize("first", [0, 1])
 def test_ids_of_one_device_are_counted(bed: Testbed, first: int) -> None:
-    group, pair, sender = new_group(), [Peer(bed, 0), Peer(bed, 0)], Peer(bed, 1)
+    group, pair, sender = new_group(), [Application(bed, 0), Application(bed, 0)], Application(bed, 1)
     for peer in pair:
         where = peer.join(group)
     outward = sender.join(group, send_only=True)
@@ -356,7 +361,7 @@ def test_ids_of_one_device_are_counted(bed: Testbed, first: int) -> None:
 @roce
 @pytest.mark.parametrize("count", [100, 1000])
 def test_many_groups_on_one_id_report_in_call_order(bed: Testbed, count: int) -> None:
-    peer, groups = Peer(bed), [new_group() for _ in range(count)]
+    peer, groups = Application(bed), [new_group() for _ in range(count)]
     for group in groups:
         peer.id.join_multicast(group, group)
     assert [peer.event().context for _ in groups] == groups
@@ -367,7 +372,7 @@ def test_many_groups_on_one_id_report_in_call_order(bed: Testbed, count: int) ->
 @fact("K-SENDONLY-1")
 @roce
 def test_send_only_changes_neither_igmp_list_nor_snooping_table(bed: Testbed) -> None:
-    peer, member, group = Peer(bed, 0), Peer(bed, 1), new_group()
+    peer, member, group = Application(bed, 0), Application(bed, 1), new_group()
     mgid = member.join(group).gid
     eventually(bed, lambda: bed.observer.group_ports(mgid) == {member.port})
     before = bed.observer.port_memberships(peer.port)
@@ -379,7 +384,12 @@ def test_send_only_changes_neither_igmp_list_nor_snooping_table(bed: Testbed) ->
 
 @fact("K-SENDONLY-4")
 def test_a_qp_that_never_joined_can_send(bed: Testbed) -> None:
-    group, stranger, guide, member = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    group, stranger, guide, member = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
     outward = guide.join(group, send_only=True)
     member.join(group)
     guide.id.leave_multicast(group)
@@ -389,7 +399,7 @@ def test_a_qp_that_never_joined_can_send(bed: Testbed) -> None:
 
 @fact("K-SENDONLY-5")
 def test_a_send_to_an_empty_group_succeeds(bed: Testbed) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     outward = peer.join(group, send_only=True)
     peer.send(outward, *numbered(10))
     peer.id.leave_multicast(group)

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from mcast.api import Capability, CmEventType, DeviceGone, InvalidArgument
-from mcast.conformance.peers import Peer, eventually, fact, needs, new_group, raw_address, readable
+from mcast.conformance.peers import Application, eventually, fact, needs, new_group, raw_address, readable
 from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import AF_UNIX, Gid, McastAddress
 
 
 @fact("K-LEAVE-2")
 def test_holding_an_event_blocks_neither_leave_nor_destroy(bed: Testbed) -> None:
-    groups, peer, held = [new_group(), new_group()], Peer(bed), []
+    groups, peer, held = [new_group(), new_group()], Application(bed), []
     for group in groups:
         peer.id.join_multicast(group)
         held.append(peer.event())
@@ -31,8 +31,10 @@ def test_holding_an_event_blocks_neither_leave_nor_destroy(bed: Testbed) -> None
     [lambda peer: peer.id.join_multicast(new_group()), lambda peer: peer.id.resolve_addr(new_group())],
     ids=["join", "resolve"],
 )
-def test_an_event_that_nobody_fetched_dies_with_its_id(bed: Testbed, ask: Callable[[Peer], None]) -> None:
-    peer = Peer(bed)
+def test_an_event_that_nobody_fetched_dies_with_its_id(
+    bed: Testbed, ask: Callable[[Application], None]
+) -> None:
+    peer = Application(bed)
     ask(peer)
     eventually(bed, lambda: readable(peer.channel))
     peer.id.destroy()
@@ -44,7 +46,7 @@ def test_an_event_that_nobody_fetched_dies_with_its_id(bed: Testbed, ask: Callab
 @pytest.mark.parametrize("family", [None, AF_UNIX], ids=["AF_UNSPEC", "AF_UNIX"])
 @pytest.mark.parametrize("joined", [False, True])
 def test_leave_of_an_address_of_no_family_is_refused(bed: Testbed, family: object, joined: bool) -> None:
-    peer, address = Peer(bed), raw_address(family)
+    peer, address = Application(bed), raw_address(family)
     if joined:
         peer.join(new_group())
     with pytest.raises(InvalidArgument):
@@ -54,7 +56,7 @@ def test_leave_of_an_address_of_no_family_is_refused(bed: Testbed, family: objec
 @fact("K-LEAVE-8")
 @needs(Capability.IGMP, Feature.DEVICE_REMOVAL)
 def test_leave_after_the_device_was_removed(bed: Testbed) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     peer.join(group)
     bed.remove_device(peer.port)
     peer.event(CmEventType.DEVICE_REMOVAL)
@@ -70,7 +72,7 @@ def test_leave_after_the_device_was_removed(bed: Testbed) -> None:
 @needs(Feature.ATTACH_TABLE)
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "attached"])
 def test_closing_a_qp_detaches_it_first(bed: Testbed, joined: bool) -> None:
-    group, peer, keeper = new_group(), Peer(bed), Peer(bed)
+    group, peer, keeper = new_group(), Application(bed), Application(bed)
     where = keeper.join(group)
     if joined:
         peer.join(group)
@@ -89,7 +91,7 @@ def test_closing_a_qp_detaches_it_first(bed: Testbed, joined: bool) -> None:
 @fact("K-LEAVE-12")
 @needs(Feature.ATTACH_TABLE)
 def test_destroying_an_id_frees_the_attachments_of_its_qp(bed: Testbed) -> None:
-    peer, by_hand = Peer(bed), Gid("ff0e::77")
+    peer, by_hand = Application(bed), Gid("ff0e::77")
     joined = peer.join(new_group()).gid
     peer.qp.attach_mcast(by_hand, 0xC077)
     peer.id.destroy()
@@ -100,7 +102,7 @@ def test_destroying_an_id_frees_the_attachments_of_its_qp(bed: Testbed) -> None:
 
 @fact("K-LEAVE-14")
 def test_the_right_order_to_end_leaves_nothing(bed: Testbed) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     mgid = peer.join(group).gid
     qp = peer.qp
     peer.id.leave_multicast(group)
@@ -116,7 +118,7 @@ def test_the_right_order_to_end_leaves_nothing(bed: Testbed) -> None:
 @needs(Capability.IGMP)
 @pytest.mark.parametrize("queued", [False, True], ids=["at-once", "event-queued"])
 def test_an_early_leave_ends_the_igmp_membership(bed: Testbed, queued: bool) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     mgid = mgid_of(group)
     peer.id.join_multicast(group)
     assert mgid in bed.observer.port_memberships(peer.port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mcast.api import Backend, Capability, Closed, GroupMember, GroupSource, GroupTable
-from mcast.conformance.peers import Peer, eventually, needs, new_group
+from mcast.conformance.peers import Application, eventually, needs, new_group
 from mcast.contract.testbed import Testbed
 
 pytestmark = needs(Capability.GROUP_TABLE)
@@ -18,7 +18,7 @@ def members(bed: Testbed, group: object) -> dict[str, GroupMember]:
     return {member.port: member for info in found for member in info.members}
 
 
-def port_of(peer: Peer) -> str:
+def port_of(peer: Application) -> str:
     (info,) = (
         f"{device.name}/{port.port_num}"
         for device in peer.bed.backend.devices()
@@ -29,7 +29,7 @@ def port_of(peer: Peer) -> str:
 
 
 def test_a_full_member_is_shown_from_join_to_leave(bed: Testbed) -> None:
-    first, second = Peer(bed, 0), Peer(bed, 1)
+    first, second = Application(bed, 0), Application(bed, 1)
     group = new_group()
     destination = first.join(group)
     assert second.join(group) is not None
@@ -47,14 +47,14 @@ def test_a_full_member_is_shown_from_join_to_leave(bed: Testbed) -> None:
 
 
 def test_the_table_that_delivers_is_shown_too(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     destination = peer.join(new_group())
     delivering = {GroupSource.SWITCH, GroupSource.SA}
     eventually(bed, lambda: members(bed, destination.gid)[port_of(peer)].seen_in & delivering)
 
 
 def test_a_send_only_member_is_shown_as_such_or_declared_unseen(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     destination = peer.join(new_group(), send_only=True)
     shown = members(bed, destination.gid)
     table = bed.backend.groups()
@@ -65,7 +65,7 @@ def test_a_send_only_member_is_shown_as_such_or_declared_unseen(bed: Testbed) ->
 
 
 def test_groups_are_in_order_and_never_empty_words(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     for _ in range(3):
         peer.join(new_group())
     table = bed.backend.groups()

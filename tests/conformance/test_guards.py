@@ -20,7 +20,7 @@ from mcast.api import (
     SecondMlid,
 )
 from mcast.conformance.peers import (
-    Peer,
+    Application,
     clause,
     fact,
     needs,
@@ -54,7 +54,7 @@ NO_GROUPS = ["10.9.9.9", "240.0.0.1", "255.255.255.255", "0.0.0.0", "::", "fe80:
 def test_an_address_that_is_no_group_is_refused_when_made(
     bed: Testbed, call: Callable[[CmId, str], None], address: str
 ) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     with pytest.raises(ValueError, match=r"not a multicast group: allowed are"):
         call(peer.id, address)
     assert not readable(peer.channel)
@@ -70,7 +70,7 @@ def test_an_address_that_is_no_group_is_refused_when_made(
 def test_a_second_join_of_an_address_is_refused(
     bed: Testbed, attr: Callable[[McastAddress], JoinAttrEx], fetched: bool
 ) -> None:
-    group, peer, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, peer, sender = new_group(), Application(bed, 0), Application(bed, 1)
     peer.id.join_multicast(group)
     if fetched:
         peer.event()
@@ -93,8 +93,8 @@ def test_a_second_join_of_an_address_is_refused(
 @needs(Capability.RAW_MGID)
 @pytest.mark.parametrize("raw_first", [False, True], ids=["address-first", "mgid-first"])
 def test_a_second_join_by_another_name_of_the_group_is_refused(bed: Testbed, raw_first: bool) -> None:
-    group, peer = new_group(), Peer(bed)
-    names = [group, McastAddress.of(Mgid(Peer(bed, 1).join(group).gid))]
+    group, peer = new_group(), Application(bed)
+    names = [group, McastAddress.of(Mgid(Application(bed, 1).join(group).gid))]
     first, second = reversed(names) if raw_first else names
     peer.join(first)
     with pytest.raises(AlreadyJoined) as caught:
@@ -110,7 +110,7 @@ def test_a_second_join_by_another_name_of_the_group_is_refused(bed: Testbed, raw
 
 def test_the_guard_is_of_one_id_and_one_address(bed: Testbed) -> None:
     group, other = new_group(), new_group()
-    one, two = Peer(bed), Peer(bed)
+    one, two = Application(bed), Application(bed)
     for peer in (one, two):
         peer.join(group)
         peer.join(other)
@@ -128,7 +128,7 @@ def test_a_refused_join_is_not_remembered_as_joined(bed: Testbed) -> None:
 @fact("K-LEAVE-7")
 @needs(Capability.IGMP)  # on InfiniBand the SA maps a unicast address to a group like any other
 def test_a_join_that_failed_later_wants_its_leave(bed: Testbed) -> None:
-    peer, address = Peer(bed), raw_address(IPv4Address("10.9.9.9"))
+    peer, address = Application(bed), raw_address(IPv4Address("10.9.9.9"))
     peer.id.join_multicast(address)
     peer.event(CmEventType.MULTICAST_ERROR, -1)
     with pytest.raises(AlreadyJoined):
@@ -142,7 +142,7 @@ def test_a_join_that_failed_later_wants_its_leave(bed: Testbed) -> None:
 
 @fact("K-DATA-6")
 def test_a_message_larger_than_the_mtu_takes_its_batch_with_it(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     limit = sender.qp.max_message_size
@@ -161,7 +161,7 @@ def test_a_message_larger_than_the_mtu_takes_its_batch_with_it(bed: Testbed) -> 
 
 
 def test_the_limit_is_the_mtu_of_the_port(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     (device,) = (device for device in bed.backend.devices() if device.name == peer.id.device)
     assert peer.qp.max_message_size == device.ports[0].active_mtu
 
@@ -173,7 +173,12 @@ def test_the_limit_is_the_mtu_of_the_port(bed: Testbed) -> None:
 @fact("K-ATTACH-7")
 @pytest.mark.parametrize("by_user", [False, True], ids=["joined", "attached"])
 def test_a_second_mlid_of_one_mgid_is_refused(bed: Testbed, by_user: bool) -> None:
-    group, peer, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    group, peer, keeper, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
     outward, where = sender.join(group), keeper.join(group)
     second = other_lid(where.dlid)
     if by_user:

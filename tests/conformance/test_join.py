@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mcast.api import JoinAttrEx
-from mcast.conformance.peers import Peer, clause, eventually, new_group, ud_of
+from mcast.conformance.peers import Application, clause, eventually, new_group, ud_of
 from mcast.contract.testbed import Testbed
 
 
 @clause("JM-1")
 def test_join_is_join_ex_of_a_full_member(bed: Testbed) -> None:
-    group, plain, extended = new_group(), Peer(bed), Peer(bed)
+    group, plain, extended = new_group(), Application(bed), Application(bed)
     plain.id.join_multicast(group)
     first = plain.event()
     extended.id.join_multicast_ex(JoinAttrEx.full_member(group))
@@ -18,7 +18,7 @@ def test_join_is_join_ex_of_a_full_member(bed: Testbed) -> None:
 
 @clause("JM-1")
 def test_join_creates_the_group_sends_and_receives(bed: Testbed) -> None:
-    group, one, two = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, one, two = new_group(), Application(bed, 0), Application(bed, 1)
     one.id.join_multicast(group)
     outward = ud_of(one.event()).destination
     one.wait_delivery(outward.gid)
@@ -35,7 +35,12 @@ def test_join_creates_the_group_sends_and_receives(bed: Testbed) -> None:
 
 @clause("JM-2")
 def test_join_attaches_the_qp_of_the_id_alone(bed: Testbed) -> None:
-    group, member, bystander, sender = new_group(), Peer(bed, 0), Peer(bed, 0), Peer(bed, 1)
+    group, member, bystander, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0),
+        Application(bed, 1),
+    )
     member.id.join_multicast(group)
     where = ud_of(member.event()).destination
     member.wait_delivery(where.gid)

@@ -23,7 +23,7 @@ from mcast.api import (
 )
 from mcast.conformance.peers import (
     BOUND,
-    Peer,
+    Application,
     clause,
     eventually,
     fact,
@@ -63,7 +63,7 @@ both_joins = pytest.mark.parametrize("join", [by_join, by_join_ex])
     ],
 )
 def test_comp_mask_must_hold_both_fields_and_no_reserved_bit(bed: Testbed, mask: int, errno: int) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     with pytest.raises(McastError) as caught:
         peer.id.join_multicast_ex(raw_join(group, mask=mask))
     assert caught.value.errno == errno
@@ -74,14 +74,14 @@ def test_comp_mask_must_hold_both_fields_and_no_reserved_bit(bed: Testbed, mask:
 @fact("K-JOIN-2")
 def test_a_reserved_mask_bit_is_noticed_before_a_missing_one_and_a_bad_flag(bed: Testbed) -> None:
     with pytest.raises(McastError) as caught:
-        Peer(bed).id.join_multicast_ex(raw_join(new_group(), mask=4, flags=2))
+        Application(bed).id.join_multicast_ex(raw_join(new_group(), mask=4, flags=2))
     assert caught.value.errno == E.EOPNOTSUPP
 
 
 @clause("JEX-2")
 @fact("K-JOIN-3")
 def test_both_join_flags_are_accepted_with_the_same_parameters(bed: Testbed) -> None:
-    group, full, send_only = new_group(), Peer(bed), Peer(bed)
+    group, full, send_only = new_group(), Application(bed), Application(bed)
     full.id.join_multicast_ex(raw_join(group, flags=0))
     first = full.event()
     send_only.id.join_multicast_ex(raw_join(group, flags=1))
@@ -92,7 +92,7 @@ def test_both_join_flags_are_accepted_with_the_same_parameters(bed: Testbed) -> 
 @fact("K-JOIN-4")
 @pytest.mark.parametrize("flags", [2, 3, 0xFFFF, 0x10000])
 def test_other_join_flags_are_refused(bed: Testbed, flags: int) -> None:
-    peer, group = Peer(bed), new_group()
+    peer, group = Application(bed), new_group()
     with pytest.raises(InvalidArgument):
         peer.id.join_multicast_ex(raw_join(group, flags=flags))
     peer.join(group)
@@ -100,9 +100,9 @@ def test_other_join_flags_are_refused(bed: Testbed, flags: int) -> None:
 
 @clause("JEX-3")
 def test_full_member_creates_the_group(bed: Testbed) -> None:
-    group, known = new_group(), Peer(bed, 1)
+    group, known = new_group(), Application(bed, 1)
     other = known.join(new_group())
-    peer = Peer(bed)
+    peer = Application(bed)
     mgid = peer.join(group).gid
     assert mgid != other.gid
     eventually(bed, lambda: bed.observer.group_exists(mgid))
@@ -113,7 +113,7 @@ def test_full_member_creates_the_group(bed: Testbed) -> None:
 
 @clause("JEX-4", "JEX-5")
 def test_full_members_send_to_and_receive_from_the_group(bed: Testbed) -> None:
-    group, one, two = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, one, two = new_group(), Application(bed, 0), Application(bed, 1)
     from_one, from_two = one.join(group), two.join(group)
     one.send(from_one, b"from one")
     assert two.receive(1) == [b"from one"]
@@ -125,7 +125,7 @@ def test_full_members_send_to_and_receive_from_the_group(bed: Testbed) -> None:
 @clause("JEX-6")
 @needs(Capability.SA)
 def test_send_only_member_creates_the_group(bed: Testbed) -> None:
-    group, peer = new_group(), Peer(bed)
+    group, peer = new_group(), Application(bed)
     mgid = peer.join(group, send_only=True).gid
     assert bed.observer.group_exists(mgid)
     assert mgid in bed.observer.port_memberships(peer.port)
@@ -136,7 +136,7 @@ def test_send_only_member_creates_the_group(bed: Testbed) -> None:
 @clause("JEX-6")
 @fact("K-SENDONLY-3")
 def test_send_only_member_may_send(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     sender.send(outward, *numbered(10))
@@ -146,7 +146,12 @@ def test_send_only_member_may_send(bed: Testbed) -> None:
 @clause("JEX-7")
 @fact("K-SENDONLY-3")
 def test_send_only_member_does_not_receive(bed: Testbed) -> None:
-    group, silent, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    group, silent, keeper, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
     silent.join(group, send_only=True)
     keeper.join(group)  # now the fabric delivers to the port: only the attach is missing
     sender.send(sender.join(group), *numbered(10))
@@ -155,7 +160,7 @@ def test_send_only_member_does_not_receive(bed: Testbed) -> None:
 
 @clause("JEX-8")
 def test_send_only_qp_is_not_attached(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     group = peer.join(new_group(), send_only=True)
     assert dict(peer.qp.attachments) == {}
     with pytest.raises(InvalidArgument):
@@ -165,13 +170,13 @@ def test_send_only_qp_is_not_attached(bed: Testbed) -> None:
 @clause("JEX-8")
 @needs(Feature.ATTACH_TABLE)
 def test_send_only_qp_is_not_in_the_attach_table(bed: Testbed) -> None:
-    group, silent, full = new_group(), Peer(bed), Peer(bed)
+    group, silent, full = new_group(), Application(bed), Application(bed)
     silent.join(group, send_only=True)
     mgid = full.join(group).gid
     assert bed.observer.attached(full.port, mgid) == {full.qp.qp_num}
 
 
-def join_refused_by_the_sm(peer: Peer, group: McastAddress) -> None:
+def join_refused_by_the_sm(peer: Application, group: McastAddress) -> None:
     """Old kernels refuse in the call; later ones let the SM refuse, which is an event and wants a leave."""
     peer.id.join_multicast_ex(JoinAttrEx.send_only(group))
     event = peer.channel.get_event(BOUND)
@@ -184,7 +189,7 @@ def join_refused_by_the_sm(peer: Peer, group: McastAddress) -> None:
 @clause("JEX-9")
 @needs(Capability.SA, Feature.SM_WITHOUT_SEND_ONLY)
 def test_send_only_fails_when_the_sm_does_not_support_it(bed: Testbed) -> None:
-    group, peer, other = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, peer, other = new_group(), Application(bed, 0), Application(bed, 1)
     with bed.sm_without_send_only():
         with pytest.raises(McastError) as caught:
             join_refused_by_the_sm(peer, group)
@@ -200,7 +205,7 @@ def test_send_only_fails_when_the_sm_does_not_support_it(bed: Testbed) -> None:
 @fact("K-SENDONLY-1")
 @needs(Capability.IGMP)
 def test_send_only_stays_out_of_the_igmp_list_and_the_snooping_table(bed: Testbed) -> None:
-    silent, full = Peer(bed, 0, None), Peer(bed, 0, None)
+    silent, full = Application(bed, 0, None), Application(bed, 0, None)
     unseen = silent.join(new_group(), send_only=True).gid
     seen = full.join(new_group()).gid  # announced later by the same port, and there
     assert bed.observer.group_ports(seen) == {full.port}
@@ -214,7 +219,7 @@ def test_send_only_stays_out_of_the_igmp_list_and_the_snooping_table(bed: Testbe
 @fact("K-SENDONLY-2")
 @needs(Capability.IGMP, Feature.IGMP_ON_WIRE)
 def test_send_only_sends_no_igmp_report(bed: Testbed) -> None:
-    silent, full = Peer(bed, 0, None), Peer(bed, 0, None)
+    silent, full = Application(bed, 0, None), Application(bed, 0, None)
     unseen = silent.join(new_group(), send_only=True).gid
     seen = full.join(new_group()).gid
     eventually(bed, lambda: bed.observer.igmp_reports(seen) > 0)
@@ -238,10 +243,10 @@ def test_send_only_sends_no_igmp_report(bed: Testbed) -> None:
     ids=["bind", "qp-unbound", "qp-second", "join", "join-ex", "leave", "attach", "detach", "modify"],
 )
 def test_a_failing_call_carries_its_errno(
-    bed: Testbed, call: Callable[[Peer], None], phase: Phase, errno: int
+    bed: Testbed, call: Callable[[Application], None], phase: Phase, errno: int
 ) -> None:
     with pytest.raises(McastError) as caught:
-        call(Peer(bed))
+        call(Application(bed))
     error = caught.value
     assert (error.errno, error.phase) == (errno, phase)
     assert isinstance(error, OSError)
@@ -261,7 +266,7 @@ def test_join_needs_a_bound_id(bed: Testbed, join: Join, address: str | None) ->
     assert id_.device is None
     with pytest.raises(InvalidArgument):
         join(id_, group, "nowhere")
-    bound = Peer(bed, channel=channel)
+    bound = Application(bed, channel=channel)
     mgid = bound.join(group, context="bound").gid  # the first event there is
     bound.id.leave_multicast(group)
     eventually(bed, lambda: not bed.observer.group_exists(mgid))
@@ -283,7 +288,7 @@ def test_resolve_without_source_takes_the_device_of_the_route(bed: Testbed) -> N
         event = channel.get_event(BOUND)
     assert event is not None
     assert (event.type, event.status, event.id) == (CmEventType.ADDR_RESOLVED, 0, id_)
-    assert id_.device == Peer(bed, 1, None).id.device
+    assert id_.device == Application(bed, 1, None).id.device
 
 
 @clause("JEX-13")
@@ -297,7 +302,7 @@ def test_resolve_with_a_source_needs_no_route(bed: Testbed) -> None:
     resolved = channel.get_event(BOUND)
     assert resolved is not None
     assert (resolved.type, resolved.status) == (CmEventType.ADDR_RESOLVED, 0)
-    assert id_.device == Peer(bed, 1, None).id.device
+    assert id_.device == Application(bed, 1, None).id.device
     id_.join_multicast(group)
     joined = channel.get_event(BOUND)
     assert joined is not None
@@ -306,7 +311,7 @@ def test_resolve_with_a_source_needs_no_route(bed: Testbed) -> None:
 
 @clause("JEX-14")
 def test_leave_releases_membership_attachment_and_group(bed: Testbed) -> None:
-    group, first, last = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, first, last = new_group(), Application(bed, 0), Application(bed, 1)
     where, mgid = first.join(group), last.join(group).gid
     first.id.leave_multicast(group)
     eventually(bed, lambda: bed.observer.group_ports(mgid) == {last.port})
@@ -323,7 +328,7 @@ def test_leave_releases_membership_attachment_and_group(bed: Testbed) -> None:
 @fact("K-EVENT-3")
 @both_joins
 def test_the_qp_is_attached_when_the_event_is_retrieved(bed: Testbed, join: Join) -> None:
-    group, receiver, sender = new_group(), Peer(bed, 0), Peer(bed, 1)
+    group, receiver, sender = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group)
     join(receiver.id, group, None)
     eventually(bed, lambda: readable(receiver.channel))
@@ -340,7 +345,7 @@ def test_the_qp_is_attached_when_the_event_is_retrieved(bed: Testbed, join: Join
 @clause("JEX-15")
 @needs(Feature.ATTACH_TABLE)
 def test_the_attach_table_gains_the_qp_at_retrieval(bed: Testbed) -> None:
-    group, other, peer = new_group(), Peer(bed), Peer(bed)
+    group, other, peer = new_group(), Application(bed), Application(bed)
     mgid = other.join(group).gid
     peer.id.join_multicast(group)
     eventually(bed, lambda: readable(peer.channel))
@@ -353,12 +358,12 @@ def test_the_attach_table_gains_the_qp_at_retrieval(bed: Testbed) -> None:
 @fact("K-EVENT-4")
 @pytest.mark.parametrize("qp_first", [False, True], ids=["qp-after-event", "qp-before-event"])
 def test_without_a_qp_the_user_attaches(bed: Testbed, qp_first: bool) -> None:
-    group, receiver, sender = new_group(), Peer(bed, 0, None), Peer(bed, 1)
+    group, receiver, sender = new_group(), Application(bed, 0, None), Application(bed, 1)
     outward = sender.join(group)
     where = receiver.join(group)
     assert (where.gid, where.dlid, where.qkey) == (outward.gid, outward.dlid, outward.qkey)
     # the QP that is attached may be of any id of the device
-    qp_owner = Peer(bed, 0) if qp_first else receiver
+    qp_owner = Application(bed, 0) if qp_first else receiver
     if not qp_first:
         receiver.id.create_qp()
     sender.send(outward, b"too early")
@@ -371,7 +376,7 @@ def test_without_a_qp_the_user_attaches(bed: Testbed, qp_first: bool) -> None:
 @clause("JEX-17")
 @both_joins
 def test_the_context_comes_back_as_the_same_object(bed: Testbed, join: Join) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     contexts: list[object] = [[], [], "text", None, 7, object()]
     for context in contexts:
         join(peer.id, new_group(), context)
@@ -381,7 +386,7 @@ def test_the_context_comes_back_as_the_same_object(bed: Testbed, join: Join) -> 
 
 @clause("JEX-17")
 def test_the_context_of_a_send_only_or_failed_join_comes_back_too(bed: Testbed) -> None:
-    peer, context, other = Peer(bed), object(), object()
+    peer, context, other = Application(bed), object(), object()
     peer.id.join_multicast_ex(JoinAttrEx.send_only(new_group()), context)
     assert peer.event().context is context
     peer.id.join_multicast_ex(raw_join(raw_address(peer.port)), other)
@@ -403,7 +408,7 @@ def test_join_needs_a_datagram_port_space(bed: Testbed) -> None:
 
 @clause("JEX-5", "JEX-7")
 def test_a_full_and_a_send_only_member_of_one_port_differ(bed: Testbed) -> None:
-    group, full, silent = new_group(), Peer(bed, init=QpInit(max_recv_wr=8)), Peer(bed)
+    group, full, silent = new_group(), Application(bed, init=QpInit(max_recv_wr=8)), Application(bed)
     full.join(group)
     silent.send(silent.join(group, send_only=True), b"hello")
     assert full.receive(1) == [b"hello"]
@@ -412,7 +417,7 @@ def test_a_full_and_a_send_only_member_of_one_port_differ(bed: Testbed) -> None:
 
 @clause("JEX-8")
 def test_a_send_only_qp_may_be_attached_by_the_user_and_detached_as_attached(bed: Testbed) -> None:
-    peer = Peer(bed)
+    peer = Application(bed)
     group = peer.join(new_group(), send_only=True)
     peer.qp.attach_mcast(group.gid, group.dlid)
     with pytest.raises(InvalidArgument):

@@ -7,14 +7,19 @@ import errno as E
 import pytest
 
 from mcast.api import AddressNotAvailable, InvalidArgument, QpInit
-from mcast.conformance.peers import Peer, clause, eventually, fact, new_group, numbered, readable
+from mcast.conformance.peers import Application, clause, eventually, fact, new_group, numbered, readable
 from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import McastAddress
 
 
 @clause("LV-1")
 def test_leave_detaches_the_qp(bed: Testbed) -> None:
-    group, receiver, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    group, receiver, keeper, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
     outward, where = sender.join(group), receiver.join(group)
     keeper.join(group)  # the fabric goes on delivering to the port
     sender.send(outward, b"before")
@@ -30,7 +35,7 @@ def test_leave_detaches_the_qp(bed: Testbed) -> None:
 
 @clause("LV-1")
 def test_leave_ends_the_membership_of_the_port(bed: Testbed) -> None:
-    group, peer = new_group(), Peer(bed)
+    group, peer = new_group(), Application(bed)
     mgid = peer.join(group).gid
     assert mgid in bed.observer.port_memberships(peer.port)
     peer.id.leave_multicast(group)
@@ -41,7 +46,12 @@ def test_leave_ends_the_membership_of_the_port(bed: Testbed) -> None:
 @clause("LV-1")
 @pytest.mark.parametrize("send_only", [True, False], ids=["send-only", "event-unfetched"])
 def test_leave_keeps_an_attachment_that_the_join_did_not_make(bed: Testbed, send_only: bool) -> None:
-    group, receiver, keeper, sender = new_group(), Peer(bed, 0), Peer(bed, 0, None), Peer(bed, 1)
+    group, receiver, keeper, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
     outward, where = sender.join(group), keeper.join(group)
     receiver.qp.attach_mcast(where.gid, where.dlid)
     if send_only:
@@ -56,7 +66,7 @@ def test_leave_keeps_an_attachment_that_the_join_did_not_make(bed: Testbed, send
 
 @clause("LV-1")
 def test_leave_of_one_group_leaves_the_others(bed: Testbed) -> None:
-    left, kept, receiver, sender = new_group(), new_group(), Peer(bed, 0), Peer(bed, 1)
+    left, kept, receiver, sender = new_group(), new_group(), Application(bed, 0), Application(bed, 1)
     receiver.join(left)
     receiver.join(kept)
     to_left, to_kept = sender.join(left), sender.join(kept)
@@ -74,7 +84,7 @@ def test_leave_before_the_event_is_fetched_cancels_the_join(
     bed: Testbed, queued: bool, init: QpInit | None
 ) -> None:
     cancelled, group, later = new_group(), new_group(), new_group()
-    peer, other = Peer(bed, 0, init), Peer(bed, 1)
+    peer, other = Application(bed, 0, init), Application(bed, 1)
     mgid = other.join(cancelled).gid
     peer.id.join_multicast(cancelled, "cancelled")
     if queued:
@@ -94,7 +104,7 @@ def test_leave_before_the_event_is_fetched_cancels_the_join(
 @clause("LV-2")
 @pytest.mark.parametrize("queued", [False, True], ids=["at-once", "event-queued"])
 def test_a_cancelled_join_leaves_no_group_behind(bed: Testbed, queued: bool) -> None:
-    cancelled, marker, peer = new_group(), new_group(), Peer(bed)
+    cancelled, marker, peer = new_group(), new_group(), Application(bed)
     peer.id.join_multicast(cancelled)
     if queued:
         eventually(bed, lambda: readable(peer.channel))
@@ -109,7 +119,7 @@ def test_a_cancelled_join_leaves_no_group_behind(bed: Testbed, queued: bool) -> 
 
 @clause("LV-2")
 def test_a_cancel_takes_its_own_event_only(bed: Testbed) -> None:
-    groups, peer = [new_group() for _ in range(3)], Peer(bed)
+    groups, peer = [new_group() for _ in range(3)], Application(bed)
     for group in groups:
         peer.id.join_multicast(group, group)
     peer.id.leave_multicast(groups[1])
@@ -121,7 +131,12 @@ def test_a_cancel_takes_its_own_event_only(bed: Testbed) -> None:
 @clause("LV-3")
 @fact("K-LEAVE-9")
 def test_messages_received_before_the_leave_are_read_after_it(bed: Testbed) -> None:
-    group, receiver, witness, sender = new_group(), Peer(bed, 0), Peer(bed, 0), Peer(bed, 1)
+    group, receiver, witness, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0),
+        Application(bed, 1),
+    )
     outward = sender.join(group)
     receiver.join(group)
     witness.join(group)
@@ -136,7 +151,7 @@ def test_messages_received_before_the_leave_are_read_after_it(bed: Testbed) -> N
 @clause("LV-4")
 @fact("K-LEAVE-12")
 def test_destroying_the_id_leaves_all_its_groups(bed: Testbed) -> None:
-    groups, peer, other = [new_group() for _ in range(3)], Peer(bed), Peer(bed, 0, None)
+    groups, peer, other = [new_group() for _ in range(3)], Application(bed), Application(bed, 0, None)
     mgids = [peer.join(group).gid for group in groups]
     other.join(groups[0])
     peer.id.destroy()
@@ -149,7 +164,7 @@ def test_destroying_the_id_leaves_all_its_groups(bed: Testbed) -> None:
 @fact("K-LEAVE-3")
 def test_destroying_the_id_cancels_joins_and_discards_events(bed: Testbed) -> None:
     channel, group, pending = bed.backend.event_channel(), new_group(), new_group()
-    doomed, peer = Peer(bed, channel=channel), Peer(bed, channel=channel)
+    doomed, peer = Application(bed, channel=channel), Application(bed, channel=channel)
     doomed.id.join_multicast(group)
     eventually(bed, lambda: readable(channel))
     doomed.id.join_multicast(pending)
@@ -164,7 +179,7 @@ def test_destroying_the_id_cancels_joins_and_discards_events(bed: Testbed) -> No
 @fact("K-LEAVE-4")
 @pytest.mark.parametrize("case", ["never", "twice", "foreign", "unbound", "port"])
 def test_leave_of_what_is_not_joined(bed: Testbed, case: str) -> None:
-    peer, group, asked = Peer(bed), new_group(port=5000), Peer(bed)
+    peer, group, asked = Application(bed), new_group(port=5000), Application(bed)
     mgid = peer.join(group).gid
     address, id_ = group, peer.id
     match case:

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 import mcast
-from mcast.endpoint.membership import LIFE, LIFE_WITHOUT_POLICY, Action, Change, Group, GroupState, Life
+from mcast.endpoint.membership import (
+    LIFE,
+    LIFE_WITHOUT_POLICY,
+    Action,
+    Change,
+    EndpointGroup,
+    GroupState,
+    Life,
+)
 from mcast.wire.addresses import McastAddress
 
 ENDPOINT = Path(mcast.__file__ or "").parent / "endpoint"
@@ -65,7 +73,7 @@ def test_without_a_policy_nothing_is_planned() -> None:
 
 
 def test_a_change_without_a_row_changes_nothing() -> None:
-    group = Group(McastAddress.of("239.1.1.1"), False, 8, 0)
+    group = EndpointGroup(McastAddress.of("239.1.1.1"), False, 8, 0)
     group.happens(Change.LEAVE)
     assert group.happens(Change.CONFIRMED) == ()
     assert group.state is GroupState.LEFT

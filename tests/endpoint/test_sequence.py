@@ -20,8 +20,8 @@ from mcast.endpoint.sequence import (
     RESTART_AFTER,
     STREAMS_MAX,
     WINDOW,
-    Number,
     Refusal,
+    SequenceHeader,
     Sources,
     Stream,
     pack,
@@ -38,7 +38,7 @@ GROUP = "239.1.2.3"
 
 @given(stream=NUMBERS, number=NUMBERS, payload=st.binary(max_size=64))
 def test_what_is_packed_is_parsed(stream: int, number: int, payload: bytes) -> None:
-    assert parse(memoryview(pack(stream, number) + payload)) == Number(stream, number)
+    assert parse(memoryview(pack(stream, number) + payload)) == SequenceHeader(stream, number)
 
 
 @given(payload=st.binary(max_size=128))

@@ -126,6 +126,21 @@ def test_the_map_is_the_tree() -> None:
     assert map_.partition("\n```")[0] == drawn(), "CONTRIBUTING.md, the rooms"
 
 
+TWINS = {"endpoint/awaiting", "endpoint/blocking"}
+"""The two that have the same classes on purpose: one awaits what the other blocks for."""
+
+
+def test_a_name_of_a_type_has_one_meaning() -> None:
+    homes: dict[str, set[str]] = {}
+    for file in FILES:
+        for node in ast.parse((ROOT / f"{file}.py").read_text()).body:
+            names = [node] if isinstance(node, ast.ClassDef) else getattr(node, "targets", [])
+            for name in (getattr(one, "name", getattr(one, "id", "_")) for one in names):
+                if name[0].isupper() and not name.isupper():
+                    homes.setdefault(name, set()).add(file)
+    assert {name: files for name, files in homes.items() if len(files) > 1 and files != TWINS} == {}
+
+
 def test_the_reader_of_imports_sees_them_all() -> None:
     text = """
 import mcast.backends.sim

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import mcast
 from mcast.conformance.log import read_log
-from mcast.conformance.report import Outcome, Result
+from mcast.conformance.report import Outcome, SuiteResult
 from mcast.lab import LabError, LabMachine
 
 PROJECT = Path(mcast.__file__).parents[1]
@@ -34,7 +34,7 @@ class GuestRun(NamedTuple):
     `stopped` is why it was stopped before its end, or ""; `missing` names the tests without a result.
     """
 
-    results: tuple[Result, ...]
+    results: tuple[SuiteResult, ...]
     missing: tuple[str, ...]
     stopped: str
 
@@ -79,12 +79,12 @@ def _compile(paths: Iterable[str]) -> None:
     subprocess.run(command, cwd=PROJECT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def failed(results: Iterable[Result]) -> dict[str, str]:
+def failed(results: Iterable[SuiteResult]) -> dict[str, str]:
     """The tests that failed, or did not run, each with what it said."""
     wrong = (Outcome.FAILED, Outcome.SKIPPED)
     return {result.test: result.reason for result in results if result.outcome in wrong}
 
 
-def modules(results: Iterable[Result]) -> set[str]:
+def modules(results: Iterable[SuiteResult]) -> set[str]:
     """The modules that have run."""
     return {result.test.partition(".py::")[0] for result in results}

@@ -95,7 +95,7 @@ pathlib.Path(shared, "found.json").write_text(json.dumps(found))
 class Side:
     """One side of the comparison: its packets by port, sender first, and what tshark reads in them."""
 
-    packets: list[pcapng.Packet]
+    packets: list[pcapng.CapturedPacket]
     ports: list[str]
     decoded: Decoded
 
@@ -113,7 +113,7 @@ class Side:
         return [row for index, row in enumerate(rows) if row not in rows[:index]]
 
 
-def side(ports: list[str], captured: list[pcapng.Packet], file: Path) -> Side:
+def side(ports: list[str], captured: list[pcapng.CapturedPacket], file: Path) -> Side:
     with file.open("wb") as out:
         pcapng.write_packets(LinkLayer.ETHERNET, ports, captured, out)
     return Side(captured, ports, Decoded(file))
@@ -131,7 +131,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Side:
     found: dict[str, Any] = json.loads((shared / "found.json").read_text())
     assert found["exit"] == [0, 0], found["output"]
     captured = [
-        pcapng.Packet(t, port, pcapng.Direction.IN, bytes.fromhex(data)) for t, port, data in found["packets"]
+        pcapng.CapturedPacket(t, port, pcapng.Direction.IN, bytes.fromhex(data))
+        for t, port, data in found["packets"]
     ]
     return side(["q1", "q2"], captured, shared / "kernel.pcapng")
 

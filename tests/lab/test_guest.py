@@ -12,7 +12,7 @@ import pytest
 
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import Cell, Outcome, Report, build_report
+from mcast.conformance.report import Cell, Outcome, SuiteReport, build_report
 
 from .guest_run import PORTS, PROJECT, GuestRun, failed, modules, run_tests
 
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     """The run, its table of clauses and facts, and what the main job printed."""
 
     run: GuestRun
-    report: Report
+    report: SuiteReport
     demo: dict[str, Any]
 
 
@@ -63,7 +63,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
 
 
 @pytest.fixture(scope="module")
-def simulated() -> Report:
+def simulated() -> SuiteReport:
     """The same suite on the simulated RoCE fabric."""
     from mcast.cli.conformance import run_suite
 
@@ -101,7 +101,9 @@ def test_the_main_job_works_on_real_devices(found: Found) -> None:
     assert {receiver["sha256"] for receiver in receivers} == {found.demo["sha256"]}
 
 
-def test_the_simulator_equals_the_kernel_or_the_report_says_why_not(found: Found, simulated: Report) -> None:
+def test_the_simulator_equals_the_kernel_or_the_report_says_why_not(
+    found: Found, simulated: SuiteReport
+) -> None:
     differing: dict[str, str] = {}
     for name in (*CLAUSES, *FACTS):
         real, sim = found.report.providers["rdma"][name], simulated.providers["sim-roce"][name]

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from mcast.conformance.log import Log, read_log
-from mcast.conformance.report import Outcome, Result
+from mcast.conformance.log import ResultLog, read_log
+from mcast.conformance.report import Outcome, SuiteResult
 
 from .guest_run import FORKING, GuestRun
 
-ONE = Result("test_join.py::test_one", "rdma", ("JEX-1",), Outcome.PASSED, "")
-TWO = Result("test_leave.py::test_two[full]", "rdma", (), Outcome.FAILED, "assert 1 == 2")
+ONE = SuiteResult("test_join.py::test_one", "rdma", ("JEX-1",), Outcome.PASSED, "")
+TWO = SuiteResult("test_leave.py::test_two[full]", "rdma", (), Outcome.FAILED, "assert 1 == 2")
 
 
-def written(path: Path, *results: Result) -> str:
-    log = Log(path)
+def written(path: Path, *results: SuiteResult) -> str:
+    log = ResultLog(path)
     log.plan(["test_join.py::test_one", "test_leave.py::test_two[full]", "test_leave.py::test_three"])
     for result in results:
         log.result(result)

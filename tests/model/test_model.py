@@ -26,7 +26,7 @@ from mcast.api import (
     JoinAttrEx,
     McastAddress,
 )
-from mcast.conformance.peers import Peer, eventually, new_group, ud_of
+from mcast.conformance.peers import Application, eventually, new_group, ud_of
 from mcast.contract.testbed import Feature, Testbed
 
 PORTS = 3
@@ -37,7 +37,7 @@ class Modelled:
     """A peer, and what the model holds of it."""
 
     def __init__(self, bed: Testbed, port: int) -> None:
-        self.peer, self.port = Peer(bed, port), port
+        self.peer, self.port = Application(bed, port), port
         self.flags: dict[McastAddress, bool] = {}  # joined group -> send-only
         self.unfetched: list[McastAddress] = []
         self.attached: dict[McastAddress, int] = {}  # group -> MLID

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from mcast.backends.sim.core.sa import IPOIB_QKEY, Group, Member, Quirks, SaReply, SubnetAdmin
+from mcast.backends.sim.core.sa import IPOIB_QKEY, Quirks, SaGroup, SaMembership, SaReply, SubnetAdmin
 from mcast.wire.addresses import ZERO_GID
 from mcast.wire.mcmember import MLID_FIRST, McMask, McMemberRecord, SaMethod, SaStatus
 
@@ -212,14 +212,14 @@ class Comparison:
         if any(not group.well_known or any(group.members) for group in self.model.groups):
             self.take(Step(Kind.RESTART))
 
-    def _leave(self, group: Group, member: Member, by: str) -> None:
+    def _leave(self, group: SaGroup, member: SaMembership, by: str) -> None:
         gid = self.topology.subnet_prefix + member.guid.to_bytes(8)
         record = McMemberRecord(mgid=group.mgid, port_gid=gid, join_state=member.join_state)
         reply = self.compare(Request(by, SaMethod.DELETE, int(McMask.JOIN), record, 0))
         assert reply, "every request to leave is answered"
         assert reply.status == SaStatus.OK, "the member could not leave"
 
-    def _leaver(self, group: Group, member: Member) -> str | None:
+    def _leaver(self, group: SaGroup, member: SaMembership) -> str | None:
         """A host that may end the membership: its own port, or any of the partition for a proxied one.
 
         None: the SM's own port was joined by proxy in a partition that no other host has.

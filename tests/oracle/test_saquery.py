@@ -75,7 +75,7 @@ def test_what_an_sa_that_trusts_us_prints_is_read() -> None:
 		ProxyJoin...............0x0
 """
     assert list(groups.read_records(text)) == [
-        groups.Record(MGID, 0xC003, Gid("fe80::1:2"), JoinState.SEND_ONLY_FULL)
+        groups.SaRecord(MGID, 0xC003, Gid("fe80::1:2"), JoinState.SEND_ONLY_FULL)
     ]
 
 

@@ -17,7 +17,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.trace import pcapng as of_trace
 from mcast.pcapng.dissect import Skipped, datagram
 from mcast.pcapng.reader import CaptureError, Frame, read_frames
-from mcast.pcapng.writer import Direction, Packet, Writer
+from mcast.pcapng.writer import CapturedPacket, Direction, Writer
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.packets import Datagram
@@ -63,7 +63,9 @@ def written(link_layer: LinkLayer, found: list[tuple[int, Datagram]]) -> bytes:
     file = io.BytesIO()
     writer = Writer(file, link_layer, ["port"], "a comment")
     for t, message in found:
-        writer.write(Packet(t, "port", Direction.IN, on_the_wire(message, link_layer), "what happened"))
+        writer.write(
+            CapturedPacket(t, "port", Direction.IN, on_the_wire(message, link_layer), "what happened")
+        )
     return file.getvalue()
 
 
@@ -149,7 +151,7 @@ def test_pcapng_of_either_byte_order_and_any_clock_is_read(
 def test_a_time_after_2106_is_read_as_it_was_written(seconds: int) -> None:
     """Of the two times of a packet on InfiniBand one has 32 bits for the seconds."""
     file, t = io.BytesIO(), seconds * 10**9 + 1
-    Writer(file, INFINIBAND, ["a"]).write(Packet(t, "a", Direction.IN, b"?"))
+    Writer(file, INFINIBAND, ["a"]).write(CapturedPacket(t, "a", Direction.IN, b"?"))
     file.seek(0)
     assert [frame.t for frame in read_frames(file)] == [t]
 

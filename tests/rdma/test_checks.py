@@ -13,11 +13,11 @@ from mcast.backends.rdma.doctor.checks import QUIRKS, judge
 from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import Bridge, HostFacts, PortFacts
 from mcast.backends.rdma.memlock import shortage
-from mcast.backends.rdma.net.ipoib import Interface
+from mcast.backends.rdma.net.ipoib import IpoibInterface
 
 ACTIVE, DOWN, INIT = PortState.ACTIVE, PortState.DOWN, PortState.INIT
 IP = IPv4Address("10.0.0.1")
-IB0 = Interface("ib0", None, 2048, up=True, carrier=True)
+IB0 = IpoibInterface("ib0", None, 2048, up=True, carrier=True)
 
 
 def port(name: str, layer: LinkLayer, state: PortState = ACTIVE, mtu: int = 1024, **facts: Any) -> PortFacts:

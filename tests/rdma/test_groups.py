@@ -100,8 +100,8 @@ def test_a_bridge_that_cannot_be_asked_is_said(host: Callable[..., None]) -> Non
 def test_an_sa_that_names_members_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     mgid = Gid("ff12:4001:ffff::1")
     records = (
-        groups.Record(mgid, 0xC001, Gid("fe80::1"), JoinState.FULL),
-        groups.Record(mgid, 0xC001, Gid("fe80::2"), JoinState.SEND_ONLY_FULL),
+        groups.SaRecord(mgid, 0xC001, Gid("fe80::1"), JoinState.FULL),
+        groups.SaRecord(mgid, 0xC001, Gid("fe80::2"), JoinState.SEND_ONLY_FULL),
     )
     monkeypatch.setattr(groups, "ask_sa", lambda device, number: records)
     table = groups.group_table([device("mlx0", LinkLayer.INFINIBAND)])
@@ -117,7 +117,7 @@ def test_an_sa_that_names_members_is_believed(monkeypatch: pytest.MonkeyPatch) -
 def test_without_saquery_it_is_named_and_a_port_that_is_down_not_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def missing(device: str, number: int) -> tuple[groups.Record, ...]:
+    def missing(device: str, number: int) -> tuple[groups.SaRecord, ...]:
         raise FileNotFoundError("saquery")
 
     monkeypatch.setattr(groups, "ask_sa", missing)

@@ -10,7 +10,7 @@ import pytest
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net import ipoib
-from mcast.backends.rdma.net.ipoib import Interface, interfaces_of
+from mcast.backends.rdma.net.ipoib import IpoibInterface, interfaces_of
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import ipoib_broadcast_mgid
 
@@ -39,11 +39,11 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_port_has_the_interfaces_with_its_gid_in_their_hardware_address(net: Path) -> None:
     assert interfaces_of({FIRST}) == (
-        Interface("ib0", WHOLE, 2048, up=True, carrier=True),
-        Interface("ib0.8001", PART, 4096, up=True, carrier=False),
+        IpoibInterface("ib0", WHOLE, 2048, up=True, carrier=True),
+        IpoibInterface("ib0.8001", PART, 4096, up=True, carrier=False),
     )
     assert interfaces_of({Gid("fe80::9"), SECOND}) == (
-        Interface("ib1", WHOLE, 65524, up=False, carrier=False),
+        IpoibInterface("ib1", WHOLE, 65524, up=False, carrier=False),
     )
     assert interfaces_of(set()) == interfaces_of({Gid("fe80::9")}) == ()
 

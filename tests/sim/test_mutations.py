@@ -60,7 +60,7 @@ def detach_ignores_the_mlid(original: Any) -> Any:
 
 
 def attach_before_retrieval(original: Any) -> Any:
-    def joined(self: cm.Id, membership: cm.Membership, ud: UdParam) -> None:
+    def joined(self: cm.CmaId, membership: cm.CmaMembership, ud: UdParam) -> None:
         if self.qp is not None and membership.bits == JoinState.FULL:
             self.fabric.queue_pairs.attach(self.qp, membership.mgid, ud.destination.dlid)
         original(self, membership, ud)
@@ -73,7 +73,7 @@ def send_only_is_forgotten(original: Any) -> Any:
 
 
 def send_only_attaches(original: Any) -> Any:
-    def attach(self: cm.Id, event: cm.Event) -> cm.Event:
+    def attach(self: cm.CmaId, event: cm.QueuedEvent) -> cm.QueuedEvent:
         assert event.membership is not None
         bits, event.membership.bits = event.membership.bits, int(JoinState.FULL)
         try:
@@ -85,7 +85,7 @@ def send_only_attaches(original: Any) -> Any:
 
 
 def leave_keeps_the_attachment(original: Any) -> Any:
-    def end(self: cm.Id, membership: cm.Membership) -> None:
+    def end(self: cm.CmaId, membership: cm.CmaMembership) -> None:
         qp, self.qp = self.qp, None
         original(self, membership)
         self.qp = qp
@@ -94,7 +94,7 @@ def leave_keeps_the_attachment(original: Any) -> Any:
 
 
 def leave_discards_messages(original: Any) -> Any:
-    def leave(self: cm.Id, address: Any) -> int:
+    def leave(self: cm.CmaId, address: Any) -> int:
         if self.qp is not None:
             self.qp._queue.clear()
         return int(original(self, address))
@@ -178,21 +178,21 @@ MUTATIONS = {
         Mutation("AT-4", ROCE, Switching, "_attached", attach_twice_delivers_twice),
     ),
     "detach ignores the MLID": (Mutation("DT-3", IB, QueuePairs, "detach", detach_ignores_the_mlid),),
-    "leave forgets to cancel": (Mutation("LV-2", ROCE, cm.Channel, "purge", nothing),),
-    "leave keeps the membership": (Mutation("JEX-14", ROCE, cm.Id, "_give_up", nothing),),
-    "leave keeps the attachment": (Mutation("LV-1", IB, cm.Id, "_end", leave_keeps_the_attachment),),
-    "leave discards messages": (Mutation("LV-3", ROCE, cm.Id, "leave", leave_discards_messages),),
-    "leave has the wrong errno": (Mutation("LV-5", IB, cm.Id, "leave", answers(errno.EINVAL)),),
-    "destroy leaves nothing": (Mutation("LV-4", IB, cm.Id, "_give_up", nothing),),
-    "attach before retrieval": (Mutation("JEX-15", ROCE, cm.Id, "_joined", attach_before_retrieval),),
-    "send-only attaches": (Mutation("JEX-8", IB, cm.Id, "attach_on_retrieval", send_only_attaches),),
-    "send-only receives": (Mutation("JEX-7", ROCE, cm.Id, "_join_roce", send_only_is_forgotten),),
-    "send-only sends IGMP": (Mutation("JEX-10", ROCE, cm.Id, "_join_roce", send_only_is_forgotten),),
+    "leave forgets to cancel": (Mutation("LV-2", ROCE, cm.CmChannel, "purge", nothing),),
+    "leave keeps the membership": (Mutation("JEX-14", ROCE, cm.CmaId, "_give_up", nothing),),
+    "leave keeps the attachment": (Mutation("LV-1", IB, cm.CmaId, "_end", leave_keeps_the_attachment),),
+    "leave discards messages": (Mutation("LV-3", ROCE, cm.CmaId, "leave", leave_discards_messages),),
+    "leave has the wrong errno": (Mutation("LV-5", IB, cm.CmaId, "leave", answers(errno.EINVAL)),),
+    "destroy leaves nothing": (Mutation("LV-4", IB, cm.CmaId, "_give_up", nothing),),
+    "attach before retrieval": (Mutation("JEX-15", ROCE, cm.CmaId, "_joined", attach_before_retrieval),),
+    "send-only attaches": (Mutation("JEX-8", IB, cm.CmaId, "attach_on_retrieval", send_only_attaches),),
+    "send-only receives": (Mutation("JEX-7", ROCE, cm.CmaId, "_join_roce", send_only_is_forgotten),),
+    "send-only sends IGMP": (Mutation("JEX-10", ROCE, cm.CmaId, "_join_roce", send_only_is_forgotten),),
     "SM support is not asked": (Mutation("JEX-9", IB, SubnetAdmin, "handle", sm_supports_send_only),),
     "full member sends no IGMP": (Mutation("JEX-3", ROCE, Igmp, "join", nothing),),
-    "join on an unbound id": (Mutation("JEX-12", ROCE, cm.Id, "_refused_by_kernel", nothing),),
-    "no route has the wrong errno": (Mutation("JEX-13", ROCE, cm.Id, "resolve", answers(errno.EIO)),),
-    "context is lost": (Mutation("JEX-17", IB, cm.Id, "join", context_is_lost),),
+    "join on an unbound id": (Mutation("JEX-12", ROCE, cm.CmaId, "_refused_by_kernel", nothing),),
+    "no route has the wrong errno": (Mutation("JEX-13", ROCE, cm.CmaId, "resolve", answers(errno.EIO)),),
+    "context is lost": (Mutation("JEX-17", IB, cm.CmaId, "join", context_is_lost),),
     "detach takes all groups": (Mutation("DT-4", ROCE, QueuePairs, "detach", detach_takes_all_groups),),
     "detach leaves the fabric": (Mutation("DT-2", ROCE, SimQueuePair, "_detach_mcast", detach_leaves_group),),
     "RC and UC may attach": (Mutation("AT-3", ROCE, QueuePairs, "_refuses", any_qp_may_attach),),

@@ -16,7 +16,7 @@ from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.trace import pcapng
 from mcast.backends.sim.trace.events import Attach, PortMade, SaAnswered, SaAsked, Send, Trace
-from mcast.pcapng.writer import Packet
+from mcast.pcapng.writer import CapturedPacket
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod, SaStatus
@@ -92,7 +92,7 @@ class Capture(Decoded):
     def ports(self) -> dict[str, PortMade]:
         return {event.port: event for _, event in self.trace if isinstance(event, PortMade)}
 
-    def frames(self) -> list[Packet]:
+    def frames(self) -> list[CapturedPacket]:
         return list(pcapng.packets_of(self.trace))
 
 

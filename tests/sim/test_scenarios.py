@@ -346,12 +346,12 @@ def test_a_name_that_no_file_has_is_refused(name: str) -> None:
 
 FIELDS: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
     ("", {}, Scenario),
-    ("fabric", {}, scenario_model.Topology),
+    ("fabric", {}, scenario_model.ScenarioTopology),
     ("members", {"group": GROUP, "ports": [0]}, scenario_model.Members),
     ("traffic", {"group": GROUP, "port": 0}, scenario_model.Traffic),
     *(
         ("faults", {"kind": kind.model_fields["kind"].annotation.__args__[0]}, kind)
-        for kind in get_args(get_args(scenario_model.Fault)[0])
+        for kind in get_args(get_args(scenario_model.ScenarioFault)[0])
     ),
 ]
 
@@ -470,7 +470,7 @@ def test_whatever_a_file_holds_it_is_refused_or_read(text: str, syntax: str) -> 
 
 
 def test_every_kind_of_fault_can_begin() -> None:
-    assert set(scenario_faults._BEGIN) == set(get_args(get_args(scenario_model.Fault)[0]))
+    assert set(scenario_faults._BEGIN) == set(get_args(get_args(scenario_model.ScenarioFault)[0]))
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.scenario.play import load, run
 from mcast.backends.sim.trace import timeline
-from mcast.backends.sim.trace.events import Deliver, Lost, Send, Trace
+from mcast.backends.sim.trace.events import Deliver, MessagesLost, Send, Trace
 from mcast.backends.sim.trace.story import Span, State, story
 from mcast.backends.sim.trace.timeline import Axis, duration, page
 from mcast.cli import app
@@ -60,7 +60,7 @@ def failover() -> Trace:
     return run(load("sm-failover-under-load")).trace
 
 
-def total(trace: Trace, kind: type[Lost] | type[Deliver]) -> int:
+def total(trace: Trace, kind: type[MessagesLost] | type[Deliver]) -> int:
     return sum(event.count for _, event in trace if isinstance(event, kind))
 
 
@@ -88,7 +88,7 @@ def test_the_page_counts_what_the_trace_holds(failover: Trace) -> None:
     for number, words in (
         (sent, "messages sent"),
         (total(failover, Deliver), "copies received"),
-        (total(failover, Lost), "copies lost"),
+        (total(failover, MessagesLost), "copies lost"),
         (2, "faults"),
         (6, "members"),
     ):
@@ -100,7 +100,7 @@ def test_the_page_says_what_was_lost_and_why(failover: Trace) -> None:
     text = " ".join(" ".join(Page(page(failover, "run")).text).split())
     reasons = Counter[str]()
     for _, event in failover:
-        if isinstance(event, Lost):
+        if isinstance(event, MessagesLost):
             reasons[event.reason] += event.count
     assert reasons
     for reason, count in reasons.items():
@@ -112,7 +112,7 @@ def test_marks_tell_their_time_and_number(failover: Trace) -> None:
     for what in ("sent", "received", "lost"):
         counted = [re.findall(rf"^([\d,]+) {what}", title, re.M) for title in read.titles]
         numbers = [int(number.replace(",", "")) for found in counted for number in found]
-        kind = {"sent": None, "received": Deliver, "lost": Lost}[what]
+        kind = {"sent": None, "received": Deliver, "lost": MessagesLost}[what]
         expected = (
             sum(len(event.payloads) for _, event in failover if isinstance(event, Send))
             if kind is None

@@ -15,13 +15,13 @@ from mcast.backends.sim.core.sa_exchange import SA_TIMEOUT_NS
 from mcast.backends.sim.faults import Delay, Drop
 from mcast.backends.sim.trace.events import (
     KINDS,
-    CmEvent,
     Deliver,
+    EventQueued,
     IgmpReport,
-    Join,
+    JoinAccepted,
     Leave,
     Link,
-    Lost,
+    MessagesLost,
     SaAnswered,
     Send,
     Trace,
@@ -187,8 +187,8 @@ def test_a_membership_from_join_to_leave(scene: Scene) -> None:
     port, number = scene.fabric.ports[1].name, 2
     group = "::ffff:239.1.1.1" if scene.fabric.sa is None else "ff12:4001:ffff::f01:101"
     common = {"port": port, "id": number, "group": group}
-    assert scene.told(Join) == [{**common, "qp": 17, "address": GROUP, "send_only": False}]
-    assert scene.told(CmEvent) == [{**common, "type": "MULTICAST_JOIN", "status": 0, "errno": 0}]
+    assert scene.told(JoinAccepted) == [{**common, "qp": 17, "address": GROUP, "send_only": False}]
+    assert scene.told(EventQueued) == [{**common, "type": "MULTICAST_JOIN", "status": 0, "errno": 0}]
     assert scene.told(Leave) == [common]
     order = [event.what for _, event in scene.trace]
     assert order.index("join") < order.index("event") < order.index("attach")
@@ -220,13 +220,13 @@ def test_each_message_is_delivered_or_lost_with_a_reason(scene: Scene) -> None:
     scene.qp(1).send(to, [b"x"] * 6)
     fates = [
         {**common, "first": 0, "count": 4} if kind is Deliver else {**common, "first": 4, "count": 2, **why}
-        for kind, why in ((Deliver, {}), (Lost, {"reason": "no receive is free"}))
+        for kind, why in ((Deliver, {}), (MessagesLost, {"reason": "no receive is free"}))
         for common in (
             {"port": scene.fabric.ports[index].name, "qp": 16 + index, "group": str(to.gid)}
             for index in (0, 1)
         )
     ]
-    assert scene.told(Deliver) + scene.told(Lost) == fates
+    assert scene.told(Deliver) + scene.told(MessagesLost) == fates
 
 
 @pytest.mark.parametrize("kind", SCENES)
@@ -262,7 +262,7 @@ def test_why_a_message_was_lost(kind: str, cause: str, reason: str) -> None:
     rule = fabric.rules.on_delivery(lambda d: Drop() if d.target == port.name else None)
     with rule if cause == "rule" else nullcontext():
         scene.qp(0).send(to, [b"x"])
-    lost = [event for event in scene.told(Lost) if event["port"] == port.name]
+    lost = [event for event in scene.told(MessagesLost) if event["port"] == port.name]
     group = str(to.gid)
     expected = {"port": port.name, "qp": 17, "group": group, "first": 0, "count": 1, "reason": reason}
     assert lost == [expected]

@@ -6,7 +6,7 @@ import errno as E
 from collections import OrderedDict
 
 from mcast.api import Destination, Gid, Phase, mcast_error
-from mcast.backends.rdma.native import Context, Native, Qp
+from mcast.backends.rdma.native import Context, Native, NativeQp
 from mcast.interrupts import Lock, uninterrupted
 
 _KEPT = 64
@@ -32,7 +32,7 @@ class AddressHandles:
     `sources` are the GIDs it has sent from: they tell its own messages apart.
     """
 
-    def __init__(self, native: Native, context: Context, qp: Qp) -> None:
+    def __init__(self, native: Native, context: Context, qp: NativeQp) -> None:
         self._native, self._context, self._qp = native, context, qp
         self._locked = uninterrupted(Lock())
         self._serials: OrderedDict[Destination, int] = OrderedDict()

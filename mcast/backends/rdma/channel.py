@@ -19,10 +19,10 @@ from mcast.api import (
     UdParam,
 )
 from mcast.backends.rdma.calls import wait_event
-from mcast.backends.rdma.cm_id import Join, RdmaCmId
+from mcast.backends.rdma.cm_id import RdmaCmId, RdmaJoin
 from mcast.backends.rdma.deadline import Deadline
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import Event, Native, Ud
+from mcast.backends.rdma.native import Native, NativeEvent, Ud
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process, Shared
 from mcast.interrupts import Lock, interruptible, uninterrupted
@@ -60,7 +60,7 @@ class RdmaChannel(Shared, EventChannel):
         self._room = native.room_for_event()
         self.tokens = itertools.count(1)
         self._ids: dict[int, RdmaCmId] = {}
-        self.joins: dict[int, Join] = {}
+        self.joins: dict[int, RdmaJoin] = {}
         """By the token that their events carry."""
 
     def fileno(self) -> int:
@@ -117,7 +117,7 @@ class RdmaChannel(Shared, EventChannel):
         bounded: CmEvent = booked.id.bounded(booked, ud)  # without the lock, as above: the SA may be asked
         return bounded
 
-    def _book(self, event: Event) -> CmEvent:
+    def _book(self, event: NativeEvent) -> CmEvent:
         """Note what librdmacm did when the event was read; make the value."""
         number, status, errno, id_token, join_token, raw = event
         kind = _KINDS.get(number, CmEventType.UNKNOWN)
@@ -134,7 +134,7 @@ class RdmaChannel(Shared, EventChannel):
                 cm_id.note_attached(group.gid, group.dlid)
         return CmEvent(kind, status, errno, None if join is None else join.context, cm_id, ud)
 
-    def _explained(self, booked: CmEvent, event: Event) -> CmEvent:
+    def _explained(self, booked: CmEvent, event: NativeEvent) -> CmEvent:
         """The event, with what the SA says of a join that it refused. The SA is asked without the lock."""
         if (booked.errno, booked.status) != _REFUSED or booked.id is None:
             return booked

@@ -28,8 +28,8 @@ from mcast.api import (
 from mcast.backends.rdma import sockaddr
 from mcast.backends.rdma.devices import link_layer_of
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import Context, Id, Native
-from mcast.backends.rdma.net.ipoib import Interface, interfaces_of
+from mcast.backends.rdma.native import Context, Native, NativeId
+from mcast.backends.rdma.net.ipoib import IpoibInterface, interfaces_of
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import Process, Shared
 from mcast.backends.rdma.qp import RdmaQueuePair
@@ -51,7 +51,7 @@ def _milliseconds(seconds: float) -> int:
     return int(min(max(seconds, 0.0) * 1000, _LONGEST_MS))
 
 
-class Join:
+class RdmaJoin:
     """One membership of an id: found by `token` when its event comes."""
 
     __slots__ = ("address", "attachment", "context", "receives", "token")
@@ -71,14 +71,14 @@ class IdOwner(Protocol):
     locked: uninterrupted
     pds: ProtectionDomains
     tokens: count[int]
-    joins: dict[int, Join]
+    joins: dict[int, RdmaJoin]
 
     def fileno(self) -> int: ...
     def forget_id(self, cm_id: RdmaCmId) -> None: ...
 
 
 class RdmaCmId(Shared, CmId):
-    def __init__(self, channel: IdOwner, token: int, handle: Id, port_space: PortSpace) -> None:
+    def __init__(self, channel: IdOwner, token: int, handle: NativeId, port_space: PortSpace) -> None:
         super().__init__()
         self.native: Native = channel.native
         self.process, self.lock, self.locked = channel.process, channel.lock, channel.locked
@@ -90,7 +90,7 @@ class RdmaCmId(Shared, CmId):
         """Those that are not closed completely: a close that failed half-way is carried on."""
         self._broadcast: bytes | None = None
         """What `_group_of` makes MGIDs from, once it is known."""
-        self._joins: dict[object, Join] = {}
+        self._joins: dict[object, RdmaJoin] = {}
         """By group; whatever the port, there is one membership of each (G-JOIN)."""
         self._known_layer: tuple[object, LinkLayer | None] = None, None
         """The last port that was asked about, and what that speaks: reading a file costs more than a join."""
@@ -114,7 +114,7 @@ class RdmaCmId(Shared, CmId):
                 self._known_layer = place, link_layer_of(*place)
             return self._known_layer[1]
 
-    def why_refused(self, join: Join) -> tuple[Cause, ...]:
+    def why_refused(self, join: RdmaJoin) -> tuple[Cause, ...]:
         """What the SA says of the group of a join that it refused; () where it cannot be asked."""
         if self.link_layer is not LinkLayer.INFINIBAND:
             return ()
@@ -146,7 +146,7 @@ class RdmaCmId(Shared, CmId):
         to = to.model_copy(update={"group_mtu": mtu, "mtu_source": source})
         return event._replace(ud=ud._replace(destination=to))
 
-    def _ipoib_interface(self) -> Interface | None:
+    def _ipoib_interface(self) -> IpoibInterface | None:
         """The interface that the id is bound to; with the lock held."""
         context, port = self.native.id_context(self.handle), self.native.id_port(self.handle)
         if context is None:
@@ -225,7 +225,7 @@ class RdmaCmId(Shared, CmId):
         with self.lock:
             if self._closed or not self.process.is_here:
                 self._require_open("join_multicast", Phase.JOIN)
-            join = Join(next(self.channel.tokens), addr, True, context)
+            join = RdmaJoin(next(self.channel.tokens), addr, True, context)
             result = self.native.join(self.handle, sockaddr.group(addr), join.token)
             if result:
                 self.native.check_join(result, addr)
@@ -236,7 +236,7 @@ class RdmaCmId(Shared, CmId):
         with self.lock:
             if self._closed or not self.process.is_here:
                 self._require_open("join_multicast", Phase.JOIN)
-            join = Join(next(self.channel.tokens), addr, flags == JoinFlag.FULLMEMBER, context)
+            join = RdmaJoin(next(self.channel.tokens), addr, flags == JoinFlag.FULLMEMBER, context)
             self.native.join_ex(self.handle, mask, flags, sockaddr.group(addr), join.token, addr)
             self._joins[addr.key] = self.channel.joins[join.token] = join
 

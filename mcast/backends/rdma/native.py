@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, NewType, Protocol, cast
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, UnavailableReason, mcast_error
 
-Channel = NewType("Channel", object)
-Id = NewType("Id", object)
-Qp = NewType("Qp", object)
+NativeChannel = NewType("NativeChannel", object)
+NativeId = NewType("NativeId", object)
+NativeQp = NewType("NativeQp", object)
 Pd = NewType("Pd", object)
 Mr = NewType("Mr", object)
 Context = NewType("Context", object)
@@ -49,35 +49,37 @@ class Lib(Protocol):
     def mcast_sync_devices(self) -> int: ...
     def mcast_comp_vectors(self, context: Context, /) -> int: ...
     def mcast_open_channel(self, channel: Pointer, /) -> int: ...
-    def mcast_channel_fd(self, channel: Channel, /) -> int: ...
-    def mcast_close_channel(self, channel: Channel, has_ids: int, /) -> None: ...
-    def mcast_free_channel(self, channel: Channel, /) -> None: ...
-    def mcast_has_event(self, channel: Channel, /) -> int: ...
-    def mcast_take_event(self, channel: Channel, event: Pointer, /) -> int: ...
-    def mcast_create_id(self, channel: Channel, token: int, port_space: int, id: Pointer, /) -> int: ...
-    def mcast_destroy_id(self, id: Id, /) -> int: ...
-    def mcast_free_id(self, id: Id, /) -> None: ...
-    def mcast_bind_addr(self, id: Id, address: Pointer, /) -> int: ...
-    def mcast_resolve_addr(self, id: Id, source: Pointer, dst: Pointer, timeout_ms: int, /) -> int: ...
-    def mcast_join(self, id: Id, address: Pointer, token: int, /) -> int: ...
-    def mcast_join_ex(self, id: Id, mask: int, flags: int, address: Pointer, token: int, /) -> int: ...
-    def mcast_leave(self, id: Id, address: Pointer, /) -> int: ...
-    def mcast_id_device(self, id: Id, /) -> Pointer: ...
-    def mcast_id_context(self, id: Id, /) -> Context: ...
-    def mcast_id_port(self, id: Id, /) -> int: ...
-    def mcast_id_pkey(self, id: Id, /) -> int: ...
-    def mcast_alloc_pd(self, id: Id, pd: Pointer, /) -> int: ...
+    def mcast_channel_fd(self, channel: NativeChannel, /) -> int: ...
+    def mcast_close_channel(self, channel: NativeChannel, has_ids: int, /) -> None: ...
+    def mcast_free_channel(self, channel: NativeChannel, /) -> None: ...
+    def mcast_has_event(self, channel: NativeChannel, /) -> int: ...
+    def mcast_take_event(self, channel: NativeChannel, event: Pointer, /) -> int: ...
+    def mcast_create_id(self, channel: NativeChannel, token: int, port_space: int, id: Pointer, /) -> int: ...
+    def mcast_destroy_id(self, id: NativeId, /) -> int: ...
+    def mcast_free_id(self, id: NativeId, /) -> None: ...
+    def mcast_bind_addr(self, id: NativeId, address: Pointer, /) -> int: ...
+    def mcast_resolve_addr(self, id: NativeId, source: Pointer, dst: Pointer, timeout_ms: int, /) -> int: ...
+    def mcast_join(self, id: NativeId, address: Pointer, token: int, /) -> int: ...
+    def mcast_join_ex(self, id: NativeId, mask: int, flags: int, address: Pointer, token: int, /) -> int: ...
+    def mcast_leave(self, id: NativeId, address: Pointer, /) -> int: ...
+    def mcast_id_device(self, id: NativeId, /) -> Pointer: ...
+    def mcast_id_context(self, id: NativeId, /) -> Context: ...
+    def mcast_id_port(self, id: NativeId, /) -> int: ...
+    def mcast_id_pkey(self, id: NativeId, /) -> int: ...
+    def mcast_alloc_pd(self, id: NativeId, pd: Pointer, /) -> int: ...
     def mcast_dealloc_pd(self, pd: Pd, /) -> int: ...
-    def mcast_create_qp(self, id: Id, pd: Pd, init: Pointer, out: Pointer, refused: Pointer, /) -> int: ...
-    def mcast_clock(self, qp: Qp, /) -> int: ...
-    def mcast_close_qp(self, qp: Qp, linger: int, /) -> int: ...
-    def mcast_free_qp(self, qp: Qp, /) -> None: ...
-    def mcast_qp_num(self, qp: Qp, /) -> int: ...
-    def mcast_query_qp(self, qp: Qp, /) -> int: ...
-    def mcast_modify_qp(self, qp: Qp, state: int, /) -> int: ...
-    def mcast_attach(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
-    def mcast_detach(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
-    def mcast_detach_late(self, qp: Qp, gid: bytes, lid: int, /) -> int: ...
+    def mcast_create_qp(
+        self, id: NativeId, pd: Pd, init: Pointer, out: Pointer, refused: Pointer, /
+    ) -> int: ...
+    def mcast_clock(self, qp: NativeQp, /) -> int: ...
+    def mcast_close_qp(self, qp: NativeQp, linger: int, /) -> int: ...
+    def mcast_free_qp(self, qp: NativeQp, /) -> None: ...
+    def mcast_qp_num(self, qp: NativeQp, /) -> int: ...
+    def mcast_query_qp(self, qp: NativeQp, /) -> int: ...
+    def mcast_modify_qp(self, qp: NativeQp, state: int, /) -> int: ...
+    def mcast_attach(self, qp: NativeQp, gid: bytes, lid: int, /) -> int: ...
+    def mcast_detach(self, qp: NativeQp, gid: bytes, lid: int, /) -> int: ...
+    def mcast_detach_late(self, qp: NativeQp, gid: bytes, lid: int, /) -> int: ...
     def mcast_register(
         self, pd: Pd, address: Pointer, size: int, writable: int, relaxed: int, mr: Pointer, /
     ) -> int: ...
@@ -87,18 +89,20 @@ class Lib(Protocol):
     ) -> int: ...
     def mcast_lkey(self, mr: Mr, /) -> int: ...
     def mcast_deregister(self, mr: Mr, /) -> int: ...
-    def mcast_new_ah(self, qp: Qp, init: Pointer, serial: Pointer, /) -> int: ...
-    def mcast_retire_ah(self, qp: Qp, serial: int, /) -> None: ...
-    def mcast_set_regions(self, qp: Qp, regions: Pointer, count: int, /) -> int: ...
-    def mcast_read_failure(self, qp: Qp, out: Pointer, /) -> None: ...
-    def mcast_read_async(self, qp: Qp, /) -> None: ...
-    def mcast_port_changes(self, qp: Qp, /) -> int: ...
-    def mcast_read_port_events(self, qp: Qp, out: Pointer, /) -> int: ...
-    def mcast_recv_fd(self, qp: Qp, /) -> int: ...
-    def mcast_send_fd(self, qp: Qp, /) -> int: ...
-    def mcast_read_counters(self, qp: Qp, out: Pointer, /) -> None: ...
-    def mcast_is_receiving(self, qp: Qp, /) -> int: ...
-    def mcast_receive_into(self, qp: Qp, mr: Pointer, address: int, room: int, count: int, /) -> int: ...
+    def mcast_new_ah(self, qp: NativeQp, init: Pointer, serial: Pointer, /) -> int: ...
+    def mcast_retire_ah(self, qp: NativeQp, serial: int, /) -> None: ...
+    def mcast_set_regions(self, qp: NativeQp, regions: Pointer, count: int, /) -> int: ...
+    def mcast_read_failure(self, qp: NativeQp, out: Pointer, /) -> None: ...
+    def mcast_read_async(self, qp: NativeQp, /) -> None: ...
+    def mcast_port_changes(self, qp: NativeQp, /) -> int: ...
+    def mcast_read_port_events(self, qp: NativeQp, out: Pointer, /) -> int: ...
+    def mcast_recv_fd(self, qp: NativeQp, /) -> int: ...
+    def mcast_send_fd(self, qp: NativeQp, /) -> int: ...
+    def mcast_read_counters(self, qp: NativeQp, out: Pointer, /) -> None: ...
+    def mcast_is_receiving(self, qp: NativeQp, /) -> int: ...
+    def mcast_receive_into(
+        self, qp: NativeQp, mr: Pointer, address: int, room: int, count: int, /
+    ) -> int: ...
 
 
 class Unusable(Exception):
@@ -109,7 +113,7 @@ class Unusable(Exception):
         self.reason, self.detail = reason, detail
 
 
-Event = tuple[int, int, int, int, int, bytes]
+NativeEvent = tuple[int, int, int, int, int, bytes]
 """One communication event: type, status, errno, token of the id, token of the join, packed rdma_ud_param."""
 
 EVENT = Struct("=iii4xQQ37s3x")
@@ -141,7 +145,7 @@ class Ud(NamedTuple):
 _UD = Struct("=IIIHBBBBBBB16s")
 
 
-class Failure(NamedTuple):
+class NativeFailure(NamedTuple):
     """Why a QP is in ERR: ibv_wc_status; 0, or the asynchronous event plus 1, or GONE; sends that it cost."""
 
     status: int
@@ -274,19 +278,19 @@ class Native:
 
     # --- channels and ids ---
 
-    def open_channel(self) -> Channel:
+    def open_channel(self) -> NativeChannel:
         out = self._ffi.new("struct mcast_channel **")
         self._check(self._lib.mcast_open_channel(out), "event_channel", Phase.OPEN)
-        return cast(Channel, self._ffi.gc(out[0], self._lib.mcast_free_channel))
+        return cast(NativeChannel, self._ffi.gc(out[0], self._lib.mcast_free_channel))
 
-    def channel_fd(self, channel: Channel) -> int:
+    def channel_fd(self, channel: NativeChannel) -> int:
         return self._check(self._lib.mcast_channel_fd(channel), "fileno", Phase.EVENT)
 
-    def close_channel(self, channel: Channel, has_ids: bool) -> None:
+    def close_channel(self, channel: NativeChannel, has_ids: bool) -> None:
         """Wake who waits for an event; free it, unless it has an id that could not be destroyed."""
         self._lib.mcast_close_channel(channel, has_ids)
 
-    def has_event(self, channel: Channel) -> bool:
+    def has_event(self, channel: NativeChannel) -> bool:
         return bool(self._check(self._lib.mcast_has_event(channel), "get_event", Phase.EVENT))
 
     def room_for_event(self) -> EventRoom:
@@ -294,31 +298,31 @@ class Native:
         out = self._ffi.new("struct mcast_event *")
         return EventRoom(out, self._ffi.buffer(out))
 
-    def take_event(self, channel: Channel, room: EventRoom) -> Event | None:
+    def take_event(self, channel: NativeChannel, room: EventRoom) -> NativeEvent | None:
         """Read, copy and ack the next event; None when there is none. Never waits."""
         result = self._take_event(channel, room.pointer)
         if result > 0:
-            event: Event = EVENT.unpack(room.buffer)
+            event: NativeEvent = EVENT.unpack(room.buffer)
             return event
         if result < 0:
             self._check(result, "get_event", Phase.EVENT)
         return None
 
-    def create_id(self, channel: Channel, token: int, port_space: int) -> Id:
+    def create_id(self, channel: NativeChannel, token: int, port_space: int) -> NativeId:
         out = self._ffi.new("struct mcast_id **")
         result = self._lib.mcast_create_id(channel, token, port_space, out)
         self._check(result, "create_id", Phase.OPEN, {"port_space": port_space})
-        return cast(Id, self._ffi.gc(out[0], self._lib.mcast_free_id))
+        return cast(NativeId, self._ffi.gc(out[0], self._lib.mcast_free_id))
 
-    def destroy_id(self, id: Id) -> None:
+    def destroy_id(self, id: NativeId) -> None:
         self._check(self._lib.mcast_destroy_id(id), "destroy", Phase.DESTROY)
 
-    def bind_addr(self, id: Id, address: bytes, arguments: Arguments = None) -> None:
+    def bind_addr(self, id: NativeId, address: bytes, arguments: Arguments = None) -> None:
         self._check(self._lib.mcast_bind_addr(id, address), "bind_addr", Phase.BIND, arguments)
 
     def resolve_addr(
         self,
-        id: Id,
+        id: NativeId,
         source: bytes | None,
         destination: bytes | None,
         timeout_ms: int,
@@ -330,7 +334,9 @@ class Native:
     def check_join(self, result: int, addr: object) -> None:
         self._check(result, "join_multicast", Phase.JOIN, {"addr": addr})
 
-    def join_ex(self, id: Id, mask: int, flags: int, address: bytes | None, token: int, addr: object) -> None:
+    def join_ex(
+        self, id: NativeId, mask: int, flags: int, address: bytes | None, token: int, addr: object
+    ) -> None:
         """`addr`: what the caller gave, for the error's text."""
         result = self._lib.mcast_join_ex(id, mask, flags, address or self.null, token)
         if not result:
@@ -346,25 +352,25 @@ class Native:
     def check_leave(self, result: int, addr: object) -> None:
         self._check(result, "leave_multicast", Phase.LEAVE, {"addr": addr})
 
-    def id_device(self, id: Id) -> str | None:
+    def id_device(self, id: NativeId) -> str | None:
         name = self._lib.mcast_id_device(id)
         return None if name == self.null else self._text(name)
 
-    def id_context(self, id: Id) -> Context | None:
+    def id_context(self, id: NativeId) -> Context | None:
         """The verbs context of the device the id is bound to; equal ones hash alike."""
         context = self._lib.mcast_id_context(id)
         return None if context == self.null else context
 
-    def id_port(self, id: Id) -> int:
+    def id_port(self, id: NativeId) -> int:
         return self._lib.mcast_id_port(id)
 
     # --- QPs ---
 
-    def id_pkey(self, id: Id) -> int:
+    def id_pkey(self, id: NativeId) -> int:
         """The P_Key of the interface that it is bound to; of no meaning on Ethernet."""
         return self._lib.mcast_id_pkey(id)
 
-    def alloc_pd(self, id: Id) -> Pd:
+    def alloc_pd(self, id: NativeId) -> Pd:
         out = self._ffi.new("struct ibv_pd **")
         self._check(self._lib.mcast_alloc_pd(id, out), "create_qp", Phase.CREATE_QP)
         return cast(Pd, out[0])
@@ -374,13 +380,13 @@ class Native:
 
     def create_qp(
         self,
-        id: Id,
+        id: NativeId,
         pd: Pd,
         plan: QpPlan,
         slab: Any,
         why: Callable[[Refused, int], str] = lambda refused, error: "",
         arguments: Arguments = None,
-    ) -> Qp:
+    ) -> NativeQp:
         """The caller keeps `slab`, a writable buffer, alive as long as the QP.
 
         `why` gives the error's detail, from what the device refused and the errno.
@@ -392,36 +398,36 @@ class Native:
         result = self._lib.mcast_create_qp(id, pd, init, out, refused)
         if result:
             self._check(result, "create_qp", Phase.CREATE_QP, arguments, why(Refused(refused[0]), -result))
-        return cast(Qp, out[0])
+        return cast(NativeQp, out[0])
 
-    def clock(self, qp: Qp) -> int:
+    def clock(self, qp: NativeQp) -> int:
         """Of the time stamps: STAMPS_NONE and so on of cdefs.h."""
         return self._lib.mcast_clock(qp)
 
-    def close_qp(self, qp: Qp, linger: float) -> None:
+    def close_qp(self, qp: NativeQp, linger: float) -> None:
         """End all calls on it, give the device `linger` seconds for what is under way, and free everything.
 
         What fails is tried again the next time. The struct itself ends with `Calls`.
         """
         self._check(self._lib.mcast_close_qp(qp, int(linger * 1e9)), "close", Phase.DESTROY)
 
-    def qp_num(self, qp: Qp) -> int:
+    def qp_num(self, qp: NativeQp) -> int:
         return self._lib.mcast_qp_num(qp)
 
-    def query_qp(self, qp: Qp) -> int:
+    def query_qp(self, qp: NativeQp) -> int:
         """The ibv_qp_state now."""
         return self._check(self._lib.mcast_query_qp(qp), "query_qp", Phase.MODIFY)
 
-    def modify_qp(self, qp: Qp, state: int, arguments: Arguments = None) -> None:
+    def modify_qp(self, qp: NativeQp, state: int, arguments: Arguments = None) -> None:
         self._check(self._lib.mcast_modify_qp(qp, state), "modify", Phase.MODIFY, arguments)
 
-    def attach(self, qp: Qp, gid: bytes, lid: int, arguments: Arguments = None) -> None:
+    def attach(self, qp: NativeQp, gid: bytes, lid: int, arguments: Arguments = None) -> None:
         self._check(self._lib.mcast_attach(qp, gid, lid), "attach_mcast", Phase.ATTACH, arguments)
 
-    def detach(self, qp: Qp, gid: bytes, lid: int, arguments: Arguments = None) -> None:
+    def detach(self, qp: NativeQp, gid: bytes, lid: int, arguments: Arguments = None) -> None:
         self._check(self._lib.mcast_detach(qp, gid, lid), "detach_mcast", Phase.DETACH, arguments)
 
-    def detach_late(self, qp: Qp, gid: bytes, lid: int) -> None:
+    def detach_late(self, qp: NativeQp, gid: bytes, lid: int) -> None:
         """From a queue pair that `close_qp` could not destroy; what is not attached is not."""
         self._lib.mcast_detach_late(qp, gid, lid)
 
@@ -468,18 +474,18 @@ class Native:
         """Where the buffer's bytes are; valid while the caller keeps it."""
         return int(self._ffi.cast("uintptr_t", self._ffi.from_buffer(buffer)))
 
-    def new_ah(self, qp: Qp, gid: bytes, fields: Mapping[str, int], arguments: Arguments = None) -> int:
+    def new_ah(self, qp: NativeQp, gid: bytes, fields: Mapping[str, int], arguments: Arguments = None) -> int:
         """An address handle, by the serial that `Calls` takes."""
         init = self._ffi.new("struct mcast_ah_init *", {"gid": list(gid), **fields})
         out = self._ffi.new("uint64_t *")
         self._check(self._lib.mcast_new_ah(qp, init, out), "send", Phase.SEND, arguments)
         return int(out[0])
 
-    def retire_ah(self, qp: Qp, serial: int) -> None:
+    def retire_ah(self, qp: NativeQp, serial: int) -> None:
         """Post to it no more; it is destroyed once nothing under way needs it."""
         self._lib.mcast_retire_ah(qp, serial)
 
-    def set_regions(self, qp: Qp, regions: Sequence[tuple[int, int, int, bool]]) -> None:
+    def set_regions(self, qp: NativeQp, regions: Sequence[tuple[int, int, int, bool]]) -> None:
         """(start, end, lkey, is on a device) of the memory that is sent from without a copy, from now on."""
         array = self._ffi.new("struct mcast_region[]", list(regions))
         self._check(self._lib.mcast_set_regions(qp, array, len(regions)), "register", Phase.REGISTER)
@@ -490,41 +496,43 @@ class Native:
         """Where an object of C is, for `Calls`."""
         return int(self._ffi.cast("uintptr_t", handle))
 
-    def recv_fd(self, qp: Qp) -> int:
+    def recv_fd(self, qp: NativeQp) -> int:
         """Readable when a receive would find something; a receive that found nothing arms it."""
         return self._check(self._lib.mcast_recv_fd(qp), "fileno", Phase.RECV)
 
-    def send_fd(self, qp: Qp) -> int:
+    def send_fd(self, qp: NativeQp) -> int:
         """The same of sends."""
         return self._check(self._lib.mcast_send_fd(qp), "send_fileno", Phase.SEND)
 
-    def failure(self, qp: Qp) -> Failure:
+    def failure(self, qp: NativeQp) -> NativeFailure:
         out = self._ffi.new("struct mcast_failure *")
         self._lib.mcast_read_failure(qp, out)
-        return Failure(out.status, out.reason, out.unsent)
+        return NativeFailure(out.status, out.reason, out.unsent)
 
-    def port_changes(self, qp: Qp) -> int:
+    def port_changes(self, qp: NativeQp) -> int:
         """How often the device has told of a change of the QP's port."""
         self._lib.mcast_read_async(qp)
         return self._lib.mcast_port_changes(qp)
 
-    def port_events(self, qp: Qp) -> list[int]:
+    def port_events(self, qp: NativeQp) -> list[int]:
         """The ibv_event_types by which the port has told of something since the last call."""
         out = self._ffi.new("uint8_t[]", self._lib.PORT_EVENTS)
         count = self._check(self._lib.mcast_read_port_events(qp, out), "port_events", Phase.EVENT)
         return list(out[0:count])
 
-    def counters(self, qp: Qp) -> tuple[int, int, int, int, int, int]:
+    def counters(self, qp: NativeQp) -> tuple[int, int, int, int, int, int]:
         """Sent, received, receives free now, the fewest ever, how often the last was taken, unsent."""
         out = self._ffi.new("struct mcast_counters *")
         self._lib.mcast_read_counters(qp, out)
         return out.sent, out.received, out.recv_free, out.recv_low_water, out.recv_empty, out.unsent
 
-    def is_receiving(self, qp: Qp) -> bool:
+    def is_receiving(self, qp: NativeQp) -> bool:
         """Whether a message is leased, or waits to be received."""
         return bool(self._lib.mcast_is_receiving(qp))
 
-    def receive_into(self, qp: Qp, mr: Mr | None, address: int = 0, room: int = 0, count: int = 0) -> int:
+    def receive_into(
+        self, qp: NativeQp, mr: Mr | None, address: int = 0, room: int = 0, count: int = 0
+    ) -> int:
         """In RESET: take payloads into the memory of `mr`, `room` bytes each; None: into the slab.
 
         Returns the generation that the records of messages received there carry.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import Context, Id, Native, Pd
+from mcast.backends.rdma.native import Context, Native, NativeId, Pd
 
 
 class ProtectionDomains:
@@ -18,7 +18,7 @@ class ProtectionDomains:
         self._left: list[Pd] = []
         """Those that could not be freed."""
 
-    def acquire(self, context: Context, id: Id) -> Pd:
+    def acquire(self, context: Context, id: NativeId) -> Pd:
         with self._lock:
             pd, users = self._used.get(context) or (self._native.alloc_pd(id), 0)
             self._used[context] = pd, users + 1

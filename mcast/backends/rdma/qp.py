@@ -35,7 +35,7 @@ from mcast.backends.rdma import completions, memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import Calls
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import GONE, Context, Id, Native, Pd
+from mcast.backends.rdma.native import GONE, Context, Native, NativeId, Pd
 from mcast.backends.rdma.net.links import links
 from mcast.backends.rdma.process import Process, Shared
 from mcast.backends.rdma.region import Addresses, AnyRegion, RdmaDeviceRegion, RdmaRegion
@@ -73,7 +73,7 @@ class QpOwner(Protocol):
     process: Process
     lock: Lock
     locked: uninterrupted
-    handle: Id
+    handle: NativeId
 
     @property
     def link_layer(self) -> LinkLayer | None: ...

@@ -51,23 +51,23 @@ DEVIATIONS = {
 """Test name -> how Soft-RoCE, or a fabric made of it, differs."""
 
 
-class Port(NamedTuple):
+class BridgedPort(NamedTuple):
     """A Soft-RoCE device, its interface, and the bridge port at the other end."""
 
     device: str
     netdev: str
     bridge_port: str
-    ipv4: hostnet.Address
-    ipv6: hostnet.Address | None
+    ipv4: hostnet.InterfaceAddress
+    ipv6: hostnet.InterfaceAddress | None
 
 
 @cache
-def find_ports() -> dict[IPv4Address, Port]:
+def find_ports() -> dict[IPv4Address, BridgedPort]:
     """The devices of this host that sit on a bridge's port, by their IPv4 address.
 
     Looked up once: each test bed leaves the host as it was.
     """
-    found: dict[IPv4Address, Port] = {}
+    found: dict[IPv4Address, BridgedPort] = {}
     all_addresses = hostnet.addresses()
     for link in hostnet.ask("rdma", "-j", "link", "show") or []:
         netdev = link.get("netdev", "")
@@ -79,12 +79,12 @@ def find_ports() -> dict[IPv4Address, Port]:
         ipv6 = next((one for one in addresses if isinstance(one.ip, IPv6Address)), None)
         if ipv4 is not None:
             assert isinstance(ipv4.ip, IPv4Address)
-            found[ipv4.ip] = Port(link["ifname"], netdev, bridge_port, ipv4, ipv6)
+            found[ipv4.ip] = BridgedPort(link["ifname"], netdev, bridge_port, ipv4, ipv6)
     return found
 
 
 class RdmaObserver(Observer):
-    def __init__(self, native: Native, ports: dict[IPv4Address, Port]) -> None:
+    def __init__(self, native: Native, ports: dict[IPv4Address, BridgedPort]) -> None:
         self._native, self._ports = native, ports
         self._by_bridge_port = {port.bridge_port: address for address, port in ports.items()}
         self._objects_before = rdma_objects()
@@ -130,7 +130,7 @@ class RdmaObserver(Observer):
 class RdmaTestbed(Testbed):
     deviations = DEVIATIONS
 
-    def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, Port]) -> None:
+    def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, BridgedPort]) -> None:
         self.features = (
             FEATURES if all(port.ipv6 for port in ports.values()) else FEATURES - {Feature.IPV6_SOURCE}
         )

@@ -165,7 +165,7 @@ class SimEventChannel(EventChannel):
         self._clock = fabric.clock
         self._whole = fabric.clock.call
         self.ids: dict[SimCmId, None] = {}
-        self._core = cm.Channel()
+        self._core = cm.CmChannel()
         self._readiness: Readiness | None = None
         if fabric.watch is not None:
             fabric.watch(self)
@@ -190,7 +190,7 @@ class SimEventChannel(EventChannel):
 
     @_call("create_id", Phase.OPEN)
     def _create_id(self, port_space: PortSpace) -> CmId:
-        cm_id = SimCmId(self, cm.Id(self.fabric.parts, self._hosts, self._core, port_space))
+        cm_id = SimCmId(self, cm.CmaId(self.fabric.parts, self._hosts, self._core, port_space))
         self.ids[cm_id] = None
         return cm_id
 
@@ -213,7 +213,7 @@ class SimEventChannel(EventChannel):
             event.type, event.status, event.errno, context, event.id.owner, event.ud, event.detail, found
         )
 
-    def _found(self, event: cm.Event) -> tuple[Cause, ...]:
+    def _found(self, event: cm.QueuedEvent) -> tuple[Cause, ...]:
         """What the SA says of a join that it refused; nothing if it does not answer soon."""
         answers: list[tuple[Cause, ...]] = []
         if event.id.ask_why(event, answers.append):
@@ -234,7 +234,7 @@ class SimEventChannel(EventChannel):
 class SimCmId(CmId):
     """An id of a channel."""
 
-    def __init__(self, channel: SimEventChannel, core: cm.Id) -> None:
+    def __init__(self, channel: SimEventChannel, core: cm.CmaId) -> None:
         super().__init__()
         self.core = core
         core.owner = self

@@ -16,14 +16,14 @@ from mcast.backends.sim.fabric import Fabric
 _OURS = frozenset({"mcast", "asyncio", "contextlib", "threading", "concurrent"})
 """Packages that open things on behalf of the program."""
 
-Place = tuple[tuple[str, int, str], ...]
+OpenedAt = tuple[tuple[str, int, str], ...]
 """File, line and function of frames of the program, the innermost first."""
 
 
 class Leftover(NamedTuple):
     """What one place of the program has opened and not closed, in words."""
 
-    place: Place
+    place: OpenedAt
     what: str
 
 
@@ -32,9 +32,9 @@ class Census:
 
     def __init__(self, fabric: Fabric, depth: int = 1) -> None:
         self._depth = depth
-        self._opened: dict[SimBackend | SimEventChannel | SimCmId | SimQueuePair, Place] = {}
+        self._opened: dict[SimBackend | SimEventChannel | SimCmId | SimQueuePair, OpenedAt] = {}
         # A batch that is dropped is released: holding it here would make it a leak.
-        self._batches: WeakKeyDictionary[Batch, tuple[SimQueuePair, Place]] = WeakKeyDictionary()
+        self._batches: WeakKeyDictionary[Batch, tuple[SimQueuePair, OpenedAt]] = WeakKeyDictionary()
         fabric.watch = self._note
 
     def _note(self, thing: object, qp: object = None) -> None:
@@ -83,8 +83,8 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _by_place(found: Iterator[tuple[Place, str]]) -> tuple[Leftover, ...]:
-    places: dict[Place, list[str]] = {}
+def _by_place(found: Iterator[tuple[OpenedAt, str]]) -> tuple[Leftover, ...]:
+    places: dict[OpenedAt, list[str]] = {}
     for place, words in found:
         places.setdefault(place, []).append(words)
     return tuple(Leftover(place, ", ".join(words)) for place, words in places.items())

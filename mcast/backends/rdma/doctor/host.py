@@ -17,7 +17,7 @@ from mcast.backends.rdma import availability
 from mcast.backends.rdma.devices import SYSFS
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.igmp_listener import hear_queriers
-from mcast.backends.rdma.net.ipoib import Interface, interfaces_of
+from mcast.backends.rdma.net.ipoib import IpoibInterface, interfaces_of
 from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
 from mcast.wire import mad
 
@@ -72,7 +72,7 @@ class PortFacts(NamedTuple):
     sm_lid: int = 0
     capability_mask: int = 0
     send_only: bool | None = None
-    ipoib: tuple[Interface, ...] = ()
+    ipoib: tuple[IpoibInterface, ...] = ()
 
     @property
     def name(self) -> str:

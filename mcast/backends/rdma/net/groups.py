@@ -28,7 +28,7 @@ UNTRUSTED = "who is in a group on InfiniBand: the SA names members only to who h
 NO_SAQUERY = "groups on InfiniBand: install infiniband-diags, which has saquery, to ask the SA"
 
 
-class Record(NamedTuple):
+class SaRecord(NamedTuple):
     """A membership as the SA has it; `port_gid` is None where it keeps that to itself."""
 
     mgid: Gid
@@ -129,7 +129,7 @@ def _look_at_sa(device: str, number: int, names: dict[Gid, str], table: _Table) 
             table.member(record.mgid, name, GroupSource.SA, send_only)
 
 
-def ask_sa(device: str, number: int) -> tuple[Record, ...]:
+def ask_sa(device: str, number: int) -> tuple[SaRecord, ...]:
     """Every MCMemberRecord that the SA of that port shows. Needs access to /dev/infiniband/umad*.
 
     Raises FileNotFoundError without saquery, RuntimeError with what it says when there is no answer.
@@ -137,13 +137,13 @@ def ask_sa(device: str, number: int) -> tuple[Record, ...]:
     return tuple(read_records(hostnet.run("saquery", "-C", device, "-P", str(number), "MCMR")))
 
 
-def read_records(text: str) -> Iterator[Record]:
+def read_records(text: str) -> Iterator[SaRecord]:
     """The records that saquery printed, as lines of `name....value` under a heading each."""
     for dump in text.split("MCMember Record dump:")[1:]:
         lines = (line.strip().partition(".") for line in dump.splitlines() if "." in line)
         fields = {name.lower(): rest.lstrip(".") for name, _, rest in lines}
         port_gid = Gid(fields["portgid"])
-        yield Record(
+        yield SaRecord(
             Gid(fields["mgid"]),
             int(fields["mlid"], 16),
             None if port_gid == ZERO_GID else port_gid,

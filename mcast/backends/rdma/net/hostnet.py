@@ -18,7 +18,7 @@ _ALL_SYSTEMS = IPv4Address("224.0.0.1")
 """Every interface is a member of it always."""
 
 
-class Address(NamedTuple):
+class InterfaceAddress(NamedTuple):
     """An address of an interface, and its prefix length."""
 
     ip: IPv4Address | IPv6Address
@@ -51,13 +51,15 @@ def ask(*command: str) -> Any:
     return json.loads(run(*command) or "null")
 
 
-def addresses() -> dict[str, list[Address]]:
+def addresses() -> dict[str, list[InterfaceAddress]]:
     """Interface -> its addresses, link-local ones left out."""
     return {
         link["ifname"]: [
             address
             for info in link["addr_info"]
-            if not (address := Address(ip_address(info["local"]), info["prefixlen"])).ip.is_link_local
+            if not (
+                address := InterfaceAddress(ip_address(info["local"]), info["prefixlen"])
+            ).ip.is_link_local
         ]
         for link in ask("ip", "-j", "addr", "show")
     }

@@ -23,7 +23,7 @@ _GID_AT, _HARDWARE_BYTES = 4, 20
 _IFF_UP = 1
 
 
-class Interface(NamedTuple):
+class IpoibInterface(NamedTuple):
     """One of them.
 
     broadcast  the MGID of its broadcast group, which names the partition; None if it cannot be read
@@ -38,13 +38,13 @@ class Interface(NamedTuple):
     carrier: bool
 
 
-def interfaces_of(gids: Collection[Gid]) -> tuple[Interface, ...]:
+def interfaces_of(gids: Collection[Gid]) -> tuple[IpoibInterface, ...]:
     """The interfaces of the port that has these GIDs, by name."""
     return tuple(_read(path) for path in sorted(NET.glob("*")) if _port_gid(path) in gids)
 
 
-def _read(path: Path) -> Interface:
-    return Interface(
+def _read(path: Path) -> IpoibInterface:
+    return IpoibInterface(
         path.name,
         _gid_in(_text(path / "broadcast")),
         int(_text(path / "mtu") or 0) + ENCAPSULATION,

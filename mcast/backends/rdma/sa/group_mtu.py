@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from mcast.api import MtuSource
-from mcast.backends.rdma.net.ipoib import ENCAPSULATION, Interface
+from mcast.backends.rdma.net.ipoib import ENCAPSULATION, IpoibInterface
 from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
 from mcast.wire.addresses import Gid
 from mcast.wire.units import MTU
@@ -18,7 +18,7 @@ ANSWER_SECONDS = 0.25
 
 
 def mtu_of(
-    mgid: Gid, device: str, port: int, port_mtu: int, interface: Interface | None
+    mgid: Gid, device: str, port: int, port_mtu: int, interface: IpoibInterface | None
 ) -> tuple[int, MtuSource] | None:
     """The group's MTU in bytes and who says so; None if it is the port's, or cannot be known.
 
@@ -42,7 +42,7 @@ def ask_sa(mgid: Gid, device: str, port: int) -> int | None:
     return None if record is None else MTU.value.get(record.mtu)
 
 
-def _broadcast_mtu(interface: Interface) -> int | None:
+def _broadcast_mtu(interface: IpoibInterface) -> int | None:
     """The least that its broadcast group can have; None where that is not told, as in connected mode."""
     if interface.mtu <= ENCAPSULATION:
         return None  # it is gone

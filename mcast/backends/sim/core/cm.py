@@ -32,7 +32,7 @@ from mcast.backends.sim.core.fabric import Parts
 from mcast.backends.sim.core.port import Interface, Port
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa_client import SaMember
-from mcast.backends.sim.trace.events import CmEvent, Join, Leave
+from mcast.backends.sim.trace.events import EventQueued, JoinAccepted, Leave
 from mcast.errors.cause import ENOTSUPP, Cause
 from mcast.errors.causes import causes_of_status
 from mcast.errors.sa_refusal import PortView, found_causes
@@ -77,7 +77,7 @@ class IdState(Enum):
 _MAY_JOIN, _REMOVED = (IdState.BOUND, IdState.RESOLVED), IdState.REMOVED
 
 
-class Event:
+class QueuedEvent:
     """An event in the queue of a channel; the end of `owner` takes it back."""
 
     __slots__ = ("detail", "errno", "id", "membership", "owner", "status", "type", "ud")
@@ -85,8 +85,8 @@ class Event:
     def __init__(
         self,
         type: CmEventType,
-        cm_id: Id,
-        membership: Membership | None = None,
+        cm_id: CmaId,
+        membership: CmaMembership | None = None,
         ud: UdParam | None = None,
         status: int = 0,
         errno: int = 0,
@@ -94,10 +94,10 @@ class Event:
     ) -> None:
         self.type, self.id, self.membership, self.ud = type, cm_id, membership, ud
         self.status, self.errno, self.detail = status, errno, detail
-        self.owner: Id | Membership = cm_id if membership is None else membership
+        self.owner: CmaId | CmaMembership = cm_id if membership is None else membership
 
 
-class Membership(SaMember):
+class CmaMembership(SaMember):
     """A join of an id, from the call to its leave.
 
     igmp      it was announced
@@ -107,32 +107,32 @@ class Membership(SaMember):
 
     __slots__ = ("address", "context", "id", "igmp", "mgid", "told", "unread")
 
-    def __init__(self, cm_id: Id, address: McastAddress, context: object, bits: int, mgid: Gid) -> None:
+    def __init__(self, cm_id: CmaId, address: McastAddress, context: object, bits: int, mgid: Gid) -> None:
         self.id, self.address, self.context, self.bits, self.mgid = cm_id, address, context, bits, mgid
         self.igmp = False
         self.told: int | None = None
-        self.unread: tuple[Event, ...] = ()
+        self.unread: tuple[QueuedEvent, ...] = ()
 
     def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
         """What the SA said, or what the port has lost."""
         if failed or record is None:
-            self.id.channel.put(Event(_ERROR, self.id, self, None, -failed, failed, why))
+            self.id.channel.put(QueuedEvent(_ERROR, self.id, self, None, -failed, failed, why))
         else:
             self.mgid = self.group.mgid
             self.id._joined(self, _infiniband_ud(record))
 
 
 @dataclass(slots=True, eq=False)
-class Channel:
+class CmChannel:
     """The event queue of a channel: in order of happening, purged by leave and destroy.
 
     `on_event` is told that there are more events, or fewer.
     """
 
     on_event: Callable[[], None] | None = None
-    queue: OrderedDict[Event, None] = field(default_factory=OrderedDict)
+    queue: OrderedDict[QueuedEvent, None] = field(default_factory=OrderedDict)
 
-    def put(self, event: Event) -> None:
+    def put(self, event: QueuedEvent) -> None:
         if event.id.fabric.log.trace is not None:
             event.id.note_event(event)
         self.queue[event] = None
@@ -140,7 +140,7 @@ class Channel:
         if self.on_event is not None:
             self.on_event()
 
-    def purge(self, owner: Id | Membership) -> None:
+    def purge(self, owner: CmaId | CmaMembership) -> None:
         """Take back the events of an id itself, or of a membership, that nobody has read."""
         if owner.unread:
             for event in owner.unread:
@@ -149,7 +149,7 @@ class Channel:
             if self.on_event is not None:
                 self.on_event()
 
-    def get(self) -> Event:
+    def get(self) -> QueuedEvent:
         """The next event, with the effects of retrieving it; there must be one."""
         event, _ = self.queue.popitem(last=False)
         owner = event.owner
@@ -163,7 +163,7 @@ class Channel:
         return event
 
 
-class Id:
+class CmaId:
     """An rdma_cm_id on the hosts `hosts`; `interface` once it is bound to a device.
 
     `owner` is the object that events name as their id.
@@ -186,7 +186,9 @@ class Id:
         "unread",
     )
 
-    def __init__(self, fabric: Parts, hosts: frozenset[int], channel: Channel, port_space: PortSpace) -> None:
+    def __init__(
+        self, fabric: Parts, hosts: frozenset[int], channel: CmChannel, port_space: PortSpace
+    ) -> None:
         self.fabric, self.hosts, self.channel, self.port_space = fabric, hosts, channel, port_space
         self.owner: object = self
         self.number = next(fabric.id_numbers)
@@ -198,8 +200,8 @@ class Id:
         """Of the last join: the address, the broadcast MGID then, the MGID."""
         self.source: IPv4Address | IPv6Address | None = None
         self.qp: Qp | None = None
-        self.unread: tuple[Event, ...] = ()
-        self.groups: dict[McastAddress, Membership] = {}
+        self.unread: tuple[QueuedEvent, ...] = ()
+        self.groups: dict[McastAddress, CmaMembership] = {}
 
     # --- bind and resolve ----------------------------------------------------------------
 
@@ -240,7 +242,7 @@ class Id:
 
     def _resolved(self) -> None:
         if self.state is IdState.QUERY:
-            self.channel.put(Event(CmEventType.ADDR_RESOLVED, self))
+            self.channel.put(QueuedEvent(CmEventType.ADDR_RESOLVED, self))
 
     # --- the QP --------------------------------------------------------------------------
 
@@ -309,7 +311,7 @@ class Id:
         port, mgid = self.interface.port, _roce_mgid(address)
         membership = self._new_membership(port, address, context, bits, mgid)
         if self.source not in self.interface.addresses:
-            self.channel.put(Event(_ERROR, self, membership))
+            self.channel.put(QueuedEvent(_ERROR, self, membership))
             return 0
         if bits == _FULL:
             self.fabric.igmp.join(port, mgid)
@@ -335,10 +337,10 @@ class Id:
 
     def _new_membership(
         self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
-    ) -> Membership:
+    ) -> CmaMembership:
         if self.fabric.log.trace is not None:
             self.fabric.log.note(
-                Join,
+                JoinAccepted,
                 port=port.name,
                 id=self.number,
                 qp=None if self.qp is None else self.qp.number,
@@ -346,13 +348,13 @@ class Id:
                 group=mgid,
                 send_only=bits == _SEND_ONLY,
             )
-        membership = self.groups[address] = Membership(self, address, context, bits, mgid)
+        membership = self.groups[address] = CmaMembership(self, address, context, bits, mgid)
         return membership
 
-    def note_event(self, event: Event) -> None:
+    def note_event(self, event: QueuedEvent) -> None:
         """Record an event of this id in the trace."""
         self.fabric.log.note(
-            CmEvent,
+            EventQueued,
             port=None if self.interface is None else self.interface.port.name,
             id=self.number,
             type=event.type.name,
@@ -361,10 +363,10 @@ class Id:
             group=None if event.membership is None else event.membership.mgid,
         )
 
-    def _joined(self, membership: Membership, ud: UdParam) -> None:
-        self.channel.put(Event(_JOINED, self, membership, ud))
+    def _joined(self, membership: CmaMembership, ud: UdParam) -> None:
+        self.channel.put(QueuedEvent(_JOINED, self, membership, ud))
 
-    def attach_on_retrieval(self, event: Event) -> Event:
+    def attach_on_retrieval(self, event: QueuedEvent) -> QueuedEvent:
         """What librdmacm does when a JOIN is fetched: attach the QP; failing that, the event is an error."""
         membership, ud = event.membership, event.ud
         assert membership is not None
@@ -373,10 +375,10 @@ class Id:
             return event
         lid = membership.told = ud.destination.dlid
         if self.qp is not None and (failed := self.fabric.queue_pairs.attach(self.qp, membership.mgid, lid)):
-            return Event(_ERROR, self, membership, None, -1, failed)
+            return QueuedEvent(_ERROR, self, membership, None, -1, failed)
         return event
 
-    def ask_why(self, event: Event, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
+    def ask_why(self, event: QueuedEvent, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
         """Ask the SA why it refused a join, as any program on this host could; False if it refused none.
 
         `answered` is called with what was found, once the SA's Get has been answered.
@@ -412,7 +414,7 @@ class Id:
         self._end(membership)
         return 0
 
-    def _end(self, membership: Membership) -> None:
+    def _end(self, membership: CmaMembership) -> None:
         if membership.unread:
             self.channel.purge(membership)
         lid = membership.told
@@ -420,7 +422,7 @@ class Id:
             self.fabric.queue_pairs.detach(self.qp, membership.mgid, lid)
         self._give_up(membership)
 
-    def _give_up(self, membership: Membership) -> None:
+    def _give_up(self, membership: CmaMembership) -> None:
         """The port's part in the group ends: IGMP leave or SA Delete, when no other id holds it."""
         assert self.interface is not None
         port = self.interface.port
@@ -451,11 +453,11 @@ class Id:
             self._give_up(membership)
         self.channel.purge(self)
         self.state = IdState.REMOVED
-        self.channel.put(Event(CmEventType.DEVICE_REMOVAL, self, errno=errno.ENODEV))
+        self.channel.put(QueuedEvent(CmEventType.DEVICE_REMOVAL, self, errno=errno.ENODEV))
 
     def address_changed(self) -> None:
         """The bond below the device has changed its link; the rest is the user's (K-DEVICE-5)."""
-        self.channel.put(Event(CmEventType.ADDR_CHANGE, self))
+        self.channel.put(QueuedEvent(CmEventType.ADDR_CHANGE, self))
 
 
 def _refused_by_library(mask: int, flags: int, address: object) -> int:

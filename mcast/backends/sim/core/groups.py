@@ -15,13 +15,13 @@ _SEND_ONLY = "send-only members: they send no IGMP report, so no table has them"
 _ELSEWHERE = "members on other hosts: switches know them by IGMP, a host does not"
 _UNTRUSTED = "members on other hosts: the SA names them only to who has its SM_Key"
 
-Seen = defaultdict[Gid, dict[str, GroupMember]]
+SeenMembers = defaultdict[Gid, dict[str, GroupMember]]
 """Group -> port -> its membership."""
 
 
 def group_table(fabric: Parts, hosts: frozenset[int]) -> GroupTable:
     """The tables of the hosts' ports; a program on every host sees the switches' or the SA's too."""
-    seen, everywhere = Seen(dict), hosts == fabric.topology.hosts
+    seen, everywhere = SeenMembers(dict), hosts == fabric.topology.hosts
     look = _look_at_igmp if fabric.subnet is None else _look_at_sa
     mlids = look(fabric, fabric.topology.ports_of(hosts), everywhere, seen)
     groups = (
@@ -32,7 +32,7 @@ def group_table(fabric: Parts, hosts: frozenset[int]) -> GroupTable:
     return GroupTable(tuple(groups), never if everywhere else (*never, elsewhere))
 
 
-def _look_at_igmp(fabric: Parts, ports: list[Port], everywhere: bool, seen: Seen) -> dict[Gid, int]:
+def _look_at_igmp(fabric: Parts, ports: list[Port], everywhere: bool, seen: SeenMembers) -> dict[Gid, int]:
     for port in ports:
         for group in port.igmp:
             _note(seen[group], port, GroupSource.HOST)
@@ -43,7 +43,7 @@ def _look_at_igmp(fabric: Parts, ports: list[Port], everywhere: bool, seen: Seen
     return {}
 
 
-def _look_at_sa(fabric: Parts, ports: list[Port], everywhere: bool, seen: Seen) -> dict[Gid, int]:
+def _look_at_sa(fabric: Parts, ports: list[Port], everywhere: bool, seen: SeenMembers) -> dict[Gid, int]:
     assert fabric.subnet is not None
     for port in ports:
         for mgid, held in fabric.subnet.clients[port.index].memberships.items():

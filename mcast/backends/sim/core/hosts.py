@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv4Network
 
 from mcast.api import DeviceInfo
 from mcast.backends.sim.core.port import Interface, Port
 from mcast.backends.sim.core.topology import Topology
-
-Address = IPv4Address | IPv6Address
+from mcast.wire.addresses import LocalAddress
 
 
 class Hosts:
@@ -20,7 +19,7 @@ class Hosts:
         self._routes: list[tuple[int, IPv4Network, Interface]] = []
         self._devices: dict[frozenset[int], tuple[DeviceInfo, ...]] = {}
 
-    def port_of(self, address: Address) -> Port:
+    def port_of(self, address: LocalAddress) -> Port:
         """The port that has the address. Raises KeyError."""
         interface = self._interfaces.get(address)
         if interface is None or address not in interface.addresses:
@@ -39,7 +38,7 @@ class Hosts:
         """A device has changed."""
         self._devices.clear()
 
-    def interface(self, hosts: frozenset[int], address: Address) -> Interface | None:
+    def interface(self, hosts: frozenset[int], address: LocalAddress) -> Interface | None:
         """The interface on one of these hosts that has the address."""
         found = self._interfaces.get(address)
         if found is None or address not in found.addresses or found.port.removed:

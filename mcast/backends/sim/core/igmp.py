@@ -9,7 +9,7 @@ from mcast.backends.sim.core.port import Port
 from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.times import NS, Timeline
 from mcast.backends.sim.core.topology import Topology
-from mcast.backends.sim.trace.events import Fault, IgmpLeave, IgmpReport
+from mcast.backends.sim.trace.events import FaultPlanted, IgmpLeave, IgmpReport
 from mcast.wire.addresses import Gid
 
 MEMBERSHIP_INTERVAL_NS = 260 * NS
@@ -85,7 +85,7 @@ class Igmp:
         def expire() -> None:
             if self._ages.get((group, port.index)) == end:
                 self._forget(port, group)
-                self._log.note(Fault, name="igmp-aged-out", port=port.name, detail=str(group))
+                self._log.note(FaultPlanted, name="igmp-aged-out", port=port.name, detail=str(group))
 
         self._clock.call_later(MEMBERSHIP_INTERVAL_NS, expire)
 

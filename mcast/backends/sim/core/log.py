@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import ParamSpec
 
 from mcast.backends.sim.core.times import Timeline
-from mcast.backends.sim.trace.events import Event, Trace
+from mcast.backends.sim.trace.events import Trace, TraceEvent
 
 P = ParamSpec("P")
 
@@ -18,7 +18,7 @@ class Log:
         self.trace = trace
         self._clock = clock
 
-    def note(self, kind: Callable[P, Event], *args: P.args, **fields: P.kwargs) -> None:
+    def note(self, kind: Callable[P, TraceEvent], *args: P.args, **fields: P.kwargs) -> None:
         """Record an event in the trace, if there is one."""
         if self.trace is not None:
             self.trace.add(self._clock.now, kind(*args, **fields))

@@ -13,7 +13,7 @@ from mcast.backends.sim.core.qp import Burst, Qp
 from mcast.backends.sim.core.queue_pairs import QueuePairs
 from mcast.backends.sim.core.switching import Switching
 from mcast.backends.sim.core.topology import Topology
-from mcast.backends.sim.trace.events import Deliver, Lost, Send, Unsent
+from mcast.backends.sim.trace.events import Deliver, MessagesLost, Send, Unsent
 
 FATES: tuple[tuple[Callable[[Qp], int], str], ...] = (
     (attrgetter("received"), ""),
@@ -83,7 +83,7 @@ class MessageLog:
     def lost(self, qp: Qp, burst: Burst, index: int, count: int, reason: str) -> None:
         """So many messages of the burst do not reach the QP."""
         self._log.note(
-            Lost,
+            MessagesLost,
             port=qp.port.name,
             qp=qp.number,
             group=burst.header.group,

@@ -112,7 +112,7 @@ class WellKnownGroup(NamedTuple):
     packet_life: int = 18
 
 
-class Member(NamedTuple):
+class SaMembership(NamedTuple):
     """One membership of a group."""
 
     guid: int
@@ -182,7 +182,7 @@ class _Refused(Exception):
     """Ends a request with its status; nothing has been changed yet (SA-CREATE-5)."""
 
 
-class Group:
+class SaGroup:
     """A multicast group, read-only for everyone but its `SubnetAdmin`.
 
     `values` holds what all members share; its PortGID, JoinState and ProxyJoin are zero.
@@ -203,9 +203,9 @@ class Group:
         return self._states.keys()
 
     @property
-    def members(self) -> Iterator[Member]:
+    def members(self) -> Iterator[SaMembership]:
         """The memberships in order of joining."""
-        return (Member(guid, JOIN_STATES[s & 15], s >= _PROXY) for guid, s in self._states.items())
+        return (SaMembership(guid, JOIN_STATES[s & 15], s >= _PROXY) for guid, s in self._states.items())
 
     def join_state(self, guid: int) -> JoinState:
         """The bits that the port holds, 0 if it is no member."""
@@ -277,8 +277,8 @@ class SubnetAdmin:
         self._ports: dict[int, _Port] = {}
         self._down: dict[int, SaPort] = {}
         self._dirty: dict[int, None] = {}
-        self._by_mgid: dict[bytes, Group] = {}
-        self._by_mlid: dict[int, Group] = {}
+        self._by_mgid: dict[bytes, SaGroup] = {}
+        self._by_mlid: dict[int, SaGroup] = {}
         self.restart()
 
     # -- the subnet
@@ -369,16 +369,16 @@ class SubnetAdmin:
             scope=scope,
             join_state=_NO_STATE,
         )
-        self._add_group(Group(record, _FULL, well_known=True))
+        self._add_group(SaGroup(record, _FULL, well_known=True))
 
     # -- what a fabric reads
 
     @property
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[SaGroup]:
         """All groups in order of creation."""
         return iter(self._by_mgid.values())
 
-    def group(self, mgid: bytes) -> Group | None:
+    def group(self, mgid: bytes) -> SaGroup | None:
         """The group with this MGID, None if there is none."""
         return self._by_mgid.get(mgid)
 
@@ -511,7 +511,7 @@ class SubnetAdmin:
                 yield from self._matching_members(mask, record, group, trusted)
 
     def _matching_members(
-        self, mask: int, record: McMemberRecord, group: Group, trusted: bool
+        self, mask: int, record: McMemberRecord, group: SaGroup, trusted: bool
     ) -> Iterator[McMemberRecord]:
         """A record per matching member; for an untrusted requester one of the group, members' fields 0."""
         by_creator = self.quirks.queries_creator
@@ -567,7 +567,7 @@ class SubnetAdmin:
         prefix = port_gid[:8]
         return prefix == self._prefix or (prefix == DEFAULT_PREFIX and not self.quirks.refuses_default_prefix)
 
-    def _joins(self, mask: int, record: McMemberRecord, group: Group) -> bool:
+    def _joins(self, mask: int, record: McMemberRecord, group: SaGroup) -> bool:
         """o15-0.2.4: what is masked matches the group (SA-JOIN-1, SA-JOIN-4)."""
         if not _fields_match(mask, record, group):
             return False
@@ -578,7 +578,7 @@ class SubnetAdmin:
             or (mask & _MLID and record.mlid != group.mlid)
         )
 
-    def _selectors_match(self, mask: int, record: McMemberRecord, group: Group) -> bool:
+    def _selectors_match(self, mask: int, record: McMemberRecord, group: SaGroup) -> bool:
         """Whether MTU, rate and packet lifetime are what the masked selectors ask for (SA-JOIN-5)."""
         if not mask & _SELECTORS:
             return True
@@ -610,7 +610,7 @@ class SubnetAdmin:
 
     # -- groups
 
-    def _plan_group(self, mask: int, record: McMemberRecord, bits: int, port: SaPort) -> tuple[Group, int]:
+    def _plan_group(self, mask: int, record: McMemberRecord, bits: int, port: SaPort) -> tuple[SaGroup, int]:
         """The group that a Set of an unknown MGID makes (o15-0.2.3), not entered yet, and the MGID count
         (SA-CREATE-1, SA-CREATE-2, SA-CREATE-3)."""
         if not bits & _KEEPS_ALIVE:
@@ -643,7 +643,7 @@ class SubnetAdmin:
         path = (_EXACTLY, mtu, record.tclass, record.pkey, _EXACTLY, rate, _EXACTLY, life)
         tail = (record.sl, record.flow_label, hop_limit, scope, _NO_STATE, False)
         values = make_record((mgid, ZERO_GID, record.qkey, mlid, *path, *tail))
-        return Group(values, bits | (_PROXY if record.proxy_join else 0)), assigned
+        return SaGroup(values, bits | (_PROXY if record.proxy_join else 0)), assigned
 
     def _assign_mgid(self, scope: int) -> tuple[bytes, int]:
         """The next free ff1<scope>:a01b:<subnet prefix>:<32-bit counter>, and the counter after it
@@ -672,11 +672,11 @@ class SubnetAdmin:
             at = (~self._used & (self._used + 1)).bit_length() - 1
         return MLID_FIRST + at if at < self._mlids else None
 
-    def _add_group(self, group: Group) -> None:
+    def _add_group(self, group: SaGroup) -> None:
         self._used |= 1 << group.mlid - MLID_FIRST
         self._by_mgid[group.mgid] = self._by_mlid[group.mlid] = group
 
-    def _drop(self, group: Group, port: _Port, bits: int, notices: list[Notice]) -> int:
+    def _drop(self, group: SaGroup, port: _Port, bits: int, notices: list[Notice]) -> int:
         """Take `bits` from a member, and end the group with its last full bit; returns the bits left
         (SA-LEAVE-4)."""
         guid = port.values.guid
@@ -698,7 +698,7 @@ class SubnetAdmin:
                 return left if self.quirks.reports_lost_bits else 0
         return left
 
-    def _end(self, group: Group) -> None:
+    def _end(self, group: SaGroup) -> None:
         """The other members go, and the group too unless the partition file holds it (SA-LEAVE-7)."""
         for guid in group._states:
             del self._ports[guid].groups[group.mgid]
@@ -708,7 +708,7 @@ class SubnetAdmin:
         else:
             self._remove(group)
 
-    def _remove(self, group: Group) -> None:
+    def _remove(self, group: SaGroup) -> None:
         del self._by_mgid[group.mgid], self._by_mlid[group.mlid]
         self._used ^= 1 << group.mlid - MLID_FIRST
         self._dirty[group.mlid] = None
@@ -718,7 +718,7 @@ def _well_known_mgid(group: WellKnownGroup) -> bytes:
     return group.mgid if group.mgid is not None else ipoib_broadcast_mgid(group.pkey | FULL_MEMBER)
 
 
-def _may_modify(group: Group, held: int, port: _Port, requester: _Port) -> bool:
+def _may_modify(group: SaGroup, held: int, port: _Port, requester: _Port) -> bool:
     """o15-0.2.1, SA-REQUEST-4: a proxied record by any port of the partition, every other one by its own port
     only."""
     if held >= _PROXY:
@@ -726,7 +726,7 @@ def _may_modify(group: Group, held: int, port: _Port, requester: _Port) -> bool:
     return port is requester
 
 
-def _fields_match(mask: int, record: McMemberRecord, group: Group) -> bool:
+def _fields_match(mask: int, record: McMemberRecord, group: SaGroup) -> bool:
     """Whether the masked plain fields equal the group's; two limited P_Keys do not match each other."""
     if mask & _PKEY and record.pkey not in partners(group.values.pkey):
         return False

@@ -28,7 +28,7 @@ from mcast.wire.mcmember import (
     make_record,
 )
 
-Ask = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], object]
+AskSa = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], object]
 
 MEANING = {
     SaStatus.NO_RESOURCES: "no MLID is left, or the SA is out of another resource",
@@ -207,7 +207,7 @@ class SaClient:
 
     __slots__ = ("active", "ask", "groups", "port_gid")
 
-    def __init__(self, ask: Ask, port_gid: Gid) -> None:
+    def __init__(self, ask: AskSa, port_gid: Gid) -> None:
         self.ask, self.port_gid = ask, port_gid
         self.groups: dict[Gid, _Group] = {}
         self.active: dict[SaMember, None] = {}  # in order of joining

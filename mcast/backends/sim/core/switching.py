@@ -18,7 +18,7 @@ from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.topology import Topology
 from mcast.wire.addresses import Gid
 
-Members = Callable[[Port, Gid, int], list[Port]]
+MembersOf = Callable[[Port, Gid, int], list[Port]]
 """Sending port, group, MLID -> the ports that the switches send a message to."""
 
 
@@ -26,7 +26,7 @@ class Switching:
     """From a port and a destination to QPs; what was worked out is kept in `Receivers` until it changes."""
 
     def __init__(
-        self, members: Members, topology: Topology, queue_pairs: QueuePairs, receivers: Receivers
+        self, members: MembersOf, topology: Topology, queue_pairs: QueuePairs, receivers: Receivers
     ) -> None:
         self._members, self._topology = members, topology
         self._queue_pairs, self._receivers = queue_pairs, receivers

@@ -16,7 +16,7 @@ from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa_client import Reset
 from mcast.backends.sim.core.subnet import Subnet
 from mcast.backends.sim.core.times import NS, ns_of
-from mcast.backends.sim.trace.events import DeviceRemoval, Fault, Link
+from mcast.backends.sim.trace.events import DeviceRemoval, FaultPlanted, Link
 from mcast.wire.partition import find_pkey
 
 SWEEP_NS = 50_000_000
@@ -75,7 +75,7 @@ def restore_device(fabric: Parts, port: Port) -> None:
     """A removed device is back, with its address and nothing else: ids can be bound to it anew."""
     if not port.removed:
         return
-    fabric.log.note(Fault, name="device-restored", port=port.name)
+    fabric.log.note(FaultPlanted, name="device-restored", port=port.name)
     port.removed = False
     fabric.topology_changed()
 
@@ -84,7 +84,7 @@ def bond_failover(fabric: Parts, port: Port) -> None:
     """The bond below the port changes to its other link: ADDR_CHANGE for every id on it, the only cause of
     that event; memberships stay (K-DEVICE-5).
     """
-    fabric.log.note(Fault, name="bond-failover", port=port.name)
+    fabric.log.note(FaultPlanted, name="bond-failover", port=port.name)
     for cm_id in list(port.ids):
         cm_id.address_changed()
 
@@ -102,7 +102,7 @@ def cut_cable(fabric: Parts, switch: int) -> None:
         return
     topology.cut.add(switch)
     fabric.topology_changed()
-    fabric.log.note(Fault, name="cable-cut", detail=f"switch {switch}")
+    fabric.log.note(FaultPlanted, name="cable-cut", detail=f"switch {switch}")
     if (subnet := fabric.subnet) is not None:
         subnet.forwarding.keep(switch)
         fabric.clock.call_later(SWEEP_NS, lambda: subnet.miss(*topology.behind(switch)))
@@ -115,7 +115,7 @@ def mend_cable(fabric: Parts, switch: int) -> None:
     if switch not in fabric.topology.cut:
         return
     fabric.topology.cut.remove(switch)
-    fabric.log.note(Fault, name="cable-mended", detail=f"switch {switch}")
+    fabric.log.note(FaultPlanted, name="cable-mended", detail=f"switch {switch}")
     if (subnet := fabric.subnet) is not None:
         subnet.forwarding.release(switch)
         for port in fabric.topology.behind(switch):
@@ -138,7 +138,7 @@ def restart_sm(fabric: Parts, outage: float = 0.0) -> None:
     subnet, late = _subnet(fabric, "restart_sm"), ns_of(outage, "outage")
     subnet.up = False
     subnet.ends += 1
-    fabric.log.note(Fault, name="sm-down")
+    fabric.log.note(FaultPlanted, name="sm-down")
     if late:
         end = subnet.ends
         fabric.clock.call_later(late, lambda: _sm_starts(fabric, subnet) if subnet.ends == end else None)
@@ -150,7 +150,7 @@ def _sm_starts(fabric: Parts, subnet: Subnet) -> None:
     subnet.up = True
     subnet.sa.restart()
     subnet.forwarding.changed()
-    fabric.log.note(Fault, name="sm-up", detail="ClientReregister to every port")
+    fabric.log.note(FaultPlanted, name="sm-up", detail="ClientReregister to every port")
     for port in fabric.topology.ports:
         if subnet.sees(port) and port.up:
             _reregister(fabric, subnet, port)
@@ -175,7 +175,7 @@ def change_lid(fabric: Parts, port: Port, lid: int | None = None) -> None:
         raise ValueError(f"lid is {lid}: give one in 1..0xBFFF that no port has")
     port.lid = lid
     fabric.topology_changed()
-    fabric.log.note(Fault, name="lid-change", port=port.name, detail=f"LID {lid}")
+    fabric.log.note(FaultPlanted, name="lid-change", port=port.name, detail=f"LID {lid}")
     subnet.update(port)
     fabric.queue_pairs.tell(port, PortEvent.LID_CHANGE)
     subnet.clients[port.index].reset(Reset.LID_CHANGE)
@@ -193,7 +193,7 @@ def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
         raise ValueError(f"P_Key is {wrong[0]!r}: give numbers of 16 bits")
     before, port.pkeys = port.pkeys, tuple(pkeys)
     shown = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys)
-    fabric.log.note(Fault, name="pkey-change", port=port.name, detail=f"P_Keys {shown or 'none'}")
+    fabric.log.note(FaultPlanted, name="pkey-change", port=port.name, detail=f"P_Keys {shown or 'none'}")
     subnet.update(port)
     for qp in fabric.queue_pairs:
         if qp.port is port:
@@ -217,7 +217,7 @@ def program_late(fabric: Parts, delay: float) -> None:
     Raises ValueError on RoCE.
     """
     subnet, late = _subnet(fabric, "program_late"), ns_of(delay, "delay")
-    fabric.log.note(Fault, name="late-switches", detail=f"{late / NS:g} s")
+    fabric.log.note(FaultPlanted, name="late-switches", detail=f"{late / NS:g} s")
     subnet.forwarding.set_delay(late)
 
 
@@ -237,13 +237,13 @@ def stop_querier(fabric: Parts) -> None:
     """
     if fabric.subnet is not None:
         raise ValueError("stop_querier: InfiniBand has no IGMP; make the fabric with Fabric.roce")
-    fabric.log.note(Fault, name="querier-stopped")
+    fabric.log.note(FaultPlanted, name="querier-stopped")
     fabric.igmp.stop_querier()
 
 
 def start_querier(fabric: Parts) -> None:
     """The querier is back and asks: every port reports its memberships, and traffic resumes."""
-    fabric.log.note(Fault, name="querier-started")
+    fabric.log.note(FaultPlanted, name="querier-started")
     fabric.igmp.start_querier()
 
 
@@ -252,11 +252,11 @@ def start_querier(fabric: Parts) -> None:
 
 def starve(fabric: Parts, qp: Qp) -> Callable[[], None]:
     """Take all free receives from the QP; calling the answer gives them back."""
-    fabric.log.note(Fault, name="starved", port=qp.port.name, detail=f"QP {qp.number}")
+    fabric.log.note(FaultPlanted, name="starved", port=qp.port.name, detail=f"QP {qp.number}")
     taken, qp.free, qp.low_water = qp.free, 0, 0
 
     def feed() -> None:
-        fabric.log.note(Fault, name="fed", port=qp.port.name, detail=f"QP {qp.number}")
+        fabric.log.note(FaultPlanted, name="fed", port=qp.port.name, detail=f"QP {qp.number}")
         qp.free += taken
 
     return feed
@@ -264,11 +264,11 @@ def starve(fabric: Parts, qp: Qp) -> Callable[[], None]:
 
 def overrun_cq(fabric: Parts, qp: Qp) -> None:
     """The receive CQ overflows: CQ_ERR, and the QP falls into ERR (K-DATA-19)."""
-    fabric.log.note(Fault, name="cq-overrun", port=qp.port.name, detail=f"QP {qp.number}")
+    fabric.log.note(FaultPlanted, name="cq-overrun", port=qp.port.name, detail=f"QP {qp.number}")
     qp.fail(WcStatus.WR_FLUSH_ERR)
 
 
 def fail_qp(fabric: Parts, qp: Qp, status: WcStatus = WcStatus.LOC_QP_OP_ERR) -> None:
     """The device puts the QP into ERR, and its work completes with `status`; reset() brings it back."""
-    fabric.log.note(Fault, name="qp-error", port=qp.port.name, detail=f"QP {qp.number}: {status.name}")
+    fabric.log.note(FaultPlanted, name="qp-error", port=qp.port.name, detail=f"QP {qp.number}: {status.name}")
     qp.fail(status)

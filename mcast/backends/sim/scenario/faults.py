@@ -13,18 +13,18 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults import rules as faults
 from mcast.backends.sim.faults.rules import Messages, Requests
 from mcast.backends.sim.scenario import model
-from mcast.backends.sim.trace.events import Fault
+from mcast.backends.sim.trace.events import FaultPlanted
 
 Undo = Callable[[], None] | None
 
 
-def begin(fabric: Fabric, fault: model.Fault) -> Undo:
+def begin(fabric: Fabric, fault: model.ScenarioFault) -> Undo:
     """The fault happens now; the answer undoes it, None if nothing can."""
     return _BEGIN[type(fault)](fabric, fault)
 
 
 @contextmanager
-def planted(fabric: Fabric, planned: Iterable[model.Fault]) -> Iterator[None]:
+def planted(fabric: Fabric, planned: Iterable[model.ScenarioFault]) -> Iterator[None]:
     """Each fault happens `at` s from now and is undone at `until`, at the latest when this ends."""
     with ExitStack() as undone:
         for fault in planned:
@@ -35,7 +35,7 @@ def planted(fabric: Fabric, planned: Iterable[model.Fault]) -> Iterator[None]:
         yield
 
 
-def _start(fabric: Fabric, fault: model.Fault, undone: ExitStack) -> None:
+def _start(fabric: Fabric, fault: model.ScenarioFault, undone: ExitStack) -> None:
     undo = begin(fabric, fault)
     if undo is None:
         return
@@ -49,7 +49,7 @@ def _start(fabric: Fabric, fault: model.Fault, undone: ExitStack) -> None:
 def _note(fabric: Fabric, fault: Any, detail: str) -> None:
     """Record in the trace a fault that leaves no line of its own."""
     port = getattr(fault, "port", None)
-    fabric.parts.log.note(Fault, name=fault.kind, port=_name(fabric, port), detail=detail)
+    fabric.parts.log.note(FaultPlanted, name=fault.kind, port=_name(fabric, port), detail=detail)
 
 
 def _name(fabric: Fabric, port: int | None) -> str | None:

@@ -48,7 +48,7 @@ RETRY_SECONDS = 0.1
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Interval = Annotated[float, Field(ge=SHORTEST, le=1e6)]
 PortNumber = Annotated[int, Field(ge=0, lt=MOST_PORTS)]
-Number = Annotated[int, Field(ge=1, le=1 << 63)]
+Positive = Annotated[int, Field(ge=1, le=1 << 63)]
 
 
 class _Model(BaseModel):
@@ -59,7 +59,7 @@ def _group(value: object) -> str:
     return str(McastAddress.of(value))  # type: ignore[arg-type]  # it says what is wrong
 
 
-Group = Annotated[str, BeforeValidator(_group)]
+GroupText = Annotated[str, BeforeValidator(_group)]
 
 
 def _zero_or_interval(value: float) -> float:
@@ -69,7 +69,7 @@ def _zero_or_interval(value: float) -> float:
 
 
 Numbers = Annotated[
-    tuple[Number, ...],
+    tuple[Positive, ...],
     Field(max_length=10_000),
     BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
 ]
@@ -88,7 +88,7 @@ def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: obje
 # --- the model -------------------------------------------------------------------------------
 
 
-class Topology(_Model):
+class ScenarioTopology(_Model):
     """The fabric: link layer, ports, leaf switches, and sizes as in `Fabric`."""
 
     link_layer: Literal["roce", "infiniband"] = "roce"
@@ -109,7 +109,7 @@ class Members(_Model):
     read_most    messages taken in one read; 0 takes all there are
     """
 
-    group: Group
+    group: GroupText
     ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=MOST_PORTS)
     join: Seconds = 0.0
     leave: Seconds | None = None
@@ -123,7 +123,7 @@ class Members(_Model):
 class Traffic(_Model):
     """The member of `group` on `port` sends `burst` messages of `size` bytes every `every` s."""
 
-    group: Group
+    group: GroupText
     port: PortNumber
     start: Seconds = 0.0
     stop: Seconds | None = None
@@ -149,7 +149,7 @@ class Lasting(_Fault):
 
 
 class OnMessages(Lasting):
-    group: Group | None = None
+    group: GroupText | None = None
     source: PortNumber | None = None
     target: PortNumber | None = None
     nth: Numbers | None = None
@@ -191,7 +191,7 @@ class CorruptQkeys(OnMessages):
 
 class OnRequests(Lasting):
     port: PortNumber | None = None
-    group: Group | None = None
+    group: GroupText | None = None
     method: Annotated[SaMethod | None, BeforeValidator(partial(_by_name, SaMethod))] = None
     nth: Numbers | None = None
     rate: float = Field(default=1.0, gt=0, le=1)
@@ -302,7 +302,7 @@ class FailQp(_Fault):
     status: Annotated[WcStatus, BeforeValidator(partial(_by_name, WcStatus))] = WcStatus.LOC_QP_OP_ERR
 
 
-Fault = Annotated[
+ScenarioFault = Annotated[
     DropMessages
     | DelayMessages
     | DuplicateMessages
@@ -337,10 +337,10 @@ class Scenario(_Model):
     summary: str = Field(default="", max_length=10_000)
     seconds: float = Field(gt=0, le=1e6)
     seed: int = Field(default=0, ge=0, lt=1 << 64)
-    fabric: Topology = Topology()
+    fabric: ScenarioTopology = ScenarioTopology()
     members: tuple[Members, ...] = Field(min_length=1, max_length=MOST_PORTS)
     traffic: tuple[Traffic, ...] = Field(default=(), max_length=10_000)
-    faults: tuple[Fault, ...] = Field(default=(), max_length=10_000)
+    faults: tuple[ScenarioFault, ...] = Field(default=(), max_length=10_000)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -392,10 +392,10 @@ def _times(start: float, stop: float, every: float) -> float:
     return max(0.0, stop - start) / every + 1
 
 
-_FAULT: TypeAdapter[Fault] = TypeAdapter(Fault)
+_FAULT: TypeAdapter[ScenarioFault] = TypeAdapter(ScenarioFault)
 
 
-def fault_of(fields: Mapping[str, object], fabric: Topology) -> Fault:
+def fault_of(fields: Mapping[str, object], fabric: ScenarioTopology) -> ScenarioFault:
     """The fault with these fields, as a scenario has them. Raises BadScenario."""
     try:
         fault = _FAULT.validate_python(fields)
@@ -407,7 +407,7 @@ def fault_of(fields: Mapping[str, object], fabric: Topology) -> Fault:
     return fault
 
 
-def check_fault(fault: Fault, fabric: Topology) -> None:
+def check_fault(fault: ScenarioFault, fabric: ScenarioTopology) -> None:
     """Raise ValueError if the fault names what the fabric does not have."""
     for name in ("port", "source", "target"):
         if (port := getattr(fault, name, None)) is not None:

@@ -30,7 +30,7 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.scenario import model
 from mcast.backends.sim.scenario.faults import begin
 from mcast.backends.sim.scenario.model import BadScenario, Scenario, load, ready_made
-from mcast.backends.sim.trace.events import Lost, Send, Trace
+from mcast.backends.sim.trace.events import MessagesLost, Send, Trace
 from mcast.errors.causes import errno_name
 
 __all__ = ["BadScenario", "MemberResult", "Scenario", "ScenarioResult", "Seen", "load", "ready_made", "run"]
@@ -342,7 +342,7 @@ class _Play:
 
     # --- faults --------------------------------------------------------------------------
 
-    def _plan_fault(self, fault: model.Fault) -> None:
+    def _plan_fault(self, fault: model.ScenarioFault) -> None:
         def start() -> None:
             undo = begin(self.fabric, fault)
             until = getattr(fault, "until", None)
@@ -359,6 +359,6 @@ def _reasons(trace: Iterable[Any]) -> Iterator[tuple[tuple[int, int], str]]:
         if isinstance(event, Send):
             for place, payload in enumerate(event.payloads, event.first):
                 numbers[place] = int.from_bytes(payload[:_NUMBER_BYTES])
-        elif isinstance(event, Lost):
+        elif isinstance(event, MessagesLost):
             for place in range(event.first, event.first + event.count):
                 yield (event.qp, numbers[place]), event.reason

@@ -29,7 +29,7 @@ from pydantic import (
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import McMemberRecord
 
-__all__ = ["KINDS", "Entry", "Event", "Trace"]
+__all__ = ["KINDS", "Entry", "TraceEvent", "Trace"]
 
 
 def _record_to_json(record: McMemberRecord) -> dict[str, object]:
@@ -56,7 +56,7 @@ Payload = Annotated[
     BeforeValidator(lambda value: bytes.fromhex(value) if isinstance(value, str) else value),
     PlainSerializer(bytes.hex, when_used="json"),
 ]
-Record = Annotated[
+TraceRecord = Annotated[
     McMemberRecord, PlainValidator(_record_from_json), PlainSerializer(_record_to_json, when_used="json")
 ]
 """In JSON an object of its fields."""
@@ -99,7 +99,7 @@ class PortMade(_Event):
     gids: tuple[Gid, ...]
 
 
-class Join(_Event):
+class JoinAccepted(_Event):
     """A join call of an id is accepted; `qp` is the id's QP if it has one."""
 
     what: Literal["join"] = "join"
@@ -111,7 +111,7 @@ class Join(_Event):
     send_only: bool
 
 
-class CmEvent(_Event):
+class EventQueued(_Event):
     """An event is queued for an id; `group` is that of the membership it is about."""
 
     what: Literal["event"] = "event"
@@ -141,7 +141,7 @@ class SaAsked(_Event):
     tid: U64
     method: str
     mask: U64
-    record: Record
+    record: TraceRecord
 
 
 class SaAnswered(_Event):
@@ -154,7 +154,7 @@ class SaAnswered(_Event):
     method: str
     mask: U64
     status: str | None
-    record: Record | None
+    record: TraceRecord | None
 
 
 class IgmpReport(_Event):
@@ -242,7 +242,7 @@ class Deliver(_Event):
     count: U24
 
 
-class Lost(_Event):
+class MessagesLost(_Event):
     """Messages that a QP attached to their group did not get, and why."""
 
     what: Literal["drop"] = "drop"
@@ -269,7 +269,7 @@ class DeviceRemoval(_Event):
     port: str
 
 
-class Fault(_Event):
+class FaultPlanted(_Event):
     """What the fabric was told to do to its users; `port` if it happens at one, `detail` in words."""
 
     what: Literal["fault"] = "fault"
@@ -278,11 +278,11 @@ class Fault(_Event):
     detail: str = ""
 
 
-Event: TypeAlias = (
+TraceEvent: TypeAlias = (
     FabricMade
     | PortMade
-    | Join
-    | CmEvent
+    | JoinAccepted
+    | EventQueued
     | Leave
     | SaAsked
     | SaAnswered
@@ -293,26 +293,26 @@ Event: TypeAlias = (
     | Send
     | Unsent
     | Deliver
-    | Lost
+    | MessagesLost
     | Link
     | DeviceRemoval
-    | Fault
+    | FaultPlanted
 )
 
-KINDS: dict[str, type[_Event]] = {kind.model_fields["what"].default: kind for kind in get_args(Event)}
+KINDS: dict[str, type[_Event]] = {kind.model_fields["what"].default: kind for kind in get_args(TraceEvent)}
 """Name in the trace -> class."""
 
 
 @cache
-def _adapter() -> TypeAdapter[Event]:
-    return TypeAdapter(Annotated[Event, Discriminator("what")])
+def _adapter() -> TypeAdapter[TraceEvent]:
+    return TypeAdapter(Annotated[TraceEvent, Discriminator("what")])
 
 
 class Entry(NamedTuple):
     """An event and when it happened, in ns since the fabric was made."""
 
     t: int
-    event: Event
+    event: TraceEvent
 
     def __str__(self) -> str:
         return json.dumps({"t": self.t, **self.event.model_dump(mode="json")})
@@ -324,7 +324,7 @@ class Trace:
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries = list(entries)
 
-    def add(self, now: int, event: Event) -> None:
+    def add(self, now: int, event: TraceEvent) -> None:
         self._entries.append(Entry(now, event))
 
     def __iter__(self) -> Iterator[Entry]:

@@ -14,18 +14,18 @@ from typing import BinaryIO
 
 from mcast.api import LinkLayer
 from mcast.backends.sim.trace.events import (
-    Event,
     FabricMade,
     IgmpLeave,
     IgmpReport,
-    Lost,
+    MessagesLost,
     PortMade,
     SaAnswered,
     SaAsked,
     Send,
     Trace,
+    TraceEvent,
 )
-from mcast.pcapng.writer import Direction, Packet, write_packets
+from mcast.pcapng.writer import CapturedPacket, Direction, write_packets
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac
@@ -41,12 +41,12 @@ def write(trace: Trace, file: BinaryIO) -> None:
     write_packets(LinkLayer(fabric.link_layer), ports, packets_of(trace), file)
 
 
-def packets_of(trace: Trace) -> Iterator[Packet]:
+def packets_of(trace: Trace) -> Iterator[CapturedPacket]:
     """The packets of a trace, in order."""
     wire = _Wire(trace)
     for t, event in trace:
         for port, direction, data, comment in wire.packets(event):
-            yield Packet(t, port, direction, data, comment)
+            yield CapturedPacket(t, port, direction, data, comment)
 
 
 class _Wire:
@@ -59,11 +59,11 @@ class _Wire:
         self._asked: dict[int, McMemberRecord] = {}
         self._losses: dict[int, list[str]] = defaultdict(list)
         for event in events:
-            if isinstance(event, Lost):
+            if isinstance(event, MessagesLost):
                 for message in range(event.first, event.first + event.count):
                     self._losses[message].append(f"lost at {event.port} QP {event.qp}: {event.reason}")
 
-    def packets(self, event: Event) -> Iterator[tuple[str, Direction, bytes, str]]:
+    def packets(self, event: TraceEvent) -> Iterator[tuple[str, Direction, bytes, str]]:
         if isinstance(event, Send):
             for index, payload in enumerate(event.payloads):
                 # A device sends nothing of a message larger than its MTU (K-DATA-6).

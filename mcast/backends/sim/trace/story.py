@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 
 from mcast.backends.sim.trace.events import (
     Attach,
-    CmEvent,
     Deliver,
     Detach,
     DeviceRemoval,
-    Event,
+    EventQueued,
     FabricMade,
-    Fault,
+    FaultPlanted,
     IgmpLeave,
     IgmpReport,
-    Join,
+    JoinAccepted,
     Leave,
     Link,
-    Lost,
+    MessagesLost,
     PortMade,
     SaAnswered,
     SaAsked,
     Send,
     Trace,
+    TraceEvent,
     Unsent,
 )
 from mcast.wire.addresses import ZERO_GID, Gid
@@ -128,7 +128,7 @@ class _Teller:
         self._down: dict[str, int] = {}
         self._asked: dict[int, Gid] = {}
 
-    def tell(self, t: int, event: Event) -> None:
+    def tell(self, t: int, event: TraceEvent) -> None:
         if not self.story.times or self.story.times[-1] != t:
             self.story.times.append(t)
         self.story.end = t
@@ -149,7 +149,7 @@ class _Teller:
 
     # --- members -------------------------------------------------------------------------
 
-    def join(self, t: int, event: Join) -> None:
+    def join(self, t: int, event: JoinAccepted) -> None:
         self.story.names[event.group] = event.address
         lane = self._by_id.get((event.id, event.group))
         if lane is None:
@@ -166,7 +166,7 @@ class _Teller:
             self._by_qp[qp, group] = lane
         return lane
 
-    def cm_event(self, t: int, event: CmEvent) -> None:
+    def cm_event(self, t: int, event: EventQueued) -> None:
         if event.group is None:
             self._control(t, "plain", f"{event.type} for id {event.id}", event.port)
             return
@@ -237,12 +237,12 @@ class _Teller:
     def deliver(self, t: int, event: Deliver) -> None:
         self._lane(event.port, event.qp, event.group).received.append(Mark(t, event.count))
 
-    def lost(self, t: int, event: Lost) -> None:
+    def lost(self, t: int, event: MessagesLost) -> None:
         self._lane(event.port, event.qp, event.group).lost.append(Mark(t, event.count, event.reason))
 
     # --- faults and control --------------------------------------------------------------
 
-    def fault(self, t: int, event: Fault) -> None:
+    def fault(self, t: int, event: FaultPlanted) -> None:
         text = event.name.replace("-", " ") + (f": {event.detail}" if event.detail else "")
         self.story.faults.append(Note(t, "fault", text, event.port))
 
@@ -278,21 +278,21 @@ class _Teller:
         self.story.control.append(Note(t, kind, text, port))
 
 
-_TELL: dict[type[Event], Callable[[_Teller, int, Any], None]] = {
+_TELL: dict[type[TraceEvent], Callable[[_Teller, int, Any], None]] = {
     FabricMade: _Teller.fabric,
     PortMade: _Teller.port,
-    Join: _Teller.join,
-    CmEvent: _Teller.cm_event,
+    JoinAccepted: _Teller.join,
+    EventQueued: _Teller.cm_event,
     Leave: _Teller.leave,
     Attach: _Teller.attach,
     Detach: _Teller.detach,
     Send: _Teller.send,
     Unsent: _Teller.unsent,
     Deliver: _Teller.deliver,
-    Lost: _Teller.lost,
+    MessagesLost: _Teller.lost,
     Link: _Teller.link,
     DeviceRemoval: _Teller.removal,
-    Fault: _Teller.fault,
+    FaultPlanted: _Teller.fault,
     SaAsked: _Teller.asked,
     SaAnswered: _Teller.answered,
     IgmpReport: _Teller.report,
