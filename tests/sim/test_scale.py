@@ -206,7 +206,7 @@ def test_a_larger_one_is_refused(backend: str) -> None:
 
 def test_opening_an_endpoint_does_not_describe_every_port_anew() -> None:
     cost = {}
-    for ports in (10, 1000):
+    for ports in (10, 10, 1000):  # the first one of a process makes what all others find made
         backend = open_fabric(Fabric.roce(ports=ports))
         addresses = [str(device.ports[0].addresses[0]) for device in backend.devices()]
         cost[ports] = calls(lambda: mcast.open_endpoint(backend, addresses[-1]))  # noqa: B023
