@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState, UnavailableReason
+from mcast.backends.rdma import availability
 from mcast.backends.rdma.availability import FIXES, Facts, judge
 
 IP = IPv4Address("10.0.0.1")
@@ -141,3 +142,14 @@ def test_an_older_library_is_taken_without_its_newer_symbols(tmp_path: Path) -> 
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500
     )
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
+
+
+def test_a_device_that_goes_while_it_is_looked_at_needs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for entry, device in (("uverbs0", "rxe0"), ("uverbs1", None)):
+        (tmp_path / entry).mkdir()
+        if device is not None:
+            (tmp_path / entry / "ibdev").write_text(f"{device}\n")
+    monkeypatch.setattr(availability, "_VERBS", tmp_path)
+    assert [file.name for file in availability._files(("rxe0", "rxe1"))] == ["rdma_cm", "uverbs0"]

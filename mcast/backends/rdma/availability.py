@@ -168,5 +168,13 @@ def gather() -> Facts:
 def _files(names: tuple[str, ...]) -> tuple[Path, ...]:
     """The device files that these devices need."""
     entries = sorted(_VERBS.glob("uverbs*"))
-    needed = [entry for entry in entries if (entry / "ibdev").read_text().strip() in names]
+    needed = [entry for entry in entries if _device_of(entry) in names]
     return (_DEVICE_FILES / "rdma_cm", *(_DEVICE_FILES / entry.name for entry in needed))
+
+
+def _device_of(entry: Path) -> str:
+    """The device of a uverbs entry of sysfs; "" if it has gone since it was listed."""
+    try:
+        return (entry / "ibdev").read_text().strip()
+    except OSError:
+        return ""
