@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcast.cli.terminal import Failure
 
@@ -30,11 +31,16 @@ def ends_cleanly() -> Iterator[None]:
     def dropped(unraisable: UnraisableHookArgs) -> None:
         # A signal may come while a weak reference's callback or a __del__ runs, which raise to nobody.
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            timer = threading.Timer(_AGAIN, signal.pthread_kill, (main, (received or [signal.SIGINT])[0]))
+            timer = threading.Timer(_AGAIN, again, [(received or [signal.SIGINT])[0]])
             timers.append(timer)
             timer.start()
         else:
             hook(unraisable)
+
+    def again(number: int) -> None:
+        while _runs(main, dropped):  # what is raised there is dropped as well
+            time.sleep(_AGAIN)
+        signal.pthread_kill(main, number)
 
     main = threading.get_ident()
     received: list[int] = []
@@ -52,3 +58,11 @@ def ends_cleanly() -> Iterator[None]:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _runs(thread: int, function: Callable[..., Any]) -> bool:
+    """Whether the thread is inside the function."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None

@@ -60,6 +60,12 @@ def test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(number: int) -
     assert caught.value.status == 128 + number
 
 
+def test_a_signal_that_is_sent_again_is_not_dropped_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcast.cli.interrupt._AGAIN", 0.0)  # at once: while Python still tells of the first
+    for _ in range(50):
+        test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(signal.SIGINT)
+
+
 def test_afterwards_signals_and_hooks_are_as_before() -> None:
     def found() -> list[object]:
         return [sys.unraisablehook, threading.active_count(), *map(signal.getsignal, SIGNALS)]
