@@ -24,7 +24,7 @@ from mcast.wire.mcmember import McMask, SaStatus
 from . import opensm
 from .comparison import Comparison, Difference
 from .opensm import OpenSm, OracleError
-from .requests import GET_TRACE_TABLE, Kind, Sequence, Step, Tweak, sequences
+from .requests import GET_TRACE_TABLE, Kind, Sequence, Step, Tweak, plain_mgid, sequences
 from .topology import generate
 
 LENGTH = 60
@@ -181,6 +181,22 @@ def show_quirk(real: OpenSm, quirk: str) -> None:
         else:
             with pytest.raises(Difference):
                 comparison.take(last)
+
+
+def test_a_well_known_group_waits_for_an_mlid(tmp_path: Path) -> None:
+    """The MLID of a partition that was empty is somebody else's by the time a port of it comes back."""
+    with OpenSm(replace(generate(LONELY), mlids=32), tmp_path) as lonely:
+        comparison = Comparison(lonely)
+        comparison.take(Step(Kind.DOWN, host="H4"))
+        comparison.take(Step(Kind.FILL))
+        comparison.take(Step(Kind.UP))
+        assert len(list(comparison.model.groups)) == 32
+        comparison.check()
+        comparison.take(Step(Kind.LEAVE, mgid=plain_mgid(0x10000)))
+        comparison.take(Step(Kind.DOWN, host="H5"))
+        comparison.take(Step(Kind.UP))
+        assert any(group.well_known and group.values.pkey == 0x8001 for group in comparison.model.groups)
+        comparison.check()
 
 
 def test_a_difference_is_shrunk_to_the_steps_that_show_it(real: OpenSm) -> None:

@@ -265,6 +265,8 @@ class SubnetAdmin:
         self._prefix = bytes(subnet_prefix)
         self._well_known = tuple(well_known)
         self._mlids = max_mlid - MLID_FIRST + 1
+        if len(self._well_known) > self._mlids:
+            raise ValueError(f"{len(self._well_known)} well-known groups need as many MLIDs: raise max_mlid")
         self.send_only_full_member = send_only_full_member
         rates = _OLD_RATES if quirks.knows_no_ndr_rates else RATE
         self._rates = tuple(rates.value)
@@ -349,8 +351,8 @@ class SubnetAdmin:
         mlid = self._free_mlid(0)
         if mgid in self._by_mgid:
             raise ValueError(f"the well-known group {mgid.hex()} is given twice")
-        if mlid is None:
-            raise ValueError(f"no MLID is left for the well-known group {mgid.hex()}: raise max_mlid")
+        if mlid is None:  # OpenSM goes on without the group, and tries again when a port comes
+            return
         record = McMemberRecord(
             mgid=mgid,
             qkey=group.qkey,
