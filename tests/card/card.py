@@ -489,6 +489,10 @@ class Card:
         assert found >= 0, f"no memory has the key {lkey}"
         return Access(found)
 
+    def last_rate(self) -> int:
+        """The static rate (ibv_rate) of the last address handle that was made."""
+        return int(self._lib.card_last_rate())
+
     def reports(self) -> tuple[str, ...]:
         """What was done that the real libraries punish: use after destroy, events not acked, and so on."""
         return tuple(self._text(self._lib.card_reports).splitlines())

@@ -119,6 +119,7 @@ int card_release(uint32_t qp_num, int stage, int index);
 int card_inject(uint32_t qp_num, const struct card_message *message, const void *payload, uint32_t length);
 int card_qps(struct card_qp *out, int most);
 int64_t card_access(uint32_t lkey);
+int card_last_rate(void); /* the static rate of the last address handle that was made */
 int card_reports(char *out, int size);
 int card_leftovers(char *out, int size);
 

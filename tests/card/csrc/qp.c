@@ -227,6 +227,13 @@ int ibv_detach_mcast(struct ibv_qp *target, const union ibv_gid *gid, uint16_t l
 	return done(error ? error : detach(target, gid, lid));
 }
 
+static int last_rate;
+
+int card_last_rate(void)
+{
+	return __atomic_load_n(&last_rate, __ATOMIC_SEQ_CST);
+}
+
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
 	int error = enter(CALL_ibv_create_ah, KIND_PD, pd);
@@ -241,6 +248,7 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 		ah->ah.context = pd->context;
 		ah->ah.pd = pd;
 		ah->attr = *attr;
+		__atomic_store_n(&last_rate, attr->static_rate, __ATOMIC_SEQ_CST);
 		object_of(KIND_PD, pd)->uses++;
 	}
 	return made(ah, error);
