@@ -21,7 +21,7 @@ from mcast.wire.packets import ROCE_UDP_PORT
 from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, partners
 
 _MAC = re.compile(r"[0-9a-f]{2}([:-][0-9a-f]{2}){5}", re.IGNORECASE)
-_MAC_FOLDS = "23 of the 28 bits in which they differ are kept"
+_MAC_FOLDS = "the MAC keeps 23 of the 28 bits in which groups differ"
 
 SCOPES = {
     1: "interface-local",
@@ -262,7 +262,7 @@ def _meaning(group: IPv4Address | IPv6Address) -> str:
 
 def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
     if isinstance(group, IPv4Address):
-        yield _Shared("InfiniBand MGID", 0, "all 28 bits in which they differ are kept")
+        yield _Shared("InfiniBand MGID", 0, "the MGID keeps all 28 bits in which groups differ")
         others = mapping.ipv4_groups_of(mapping.group_mac(Gid(group)))
         yield _Shared(
             "RoCEv2 MAC",

@@ -338,7 +338,7 @@ _BYTES = frozenset({bytes})
 
 
 def _as_bytes(buffer: Buffer, index: int) -> memoryview:
-    """The buffer as a flat view of bytes; TypeError names the message that is none."""
+    """The buffer as a flat view of bytes; TypeError says which message is not a buffer."""
     try:
         return memoryview(buffer).cast("B")
     except TypeError as error:
