@@ -40,6 +40,9 @@ host, which drops what is beyond 1000 (net.core.netdev_max_backlog) without a wo
 _WINDOWS = range(16, 257)
 """What a window may be, in pieces."""
 
+_FIRST_MISSES = 256
+"""Missed copies that are forgiven each receiver, so that an unlucky beginning is no end."""
+
 _SMALLEST = 256
 """The smallest MTU there is, in bytes: nobody makes the pieces of all smaller than it allows."""
 
@@ -56,6 +59,7 @@ class Patience(NamedTuple):
     silence  how long an end may be silent before it is given up
     stall    how long a receiver that answers may stand still: take less than a smallest window
     repairs  how often a piece is sent again to one receiver
+    misses   how many copies a receiver may miss for each piece that was sent, on the whole; see _FIRST_MISSES
     copies   how many copies of pieces, of all receivers, are under way at the most
     """
 
@@ -64,6 +68,7 @@ class Patience(NamedTuple):
     silence: float = 10.0
     stall: float = 60.0
     repairs: int = 20
+    misses: int = 2
     hello: float = 0.1
     retry: float = 0.02
     slowest_retry: float = 0.5
@@ -335,8 +340,8 @@ class FileSender:
                 self._repair[number] = None
                 lossy = True
         hopeless = [n for n, missed in peer.misses.items() if missed.times > self._patience.repairs]
-        if hopeless:
-            peer.lost = tuple(hopeless)
+        if hopeless or peer.repaired > _FIRST_MISSES + self._patience.misses * self._sent:
+            peer.lost = tuple(hopeless or peer.misses)
             self._give_up(peer, Fate.LOST)
         peer.misses = {number: missed for number, missed in peer.misses.items() if number >= peer.has}
         self._steer(lossy)

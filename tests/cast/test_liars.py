@@ -79,6 +79,27 @@ def test_a_receiver_that_only_promises_more_room_is_given_up() -> None:
     assert network.fates == [Fate.VERIFIED, Fate.STALLED]
 
 
+def test_a_receiver_that_claims_every_loss_is_given_up() -> None:
+    """The honest receiver's copy costs a few times its pieces, not as many as the liar would like."""
+    asked = 0
+
+    def lie(heard: bytes | None) -> list[bytes]:
+        nonlocal asked
+        packet = None if heard is None else decode(heard)
+        if isinstance(packet, Hello):
+            return [encode(Join(S, number(LIAR), 512, LARGEST, "liar"))]
+        if isinstance(packet, Ask):
+            asked += 1
+            place = min(packet.pieces, asked // 15)  # so slowly that each piece is sent again and again
+            return [encode(Report(S, number(LIAR), packet.serial, place, 512, 0))]
+        return []
+
+    network = Lies(lie, DATA, patience=Patience(stall=1e9))
+    network.run(long=10_000)
+    assert network.fates == [Fate.VERIFIED, Fate.LOST]
+    assert network.sender.repeated < 3 * PIECES
+
+
 def test_a_receiver_that_calls_and_hears_no_welcome_is_named_so() -> None:
     def lose(source: int, target: int, message: bytes) -> bool:
         return target == 2 and isinstance(decode(message), Welcome)
