@@ -21,6 +21,9 @@ ERF_INFINIBAND, _ERF_VARYING_LENGTH = 21, 4
 SECTION, INTERFACE, PACKET = 0x0A0D0D0A, 1, 6
 BYTE_ORDER = 0x1A2B3C4D
 _COMMENT, _NAME, _FLAGS, RESOLUTION, _APPLICATION = 1, 2, 2, 9, 4
+_LONGEST = 0xFFFF
+"""Of an option, in bytes: its length has 16 bits."""
+
 _NANOSECONDS = b"\x09"
 _LINKTYPES = {LinkLayer.ETHERNET: ETHERNET, LinkLayer.INFINIBAND: ERF}
 
@@ -71,12 +74,12 @@ def write_packets(
 def _section(comment: str) -> bytes:
     version, unknown_length = (1, 0), -1
     body = struct.pack("<IHHq", BYTE_ORDER, *version, unknown_length)
-    options = [(_COMMENT, comment.encode())] if comment else []
+    options = [(_COMMENT, _text(comment))] if comment else []
     return _block(SECTION, body, [*options, (_APPLICATION, b"mcast")])
 
 
 def _interface(link_type: int, name: str) -> bytes:
-    options = [(_NAME, name.encode()), (RESOLUTION, _NANOSECONDS)]
+    options = [(_NAME, _text(name)), (RESOLUTION, _NANOSECONDS)]
     return _block(INTERFACE, struct.pack("<HHI", link_type, 0, 0), options)
 
 
@@ -102,7 +105,7 @@ def _packet(interface: int, packet: CapturedPacket, data: bytes) -> bytes:
     head = struct.pack("<IIIII", interface, packet.t >> 32, packet.t & 0xFFFFFFFF, size, size)
     options = [(_FLAGS, struct.pack("<I", packet.direction))]
     if packet.comment:
-        options.append((_COMMENT, packet.comment.encode()))
+        options.append((_COMMENT, _text(packet.comment)))
     return _block(PACKET, head + _padded(data), options)
 
 
@@ -111,6 +114,11 @@ def _block(kind: int, body: bytes, options: Iterable[tuple[int, bytes]]) -> byte
     end_of_options = bytes(4)
     length = 12 + len(body) + len(listed) + len(end_of_options)
     return struct.pack("<II", kind, length) + body + listed + end_of_options + struct.pack("<I", length)
+
+
+def _text(value: str) -> bytes:
+    """The value of an option; what is too long loses its end."""
+    return value.encode()[:_LONGEST].decode(errors="ignore").encode()
 
 
 def _padded(data: bytes) -> bytes:

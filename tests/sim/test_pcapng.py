@@ -10,13 +10,23 @@ from typing import Any
 
 import pytest
 
-from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx
+from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx, LinkLayer
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.trace import pcapng
-from mcast.backends.sim.trace.events import Attach, PortMade, SaAnswered, SaAsked, Send, Trace
-from mcast.pcapng.writer import CapturedPacket
+from mcast.backends.sim.trace.events import (
+    Attach,
+    Entry,
+    MessagesLost,
+    PortMade,
+    SaAnswered,
+    SaAsked,
+    Send,
+    Trace,
+)
+from mcast.pcapng.reader import read_frames
+from mcast.pcapng.writer import CapturedPacket, Direction, write_packets
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod, SaStatus
@@ -191,6 +201,29 @@ def test_a_lost_message_says_who_lost_it_and_why(either: Capture) -> None:
 
 
 # --- RoCEv2 ------------------------------------------------------------------------------
+
+
+def test_a_line_of_losses_costs_no_more_than_the_messages_that_were_sent() -> None:
+    made = exchange(Fabric.roce)
+    (t, lost), *_ = [(t, event) for t, event in made if isinstance(event, MessagesLost)]
+    claims = [lost.model_copy(update={"first": 0, "count": (1 << 24) - 1, "qp": qp}) for qp in range(2_000)]
+    forged = Trace([*made, *(Entry(t, claim) for claim in claims)])
+    sent = [len(event.payloads) for _, event in made if isinstance(event, Send)]
+    comments = [packet.comment for packet in pcapng.packets_of(forged) if packet.comment]
+    assert len(comments) == sum(sent)
+    assert {comment.splitlines()[-1] for comment in comments} <= {"lost at 1,900 more", "lost at 1,901 more"}
+    file = io.BytesIO()
+    pcapng.write(forged, file)
+    assert len(file.getvalue()) < 100_000
+
+
+def test_a_comment_that_is_too_long_for_the_format_loses_its_end() -> None:
+    file = io.BytesIO()
+    packet = CapturedPacket(0, "roce0", Direction.OUT, b"x" * 64, "\u00fc" * 40_000)
+    write_packets(LinkLayer.ETHERNET, ["roce0"], [packet], file)
+    file.seek(0)
+    (read,) = read_frames(file)
+    assert read.data == packet.data
 
 
 def test_a_group_message_on_roce_is_addressed_to_the_group(roce: Capture) -> None:

@@ -7,9 +7,10 @@ Times are virtual, in ns from 1970.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from ipaddress import IPv4Address
+from itertools import islice
 from typing import BinaryIO
 
 from mcast.api import LinkLayer
@@ -30,6 +31,9 @@ from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac
 from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
+
+_MOST_NAMED = 100
+"""What a comment names of the ports that did not get a message; of further ones it says how many they are."""
 
 
 def write(trace: Trace, file: BinaryIO) -> None:
@@ -57,18 +61,14 @@ class _Wire:
         self._ports = {event.port: event for event in events if isinstance(event, PortMade)}
         self._by_gid = {gid: port for port in self._ports.values() for gid in port.gids}
         self._asked: dict[int, McMemberRecord] = {}
-        self._losses: dict[int, list[str]] = defaultdict(list)
-        for event in events:
-            if isinstance(event, MessagesLost):
-                for message in range(event.first, event.first + event.count):
-                    self._losses[message].append(f"lost at {event.port} QP {event.qp}: {event.reason}")
+        self._losses = dict(_losses(events))
 
     def packets(self, event: TraceEvent) -> Iterator[tuple[str, Direction, bytes, str]]:
         if isinstance(event, Send):
             for index, payload in enumerate(event.payloads):
                 # A device sends nothing of a message larger than its MTU (K-DATA-6).
                 if len(payload) <= self._ports[event.port].mtu:
-                    comment = "\n".join(self._losses[event.first + index])
+                    comment = self._losses.get(event.first + index, "")
                     yield event.port, Direction.OUT, self._message(event, index, payload), comment
         elif isinstance(event, IgmpReport | IgmpLeave):
             if event.group.is_multicast and event.group.ipv4 is not None:
@@ -115,3 +115,28 @@ class _Wire:
     def _mac_of(self, gid: Gid) -> bytes:
         target = self._by_gid.get(gid)
         return group_mac(gid) if target is None else packets.mac_of(target.guid)
+
+
+def _losses(events: Sequence[TraceEvent]) -> Iterator[tuple[int, str]]:
+    """The number of each message that was sent and that a port did not get, with a comment that says why.
+
+    The work grows with the lines of the trace and with the messages sent, whatever number of messages a line
+    claims.
+    """
+    sent = [n for e in events if isinstance(e, Send) for n in range(e.first, e.first + len(e.payloads))]
+    lost = sorted((e for e in events if isinstance(e, MessagesLost)), key=lambda e: e.first)
+    begun = 0
+    covering: dict[int, MessagesLost] = {}
+    ends: list[tuple[int, int]] = []
+    for message in sorted(sent):
+        while begun < len(lost) and lost[begun].first <= message:
+            covering[begun] = lost[begun]
+            heappush(ends, (lost[begun].first + lost[begun].count, begun))
+            begun += 1
+        while ends and ends[0][0] <= message:
+            del covering[heappop(ends)[1]]
+        if covering:
+            first = islice(covering.values(), _MOST_NAMED)
+            named = [f"lost at {e.port} QP {e.qp}: {e.reason}" for e in first]
+            more = len(covering) - len(named)
+            yield message, "\n".join(named + [f"lost at {more:,} more"] * (more > 0))
