@@ -35,6 +35,30 @@ def test_the_number_is_another_one_after_each_change_and_stays_without_one() -> 
     os.close(links._fd)
 
 
+CHANGES = """
+import fcntl, socket, struct
+from mcast.backends.rdma.net.links import links
+
+def change(mtu):
+    request = struct.pack("16si16x", b"lo", mtu)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, 0x8922, request)  # SIOCSIFMTU
+
+before = links.changes()
+assert links.changes() == before, "nothing has changed"
+change(1500)
+after = links.changes()
+assert after != before, "the kernel tells of an interface's new MTU before the ioctl returns"
+assert links.changes() == after
+"""
+
+
+def test_the_kernel_tells_of_an_interface_s_new_mtu() -> None:
+    in_a_namespace = ["unshare", "-rn", sys.executable, "-c", CHANGES]
+    done = subprocess.run(in_a_namespace, capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_what_cannot_be_heard_may_be_a_change() -> None:
     links = Links()
     before = links.changes()

@@ -365,6 +365,17 @@ def refused(where: str, fields: dict[str, Any], name: str, value: object) -> boo
     return any(name in error["loc"] for error in raised.value.errors(include_url=False))
 
 
+@pytest.mark.parametrize(
+    ("where", "name", "fields"),
+    [
+        ("traffic", "every", {"group": GROUP, "port": 0}),
+        ("members", "read_every", {"group": GROUP, "ports": [0]}),
+    ],
+)
+def test_what_repeats_has_a_least_interval(where: str, name: str, fields: dict[str, Any]) -> None:
+    assert refused(where, fields, name, 0.9e-6)
+
+
 @pytest.mark.parametrize("value", [1e300, -1e300, 1 << 80, -(1 << 80), "x" * 20_000, {"x": {}}], ids=type)
 def test_every_field_is_bounded(value: object) -> None:
     for where, fields, model in FIELDS:
