@@ -13,16 +13,16 @@ Addresses  McastAddress, Mgid, Gid
 Policies   RejoinPolicy, LoopbackPolicy, CqModeration
 Events     Lost, Rejoined, GaveUp, PortDown, PortUp, AddressChanged, ReceiveQueueLow
 Figures    EndpointStats, GroupStats, SourceStats, LoopbackReport
-Errors     McastError, an OSError, which says what went wrong, why and what to do, and its families:
+Errors     McastError, an OSError whose text says what went wrong, why and what to do, and its families:
            TimedOut, Closed, MembershipLost, QpError, DeviceGone, MessageTooLarge, InvalidArgument,
            NotSupported, PermissionDenied, OutOfResources, AddressNotAvailable, Unreachable;
-           BackendError of what cannot be opened: UnknownBackend, BackendUnavailable
+           BackendError for a provider that cannot be opened: UnknownBackend, BackendUnavailable
 
-help(mcast.open_endpoint) goes on from here. Below the endpoints is the contract, mcast.api: event channels,
-ids and queue pairs, for programs that need each step, and for who writes a provider. Tests of programs get a
+Read help(mcast.open_endpoint) next. Below the endpoints is the contract, mcast.api: event channels, ids and
+queue pairs, for programs that control each step, and for authors of providers. Tests of programs get a
 simulated fabric from pytest's fixture mcast_fabric (mcast.testing).
 
-The names are imported when they are first used: `import mcast` alone, as by its pytest plugin, costs nothing.
+A name is imported when it is first used, so `import mcast` alone, as in the pytest plugin, costs nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> its module. There is no `__all__`: help(mcast) would print every class in full."""
 
-if not TYPE_CHECKING:  # a checker shall refuse other names
+if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
 
     def __getattr__(name: str) -> object:
         if name == "__version__":

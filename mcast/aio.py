@@ -1,4 +1,4 @@
-"""Endpoints for asyncio: the names of `mcast`'s endpoints, awaited."""
+"""Endpoints for asyncio: the classes and `open_endpoint` of `mcast`, with calls that are awaited."""
 
 from mcast.endpoint.awaiting import Endpoint, Membership, Sender, open_endpoint
 

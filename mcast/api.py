@@ -1,31 +1,33 @@
-"""The contract of mcast: what every provider does, sentence by sentence.
+"""The contract of mcast: the classes that every provider implements, and the rules that it keeps.
 
 A program opens a `Backend`, which makes an `EventChannel`, which makes a `CmId`, which makes a `QueuePair`.
-The program joins with a `JoinAttrEx`, fetches a `CmEvent` and sends to that event's `Destination`. The author
-of a provider subclasses these four classes, implements their underscored methods, and describes the whole as
-a `Provider`. Where to read on:
+The program joins a group with a `JoinAttrEx`, fetches a `CmEvent`, and sends to the `Destination` in that
+event. The author of a provider subclasses these four classes, implements the methods whose names begin with
+an underscore, and describes the whole as a `Provider`. Where to read on:
 
 contract.backend     Backend, EventChannel
 contract.cm_id       CmId: binding, joining, leaving
 contract.queue_pair  QueuePair: sending, receiving, attaching; contract.region: registered memory
-contract.values      what goes in and comes out: requests, devices, destinations, events
-contract.enums       the numbers of verbs and of the connection manager; contract.groups: who is in a group
-contract.batch       what recv returns
-contract.provider    Provider and Status; contract.registry finds one by name, contract.testbed tests one
-errors.tree          every error, by family; errors.cause: why
+contract.values      arguments and results: requests, devices, destinations, events
+contract.enums       the numbers of verbs and of the connection manager; contract.groups: members of groups
+contract.batch       the messages that a receive call returns
+contract.provider    Provider and Status; contract.registry finds a provider by name, contract.testbed tests
+                     one
+errors.tree          every error, by family; errors.cause: the causes of an error
 
 Behind a rule stands the id of its source, a row in docs/facts: JEX-3 and the like in clauses.md, K-JOIN-7 in
-kernel.md, SA-MLID-1 in sa.md. The public methods enforce what is the same everywhere:
+kernel.md, SA-MLID-1 in sa.md. The public methods enforce four guards, the same for every provider:
 
-G-GROUP  a unicast or zero address is no group: refused when `McastAddress` is made
-G-JOIN   a second join of a group that the id has joined, by whatever address and port: `AlreadyJoined`
-G-MTU    a message larger than one MTU of the port, or of the group where that is known to be smaller:
-         `MessageTooLarge`, and nothing of its batch is sent
-G-MLID   one MGID with a second MLID on one QP: `SecondMlid`
+G-GROUP  a unicast or zero address is no group: `McastAddress` refuses such an address
+G-JOIN   a second join of a group that the id has joined, by any address or port of that group:
+         `AlreadyJoined`
+G-MTU    a message larger than one MTU of the port, or of the group where the group's is known to be smaller:
+         `MessageTooLarge`, and no message of the batch is sent
+G-MLID   one MGID with a second MLID on one queue pair: `SecondMlid`
 
-Units: seconds for timeouts (None waits without end, 0 polls), bytes for sizes, Gbit/s for rates.
-The objects of one event channel may be used from several threads at once. Ctrl-C ends a call where it waits;
-a call that it ends is done or not done (`mcast.interrupts`).
+Units: seconds for timeouts (None waits without end, 0 does not wait), bytes for sizes, Gbit/s for rates. The
+objects of one event channel may be used from several threads at once. Ctrl-C ends a call only where the call
+waits; a call that Ctrl-C ends is done or not done, never half done (`mcast.interrupts`).
 """
 
 from __future__ import annotations

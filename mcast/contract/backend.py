@@ -1,4 +1,4 @@
-"""A provider, opened, and its event channels."""
+"""An open provider, and its event channels."""
 
 from __future__ import annotations
 
@@ -18,63 +18,79 @@ from mcast.wire.kinds import PortSpace
 
 
 class Backend(Closeable):
-    """One provider, opened. Closing it closes its channels, leaves every group and frees everything."""
+    """An open provider.
+
+    Closing the backend closes its channels, leaves every group and frees all resources.
+    """
 
     name: str
     capabilities: frozenset[Capability]
 
     def now(self) -> float:
-        """Seconds on the monotonic clock that timeouts run on; a simulated fabric's may be virtual."""
+        """Seconds on the monotonic clock by which timeouts run.
+
+        The clock of a simulated fabric may be virtual.
+        """
         return monotonic()
 
     def new_seed(self) -> int | None:
-        """A seed for what an endpoint draws at random; None: from the system. A simulated fabric has its own,
-        so that a run can be repeated."""
+        """The seed for an endpoint's random numbers; None: the endpoint takes one from the operating system.
+
+        A simulated fabric draws the seeds of its endpoints from its own seed, so that a run can be repeated.
+        """
         return None
 
     @abstractmethod
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """The devices that are there now, with limits, MTU, link layer and GIDs."""
+        """The devices that are there now, each with its limits and its ports: MTU, link layer, GIDs."""
 
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
-        """The port's own counters by the device's names for them; empty where there are none."""
+        """The counters that the device keeps of the port, under the device's names; empty where there are
+        none."""
         return {}
 
     @abstractmethod
     def event_channel(self) -> EventChannel:
-        """A new channel; its ids report to it."""
+        """Make a new event channel. The ids that are made on the channel report to it."""
 
     def groups(self) -> GroupTable:
-        """Which groups exist and who is in them now, as far as this host can see.
+        """The groups that exist and their members now, as far as this host can see.
 
-        A provider need not know (Capability.GROUP_TABLE); the table then says so.
+        A provider that cannot see other members lacks Capability.GROUP_TABLE; `GroupTable.unseen` says so in
+        words.
         """
         self._require_open("groups", Phase.OPEN)
         return GroupTable((), (f"any group: the provider {self.name!r} does not say which there are",))
 
 
 class EventChannel(Closeable):
-    """rdma_event_channel: the queue of communication events, in the order in which they happened."""
+    """rdma_event_channel: the queue of the connection manager's events, in the order in which they
+    happened."""
 
     @abstractmethod
     def fileno(self) -> int:
-        """A real file descriptor: readable (poll, select, asyncio) while an event waits."""
+        """A real file descriptor for poll, select and asyncio: readable while an event waits."""
 
     @property
     @abstractmethod
     def pending(self) -> bool:
-        """Whether an event waits. Asking takes no time, not even a simulated fabric's."""
+        """Whether an event waits. Asking takes no time, not even on the clock of a simulated fabric."""
 
     def create_id(self, port_space: PortSpace = PortSpace.UDP) -> CmId:
-        """rdma_create_id. A new, unbound id. There is none without a channel (K-JOIN-23)."""
+        """rdma_create_id: make an unbound id that reports to this channel.
+
+        No id is without a channel (K-JOIN-23).
+        """
         self._require_open("create_id", Phase.OPEN)
         return made_or_undone(partial(self._create_id, port_space), CmId.destroy)
 
     def get_event(self, timeout: float | None = None) -> CmEvent | None:
-        """rdma_get_cm_event and rdma_ack_cm_event: the next event, or None when `timeout` s have passed.
+        """rdma_get_cm_event and rdma_ack_cm_event: the next event, or None when `timeout` seconds have
+        passed.
 
-        Retrieving a MULTICAST_JOIN of a full member attaches the id's QP (JEX-15, JM-2); if the attach
-        fails the event is a MULTICAST_ERROR with status -1 and the attach's errno (K-JOIN-7).
+        Fetching the MULTICAST_JOIN of a full member attaches the id's queue pair (JEX-15, JM-2). If the
+        device refuses to attach, the event is a MULTICAST_ERROR with status -1 and the errno of the attach
+        (K-JOIN-7).
         """
         with self._whole:
             if self._closed:
@@ -86,4 +102,7 @@ class EventChannel(Closeable):
 
     @abstractmethod
     def _get_event(self, timeout: float | None) -> CmEvent | None:
-        """Waits inside `interruptible`; what was taken from the queue is returned."""
+        """Fetch the next event, waiting inside `interruptible`.
+
+        An event taken from the queue must be returned.
+        """

@@ -1,4 +1,4 @@
-"""What recv returns: a leased batch of messages."""
+"""The batch: the messages that a receive call returns, in memory that the batch leases."""
 
 from __future__ import annotations
 
@@ -20,28 +20,34 @@ RECORD_DTYPE: Any = {
     "offsets": [0, 8, 12, 16, 24, 26, 32, 48, 64],
     "itemsize": 72,
 }
-"""numpy.frombuffer(batch.records, RECORD_DTYPE) has a column for each: the payload's `offset` into
-`batch.memory` and its `length` in bytes, and the other fields of `Message` (`imm` if `has_imm` is 1;
-`timestamp` is 0 unless the queue pair has a `timestamp_clock`)."""
+"""The layout of `Batch.records`: `numpy.frombuffer(batch.records, RECORD_DTYPE)` has a column for each field.
+
+`offset` is where the payload begins in `batch.memory`, `length` its length in bytes; the other columns are
+the fields of `Message`. `imm` is valid where `has_imm` is 1. `timestamp` is 0 unless the queue pair has a
+`timestamp_clock`.
+"""
 
 _RECORD = Struct("<QIII4xB1xH4x16s16sQ")
-"""One row of it."""
+"""One row of `Batch.records`, laid out as RECORD_DTYPE says."""
 
 
 class Message(NamedTuple):
     """One received message.
 
-    payload    the bytes sent, without the 40-byte GRH: a read-only view, leased by its batch
+    payload    the bytes that were sent, without the 40-byte GRH: a read-only view, valid until the batch is
+               released
     source     the sender's GID, from the GRH
-    src_qp     the sender's QP number
-    group      the MGID it was sent to
+    src_qp     the sender's queue pair number
+    group      the MGID that the message was sent to
     imm        the 32-bit immediate, or None
-    from_self  True when this very QP sent it (same GID and QP number)
+    from_self  True when the receiving queue pair sent the message itself (same GID and queue pair number)
     src_lid    the sender's LID on InfiniBand, 0 on Ethernet
-    sl         the service level it came with; None where the provider does not say
-    path_bits  the low bits of the LID of this port that it came to
-    device     where the payload is, if it was received into another device's memory: `payload` is empty then
-    timestamp  when it arrived, in nanoseconds of `QueuePair.timestamp_clock`; None without QpInit.timestamps
+    sl         the service level of the message; None where the provider does not say
+    path_bits  the low bits of the destination LID: which of this port's LIDs the message came to
+    device     where the payload is, if the message was received into another device's memory; `payload` is
+               empty then
+    timestamp  when the message arrived, in nanoseconds of `QueuePair.timestamp_clock`; None without
+               QpInit.timestamps
     """
 
     payload: memoryview
@@ -58,11 +64,12 @@ class Message(NamedTuple):
 
 
 class Batch(Enterable, ABC):
-    """Messages in the order of arrival, in receive buffers leased from the QP.
+    """Messages in the order of arrival, in receive buffers leased from the queue pair.
 
-    A buffer goes back to the receive queue at `release()`, at the end of a `with`, or when the batch is
-    dropped; until then it is one receive less. Every payload view is released with it: using one
-    afterwards raises ValueError, so a view never shows another message's bytes.
+    Leased means: the device does not write to the buffers. They go back to the receive queue at `release()`,
+    at the end of a `with`, or when the batch is dropped; until then the queue has as many receives less.
+    Releasing the batch also releases every payload view: using a view afterwards raises ValueError, so a view
+    never shows the bytes of another message.
     """
 
     _ended_by = "release"
@@ -77,25 +84,27 @@ class Batch(Enterable, ABC):
     @property
     @abstractmethod
     def lengths(self) -> Sequence[int]:
-        """Payload length in bytes of each message."""
+        """The payload length of each message, in bytes."""
 
     @property
     def groups(self) -> Sequence[Gid]:
-        """MGID that each message was sent to."""
+        """The MGID that each message was sent to."""
         return [Gid(row[7]) for row in _RECORD.iter_unpack(self.records)]
 
     @property
     def memory(self) -> memoryview:
-        """The read-only memory that the payloads lie in, leased as they are.
+        """The read-only memory that the payloads lie in; the view ends with the batch's lease.
 
-        The registered buffer of a `recv_slot`; else the provider's own, or a copy. BufferError where it is
-        another device's; `records` has offsets into that.
+        That is the registered buffer of a `recv_slot`, or else the provider's own memory or a copy.
+        BufferError where the payloads lie in another device's memory, because the CPU has no view of that;
+        `records` has their offsets.
         """
         return self._keep(memoryview(b"".join(bytes(message.payload) for message in self)))
 
     @property
     def records(self) -> bytes:
-        """A record for each message, laid out as RECORD_DTYPE: columns for numpy, without a loop."""
+        """One record of 72 bytes for each message, laid out as RECORD_DTYPE: columns for numpy, without a
+        loop."""
         return self._records(accumulate(self.lengths, initial=0))
 
     def _records(self, offsets: Iterable[int]) -> bytes:
@@ -116,9 +125,9 @@ class Batch(Enterable, ABC):
         )
 
     def _keep(self, view: memoryview) -> memoryview:
-        """The view, which ends with the lease."""
+        """Note a view that has to end with the lease, and return it."""
         self._views.append(view)
-        if self._released:  # also by another thread, since the view was made
+        if self._released:  # another thread may have released the batch since the view was made
             view.release()
             self._require_lease()
         return view
@@ -129,18 +138,21 @@ class Batch(Enterable, ABC):
 
     @abstractmethod
     def _message(self, index: int) -> Message:
-        """The message at 0 <= index < len, its payload a new view that release() may end."""
+        """The message at 0 <= index < len.
+
+        The payload must be a new view, because release() ends that view.
+        """
 
     @abstractmethod
     def _release(self) -> None:
-        """Give the buffers back to the receive queue; called once, or again after a BufferError."""
+        """Give the buffers back to the receive queue. Called once, and once more after each BufferError."""
 
     def __getitem__(self, index: int) -> Message:
         self._require_lease()
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"message {index} of a batch of {size}")
-        with _WHOLE:  # a view that is not kept here would hold the lease
+        with _WHOLE:  # Ctrl-C between these lines would leave a view that release() does not know
             message = self._message(index % size)
             self._views.append(message.payload)
             if self._released:
@@ -156,14 +168,14 @@ class Batch(Enterable, ABC):
         return self._released
 
     def release(self) -> None:
-        """End the lease. Idempotent.
+        """Give the buffers back to the receive queue, and end every payload view. Idempotent.
 
-        Raises BufferError while something else (a numpy array, say) still uses a payload; the buffers
-        then stay leased, and a later release() may succeed.
+        Raises BufferError while another object (a numpy array, say) still uses a payload. The buffers then
+        stay leased, and a later release() may succeed.
         """
         if self._released:
             return
-        with _WHOLE:  # no lock: each step may be taken by two threads
+        with _WHOLE:  # no lock, because two threads may do any of these steps twice without harm
             views = self._views
             try:
                 for view in views:
@@ -172,7 +184,7 @@ class Batch(Enterable, ABC):
                 raise BufferError(
                     "a payload of this batch is still in use by another object: drop it, or copy the payload"
                 ) from None
-            self._released = True  # who makes a view from here on, finds this
+            self._released = True  # a thread that makes a view from here on releases that view itself
             try:
                 self._release()
             except BaseException:
@@ -180,12 +192,12 @@ class Batch(Enterable, ABC):
                 raise
             views.clear()
 
-    # A view still exported elsewhere keeps its buffers leased: lost receives, never wrong bytes.
+    # If another object still uses a view, the buffers stay leased: receives are lost, but no bytes are wrong.
     __del__ = Enterable._drop
 
 
 class CopiedBatch(Batch):
-    """Messages with payloads of their own: nothing is leased."""
+    """A batch whose payloads are copies: no receive buffer is leased."""
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         super().__init__()
@@ -207,6 +219,6 @@ class CopiedBatch(Batch):
         return message._replace(payload=message.payload[:])
 
     def _release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing, because no receive buffer is leased."""
 
-    __del__: Any = staticmethod(tuple)  # does nothing, by C: in a `__del__` of Python Ctrl-C would be lost
+    __del__: Any = staticmethod(tuple)  # does nothing, in C, because a Python `__del__` would lose a Ctrl-C

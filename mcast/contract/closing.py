@@ -1,4 +1,4 @@
-"""What can be closed, and what belongs to a port."""
+"""Base classes of the contract's objects: those that can be closed, and those that belong to a port."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from mcast.wire.kinds import LinkLayer
 
 
 class Closeable(Enterable, ABC):
-    """Closes once, at the latest at the end of a `with`."""
+    """An object that is closed once, at the latest at the end of a `with`."""
 
     _closed = False
     _ended_by = "close"
     _whole = uninterrupted()
-    """What a change stands in where a microsecond counts; a provider may add its lock to it."""
+    """The context in which the short calls change the object.
+
+    A provider may replace it by one that takes its lock as well.
+    """
 
     @property
     def closed(self) -> bool:
@@ -26,7 +29,10 @@ class Closeable(Enterable, ABC):
         return self._closed
 
     def _require_open(self, call: str, phase: Phase) -> None:
-        """Where a tenth of a microsecond counts, callers look at `_closed` first."""
+        """Raise `Closed` for `call` if the object is closed.
+
+        The fastest calls look at `_closed` themselves before.
+        """
         if self._closed:
             raise Closed(type(self).__name__, call, phase)
 
@@ -35,18 +41,18 @@ class Closeable(Enterable, ABC):
 
 
 class OnPort(Closeable):
-    """Belongs to a port of a device, once it is bound to one."""
+    """An object that belongs to a port of a device, from when it is bound to one."""
 
     @property
     def link_layer(self) -> LinkLayer | None:
-        """What its port speaks; None where there is no port yet, or the provider does not say."""
+        """The link layer of the object's port; None without a port, or where the provider does not say."""
         return None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Errors of the block know the link layer, and with it which causes are possible.
+        """Tell each McastError of the block the port's link layer, which narrows down the error's causes.
 
-        Where a microsecond counts, in joins and leaves, callers catch and tell it themselves.
+        Joins and leaves, where a microsecond counts, catch the error and set `link_layer` themselves.
         """
         try:
             yield

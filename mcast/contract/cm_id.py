@@ -1,4 +1,4 @@
-"""The communication id: bound to a port, in groups, with at most one queue pair."""
+"""The communication id: an object that is bound to a port, joins groups, and owns at most one queue pair."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ J = TypeVar("J")
 
 
 class CmId(OnPort):
-    """rdma_cm_id: bound to a device, joins and leaves groups, owns at most one QP."""
+    """rdma_cm_id: an object that is bound to a port of a device, joins and leaves groups, and owns at most
+    one queue pair."""
 
     def __init__(self) -> None:
-        self._joined: dict[object, tuple[McastAddress]] = {}  # by group
+        self._joined: dict[object, tuple[McastAddress]] = {}  # group, as `_group_of` says -> its address
         self.on_destroyed: Callable[[], None] = lambda: None
-        """Called when the id has ended and its QP with it, in the thread that has ended it."""
+        """Called when the id and its queue pair are destroyed, in the thread that destroys them."""
 
     @property
     @abstractmethod
     def device(self) -> str | None:
-        """Name of the device the id is bound to; None while it has none."""
+        """The name of the device that the id is bound to; None while the id is not bound to one."""
 
     @property
     @abstractmethod
     def qp(self) -> QueuePair | None:
-        """The QP made by create_qp; None before, and after it was destroyed."""
+        """The queue pair made by create_qp; None before that, and after the queue pair was destroyed."""
 
     def bind_addr(self, src: IPv4Address | IPv6Address | str) -> None:
-        """rdma_bind_addr: take the device that has the address (JEX-12).
+        """rdma_bind_addr: bind the id to the port that has the local address `src` (JEX-12).
 
-        0.0.0.0 and 127.0.0.1 succeed and leave the id without a device. Not local: EADDRNOTAVAIL.
-        PortSpace.IPOIB on Ethernet: EINVAL (K-JOIN-13, K-JOIN-15).
+        0.0.0.0 and 127.0.0.1 succeed, and leave the id without a device. Errors: EADDRNOTAVAIL (no port has
+        the address), EINVAL (PortSpace.IPOIB on Ethernet: K-JOIN-13, K-JOIN-15).
         """
         source = _ip(src)
         with uninterrupted(), self._explained():
@@ -54,9 +55,11 @@ class CmId(OnPort):
         src: IPv4Address | IPv6Address | str | None = None,
         timeout: float = 2.0,
     ) -> None:
-        """rdma_resolve_addr: take the device that the route to `dst`, or `src`, names (JEX-13).
+        """rdma_resolve_addr: bind the id to the port that `src` names, or that the route to `dst` leaves by
+        (JEX-13).
 
-        The id may join once ADDR_RESOLVED has been fetched. No route and no source: ENETUNREACH.
+        The outcome is an event within `timeout` seconds; the id may join once ADDR_RESOLVED was fetched.
+        Errors: ENETUNREACH (no route to `dst`, and no `src`).
         """
         group, source = McastAddress.of(dst), None if src is None else _ip(src)
         with uninterrupted():
@@ -64,11 +67,13 @@ class CmId(OnPort):
             self._resolve_addr(group, source, timeout)
 
     def create_qp(self, init: QpInit | None = None) -> QueuePair:
-        """rdma_create_qp. A UD QP of a bound id is in RTS with its receives posted; RC and UC in INIT.
+        """rdma_create_qp: make the id's queue pair.
 
-        A second QP on the id, RC or UC in PortSpace.UDP, UD in PortSpace.TCP, no device: EINVAL.
-        block_loopback on a device that cannot: EOPNOTSUPP, or EINVAL from some drivers. A comp_vector that
-        the device lacks: EINVAL. timestamps or moderation on a device that cannot: EOPNOTSUPP.
+        A UD queue pair is in RTS with its receives posted, RC and UC in INIT.
+
+        Errors: EINVAL (the id has a queue pair, or no device; RC or UC in PortSpace.UDP; UD in PortSpace.TCP;
+        a comp_vector that the device lacks), EOPNOTSUPP (timestamps or moderation on a device that cannot),
+        EOPNOTSUPP or EINVAL, depending on the driver (block_loopback on a device that cannot).
         """
         self._require_open("create_qp", Phase.CREATE_QP)
         return made_or_undone(partial(self._create_qp, init or QpInit()), lambda qp: qp.close())
@@ -76,21 +81,23 @@ class CmId(OnPort):
     def join_multicast(
         self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None
     ) -> None:
-        """rdma_join_multicast: as join_multicast_ex with FULLMEMBER (JM-1)."""
+        """rdma_join_multicast: start to join as a full member, as `join_multicast_ex` with FULLMEMBER does
+        (JM-1)."""
         address = McastAddress.of(addr)
         self._join_once(
             "join_multicast", self._group_of(address), address, self._join_multicast, address, context
         )
 
     def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
-        """rdma_join_multicast_ex: start to join; the outcome is an event that carries `context` (JEX-17).
+        """rdma_join_multicast_ex: start to join. The outcome is an event that carries `context` (JEX-17).
 
-        Raises at once: EINVAL (id not bound, JEX-12; not UD; bad mask or flag, JEX-1, JEX-2), EOPNOTSUPP
-        (reserved mask bit), 524 (IPv6 group or raw MGID on RoCEv2), EADDRNOTAVAIL (InfiniBand without the
-        IPoIB broadcast group), ENXIO (device removed). `AlreadyJoined`: guard G-JOIN.
-        After a MULTICAST_ERROR the membership still wants its leave (JEX-14).
+        Errors that are raised at once: EINVAL (the id is not bound, JEX-12; not UD; a bad mask or flag,
+        JEX-1, JEX-2), EOPNOTSUPP (a reserved mask bit), errno 524 (an IPv6 group or raw MGID on RoCEv2),
+        EADDRNOTAVAIL (InfiniBand without the IPoIB broadcast group), ENXIO (the device was removed),
+        `AlreadyJoined` (guard G-JOIN). After a MULTICAST_ERROR the program still has to leave the group
+        (JEX-14).
         """
-        address: object = attr.addr  # a model_construct may have anything
+        address: object = attr.addr  # an attr made by model_construct may have any value there
         group = self._group_of(address) if isinstance(address, McastAddress) else object()
         self._join_once("join_multicast_ex", group, attr.addr, self._join_multicast_ex, attr, context)
 
@@ -103,7 +110,7 @@ class CmId(OnPort):
         what: J,
         context: object,
     ) -> None:
-        """Guard G-JOIN: the group is claimed before it is joined, so of two threads one is refused."""
+        """Guard G-JOIN: note the group before joining, so that of two threads that join it one is refused."""
         claim = (address,)
 
         with self._whole:
@@ -121,11 +128,12 @@ class CmId(OnPort):
                 raise
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
-        """rdma_leave_multicast: leave and detach the id's QP (LV-1); never blocks on an event.
+        """rdma_leave_multicast: leave the group and detach the id's queue pair (LV-1), without waiting for an
+        event.
 
-        Before the join is complete, or its event fetched, it cancels: that event never comes (LV-2).
-        What was received stays readable (LV-3). Not joined with this address and port: EADDRNOTAVAIL
-        (LV-5). Device removed: ENXIO.
+        Leaving before the join is complete, or before its event was fetched, cancels the join: its event
+        never comes (LV-2). Messages already received stay readable (LV-3). Errors: EADDRNOTAVAIL (the id has
+        not joined with this address and port, LV-5), ENXIO (the device was removed).
         """
         address = McastAddress.of(addr)
         with self._whole:
@@ -139,7 +147,7 @@ class CmId(OnPort):
             self._joined.pop(self._group_of(address), None)
 
     def destroy(self) -> None:
-        """rdma_destroy_id, after leaving all groups (LV-4) and destroying the QP. Idempotent."""
+        """rdma_destroy_id: leave all groups (LV-4), destroy the queue pair, then the id. Idempotent."""
         with uninterrupted():
             if not self._closed:
                 self._closed = True
@@ -150,13 +158,13 @@ class CmId(OnPort):
                     self.on_destroyed()
 
     def close(self) -> None:
-        """The same as destroy."""
+        """Destroy the id: another name of `destroy`."""
         self.destroy()
 
     def _group_of(self, address: McastAddress) -> object:
-        """What all addresses of one group have in common (guard G-JOIN).
+        """A value that is equal for all addresses of one group (guard G-JOIN).
 
-        That is the address without its port, or the MGID where the provider knows it.
+        That is the address without its port, or the MGID where the provider knows the MGID.
         """
         return address.key
 

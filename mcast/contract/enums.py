@@ -1,18 +1,21 @@
-"""The numbers and enumerations of verbs and of the connection manager, as the C headers have them."""
+"""The numbers and enumerations of verbs and of the connection manager, with the values of the C headers."""
 
 from __future__ import annotations
 
 from enum import Enum, IntEnum, IntFlag
 
 GRH_BYTES = 40
-"""Bytes that a UD receive keeps free for the GRH (K-DATA-12); never part of a payload here."""
+"""The size of a GRH in bytes.
+
+A UD receive keeps so much room free for it (K-DATA-12); no payload of mcast contains it.
+"""
 
 MULTICAST_QPN = 0xFFFFFF
-"""The QP number that every multicast message is addressed to (K-EVENT-1)."""
+"""The queue pair number that every multicast message is addressed to (K-EVENT-1)."""
 
 
 class QpType(IntEnum):
-    """ibv_qp_type. Only UD may be attached to a group (AT-3)."""
+    """ibv_qp_type: the transport of a queue pair. Only UD may be attached to a group (AT-3)."""
 
     RC = 2
     UC = 3
@@ -20,7 +23,10 @@ class QpType(IntEnum):
 
 
 class QpState(IntEnum):
-    """ibv_qp_state. A UD QP goes RESET, INIT, RTR, RTS; RESET and ERR are reached from any state."""
+    """ibv_qp_state.
+
+    A UD queue pair goes from RESET by INIT and RTR to RTS; RESET and ERR are reached from any state.
+    """
 
     RESET = 0
     INIT = 1
@@ -32,23 +38,24 @@ class QpState(IntEnum):
 
 
 class CompMask(IntFlag):
-    """Which fields of JoinAttrEx are valid: a bitwise OR (JEX-1). Both are needed."""
+    """Which fields of JoinAttrEx are valid, as a bitwise OR (JEX-1). A join needs both."""
 
     ADDRESS = 1
     JOIN_FLAGS = 2
 
 
 class JoinFlag(IntEnum):
-    """rdma_cm_mc_join_flags: a single one of these (JEX-2)."""
+    """rdma_cm_mc_join_flags: what the member does in the group. A join has exactly one of them (JEX-2)."""
 
     FULLMEMBER = 0
-    """Create the group, send to it, receive from it (JEX-3, JEX-4, JEX-5)."""
+    """Create the group if need be, send to it, receive from it (JEX-3, JEX-4, JEX-5)."""
     SENDONLY_FULLMEMBER = 1
-    """Create the group, send to it; nothing is received and no QP attached (JEX-6, JEX-7, JEX-8)."""
+    """Create the group if need be, and send to it; no queue pair is attached, and nothing is received (JEX-6,
+    JEX-7, JEX-8)."""
 
 
 class CmEventType(IntEnum):
-    """rdma_cm_event_type; a number that this version does not know reads as UNKNOWN."""
+    """rdma_cm_event_type. A number that this version of mcast does not know becomes UNKNOWN."""
 
     ADDR_RESOLVED = 0
     ADDR_ERROR = 1
@@ -74,7 +81,7 @@ class CmEventType(IntEnum):
 
 
 class PortState(IntEnum):
-    """ibv_port_state."""
+    """ibv_port_state: the state of a port. Messages flow only while the port is ACTIVE."""
 
     NOP = 0
     DOWN = 1
@@ -85,14 +92,16 @@ class PortState(IntEnum):
 
 
 class PortEvent(IntEnum):
-    """ibv_event_type, those of a port: what `QueuePair.port_events` tells.
+    """ibv_event_type: the events of a port, which `QueuePair.port_events` returns.
 
     ERR         the link is down: nothing is sent or received. On InfiniBand the kernel ends each membership
-                of the port (MULTICAST_ERROR, ENETRESET); on RoCE it keeps them (SA-RESET-1, K-DEVICE-3)
+                of the port (MULTICAST_ERROR, ENETRESET); on RoCE the memberships stay (SA-RESET-1,
+                K-DEVICE-3)
     ACTIVE      the link is up again
-    GID_CHANGE  the GID table is another one: `Destination.sgid_index` may name another GID, or none
+    GID_CHANGE  the GID table has changed: `Destination.sgid_index` may stand for another GID, or for none
 
-    By the others the subnet manager has changed something; MULTICAST_ERROR ends memberships that this costs.
+    The others say that the subnet manager has changed the port's LID or P_Keys, has moved, or asks the port
+    to register again. If a membership ends because of that, a MULTICAST_ERROR follows.
     """
 
     ACTIVE = 9
@@ -105,21 +114,25 @@ class PortEvent(IntEnum):
 
 
 class TimestampClock(Enum):
-    """What the time stamps of received messages count from, in nanoseconds.
+    """The clock of the time stamps of received messages, in nanoseconds.
 
-    Stamps of one clock alone can be compared: DEVICE is another one on each device.
+    Only stamps of one clock can be compared, and each device has a DEVICE clock of its own.
     """
 
     REALTIME = "realtime"
-    """The epoch, as time.time_ns: the device's clock, which the driver holds to the host's."""
+    """Since the epoch, as time.time_ns: the device's clock, which the driver keeps in step with the
+    host's."""
     DEVICE = "device"
-    """Any moment: the device's own clock. It starts again when its counter is full, and drifts."""
+    """Since any moment: the device's own clock. It starts again when its counter is full, and drifts."""
     VIRTUAL = "virtual"
-    """The making of a simulated fabric, as Backend.now."""
+    """Since the making of a simulated fabric, on the clock of Backend.now."""
 
 
 class Capability(Enum):
-    """What a backend's fabric can show; tests ask these, never a backend's name."""
+    """What can be seen and done on a backend's fabric.
+
+    Tests ask for capabilities, never for a backend's name.
+    """
 
     IGMP = "full members are announced by IGMP"
     SA = "a subnet administrator keeps the groups"

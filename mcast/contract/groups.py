@@ -1,4 +1,4 @@
-"""Which groups exist, and who is in them."""
+"""The groups that exist, and their members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mcast.wire.addresses import Gid
 
 
 class GroupSource(Enum):
-    """Where a membership is written down; one that is missing in the switch's table gets no messages."""
+    """A table that records memberships. A member that is missing in the switch's table gets no messages."""
 
     HOST = "the host's own list"
     SWITCH = "the switch's snooping table"
@@ -19,9 +19,9 @@ class GroupSource(Enum):
 class GroupMember(NamedTuple):
     """A port that is in a group.
 
-    port       as `device/port` if it is one of `Backend.devices`, else as the table names it
-    seen_in    the tables that have it
-    send_only  the table says that it does not receive
+    port       `device/port` if it is a port of `Backend.devices`, otherwise the name that the table gives it
+    seen_in    the tables that record the membership
+    send_only  True if the table says that the port only sends to the group
     """
 
     port: str
@@ -30,7 +30,7 @@ class GroupMember(NamedTuple):
 
 
 class GroupInfo(NamedTuple):
-    """A group that exists, and the members of it that can be seen. `mlid` is 0 on Ethernet."""
+    """A group that exists, and those of its members that can be seen. `mlid` is 0 on Ethernet."""
 
     mgid: Gid
     members: tuple[GroupMember, ...]
@@ -38,7 +38,10 @@ class GroupInfo(NamedTuple):
 
 
 class GroupTable(NamedTuple):
-    """Groups by MGID, and in a sentence each what they leave out, and why."""
+    """What a backend can see of groups: `groups`, ordered by MGID, and `unseen`, what is missing there.
+
+    Each sentence of `unseen` says what the table cannot show, and why.
+    """
 
     groups: tuple[GroupInfo, ...]
     unseen: tuple[str, ...]

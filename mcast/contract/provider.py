@@ -1,4 +1,4 @@
-"""A provider before it is opened: whether it can run here, how it is opened and tested."""
+"""A provider as a value: whether it can run here, how it is opened and how it is tested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from mcast.errors.tree import UnavailableReason
 
 
 class Status(NamedTuple):
-    """Whether a backend can run here; else the reason and the one-line fix."""
+    """Whether a provider can run on this host.
+
+    available  True if it can
+    detail     what was found, a sentence
+    reason     why the provider cannot run; None if it can
+    fix        one command or step that repairs this; "" if there is nothing to repair
+    """
 
     available: bool
     detail: str
@@ -24,11 +30,14 @@ class Status(NamedTuple):
 class Provider(NamedTuple):
     """A provider as the registry and the entry-point group `mcast.backends` know it.
 
-    status   asks, without side effects, whether it can run here
-    open     opens it; keyword options are its own; raises BackendUnavailable
-    testbed  opens it with what the conformance suite needs (mcast.contract.testbed)
-    checks   looks at this host, changing nothing, and says of each thing the provider needs how it is;
-             takes the seconds that it may listen for what only the network can tell, 0 for none
+    name     the name that `open_backend` takes
+    summary  what the provider is, a few words
+    status   returns whether the provider can run here; has no side effects
+    open     opens the provider; its keyword arguments are the provider's own options; raises
+             BackendUnavailable
+    testbed  opens the provider with what the conformance suite needs (mcast.contract.testbed)
+    checks   inspects this host without changing it, and returns a finding for each thing that the provider
+             needs; its argument is how many seconds it may listen to the network, 0 for not at all
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The queue pair: it sends and receives messages in batches, and attaches to groups."""
+"""The queue pair: sends and receives messages in batches, and is attached to groups."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from mcast.wire.addresses import Gid
 
 
 class QueuePair(OnPort):
-    """ibv_qp of a CmId. Sends and receives UD messages in batches; attaches to groups."""
+    """ibv_qp of a CmId: sends and receives UD messages in batches, and is attached to groups."""
 
     @property
     @abstractmethod
     def qp_num(self) -> int:
-        """24-bit QP number."""
+        """The queue pair's number, 24 bits."""
 
     @property
     @abstractmethod
@@ -38,20 +38,22 @@ class QueuePair(OnPort):
     @property
     @abstractmethod
     def state(self) -> QpState:
-        """The state now, asked of the device: a QP can fall into ERR by itself."""
+        """The state that the device reports now: a queue pair can fall into ERR by itself."""
 
     @property
     @abstractmethod
     def max_message_size(self) -> int:
-        """The largest payload in bytes: the MTU of the port now (guard G-MTU)."""
+        """The largest payload in bytes: the present MTU of the port (guard G-MTU)."""
 
     def max_message_to(self, destination: Destination) -> int:
-        """The largest payload in bytes for that destination: one MTU of the port, or of the group if less."""
+        """The largest payload in bytes to that destination: the port's MTU, or the group's where that is
+        smaller."""
         limit, group = self.max_message_size, destination.group_mtu
         return limit if group is None or group > limit else group
 
     def too_large(self, destination: Destination, sizes: Sequence[int], limit: int) -> MessageTooLarge:
-        """The error of guard G-MTU for the first message beyond `limit`: it says whose MTU is in the way."""
+        """The error of guard G-MTU for the first message above `limit` bytes; it says whether port or group
+        limits."""
         index, size = next((index, size) for index, size in enumerate(sizes) if size > limit)
         if self.max_message_to(destination) == self.max_message_size:
             return MessageTooLarge(size, limit, index)
@@ -61,13 +63,13 @@ class QueuePair(OnPort):
 
     @property
     def timestamp_clock(self) -> TimestampClock | None:
-        """The clock of `Message.timestamp`; None where messages have none."""
+        """The clock of `Message.timestamp`; None where messages have no time stamp."""
         return None
 
     @property
     @abstractmethod
     def attachments(self) -> Mapping[Gid, int]:
-        """The (MGID, MLID) pairs the QP is attached with, by the user or by a join."""
+        """MGID -> MLID of each group that the queue pair is attached to, by `attach_mcast` or by a join."""
 
     @property
     @abstractmethod
@@ -75,44 +77,51 @@ class QueuePair(OnPort):
 
     @abstractmethod
     def close(self) -> None:
-        """ibv_destroy_qp, after detaching it from every group. Idempotent."""
+        """ibv_destroy_qp, after detaching the queue pair from every group. Idempotent."""
 
     @abstractmethod
     def fileno(self) -> int:
-        """A real file descriptor for poll, select and asyncio: a `recv` that returned empty arms it.
+        """A real file descriptor for poll, select and asyncio. A `recv` that returned an empty batch arms it.
 
-        From then on it is readable once a recv would give a message or a QpError, or `port_events` something
-        new, until a recv is empty again.
+        An armed descriptor becomes readable when a recv would return a message or raise QpError, or when
+        `port_events` has something new. It stays readable until a recv returns an empty batch again.
         """
 
     def port_events(self) -> tuple[PortEvent, ...]:
-        """ibv_get_async_event: what the port has told of since the last call, in order, the last 64 at most.
+        """ibv_get_async_event: the port's events since the last call, in order; only the last 64 are kept.
 
-        Each QP is told of what happens while it lives. `recv` with `events` ends for what is new, once.
-        A provider whose ports tell nothing has nothing to add here.
+        A queue pair gets the events that happen while it exists. A waiting `recv` with `events=True` returns
+        once for what is new. A provider whose ports report no events need not override this method.
         """
         self._require_open("port_events", Phase.EVENT)
         return ()
 
     def modify(self, state: QpState) -> None:
-        """ibv_modify_qp. INIT posts the receives again. A step the state machine lacks: EINVAL."""
+        """ibv_modify_qp: change the state.
+
+        INIT posts the receives again. EINVAL for a step that the state machine lacks.
+        """
         with uninterrupted(), self._explained():
             self._require_open("modify", Phase.MODIFY)
             self._modify(state)
 
     def reset(self) -> None:
-        """From any state back to RTS, with attachments kept and receives posted."""
+        """Bring the queue pair from any state to RTS again, with its attachments kept and its receives
+        posted."""
         if self.state is QpState.SQD:
             self.modify(QpState.ERR)  # Soft-RoCE refuses every other step until the send queue has drained
         for state in (QpState.RESET, QpState.INIT, QpState.RTR, QpState.RTS):
             self.modify(state)
 
     def attach_mcast(self, gid: Gid | str, lid: int) -> None:
-        """ibv_attach_mcast: deliver messages for this MGID and MLID here (AT-1); a duplicate is no-op (AT-4).
+        """ibv_attach_mcast: take the messages of this MGID and MLID (AT-1).
 
-        Errors: EINVAL (not UD, AT-3; not a multicast GID; on InfiniBand MLID outside 0xC000..0xFFFE),
-        ENOMEM (max_mcast_qp_attach or max_mcast_grp, DT-7), ENOSYS (no multicast, DT-8), `SecondMlid`.
-        Nothing arrives unless the port is a member of the group as well (AT-5).
+        Attaching again does nothing (AT-4).
+
+        Errors: EINVAL (the queue pair is not UD, AT-3; `gid` is not a multicast GID; on InfiniBand the MLID
+        is outside 0xC000..0xFFFE), ENOMEM (max_mcast_qp_attach or max_mcast_grp is reached, DT-7), ENOSYS
+        (the device has no multicast, DT-8), `SecondMlid` (guard G-MLID). Nothing arrives unless the port is a
+        member of the group, too (AT-5).
         """
         gid = Gid(gid)
         _check_lid(lid)
@@ -124,10 +133,11 @@ class QueuePair(OnPort):
             self._attach_mcast(gid, lid)
 
     def detach_mcast(self, gid: Gid | str, lid: int) -> None:
-        """ibv_detach_mcast, with the attributes of the attach (DT-3), in any state (DT-5).
+        """ibv_detach_mcast, with the MGID and MLID of the attach (DT-3), in any state (DT-5).
 
-        Acts on this device alone (DT-2), on this QP (DT-1), on this group (DT-4); once is enough (DT-9).
-        EINVAL: not a multicast GID, not UD, not attached with this pair (DT-6).
+        Detaching concerns this device (DT-2), this queue pair (DT-1) and this group (DT-4) alone; one detach
+        undoes any number of attaches (DT-9). Errors: EINVAL (not a multicast GID, not UD, not attached with
+        this pair, DT-6).
         """
         gid = Gid(gid)
         _check_lid(lid)
@@ -137,7 +147,7 @@ class QueuePair(OnPort):
 
     @property
     def _attaching(self) -> threading.RLock:
-        """Held from the look to the act of guard G-MLID; made by the first who asks."""
+        """The lock of guard G-MLID, held from the check to the attach; the first caller makes it."""
         lock: threading.RLock = vars(self).setdefault("_attaching_lock", threading.RLock())
         return lock
 
@@ -148,16 +158,20 @@ class QueuePair(OnPort):
         imm: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Send each buffer of `batch` as one message, in order; return how many, which is all of them.
+        """Send each buffer of `batch` as one message, in order; return the number of messages, which is all
+        of them.
 
-        Any C-contiguous buffer works, and a part of a `DeviceRegion` of this QP; all may be reused when the
-        call returns. The call posts the messages
-        and does not wait until the device has sent them: `flush` does. It waits, up to `timeout`, while the
-        send queue is full, and until the device has read what lies in registered memory. `imm` is a 32-bit
-        immediate for every message. Errors: MessageTooLarge (G-MTU), EINVAL (QP not in RTS; destination not
-        of this device), ENODATA (the GID table has no such sgid_index), TimedOut, QpError (the QP is in ERR:
-        this send put it there, or an earlier one, and `unsent` messages were lost). The error's `posted`
-        says how many messages of this call were posted. UD gives no receipt: success says sent, not received.
+        A payload is any C-contiguous buffer, or a part of a `DeviceRegion` of this queue pair. `imm` is a
+        32-bit immediate for every message. The call posts the messages, and does not wait until the device
+        has sent them (`flush` does). The call waits, at most `timeout` seconds, only while the send queue is
+        full, and until the device has read payloads that lie in registered memory. So every buffer may be
+        reused when the call returns.
+
+        Success means that messages are posted: UD has no acknowledgement. Errors: MessageTooLarge (guard
+        G-MTU), EINVAL (the queue pair is not in RTS; the destination is not one of this device), ENODATA (the
+        GID table has no such sgid_index), TimedOut, QpError (this send, or an earlier one, has put the queue
+        pair into ERR; `unsent` messages were lost). The error's `posted` is the number of this call's
+        messages that were posted.
         """
         self._require_open("send", Phase.SEND)
         if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes):
@@ -183,35 +197,38 @@ class QueuePair(OnPort):
         imm: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Send one message: `send` with a batch of one."""
+        """Send one message, as `send` with a batch of one."""
         plain = imm is None and not self._closed
         if plain and type(payload) is bytes and len(payload) <= self.max_message_to(destination):
-            self._send(destination, [payload], None, timeout)  # `send` would refuse none of it
+            self._send(destination, [payload], None, timeout)  # no check of `send` could fail here
         else:
             self.send(destination, [payload], imm, timeout)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until the device has sent all that was posted, up to `timeout`: then TimedOut.
+        """Wait until the device has sent all posted messages; TimedOut when `timeout` seconds have passed.
 
-        Raises the QpError of a message that the device could not send.
+        Raises QpError if the device could not send one of them.
         """
         self._require_open("flush", Phase.SEND)
         self._flush(timeout)
 
     def send_fileno(self) -> int | None:
-        """As `fileno`, for sends: a `send` or `flush` that raised TimedOut arms it.
+        """A descriptor like that of `fileno`, for sending: a `send` or `flush` that raised TimedOut arms it.
 
-        From then on it is readable once another try may come further. None: no send waits for a device here.
+        An armed descriptor becomes readable when another try may get further. None where no send waits for a
+        device.
         """
         self._require_open("send_fileno", Phase.SEND)
         return None
 
     def recv(self, max: int = 64, timeout: float | None = None, events: bool = False) -> Batch:
-        """Receive 1..max messages, in order; an empty batch when `timeout` s have passed without one.
+        """Receive 1..max messages, in order; an empty batch when `timeout` seconds have passed without a
+        message.
 
-        Returns as soon as there is one; with `events` also, empty, when an event waits on the id's channel,
-        or once the port has told of something (`port_events`): one call sleeps on all three. QpError once
-        the messages received before the failure are read. Closing the QP ends the wait with `Closed`.
+        The call returns as soon as there is a message. With `events` it also returns, with an empty batch,
+        when an event waits on the id's channel or when the port has reported something (`port_events`); so
+        one call waits for all three. Raises QpError when the queue pair is in ERR and every message received
+        before that was returned, and `Closed` when the queue pair is closed, even while the call waits.
         """
         self._require_open("recv", Phase.RECV)
         if type(max) is not int:
@@ -221,9 +238,10 @@ class QueuePair(OnPort):
         return self._recv(max, timeout, events)
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
-        """Receive one message with a payload of its own (a copy), or None when `timeout` s have passed.
+        """Receive one message as a copy, or None when `timeout` seconds have passed.
 
-        EOPNOTSUPP where messages arrive in another device's memory: they stay there while a batch is leased.
+        Errors: EOPNOTSUPP where messages arrive in another device's memory, which the CPU cannot copy: use
+        `recv`.
         """
         if self._closed:
             self._require_open("recv", Phase.RECV)
@@ -232,15 +250,17 @@ class QueuePair(OnPort):
     def register(
         self, buffer: Buffer, recv_slot: int | None = None, *, relaxed_ordering: bool = False
     ) -> Region:
-        """Register a buffer: what is sent from inside it is not copied.
+        """Register a buffer: payloads that lie inside it are sent without being copied.
 
-        With `recv_slot`, a size in bytes, the buffer becomes the QP's receive memory, one message a slot,
-        and the payloads of received batches are views of it. The buffer must be writable for that, and
-        no message may be queued or leased (EBUSY): do it before the QP joins. Closing the region ends it.
+        With `recv_slot`, a size in bytes, the buffer becomes the queue pair's receive memory, divided into
+        slots of that size, one message in each; the payloads of received batches are views of the buffer. The
+        buffer must be writable for that, and no message may be queued or leased (EBUSY), so register before
+        joining. Closing the region ends this.
 
-        `relaxed_ordering` lets the device write to it in any order, which some hosts need for the full rate
-        (IBV_ACCESS_RELAXED_ORDERING). A message that was received is there as a whole all the same; who looks
-        at the memory before that sees anything. What cannot do it does without: device, driver, or library.
+        `relaxed_ordering` lets the device write to the buffer in any order, which some hosts need for the
+        full rate (IBV_ACCESS_RELAXED_ORDERING). A received message is complete when recv returns it; before
+        that the buffer may show any part of it. Devices, drivers and libraries without relaxed ordering
+        ignore the flag.
         """
         self._require_open("register", Phase.REGISTER)
         view = _as_bytes(buffer, 0)
@@ -261,12 +281,14 @@ class QueuePair(OnPort):
         *,
         relaxed_ordering: bool = False,
     ) -> DeviceRegion:
-        """Register `nbytes` bytes, from `offset` on, of another device's memory: `fd` is its DMA-BUF.
+        """Register `nbytes` bytes of another device's memory, from `offset` on.
 
-        What is sent from it is not copied, and never inline. `recv_slot` and `relaxed_ordering` are those of
-        `register`; a received message has an empty `payload` then, and `device` says where its bytes are.
-        Errors: EOPNOTSUPP (the device or its driver cannot), ENOSYS (rdma-core is older than 34), EBADF or
-        EINVAL (no DMA-BUF), EBUSY as in `register`.
+        `fd` is the DMA-BUF of that memory.
+
+        Payloads in this memory are sent without being copied, and never inline. `recv_slot` and
+        `relaxed_ordering` are those of `register`; a message received into the memory has an empty `payload`,
+        and `device` says where its bytes are. Errors: EOPNOTSUPP (the device or its driver cannot), ENOSYS
+        (rdma-core is older than 34), EBADF or EINVAL (`fd` is no DMA-BUF), EBUSY as in `register`.
         """
         self._require_open("register_dmabuf", Phase.REGISTER)
         if fd < 0 or nbytes < 1 or offset < 0:
@@ -299,7 +321,10 @@ class QueuePair(OnPort):
     ) -> None: ...
 
     def _flush(self, timeout: float | None) -> None:
-        """Nothing is under way where a send is complete when it returns."""
+        """Wait for the device.
+
+        By default there is nothing to wait for: `_send` returns when the messages are sent.
+        """
 
     @abstractmethod
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch: ...
@@ -312,7 +337,7 @@ class QueuePair(OnPort):
             return message._replace(payload=memoryview(bytes(message.payload)))
 
     def _refuse_copy(self) -> NoReturn:
-        """For `recv_one` of a QP that receives into another device's memory."""
+        """Raise EOPNOTSUPP from `recv_one` of a queue pair that receives into another device's memory."""
         detail = "messages arrive in another device's memory, and cannot be copied out of it: use recv"
         raise mcast_error(E.EOPNOTSUPP, "recv_one", Phase.RECV, None, detail)
 
@@ -327,7 +352,8 @@ class QueuePair(OnPort):
 
 
 def require_comp_vector(vector: int | None, there: int, device: str) -> None:
-    """Refuse a completion vector that a device with `there` of them does not have: EINVAL."""
+    """Raise EINVAL if the device, which has `there` completion vectors, lacks the one with number
+    `vector`."""
     if vector is not None and vector >= there:
         has = f"{there} completion vectors, 0..{there - 1}" if there > 1 else "one completion vector, 0"
         detail = f"{device} has {has}: choose one of these, or None to take them in turn"
@@ -338,7 +364,10 @@ _BYTES = frozenset({bytes})
 
 
 def _as_bytes(buffer: Buffer, index: int) -> memoryview:
-    """The buffer as a flat view of bytes; TypeError says which message is not a buffer."""
+    """The buffer as a flat view of bytes.
+
+    If it is none, TypeError names the message by its index in the batch.
+    """
     try:
         return memoryview(buffer).cast("B")
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Registered memory: the host's own, and that of another device."""
+"""Registered memory: memory of the host, and memory of another device."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ NO_VIEW = (
 
 
 class Region(Closeable):
-    """User memory registered with a QP (ibv_reg_mr). Close it when no call uses it any more.
+    """Memory of the program that is registered with a queue pair (ibv_reg_mr).
 
-    A payload that lies inside an open region is sent without a copy.
+    Close it when no call uses it any more.
+
+    A payload that lies inside an open region is sent without being copied.
     """
 
     @property
     @abstractmethod
     def buffer(self) -> memoryview:
-        """The registered memory, as bytes."""
+        """The registered memory, as a view of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """`nbytes` bytes of a `DeviceRegion` from `offset` on: a payload to send, or where one has arrived."""
+    """A part of a `DeviceRegion`: `nbytes` bytes from `offset` on.
+
+    A payload to send, or where a message has arrived.
+    """
 
     region: DeviceRegion
     offset: int
@@ -42,24 +47,28 @@ class DeviceBytes:
 
 
 class DeviceRegion(Closeable):
-    """Memory of another device, such as a GPU, registered with a QP by its DMA-BUF (ibv_reg_dmabuf_mr).
+    """Memory of another device, such as a GPU, registered with a queue pair by its DMA-BUF
+    (ibv_reg_dmabuf_mr).
 
-    The CPU has no view of it. What lies in it is sent by its place: `qp.send(to, [region.at(0, 512)])`; where
-    a message was received into it, `Message.device` is the place. Close it when no call uses it any more; the
-    descriptor may be closed at once.
+    The CPU has no view of this memory. A payload in it is sent by its place, `qp.send(to, [region.at(0,
+    512)])`; if a message was received into it, `Message.device` is the place. Close the region when no call
+    uses it any more; the DMA-BUF's descriptor may be closed right after registering.
     """
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The size of the region in bytes."""
 
     def at(self, offset: int, nbytes: int) -> DeviceBytes:
-        """A part of it, as a payload. ValueError if it is not all inside."""
+        """The `nbytes` bytes from `offset` on, as a payload.
+
+        ValueError if they are not all inside the region.
+        """
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise ValueError(f"{nbytes} bytes from {offset} on are not inside a region of {self.nbytes}")
         return DeviceBytes(self, offset, nbytes)
 
     def no_view(self) -> NoReturn:
-        """Raise the BufferError of who asks for its bytes."""
+        """Raise the BufferError for a program that asks for these bytes on the CPU."""
         raise BufferError(NO_VIEW)

@@ -1,6 +1,6 @@
-"""Which backends there are: one literal table, and the entry-point group `mcast.backends`.
+"""The names of providers: one literal table, and the entry-point group `mcast.backends`.
 
-A name leads to a `Provider` value, imported when it is first asked for.
+A name leads to a `Provider` value, whose module is imported when the name is first asked for.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ BUILTIN = {
     "sim-ib": "mcast.backends.sim:INFINIBAND",
     "rdma": "mcast.backends.rdma:PROVIDER",
 }
-"""Name -> "module:Provider". `sim` is the short name of `sim-roce`."""
+"""Name -> "module:value" of the provider. `sim` is the short name of `sim-roce`."""
 
 SIMULATED = frozenset({"sim", "sim-roce", "sim-ib"})
-"""The names that need no hardware, and make as many ports as they are asked for."""
+"""The names of the simulators, which need no hardware and make as many ports as the caller asks for."""
 
 GROUP = "mcast.backends"
 
 _OVERRIDES: dict[str, list[Provider]] = {}
-"""Name -> the providers that stand in for it, the latest last."""
+"""Name -> the providers that replace it during tests, the latest last."""
 
 
 def backend_names() -> tuple[str, ...]:
-    """Every name that open_backend takes, the built-in ones first."""
+    """Every name that open_backend takes: the built-in ones, then those of installed packages in alphabetical
+    order."""
     return (*BUILTIN, *sorted((_installed().keys() | _OVERRIDES) - BUILTIN.keys()))
 
 
 def provider(name: str) -> Provider:
-    """The provider of that name.
+    """Return the provider with that name.
 
-    Raises UnknownBackend, and BackendUnavailable (BROKEN) when its module cannot be imported.
+    Raises UnknownBackend, or BackendUnavailable (BROKEN) when the provider's module cannot be imported.
     """
     if name in _OVERRIDES:
         return _OVERRIDES[name][-1]._replace(name=name)
@@ -62,7 +63,7 @@ def provider(name: str) -> Provider:
 
 
 def backend_status(name: str) -> Status:
-    """Whether the backend can run here; else the reason and the fix. Raises UnknownBackend only."""
+    """Whether that provider can run here; if not, the reason and what to do. Raises only UnknownBackend."""
     try:
         return provider(name).status()
     except BackendUnavailable as error:
@@ -70,17 +71,19 @@ def backend_status(name: str) -> Status:
 
 
 def open_backend(name: str, **options: object) -> Backend:
-    """Open a backend by name; the options are the provider's own.
+    """Open a provider by name; `options` are the provider's own.
 
-    Raises UnknownBackend, or BackendUnavailable with the reason and the fix.
+    Raises UnknownBackend, or BackendUnavailable, which has the reason and what to do.
     """
     return provider(name).open(**options)
 
 
 @contextmanager
 def override(name: str, stand_in: Provider) -> Iterator[None]:
-    """While open, `name` leads to `stand_in`, in every thread: what a test does to an application that opens
-    its backend by name. Overrides nest; the name need not exist.
+    """Inside the `with`, the name leads to `stand_in`, in every thread.
+
+    A test uses this for an application that opens its backend by name. Overrides nest, and the name need not
+    exist.
     """
     _OVERRIDES.setdefault(name, []).append(stand_in)
     try:
@@ -104,6 +107,8 @@ def _load(name: str, load: Callable[[], object], fix: str) -> Provider:
         detail = f"{type(error).__name__}: {error}"
         raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix) from error
     if not isinstance(found, Provider):
-        detail = f"it is a {type(found).__name__}, not an mcast.api.Provider"
+        detail = (
+            f"the entry point leads to a value of type {type(found).__name__}, not to an mcast.api.Provider"
+        )
         raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix)
     return found._replace(name=name)

@@ -1,6 +1,8 @@
-"""What a provider's test support gives the conformance suite: ports to bind to, things to plant, evidence.
+"""What a provider gives the conformance suite: ports to bind to, faults to cause, and an observer for
+evidence.
 
-Evidence comes by another path than the call under test: the fabric's own tables, not the caller's.
+Evidence takes another path than the call under test: the observer reads the fabric's own tables, not the
+caller's.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from mcast.wire.addresses import Gid
 
 
 class Feature(Enum):
-    """What a test bed can plant or show beyond the contract; a test that needs one is gated by it."""
+    """What a test bed can cause or show beyond the contract.
+
+    A test that needs a feature runs where the bed has it.
+    """
 
     ROUTES = "routes can be added"
     IPV6_SOURCE = "ports have IPv6 addresses"
@@ -32,68 +37,71 @@ class Feature(Enum):
 
 
 class Observer(ABC):
-    """Reads the fabric's own tables. Ports are named by their IPv4 address."""
+    """Reads the fabric's own tables. A port is named by its IPv4 address."""
 
     @abstractmethod
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
-        """The ports that the fabric delivers the group to, as its tables stand now.
+        """The ports that the fabric's tables now deliver the group to.
 
-        SA: ports with a receiving membership; RoCE: ports in the switch's snooping table.
+        With an SA: ports with a membership that receives. On RoCE: ports in the switch's snooping table.
         """
 
     @abstractmethod
     def group_exists(self, group: Gid) -> bool:
-        """Whether the fabric knows the group, asked from a port that has no part in it."""
+        """Whether the fabric knows the group; asked from a port that is not a member."""
 
     @abstractmethod
     def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
-        """The groups that the port itself keeps a membership of (IGMP list, SA client)."""
+        """The groups that the host of that port records as joined on it (IGMP list, SA client)."""
 
     @abstractmethod
     def leftovers(self) -> tuple[str, ...]:
-        """Ids, QPs, memberships, attachments that still exist, in words; () when all is freed."""
+        """Ids, queue pairs, memberships and attachments that still exist, in words; () when all are freed."""
 
     def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
-        """QP numbers attached to the group on that port's device (Feature.ATTACH_TABLE)."""
+        """The numbers of queue pairs attached to the group on that port's device (Feature.ATTACH_TABLE)."""
         raise NotImplementedError
 
     def igmp_reports(self, group: Gid) -> int:
-        """Membership reports for the group seen on the wire so far (Feature.IGMP_ON_WIRE)."""
+        """How many membership reports for the group were seen on the wire so far (Feature.IGMP_ON_WIRE)."""
         raise NotImplementedError
 
     def qkey_violations(self, port: IPv4Address) -> int:
-        """The port's Q_Key violation counter (Feature.QKEY_VIOLATIONS)."""
+        """The port's counter of Q_Key violations (Feature.QKEY_VIOLATIONS)."""
         raise NotImplementedError
 
 
 class Testbed(ABC):
-    """A fabric with at least three ports, made for one test, and ended with it."""
+    """A fabric with at least three ports, made for one test and removed after it."""
 
     __test__ = False
 
     features: frozenset[Feature]
     deviations: Mapping[str, str] = {}
-    """Test name -> why the real thing differs from the sentence; the test must then fail (strict)."""
+    """Test name -> why the real stack differs from the suite's sentence.
+
+    That test must then fail (strict).
+    """
 
     backend: Backend
     observer: Observer
     ports: tuple[IPv4Address, ...]
-    """IPv4 addresses of three or more ports, each on its own device, all on one fabric."""
+    """IPv4 addresses of three or more ports, each on a device of its own, all on one fabric."""
 
     def ipv6_of(self, port: IPv4Address) -> IPv6Address:
         """An IPv6 address of the same port (Feature.IPV6_SOURCE)."""
         raise NotImplementedError
 
     def route(self, network: IPv4Network, port: IPv4Address) -> AbstractContextManager[None]:
-        """While open, the host routes `network` to that port (Feature.ROUTES)."""
+        """Inside the `with`, the host routes `network` to that port (Feature.ROUTES)."""
         raise NotImplementedError
 
     def link_down(self, port: IPv4Address) -> AbstractContextManager[None]:
-        """While open, the port's link is down (Feature.LINK)."""
+        """Inside the `with`, the port's link is down (Feature.LINK)."""
         raise NotImplementedError
 
     def without_address(self, port: IPv4Address) -> AbstractContextManager[None]:
-        """While open, the port has lost its IPv4 address (Feature.ADDRESS_REMOVAL)."""
+        """Inside the `with`, the port lacks its IPv4 address (Feature.ADDRESS_REMOVAL)."""
         raise NotImplementedError
 
     def remove_device(self, port: IPv4Address) -> None:
@@ -101,7 +109,7 @@ class Testbed(ABC):
         raise NotImplementedError
 
     def sm_without_send_only(self) -> AbstractContextManager[None]:
-        """While open, the SM refuses send-only members (Feature.SM_WITHOUT_SEND_ONLY)."""
+        """Inside the `with`, the SM refuses send-only members (Feature.SM_WITHOUT_SEND_ONLY)."""
         raise NotImplementedError
 
     @property

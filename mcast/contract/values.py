@@ -1,4 +1,7 @@
-"""What crosses the boundary: requests, devices and ports, destinations, events, counters. Each is frozen."""
+"""Arguments and results of the contract's calls: requests, devices, destinations, events, counters.
+
+All are frozen.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,18 @@ from mcast.wire.mcmember import MLID_FIRST
 
 
 class _Model(BaseModel):
-    # Built when first used: that takes a third of the time to import this module.
+    # pydantic builds each model when it is first used, because building takes a third of the import's time.
     model_config = ConfigDict(
         frozen=True, strict=True, arbitrary_types_allowed=True, extra="forbid", defer_build=True
     )
 
 
 class JoinAttrEx(_Model):
-    """rdma_cm_join_mc_attr_ex: what `CmId.join_multicast_ex` takes.
+    """rdma_cm_join_mc_attr_ex: the argument of `CmId.join_multicast_ex`.
 
-    `full_member(addr)` and `send_only(addr)` make the two that exist. A wrong value is refused here;
-    `model_construct` goes round that, and the backend answers with the errno of the real stack:
-    reserved comp_mask bit EOPNOTSUPP, missing bit EINVAL, other join_flags EINVAL (JEX-1, JEX-2).
+    `full_member(addr)` and `send_only(addr)` make the only two kinds. A wrong value raises ValueError.
+    `model_construct` skips that check; the backend then fails with the errno of the real stack: EOPNOTSUPP
+    for a reserved bit of comp_mask, EINVAL for a missing bit or other join_flags (JEX-1, JEX-2).
     """
 
     comp_mask: CompMask = CompMask.ADDRESS | CompMask.JOIN_FLAGS
@@ -70,19 +73,20 @@ class JoinAttrEx(_Model):
 
     @classmethod
     def full_member(cls, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> JoinAttrEx:
-        """Create the group if need be, send and receive (JEX-3..5)."""
+        """A request to create the group if need be, to send to it and to receive from it (JEX-3..5)."""
         return cls(join_flags=JoinFlag.FULLMEMBER, addr=McastAddress.of(addr))
 
     @classmethod
     def send_only(cls, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> JoinAttrEx:
-        """Create the group if need be, send only (JEX-6..10)."""
+        """A request to create the group if need be, and only to send to it (JEX-6..10)."""
         return cls(join_flags=JoinFlag.SENDONLY_FULLMEMBER, addr=McastAddress.of(addr))
 
 
 class CqModeration(_Model):
-    """When the device tells of messages that wait: after `count` of them, or `period` µs after the first.
+    """When the device wakes a waiting receive: after `count` messages, or `period` µs after the first of
+    them.
 
-    Both are 1..65535; without a period a sleeper might never hear of the last messages. Some devices allow
+    Both are 1..65535. Without a period the last messages of a burst might wake nobody. Some devices allow
     less.
     """
 
@@ -102,20 +106,26 @@ class CqModeration(_Model):
 
 
 class QpInit(_Model):
-    """What `CmId.create_qp` takes.
+    """The argument of `CmId.create_qp`.
 
-    max_recv_size   payload room of a receive in bytes, GRH room not counted; None: one MTU
-    block_loopback  ask the device not to return the QP's own multicast messages to it. Many cannot, and
-                    refuse; some accept and return them all the same (docs/pitfalls.md, 16)
-    busy_poll       seconds that a call which waits looks at the completion queue before it sleeps; inf: it
-                    never sleeps. Its timeout, a close, a signal and, with `events`, an event end it all the
-                    same. With 0 it looks for some 50 µs, which is what sleeping and waking cost
-    comp_vector     which of the device's completion vectors tells of the QP's completions; None: in turn
-    moderation      tell of several received messages at once (ibv_modify_cq); None: of each
-    timestamps      stamp each message as it arrives (`Message.timestamp`, `QueuePair.timestamp_clock`)
+    qp_type         only UD can be in a group
+    max_send_wr     the length of the send queue, in messages
+    max_recv_wr     the length of the receive queue, in messages
+    max_recv_size   the payload room of each receive in bytes, without the 40 bytes of a GRH; None: one MTU
+    block_loopback  ask the device not to return the queue pair's own multicast messages to it. Many devices
+                    cannot, and refuse; some accept and return them all the same (docs/pitfalls.md, 16)
+    busy_poll       how many seconds a waiting call polls the completion queue before it sleeps; inf: it never
+                    sleeps. The call's timeout, a close, a signal and, with `events`, an event end the
+                    polling. With 0 a call polls for some 50 µs, about as long as falling asleep and waking
+                    take
+    comp_vector     the device's completion vector that reports the queue pair's completions; None: each queue
+                    pair gets the next one
+    moderation      wake a waiting receive for several messages at once (ibv_modify_cq); None: for each
+                    message
+    timestamps      stamp each message when it arrives (`Message.timestamp`, `QueuePair.timestamp_clock`)
 
-    A simulated fabric takes the last four, too, but of them only `timestamps` does anything there: nobody
-    sleeps on a completion queue, and waiting takes virtual time.
+    A simulated fabric accepts busy_poll, comp_vector and moderation, and they change nothing there, because
+    no call sleeps on a completion queue and waiting takes virtual time.
     """
 
     qp_type: QpType = QpType.UD
@@ -130,26 +140,32 @@ class QpInit(_Model):
 
 
 class MtuSource(Enum):
-    """Who says what a group's MTU is."""
+    """Where the MTU of a group is known from."""
 
-    SA = "the SA's record of the group says so"
+    SA = "from the SA's record of the group"
     IPOIB = (
-        "that of the IPoIB broadcast group, below which no group's is; where /dev/infiniband/umad* may be "
-        "read and written the SA is asked, and may say more"
+        "from the IPoIB broadcast group, below whose MTU no group of rdma_cm is; where /dev/infiniband/umad* "
+        "may be read and written the SA is asked, and may allow more"
     )
 
 
 class Destination(_Model):
-    """Where a UD message goes: an address handle's attributes, and the remote QP number and Q_Key.
+    """Where a UD message goes: the attributes of an address handle, and the receiver's queue pair number and
+    Q_Key.
 
-    A join event carries its group's, ready to use; `reply_to` makes one from it for a reply. `dlid` is
-    the MLID on InfiniBand and 0 on RoCE. `static_rate` is an ibv_rate: the device sends no faster than that
-    to a group with slower members; 0 leaves the rate to the port. `traffic_class` stands in the GRH or IP
-    header of what is sent; its upper six bits are the DSCP. `sl` is the service level, on RoCE the priority.
+    A join event has the destination of its group, ready to use; `reply_to` makes one for an answer to a
+    message.
 
-    `group_mtu`, in bytes, bounds the messages to an InfiniBand group (guard G-MTU): where members have links
-    of different MTUs it may be less than the port's. `mtu_source` is who says so. None: nobody does, and the
-    port's MTU is the bound.
+    gid            the group's MGID, or the GID of a port
+    dlid           the MLID or LID on InfiniBand, 0 on RoCE
+    sl             the service level, on RoCE the priority
+    sgid_index     the sender's own GID, by its place in the port's GID table
+    traffic_class  stands in the GRH or IP header of each message; its upper six bits are the DSCP
+    static_rate    an ibv_rate: the device sends no faster than that, for groups with slower members; 0: as
+                   fast as the port
+    group_mtu      the MTU of an InfiniBand group in bytes (guard G-MTU), which may be less than the port's
+                   where members have links of different MTUs; None: not known, the port's MTU is the limit
+    mtu_source     where `group_mtu` is known from
     """
 
     gid: Gid
@@ -169,26 +185,28 @@ class Destination(_Model):
     mtu_source: MtuSource | None = None
 
     def marked(self, traffic_class: int | None = None, sl: int | None = None) -> Destination:
-        """The same, for messages of that traffic class (`dscp << 2`) and service level; None changes nothing.
+        """A copy for messages with another traffic class (`dscp << 2`) and service level; None keeps the
+        value.
 
-        RoCE: a join event's destination has 0 for both, also where RDMA_OPTION_ID_TOS was set: the kernel
-        reads that option for connections, and not in cma_iboe_join_multicast (K-EVENT-8).
-        InfiniBand: a join event's destination has the group's, as the SA says.
+        On RoCE the destination of a join event has 0 for both, even where RDMA_OPTION_ID_TOS was set, because
+        the kernel uses that option for connections and not in cma_iboe_join_multicast (K-EVENT-8). On
+        InfiniBand the destination has the values of the group, from the SA.
         """
         wanted = {"traffic_class": traffic_class, "sl": sl}
         changed = {name: value for name, value in wanted.items() if value is not None}
         return Destination(**{**dict(self), **changed}) if changed else self
 
     def can_reply_to(self, message: Message) -> bool:
-        """Whether the sender of a message that came over this group is somebody who can be answered.
+        """Whether the sender of a message that came over this group has an address that can be answered.
 
-        The sender's address and queue pair are what the message says. A send to an address of the other IP
-        version puts the own queue pair into ERR on RoCE, and a multicast address would spread the answer.
+        The sender's address stands in the message, so it may be forged. An address of the other IP version
+        would put the own queue pair into ERR on RoCE, and an answer to a multicast address would reach
+        everybody.
         """
         source = message.source
         if not 1 < message.src_qp < MULTICAST_QPN:
             return False
-        if not any(source):  # without a GRH; on InfiniBand its LID says where it came from
+        if not any(source):  # no GRH: on InfiniBand the sender's LID is enough
             return 0 < message.src_lid < MLID_FIRST
         return (
             not source.is_multicast
@@ -197,10 +215,11 @@ class Destination(_Model):
         )
 
     def reply_to(self, message: Message) -> Destination:
-        """Where to answer a message that came over this group: its sender's QP alone, on the way it came.
+        """The destination of an answer to a message of this group: its sender's queue pair alone, by the same
+        path.
 
-        On InfiniBand a message without a GRH is answered by LID, within the subnet. ValueError for one that
-        does not say where it came from: without a GRH on Ethernet.
+        On InfiniBand a message without a GRH is answered by LID, within the subnet. ValueError if the message
+        has neither a GRH nor a LID, because then its sender is unknown.
         """
         has_grh = any(message.source)
         if not has_grh and not message.src_lid:
@@ -217,7 +236,8 @@ def _is_nobody(address: IPv4Address) -> bool:
 
 
 class UdParam(NamedTuple):
-    """rdma_ud_param of a join event."""
+    """rdma_ud_param of a join event: the group's queue pair number and Q_Key, and the destination to send
+    to."""
 
     qp_num: int
     qkey: int
@@ -225,9 +245,10 @@ class UdParam(NamedTuple):
 
 
 class PortInfo(_Model):
-    """One port of a device. `active_mtu` in bytes, `rate` in Gbit/s, `lid` 0 on Ethernet.
+    """One port of a device. `active_mtu` is in bytes, `rate` in Gbit/s, `lid` 0 on Ethernet.
 
-    `gids` is the GID table: `Destination.sgid_index` -> GID, without its empty entries.
+    `gids` is the GID table without its empty entries, index -> GID; `Destination.sgid_index` is such an
+    index. `addresses` are the IP addresses that a `CmId` can be bound to on this port.
     """
 
     port_num: int
@@ -241,10 +262,13 @@ class PortInfo(_Model):
 
 
 class DeviceInfo(_Model):
-    """One RDMA device and its limits (DT-7): groups per device, QPs per group.
+    """One RDMA device and its limits (DT-7).
 
-    `num_comp_vectors` is how many completion vectors there are for `QpInit.comp_vector`, numbered from 0:
-    each is an interrupt that the host may give to another processor.
+    max_mcast_grp        groups that the device's queue pairs can be attached to
+    max_mcast_qp_attach  queue pairs that can be attached to one group
+    max_qp_wr            messages that a send or receive queue can hold
+    num_comp_vectors     completion vectors for `QpInit.comp_vector`, numbered from 0; each is an interrupt,
+                         which the host may give to a processor of its own
     """
 
     name: str
@@ -257,15 +281,17 @@ class DeviceInfo(_Model):
 
 
 class CmEvent(NamedTuple):
-    """A communication event, copied and acked in the call that read it: holding one blocks nothing.
+    """An event of the connection manager, copied and acknowledged by the call that read it, so keeping it
+    blocks nothing.
 
     status   as the stack reports it: 0, or negative
-    errno    why it failed, 0 if it did not; for a failed attach at retrieval, the attach's errno
-    context  the object given to the join, the same one (JEX-17)
-    id       the CmId it belongs to
-    ud       for MULTICAST_JOIN: qp_num 0xFFFFFF, Q_Key, and the Destination to send to
-    detail   what the provider knows beyond the errno, such as the SA's status; empty if that is all
-    found    causes of a failure that the provider found by asking the fabric; empty where it could not
+    errno    why the step failed, 0 if it did not; for an attach that failed when the event was fetched, the
+             attach's
+    context  the very object that was given to the join (JEX-17)
+    id       the CmId that the event is for
+    ud       for MULTICAST_JOIN: queue pair number 0xFFFFFF, Q_Key, and the Destination to send to
+    detail   what the provider knows beyond the errno, such as the SA's status; "" if nothing
+    found    causes of a failure that the provider found by asking the fabric; () if it could not ask
     """
 
     type: CmEventType
@@ -278,7 +304,7 @@ class CmEvent(NamedTuple):
     found: tuple[Cause, ...] = ()
 
     def check(self) -> Self:
-        """Return the event; raise the `McastError` of its errno if it reports a failure."""
+        """Return the event; if it reports a failure, raise the `McastError` of its errno instead."""
         failed = self.type in _FAILURES or self.errno
         if failed:
             call, phase = _EVENT_CALL.get(self.type, ("get_event", Phase.EVENT))
@@ -306,15 +332,18 @@ _EVENT_CALL = {
 
 
 class QpCounters(NamedTuple):
-    """What a QP has seen. None: the provider cannot know.
+    """What a queue pair has counted. None: the provider cannot know.
 
-    dropped_no_receive  messages lost because no receive was free (silent in the real stack)
+    sent                messages posted; the device may not have sent all of them yet
+    received            messages that arrived in a receive
+    dropped_no_receive  messages lost because no receive was free; nothing else tells of them on the real
+                        stack
     dropped_too_long    messages lost because a receive had too little room
     dropped_qkey        messages lost because of a wrong Q_Key
     recv_free           receives free now
     recv_low_water      the fewest receives that were ever free
-    recv_empty          how often the last free receive was seen taken
-    unsent              messages that were posted, and not sent because the QP failed or was reset
+    recv_empty          how often the last free receive was found taken
+    unsent              messages that were posted, and not sent because the queue pair failed or was reset
     """
 
     sent: int

@@ -1,4 +1,4 @@
-"""The endpoint for asyncio: the same names as in `mcast.endpoint.blocking`, awaited.
+"""Endpoints for asyncio: the classes of `mcast.endpoint.blocking`, with calls that are awaited.
 
 ```python
 async with mcast.aio.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
@@ -8,13 +8,13 @@ async with mcast.aio.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
             ...
 ```
 
-No thread, no blocking call: the loop sleeps on the descriptors of the event channel and of the queue pair.
-Lost memberships are restored in the background, while the loop runs; probes are answered by calls that
-receive. All objects belong to the loop that they were opened in. Timeouts are seconds of that loop, also over
-a simulated fabric whose own time is virtual; cancelling a call leaves nothing behind.
+There is no thread: the loop sleeps on the descriptors of the event channel and of the queue pair. Lost
+memberships are restored in the background while the loop runs; calls that receive answer probes. All objects
+belong to the loop that they were opened in. Timeouts are seconds on that loop's clock, even over a simulated
+fabric whose own time is virtual. A call that is cancelled leaves nothing behind.
 
-A send returns when the messages are posted, which needs no waiting while the send queue has room. On
-InfiniBand a join may ask the SA for the group's MTU, or for the reason of its refusal, 0.25 s at the most.
+A send returns when the messages are posted, at once while the send queue has room. On InfiniBand a join may
+block the loop for up to 0.25 s, while it asks the SA for the group's MTU or for the reason of a refusal.
 `stats` may be called from any thread.
 """
 
@@ -50,17 +50,19 @@ W = TypeVar("W")
 _JOINED = GroupState.JOINED
 
 TURN = 0.005
-"""Seconds that one task may go on without giving the loop to the others."""
+"""Seconds that one task may run before it lets the loop run the others."""
 
 CHUNK = 64
-"""Messages that one send call posts, or as many as the send queue holds: none waits for room."""
+"""Messages that one call to the provider posts, or as many as the send queue holds, so that none waits for
+room."""
 
 RETRY = 0.001
-"""Seconds until a send is tried again that found no room, where the provider has no descriptor for sends."""
+"""Seconds until a send that found no room is tried again, where the provider has no descriptor for sends."""
 
 
 class Waiter(NamedTuple):
-    """What a task waits for: that `take(what)` finds something, or that `until` has come (inf: never)."""
+    """What a task waits for: until `take(what)` finds something, or the loop's time is `until` (inf:
+    never)."""
 
     take: Callable[[Any], Any]
     what: Any
@@ -68,10 +70,12 @@ class Waiter(NamedTuple):
 
 
 class Endpoint(EndpointView["Membership | Sender"]):
-    """One id and one UD queue pair on one port, and the groups that they are in. Made in a coroutine.
+    """One id and one UD queue pair on one port, and the groups that they are in.
 
-    Close it, or enter it with `async with`: one that is forgotten stays in its groups, without a warning,
-    until its backend is closed or the process ends.
+    `open_endpoint` makes an endpoint.
+
+    Close the endpoint, or use it in an `async with`. An endpoint that is forgotten stays in its groups,
+    without a warning, until its backend is closed or the process ends (K-LEAVE-13).
     """
 
     def _prepare(self, settings: Settings) -> None:
@@ -96,18 +100,24 @@ class Endpoint(EndpointView["Membership | Sender"]):
     def join(
         self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0
     ) -> Joining[Membership]:
-        """Join as a full member: send and receive. `await` it, or enter it with `async with`.
+        """Join a group as a full member, to send and receive.
 
-        Gives the membership once it is joined and attached. `settle` waits so many seconds more, for fabrics
-        that are slow to deliver; `Membership.ready` asks. Raises the McastError of what went wrong, with its
-        likely causes; nothing is left behind then, nor after a timeout or a cancellation.
+        `await` the result, or use it in an `async with`.
+
+        Gives the membership when the group is joined and the queue pair attached. `timeout` is in seconds.
+        `settle` waits so many seconds more, for fabrics that forward later than they answer;
+        `Membership.ready` asks the members instead. Raises the McastError of the step that failed, with its
+        likely causes. A join that fails, times out or is cancelled leaves nothing behind.
         """
         return Joining(self._join(group, False, timeout, settle, Membership))
 
     def sender(
         self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0
     ) -> Joining[Sender]:
-        """Join to send only: nothing is received. Otherwise as `join`."""
+        """Join a group only to send: the endpoint receives nothing from it.
+
+        Arguments and errors are those of `join`.
+        """
         return Joining(self._join(group, True, timeout, settle, Sender))
 
     async def _join(
@@ -131,18 +141,21 @@ class Endpoint(EndpointView["Membership | Sender"]):
     # --- receiving ---
 
     async def recv(self, timeout: float | None = None) -> Message | None:
-        """The next message of any group, a copy; None when `timeout` s have passed."""
+        """The next message of any group, as a copy; None when `timeout` seconds have passed."""
         return await self._taken(self._session.take, None, timeout)
 
     async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
-        """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
+        """Receive 1..max messages of all groups, leased; an empty batch when `timeout` seconds have passed.
+
+        This is the fastest way to receive.
+        """
         batch = await self._taken(self._session.take_batch, max, timeout)
         return CopiedBatch() if batch is None else batch
 
     async def batches(self, timeout: float | None = None, max: int = 64) -> AsyncIterator[Batch]:
-        """Leased batches, each released when the next is asked for; ends after `timeout` s without one.
+        """Receive leased batches, and release each one when the next is asked for.
 
-        It ends as well when the endpoint is closed.
+        Ends when `timeout` seconds have passed without a message, and when the endpoint is closed.
         """
         while True:
             try:
@@ -155,16 +168,17 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 yield batch
 
     async def next_event(self, timeout: float | None = 0.0) -> Event | None:
-        """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` s have passed."""
+        """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
         self._look()
         if self._session.events:
             return self._session.events.popleft()
         return None if timeout == 0 else await self._run(self._session.next_event(timeout))
 
     async def _taken(self, take: Callable[[W], T | None], what: W, timeout: float | None) -> T | None:
-        """What `take(what)` finds, now or once the loop tells of something; None when it is too late.
+        """What `take(what)` finds, now or when the loop reports a change; None when `timeout` seconds have
+        passed.
 
-        Within a turn nothing is asked but the queue pair: the loop tells of events, and of what is due.
+        While a task has its turn it asks only the queue pair; the loop reports events and steps that are due.
         """
         session, end = self._session, None
         while True:
@@ -175,7 +189,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             with self._lock:
                 found = take(what)
             if news := session.news:
-                self._wake()  # the others' messages may have come with it
+                self._wake()  # messages of other tasks may have come with this one
             if found is not None or (timeout == 0 and not news):
                 return found
             if timeout is not None:
@@ -186,7 +200,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 elif now >= end:
                     return None
             if news:
-                continue  # more may wait, and only a queue pair that was found empty tells of the next
+                continue  # more may wait, and only a queue pair that was found empty arms its descriptor
             handed: T | None = await self._sleep(Waiter(take, what, inf if end is None else end))
             if handed is not None:
                 return handed
@@ -194,9 +208,9 @@ class Endpoint(EndpointView["Membership | Sender"]):
     # --- the driver ---
 
     async def _run(self, operation: Operation[T]) -> T:
-        """Carry an operation out by awaiting."""
+        """Carry out an operation by awaiting."""
         try:
-            with self._lock:  # against a snapshot from another thread
+            with self._lock:  # another thread may be taking a snapshot
                 wait = next(operation)
             while True:
                 try:
@@ -212,7 +226,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             return result
 
     async def _pump(self, wait: Wait) -> None:
-        """Let something happen, at most until `wait.until`."""
+        """Wait until something happens, at most until `wait.until`."""
         if self._look():
             return
         if over := monotonic() >= self._turn_ends:
@@ -221,16 +235,17 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._session.take_in()
         if self._session.news:
             self._wake()
-        elif not over:  # else what the operation waits for may have happened meanwhile
+        elif not over:  # after another task's turn the operation has to look again before it sleeps
             await self._sleep(Waiter(_take_in, self._session, inf if wait.until is None else wait.until))
 
     async def _next_turn(self) -> None:
-        """Let the other tasks go on."""
+        """Let the other tasks run."""
         await asyncio.sleep(0)
         self._turn_ends = monotonic() + TURN
 
     def _look(self) -> bool:
-        """Take in what has happened, do what is due; whether there was anything."""
+        """Handle the events that have come, and do the steps that are due; return whether there was
+        anything."""
         session = self._session
         with self._lock:
             happened = session.step()
@@ -241,9 +256,9 @@ class Endpoint(EndpointView["Membership | Sender"]):
         return happened
 
     def _watch(self) -> None:
-        """Let the loop tell of events, and make the queue pair tell of messages once it is found empty."""
+        """Let the loop watch the event channel, and duplicate the queue pair's descriptor for `_sleep`."""
         session = self._session
-        # Duplicates: whoever closes the originals, the loop watches no number that is another's by then.
+        # Duplicates, because a closed descriptor's number may by then belong to another file.
         if self._channel_fd < 0:
             self._channel_fd = os.dup(session.channel.fileno())
             self._loop.add_reader(self._channel_fd, self._on_change)
@@ -252,19 +267,22 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._qp_fd = os.dup(qp.fileno())
 
     def _on_change(self) -> None:
-        """An event waits, or something is due; in the background there is nobody to raise to."""
+        """Handle an event or a step that is due. No call is there to raise Closed to."""
         with suppress(Closed):
             self._look()
 
     def _wake_at(self, at: float) -> None:
-        """See to it that `_on_alarm` is called at `at` or before: most that is waited for comes sooner."""
+        """See to it that `_on_alarm` is called at `at` or before.
+
+        Most waits end sooner, so an earlier alarm stays.
+        """
         if at < self._alarm_at:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm, self._alarm_at = self._loop.call_at(at, self._on_alarm), at
 
     def _on_alarm(self) -> None:
-        """Do what is due, let those look again whose time is over, and plan the next alarm."""
+        """Do the steps that are due, wake the tasks whose time is over, and plan the next alarm."""
         self._alarm, self._alarm_at = None, inf
         self._on_change()
         now = self._loop.time()
@@ -275,19 +293,20 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 self._wake_at(waiter.until)
 
     async def _sleep(self, waiter: Waiter) -> Any:
-        """Wait until something changes, or `waiter.until`; what was received, if it was handed over."""
+        """Wait until something changes, at most until `waiter.until`; return what another call received for
+        this task."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters[future] = waiter
         self._wake_at(waiter.until)
         if self._session.restorer.recovery is not None:
-            self._unwatch()  # in ERR it stays readable
+            self._unwatch()  # the descriptor of a queue pair in ERR stays readable
         elif not self._watching and self._qp_fd >= 0:
             self._loop.add_reader(self._qp_fd, self._on_readable)
             self._watching = True
         try:
             with self._lock:
                 told = not self.closed and self._session.hear_port()
-            if told:  # the descriptor tells of that no more: a receive was empty since
+            if told:  # an empty receive since the event has made the descriptor unreadable again
                 self._wake()
             return await future
         except BaseException:
@@ -299,14 +318,17 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._turn_ends = monotonic() + TURN
 
     def _keep(self, found: Message | Batch | None) -> None:
-        """For the next who asks: the call that it was received for was cancelled."""
+        """Keep the messages of a receive that was cancelled, for the next call that receives."""
         if found is not None:
             with self._lock:
                 self._session.put_back(found)
             self._wake()
 
     def _on_readable(self) -> None:
-        """Receive for who waits: were it only woken, the readable descriptor would wake it again."""
+        """Receive for a waiting task.
+
+        Waking it alone would not do: the readable descriptor would call this again first.
+        """
         for future, waiter in self._waiters.items():
             if not future.done():
                 self._hand_over(future, waiter)
@@ -315,10 +337,11 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._unwatch()
 
     def _hand_over(self, future: asyncio.Future[Any], waiter: Waiter) -> None:
-        """Give the task what it waits for, if that is here.
+        """Give a task what it waits for, if that has arrived.
 
-        A message is followed by another look: if it finds nothing, the descriptor tells of the next message
-        and no more of this one, which would call for nothing while the task has its turn.
+        After a message the queue pair is asked once more. If it is empty, its descriptor is armed for the
+        next message and no longer readable because of this one, which would call `_on_readable` in vain until
+        the task has its turn.
         """
         session, found = self._session, None
         with self._lock:
@@ -329,15 +352,15 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 if type(found) is Message:
                     session.take_in(1)
             except McastError as error:
-                if not future.done():  # else the next call meets it again
+                if not future.done():  # if it is done, the next call meets the error again
                     future.set_exception(error)
         if found is None:
-            self._on_change()  # the port may have told of something
+            self._on_change()  # the descriptor may be readable because of a port event
         if session.news:
             self._wake()
 
     def _wake(self) -> None:
-        """Let every waiting task look again, and nobody sleep over what is due."""
+        """Let every waiting task look again, and see to it that steps that are due are done."""
         self._session.news = False
         self._wake_at(self._session.restorer.due())
         for future in self._waiters:
@@ -350,7 +373,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 self._loop.remove_reader(self._qp_fd)
 
     def _on_id_destroyed(self) -> None:
-        """The queue pair is closed: to be replaced, or with its backend, in whatever thread."""
+        """The queue pair was closed, by any thread: because it is replaced, or with its backend."""
         here = get_ident() == self._thread
         if here:
             self._forget_qp()
@@ -358,9 +381,9 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._loop.call_soon_threadsafe(self._wake if here else self._on_id_destroyed)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until the device has sent all that was posted, up to `timeout`: then TimedOut.
+        """Wait until the device has sent all posted messages; TimedOut when `timeout` seconds have passed.
 
-        Raises the QpError of a message that the device could not send.
+        Raises QpError if the device could not send one of them.
         """
         self._session.require_open("flush", Phase.SEND)
         end = inf if timeout is None else self._loop.time() + timeout
@@ -377,7 +400,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             except QpError as error:
                 self._on_qp_error(error)
                 raise
-            except Closed:  # the QP was replaced, or its device is away, and what was posted is gone with it
+            except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
                 return self._session.require_open("flush", Phase.SEND)
 
     def _on_qp_error(self, error: QpError) -> None:
@@ -386,7 +409,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         self._on_change()
 
     async def _sendable(self, qp: QueuePair, until: float) -> None:
-        """Sleep until another try to send may come further, or `until`."""
+        """Sleep until another try to send may get further, at most until `until`."""
         if self._send_fd < 0:
             fd = qp.send_fileno()
             if fd is None:
@@ -409,7 +432,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 self._loop.remove_reader(self._send_fd)
 
     def _on_sendable(self) -> None:
-        """Let all try again: whoever finds no room arms the descriptor anew."""
+        """Let all tasks try again. A task that finds no room arms the descriptor anew."""
         self._loop.remove_reader(self._send_fd)
         senders, self._senders = self._senders, set()
         for future in senders:
@@ -429,10 +452,10 @@ class Endpoint(EndpointView["Membership | Sender"]):
     # --- the end ---
 
     async def close(self) -> None:
-        """Leave every group and free everything; ends what waits. Idempotent.
+        """Leave every group and free all resources; calls that wait end with Closed. Idempotent.
 
-        A task that was handed messages before this, and has its turn after it, still returns them: they were
-        received, counted, and taken from the others. Its next call raises Closed, as every other does.
+        A task that was handed messages before this, and runs only after it, still returns them, because they
+        were received and counted. Its next call raises Closed, as every other call does.
         """
         if not self.closed:
             if self._channel_fd >= 0:
@@ -456,15 +479,15 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
 @with_arguments_of(Endpoint)
 def open_endpoint(*args: Any, **options: Any) -> Endpoint:
-    """Open an endpoint whose calls are awaited; the arguments are those of `mcast.open_endpoint`.
+    """Open an endpoint whose calls are awaited. Arguments and errors are those of `mcast.open_endpoint`.
 
-    Call it in a coroutine: the endpoint belongs to the running event loop.
+    Call it inside a coroutine, because the endpoint belongs to the running event loop. `busy_poll` must be 0.
     """
     return Endpoint(*args, **options)
 
 
 class Sender(MemberView):
-    """A group that one sends to."""
+    """A group that the program sends to."""
 
     _endpoint: Endpoint
 
@@ -473,15 +496,17 @@ class Sender(MemberView):
         self._chunk = min(CHUNK, endpoint._session.settings.send_depth)
 
     async def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
-        """Send one message: `send_batch` with a batch of one."""
+        """Send one message, as `send_batch` with a batch of one."""
         await self._post(self._endpoint._session.send_one, payload, imm, timeout)
 
     async def send_batch(
         self, payloads: Iterable[Buffer], imm: int | None = None, timeout: float | None = None
     ) -> int:
-        """Send each payload as one message, in order; return how many. UD gives no receipt.
+        """Send each payload as one message, in order; return how many were sent. UD has no acknowledgement.
 
-        Waits, up to `timeout`, while the send queue is full or a lost membership is being restored.
+        `imm` is a 32-bit immediate for every message. Waits, at most `timeout` seconds, while the send queue
+        is full or a lost membership is being restored. Raises MessageTooLarge, TimedOut, QpError,
+        MembershipLost or Closed; the error's `posted` is how many of the messages were sent.
         """
         listed, endpoint, chunk = as_list(payloads), self._endpoint, self._chunk
         count, send = len(listed), endpoint._session.send
@@ -500,17 +525,19 @@ class Sender(MemberView):
         return count
 
     async def _post(self, post: Post[Any, object], what: Any, imm: int | None, timeout: float | None) -> None:
-        """`post` it, once the group is joined; what did not fit later, none of it twice.
+        """Call `post` once the group is joined, and again for messages that found no room; none is sent
+        twice.
 
-        `what` is a payload or a list of them. If the queue pair is replaced, the rest goes to the new one.
+        `what` is a payload or a list of payloads. If the queue pair is replaced, the rest goes to the new
+        one.
         """
         endpoint, group = self._endpoint, self._group
         session, now = endpoint._session, endpoint._loop.time
         end = inf if timeout is None else now() + timeout
         posted = 0
-        if monotonic() >= endpoint._turn_ends:  # not once the message is posted: a cancelled send is not done
+        if monotonic() >= endpoint._turn_ends:  # before posting, because a cancelled send must not be sent
             await endpoint._next_turn()
-            endpoint._look()  # the port tells its queue pair alone
+            endpoint._look()  # the loop does not watch for port events while nobody receives
         while True:
             if group.state is _JOINED and group.destination is not None:
                 qp, destination = session.station.qp, group.destination
@@ -529,25 +556,26 @@ class Sender(MemberView):
                     raise
                 if isinstance(error, TimedOut):
                     if fresh and not (isinstance(what, list) and what):
-                        await endpoint._flush(qp, end)  # the device still reads registered memory
+                        await endpoint._flush(qp, end)  # the device is still reading registered memory
                         break
                     if not now() < end:
                         raise
                     await endpoint._sendable(qp, end)
-                elif isinstance(error, Closed):  # the QP was replaced meanwhile, or all is closed
+                elif isinstance(error, Closed):  # the queue pair was replaced, or the endpoint closed
                     session.require_joined(group, "send", Phase.SEND)
                 else:
                     raise
 
     async def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
-        """Wait until the fabric delivers: until `members` other members have answered a probe.
+        """Wait until the fabric delivers to `members` other members: until so many have answered a probe.
 
-        They answer inside their own calls that wait. Raises TimedOut that says who has answered.
+        A member answers inside those of its calls that wait. Return the members that have answered. Raises
+        TimedOut after `timeout` seconds; the error names them, too.
         """
         return await self._endpoint._run(self._endpoint._session.ready(self._group, members, timeout))
 
     async def leave(self) -> None:
-        """Leave the group. Idempotent."""
+        """Leave the group. Idempotent. Messages that were received and not yet asked for are dropped."""
         self._endpoint._leave(self._group)
 
     async def __aenter__(self) -> Self:
@@ -560,22 +588,24 @@ class Sender(MemberView):
 
 
 class Membership(Sender):
-    """A group that one sends to and receives from."""
+    """A group that the program sends to and receives from."""
 
     async def recv(self, timeout: float | None = None) -> Message | None:
-        """The group's next message, a copy; None when `timeout` s have passed."""
+        """The next message of the group, as a copy; None when `timeout` seconds have passed."""
         endpoint = self._endpoint
         return await endpoint._taken(endpoint._session.take, self._group, timeout)
 
     async def probe_loopback(self, timeout: float = 0.5) -> bool:
-        """Whether the device returns one's own messages: asked by sending one, whatever it has promised.
+        """Whether the device returns the endpoint's own messages; found out by sending one, whatever the
+        device claims.
 
-        With loopback="off" this ends a filter that the device makes superfluous.
+        True as soon as the message comes back, False when `timeout` seconds have passed. With loopback="off"
+        a device that has agreed not to return own messages, and returns none, ends the filter.
         """
         return await self._endpoint._run(self._endpoint._session.probe_loopback(self._group, timeout))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages as they come; ends when the group is left or the endpoint closed."""
+        """Messages as they arrive; ends when the group is left or the endpoint closed."""
         while True:
             try:
                 message = await self.recv()
@@ -589,7 +619,8 @@ M = TypeVar("M", bound=Sender)
 
 
 class Joining(Generic[M]):
-    """A join under way: `await` it for the membership, or enter it to leave at the end."""
+    """A join under way: `await` it for the membership, or use it in an `async with`, which leaves the group
+    at the end."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, M]) -> None:
         self._coroutine = coroutine

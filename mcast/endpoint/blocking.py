@@ -1,4 +1,4 @@
-"""What applications use: an endpoint on one port, its memberships and senders; calls block.
+"""Endpoints whose calls block: an endpoint on one port, with its memberships and senders.
 
 ```python
 with mcast.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
@@ -8,13 +8,14 @@ with mcast.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
             ...
 ```
 
-All objects may be used from several threads at once; of several threads that wait on one endpoint, one
-receives for all. An endpoint acts by itself (rejoins, answers probes) inside the calls that wait or send.
-Timeouts are seconds on the backend's clock; None waits without end, 0 polls.
+All objects may be used from several threads at once. When several threads wait on one endpoint, one of them
+receives for all. An endpoint has no thread of its own: it rejoins lost groups and answers probes inside the
+calls that wait or send. Timeouts are seconds on the backend's clock; None waits without end, 0 does not wait.
 
-A call that Ctrl-C ends is done or not done: a join leaves no membership, and `leave` and `close` may be
-called again. A message that an interrupted receive had taken from the device is lost, as with a socket.
-The handler of another signal may find a call between any two lines: let it set a flag that a thread looks at.
+A call that Ctrl-C ends is done or not done: an interrupted join leaves no membership, and an interrupted
+`leave` or `close` may be called again. A message that an interrupted receive had taken from the device may be
+lost, as with a socket. The handler of any other signal may run between any two lines of a call: let the
+handler set a flag, and call the endpoint elsewhere.
 """
 
 from __future__ import annotations
@@ -41,35 +42,41 @@ T = TypeVar("T")
 _JOINED = GroupState.JOINED
 
 LOOK_EVERY = 64
-"""Sends, and receives that found something, after each other, until events are asked for all the same."""
+"""After so many sends and successful receives in a row, a call asks for events although it need not wait."""
 
 
 class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     """One id and one UD queue pair on one port, and the groups that they are in.
 
-    Close it, or enter it with `with`: one that is forgotten stays in its groups, without a warning, until its
-    backend is closed or the process ends (K-LEAVE-13).
+    `open_endpoint` makes an endpoint.
+
+    Close the endpoint, or use it in a `with`. An endpoint that is forgotten stays in its groups, without a
+    warning, until its backend is closed or the process ends (K-LEAVE-13).
     """
 
     _ended_by = "close"
     _pumping = False
-    """Whether a thread receives for all."""
+    """Whether a thread is receiving for all."""
     _unlooked = 0
-    """Sends and receives since events were asked for."""
+    """Sends and receives since a call last asked for events."""
 
     # --- groups ---
 
     def join(self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0) -> Membership:
-        """Join as a full member: send and receive. Returns once joined and attached.
+        """Join a group as a full member, to send and receive; return when the group is joined and the queue
+        pair attached.
 
-        `settle` waits so many seconds more, for fabrics that are slow to deliver; `Membership.ready` asks.
-        Raises the McastError of what went wrong, with its likely causes; nothing is left behind then, nor
-        after a timeout or Ctrl-C.
+        `timeout` is in seconds. `settle` waits so many seconds more, for fabrics that forward later than they
+        answer; `Membership.ready` asks the members instead. Raises the McastError of the step that failed,
+        with its likely causes. A join that fails, times out or is ended by Ctrl-C leaves nothing behind.
         """
         return self._join(group, False, timeout, settle, Membership)
 
     def sender(self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0) -> Sender:
-        """Join to send only: nothing is received. Otherwise as `join`."""
+        """Join a group only to send: the endpoint receives nothing from it.
+
+        Arguments and errors are those of `join`.
+        """
         return self._join(group, True, timeout, settle, Sender)
 
     def _join(
@@ -93,24 +100,27 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             self._forget(group)
             self._sleepers.wake()
             if self._pumping and not self.closed:
-                self._session.station.nudge()  # the receiving thread may wait for this very group
+                self._session.station.nudge()  # wake the receiving thread, which may wait for this very group
 
     # --- receiving ---
 
     def recv(self, timeout: float | None = None) -> Message | None:
-        """The next message of any group, a copy; None when `timeout` s have passed."""
+        """The next message of any group, as a copy; None when `timeout` seconds have passed."""
         return self._recv(None, timeout)
 
     def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
-        """1..max messages of all groups, leased; empty when `timeout` s have passed. The fast path."""
+        """Receive 1..max messages of all groups, leased; an empty batch when `timeout` seconds have passed.
+
+        This is the fastest way to receive.
+        """
         session = self._session
         batch = self._taken(session.take_batch, max)
         return batch if batch is not None else self._run(session.recv_batch(max, timeout), self._put_back)
 
     def batches(self, timeout: float | None = None, max: int = 64) -> Iterator[Batch]:
-        """Leased batches, each released when the next is asked for; ends after `timeout` s without one.
+        """Receive leased batches, and release each one when the next is asked for.
 
-        It ends as well when the endpoint is closed.
+        Ends when `timeout` seconds have passed without a message, and when the endpoint is closed.
         """
         while True:
             try:
@@ -123,7 +133,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 yield batch
 
     def next_event(self, timeout: float | None = 0.0) -> Event | None:
-        """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` s have passed."""
+        """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
         session = self._session
 
         def found() -> Event | None:
@@ -141,9 +151,9 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         return made_or_undone(found, put_back)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until the device has sent all that was posted, up to `timeout`: then TimedOut.
+        """Wait until the device has sent all posted messages; TimedOut when `timeout` seconds have passed.
 
-        Raises the QpError of a message that the device could not send.
+        Raises QpError if the device could not send one of them.
         """
         session = self._session
         session.require_open("flush", Phase.SEND)
@@ -153,7 +163,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             with self._lock:
                 session.on_qp_error(error)
             raise
-        except Closed:  # the QP was replaced, or its device is away, and what was posted is gone with it
+        except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
             session.require_open("flush", Phase.SEND)
 
     def _recv(self, group: EndpointGroup | None, timeout: float | None) -> Message | None:
@@ -162,16 +172,17 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         return message if message is not None else self._run(session.recv(group, timeout), self._put_back)
 
     def _put_back(self, found: Message | Batch | None) -> None:
-        """For the next who asks: the call that it was received for was interrupted."""
+        """Keep the messages of a receive that was interrupted, for the next call that receives."""
         if found:
             with self._lock:
                 self._session.put_back(found)
                 self._sleepers.wake()
 
     def _taken(self, take: Callable[[P], T | None], what: P) -> T | None:
-        """What `take(what)` finds at once; None if it is nothing, or if another thread receives.
+        """What `take(what)` finds at once; None if it finds nothing, or if another thread is receiving.
 
-        A receive that finds something does not ask for events each time: that may take longer than itself.
+        A receive that finds something does not ask for events each time, because asking may take longer than
+        receiving.
         """
         with self._lock:
             if self._pumping:
@@ -188,7 +199,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     # --- the driver ---
 
     def _look(self) -> bool:
-        """Take in what has happened, do what is due; whether there was anything."""
+        """Handle the events that have come, and do the steps that are due; return whether there was
+        anything."""
         self._unlooked = 0
         with uninterrupted():
             happened = self._session.step()
@@ -197,7 +209,10 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             return happened
 
     def _run(self, operation: Operation[T], undo: Callable[[T], None] = lambda _: None) -> T:
-        """Carry an operation out by blocking; `undo` what it gave if nobody gets that."""
+        """Carry out an operation by blocking.
+
+        `undo` takes its result back if Ctrl-C keeps the caller from getting it.
+        """
 
         def result() -> T:
             with self._lock:
@@ -220,10 +235,10 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             return result
 
     def _pump(self, wait: Wait) -> Batch | None:
-        """Let something happen, at most until `wait.until`; what was received, if this call received."""
+        """Wait until something happens, at most until `wait.until`; return what this thread received."""
         session = self._session
         if self._pumping:
-            # Only who receives reads events: had another read one, nothing would wake the sleeper.
+            # Only the receiving thread reads events: if this one did, that one would sleep on.
             self._sleepers.sleep(None if wait.until is None else max(0.0, wait.until - session.now()))
             return None
         if self._look():
@@ -233,7 +248,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         return self._sleep(session.usable_qp, wait.max, None if left == inf else max(0.0, left))
 
     def _sleep(self, qp: QueuePair | None, max: int, timeout: float | None) -> Batch | None:
-        """Wait for a message or an event, without the lock: other threads follow this one."""
+        """Wait for a message or an event, without holding the lock, so that other threads can join the
+        wait."""
         session = self._session
         batch: Batch | None = None
         event: CmEvent | None = None
@@ -263,50 +279,60 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     # --- the end ---
 
     def close(self) -> None:
-        """Leave every group and free everything; wakes whoever waits. Idempotent.
+        """Leave every group and free all resources; calls that wait end with Closed. Idempotent.
 
-        What a call has received by then it still returns; the next one raises Closed.
+        A call that has received messages by then still returns them; the next call raises Closed.
         """
-        self._close_all()  # wakes who receives, and so its followers
+        self._close_all()  # wakes the receiving thread, which wakes the others
 
 
 @with_arguments_of(Endpoint)
 def open_endpoint(*args: Any, **options: Any) -> Endpoint:
     """Open an endpoint, which is to RDMA multicast what a bound UDP socket is to IP multicast.
 
-    `bind` is a local address, as for a socket; it says which port of which RDMA device the endpoint is on.
-    `Endpoint.join` does what the socket option IP_ADD_MEMBERSHIP does, and returns once the fabric agrees.
-    Then every member of the group gets each message of the others, whole or not at all. A message is at most
-    one MTU, and may be lost. There are no port numbers: whoever is in the group hears all of it.
+    `bind` is a local IP address, as for a socket; it selects the port of an RDMA device that the endpoint is
+    on. `Endpoint.join` does what the socket option IP_ADD_MEMBERSHIP does, but returns only when the fabric
+    has agreed. From then on every member of the group gets each message of the others, whole or not at all. A
+    message is at most one MTU, and may be lost. There are no UDP port numbers: a member hears every message
+    of the group.
 
         with mcast.open_endpoint("sim", "10.0.0.1") as endpoint:
             with endpoint.join("239.1.2.3") as group:
                 group.send(b"hello")
                 message = group.recv(timeout=1.0)
 
-    backend        a name, which the endpoint opens with `options` and closes; or an opened backend
-    bind, device   one of them; neither only where a single active port has an address: it is logged then
-    loopback       what becomes of own messages: "on", "off" or "filter" (LoopbackPolicy)
-    rejoin         what to do when a membership is lost; None: calls raise MembershipLost
-    sequence       number the messages, and count gaps, duplicates and late ones by source
-    receive_depth  receives of the queue pair, and messages kept for a group that nobody asks for
-    max_message    the largest payload in bytes, both ways; None: what one MTU carries
-    seed           of jitter and stream ids; None: a simulated fabric's, else from the system
-    traffic_class  of what is sent, 0..255: `dscp << 2` on RoCE; None: what the join says, 0 there
-    service_level  of what is sent; on RoCE the priority, 0..7; None: what the join says
-    busy_poll      seconds that a call looks for messages before it sleeps; inf: it never sleeps
-    comp_vector    the device's completion vector; None: in turn
-    moderation     wake a sleeper for several messages at once (CqModeration)
-    timestamps     stamp each message as it arrives: `Message.timestamp`
+    backend        a name, which the endpoint opens with the keyword arguments in `options`, and closes; or an
+                   open backend, which stays open
+    bind           the local IP address; without `bind` and `device` the endpoint takes the only active port
+                   that has an address, and logs which it is
+    device         the name of the device, instead of `bind`; `port_num`, from 1, is its port
+    loopback       "on": the endpoint hears its own messages; "off" and "filter" keep them away
+                   (LoopbackPolicy)
+    rejoin         when to join again after a membership was lost (RejoinPolicy); None: never, calls raise
+                   MembershipLost
+    sequence       put a 24-byte header with a number into each message, and count gaps, duplicates and late
+                   messages of each sender; all members must do so
+    receive_depth  the length of the receive queue, in messages, and how many messages of a group wait for a
+                   call that asks for them
+    send_depth     the length of the send queue, in messages
+    max_message    the largest payload in bytes, both for sending and receiving; None: what one MTU carries
+    seed           the seed of random delays and stream ids; None: from the backend, or else from the
+                   operating system
+    traffic_class  of sent messages, 0..255, on RoCE `dscp << 2`; None: as the join says, which is 0 on RoCE
+    service_level  of sent messages, 0..15, on RoCE the priority 0..7; None: as the join says
+    busy_poll      how many seconds a waiting call polls before it sleeps; inf: it never sleeps
+    comp_vector    the device's completion vector; None: each queue pair gets the next one
+    moderation     wake a waiting call for several messages at once (CqModeration)
+    timestamps     stamp each message when it arrives: `Message.timestamp`
 
-    The last four are those of `mcast.api.QpInit`, which says more.
-    Raises ValueError that names the choices; BackendError; McastError.
+    `mcast.api.QpInit` says more about the last four. Raises ValueError, which names the choices, for an
+    argument that cannot be; BackendError if the provider cannot run here; McastError if the stack refuses.
     """
     return Endpoint(*args, **options)
 
 
 class Sender(Enterable, MemberView):
-    """A group that one sends to."""
+    """A group that the program sends to."""
 
     _ended_by = "leave"
     _endpoint: Endpoint
@@ -315,41 +341,43 @@ class Sender(Enterable, MemberView):
         self._endpoint, self._group = endpoint, group
 
     def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
-        """Send one message: `send_batch` with a batch of one."""
+        """Send one message, as `send_batch` with a batch of one."""
         self._post(self._endpoint._session.send_one, payload, imm, timeout)
 
     def send_batch(
         self, payloads: Iterable[Buffer], imm: int | None = None, timeout: float | None = None
     ) -> int:
-        """Send each payload as one message, in order; return how many. UD gives no receipt.
+        """Send each payload as one message, in order; return how many were sent. UD has no acknowledgement.
 
-        Waits, up to `timeout`, while the send queue is full or a lost membership is being restored.
+        `imm` is a 32-bit immediate for every message. Waits, at most `timeout` seconds, while the send queue
+        is full or a lost membership is being restored. Raises MessageTooLarge, TimedOut, QpError,
+        MembershipLost or Closed; the error's `posted` is how many of the messages were sent.
         """
         return self._post(self._endpoint._session.send, as_list(payloads), imm, timeout)
 
     def _post(self, post: Post[P, T], what: P, imm: int | None, timeout: float | None) -> T:
-        """`post` it, once the group is joined; again if the queue pair is replaced meanwhile.
+        """Call `post` once the group is joined; call it again if the queue pair is replaced meanwhile.
 
-        What has happened is taken in first, unless a thread that receives does so.
+        Events that have come are handled first, unless a thread that is receiving handles them.
         """
         endpoint, group = self._endpoint, self._group
         session = endpoint._session
         while True:
-            endpoint._unlooked += 1  # the port tells its queue pair alone
+            endpoint._unlooked += 1  # port events are not in `is_quiet`: only the queue pair has them
             if not endpoint._pumping and (endpoint._unlooked > LOOK_EVERY or not session.is_quiet()):
                 with endpoint._lock:
                     if not endpoint._pumping:
                         endpoint._look()
-            # No lock: were the QP replaced from here on, this one would be closed, and the post refused.
+            # No lock is needed, because posting to a queue pair that is replaced from here on raises Closed.
             qp = session.station.qp
             joined, destination = group.state is _JOINED, group.destination
             if not joined or destination is None:
                 qp, destination = endpoint._run(session.route_to(group, timeout))
             try:
                 return post(group, qp, destination, what, imm, timeout)
-            except Closed as error:  # the QP was replaced meanwhile, or all is closed
+            except Closed as error:  # the queue pair was replaced meanwhile, or the endpoint closed
                 session.require_joined(group, "send", Phase.SEND)
-                if error.posted:  # none is posted twice
+                if error.posted:  # posting again would send these messages twice
                     raise
             except QpError as error:
                 with endpoint._lock:
@@ -357,33 +385,36 @@ class Sender(Enterable, MemberView):
                 raise
 
     def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
-        """Wait until the fabric delivers: until `members` other members have answered a probe.
+        """Wait until the fabric delivers to `members` other members: until so many have answered a probe.
 
-        They answer inside their own calls that wait. Raises TimedOut that says who has answered.
+        A member answers inside those of its calls that wait. Return the members that have answered. Raises
+        TimedOut after `timeout` seconds; the error names them, too.
         """
         return self._endpoint._run(self._endpoint._session.ready(self._group, members, timeout))
 
     def leave(self) -> None:
-        """Leave the group. Idempotent. What was received and not asked for is forgotten."""
+        """Leave the group. Idempotent. Messages that were received and not yet asked for are dropped."""
         self._endpoint._leave(self._group)
 
 
 class Membership(Sender):
-    """A group that one sends to and receives from."""
+    """A group that the program sends to and receives from."""
 
     def recv(self, timeout: float | None = None) -> Message | None:
-        """The group's next message, a copy; None when `timeout` s have passed."""
+        """The next message of the group, as a copy; None when `timeout` seconds have passed."""
         return self._endpoint._recv(self._group, timeout)
 
     def probe_loopback(self, timeout: float = 0.5) -> bool:
-        """Whether the device returns one's own messages: asked by sending one, whatever it has promised.
+        """Whether the device returns the endpoint's own messages; found out by sending one, whatever the
+        device claims.
 
-        With loopback="off" this ends a filter that the device makes superfluous.
+        True as soon as the message comes back, False when `timeout` seconds have passed. With loopback="off"
+        a device that has agreed not to return own messages, and returns none, ends the filter.
         """
         return self._endpoint._run(self._endpoint._session.probe_loopback(self._group, timeout))
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages as they come; ends when the group is left or the endpoint closed."""
+        """Messages as they arrive; ends when the group is left or the endpoint closed."""
         while True:
             try:
                 message = self.recv()

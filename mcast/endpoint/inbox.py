@@ -1,4 +1,5 @@
-"""Messages between the queue pair and who asks for them: bounded queues of copies, batches of them."""
+"""Messages between the queue pair and the calls that ask for them: bounded queues of copies, and batches of
+copies."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from mcast.contract.batch import Batch, CopiedBatch, Message
 
 
 class Inbox:
-    """Copies of messages of one group, numbered by arrival over all groups of the endpoint."""
+    """A bounded queue of copies of one group's messages, numbered by arrival over all groups of the
+    endpoint."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -19,27 +21,30 @@ class Inbox:
         return len(self._queue)
 
     def put(self, arrival: int, message: Message) -> bool:
-        """Keep a copy; False if there is no room."""
+        """Keep a copy of the message; return False if there is no room."""
         if len(self._queue) >= self._depth:
             return False
         self._queue.append((arrival, copied(message)))
         return True
 
     def put_back(self, arrival: int, message: Message) -> None:
-        """Put a message that has a payload of its own before the others; `arrival` is less than theirs."""
+        """Put a message that has a payload of its own in front of the others.
+
+        `arrival` must be less than theirs.
+        """
         self._queue.appendleft((arrival, message))
 
     @property
     def next_arrival(self) -> int:
-        """The number of the first message; there must be one."""
+        """The arrival number of the first message. The inbox must not be empty."""
         return self._queue[0][0]
 
     def pop(self) -> Message | None:
-        """The first message, None when there is none."""
+        """Take the first message; None when there is none."""
         return self._queue.popleft()[1] if self._queue else None
 
     def clear(self) -> int:
-        """Forget all; how many there were."""
+        """Drop all messages; return how many there were."""
         count = len(self._queue)
         self._queue.clear()
         return count
@@ -51,7 +56,7 @@ def copied(message: Message) -> Message:
 
 
 class ChosenBatch(CopiedBatch):
-    """Some messages of a batch, or parts of them: the lease of the whole batch ends with it."""
+    """Some messages of a batch, or parts of them. Releasing this batch releases the whole one."""
 
     def __init__(self, batch: Batch, messages: Sequence[Message]) -> None:
         super().__init__(messages)

@@ -1,7 +1,7 @@
-"""The life of a membership, one table of states and changes; and the group that lives it, with its counts.
+"""The life of a membership, as one table of states and changes; and the group that lives it, with its counts.
 
-A change leads to the next state and to actions, which are values: `recovery.Restorer` carries them out. A
-change without a row changes nothing, such as what comes late for a membership that is over.
+A change leads to the next state and to actions, which are values that `recovery.Restorer` carries out. A
+change without a row changes nothing: an event that comes late for a membership that has ended, for example.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mcast.wire.addresses import McastAddress
 
 
 class GroupState(Enum):
-    """Where a membership stands."""
+    """The states of a membership."""
 
     JOINING = "joining"
     JOINED = "joined"
@@ -30,11 +30,11 @@ class GroupState(Enum):
 
 
 class Change(Enum):
-    """What happens to a membership."""
+    """What can happen to a membership."""
 
-    CONFIRMED = "the join's event: it is joined"
-    REFUSED = "the join's event: an error"
-    COLLIDES = "it is joined, and its MGID is another membership's"
+    CONFIRMED = "the event of the join says joined"
+    REFUSED = "the event of the join is an error"
+    COLLIDES = "joined, but another membership has the same MGID"
     QP_FAILED = "the queue pair went into ERR"
     ID_GONE = "the device or the address went away"
     QP_BACK = "the queue pair was reset"
@@ -43,7 +43,7 @@ class Change(Enum):
 
 
 class Action(Enum):
-    """What a change asks for."""
+    """What has to be done because of a change."""
 
     NOTE = "note where to send"
     TELL_LOST = "tell `Lost`"
@@ -52,12 +52,12 @@ class Action(Enum):
     PLAN_JOIN = "plan to join again"
     PLAN_RESET = "wait for the queue pair"
     TRY_AGAIN = "plan the next attempt"
-    UNDO_JOIN = "leave for the other's sake"
-    END = "tell who receives"
+    UNDO_JOIN = "leave, and keep the other attached"
+    END = "wake the calls that receive"
 
 
 class Step(NamedTuple):
-    """Where a change leads to, and what is to be done, in order."""
+    """The state that a change leads to, and the actions to do, in order."""
 
     state: GroupState
     actions: tuple[Action, ...] = ()
@@ -83,19 +83,22 @@ LIFE: dict[tuple[GroupState, Change], Step] = {
     (GroupState.LOST, Change.LEAVE): Step(GroupState.LEFT),
     (GroupState.GONE, Change.LEAVE): Step(GroupState.LEFT),
 }
-"""With a rejoin policy."""
+"""The life of a membership that has a rejoin policy."""
 
 LIFE_WITHOUT_POLICY: Life = LIFE | {
     (GroupState.JOINED, change): Step(GroupState.GONE, (Action.TELL_LOST, Action.END))
     for change in (Change.REFUSED, Change.ID_GONE)
 }
-"""What is lost stays lost."""
+"""The life of a membership without a rejoin policy: a lost membership stays lost."""
 
 
 class Recovery:
-    """Attempts to get something back, lost at `since`; the next is `due`, inf while one is under way.
+    """The attempts to restore what was lost at `since`.
 
-    A group whose QP alone was lost needs no join.
+    `due` is when the next attempt comes, inf while one is under way.
+
+    `needs_join` is False for a group whose queue pair alone was lost: resetting the queue pair restores the
+    group.
     """
 
     def __init__(self, since: float, due: float, needs_join: bool = True) -> None:
@@ -112,20 +115,20 @@ class EndpointGroup:
         self.destination: Destination | None = None
         self.error: McastError | None = None
         self.told = False
-        """Whether a call that serves all groups has raised the loss."""
+        """Whether a call that receives for all groups has raised the loss."""
         self.recovery: Recovery | None = None
         self.inbox = Inbox(depth)
         self.sources = sequence.Sources()
         self.stream, self.next_number = stream, 0
         self.sending = Lock()
-        """Held from numbering to posting, so that numbers go out in order."""
+        """The lock that is held from numbering messages to posting them, so that they go out in order."""
         self.sent = self.sent_bytes = self.sent_batches = 0
         self.received = self.received_bytes = 0
         self.joins = self.rejoins = 0
         self.dropped: Counter[str] = Counter()
 
     def happens(self, change: Change, life: Life = LIFE) -> tuple[Action, ...]:
-        """Take the membership one step on; what is to be done."""
+        """Change the membership's state as the table says; return the actions to do."""
         self.state, actions = life.get((self.state, change), Step(self.state))
         return actions
 
@@ -152,7 +155,7 @@ GROUP_COUNTS = (
     "joins",
     "rejoins",
 )
-"""What is counted by a group itself: its attributes, and those of its snapshot."""
+"""What a group counts itself: names of its attributes, and of the fields of GroupStats."""
 
 SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
-"""What is counted by the sources of a group."""
+"""What the sources of a group count."""

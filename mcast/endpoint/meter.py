@@ -1,4 +1,4 @@
-"""What an endpoint hears: rates, and what is lost, by group and source."""
+"""What an endpoint receives, by group and source: rates and losses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Counts:
         self.bytes += size
 
     def look(self, seconds: float) -> dict[str, Any]:
-        """Totals, and rates over the `seconds` since the last look."""
+        """The totals, and the rates over the `seconds` since the last look."""
         messages, size = self._before
         self._before = (self.messages, self.bytes)
         return {
@@ -35,7 +35,7 @@ class Counts:
 
 
 class GroupMeter:
-    """What is heard in one group. Sequence headers are read where messages have them."""
+    """What is received in one group. Sequence headers are read where messages have them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,7 +50,10 @@ class GroupMeter:
         self._sequences.take(source, qp_num, payload)
 
     def _of_source(self, key: tuple[Gid, int]) -> Counts:
-        """Of one source; for a new one beyond SOURCES_MAX, that which was silent for longest is forgotten."""
+        """The counts of one source.
+
+        A new source beyond SOURCES_MAX replaces the one that was silent for longest.
+        """
         known = self._by_source.get(key)
         if known is not None:
             self._by_source.move_to_end(key)
@@ -62,7 +65,10 @@ class GroupMeter:
         return made
 
     def look(self, seconds: float) -> dict[str, Any]:
-        """As `Counts.look`, and each source's; gaps, late, duplicates are None without sequence headers."""
+        """The counts of the group, as `Counts.look`, and those of each source.
+
+        gaps, late and duplicates are None where no message had a sequence header.
+        """
         sequences: dict[tuple[Gid, int], dict[str, int]] = {}
         for one in self._sequences.snapshot():
             counts = sequences.setdefault((one.source, one.qp_num), dict.fromkeys(SEQUENCE, 0))
@@ -89,7 +95,7 @@ SEQUENCE = ("gaps", "late", "duplicates")
 
 
 class Meter:
-    """What an endpoint hears, by group and source. `groups`: MGID -> name."""
+    """What an endpoint receives, by group and source. `groups` maps an MGID to the name to show."""
 
     def __init__(self, groups: Mapping[Gid, str]) -> None:
         self._groups = {mgid: GroupMeter(name) for mgid, name in groups.items()}

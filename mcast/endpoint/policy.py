@@ -1,4 +1,4 @@
-"""What an endpoint does by itself, as chosen by its user, and the events by which it tells."""
+"""What an endpoint does by itself: policies, which the user chooses, and events, which tell the user."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from mcast.wire.addresses import McastAddress
 
 
 class LoopbackPolicy(Enum):
-    """What becomes of one's own messages, which a full member hears (K-DATA-2).
+    """Whether an endpoint hears its own messages, as a full member does (K-DATA-2).
 
-    on      they are delivered; `Message.from_self` tells them
-    off     the device is asked not to return them; a filter takes what it returns all the same
-    filter  the filter alone: by source GID and QP number
+    on      own messages are delivered; `Message.from_self` marks them
+    off     the device is asked not to return own messages; a filter removes those that it returns all the
+            same
+    filter  the filter alone removes own messages, by source GID and queue pair number
     """
 
     ON = "on"
@@ -26,10 +27,11 @@ class LoopbackPolicy(Enum):
 
 
 class RejoinPolicy(BaseModel):
-    """When to try again after a membership was lost; seconds.
+    """When an endpoint joins again after a membership was lost. Times are in seconds.
 
-    The n-th attempt (from 1) comes `first * factor**(n-1)` after the one before, at most `maximum`, spread by
-    up to `jitter` (0.2: 20 %) either way. `give_up_after` counts from the loss; None: never.
+    The n-th attempt (from 1) comes `first * factor**(n-1)` after the one before, at most `maximum` after it.
+    Each delay is varied at random by up to `jitter` either way (0.2: 20 %). `give_up_after` counts from the
+    loss; None: never give up.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,7 +43,7 @@ class RejoinPolicy(BaseModel):
     give_up_after: float | None = Field(default=None, ge=0)
 
     def delay(self, attempt: int, random: Random) -> float:
-        """How long to wait before that attempt, counted from 1."""
+        """The seconds to wait before that attempt, counted from 1."""
         try:
             exact = min(self.first * self.factor ** (attempt - 1), self.maximum)
         except OverflowError:  # a fabric may be away for days
@@ -50,7 +52,7 @@ class RejoinPolicy(BaseModel):
 
 
 class Lost(NamedTuple):
-    """The membership of `group` was lost, because of `error`; the policy decides what follows."""
+    """The membership of `group` was lost, because of `error`. The rejoin policy decides what follows."""
 
     group: McastAddress
     error: McastError
@@ -60,7 +62,10 @@ class Lost(NamedTuple):
 
 
 class Rejoined(NamedTuple):
-    """The membership is back: what was sent in the `gap` seconds since the loss did not arrive here."""
+    """The membership is back.
+
+    Messages that were sent in the `gap` seconds since the loss did not arrive here.
+    """
 
     group: McastAddress
     gap: float
@@ -71,7 +76,8 @@ class Rejoined(NamedTuple):
 
 
 class GaveUp(NamedTuple):
-    """`attempts` attempts failed, the last with `error`; recv and send raise from now on."""
+    """`attempts` attempts to join again failed, the last with `error`; recv and send of the group raise from
+    now on."""
 
     group: McastAddress
     error: McastError
@@ -82,7 +88,10 @@ class GaveUp(NamedTuple):
 
 
 class ReceiveQueueLow(NamedTuple):
-    """Only `free` of `depth` receives were left at some moment; with none, messages are lost in silence."""
+    """At some moment only `free` of `depth` receives were left.
+
+    While none is left, messages are lost in silence.
+    """
 
     free: int
     depth: int
@@ -94,8 +103,8 @@ class ReceiveQueueLow(NamedTuple):
 class PortDown(NamedTuple):
     """The link of `port` ("device/port") is down: nothing is sent or received until `PortUp`.
 
-    On InfiniBand the memberships are lost with it, each with a `Lost` of its own, and joined again as the
-    policy says; on RoCE they stay, and messages flow again once the link is up.
+    On InfiniBand the memberships are lost, each with an event `Lost` of its own, and joined again as the
+    policy says. On RoCE the memberships stay, and messages flow again when the link is up.
     """
 
     port: str
@@ -114,10 +123,10 @@ class PortUp(NamedTuple):
 
 
 class AddressChanged(NamedTuple):
-    """The GID table of `port` ("device/port") is another one.
+    """The GID table of `port` ("device/port") has changed.
 
-    own   the GID that the endpoint sends from is concerned, or its address has gone: the memberships are lost
-          and joined again from the address, as the policy says, once it is there
+    own  True if the GID that the endpoint sends from has changed, or its address is gone: the memberships are
+         lost, and joined again as the policy says once the address is back
     """
 
     port: str
@@ -136,10 +145,12 @@ Event = Lost | Rejoined | GaveUp | ReceiveQueueLow | PortDown | PortUp | Address
 
 
 class LoopbackReport(NamedTuple):
-    """What is in force.
+    """How own messages are kept away now.
 
-    hardware  the device has accepted to keep own messages back; `Membership.probe_loopback` says if it does
-    filtered  the filter is on
+    policy    the policy that the user chose
+    hardware  True if the device has agreed not to return own messages; `Membership.probe_loopback` finds out
+              whether it does as agreed
+    filtered  True while the filter is on
     """
 
     policy: LoopbackPolicy

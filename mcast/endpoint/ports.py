@@ -1,4 +1,5 @@
-"""Which port an endpoint is on: by address, by device, or the only one there is. And which could be used."""
+"""The port that an endpoint is on: chosen by address, by device, or as the only one; and the ports to choose
+from."""
 
 from __future__ import annotations
 
@@ -23,12 +24,15 @@ class Place(NamedTuple):
 
 
 def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None, port_num: int) -> Place:
-    """Where to open the endpoint. Raises ValueError that names what there is to choose from."""
+    """The port to open the endpoint on.
+
+    ValueError, which lists the ports there are, if the arguments fit none or several.
+    """
     if bind is not None and device is not None:
         raise ValueError(f"give bind or device, not both: bind is {bind}, device is {device!r}")
     if bind is not None:
         address = ip_address(bind)
-        # Not by way of `_places`: there may be many ports, and an endpoint on each.
+        # `_places` would list every port: too slow where each of many ports gets an endpoint.
         with_it = ((d, port) for d in backend.devices() for port in d.ports if address in port.addresses)
         fits = [Place(*found, address) for found in islice(with_it, 1)]
         wanted = f"no port has the address {address}"
@@ -47,9 +51,10 @@ def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None
 
 
 def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
-    """Each active port that has an address, with its first one, of the group's family if it has such a one.
+    """Each active port that has an address, with its first address; with `group`, one of the group's IP
+    version first.
 
-    Raises ValueError where there is no such port.
+    Raises ValueError if there is no such port.
     """
 
     def address_of(port: PortInfo) -> LocalAddress:
@@ -72,7 +77,7 @@ def _where(place: Place) -> tuple[int, LocalAddress]:
 
 
 def _places(backend: Backend) -> Iterator[Place]:
-    """Every address of every port, IPv4 first: RoCEv2 has IPv4 groups only."""
+    """Every address of every port. IPv4 comes first, because RoCEv2 has only IPv4 groups (K-JOIN-11)."""
     for device in backend.devices():
         for port in device.ports:
             for address in sorted(port.addresses, key=lambda one: one.version):

@@ -1,7 +1,8 @@
-"""Probes: short messages by which members find out that the fabric delivers, never shown to a user.
+"""Probes: short messages by which members find out whether the fabric delivers. No probe is shown to a user.
 
-One asks, over the group; whoever hears it echoes, to the group or (for who does not receive it) to the
-asker alone. All probes have one length, so a batch without a message of it has none.
+A member asks by sending a probe to the group. Every member that receives the probe echoes it, to the group,
+or to the asker alone if the asker does not receive from the group. All probes have one length, so a batch
+without a message of that length contains no probe.
 """
 
 from __future__ import annotations
@@ -17,42 +18,42 @@ _VERSION = 1
 _LAYOUT = Struct("!8sBBHI16sI25x")
 
 PROBE_SIZE = _LAYOUT.size
-"""Bytes: 61, a length that few applications use for every message."""
+"""The size of a probe in bytes: 61, a length that few applications use for every message."""
 
 
 class Kind(IntEnum):
-    """What a probe wants or is."""
+    """What a probe asks for, or that it is an answer."""
 
     ASK = 1
     """Echo to the group."""
     ASK_ALONE = 2
-    """Echo to the asker's QP: it sends to the group, and does not receive from it."""
+    """Echo to the asker's queue pair alone, because the asker does not receive from the group."""
     ECHO = 3
     SELF = 4
-    """No echo: whether the own device returns it."""
+    """Echo nothing: the asker finds out whether its own device returns the probe."""
 
 
 class Peer(NamedTuple):
-    """Another member's queue pair."""
+    """The queue pair of another member."""
 
     gid: Gid
     qp_num: int
 
 
 class Probe(NamedTuple):
-    """One probe. `number` is the asker's own; an echo repeats it with the asker's name."""
+    """One probe. The asker chooses `number`; an echo repeats the number and the asker."""
 
     kind: Kind
     number: int
     asker: Peer
 
     def pack(self) -> bytes:
-        """As it travels, PROBE_SIZE bytes."""
+        """The probe as bytes, PROBE_SIZE of them."""
         return _LAYOUT.pack(_MAGIC, _VERSION, self.kind, 0, self.number, self.asker.gid, self.asker.qp_num)
 
 
 def parse(payload: memoryview) -> Probe | None:
-    """The probe, or None for what is none: another length, magic, version or kind."""
+    """The probe in a payload, or None if length, magic, version or kind are not those of a probe."""
     if len(payload) != PROBE_SIZE:
         return None
     magic, version, kind, _, number, gid, qp_num = _LAYOUT.unpack(payload)

@@ -1,4 +1,4 @@
-"""Asking a group who is there, and answering: what becomes of probes. It never waits."""
+"""Asking the members of a group to answer, and answering them. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mcast.wire.addresses import ZERO_GID
 logger = logging.getLogger("mcast")
 
 ECHOES_MAX = 16
-"""Probes of one batch that are answered: each may make every member receive; whoever asks will ask again."""
+"""How many probes of one batch are answered. An answer may go to every member, and an asker asks again."""
 
 PEERS_MAX = 65_536
-"""Answers to one question that are remembered; more than `ready` can sensibly be asked for."""
+"""How many answers to one question are remembered: more than any program asks `ready` for."""
 
 
 class Quest:
-    """A question to a group, and who has answered."""
+    """A question to a group, and the members that have answered."""
 
     def __init__(self) -> None:
         self.peers: set[Peer] = set()
@@ -32,7 +32,7 @@ class Quest:
 
 
 class Prober:
-    """Sends and answers probes. `drop(group, reason)` counts those that are not answered."""
+    """Sends and answers probes. `drop(group, reason)` counts each probe that is not answered."""
 
     def __init__(
         self, station: Station, restorer: Restorer, drop: Callable[[EndpointGroup | None, str], None]
@@ -45,7 +45,7 @@ class Prober:
 
     @contextmanager
     def quest(self) -> Iterator[tuple[int, Quest]]:
-        """A new question under its number, to which answers are taken until the end of the `with`."""
+        """A new question and its number. Answers are collected until the end of the `with`."""
         self._asked = number = (self._asked + 1) & 0xFFFFFFFF
         quest = self.quests[number] = Quest()
         try:
@@ -54,15 +54,15 @@ class Prober:
             del self.quests[number]
 
     def ask(self, group: EndpointGroup, kind: Kind, number: int) -> None:
-        """Ask the group, if it is joined now."""
+        """Send the question to the group, if the group is joined now."""
         if group.state is GroupState.JOINED and group.destination is not None:
             gids = self._station.place.port.gids
             me = Peer(gids.get(group.destination.sgid_index, ZERO_GID), self._station.qp.qp_num)
-            with suppress(TimedOut, Closed):  # another one follows
+            with suppress(TimedOut, Closed):  # another probe follows
                 self._post(group.destination, Probe(kind, number, me))
 
     def take(self, found: Probe, message: Message) -> None:
-        """A probe was received: note an answer, or answer it."""
+        """Handle a received probe: note an answer, or answer a question."""
         group = self._station.by_mgid.get(message.group)
         quest = self.quests.get(found.number)
         if found.kind is Kind.ECHO:
@@ -81,7 +81,7 @@ class Prober:
             return
         alone = found.kind is Kind.ASK_ALONE
         if alone and not destination.can_reply_to(message):
-            self._drop(group, "probe: nobody whom one can answer")
+            self._drop(group, "probe: the asker's address cannot be answered")
             return
         self.echoes_left -= 1
         to = destination.reply_to(message) if alone else destination
@@ -95,7 +95,7 @@ class Prober:
             logger.debug("no echo: %s", error)
 
     def _post(self, destination: Destination, what: Probe) -> None:
-        """Send a probe, without waiting."""
+        """Send a probe without waiting."""
         if self._restorer.recovery is not None:
             return
         try:
@@ -105,13 +105,16 @@ class Prober:
             self._restorer.on_qp_error(error)
 
     def _is_me(self, peer: Peer) -> bool:
-        """QP numbers alone do not tell: those of equal hosts are often the same."""
+        """Whether `peer` is this endpoint.
+
+        Queue pair numbers alone do not tell: equal hosts often use the same ones.
+        """
         station = self._station
         return peer.qp_num == station.qp.qp_num and peer.gid in station.place.port.gids.values()
 
 
 def unanswered(group: EndpointGroup, quest: Quest, members: int, timeout: float | None) -> McastError:
-    """That fewer than `members` have answered, and who has."""
+    """The error of `ready` when fewer than `members` have answered: it names those that have."""
     who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"
     detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"
     if group.send_only:

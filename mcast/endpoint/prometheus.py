@@ -33,7 +33,7 @@ __all__ = ["EndpointCollector", "export"]
 
 
 class _Field(NamedTuple):
-    """One number of a snapshot as a metric; `counts` says that it only grows."""
+    """One number of a snapshot as a metric. `counts` is True for a number that only grows."""
 
     name: str
     text: str
@@ -73,11 +73,17 @@ _DROPPED = _Field("dropped_messages", "Messages lost or not delivered, by reason
 _PORT = _Field("port_counter", "Counters of the port, by the device's names", False)
 
 _OWN = ("endpoint", "backend", "device", "port", "address")
-"""The first is the endpoint's number in its collector: several may have one address."""
+"""The labels of every metric.
+
+`endpoint` is the endpoint's number in its collector, because several may have one address.
+"""
 
 
 class EndpointCollector(Collector):
-    """Metrics of some endpoints, blocking or awaitable; a closed one is shown no more."""
+    """Metrics of some endpoints, whether their calls block or are awaited.
+
+    A closed endpoint is no longer shown.
+    """
 
     def __init__(self, *endpoints: EndpointView[Any], prefix: str = "mcast") -> None:
         self._endpoints, self._prefix = dict(enumerate(endpoints, 1)), prefix
@@ -117,7 +123,7 @@ class EndpointCollector(Collector):
 def export(endpoint: EndpointView[Any], registry: CollectorRegistry = REGISTRY) -> EndpointCollector:
     """Show an endpoint in a registry, by default in the one that prometheus_client serves.
 
-    Several endpoints of one registry share a collector: give the further ones to its `add`.
+    Several endpoints of one registry share a collector: give each further endpoint to its `add`.
     """
     collector = EndpointCollector(endpoint)
     registry.register(collector)

@@ -1,6 +1,6 @@
-"""Loss and recovery: what the loss of a membership, of the QP or of the device leads to, by the policy.
+"""Recovery by the rejoin policy: what follows when a membership, the queue pair or the device is lost.
 
-It never waits: `due` says when `recover` has something to do.
+Nothing here waits: `due` says when `recover` has something to do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from mcast.endpoint.station import Station
 
 
 class Restorer:
-    """Restores what a station has lost. `now`: monotonic seconds; `tell` takes what the user may know."""
+    """Restores what a station has lost.
+
+    `now` gives monotonic seconds; `tell` takes the events for the user.
+    """
 
     def __init__(
         self, station: Station, random: Random, now: Callable[[], float], tell: Callable[[Event], None]
@@ -24,14 +27,14 @@ class Restorer:
         self._station, self._random, self._now, self._tell = station, random, now, tell
         self._policy = station.settings.rejoin
         self.recovery: Recovery | None = None
-        """Of the id and QP, or of the QP alone; while it is set the QP is not used."""
+        """The recovery of the id and its queue pair, or of the queue pair alone; None while both are well."""
         self.reopen = False
-        """Whether only a new id will do."""
+        """Whether recovery needs a new id."""
         self.busy = False
-        """Whether something may be in recovery; `due` finds out."""
+        """Whether something may be in recovery; `due` clears it when nothing is."""
 
     def due(self) -> float:
-        """When `recover` has something to do; inf: when an event comes."""
+        """When `recover` has something to do; inf: not before an event comes."""
         if not self.busy:
             return inf
         recoveries = [self.recovery, *(group.recovery for group in self._station.groups.values())]
@@ -42,7 +45,8 @@ class Restorer:
     # --- the life of a membership ----------------------------------------------------------------
 
     def on_joined(self, group: EndpointGroup, destination: Destination) -> None:
-        """The event of a join: the group is joined, or has the MGID of another address and is not."""
+        """Handle the event of a join: the group is joined, unless another group of the endpoint has its
+        MGID."""
         error = self._station.collision(group, destination)
         if error is None:
             self.happens(group, Change.CONFIRMED, destination=destination)
@@ -56,7 +60,7 @@ class Restorer:
         error: McastError | None = None,
         destination: Destination | None = None,
     ) -> None:
-        """Take a membership one step on, and do what the step asks for."""
+        """Take one step in the life of a membership, and do the actions of that step."""
         actions = group.happens(change, LIFE if self._policy is not None else LIFE_WITHOUT_POLICY)
         if actions and error is not None:
             group.error = error
@@ -104,26 +108,28 @@ class Restorer:
     # --- loss ----------------------------------------------------------------------------------
 
     def lose_all(self, error: McastError, reopen: bool) -> None:
-        """The QP is of no use any more; with `reopen` the id and every membership neither."""
+        """Note that the queue pair cannot be used any more; with `reopen`, that the id and every membership
+        are lost, too."""
         change = Change.ID_GONE if reopen else Change.QP_FAILED
         for group in self._station.groups.values():
             self.happens(group, change, error)
             if group.recovery is not None and not group.recovery.needs_join:
-                group.recovery.due = inf  # once the QP is back
+                group.recovery.due = inf  # `_restore_qp` goes on when the queue pair is back
         if reopen:
             self._need_reopening()
         if self.recovery is None:
             self.recovery = self._first_attempt()
 
     def on_qp_error(self, error: QpError) -> None:
-        """The QP went into ERR: with a policy it is reset, else the error is the caller's."""
+        """The queue pair went into ERR: with a policy it will be reset, without one the caller gets the
+        error."""
         if self._policy is None:
             raise error
         if self.recovery is None:
             self.lose_all(error, reopen=False)
 
     def _need_reopening(self) -> None:
-        """Only a new id will do, and every membership is joined there anew."""
+        """Note that recovery needs a new id, and that every membership has to be joined again on it."""
         self.reopen = True
         for group in self._station.groups.values():
             if group.recovery is not None:
@@ -141,7 +147,8 @@ class Restorer:
                 self._rejoin(group, group.recovery)
 
     def _restore_qp(self, recovery: Recovery) -> None:
-        """Reset the QP; or a new id and a new QP on the same address, and every group joined there."""
+        """Reset the queue pair; or make a new id and queue pair on the same address, and join every group
+        there."""
         groups = self._station.groups.values()
         recovery.attempts += 1
         try:
@@ -150,7 +157,7 @@ class Restorer:
             else:
                 self._station.qp.reset()
         except McastError as error:
-            self.lose_all(error, reopen=True)  # what cannot be reset is replaced
+            self.lose_all(error, reopen=True)  # a queue pair that cannot be reset is replaced
             if not self._plan_next(recovery):
                 for group in groups:
                     if group.recovery is not None:
@@ -178,7 +185,7 @@ class Restorer:
             self.happens(group, Change.REFUSED, error)
 
     def _plan_next(self, recovery: Recovery) -> bool:
-        """Say when the next attempt is due; False if there shall be none."""
+        """Set when the next attempt is due; return False if the policy allows no further attempt."""
         policy, now = self._policy, self._now()
         assert policy is not None
         if policy.give_up_after is not None and now - recovery.since >= policy.give_up_after:

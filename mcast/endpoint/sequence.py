@@ -1,7 +1,8 @@
-"""The optional sequence header: which messages of a source are missing, came again, or came late.
+"""The optional sequence header: it shows which messages of a source are missing, came again, or came late.
 
-Every message begins with HEADER_SIZE bytes: magic, version, a stream id (a sender's, drawn anew with each
-join) and a 64-bit number. Nothing in it is trusted: what makes no sense is refused, with the reason.
+Every message begins with HEADER_SIZE bytes: magic, version, a stream id (which a sender draws anew with each
+join) and a 64-bit number. Nothing in a header is trusted: one that makes no sense is refused, with the
+reason.
 """
 
 from __future__ import annotations
@@ -20,28 +21,30 @@ _VERSION = 1
 _LAYOUT = Struct("!4sBBHQQ")
 
 HEADER_SIZE = _LAYOUT.size
-"""Bytes that the header takes from every message: 24."""
+"""The size of the header in bytes, 24, which every message has less room for the payload."""
 
 WINDOW = 1024
-"""How many numbers back a late message is told from a duplicate."""
+"""How many numbers back a late message can be told from a duplicate."""
 
 JUMP_MAX = 1 << 32
-"""The largest plausible step forward; a sender that starts anew has a new stream id."""
+"""The largest plausible step forward. A sender that starts anew has a new stream id."""
 
 RESTART_AFTER = 16
-"""Implausible numbers that follow each other before they are believed: no lie silences a stream for long."""
+"""How many implausible numbers must follow each other to be believed, so that no forged number silences a
+stream for long."""
 
 SOURCES_MAX = 1024
-"""Senders that are remembered of a group; the one not heard of for longest is forgotten first."""
+"""How many senders of a group are remembered. The one that was silent for longest is forgotten first."""
 
 STREAMS_MAX = 16
-"""Streams that are remembered of a sender. So a sender that makes up streams pushes out its own alone."""
+"""How many streams of one sender are remembered, so that a sender which invents streams pushes out only its
+own."""
 
 _MASK = (1 << WINDOW) - 1
 
 
 class SequenceHeader(NamedTuple):
-    """What a header says."""
+    """The contents of a header: stream id and message number."""
 
     stream: int
     number: int
@@ -59,12 +62,12 @@ class Refusal(Enum):
 
 
 def pack(stream: int, number: int) -> bytes:
-    """The header of one message."""
+    """The header of one message, HEADER_SIZE bytes."""
     return _LAYOUT.pack(_MAGIC, _VERSION, 0, 0, stream, number)
 
 
 def parse(payload: memoryview) -> SequenceHeader | Refusal:
-    """The header of a message, or why it has none."""
+    """The header of a message, or the reason why it has none."""
     if len(payload) < HEADER_SIZE:
         return Refusal.SHORT
     magic, version, flags, reserved, stream, number = _LAYOUT.unpack_from(payload)
@@ -76,7 +79,7 @@ def parse(payload: memoryview) -> SequenceHeader | Refusal:
 
 
 class Stream:
-    """What has come of one stream. Bit i of `_seen` stands for the number `_highest - i`."""
+    """What has arrived of one stream. Bit i of `_seen` stands for the number `_highest - i`."""
 
     __slots__ = ("_far", "_first", "_highest", "_run", "_seen", "duplicates", "gaps", "late", "received")
 
@@ -84,12 +87,12 @@ class Stream:
         self._first = self._highest = self._far = first
         self._seen = 1
         self._run = 0
-        """How many numbers far from the others, the last of them `_far`, have followed each other."""
+        """How many numbers outside the window have followed each other; the last of them is `_far`."""
         self.received = 1
         self.gaps = self.late = self.duplicates = 0
 
     def take(self, number: int) -> Refusal | None:
-        """Count a message; why it is not delivered, if it is not."""
+        """Count a message; return why it is not delivered, or None if it is."""
         ahead = number - self._highest
         if not -WINDOW < ahead <= WINDOW:
             return self._take_far(number, ahead)
@@ -106,7 +109,8 @@ class Stream:
         return None
 
     def goes_on_at(self, number: int) -> Stream:
-        """The same stream from its sender's next queue pair: what was lost meanwhile is a gap."""
+        """The same stream from its sender's next queue pair; messages lost in between are counted as a
+        gap."""
         stream = Stream(number)
         ahead = number - self._highest
         if 0 < ahead <= JUMP_MAX:
@@ -115,9 +119,11 @@ class Stream:
         return stream
 
     def _take_far(self, number: int, ahead: int) -> Refusal | None:
-        """A number far from the others moves the window once others have followed it: it may be a lie.
+        """Judge a number outside the window.
 
-        After a plausible step forward the message itself is delivered.
+        It may be forged, so the window moves only when others have followed it.
+
+        A message whose step forward is plausible is delivered all the same.
         """
         step, self._far = number - self._far, number
         if self._run and step == 0:
@@ -141,24 +147,25 @@ class Stream:
 
 
 class Sources:
-    """The streams of a group by sender, which is a GID and a queue pair; `forgotten` sums up those let go.
+    """The streams of a group by sender. A sender is a GID and a queue pair number.
 
-    Both are the device's word, not the message's. So a sender that lies about stream and number is alone
-    with its lies.
+    The sender's device writes both into the headers of a message, and the payload cannot say otherwise. So a
+    sender that lies about stream and number harms only its own streams. `forgotten` sums up the streams that
+    are not remembered.
     """
 
     def __init__(self, limit: int = SOURCES_MAX) -> None:
         self._limit = limit
         self._senders: OrderedDict[tuple[Gid, int], OrderedDict[int, Stream]] = OrderedDict()
         self._last: dict[tuple[Gid, int], Stream] = {}
-        """By source and stream id, whatever the queue pair: the stream that began last."""
+        """(GID, stream id) -> the stream with that id that began last, on whatever queue pair."""
         self.forgotten: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return sum(map(len, self._senders.values()))
 
     def take(self, source: Gid, qp_num: int, payload: memoryview) -> Refusal | None:
-        """Count a message by its header; why it is not delivered, if it is not."""
+        """Count a message by its header; return why it is not delivered, or None if it is."""
         header = parse(payload)
         if isinstance(header, Refusal):
             return header
@@ -194,7 +201,7 @@ class Sources:
                 yield source, qp_num, number, stream
 
     def total(self, field: str) -> int:
-        """`gaps`, `late` or `duplicates` of all streams, the forgotten ones included."""
+        """`gaps`, `late` or `duplicates`, summed over all streams, the forgotten ones included."""
         counts: Iterator[int] = (getattr(stream, field) for *_, stream in self._streams())
         return self.forgotten[field] + sum(counts)
 

@@ -1,6 +1,8 @@
-"""What an endpoint has on a fabric: a channel, an id and a QP on a port, and the groups that they are in.
+"""What an endpoint has on a fabric: a channel, an id and a queue pair on a port, and the groups that they are
+in.
 
-All but the channel is replaced when the device was lost. No policy, no waiting.
+The id and the queue pair are replaced when the device was lost; the channel stays. Nothing here waits or
+decides by policy.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ from mcast.wire.addresses import Gid, LocalAddress, McastAddress
 logger = logging.getLogger("mcast")
 
 NUDGED = {4: "224.0.0.1", 6: "ff02::1"}
-"""IP version -> a group that always can be resolved; nothing is joined or sent."""
+"""IP version -> a group whose address can always be resolved. Nothing is joined, and nothing sent."""
 
 
 class Station:
-    """See the module. `find_place` finds the place again after its device was lost; ValueError: not there."""
+    """An endpoint's channel, id, queue pair and groups.
+
+    `find_place` finds the port again after its device was lost, or raises ValueError while it is not there.
+    """
 
     def __init__(
         self, backend: Backend, place: Place, find_place: Callable[[], Place], settings: Settings
@@ -52,9 +57,9 @@ class Station:
         self.only_group: EndpointGroup | None = None
         """The group of every message, if there is just one."""
         self.members = 0
-        """Groups that are received from."""
+        """How many groups the endpoint receives from."""
         self.ended = False
-        """Whether a group is gone, or all is closed: who receives must be told."""
+        """Whether a group is gone or the endpoint closed, which the calls that receive must raise."""
         self.on_id_destroyed: Callable[[], None] = lambda: None
         self.blocking_loopback = False
         self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
@@ -69,7 +74,7 @@ class Station:
     # --- the id and its QP -------------------------------------------------------------------
 
     def _open_id(self) -> None:
-        """A new id on the endpoint's port, with a QP that receives."""
+        """Make a new id on the endpoint's port, with a queue pair that receives."""
         cm_id = self.channel.create_id()
         cm_id.on_destroyed = lambda: self.on_id_destroyed()
         try:
@@ -81,7 +86,8 @@ class Station:
         self.id = cm_id
 
     def _make_qp(self, cm_id: CmId) -> QueuePair:
-        """With the device keeping own messages back, if that is wanted and it can."""
+        """Make the queue pair; with loopback "off" one whose device does not return own messages, if the
+        device can."""
         settings = self.settings
         most = settings.max_message
         init = QpInit(
@@ -97,7 +103,7 @@ class Station:
             try:
                 qp = cm_id.create_qp(init.model_copy(update={"block_loopback": True}))
             except (NotSupported, InvalidArgument):
-                logger.info("%s does not keep own messages back: a filter does", self.place.device.name)
+                logger.info("%s cannot keep own messages back, so a filter does", self.place.device.name)
             else:
                 self.blocking_loopback = True
                 return qp
@@ -105,10 +111,10 @@ class Station:
         return cm_id.create_qp(init)
 
     def replace_id(self) -> None:
-        """A new id and a new QP, in no group, where the place is now."""
+        """Make a new id and queue pair, in no group, on the port that has the address now."""
         if not self.id.closed:
             self._past = self.counters()
-            with suppress(McastError):  # the device is gone, and refuses what belongs to it
+            with suppress(McastError):  # a device that is gone refuses calls on its objects
                 self.id.destroy()
         try:
             self.place = self._find_place()
@@ -121,17 +127,14 @@ class Station:
         return f"{self.place.device.name}/{self.place.port.port_num}"
 
     def look_at_address(self) -> McastError | None:
-        """The port's addresses have changed: why its groups can be used no more, if that is so.
-
-        A group's messages leave with the GID that stands where the join event said.
-        """
+        """The port's addresses have changed: look whether the groups can be used on. If not, return why."""
         about = {"address": self.place.address, "port": self.port_name}
         try:
             found = self._find_place()
         except ValueError as absent:
             return mcast_error(E.EADDRNOTAVAIL, "port_events", Phase.EVENT, about, str(absent))
-        except McastError as error:  # whatever it is, the groups may be well
-            logger.warning("%s: addresses have changed; which cannot be seen: %s", self.port_name, error)
+        except McastError as error:  # the groups may be well all the same
+            logger.warning("%s: addresses have changed, and cannot be read: %s", self.port_name, error)
             return None
         before, self.place = self.place, found
         if _where(found) != _where(before):
@@ -144,11 +147,11 @@ class Station:
         return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)
 
     def close(self) -> None:
-        """Leave every group, free everything."""
+        """Leave every group and free all resources."""
         self.ended = True
         for group in self.groups.values():
             group.happens(Change.LEAVE)
-        with suppress(McastError):  # in a fork nothing can be asked
+        with suppress(McastError):  # in a forked child no counter can be read
             self._past = self.counters()
         self.channel.close()
 
@@ -158,23 +161,23 @@ class Station:
         return self._room_in(self.place.port.active_mtu if self.qp.closed else self.qp.max_message_size)
 
     def max_message_to(self, qp: QueuePair, destination: Destination) -> int:
-        """The same, where the group's MTU may be smaller."""
+        """The largest payload in bytes to that destination, where the group's MTU may be smaller."""
         return self._room_in(qp.max_message_to(destination))
 
     def _room_in(self, mtu: int) -> int:
-        """What the user may send in a message of that size."""
+        """How many bytes of a message of `mtu` bytes the user may fill."""
         limit = mtu - self.settings.header_size
         return limit if self.settings.max_message is None else min(limit, self.settings.max_message)
 
     def counters(self) -> QpCounters:
-        """Of all QPs so far: sums, but what is free now, and the lowest low water."""
-        with suppress(Closed):  # by another thread, with the backend
+        """The counters of all queue pairs so far, added up; `recv_free` is that of the present one."""
+        with suppress(Closed):  # another thread may close the backend meanwhile
             if not (self.id.closed or self.qp.closed):
                 return _added(self._past, self.qp.counters)
         return self._past
 
     def port_counters(self) -> Mapping[str, int]:
-        """Empty once the backend is closed."""
+        """The device's counters of the port; empty once the backend is closed."""
         with suppress(Closed):
             return self.backend.port_counters(self.place.device.name, self.place.port.port_num)
         return {}
@@ -186,19 +189,19 @@ class Station:
             cm_id.resolve_addr(NUDGED[self.place.address.version], self.place.address)
         except McastError as error:
             cm_id.destroy()
-            logger.debug("no nudge: %s", error)
+            logger.debug("the receiving thread could not be woken: %s", error)
 
     # --- groups --------------------------------------------------------------------------------
 
     def enter(self, group: EndpointGroup) -> None:
-        """Ask to join a new group."""
+        """Start to join a new group."""
         self._refuse_beyond_limits(group.address)
         self.ask_to_join(group)
         self.groups[group.address] = group
         self.members += not group.send_only
 
     def ask_to_join(self, group: EndpointGroup) -> None:
-        """The outcome is an event."""
+        """Start to join. The outcome is an event."""
         make = JoinAttrEx.send_only if group.send_only else JoinAttrEx.full_member
         self.id.join_multicast_ex(make(group.address), group)
 
@@ -213,7 +216,7 @@ class Station:
             raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
 
     def note_joined(self, group: EndpointGroup, destination: Destination) -> None:
-        """The group is joined: messages of its MGID are its own from now on."""
+        """Note that the group is joined: from now on messages of its MGID are its own."""
         settings = self.settings
         group.destination = destination.marked(settings.traffic_class, settings.service_level)
         self.by_mgid[destination.gid] = group
@@ -221,9 +224,10 @@ class Station:
         group.joins += 1
 
     def collision(self, group: EndpointGroup, destination: Destination) -> McastError | None:
-        """Why the group cannot be joined beside the others: another address of theirs has its MGID.
+        """Why the group cannot be joined beside the others: another address of the endpoint has the same
+        MGID.
 
-        Messages could not be told apart, and a leave would end both.
+        The messages of the two could not be told apart, and leaving one would leave both.
         """
         known = self.by_mgid.get(destination.gid)
         if known is None or known is group:
@@ -232,13 +236,13 @@ class Station:
         return mcast_error(E.EADDRINUSE, "join", Phase.JOIN, {"group": group.address}, detail)
 
     def undo_join(self, group: EndpointGroup, destination: Destination) -> None:
-        """Leave what has the MGID of another group, which stays attached."""
+        """Leave a group that has the MGID of another one, and keep the queue pair attached for that one."""
         self.leave_quietly(group)
         if not self.by_mgid[destination.gid].send_only:
             self.qp.attach_mcast(destination.gid, destination.dlid)
 
     def leave(self, group: EndpointGroup) -> bool:
-        """The group is left; whether it was one of the endpoint's."""
+        """Leave the group; return whether it was one of the endpoint's."""
         group.happens(Change.LEAVE)
         known = self.groups.get(group.address) is group
         if known:
@@ -250,7 +254,7 @@ class Station:
         return known
 
     def leave_quietly(self, group: EndpointGroup) -> None:
-        """Leave, if the stack still knows the membership."""
+        """Leave the group, if the stack still knows the membership; an error is only logged."""
         if group.destination is not None and self.by_mgid.get(group.destination.gid) is group:
             del self.by_mgid[group.destination.gid]
             self._note_groups()
@@ -268,7 +272,8 @@ def _where(place: Place) -> tuple[str, int, LocalAddress]:
 
 
 def _added(past: QpCounters, now: QpCounters) -> QpCounters:
-    """The counters of all QPs so far: sums, but what is free now, and the lowest low water."""
+    """The counters of two queue pairs, added up; `recv_free` is the second's, `recv_low_water` the lower
+    one."""
 
     def plus(one: int | None, other: int | None) -> int | None:
         return None if one is None or other is None else one + other

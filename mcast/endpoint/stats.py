@@ -14,12 +14,16 @@ class _Snapshot(BaseModel):
 
 
 class SourceStats(_Snapshot):
-    """What the sequence headers of one stream say.
+    """What the sequence headers of one stream show. A sender starts a new stream with each join.
 
-    qp_num      the queue pair that it comes from; after a rejoin on another one it goes on as a second stream
-    gaps        messages that are missing still
+    source      the sender's GID
+    qp_num      the sender's queue pair number; if the sender rejoins on another queue pair, that is a second
+                stream
+    stream      the stream's id, from the header
+    received    messages delivered
+    gaps        messages that are still missing
     late        messages that came after a later one, and closed a gap
-    duplicates  messages that came again; they are not delivered
+    duplicates  messages that came again, and were not delivered
     """
 
     source: Gid
@@ -32,14 +36,20 @@ class SourceStats(_Snapshot):
 
 
 class GroupStats(_Snapshot):
-    """One group since it was joined. Bytes are payload bytes, headers of ours not counted.
+    """What was counted for one group since it was joined. Bytes are payload bytes, without sequence headers.
 
-    queued    messages read from the queue pair that wait for `recv`
-    dropped   why messages of the group were not delivered -> how many
-    joins     joins that succeeded, the first one and each rejoin
-    rejoins   of these, after a loss
-    received  messages for the application, whichever call took them
-    gaps, late, duplicates   sums over `sources`, and those forgotten
+    group      the address that was joined
+    mgid       the group's MGID; None before the first join
+    joined     False while the membership is lost
+    sent, sent_bytes, sent_batches  messages, bytes and calls that sent to the group
+    received, received_bytes        messages and bytes for the application, whichever call returned them
+    queued     messages taken from the queue pair that wait for `recv`
+    dropped    reason -> how many messages of the group were not delivered for that reason
+    joins      joins that succeeded, those after a loss included
+    rejoins    how often the membership was restored after a loss, by a join or by resetting the queue pair
+    gaps, late, duplicates  sums over `sources` and the streams that were forgotten
+    sources    the streams that are remembered
+    forgotten_sources       how many streams were forgotten because there were too many
     """
 
     group: str
@@ -62,16 +72,24 @@ class GroupStats(_Snapshot):
 
 
 class EndpointStats(_Snapshot):
-    """An endpoint since it was opened, over all queue pairs that it has had. None: the provider cannot know.
+    """What an endpoint counted since it was opened, over all its queue pairs. None: the provider cannot know.
 
-    sent, received        messages posted and taken, probes included; bytes, batches: of applications alone
+    backend, device, port_num, qp_num  where the endpoint is; qp_num is None once it is closed
+    sent, received        messages posted and received, probes included
+    sent_bytes, received_bytes      payload bytes of the application's messages
+    sent_batches, received_batches  calls that sent, and batches that were received
+    receive_depth         the length of the receive queue
     receive_free          receives free now, of `receive_depth`
     receive_low_water     the fewest receives that were ever free
-    receive_empty         how often the last free receive was seen taken
-    dropped               why messages were lost or not delivered -> how many, the groups' included
-    probes                probes sent and answered, never delivered
-    lost, rejoins, gave_up   memberships lost, restored, given up
-    events_dropped        events that nobody fetched with `next_event` and that had no room any more
+    receive_empty         how often the last free receive was found taken
+    dropped               reason -> how many messages were lost or not delivered, those of the groups included
+    probes                probes sent, answers included; none is delivered to the application
+    joins                 joins that succeeded, those after a loss included
+    lost, rejoins, gave_up          memberships lost, restored, given up
+    events_dropped        events that were pushed out because `next_event` was not called in time
+    gaps, late, duplicates          sums over all groups
+    groups                the groups that were joined and not left
+    port_counters         the device's own counters of the port, under the device's names
     """
 
     backend: str

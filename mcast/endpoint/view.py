@@ -1,4 +1,5 @@
-"""What an endpoint and a membership show of themselves, whether one blocks or awaits."""
+"""The part of endpoints and memberships that never waits, the same for calls that block and calls that are
+awaited."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ E = TypeVar("E")
 
 
 def with_arguments_of(endpoint: Callable[P, E]) -> Callable[[Callable[..., E]], Callable[P, E]]:
-    """Give a function that opens an endpoint the arguments of its class, so that they are written once."""
+    """Give a function that opens an endpoint the arguments of the endpoint's class, so that they are written
+    once."""
 
     def give(opener: Callable[..., E]) -> Callable[P, E]:
-        opener.__dict__["__wrapped__"] = endpoint  # whose signature inspect and help show
+        opener.__dict__["__wrapped__"] = endpoint  # inspect and help show the signature of `endpoint`
         return opener
 
     return give
@@ -91,16 +93,19 @@ class EndpointView(Generic[M]):
                 find_again = partial(choose, opened, address, device, port_num)
                 self._session = Session(opened, place, find_again, settings, self._clock or opened.now)
         except BaseException:
-            if "_session" in vars(self):  # it was interrupted when all was done
+            if "_session" in vars(self):  # Ctrl-C came when the session was complete
                 self._session.close()
             self._close_owned()
             raise
 
     _clock: Callable[[], float] | None = None
-    """The clock that the driver waits by, if it is not the backend's."""
+    """The clock of timeouts, where it is not the backend's."""
 
     def _prepare(self, settings: Settings) -> None:
-        """What a driver needs before anything is opened. ValueError for a setting that it cannot serve."""
+        """Check the settings, and prepare the driver before anything is opened.
+
+        ValueError for a setting that cannot be.
+        """
 
     @property
     def backend(self) -> Backend:
@@ -108,42 +113,45 @@ class EndpointView(Generic[M]):
 
     @property
     def device(self) -> DeviceInfo:
-        """The device, as it was when the endpoint was opened, or its device was found again."""
+        """The device, as it was when the endpoint was opened, or when its device was last found again."""
         return self._session.station.place.device
 
     @property
     def port(self) -> PortInfo:
-        """The port, as it was when the endpoint was opened, or its device was found again."""
+        """The port, as it was when the endpoint was opened, or when its device was last found again."""
         return self._session.station.place.port
 
     @property
     def address(self) -> LocalAddress:
-        """The local address that the endpoint is bound to."""
+        """The local IP address that the endpoint is bound to."""
         return self._session.station.place.address
 
     @property
     def qp_num(self) -> int:
-        """The number of the queue pair; another one after the device was lost."""
+        """The number of the queue pair. After the device was lost it is that of a new queue pair."""
         return self._session.station.qp.qp_num
 
     @property
     def timestamp_clock(self) -> TimestampClock | None:
-        """The clock of `Message.timestamp`; None where messages have none."""
+        """The clock of `Message.timestamp`; None where messages have no time stamp."""
         return self._session.station.qp.timestamp_clock
 
     @property
     def max_message_size(self) -> int:
-        """The largest payload in bytes; a group on InfiniBand may take less: `Sender.max_message_size`."""
+        """The largest payload in bytes.
+
+        A group on InfiniBand may allow less: see `Sender.max_message_size`.
+        """
         return self._session.station.max_message_size
 
     @property
     def loopback(self) -> LoopbackReport:
-        """What is in force for own messages."""
+        """How the endpoint's own messages are kept away now."""
         return self._session.loopback_report()
 
     @property
     def groups(self) -> tuple[M, ...]:
-        """What was joined and not left, in order of joining."""
+        """The memberships and senders that were joined and not left, in the order of joining."""
         return tuple(self._members.values())
 
     @property
@@ -151,7 +159,7 @@ class EndpointView(Generic[M]):
         return self._session.closed
 
     def stats(self) -> EndpointStats:
-        """Everything counted so far, as a frozen snapshot. From any thread."""
+        """Everything that was counted so far, as a frozen snapshot. May be called from any thread."""
         with self._lock:
             return self._session.snapshot()
 
@@ -161,19 +169,22 @@ class EndpointView(Generic[M]):
         return f"<{type(self).__name__} {self.backend.name} {self.address}: {state}>"
 
     def _enter(self, member: M) -> None:
-        """Let `groups` show it, unless all was closed meanwhile."""
+        """Show the member in `groups`, unless the endpoint was closed meanwhile."""
         with self._lock:
             if member._group.state is not GroupState.LEFT:
                 self._members[member.group] = member
 
     def _forget(self, group: EndpointGroup) -> None:
-        """Let `groups` show it no more; by its address another may have been joined since."""
+        """Show the group in `groups` no more.
+
+        Another one with the same address may have been joined since.
+        """
         member = self._members.get(group.address)
         if member is not None and member._group is group:
             del self._members[group.address]
 
     def _close_all(self) -> None:
-        """Free what is the endpoint's; complete after any failure, and repeatable."""
+        """Free all that the endpoint owns; completes after any failure, and may be repeated."""
         with uninterrupted():
             try:
                 with self._lock:
@@ -200,12 +211,13 @@ class MemberView:
 
     @property
     def destination(self) -> Destination:
-        """Where messages to the group go, as the last join said."""
+        """The destination of messages to the group, from the last join."""
         assert self._group.destination is not None
         return self._group.destination
 
     @property
     def mgid(self) -> Gid:
+        """The group's MGID."""
         return self.destination.gid
 
     @property
@@ -215,17 +227,17 @@ class MemberView:
 
     @property
     def max_message_size(self) -> int:
-        """The largest payload in bytes to this group."""
+        """The largest payload in bytes of a message to this group."""
         station = self._endpoint._session.station
         return station.max_message_to(station.qp, self.destination)
 
     @property
     def joined(self) -> bool:
-        """False while the membership is lost, and once it was left."""
+        """Whether the group is joined now: False while the membership is lost, and after it was left."""
         return self._group.state is GroupState.JOINED
 
     def stats(self) -> GroupStats:
-        """What was counted for this group, as a frozen snapshot. From any thread."""
+        """What was counted for this group, as a frozen snapshot. May be called from any thread."""
         with self._endpoint._lock:
             return self._group.snapshot()
 

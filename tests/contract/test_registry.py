@@ -46,7 +46,7 @@ def test_a_built_in_backend_cannot_be_shadowed() -> None:
 
 @pytest.mark.usefixtures("entry_point")
 @pytest.mark.parametrize(
-    ("name", "detail"), [("broken", "No module named 'no_such_module'"), ("wrong", "it is a int")]
+    ("name", "detail"), [("broken", "No module named 'no_such_module'"), ("wrong", "of type int")]
 )
 def test_a_broken_package_is_told_with_a_fix(name: str, detail: str) -> None:
     status = backend_status(name)

@@ -126,7 +126,7 @@ def test_a_probe_from_nobody_is_counted_and_nothing_else_happens(source: str, sr
         header = Header(Gid(source), src_qp, group.mgid, 0, group.destination.qkey, 0xFFFF, 0)
         queue_pair.deliver(Burst([ask], len(ask), header, None, 0), 0, 1)
         assert group.recv(timeout=0) is None
-        assert dict(group.stats().dropped) == {"probe: nobody whom one can answer": 1}
+        assert dict(group.stats().dropped) == {"probe: the asker's address cannot be answered": 1}
         assert queue_pair.state is QpState.RTS
         group.send(b"usable")
         assert group.recv(timeout=1) is not None
