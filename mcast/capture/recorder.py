@@ -12,6 +12,7 @@ from mcast.pcapng.writer import CapturedPacket, Direction, Writer
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, mgid_fields
+from mcast.wire.partition import DEFAULT_PKEY
 
 _COMMENT = (
     "Recorded by mcast from what a member received: payload, immediate, source GID and QP number, group and "
@@ -48,8 +49,6 @@ class Recorder:
                 self.bytes += len(message.payload)
 
     def _packet(self, message: Message, to: Destination) -> bytes:
-        from mcast.wire.partition import DEFAULT_PKEY
-
         source = message.source, message.src_qp
         fields = mgid_fields(message.group)
         datagram = packets.Datagram(

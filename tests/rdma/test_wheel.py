@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -61,6 +62,16 @@ def assert_demo_works(*command: str | Path, cwd: Path) -> None:
     demo = run(*command, "demo", "--size", "1M", cwd=cwd)
     assert demo.returncode == 0, demo.stderr
     assert demo.stdout.splitlines()[-1].startswith("demo: 3/3 receivers verified")
+
+
+def test_the_suite_is_in_the_wheel_and_no_link(wheel: Path) -> None:
+    """`mcast/conformance` is a link to `tests/conformance`; the pages of facts in it are links to `docs`."""
+    suite = ROOT / "tests" / "conformance"
+    wanted = {one.name: one.read_bytes() for one in suite.iterdir() if one.suffix in {".py", ".md", ".html"}}
+    with ZipFile(wheel) as packed:
+        names = [name for name in packed.namelist() if name.startswith("mcast/conformance/")]
+        assert {Path(name).name: packed.read(name) for name in names} == wanted
+        assert not any(name.startswith("tests/") for name in packed.namelist())
 
 
 @pytest.mark.long
