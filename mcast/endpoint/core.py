@@ -1,8 +1,8 @@
 """The core of an endpoint: what a user asks of it, what is due, and where messages belong.
 
 It never waits. What takes time is an `Operation`: a generator that yields a `Wait`, is resumed when
-something may have happened (with a batch, if messages were received), and looks again. `endpoint.py` runs
-operations by blocking, `aio.py` by awaiting. Whoever calls holds the endpoint's lock, but while waiting.
+something may have happened (with a batch, if messages were received), and looks again. `blocking.py` runs
+operations by blocking, `awaiting.py` by awaiting. Whoever calls holds the endpoint's lock, but while waiting.
 """
 
 from __future__ import annotations
@@ -689,7 +689,8 @@ class Session:
 
     def loopback_report(self) -> LoopbackReport:
         """What is in force for own messages."""
-        return LoopbackReport(self.settings.loopback, self.station.blocking_loopback, self.filtering)
+        policy = LoopbackPolicy(self.settings.loopback)
+        return LoopbackReport(policy, self.station.blocking_loopback, self.filtering)
 
     def snapshot(self) -> EndpointStats:
         """Everything counted, now."""

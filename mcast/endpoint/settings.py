@@ -1,20 +1,23 @@
-"""The options of an endpoint, and whether a device can serve them."""
+"""The options of an endpoint with their defaults, and whether a device can serve them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from ipaddress import IPv4Address, IPv6Address
 
-from mcast.api import CqModeration, LinkLayer
+from mcast.api import Backend, CqModeration, LinkLayer
 from mcast.endpoint import sequence
 from mcast.endpoint.policy import LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.ports import Place
 
 
-class Settings(NamedTuple):
-    """The options of an endpoint, checked."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an endpoint does on its port: `mcast.open_endpoint` says more. A wrong policy raises ValueError."""
 
-    loopback: LoopbackPolicy = LoopbackPolicy.ON
-    rejoin: RejoinPolicy | None = RejoinPolicy()
+    loopback: LoopbackPolicy | str = "on"
+    rejoin: RejoinPolicy | None = RejoinPolicy()  # noqa: RUF009  (frozen)
     sequence: bool = False
     receive_depth: int = 512
     send_depth: int = 128
@@ -27,6 +30,13 @@ class Settings(NamedTuple):
     moderation: CqModeration | None = None
     timestamps: bool = False
 
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "loopback", LoopbackPolicy(self.loopback))
+        except ValueError:
+            allowed = ", ".join(policy.value for policy in LoopbackPolicy)
+            raise ValueError(f"loopback is {self.loopback!r}: allowed are {allowed}") from None
+
     @property
     def header_size(self) -> int:
         """Bytes of ours in every message."""
@@ -34,6 +44,25 @@ class Settings(NamedTuple):
 
 
 DEFAULTS = Settings()
+
+
+@dataclass(frozen=True)
+class Where:
+    """The port that an endpoint is opened on."""
+
+    backend: str | Backend
+    bind: IPv4Address | IPv6Address | str | None = None
+    _: KW_ONLY
+    device: str | None = None
+    port_num: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(Settings, Where):
+    """What an endpoint is opened with: where, its settings, and the `options` of a backend opened by name."""
+
+    options: Mapping[str, object] | None = None
+
 
 _SERVICE_LEVELS = {
     LinkLayer.ETHERNET: ((0, 7), "Ethernet has eight priorities"),

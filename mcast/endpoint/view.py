@@ -3,18 +3,19 @@ awaited."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from mcast.api import Backend, CqModeration, Destination, DeviceInfo, PortInfo, TimestampClock
+from mcast.api import Backend, Destination, DeviceInfo, PortInfo, TimestampClock
+from mcast.contract.options import taking
 from mcast.contract.registry import open_backend
 from mcast.endpoint.core import Session
 from mcast.endpoint.membership import EndpointGroup, GroupState
-from mcast.endpoint.policy import LoopbackPolicy, LoopbackReport, RejoinPolicy
+from mcast.endpoint.policy import LoopbackReport
 from mcast.endpoint.ports import choose
-from mcast.endpoint.settings import Settings
+from mcast.endpoint.settings import Opening, Settings
 from mcast.endpoint.stats import EndpointStats, GroupStats
 from mcast.interrupts import Lock, Sleepers, uninterrupted
 from mcast.wire.addresses import Gid, LocalAddress, McastAddress, Mgid
@@ -39,45 +40,10 @@ def with_arguments_of(endpoint: Callable[P, E]) -> Callable[[Callable[..., E]], 
 class EndpointView(Generic[M]):
     """The part of an endpoint that never waits."""
 
-    def __init__(
-        self,
-        backend: str | Backend,
-        bind: IPv4Address | IPv6Address | str | None = None,
-        *,
-        device: str | None = None,
-        port_num: int = 1,
-        loopback: LoopbackPolicy | str = "on",
-        rejoin: RejoinPolicy | None = RejoinPolicy(),  # noqa: B008  (frozen)
-        sequence: bool = False,
-        receive_depth: int = 512,
-        send_depth: int = 128,
-        max_message: int | None = None,
-        seed: int | None = None,
-        traffic_class: int | None = None,
-        service_level: int | None = None,
-        busy_poll: float = 0.0,
-        comp_vector: int | None = None,
-        moderation: CqModeration | None = None,
-        timestamps: bool = False,
-        options: Mapping[str, object] | None = None,
-    ) -> None:
+    @taking(Opening)
+    def __init__(self, opening: Opening) -> None:
         """The arguments are those of `open_endpoint`, which explains them."""
-        settings = Settings(
-            LoopbackPolicy(loopback),
-            rejoin,
-            sequence,
-            receive_depth,
-            send_depth,
-            max_message,
-            seed,
-            traffic_class,
-            service_level,
-            busy_poll,
-            comp_vector,
-            moderation,
-            timestamps,
-        )
-        self._prepare(settings)
+        self._prepare(opening)
         self._owned: Backend | None = None
         self._members: dict[McastAddress, M] = {}
         self._lock = Lock()
@@ -85,13 +51,13 @@ class EndpointView(Generic[M]):
 
         try:
             with uninterrupted():
-                self._owned = open_backend(backend, **(options or {})) if isinstance(backend, str) else None
-                opened = backend if isinstance(backend, Backend) else self._owned
-                assert opened is not None
-                place = choose(opened, bind, device, port_num)
+                backend, device, port_num = opening.backend, opening.device, opening.port_num
+                if isinstance(backend, str):
+                    backend = self._owned = open_backend(backend, **(opening.options or {}))
+                place = choose(backend, opening.bind, device, port_num)
                 address = place.address if device is None else None
-                find_again = partial(choose, opened, address, device, port_num)
-                self._session = Session(opened, place, find_again, settings, self._clock or opened.now)
+                find_again = partial(choose, backend, address, device, port_num)
+                self._session = Session(backend, place, find_again, opening, self._clock or backend.now)
         except BaseException:
             if "_session" in vars(self):  # Ctrl-C came when the session was complete
                 self._session.close()

@@ -404,7 +404,7 @@ def test_the_only_active_port_is_taken_and_logged(make: Make, caplog: pytest.Log
         ({"device": "nobody"}, "'nobody' is not there, or has no address; there is 10.0.0.1 ("),
         ({"bind": "10.0.0.1", "device": "x"}, "not both"),
         ({"bind": "somewhere"}, "'somewhere' does not appear to be an IPv4 or IPv6 address"),
-        ({"bind": "10.0.0.1", "loopback": "maybe"}, "'maybe' is not a valid LoopbackPolicy"),
+        ({"bind": "10.0.0.1", "loopback": "maybe"}, "loopback is 'maybe': allowed are on, off, filter"),
         ({"bind": "10.0.0.1", "receive_depth": 99}, "receive_depth is 99: allowed are 1..64 (max_qp_wr of"),
         ({"bind": "10.0.0.1", "send_depth": 0}, "send_depth is 0: allowed are 1..64 (max_qp_wr of"),
         ({"bind": "10.0.0.1", "max_message": 4096}, "max_message is 4096: allowed are 1.."),

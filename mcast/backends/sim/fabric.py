@@ -5,12 +5,11 @@ What it consists of is in `core`. Here it gets a clock, and each call the clock'
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec
 
 from mcast.api import LinkLayer, PortEvent
 from mcast.backends.sim.clock import CLOCKS
@@ -20,27 +19,9 @@ from mcast.backends.sim.core.port import Interface, Port
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa import SubnetAdmin
 from mcast.backends.sim.faults import incidents
+from mcast.contract.options import taking
 
 P = ParamSpec("P")
-_Options = TypeVar("_Options", bound=Options)
-_Make = Callable[[type["Fabric"], _Options], "Fabric"]
-
-
-def _taking(
-    options: Callable[P, _Options],
-) -> Callable[[_Make[_Options]], Callable[Concatenate[type[Fabric], P], Fabric]]:
-    """The constructor takes the options one by one, as `options` does: so they are written there alone."""
-
-    def decorate(make: _Make[_Options]) -> Callable[Concatenate[type[Fabric], P], Fabric]:
-        @wraps(make)
-        def made(cls: type[Fabric], /, *args: P.args, **kwargs: P.kwargs) -> Fabric:
-            return make(cls, options(*args, **kwargs))
-
-        seen, taken = inspect.signature(make), inspect.signature(options).parameters.values()
-        vars(made)["__signature__"] = seen.replace(parameters=[seen.parameters["cls"], *taken])
-        return made
-
-    return decorate
 
 
 def _one_call(function: Callable[Concatenate[Parts, P], None]) -> Callable[Concatenate[Fabric, P], None]:
@@ -92,13 +73,13 @@ class Fabric:
         self.watch: Callable[..., None] | None = None
 
     @classmethod
-    @_taking(RoceOptions)
+    @taking(RoceOptions)
     def roce(cls, options: RoceOptions) -> Fabric:
         """A RoCEv2 fabric: switches with IGMP snooping and a querier. Raises ValueError for a bad option."""
         return cls(options)
 
     @classmethod
-    @_taking(InfinibandOptions)
+    @taking(InfinibandOptions)
     def infiniband(cls, options: InfinibandOptions) -> Fabric:
         """An InfiniBand fabric with its SA. Raises ValueError for a bad option."""
         return cls(options)
