@@ -39,7 +39,7 @@ def parsed(payload: memoryview) -> Probe | None:
 
 
 class Times(NamedTuple):
-    """Round trips in seconds; `mdev` is their standard deviation, as in ping(8)."""
+    """Round trips; `mdev` is their standard deviation, as in ping(8)."""
 
     min: float
     avg: float
@@ -61,7 +61,7 @@ class AnsweringMember:
 
     @property
     def times(self) -> Times:
-        """Of all answers; there is one at least."""
+        """Of all answers, in seconds; there is one at least."""
         trips = self._trips
         avg = sum(trips) / len(trips)
         return Times(min(trips), avg, max(trips), sqrt(sum((trip - avg) ** 2 for trip in trips) / len(trips)))

@@ -13,21 +13,10 @@ from itertools import cycle, islice
 from time import perf_counter
 from typing import NamedTuple
 
-from mcast.api import (
-    Backend,
-    CmId,
-    Destination,
-    EventChannel,
-    JoinAttrEx,
-    McastAddress,
-    Message,
-    QpInit,
-    QueuePair,
-    TimedOut,
-)
+from mcast.api import Backend, Destination, McastAddress, Message, QpInit, QueuePair, TimedOut
+from mcast.bench.end import BOUND, BenchEnd, join_all
 from mcast.endpoint.ports import active
 from mcast.endpoint.settings import DEFAULTS, Settings
-from mcast.wire.addresses import LocalAddress
 
 WINDOW = 256
 """Messages sent before the receivers are asked; they have room for twice as many."""
@@ -37,9 +26,6 @@ COPIES = 512
 
 CHUNK = 64
 PINGS = 2000
-BOUND = 10.0
-"""The longest that a join may take, or the first message, in seconds."""
-
 GRACE = 1.0
 """How long a receiver waits for a message before it counts as lost, in seconds."""
 
@@ -102,29 +88,6 @@ def percentiles(latencies: Sequence[float]) -> Latency | None:
     return Latency(*(round(seconds * 1e6, 3) for seconds in (*at, ordered[-1])))
 
 
-class BenchEnd:
-    """An id on a port, with a queue pair."""
-
-    def __init__(
-        self, channel: EventChannel, address: LocalAddress, depth: int, settings: Settings = DEFAULTS
-    ) -> None:
-        self.channel, self.address, self._settings = channel, address, settings
-        self.id: CmId = channel.create_id()
-        self.id.bind_addr(address)
-        self.qp: QueuePair = self.id.create_qp(QpInit(max_recv_wr=depth, busy_poll=settings.busy_poll))
-
-    def join(self, group: McastAddress, send_only: bool = False) -> Destination:
-        """Join and wait for it; where to send to. Raises the McastError of what went wrong."""
-        make = JoinAttrEx.send_only if send_only else JoinAttrEx.full_member
-        self.id.join_multicast_ex(make(group))
-        event = self.channel.get_event(BOUND)
-        if event is None:
-            raise TimeoutError(f"{self.address} has not joined {group} within {BOUND:g} s")
-        ud = event.check().ud
-        assert ud is not None
-        return ud.destination.marked(self._settings.traffic_class, self._settings.service_level)
-
-
 def window_for(receivers: int) -> int:
     """How many messages may be on their way to so many receivers."""
     return max(1, min(WINDOW, COPIES // receivers))
@@ -139,13 +102,12 @@ def ends(
     Raises TimeoutError that names a receiver that does not, ValueError where there is no port.
     """
     ports = [place.address for place in active(backend, group)]
-    depth = 2 * window_for(receivers)
+    init = QpInit(max_recv_wr=2 * window_for(receivers))
     with backend.event_channel() as channel:
         seats = islice(cycle(ports[1:] or ports), receivers)
-        members = [BenchEnd(channel, address, depth, settings) for address in seats]
-        for member in members:
-            member.join(group)
-        sender = BenchEnd(channel, ports[0], 1, settings)
+        members = [BenchEnd(channel, address, init, settings) for address in seats]
+        join_all(members, group)
+        sender = BenchEnd(channel, ports[0], QpInit(max_recv_wr=1), settings)
         destination = sender.join(group, send_only=True)
         wait_until_heard(sender, destination, members)
         yield sender, destination, members
@@ -204,7 +166,7 @@ def measure(
 ) -> BenchResult:
     """Send for `seconds` seconds in batches, then one by one, to `receivers` receivers in this process.
 
-    Of the `settings` of an endpoint, `busy_poll`, `traffic_class` and `service_level` count here.
+    Of the `settings` those count that `BenchEnd` names.
     Raises MessageTooLarge where `size` is more than one MTU, and as `ends`.
     """
     with ends(backend, group, receivers, settings) as (sender, destination, members):

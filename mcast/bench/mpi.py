@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
-from mcast.api import Backend, McastAddress, Message
+from mcast.api import Backend, McastAddress, Message, QpInit
+from mcast.bench.end import BOUND, BenchEnd
 from mcast.bench.measure import (
-    BOUND,
     GRACE,
     KNOCKS,
     PINGS,
-    BenchEnd,
     BenchResult,
     drain,
     hears,
@@ -76,7 +75,8 @@ def measure(
     back = _next(group)
     window = window_for(receivers)
     with backend.event_channel() as channel:
-        end = BenchEnd(channel, ports[seat % len(ports)].address, 2 * window)
+        address = ports[seat % len(ports)].address
+        end = BenchEnd(channel, address, QpInit(max_recv_wr=2 * window), settings)
         run = _send if rank == 0 else _receive
         counted = run(comm, end, group, back, size, seconds, window)
         lost = comm.reduce(counted[0])

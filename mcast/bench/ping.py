@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from random import SystemRandom
-from typing import Any
+from typing import NamedTuple
 
 from mcast.api import (
     Backend,
     Batch,
     Closed,
+    Destination,
     InvalidArgument,
-    JoinAttrEx,
     McastError,
     Message,
     NotSupported,
@@ -21,33 +21,120 @@ from mcast.api import (
     QpInit,
     QueuePair,
 )
-from mcast.bench.echo import Answerer, AnsweringMember, Pinger, padded
+from mcast.bench.echo import Answerer, AnsweringMember, Pinger, Times, padded
+from mcast.bench.end import BOUND, BenchEnd, join_all
 from mcast.endpoint.ports import Place
 from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.wire.addresses import ZERO_GID, Gid, McastAddress
 
-_BOUND = 10.0
-"""The longest that a join or a send may take, in seconds."""
-
 _SLICE = 0.002
 """With several queue pairs, so long is each listened to in its turn."""
+
+
+class PingPlace(NamedTuple):
+    """Where pings are sent from, or answered: a port and the queue pairs on it."""
+
+    backend: str
+    group: str
+    device: str
+    port: int
+    address: str
+    qps: tuple[int, ...]
+
+
+class PingedMember(NamedTuple):
+    """A member that has answered: `loss` is the share of the pings that it did not answer, 0..1.
+
+    doubles       answers to a ping that had been answered
+    milliseconds  round trips
+    """
+
+    address: str
+    qp: int
+    answers: int
+    doubles: int
+    loss: float
+    milliseconds: Times
+
+    def as_dict(self) -> dict[str, object]:
+        return self._asdict() | {"milliseconds": self.milliseconds._asdict()}
+
+
+class OtherSource(NamedTuple):
+    """A queue pair whose `messages` were no pings."""
+
+    address: str
+    qp: int
+    messages: int
+
+
+class PingResult(NamedTuple):
+    """`sent` pings of `message_size` bytes in `seconds`; who answered, and who sent anything else."""
+
+    place: PingPlace
+    message_size: int
+    sent: int
+    seconds: float
+    members: tuple[PingedMember, ...]
+    others: tuple[OtherSource, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """As JSON shows it: the place in the first line."""
+        lists = {
+            "members": [member.as_dict() for member in self.members],
+            "others": [other._asdict() for other in self.others],
+        }
+        return _flat(self) | lists
+
+
+class HeardSource(NamedTuple):
+    """What the queue pair `by_qp` heard from one other; bytes of the smallest and the largest message.
+
+    unanswered  pings whose answer could not be sent
+    messages    what was no ping
+    """
+
+    address: str
+    qp: int
+    by_qp: int
+    pings: int
+    unanswered: int
+    messages: int
+    smallest: int
+    largest: int
+
+
+class AnswerResult(NamedTuple):
+    """Whom an answering member has heard."""
+
+    place: PingPlace
+    heard: tuple[HeardSource, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """As JSON shows it: the place in the first line."""
+        return _flat(self) | {"heard": [one._asdict() for one in self.heard]}
+
+
+def _flat(result: PingResult | AnswerResult) -> dict[str, object]:
+    fields = result._asdict()
+    place: PingPlace = fields.pop("place")
+    return place._asdict() | fields
 
 
 class PingQueuePairs:
     """Some queue pairs of one port in a group."""
 
     def __init__(
-        self, backend: Backend, place: Place, address: McastAddress, qps: Sequence[QueuePair], send_only: bool
+        self,
+        backend: Backend,
+        place: Place,
+        address: McastAddress,
+        destinations: Mapping[QueuePair, Destination],
+        send_only: bool,
     ) -> None:
-        self.backend, self.place, self.address, self.qps, self.send_only = (
-            backend,
-            place,
-            address,
-            qps,
-            send_only,
-        )
-        self.destinations: dict[int, Any] = {}
+        self.backend, self.place, self.address, self.send_only = backend, place, address, send_only
+        self.qps, self.destinations = tuple(destinations), destinations
         self.gids = frozenset(place.port.gids.values())
 
     @property
@@ -58,11 +145,11 @@ class PingQueuePairs:
     @property
     def max_message_size(self) -> int:
         """The largest message that all of them can send, in bytes."""
-        return min(qp.max_message_to(self.destinations[qp.qp_num]) for qp in self.qps)
+        return min(qp.max_message_to(self.destinations[qp]) for qp in self.qps)
 
     def gid(self, qp: QueuePair) -> Gid:
         """The GID that messages of the queue pair come from."""
-        index = self.destinations[qp.qp_num].sgid_index
+        index = self.destinations[qp].sgid_index
         return self.place.port.gids.get(index, ZERO_GID)
 
     def listen(self, until: float) -> Iterator[tuple[QueuePair, Message]]:
@@ -85,9 +172,9 @@ class PingQueuePairs:
 
         Whoever asks chooses where an answer goes: to where there is no way from here, for example.
         """
-        group = self.destinations[qp.qp_num]
+        group = self.destinations[qp]
         try:
-            qp.send_one(group.reply_to(message) if alone else group, echo, timeout=_BOUND)
+            qp.send_one(group.reply_to(message) if alone else group, echo, timeout=BOUND)
         except Closed:
             raise
         except McastError as error:
@@ -110,34 +197,19 @@ def joined(
 ) -> Iterator[PingQueuePairs]:
     """That many queue pairs on the place, all in the group.
 
-    Raises ValueError for a setting that the device cannot serve, TimeoutError if a join gets no answer.
+    Raises ValueError if the device cannot keep own messages back, and as `join_all`.
     """
-    join = JoinAttrEx.send_only(address) if send_only else JoinAttrEx.full_member(address)
-    with ExitStack() as stack:
-        channel = stack.enter_context(backend.event_channel())
-        ids = [stack.enter_context(channel.create_id(space)) for _ in range(qps)]
-        made = []
-        for cm_id in ids:
-            cm_id.bind_addr(place.address)
-            try:
-                made.append(cm_id.create_qp(QpInit(block_loopback=no_loopback, busy_poll=settings.busy_poll)))
-            except (NotSupported, InvalidArgument):
-                if not no_loopback:
-                    raise
-                raise ValueError(f"{place.device.name} cannot keep own messages back") from None
-            cm_id.join_multicast_ex(join, made[-1])
-        pairs = PingQueuePairs(backend, place, address, made, send_only)
-        for _ in ids:
-            event = channel.get_event(_BOUND)
-            if event is None:
-                raise TimeoutError(
-                    f"{address} was not joined within {_BOUND:g} s: is a subnet manager running?"
-                )
-            ud = event.check().ud
-            assert ud is not None
-            to = ud.destination.marked(settings.traffic_class, settings.service_level)
-            pairs.destinations[event.context.qp_num] = to
-        yield pairs
+    with backend.event_channel() as channel:
+        try:
+            init = QpInit(block_loopback=no_loopback)
+            ends = [BenchEnd(channel, place.address, init, settings, space) for _ in range(qps)]
+        except (NotSupported, InvalidArgument):
+            if not no_loopback:
+                raise
+            raise ValueError(f"{place.device.name} cannot keep own messages back") from None
+        destinations = join_all(ends, address, send_only)
+        qps_to = {end.qp: to for end, to in zip(ends, destinations, strict=True)}
+        yield PingQueuePairs(backend, place, address, qps_to, send_only)
 
 
 def ping_all(
@@ -147,8 +219,8 @@ def ping_all(
     interval: float,
     timeout: float,
     answered: Callable[[Peer, int, float], None] = lambda peer, seq, seconds: None,
-) -> dict[str, Any]:
-    """Ask `count` times; Ctrl-C ends it early. What happened, as JSON shows it.
+) -> PingResult:
+    """Ask `count` times; Ctrl-C ends it early.
 
     answered  is told of each answer: whose, to which ping, and the round trip in seconds
     """
@@ -159,7 +231,7 @@ def ping_all(
         for seq in range(1, count + 1):
             for qp in pairs.qps:
                 probe = pinger.ask(seq, qp.qp_num, pairs.gid(qp), pairs.now)
-                qp.send_one(pairs.destinations[qp.qp_num], padded(probe, size), timeout=_BOUND)
+                qp.send_one(pairs.destinations[qp], padded(probe, size), timeout=BOUND)
             next_at = max(next_at + interval, pairs.now)
             for _, message in pairs.listen(next_at if seq < count else pairs.now + timeout):
                 source = Peer(message.source, message.src_qp)
@@ -167,17 +239,18 @@ def ping_all(
                     answered(source, *answer)
                 if seq == count and pinger.answered_by_all(seq):
                     break
-    return _head(pairs) | {
-        "message_size": size,
-        "sent": pinger.sent,
-        "seconds": pairs.now - started,
-        "members": [_member(pinger, *found) for found in sorted(pinger.members.items())],
-        "others": [_source(peer) | {"messages": number} for peer, number in sorted(pinger.others.items())],
-    }
+    return PingResult(
+        _place(pairs),
+        size,
+        pinger.sent,
+        pairs.now - started,
+        tuple(_member(pinger, *found) for found in sorted(pinger.members.items())),
+        tuple(OtherSource(*_source(peer), number) for peer, number in sorted(pinger.others.items())),
+    )
 
 
-def answer_all(pairs: PingQueuePairs, count: int | None) -> dict[str, Any]:
-    """Answer until each queue pair has heard `count` messages, or Ctrl-C. What was heard, for JSON."""
+def answer_all(pairs: PingQueuePairs, count: int | None) -> AnswerResult:
+    """Answer until each queue pair has heard `count` messages, or Ctrl-C."""
     answerers = {qp.qp_num: Answerer() for qp in pairs.qps}
     with suppress(KeyboardInterrupt):
         while count is None or any(answerer.count < count for answerer in answerers.values()):
@@ -190,43 +263,33 @@ def answer_all(pairs: PingQueuePairs, count: int | None) -> dict[str, Any]:
                         answerers[qp.qp_num].failed(source)
                 if count is not None and all(one.count >= count for one in answerers.values()):
                     break
-    return _head(pairs) | {
-        "heard": [
-            _source(peer)
-            | {
-                "by_qp": qp_num,
-                "pings": heard.pings,
-                "unanswered": heard.unanswered,
-                "messages": heard.messages,
-                "smallest": heard.smallest,
-                "largest": heard.largest,
-            }
-            for qp_num, answerer in answerers.items()
-            for peer, heard in sorted(answerer.heard.items())
-        ]
-    }
+    heard = (
+        HeardSource(
+            *_source(peer), qp_num, one.pings, one.unanswered, one.messages, one.smallest, one.largest
+        )
+        for qp_num, answerer in answerers.items()
+        for peer, one in sorted(answerer.heard.items())
+    )
+    return AnswerResult(_place(pairs), tuple(heard))
 
 
-def _head(pairs: PingQueuePairs) -> dict[str, Any]:
-    return {
-        "backend": pairs.backend.name,
-        "group": str(pairs.address),
-        "device": pairs.place.device.name,
-        "port": pairs.place.port.port_num,
-        "address": str(pairs.place.address),
-        "qps": [qp.qp_num for qp in pairs.qps],
-    }
+def _place(pairs: PingQueuePairs) -> PingPlace:
+    place = pairs.place
+    qps = tuple(qp.qp_num for qp in pairs.qps)
+    return PingPlace(
+        pairs.backend.name,
+        str(pairs.address),
+        place.device.name,
+        place.port.port_num,
+        str(place.address),
+        qps,
+    )
 
 
-def _source(peer: Peer) -> dict[str, Any]:
-    return {"address": str(peer.gid.ipv4 or peer.gid), "qp": peer.qp_num}
+def _source(peer: Peer) -> tuple[str, int]:
+    return str(peer.gid.ipv4 or peer.gid), peer.qp_num
 
 
-def _member(pinger: Pinger, peer: Peer, member: AnsweringMember) -> dict[str, Any]:
-    times = {name: seconds * 1e3 for name, seconds in member.times._asdict().items()}
-    return _source(peer) | {
-        "answers": member.answers,
-        "doubles": member.doubles,
-        "loss": pinger.loss(member),
-        "milliseconds": times,
-    }
+def _member(pinger: Pinger, peer: Peer, member: AnsweringMember) -> PingedMember:
+    times = Times(*(seconds * 1e3 for seconds in member.times))
+    return PingedMember(*_source(peer), member.answers, member.doubles, pinger.loss(member), times)

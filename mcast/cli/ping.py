@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from ipaddress import IPv4Address, IPv6Address
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,9 @@ from mcast.cli.terminal import Failure, console, group
 from mcast.endpoint.ports import Place, choose
 from mcast.endpoint.probe import PROBE_SIZE, Peer
 from mcast.wire.addresses import McastAddress, Mgid
+
+if TYPE_CHECKING:
+    from mcast.bench.ping import AnswerResult, PingResult
 
 _SPACES = {PortSpace.UDP: "0x111", PortSpace.IPOIB: "0x2"}
 
@@ -112,7 +115,7 @@ def ping(
         raise Failure("a send-only member hears nothing that it could answer: leave out -o or --answer", 2)
     settings = settings_of(busy_poll, traffic_class, dscp, service_level)
     refuse_simulated(backend, "answer")
-    from mcast.bench.ping import answer_all, joined, ping_all
+    from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
     from mcast.contract.registry import open_backend
 
     with ExitStack() as stack:
@@ -126,6 +129,7 @@ def ping(
             )
         except ValueError as error:
             raise Failure(f"{error}: leave out -l") from None
+        outcome: PingResult | AnswerResult
         if answer:
             _live(f"answering {wanted[0]} as {where}")
             outcome = answer_all(pairs, count)
@@ -135,10 +139,12 @@ def ping(
             _live(f"ping {wanted[0]} from {where}, {size} bytes")
             outcome = ping_all(pairs, count or 10, size, interval, timeout, _answered)
     if as_json:
-        typer.echo(json.dumps(outcome, indent=1))
+        typer.echo(json.dumps(outcome.as_dict(), indent=1))
+    elif isinstance(outcome, AnswerResult):
+        _show_heard(outcome)
     else:
-        (_show_heard if answer else _show_members)(outcome)
-    if not (outcome["heard"] if answer else outcome["members"]):
+        _show_members(outcome)
+    if not (outcome.heard if isinstance(outcome, AnswerResult) else outcome.members):
         raise typer.Exit(1)
 
 
@@ -170,42 +176,42 @@ def _table(*columns: str) -> Any:
     return table
 
 
-def _show_members(outcome: dict[str, Any]) -> None:
-    members = outcome["members"]
-    if members:
+def _show_members(outcome: PingResult) -> None:
+    if outcome.members:
         table = _table("member", "QP", "answers", "loss", "twice", "min", "avg", "max", "mdev ms")
-        for member in members:
+        for member in outcome.members:
             table.add_row(
-                member["address"],
-                str(member["qp"]),
-                f"{member['answers']:,}",
-                f"{member['loss']:.1%}",
-                f"{member['doubles']:,}",
-                *(f"{number:.3f}" for number in member["milliseconds"].values()),
+                member.address,
+                str(member.qp),
+                f"{member.answers:,}",
+                f"{member.loss:.1%}",
+                f"{member.doubles:,}",
+                *(f"{number:.3f}" for number in member.milliseconds),
             )
         console().print(table)
         typer.echo()
-    for other in outcome["others"]:
-        typer.echo(f"{other['messages']} other messages from {other['address']} QP {other['qp']}")
-    who = f"{len(members)} answered" if members else "nobody answered"
-    typer.echo(f"ping: {outcome['sent']} sent in {outcome['seconds']:.1f} s, {who}")
+    for other in outcome.others:
+        typer.echo(f"{other.messages} other messages from {other.address} QP {other.qp}")
+    who = f"{len(outcome.members)} answered" if outcome.members else "nobody answered"
+    typer.echo(f"ping: {outcome.sent} sent in {outcome.seconds:.1f} s, {who}")
 
 
-def _show_heard(outcome: dict[str, Any]) -> None:
-    if outcome["heard"]:
+def _show_heard(outcome: AnswerResult) -> None:
+    if outcome.heard:
         table = _table("sender", "QP", "pings", "others", "bytes")
-        for heard in outcome["heard"]:
-            sizes = dict.fromkeys((heard["smallest"], heard["largest"]))
+        for heard in outcome.heard:
+            sizes = dict.fromkeys((heard.smallest, heard.largest))
             table.add_row(
-                heard["address"],
-                str(heard["qp"]),
-                f"{heard['pings']:,}",
-                f"{heard['messages']:,}",
+                heard.address,
+                str(heard.qp),
+                f"{heard.pings:,}",
+                f"{heard.messages:,}",
                 "-".join(map(str, sizes)),
             )
         console().print(table)
         typer.echo()
-    names = ("pings", "unanswered", "messages")
-    pings, failed, others = (sum(heard[name] for heard in outcome["heard"]) for name in names)
+    pings = sum(heard.pings for heard in outcome.heard)
+    failed = sum(heard.unanswered for heard in outcome.heard)
+    others = sum(heard.messages for heard in outcome.heard)
     lost = f", {failed} could not be" if failed else ""
     typer.echo(f"ping: {pings - failed} pings answered{lost}, {others} other messages counted")

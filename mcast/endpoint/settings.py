@@ -14,7 +14,7 @@ from mcast.endpoint.ports import Place
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What an endpoint does on its port: `mcast.open_endpoint` says more. A wrong policy raises ValueError."""
+    """What an endpoint does on its port; `mcast.open_endpoint` says more. A wrong policy: ValueError."""
 
     loopback: LoopbackPolicy | str = "on"
     rejoin: RejoinPolicy | None = RejoinPolicy()  # noqa: RUF009  (frozen)

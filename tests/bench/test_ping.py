@@ -16,7 +16,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages
 from mcast.backends.sim.trace.events import Send
 from mcast.bench.echo import ALL_OTHERS, SOURCES_MAX, Answerer, Pinger, padded, parsed
-from mcast.bench.ping import answer_all, joined, ping_all
+from mcast.bench.ping import PingResult, answer_all, joined, ping_all
 from mcast.endpoint.ports import choose
 from mcast.endpoint.probe import PROBE_SIZE, Kind, Peer, Probe
 from mcast.endpoint.settings import Settings
@@ -104,7 +104,7 @@ def answering(fabric: Fabric, host: int, count: int, **options: Any) -> Iterator
         ):
             outcome["qps"] = [qp.qp_num for qp in pairs.qps]
             ready.set()
-            outcome.update(answer_all(pairs, count))
+            outcome["heard"] = answer_all(pairs, count).heard
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
@@ -121,7 +121,7 @@ def ping(
     timeout: float = 3.0,
     interval: float = 0.02,
     **how: Any,
-) -> dict[str, Any]:
+) -> PingResult:
     with (
         open_fabric(fabric, host=0) as backend,
         joined(backend, choose(backend, None, None, 1), GROUP, **({"qps": 1} | how)) as pairs,
@@ -135,15 +135,13 @@ def test_every_member_answers(make: Any, size: int) -> None:
     fabric = make(3, clock="wall")
     with answering(fabric, 1, 5) as first, answering(fabric, 2, 5) as second:
         outcome = ping(fabric, 5, size)
-    assert [member["answers"] for member in outcome["members"]] == [5, 5]
-    assert [member["loss"] for member in outcome["members"]] == [0, 0]
-    for member in outcome["members"]:
-        times = list(member["milliseconds"].values())
+    assert [member.answers for member in outcome.members] == [5, 5]
+    assert [member.loss for member in outcome.members] == [0, 0]
+    for member in outcome.members:
+        times = member.milliseconds
         assert 0 < times[0] <= times[1] <= times[2]
     for heard in (first, second):
-        assert [(one["pings"], one["smallest"], one["largest"]) for one in heard["heard"]] == [
-            (5, size, size)
-        ]
+        assert [(one.pings, one.smallest, one.largest) for one in heard["heard"]] == [(5, size, size)]
 
 
 def test_what_one_member_loses_is_its_loss() -> None:
@@ -154,22 +152,22 @@ def test_what_one_member_loses_is_its_loss() -> None:
         fabric.rules.when(Messages(source="roce0", target="roce2", nth=[2, 5]), Drop()),
     ):
         outcome = ping(fabric, 8)
-    assert {member["address"][-1]: member["loss"] for member in outcome["members"]} == {"2": 0, "3": 0.25}
+    assert {member.address[-1]: member.loss for member in outcome.members} == {"2": 0, "3": 0.25}
 
 
 def test_double_answers_are_counted_apart() -> None:
     fabric = Fabric.roce(2, clock="wall")
     with answering(fabric, 1, 4), fabric.rules.when(Messages(target="roce0"), Duplicate(1)):
-        (member,) = ping(fabric, 4)["members"]
-    assert (member["answers"], member["loss"]) == (4, 0)
-    assert member["doubles"] in (3, 4)  # nobody waits for the last one
+        (member,) = ping(fabric, 4).members
+    assert (member.answers, member.loss) == (4, 0)
+    assert member.doubles in (3, 4)  # nobody waits for the last one
 
 
 def test_a_send_only_member_is_answered_alone() -> None:
     fabric = Fabric.roce(3, clock="wall")
     with answering(fabric, 1, 3):
-        (member,) = ping(fabric, 3, send_only=True)["members"]
-    assert (member["answers"], member["loss"]) == (3, 0)
+        (member,) = ping(fabric, 3, send_only=True).members
+    assert (member.answers, member.loss) == (3, 0)
 
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
@@ -177,8 +175,8 @@ def test_pings_carry_what_the_options_say(make: Any) -> None:
     fabric = make(2, clock="wall", trace=True)
     settings = Settings(busy_poll=0.5, traffic_class=26 << 2, service_level=3)
     with answering(fabric, 1, 3):
-        (member,) = ping(fabric, 3, settings=settings)["members"]
-    assert member["answers"] == 3
+        (member,) = ping(fabric, 3, settings=settings).members
+    assert member.answers == 3
     sent = {
         (event.port[-1], event.traffic_class, event.sl) for _, event in fabric.trace if type(event) is Send
     }
@@ -189,8 +187,8 @@ def test_several_queue_pairs_on_both_sides() -> None:
     fabric = Fabric.roce(2, clock="wall")
     with answering(fabric, 1, 6, qps=2) as heard:
         outcome = ping(fabric, 3, qps=2)
-    assert [member["answers"] for member in outcome["members"]] == [6, 6]
-    assert outcome["sent"] == 6
+    assert [member.answers for member in outcome.members] == [6, 6]
+    assert outcome.sent == 6
     assert len(heard["heard"]) == 4
 
 
@@ -211,13 +209,13 @@ def test_any_endpoint_answers() -> None:
     finally:
         stop.set()
         thread.join(100)
-    (member,) = outcome["members"]
-    assert member["answers"] > 5
+    (member,) = outcome.members
+    assert member.answers > 5
 
 
 def test_nobody_there_is_nobody() -> None:
     outcome = ping(Fabric.roce(2, clock="wall"), 2, timeout=0.05)
-    assert (outcome["sent"], outcome["members"]) == (2, [])
+    assert (outcome.sent, outcome.members) == (2, ())
 
 
 @pytest.mark.parametrize("qps", [1, 2])
@@ -234,10 +232,10 @@ def test_a_ping_that_cannot_be_answered_does_not_end_the_answering(qps: int) -> 
             question = Probe(Kind.ASK_ALONE, 1, Peer(here.gids[0], qp.qp_num)).pack()
             for qp_num in heard["qps"]:
                 to = {"gid": there.gids[0], "qp_num": qp_num, "sgid_index": 0}
-                qp.send_one(pairs.destinations[qp.qp_num].model_copy(update=to), question)
-        after = ping(fabric, 30)["members"]  # more than are waited for: some come while it is in ERR
+                qp.send_one(pairs.destinations[qp].model_copy(update=to), question)
+        after = ping(fabric, 30).members  # more than are waited for: some come while it is in ERR
     assert len(heard["qps"]) == len(after) == qps
-    failed = [(one["by_qp"], one["address"]) for one in heard["heard"] if one["unanswered"]]
+    failed = [(one.by_qp, one.address) for one in heard["heard"] if one.unanswered]
     assert sorted(failed) == sorted((qp_num, str(here.gids[0])) for qp_num in heard["qps"])
 
 
@@ -261,7 +259,7 @@ def test_messages_of_others_are_counted_and_not_answered() -> None:
     ):
         group.send_batch([bytes(100)] * 10, imm=endpoint.qp_num)
     (source,) = heard["heard"]
-    assert (source["messages"], source["pings"], source["largest"]) == (10, 0, 100)
+    assert (source.messages, source.pings, source.largest) == (10, 0, 100)
 
 
 def test_a_ping_has_room_for_one_mtu() -> None:

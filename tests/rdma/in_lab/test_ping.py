@@ -34,10 +34,10 @@ def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
         thread.start()
         outcome = ping_all(pinging, 5, size, 0.2, BOUND)
         thread.join(BOUND)
-    (member,) = outcome["members"]
-    assert member["address"] == str(lab_bed.ports[1])
-    assert (member["answers"], member["loss"]) == (10, 0)
-    assert 0 < member["milliseconds"]["min"] <= member["milliseconds"]["max"] < 10_000
+    (member,) = outcome.members
+    assert member.address == str(lab_bed.ports[1])
+    assert (member.answers, member.loss) == (10, 0)
+    assert 0 < member.milliseconds.min <= member.milliseconds.max < 10_000
 
 
 @mckey_sends
@@ -49,9 +49,9 @@ def test_what_mckey_sends_is_counted(lab_bed: Testbed) -> None:
             assert mckey.wait(BOUND) == 0
         finally:
             mckey.kill()
-    (heard,) = outcome["heard"]
-    assert heard["address"] == str(lab_bed.ports[1])
-    assert (heard["messages"], heard["pings"], heard["smallest"], heard["largest"]) == (20, 0, 300, 300)
+    (heard,) = outcome.heard
+    assert heard.address == str(lab_bed.ports[1])
+    assert (heard.messages, heard.pings, heard.smallest, heard.largest) == (20, 0, 300, 300)
 
 
 def test_mckey_counts_our_pings_and_answers_none(lab_bed: Testbed) -> None:
@@ -65,7 +65,7 @@ def test_mckey_counts_our_pings_and_answers_none(lab_bed: Testbed) -> None:
         end = monotonic() + BOUND
         while mckey.poll() is None and monotonic() < end:
             outcome = ping_all(pinging, 10, 100, 0.01, 0.1)
-            assert (outcome["members"], outcome["others"]) == ([], [])
+            assert (outcome.members, outcome.others) == ((), ())
         said = mckey.communicate(timeout=BOUND)[0]
     assert mckey.returncode == 0, said
     assert "data transfers complete" in said

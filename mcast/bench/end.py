@@ -1,0 +1,68 @@
+"""The ends of a measurement: ids on ports, each with a queue pair, and how they join a group together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcast.api import (
+    CmId,
+    Destination,
+    EventChannel,
+    JoinAttrEx,
+    McastAddress,
+    PortSpace,
+    QpInit,
+    QueuePair,
+)
+from mcast.endpoint.settings import DEFAULTS, Settings
+from mcast.wire.addresses import LocalAddress
+
+BOUND = 10.0
+"""The longest that a join or a send may take, or the first message, in seconds."""
+
+
+class BenchEnd:
+    """An id on a port, with a queue pair; closing the channel frees both.
+
+    Of the `settings` of an endpoint, `busy_poll`, `traffic_class` and `service_level` count here.
+    """
+
+    def __init__(
+        self,
+        channel: EventChannel,
+        address: LocalAddress,
+        init: QpInit,
+        settings: Settings = DEFAULTS,
+        space: PortSpace = PortSpace.UDP,
+    ) -> None:
+        self.channel, self.address, self.settings = channel, address, settings
+        self.id: CmId = channel.create_id(space)
+        self.id.bind_addr(address)
+        self.qp: QueuePair = self.id.create_qp(init.model_copy(update={"busy_poll": settings.busy_poll}))
+
+    def join(self, group: McastAddress, send_only: bool = False) -> Destination:
+        """Join and wait for the outcome; where to send to. Raises as `join_all`."""
+        return join_all([self], group, send_only)[0]
+
+
+def join_all(ends: Sequence[BenchEnd], group: McastAddress, send_only: bool = False) -> list[Destination]:
+    """Let all ends, which have one channel, join the group, and wait for the outcomes; where each sends to.
+
+    Raises the McastError of what went wrong, TimeoutError if a join has no outcome within BOUND seconds.
+    """
+    make = JoinAttrEx.send_only if send_only else JoinAttrEx.full_member
+    for end in ends:
+        end.id.join_multicast_ex(make(group), end)
+    joined: dict[BenchEnd, Destination] = {}
+    for _ in ends:
+        event = ends[0].channel.get_event(BOUND)
+        if event is None:
+            late = next(end.address for end in ends if end not in joined)
+            said = f"{late} has not joined {group} within {BOUND:g} s"
+            raise TimeoutError(f"{said}: on InfiniBand, is a subnet manager running?")
+        ud = event.check().ud
+        assert ud is not None
+        end = event.context
+        to = ud.destination
+        joined[end] = to.marked(end.settings.traffic_class, end.settings.service_level)
+    return [joined[end] for end in ends]
