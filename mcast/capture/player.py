@@ -19,11 +19,17 @@ _BATCH = 64
 
 
 class Changed(Exception):
-    """The file has other messages than when it was read first."""
+    """The file has other messages than when it was first read."""
 
 
 class Recorded(NamedTuple):
-    """A message of a capture: sent at `t` ns after 1970."""
+    """A message of a capture file.
+
+    t        when the message was captured, in nanoseconds since 1970
+    group    the MGID that it was sent to
+    payload  its bytes
+    imm      the 32-bit immediate, or None
+    """
 
     t: int
     group: Gid
@@ -32,7 +38,13 @@ class Recorded(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a capture has: messages by group, the largest payload, ns from first to last, packets skipped."""
+    """What a capture file contains.
+
+    groups   MGID -> how many messages were sent to it
+    largest  the size of the largest payload, in bytes
+    span     nanoseconds from the first message to the last
+    skipped  reason -> how many packets are no message to a group
+    """
 
     groups: Mapping[Gid, int]
     largest: int
@@ -41,11 +53,16 @@ class Contents(NamedTuple):
 
     @property
     def messages(self) -> int:
+        """How many messages the file has in all."""
         return sum(self.groups.values())
 
 
 def messages_of(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator[Recorded]:
-    """The messages to groups in a capture, in its order; counts the other packets. Raises CaptureError."""
+    """The messages to groups in a capture file, in the file's order; `skipped` counts the other packets by
+    reason.
+
+    Raises CaptureError where the file is damaged, after the messages before that place.
+    """
     for frame in read_frames(file):
         try:
             found = datagram(frame)
@@ -59,7 +76,7 @@ def messages_of(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator
 
 
 def contents_of(file: BinaryIO) -> Contents:
-    """Read it all, without sending anything. Raises CaptureError."""
+    """Read a whole capture file without sending anything. Raises CaptureError where the file is damaged."""
     groups, skipped = Counter[Gid](), Counter[str]()
     largest = 0
     first = last = None
@@ -74,10 +91,16 @@ def contents_of(file: BinaryIO) -> Contents:
 def play(
     endpoint: Endpoint, senders: Mapping[Gid, Sender], messages: Iterator[Recorded], speed: float | None
 ) -> Iterator[int]:
-    """Send each message over its group's sender, with the gaps of the recording divided by `speed`.
+    """Send each message again, over the sender of its group, and wait between messages as long as the
+    recording did.
 
-    None: without gaps. Yields how many have been sent, after each batch: what is due together goes together.
-    Raises Changed for a message of a group that has no sender.
+    endpoint  the endpoint of the senders
+    senders   MGID -> what sends to it
+    messages  the messages, from `messages_of`
+    speed     divides the times of the recording; None: send without waiting
+
+    Yields how many messages have been sent, after each batch; messages that are due together form one batch.
+    Raises Changed for a message of a group that has no sender, and the errors of `Sender.send_batch`.
     """
     clock, sent = endpoint.backend.now, 0
     batch: list[Recorded] = []
@@ -98,7 +121,7 @@ def play(
             yield sent
             batch = []
         while (left := due(message) - clock()) > 0:
-            endpoint.next_event(left)  # lets the endpoint act meanwhile: answer probes, join again
+            endpoint.next_event(left)  # meanwhile the endpoint answers probes and joins again
         batch.append(message)
     if batch:
         yield sent + _send(senders, batch)
@@ -109,6 +132,6 @@ def _send(senders: Mapping[Gid, Sender], batch: list[Recorded]) -> int:
     sender = senders.get(batch[0].group)
     if sender is None:
         raise Changed(
-            f"a message to {batch[0].group} was not there when the file was read first: it has changed"
+            f"the file has changed since it was first read: there was no message to {batch[0].group} then"
         )
     return sender.send_batch(payloads, batch[0].imm, _BOUND)

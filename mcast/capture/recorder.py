@@ -1,4 +1,4 @@
-"""What an endpoint hears, as packets in a pcapng file."""
+"""The messages that an endpoint receives, as packets in a pcapng file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ _COMMENT = (
 
 
 class Recorder:
-    """Writes received messages as packets of one port. `destinations`: MGID -> as the join said."""
+    """Writes received messages as packets of one port.
+
+    writer        where the packets go
+    port          the name of the port in the file
+    link_layer    the link layer of the port, which decides on the headers
+    destinations  MGID -> the destination that the join of the group gave; messages of other groups are left
+                  out
+    """
 
     def __init__(
         self, writer: Writer, port: str, link_layer: LinkLayer, destinations: Mapping[Gid, Destination]
@@ -34,11 +41,12 @@ class Recorder:
 
     @property
     def sources(self) -> int:
-        """How many queue pairs were heard."""
+        """How many queue pairs have sent messages."""
         return len(self._counts)
 
     def take(self, batch: Batch, t: int, limit: int | None = None) -> None:
-        """Write a batch that came at `t`, in ns after 1970; no more than `limit` messages in all."""
+        """Write a batch that arrived at `t`, in nanoseconds since 1970; no more than `limit` messages over
+        all batches."""
         for message in batch:
             destination = self._destinations.get(message.group)
             if destination is not None and (limit is None or self.messages < limit):
@@ -76,7 +84,7 @@ class Recorder:
 
 
 def recorder_of(endpoint: Endpoint, file: BinaryIO) -> Recorder:
-    """Records what an endpoint hears in the groups that it has joined."""
+    """A recorder of the groups that the endpoint has joined, into a file that is open for writing bytes."""
     port = f"{endpoint.device.name}/{endpoint.port.port_num}"
     layer = endpoint.port.link_layer
     destinations = {one.mgid: one.destination for one in endpoint.groups}

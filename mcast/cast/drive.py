@@ -1,4 +1,5 @@
-"""The two ends of the protocol on endpoints: what they say is sent, what comes is handed to them."""
+"""The two ends of the protocol on endpoints: their messages are sent, and received messages are handed to
+them."""
 
 from __future__ import annotations
 
@@ -20,34 +21,36 @@ from mcast.endpoint.probe import Peer
 from mcast.wire.addresses import Gid
 
 DEPTH = 2 * WINDOW
-"""Receives of each end: doubles and the others' answers must not take the place of pieces."""
+"""The receive queue of each end, in messages: duplicates and answers of others must leave room for the
+pieces."""
 
 BOUND = 10.0
 """The longest that a join or a send may take, in seconds."""
 
 _TURNS = 8
-"""So many batches are heard at once: a flood of other messages shall not keep an end from speaking."""
+"""How many batches are received in a row, so that a flood of other messages does not keep an end from
+sending."""
 
 _NAP = 0.5
 _SHORT_NAP = 0.01
-"""How long an end sleeps at the most; the short one where a pipe may have moved."""
+"""The longest that an end sleeps, in seconds; the short one where a pipe may have become ready."""
 
 Core = TypeVar("Core", FileSender, FileReceiver)
 
 
-@lru_cache(maxsize=4096)  # for each message, and most are of a few
+@lru_cache(maxsize=4096)  # asked for each message, and most messages come from a few ends
 def in_words(gid: Gid) -> str:
-    """Where an end is."""
+    """The address of an end, as text."""
     return str(gid.ipv4 or gid)
 
 
 def address_of(message: Message) -> str:
-    """Where a message came from, in words."""
+    """The address that a message came from, as text."""
     return in_words(message.source)
 
 
 def name_of(endpoint: Endpoint) -> str:
-    """What an end calls itself."""
+    """The name that an end gives itself."""
     return f"{socket.gethostname()} {endpoint.device.name}"
 
 
@@ -62,15 +65,18 @@ class Party(Generic[Core]):
         self.number = number_at(in_words(source), SystemRandom().randrange(1, 1 << 32))
         self.peer = Peer(source, endpoint.qp_num)
         self.heeds: Container[Peer] | None = None
-        """The only queue pairs that this end hears; None: all."""
+        """The only queue pairs whose messages this end takes; None: all."""
 
     @property
     def now(self) -> float:
-        """Seconds on the clock that timeouts run on."""
+        """Seconds on the clock by which timeouts run."""
         return self.endpoint.backend.now()
 
     def hear(self, timeout: float) -> bool:
-        """Hand over the messages that are there; wait for one at most `timeout` s. Whether there were any."""
+        """Hand the messages that are there to the core; wait for one at most `timeout` seconds.
+
+        True if there were any.
+        """
         for turn in range(_TURNS):
             with self.endpoint.recv_batch(WINDOW, timeout) as batch:
                 for message in batch:
@@ -82,20 +88,20 @@ class Party(Generic[Core]):
         return True
 
     def say(self) -> bool:
-        """Send what the core has to say. Whether there was anything."""
+        """Send what the core has to say. True if there was anything."""
         messages = self.core.messages(self.now)
         if messages:
             self._group.send_batch(messages, timeout=BOUND)
         return bool(messages)
 
     def idle(self, limit: float) -> float:
-        """How long nothing is to be said, unless something is heard: at most `limit` s."""
+        """How many seconds, at most `limit`, the core has nothing to say unless a message comes."""
         due = self.core.due
         return limit if due is None else min(max(0.0, due - self.now), limit)
 
 
 class SendingParty(Party[FileSender]):
-    """The sender of a file."""
+    """The sender of a file: `source` on `endpoint`, to `wanted` receivers (None: to all that join)."""
 
     def __init__(
         self,
@@ -113,7 +119,10 @@ class SendingParty(Party[FileSender]):
         )
 
     def turn(self, limit: float = _NAP) -> bool:
-        """Say what is to be said, then wait for answers, at most `limit` s. Whether there was any of it."""
+        """Send what there is to send, then receive answers for at most `limit` seconds.
+
+        True if anything was sent or came.
+        """
         core = self.core
         waits = False
         if room := core.wants:
@@ -128,7 +137,10 @@ class SendingParty(Party[FileSender]):
 
 
 class ReceivingParty(Party[FileReceiver]):
-    """A receiver of a file."""
+    """The receiver of a file, which goes to `sink`.
+
+    `silence` is how many seconds the sender may be silent.
+    """
 
     def __init__(
         self, endpoint: Endpoint, group: McastAddress, sink: Sink, silence: float, room: int = WINDOW
@@ -139,10 +151,9 @@ class ReceivingParty(Party[FileReceiver]):
         self.core = FileReceiver(self.number, name_of(endpoint), room, largest, silence)
 
     def turn(self, limit: float = _NAP) -> bool:
-        """Store what has come, say what is to be said, then listen, at most `limit` s. Whether anything was
-        said or heard.
+        """Store what has come, send what there is to send, then receive for at most `limit` seconds.
 
-        A sink that fails ends the transfer; the sender is told why.
+        True if anything was sent or came. A sink that fails ends the transfer; the sender is told why.
         """
         core = self.core
         try:
@@ -160,7 +171,10 @@ class ReceivingParty(Party[FileReceiver]):
 
 
 def run(party: SendingParty | ReceivingParty, watch: Callable[[], None] = lambda: None) -> None:
-    """Carry it through; `watch` is called after each turn. Whatever ends it early, the others are told."""
+    """Carry out the transfer, and call `watch` after each turn.
+
+    If it ends early, for whatever reason, the others are told.
+    """
     with telling(party):
         while not party.core.over:
             party.turn()
@@ -169,7 +183,7 @@ def run(party: SendingParty | ReceivingParty, watch: Callable[[], None] = lambda
 
 @contextmanager
 def telling(party: SendingParty | ReceivingParty) -> Iterator[None]:
-    """Whatever ends the block early, the others are told."""
+    """Tell the others if the block ends early, for whatever reason."""
     core = party.core
     try:
         yield
@@ -185,4 +199,4 @@ def _told(error: BaseException) -> str:
     """What the group learns of an error: no path and no address of this host."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "it broke down"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "internal error"

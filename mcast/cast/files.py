@@ -1,4 +1,4 @@
-"""Where a file comes from and where it goes: files, pipes, devices; and nothing half-written is left."""
+"""Where a file comes from and where it goes: files, pipes, devices. No half-written file is left behind."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STANDARD = "-"
-"""The name of stdin and stdout."""
+"""The name that stands for stdin and stdout."""
 
 _KEPT_OF_NAME = 100
-"""Bytes of a file's name that its hidden one has: most file systems allow 255 in all."""
+"""How many bytes of a file's name its hidden file's name has; most file systems allow 255 in all."""
 
 
 class Source:
-    """An open file to send. `size` in bytes, None where only the end will tell."""
+    """An open file to send. `size` is in bytes; None where only the end will tell."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError."""
+        """Open the file `path`, or stdin for "-". Raises OSError."""
         self.name = "stdin" if path == STANDARD else path
         self._fd = os.dup(0) if path == STANDARD else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         if stat.S_ISDIR(found.st_mode):
             self.close()
-            raise IsADirectoryError(E.EISDIR, "it is a directory: pack it, with tar for example", path)
+            raise IsADirectoryError(
+                E.EISDIR, "a directory cannot be sent: pack it, with tar for example", path
+            )
         self.size: int | None = None
         self._left: int | None = None
         self._poll: select.poll | None = None
         if not stat.S_ISREG(found.st_mode):
             self._poll = select.poll()
             self._poll.register(self._fd, select.POLLIN)
-        elif found.st_size:  # of those of /proc nobody knows the size
+        elif found.st_size:  # files in /proc say 0, and have bytes all the same
             self._left = self.size = max(0, found.st_size - os.lseek(self._fd, 0, os.SEEK_CUR))
 
     def read(self, most: int) -> bytes | None:
-        """Up to `most` bytes; empty at the end, None where none are there yet. Never waits for a pipe.
+        """Read up to `most` bytes; empty at the end, None where no byte is there yet. Never waits for a pipe.
 
-        A file that grows ends where it ended when it was opened. Raises OSError that names the file.
+        A file that grows ends where it ended when it was opened. Raises OSError, which names the file.
         """
         if self._poll is not None and not self._poll.poll(0):
             return None
@@ -66,7 +68,7 @@ class Sink:
     name: str
 
     def open(self) -> None:
-        """Make what `close` removes: called once, by who will close it."""
+        """Create whatever `close` removes. Called once, by the caller that will close the sink."""
 
     def ready(self) -> bool:
         """Whether a piece can be written without waiting for a reader."""
@@ -77,18 +79,21 @@ class Sink:
         raise NotImplementedError
 
     def commit(self) -> bool:
-        """The file is whole: put it where it belongs. False while that takes time: then call again."""
+        """Put the whole file in its place.
+
+        Returns False while that takes time: call again until it is True.
+        """
         return True
 
     def finish(self) -> None:
-        """As `commit`, and wait until it is done."""
+        """Put the whole file in its place, as `commit`, and wait until that is done."""
 
     def close(self) -> None:
-        """Let go of it; what is not whole is removed, where it can be."""
+        """Free the sink; a file that is not whole is removed, where it can be."""
 
 
 class Nowhere(Sink):
-    """Keeps nothing: the receiver's digest says what came."""
+    """Keeps no byte. The receiver's digest says what came."""
 
     name = "nowhere"
 
@@ -97,7 +102,7 @@ class Nowhere(Sink):
 
 
 class StreamSink(Sink):
-    """A pipe, a device or a terminal: bytes go there as they come."""
+    """A pipe, a device or a terminal: each piece is written when it comes."""
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd, self.name = fd, name
@@ -117,7 +122,8 @@ class StreamSink(Sink):
 
 
 class NewFile(Sink):
-    """A file that gets its name when it is whole and on the disk; until then it is a hidden one beside it."""
+    """A file that gets its name when it is whole and on the disk; until then it is a hidden file in the same
+    folder."""
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.name = name or str(path)
@@ -128,7 +134,7 @@ class NewFile(Sink):
 
     def open(self) -> None:
         beginning = os.fsencode(self._target.name)[:_KEPT_OF_NAME].decode(errors="ignore")
-        with _signals_held():  # a file that nobody knows of would stay
+        with _signals_held():  # a signal between these lines would leave the file behind
             fd, made = tempfile.mkstemp(prefix=f".{beginning}.", suffix=".part", dir=self._target.parent)
             self._part = Path(made)
             self._file = os.fdopen(fd, "wb", buffering=1 << 16)
@@ -137,7 +143,7 @@ class NewFile(Sink):
         self._file.write(piece)
 
     def commit(self) -> bool:
-        # A disk may take longer than the sender's patience; meanwhile it has to be answered.
+        # In a thread, because a disk may take longer than the sender waits for an answer.
         if self._placing is None:
             self._placing = self._placer.submit(self._place, _mode(self._target))
         if not self._placing.done():
@@ -152,7 +158,7 @@ class NewFile(Sink):
         self._placing.result()
 
     def _place(self, mode: int) -> None:
-        """On return the file survives a crash of the host, under its name."""
+        """Give the file its name; when this returns, the file survives a crash of the host."""
         assert self._part is not None
         with self._file:
             self._file.flush()
@@ -163,7 +169,7 @@ class NewFile(Sink):
         _sync_folder(self._target.parent)
 
     def close(self) -> None:
-        # First: a second Ctrl-C may end the wait for a disk, and what is to be placed then has no file.
+        # Removed first, so that nothing stays if a second Ctrl-C ends the wait for the disk below.
         if (part := self._part) is not None:
             part.unlink(missing_ok=True)
         self._placer.shutdown()
@@ -174,7 +180,8 @@ class NewFile(Sink):
 
 
 def _sync_folder(path: Path) -> None:
-    """The names in it survive a crash, where the file system can promise it and the folder may be read."""
+    """Make the names in the folder survive a crash, where the file system can promise that and the folder may
+    be read."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -190,7 +197,7 @@ def _sync_folder(path: Path) -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """What ends the command waits until the end of the block."""
+    """Hold back the signals that end the command until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
@@ -199,9 +206,9 @@ def _signals_held() -> Iterator[None]:
 
 
 def _mode(path: Path) -> int:
-    """The permissions of a file that is replaced, or those of a new one.
+    """The permissions of the file that is replaced, or those of a new file.
 
-    Without those to run as its owner or group, which were given to other bytes.
+    The bits setuid and setgid are left out, because they were given to other bytes.
     """
     try:
         return path.stat().st_mode & 0o777
@@ -211,7 +218,10 @@ def _mode(path: Path) -> int:
 
 
 def open_sink(path: str) -> Sink:
-    """Where `path` says; `Sink.open` is next. Both raise OSError if nothing can be written there."""
+    """The sink for `path`, to be opened by `Sink.open`.
+
+    Both raise OSError if nothing can be written there.
+    """
     if path == STANDARD:
         return StreamSink(os.dup(1), "stdout")
     try:
@@ -219,7 +229,7 @@ def open_sink(path: str) -> Sink:
     except FileNotFoundError:
         return NewFile(Path(os.path.realpath(path)), path)
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(E.EISDIR, "it is a directory", path)
+        raise IsADirectoryError(E.EISDIR, "this is a directory, name a file", path)
     if not stat.S_ISREG(mode):
         return StreamSink(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
     if not os.access(path, os.W_OK):

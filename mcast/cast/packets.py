@@ -14,18 +14,18 @@ from typing_extensions import Buffer
 
 MAGIC = b"mcF1"
 WINDOW = 512
-"""No more pieces than this are ever under way or held early; a bitmap covers them."""
+"""The most pieces that are ever under way, or held before their turn; a bitmap covers them."""
 TEXT = 64
 """Names and reasons are cut to this many bytes."""
 UNKNOWN_SIZE = (1 << 64) - 1
 EVERYBODY = 0
-"""The receiver id of a CLOSE that is for all."""
+"""The receiver id of a CLOSE that is for all receivers."""
 
 _HEADER = struct.Struct("!4sB3xQ")
 
 
 class Verdict(IntEnum):
-    """How it ended for a receiver."""
+    """How a transfer ended for a receiver."""
 
     VERIFIED = 0
     DIFFERS = 1
@@ -33,7 +33,7 @@ class Verdict(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a sender closes."""
+    """Why a sender closes a transfer, or ends it for one receiver."""
 
     COMPLETE = 0
     ABORTED = 1
@@ -50,7 +50,10 @@ class Hello(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A receiver takes part. `largest` is the largest message it can receive, in bytes."""
+    """A receiver asks to take part.
+
+    `room` is how many messages it can hold, `largest` the largest one in bytes.
+    """
 
     session: int
     receiver: int
@@ -60,7 +63,7 @@ class Join(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """That receiver is part of it."""
+    """The receiver with that id takes part."""
 
     session: int
     receiver: int
@@ -75,7 +78,7 @@ class Data(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Report, please: pieces 0..pieces-1 have been sent."""
+    """The receivers shall report. Pieces 0..pieces-1 have been sent."""
 
     session: int
     pieces: int
@@ -83,7 +86,10 @@ class Ask(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a receiver has: all before `next`, and the pieces next+i of the set bits i of `bitmap`."""
+    """What a receiver has: all pieces before `next`, and piece next+i for each bit i that is set in `bitmap`.
+
+    `room` is how many pieces from `next` on it has memory for, `serial` that of the ASK which it answers.
+    """
 
     session: int
     receiver: int
@@ -94,7 +100,7 @@ class Report(NamedTuple):
 
 
 class End(NamedTuple):
-    """That was all of it."""
+    """All pieces have been sent: `pieces` of them, `size` bytes in all, with this digest."""
 
     session: int
     pieces: int
@@ -103,7 +109,7 @@ class End(NamedTuple):
 
 
 class Done(NamedTuple):
-    """How it ended for this receiver, and in words why."""
+    """How the transfer ended for this receiver, and why, in words."""
 
     session: int
     receiver: int
@@ -112,7 +118,7 @@ class Done(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Nothing more comes: for one receiver, or for EVERYBODY."""
+    """The sender sends no more: to one receiver, or to EVERYBODY."""
 
     session: int
     receiver: int
@@ -124,7 +130,7 @@ Packet = Hello | Join | Welcome | Data | Ask | Report | End | Done | Close
 
 
 class Rejected(Exception):
-    """No message of the protocol; the text is the reason it is counted under."""
+    """The bytes are no message of the protocol. The text is the reason under which they are counted."""
 
 
 FOREIGN, MALFORMED, FORGED = "foreign", "malformed", "another's number"
@@ -132,22 +138,24 @@ FOREIGN, MALFORMED, FORGED = "foreign", "malformed", "another's number"
 
 @lru_cache(maxsize=4096)
 def number_at(address: str, salt: int) -> int:
-    """The number of an end at that address, by a random salt of 1..2^32-1. Nobody else can use the number.
+    """The number of an end at that address, from a random salt of 1..2^32-1.
 
-    Its lower half is a digest of salt and address: an end at another address does not get the same one.
+    No other address can use the number.
+
+    Its lower half is a digest of salt and address, so an end at another address does not get the same number.
     """
     digest = blake2b(f"{salt} {address}".encode(), digest_size=4).digest()
     return salt << 32 | int.from_bytes(digest)
 
 
 def printable(text: str) -> str:
-    """Cut to TEXT bytes, with nothing in it that moves a cursor."""
+    """The text cut to TEXT bytes, without characters that move a cursor."""
     clean = "".join(letter if letter.isprintable() else "?" for letter in text)
     return clean.encode()[:TEXT].decode(errors="ignore")
 
 
 class _Rest(NamedTuple):
-    """What follows the fixed fields of a kind, both ways; it is the packet's last field."""
+    """How the last field of a packet, which follows the fixed fields, is packed and read."""
 
     pack: Callable[[Any], bytes]
     read: Callable[[bytes], Any]
@@ -195,11 +203,11 @@ _KINDS = dict(enumerate(_FORMS, 1))
 _CODES: dict[type[Packet], type[Verdict] | type[Reason]] = {Done: Verdict, Close: Reason}
 
 OVERHEAD = _HEADER.size + _FORMS[Data][0].size
-"""Bytes of a DATA message that are not the piece's."""
+"""Bytes of a DATA message that are not the piece."""
 
 
 def encode(packet: Packet) -> bytes:
-    """The message of a packet."""
+    """The bytes of a packet."""
     fixed, rest = _FORMS[type(packet)]
     session, *fields = packet
     tail = b"" if rest is None else rest.pack(fields.pop())
@@ -207,7 +215,7 @@ def encode(packet: Packet) -> bytes:
 
 
 def decode(message: Buffer) -> Packet:
-    """The packet of a message. Raises Rejected for any bytes that are none."""
+    """The packet in a message. Raises Rejected if the bytes are none."""
     data = bytes(message)
     if data[: len(MAGIC)] != MAGIC:
         raise Rejected(FOREIGN)
@@ -229,7 +237,10 @@ def decode(message: Buffer) -> Packet:
 
 
 def heard(message: Buffer, address: str, rejected: Counter[str]) -> Packet | None:
-    """The packet of a message from that address; None, and counted, if it is none or speaks for another."""
+    """The packet in a message from that address; None if there is none, or if it speaks for another address.
+
+    Each message that is not taken is counted in `rejected`, by reason.
+    """
     try:
         packet = decode(message)
     except Rejected as why:

@@ -32,39 +32,45 @@ from mcast.cast.packets import (
 )
 
 _OFFERS, _OFFERS_OF_ONE = 64, 4
-"""So many transfers that have not begun are remembered, and so many of one address, which cannot push out
-the others'; the first that begins is received."""
+"""How many transfers that have not begun are remembered, and how many of one address.
+
+So one address cannot push out the transfers of others. The first transfer that begins is received.
+"""
 
 _FAREWELLS = 3
 
 _LINGER = 2.0
-"""How long a receiver that is done still answers a sender that has not heard it, in seconds."""
+"""How many seconds a receiver that is done still answers a sender that has not heard so."""
 
 _STALL, _PAUSE = 60.0, 3600.0
-"""How long a sender may owe pieces that it has announced, and how long its source may give nothing, in
-seconds: it is given up then, whatever else it says."""
+"""How many seconds a sender may owe pieces that it has announced, and how many its source may give nothing.
 
-_BUSY = "it receives another file"
+After that the receiver gives the sender up, whatever else it sends.
+"""
+
+_BUSY = "the receiver takes another file"
 
 
 class _Offer(NamedTuple):
-    """A transfer that has not begun, and who offers it."""
+    """A transfer that has not begun, and the address that offers it."""
 
     hello: Hello
     address: str
 
 
 class FileReceiver:
-    """Feed it what is heard with `hears`; fetch the file's bytes with `take`; once it is `complete` and all
-    bytes are where they belong say `stored`, or `fail` at any time.
+    """The receiver's end, without I/O.
 
-    `messages(now)` is what to send now; call it again after each message heard and by `due` at the latest
-    (None: nothing is due), until `over`.
+    Give it received messages with `hears`, and fetch the file's bytes with `take`. When it is `storable` and
+    all bytes are in their place call `stored`; call `fail` at any time. `messages(now)` returns the messages
+    to send now: call it after each received message, and by `due` at the latest (None: nothing is due), until
+    `over`.
 
-    number   of this receiver, from `number_at`
-    room     how many messages it can hold that have not been read
-    largest  the largest message it can receive
-    silence  how long the sender may be silent before it is given up, in seconds
+    number   this receiver's number, from `number_at`
+    name     what the sender shows of this receiver
+    room     how many unread messages the receiver can hold
+    largest  the largest message that it can receive, in bytes
+    silence  how many seconds the sender may be silent before it is given up
     """
 
     def __init__(self, number: int, name: str, room: int, largest: int, silence: float) -> None:
@@ -86,21 +92,21 @@ class FileReceiver:
         self._ready: deque[bytes] = deque()
         self._done: Done | None = None
         self._reports = False
-        self._out: dict[Packet, int] = {}  # how often each is to be sent, however often it was asked for
+        self._out: dict[Packet, int] = {}  # packet to send -> how often, however often it was asked for
 
     @property
     def welcome(self) -> bool:
-        """Whether it is part of a transfer."""
+        """Whether this receiver takes part in a transfer."""
         return bool(self._session)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all bytes before the first piece that lacks, in hex."""
+        """SHA-256, in hex, of all bytes before the first missing piece."""
         return self._hash.hexdigest()
 
     @property
     def lost(self) -> list[range]:
-        """The numbers of the pieces that were sent, as far as is known, and have not come."""
+        """The numbers of the pieces that were sent, as far as is known, and have not arrived."""
         gaps, start = [], self.pieces
         for number in [*sorted(self._early), self.highest]:
             if number > start:
@@ -119,7 +125,7 @@ class FileReceiver:
 
     @property
     def storable(self) -> bool:
-        """Whether all bytes have come, are the sender's, and were taken."""
+        """Whether all bytes have arrived, their digest is the sender's, and `take` has returned them."""
         return self.complete and not self._ready and not self._done
 
     def take(self) -> bytes:
@@ -127,12 +133,12 @@ class FileReceiver:
         return self._ready.popleft() if self._ready else b""
 
     def stored(self, now: float) -> None:
-        """All bytes are where they belong."""
+        """Note that all bytes are in their place, and tell the sender."""
         self.verified = True
         self._finish(Verdict.VERIFIED, now)
 
     def fail(self, words: str, told: str = "") -> None:
-        """Nothing more can be stored, or is wanted; the sender is told why, or only what `told` says."""
+        """End the transfer because nothing more can be stored. The sender is told `words`, or only `told`."""
         if not self.over and not self._done:
             self.failure = words
             self._out, self._reports = {}, False
@@ -140,17 +146,17 @@ class FileReceiver:
         self.over = True
 
     def _refuse(self, sessions: list[int], words: str) -> None:
-        """Tell their senders, so often that it need not be asked for again."""
+        """Tell the senders of these sessions, often enough that they need not ask again."""
         for session in sessions:
             self._out[Done(session, self._number, Verdict.FAILED, printable(words))] = _FAREWELLS
 
     def messages(self, now: float) -> list[bytes]:
-        """The messages to send now, in order; moves `due`."""
+        """The messages to send now, in order. Sets `due`."""
         self._look(now)
         if self._session and now >= self._limit and not self.over:
             self._run_out(now)
         if self._told_room < self._window // 4 and self._room >= self._window // 2:
-            self._reports = True  # it waits for that
+            self._reports = True  # the sender waits for room
         if self._reports:
             self._out[self._report()] = 1
         out, self._out, self._reports = self._out, {}, False
@@ -163,21 +169,22 @@ class FileReceiver:
 
     @property
     def _owed(self) -> bool:
-        """Whether the sender has announced what has not come."""
+        """Whether the sender has announced pieces that have not arrived."""
         return self._ending or self.highest > self.pieces
 
     @property
     def _limit(self) -> float:
-        """When the sender is given up, or has heard enough of the end, if nothing more is heard.
+        """The time at which the receiver gives up the sender, or stops answering it, if nothing more is
+        heard.
 
-        Never while a whole file is on its way to its place: that no longer depends on the sender.
+        Never while a whole file is being stored, because that no longer depends on the sender.
         """
         if self._done:
             return self._until
         return inf if self.complete else min(self._until, self._even + _STALL, self._fed + _PAUSE)
 
     def _look(self, now: float) -> None:
-        """Note since when the sender is waited for."""
+        """Note the time since when the sender owes pieces."""
         if self.complete or not self._room:
             self._fed = self._even = now
         elif not self._owed:
@@ -196,10 +203,10 @@ class FileReceiver:
     # --- what is heard ---------------------------------------------------------------------------
 
     def hears(self, message: Buffer, address: str, now: float) -> None:
-        """Take a message; `address` is where it came from, in words."""
+        """Take a received message; `address` is where it came from, as text."""
         packet = heard(message, address, self.rejected)
         if packet is None or isinstance(packet, Join | Report | Done) or self.over:
-            return  # the answers of the others
+            return  # answers of other receivers
         if self._session not in (0, packet.session):
             self._on_another(packet)
         elif isinstance(packet, Welcome | Close) and not self._is_meant(packet):
@@ -221,15 +228,15 @@ class FileReceiver:
         return everybody or packet.receiver == self._number
 
     def _on_another(self, packet: Packet) -> None:
-        """It is of another transfer than ours."""
+        """Count a message of another transfer than this receiver's."""
         self.rejected["another transfer"] += 1
         if isinstance(packet, Welcome) and self._is_meant(packet):
-            # Once, since it was told before: whoever asks shall not make the group hear more than was said.
+            # Once, because that sender was told before, and questions shall not multiply messages.
             self._out.setdefault(Done(packet.session, self._number, Verdict.FAILED, _BUSY), 1)
 
     def _on_hello(self, packet: Hello, address: str, now: float) -> None:
         if self._session:
-            return  # it came late
+            return  # an offer that came late
         if packet.session not in self._offers:
             same = [session for session, offer in self._offers.items() if offer.address == address]
             if len(same) >= _OFFERS_OF_ONE:
@@ -240,7 +247,7 @@ class FileReceiver:
         self._join(packet, now)
 
     def _forget(self, session: int) -> None:
-        """That transfer is offered no more."""
+        """Forget a transfer that is offered no more."""
         del self._offers[session]
         self._out.pop(self._join_of(session), None)
 
@@ -248,7 +255,7 @@ class FileReceiver:
         return Join(session, self._number, self._window, self._largest, self._name)
 
     def _join(self, packet: Hello | Ask | End, now: float) -> None:
-        """Ask to take part; once more, if what the sender said, or the answer, was lost."""
+        """Ask to take part; again, if what the sender said, or the answer, was lost."""
         self._out[self._join_of(packet.session)] = 1
 
     def _on_welcome(self, packet: Welcome, now: float) -> None:
@@ -263,7 +270,7 @@ class FileReceiver:
         self._forget(packet.session)
 
     def _say_again(self, packet: Packet, now: float) -> None:
-        """It is done; the sender has not heard it."""
+        """Repeat that the transfer is done, because the sender has not heard so."""
         assert self._done is not None
         self._out[self._done] = 1
         self._until = min(now + _LINGER, self._last)
@@ -278,7 +285,7 @@ class FileReceiver:
         self._part(f"the sender stopped: {packet.text or packet.reason.name.lower()}")
 
     def _part(self, why: str) -> None:
-        """The sender is gone: wait for another if nothing has come of this one; but all of it is enough."""
+        """The sender is gone. If nothing has arrived wait for another one, if a part has arrived fail."""
         if self.complete:
             return
         if self.pieces or self._early:
@@ -324,9 +331,9 @@ class FileReceiver:
             self.fail(f"the sender announced {self.size:,} bytes, and {packet.size:,} came")
         elif self.complete or self._hash.digest() == packet.sha256:
             self.complete = True
-            self._reports = True  # still there, while the bytes are on their way
+            self._reports = True  # says that this receiver is there while the bytes are being stored
         else:
-            self.failure = f"SHA-256 is {self.digest[:16]}..., the sender's {packet.sha256.hex()[:16]}..."
+            self.failure = f"SHA-256 is {self.digest[:16]}..., the sender's is {packet.sha256.hex()[:16]}..."
             self._finish(Verdict.DIFFERS, now)
 
     def _finish(self, verdict: Verdict, now: float) -> None:
@@ -337,7 +344,7 @@ class FileReceiver:
 
 
 _Takes = dict[type[Packet], Callable[[FileReceiver, Any, float], None]]
-"""What a receiver does with a message of a sender, by its kind; a HELLO is taken apart from these."""
+"""What a receiver does with each kind of a sender's message, HELLO apart."""
 
 _OFFERED: _Takes = {
     Welcome: FileReceiver._on_welcome,

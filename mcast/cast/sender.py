@@ -34,33 +34,45 @@ from mcast.cast.packets import (
 )
 
 COPIES = 512
-"""In flight at the most, of all receivers together: on software devices each copy waits in a queue of the
-host, which drops what is beyond 1000 (net.core.netdev_max_backlog) without a word."""
+"""The most copies that are in flight to all receivers together.
+
+On software devices each copy waits in a queue of the host, which silently drops what is beyond 1000
+(net.core.netdev_max_backlog).
+"""
 
 _WINDOWS = range(16, 257)
-"""What a window may be, in pieces."""
+"""The sizes that a window may have, in pieces."""
 
 _FIRST_MISSES = 256
-"""Missed copies that are forgiven each receiver, so that an unlucky beginning is no end."""
+"""How many missed copies are forgiven each receiver, so that an unlucky beginning does not end its
+transfer."""
 
 _SMALLEST = 256
-"""The smallest MTU there is, in bytes: nobody makes the pieces of all smaller than it allows."""
+"""The smallest MTU there is, in bytes.
+
+A receiver that claims less is refused, because all pieces would shrink to that.
+"""
 
 MOST_RECEIVERS, MOST_OF_ONE = 1000, 16
-"""Further ones, and further ones of one address, come too late: who invents receivers shall fill neither the
-memory nor the places of others."""
+"""The most receivers of a transfer, and the most at one address; further ones come too late.
+
+So an end that invents receivers fills neither the memory nor the places of others.
+"""
 
 
 class Patience(NamedTuple):
-    """The protocol's times in seconds, and its bounds.
+    """The protocol's times, in seconds, and its bounds.
 
-    wait     for the wanted number of receivers
-    gather   for more receivers after the first, where no number is wanted
+    wait     how long to wait for the wanted number of receivers
+    gather   how long to wait for more receivers after the first, where no number is wanted
     silence  how long an end may be silent before it is given up
-    stall    how long a receiver that answers may stand still: take less than a smallest window
+    stall    how long a receiver that answers may take less than a smallest window
     repairs  how often a piece is sent again to one receiver
-    misses   how many copies a receiver may miss for each piece that was sent, on the whole; see _FIRST_MISSES
-    copies   how many copies of pieces, of all receivers, are under way at the most
+    misses   how many copies a receiver may miss for each piece that was sent, on average; see _FIRST_MISSES
+    hello    how often HELLO is sent
+    retry, slowest_retry  how long to wait for an answer before asking again: the first time, and at most
+    farewells  how often the last CLOSE is sent
+    copies   the most copies of pieces that are under way to all receivers together
     """
 
     wait: float = 60.0
@@ -77,7 +89,7 @@ class Patience(NamedTuple):
 
 
 def widest(receivers: int, copies: int = COPIES) -> int:
-    """The largest window for so many receivers, in pieces."""
+    """The largest window for that many receivers, in pieces."""
     return max(_WINDOWS[0], min(copies // (receivers + 1), _WINDOWS[-1]))
 
 
@@ -86,12 +98,12 @@ class Fate(Enum):
 
     RECEIVING = "receiving"
     VERIFIED = "verified"
-    DIFFERS = "its copy differs"
-    FAILED = "it failed"
-    SILENT = "it fell silent"
-    STALLED = "its reader stood still"
-    LOST = "it lost pieces"
-    DEAF = "it does not hear that it may take part"
+    DIFFERS = "got a copy that differs"
+    FAILED = "failed"
+    SILENT = "fell silent"
+    STALLED = "read nothing more"
+    LOST = "lost pieces"
+    DEAF = "does not hear the sender"
 
 
 _GIVEN_UP = {Fate.SILENT, Fate.STALLED, Fate.LOST, Fate.DEAF}
@@ -101,11 +113,12 @@ _FATES = {Verdict.VERIFIED: Fate.VERIFIED, Verdict.DIFFERS: Fate.DIFFERS, Verdic
 class ReceiverState:
     """A receiver as the sender knows it.
 
-    has       pieces that it has, all from 0 on
-    repaired  copies sent again because it missed them
-    lost      pieces that it missed to the bound
-    joined    when it last asked to take part
-    words     what it said when it failed
+    fate      how the transfer went so far
+    has       how many pieces the receiver has, all from 0 on
+    repaired  how many copies were sent again because the receiver missed them
+    lost      the pieces that the receiver missed as often as a piece is repaired
+    joined    when the receiver last asked to take part
+    words     why the receiver failed, in its own words
     """
 
     def __init__(self, number: int, name: str, address: str, room: int, largest: int, now: float) -> None:
@@ -120,25 +133,27 @@ class ReceiverState:
 
     @property
     def live(self) -> bool:
-        """Whether it still takes part."""
+        """Whether the receiver still takes part."""
         return self.fate is Fate.RECEIVING
 
     def look(self, owes: bool, now: float) -> None:
-        """Note when it last moved: took a smallest window, of pieces or of room for them, or owed nothing."""
+        """Note when the receiver last moved: took a smallest window of pieces, or of room for pieces, or owed
+        nothing."""
         taken = self.has + self.limit
         if not owes or taken - self._mark >= _WINDOWS[0]:
             self._mark, self.moved = taken, now
 
 
 class _Misses(NamedTuple):
-    """How often a receiver missed a piece, the last time when it was sent before the ASK `asked`."""
+    """How often a receiver missed a piece. Its last lost copy was sent before the ASK with serial `asked`."""
 
     times: int = 0
     asked: int = 0
 
 
 class _Piece:
-    """A piece that not everybody has; the serials of the first ASKs after its last two sendings, or 0."""
+    """A piece that some receiver lacks; the serials of the first ASKs after its last two sendings, 0 for
+    none."""
 
     __slots__ = ("asked", "asked_before", "message")
 
@@ -146,7 +161,8 @@ class _Piece:
         self.message, self.asked, self.asked_before = message, 0, 0
 
     def missed_by(self, serial: int) -> int:
-        """Which sending did not arrive, if the answer to that ASK lacks the piece; 0: none is known."""
+        """The sending that did not arrive, if the answer to the ASK `serial` lacks the piece; 0: none is
+        known."""
         return next((asked for asked in (self.asked, self.asked_before) if 0 < asked <= serial), 0)
 
 
@@ -159,15 +175,19 @@ class _Phase(Enum):
 
 
 class FileSender:
-    """Feed it pieces with `offer` while it `wants` some, then `end`; what is heard with `hears`.
+    """The sender's end, without I/O.
 
-    `messages(now)` is what to send now; call it again after each message heard and by `due` at the latest,
-    until `over`.
+    Give it pieces with `offer` while it `wants` some, then call `end`; give it received messages with
+    `hears`. `messages(now)` returns the messages to send now: call it after each received message, and by
+    `due` at the latest, until `over`.
 
-    session   its number, from `number_at`
-    size      of the file in bytes; None if unknown
-    largest   the largest message that can be sent
-    wanted    how many receivers to wait for; None: whoever joins, at least one
+    session   the transfer's number, from `number_at`
+    name      the file's sender, as receivers show it
+    size      the size of the file in bytes; None if unknown
+    largest   the largest message that can be sent, in bytes
+    wanted    how many receivers to wait for; None: for any that join, at least one
+    patience  the times and bounds of the protocol
+    now       the time, in seconds
     """
 
     def __init__(
@@ -192,11 +212,11 @@ class FileSender:
         self._phase = _Phase.GATHER
         self._deadline = self._wait_ends = now + patience.wait
         self._largest = largest
-        self._kept: dict[int, _Piece] = {}  # from the first that somebody lacks
+        self._kept: dict[int, _Piece] = {}  # the pieces from the first one that some receiver lacks
         self._kept_bytes = 0
-        self._fresh: deque[int] = deque()  # of these, not sent yet
-        self._repair: dict[int, None] = {}  # of these, to be sent again
-        self._control: dict[Packet, None] = {}  # each once, however often it was asked for
+        self._fresh: deque[int] = deque()  # the numbers of those that were not sent yet
+        self._repair: dict[int, None] = {}  # the numbers of those that have to be sent again
+        self._control: dict[Packet, None] = {}  # packets to send once, however often they were asked for
         self._widest = self._window = _WINDOWS[0]
         self._serial = self._since_ask = self._judged = 0
         self._retry_at, self._retry, self._asked_at = now, patience.retry, now
@@ -204,17 +224,17 @@ class FileSender:
 
     @property
     def over(self) -> bool:
-        """Whether all is said."""
+        """Whether everything was said."""
         return self._phase is _Phase.OVER
 
     @property
     def started(self) -> bool:
-        """Whether the receivers are settled."""
+        """Whether the transfer has begun, and no further receiver may join."""
         return self._phase is not _Phase.GATHER
 
     @property
     def piece(self) -> int:
-        """The longest piece that everybody can receive, in bytes."""
+        """The longest piece that every receiver can take, in bytes."""
         return min([self._largest, *(peer.largest for peer in self.peers.values())]) - OVERHEAD
 
     @property
@@ -225,17 +245,17 @@ class FileSender:
 
     @property
     def placed(self) -> int:
-        """Pieces that every live receiver has."""
+        """How many pieces every live receiver has."""
         return min((peer.has for peer in self._live()), default=self.pieces)
 
     @property
     def placed_bytes(self) -> int:
-        """Bytes that every live receiver has."""
+        """How many bytes every live receiver has."""
         return self.bytes - self._kept_bytes
 
     @property
     def _sent(self) -> int:
-        """Pieces that have been sent at least once."""
+        """How many pieces have been sent at least once."""
         return self._fresh[0] if self._fresh else self.pieces
 
     @property
@@ -254,20 +274,20 @@ class FileSender:
             self._kept_bytes += len(piece)
 
     def end(self) -> None:
-        """There are no more pieces; fewer bytes than were announced are not what was to be sent."""
+        """Note that there are no more pieces. Aborts if they are fewer bytes than were announced."""
         if self.size is not None and self.bytes != self.size:
             self.abort(f"the file has changed: {self.bytes:,} of its {self.size:,} bytes could be read")
         self._ended = True
 
     def abort(self, words: str) -> None:
-        """Stop, and tell everybody."""
+        """Stop, and tell every receiver why."""
         self.failure = self.failure or words
         self._part(Reason.ABORTED, words)
 
     # --- what is heard ---------------------------------------------------------------------------
 
     def hears(self, message: Buffer, address: str, now: float) -> None:
-        """Take a message; `address` is where it came from, in words."""
+        """Take a received message; `address` is where it came from, as text."""
         packet = None if self.over else heard(message, address, self.rejected)
         if packet is None:
             return
@@ -308,7 +328,7 @@ class FileSender:
         if peer is None:
             self.rejected["not a receiver of this transfer"] += 1
         elif not self.started:
-            if isinstance(packet, Done):  # it has left before the beginning
+            if isinstance(packet, Done):  # the receiver has left before the beginning
                 del self.peers[packet.receiver]
                 if not self.peers:
                     self._deadline = self._wait_ends
@@ -316,7 +336,7 @@ class FileSender:
             peer.heard = self.due = now
             self._on_report(peer, packet) if isinstance(packet, Report) else self._on_done(peer, packet)
         elif peer.fate in _GIVEN_UP:
-            self._control[Close(self._session, peer.number, Reason.GIVEN_UP, peer.fate.value)] = None
+            self._tell_given_up(peer)
             self.due = now
 
     def _on_report(self, peer: ReceiverState, packet: Report) -> None:
@@ -324,7 +344,7 @@ class FileSender:
             self.rejected["a report of what was not sent"] += 1
             return
         peer.answered = max(peer.answered, packet.serial)
-        if packet.next >= peer.has:  # a late report knows less
+        if packet.next >= peer.has:  # otherwise an older report has overtaken nothing, and says less
             peer.has = packet.next
             peer.limit = max(peer.limit, packet.next + min(packet.room, WINDOW))
         lossy = False
@@ -356,7 +376,8 @@ class FileSender:
         self._forget()
 
     def _steer(self, lossy: bool) -> None:
-        """Halve the window once for the losses of a round trip; open it for an ASK that all answer well."""
+        """Halve the window once for all losses of a round trip; open it for an ASK whose answers show no
+        loss."""
         if lossy and self._judged < self._serial:
             self._judged = self._serial
             self._window = max(_WINDOWS[0], self._window // 2)
@@ -375,9 +396,13 @@ class FileSender:
 
     def _give_up(self, peer: ReceiverState, fate: Fate) -> None:
         peer.fate = fate
-        self._control[Close(self._session, peer.number, Reason.GIVEN_UP, fate.value)] = None
+        self._tell_given_up(peer)
         self._widen()
         self._forget()
+
+    def _tell_given_up(self, peer: ReceiverState) -> None:
+        words = f"the receiver {peer.fate.value}"
+        self._control[Close(self._session, peer.number, Reason.GIVEN_UP, words)] = None
 
     def _live(self) -> list[ReceiverState]:
         return [peer for peer in self.peers.values() if peer.live]
@@ -385,7 +410,7 @@ class FileSender:
     # --- what is sent ----------------------------------------------------------------------------
 
     def messages(self, now: float) -> list[bytes]:
-        """The messages to send now, in order; moves `due`."""
+        """The messages to send now, in order. Sets `due`."""
         if self.started and self._phase in (_Phase.SEND, _Phase.FINISH):
             self._drop_the_dead(now)
             if not self._live():
@@ -417,7 +442,7 @@ class FileSender:
             peer.heard = peer.moved = now
 
     def _widen(self) -> None:
-        """How wide the window may be for those who take part."""
+        """Set the widest window for the receivers that take part."""
         self._widest = widest(len(self._live()), self._patience.copies)
 
     def _send(self, now: float) -> list[bytes]:
@@ -435,7 +460,7 @@ class FileSender:
             self._retry = self._patience.retry
             out.append(self._ask(now))
         elif now >= self._retry_at:
-            # An answer was lost; or a pause of the source or of a slow reader shall not be taken for the end.
+            # An answer was lost, or the source or a slow reader pauses, which must not look like silence.
             self._retry = min(2 * self._retry, self._patience.slowest_retry)
             out.append(self._ask(now))
         if self._ended and not self._kept:
@@ -444,7 +469,8 @@ class FileSender:
         return out
 
     def _next(self) -> Iterator[int]:
-        """The pieces to send now: what was missed, then new ones, as far as the window and all room go."""
+        """The pieces to send now: missed ones, then new ones, as many as the window and every receiver's room
+        allow."""
         repair, self._repair = self._repair, {}
         self.repeated += len(repair)
         yield from repair

@@ -1,4 +1,7 @@
-"""A sender and its receivers on the ports of one host, in one thread; they hear nobody else."""
+"""A sender and its receivers on the ports of one host, in one thread.
+
+They ignore the messages of all others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from mcast.endpoint.blocking import Endpoint, open_endpoint
 from mcast.endpoint.ports import Place, active
 
 _NAP = 0.01
-"""How long all wait for one of them, at the most, in seconds."""
+"""The longest that all ends wait for one of them, in seconds."""
 
 Ends = tuple[SendingParty, list[ReceivingParty]]
 
@@ -24,10 +27,13 @@ Ends = tuple[SendingParty, list[ReceivingParty]]
 def ends(
     backend: Backend, group: McastAddress, receivers: int, source: Source, wait: float, silence: float
 ) -> Iterator[Ends]:
-    """A sender on the first active port and receivers on the others in turn, all members of the group.
+    """A sender on the first active port, and receivers on the others in turn, all members of the group.
 
-    wait     how long they may take to hear of each other, in seconds
-    silence  how long an end may be silent, in seconds
+    group    the address that all ends join
+    receivers  how many receivers to make
+    source   the file to send
+    wait     how many seconds the ends may take to find each other
+    silence  how many seconds an end may be silent before it is given up
 
     Raises ValueError if there are too few ports.
     """
@@ -35,10 +41,10 @@ def ends(
     seats = ports[1:] or ports
     if receivers > (most := MOST_OF_ONE * len(seats)):
         raise ValueError(f"{receivers} receivers are too many for the ports here: at most {most}")
-    # A simulated copy waits in no queue of this host.
+    # Copies on a simulated fabric wait in no queue of this host, so there may be more of them.
     copies = COPIES * (receivers + 1) if backend.name in SIMULATED else COPIES
     window = widest(receivers, copies)
-    # Doubles, own messages and the others' answers must not take the place of pieces.
+    # Twice the window, so that duplicates, own messages and answers of others leave room for the pieces.
     depth = 2 * window + 4 * receivers
     with ExitStack() as stack:
 
@@ -58,12 +64,13 @@ def ends(
 
 
 def run(sender: SendingParty, receivers: Sequence[ReceivingParty], watch: Callable[[], None]) -> None:
-    """Carry the transfer through by turns; `watch` is called after each. Its end is the sender's to tell."""
+    """Carry out the transfer, each end in turn, and call `watch` after each round; `sender.core` has the
+    outcome."""
     parties: list[SendingParty | ReceivingParty] = [sender, *receivers]
     with ExitStack() as stack:
         for party in parties:
             stack.enter_context(telling(party))
-        # A receiver that is not welcome would wait for another transfer.
+        # A receiver without a WELCOME would wait for another transfer.
         while not sender.core.over or any(one.core.welcome and not one.core.over for one in receivers):
             busy = [party for party in parties if not party.core.over]
             acted = [party.turn(0.0) for party in busy]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mcast.wire.kinds import LinkLayer
 
 ENOTSUPP = 524
-"""The kernel's internal 'not supported'; it has no name in libc or Python (K-FABRIC-1)."""
+"""The kernel's internal 'not supported', which has no name in libc or Python (K-FABRIC-1)."""
 
 
 class Phase(Enum):
@@ -32,7 +32,12 @@ class Phase(Enum):
 
 
 class Cause(NamedTuple):
-    """One cause: why, a command or an expression that shows whether it is so, and what to do about it."""
+    """One possible cause of an error.
+
+    why        the cause, a sentence
+    check      a command or a Python expression that shows whether it is this cause
+    next_step  what to do about it
+    """
 
     why: str
     check: str
@@ -40,14 +45,15 @@ class Cause(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A cause, and what it is a cause of.
+    """A cause, and the errors that it can be the cause of.
 
-    phase       None: in every phase
-    errno       what the stack answers
+    phase       the phase of the error; None: every phase
+    errno       the errno of the error
     source      where this is known from: clauses, facts (docs/facts), a guard, a page, the kernel's source
-    calls       the only calls, or types of an event, that tell it; () for each of the phase
-    link_layer  the only link layer it happens on; None for both
-    status      name of the only SaStatus (of a join) or WcStatus (of an EIO) that it goes with; "" for any
+    calls       the only calls, or types of an event, that fail with it; () for every call of the phase
+    link_layer  the only link layer where it happens; None for both
+    status      the name of the only SaStatus (of a join) or WcStatus (of an EIO) that it goes with; "" for
+                any
     only        why no simulated fabric shows it; "" if one does
     """
 

@@ -1,7 +1,7 @@
-"""What an errno most likely means: ranked causes, each with how to check it and what to do.
+"""What an errno most likely means: its causes, the likeliest first, each with how to check it and what to do.
 
-Data, not code: `mcast.errors.rows` has a row for each cause. `McastError.causes`, its text, `mcast doctor
-ERROR` and the errno atlas of the documentation (`atlas`) are all made from these rows.
+`mcast.errors.rows` has a row for each cause. `McastError.causes`, the text of an error, `mcast doctor ERROR`
+and the errno atlas of the documentation (`atlas`) are made from these rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mcast.errors.cause import ENOTSUPP, Cause, Phase, Row
 from mcast.wire.kinds import LinkLayer
 
 _NAMES = {ENOTSUPP: "ENOTSUPP", E.EOPNOTSUPP: "EOPNOTSUPP", E.EDEADLK: "EDEADLK"}
-"""Where Python knows none, or prefers another than the manual pages."""
+"""Names that Python lacks, or that the manual pages prefer."""
 
 
 def errno_name(errno: int) -> str:
@@ -26,9 +26,10 @@ def errno_name(errno: int) -> str:
 def likely_causes(
     phase: Phase, errno: int, call: str = "", link_layer: LinkLayer | None = None, status: str = ""
 ) -> tuple[Cause, ...]:
-    """The causes of `errno` in `phase`, the likeliest first; empty where the errno says all there is to say.
+    """The causes of `errno` in `phase`, the likeliest first; () where the errno says all there is to say.
 
-    What is not known ("" or None) leaves every row in; what is known leaves those out that need another.
+    An argument that is "" or None is not known, and leaves every row in. A known one leaves out the rows for
+    other values.
     """
     return tuple(
         row.cause
@@ -41,14 +42,15 @@ def likely_causes(
 
 
 def causes_of_status(status: str) -> tuple[Cause, ...]:
-    """The causes that go with this SaStatus or WcStatus alone, by its name."""
+    """The causes that go only with this SaStatus or WcStatus, by its name."""
     return tuple(
         dict.fromkeys(row.cause for rows in _by_errno().values() for row in rows if row.status == status)
     )
 
 
 def rows_of(error: str) -> tuple[Row, ...]:
-    """The rows of an errno, by name or number, or of an SaStatus or WcStatus, by name; () if it has none."""
+    """The rows of an errno, by name or number, or of an SaStatus or WcStatus, by name; () if there are
+    none."""
     wanted = error.upper()
     return tuple(
         row
@@ -60,7 +62,7 @@ def rows_of(error: str) -> tuple[Row, ...]:
 
 @cache
 def _by_errno() -> dict[int, tuple[Row, ...]]:
-    from mcast.errors.rows import ROWS  # read when the first error is explained
+    from mcast.errors.rows import ROWS  # imported when the first error is explained
 
     found: dict[int, tuple[Row, ...]] = {}
     for row in ROWS:
@@ -69,7 +71,7 @@ def _by_errno() -> dict[int, tuple[Row, ...]]:
 
 
 def atlas() -> str:
-    """The errno atlas as Markdown: a section for each phase, a table for each errno of it."""
+    """The errno atlas as Markdown: a section for each phase, and in it a table for each errno."""
     from mcast.errors.rows import ROWS
 
     return "\n".join(_atlas_lines(ROWS)) + "\n"
@@ -95,7 +97,7 @@ def _atlas_lines(rows: tuple[Row, ...]) -> Iterator[str]:
 
 
 def where(row: Row) -> str:
-    """Where a row holds: calls, link layer, status, or the reason why no simulated fabric shows it."""
+    """Where a row holds: its calls, link layer and status, or the reason why no simulated fabric shows it."""
     link_layer = row.link_layer.value if row.link_layer else ""
     parts = (" / ".join(row.calls), link_layer, row.status, row.only)
     return ", ".join(filter(None, parts)) or "everywhere"

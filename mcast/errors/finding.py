@@ -1,4 +1,4 @@
-"""What is found out about a host: one finding for each thing that is looked at."""
+"""The findings of `mcast doctor`: one for each thing about a host that was inspected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Level(Enum):
-    """How a thing is: a problem keeps multicast from working, a warning may."""
+    """How a thing is. A problem keeps multicast from working, a warning may."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,10 +17,10 @@ class Level(Enum):
 class Finding(NamedTuple):
     """What was seen of one thing.
 
-    check    what was looked at, a word or two, such as `memlock`
-    subject  the device, port or interface it was looked at on; "" for the host
+    check    what was inspected, a word or two, such as `memlock`
+    subject  the device, port or interface that it belongs to; "" for the host
     seen     what was seen, a sentence
-    fix      the one command, or step, that mends it; "" if there is nothing to mend
+    fix      the one command, or step, that repairs it; "" if there is nothing to repair
     """
 
     check: str

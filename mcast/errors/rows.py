@@ -1,6 +1,7 @@
-"""The causes of each errno: one row a cause, the likeliest first. `mcast.errors.causes` reads them.
+"""The causes of each errno: one row for each cause, the likeliest first. `mcast.errors.causes` reads them.
 
-To add one: a `Row` here, and in tests/errors/test_causes.py the simulated fabric that shows it, or `only`.
+To add a cause, add a `Row` here, and in tests/errors/test_causes.py the simulated fabric that shows it, or
+`only`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from mcast.wire.kinds import LinkLayer
 
 _IB, _ETH = LinkLayer.INFINIBAND, LinkLayer.ETHERNET
 _ENDPOINT = "join"
-"""An Endpoint's join: the calls and the event in one."""
+"""The join of an Endpoint, which includes the calls and the event."""
 _CALL = ("join_multicast", "join_multicast_ex", _ENDPOINT)
 _EVENT = ("MULTICAST_ERROR", _ENDPOINT)
 
@@ -36,7 +37,7 @@ ROWS: tuple[Row, ...] = (
         None,
         E.EBADF,
         Cause(
-            "it was opened before a fork, and is used in the child",
+            "the object was opened before a fork, and is used in the child",
             "print(os.getpid())",
             "open the backend in the process that uses it; multiprocessing: start method 'spawn'",
         ),
@@ -69,7 +70,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the connection manager has no device file, or the kernel no RDMA device",
             "mcast doctor",
-            "load it: modprobe rdma_ucm ib_uverbs",
+            "load the modules: modprobe rdma_ucm ib_uverbs",
         ),
         "rdma_create_event_channel(3)",
         only=_REAL,
@@ -80,7 +81,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "this process may not open the files in /dev/infiniband",
             "ls -l /dev/infiniband",
-            "give it read and write access (docker: --device=/dev/infiniband)",
+            "give the process read and write access (docker: --device=/dev/infiniband)",
         ),
         "open(2)",
         only=_REAL,
@@ -102,7 +103,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the process has all the file descriptors it may have",
             "ulimit -n",
-            "raise it: ulimit -n 65536; or close channels and backends",
+            "raise the limit: ulimit -n 65536; or close channels and backends",
         ),
         "open(2)",
         only=_REAL,
@@ -207,7 +208,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the route to the group is a prohibition or a black hole",
             "ip route get 239.1.1.1",
-            "delete it: ip route del 239.0.0.0/8, or give src=",
+            "delete the route: ip route del 239.0.0.0/8, or give src=",
         ),
         "ip-route(8), type unreachable",
         only=_REAL,
@@ -266,7 +267,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the limit of locked memory is smaller than the QP's buffers",
             "ulimit -l",
-            "raise it: ulimit -l unlimited (docker: --ulimit memlock=-1); or ask for fewer, smaller receives",
+            "raise the limit: ulimit -l unlimited (docker: --ulimit memlock=-1); or make the queues shorter",
         ),
         "docs/pitfalls.md, 19",
         only=_MEMLOCK,
@@ -357,7 +358,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the SA refused: this port is no member of the group's partition",
             "cat /sys/class/infiniband/*/ports/*/pkeys/* | sort -u",
-            "have the port's GUID put into the partition (partitions.conf of the SM), or use one it is in",
+            "have the port's GUID put into the partition (partitions.conf of the SM), or use another port",
         ),
         "SA-PKEY-1",
         link_layer=_IB,
@@ -503,7 +504,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "this id joined that group before: the first leave would detach for both",
             "print(error.address)",
-            "leave it first, or join from another id",
+            "leave the group first, or join from another id",
         ),
         "G-JOIN, K-EVENT-5",
         calls=_CALL,
@@ -525,7 +526,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the SA did not answer",
             "sminfo",
-            "start a subnet manager (opensm), or mend the way to it, then join again",
+            "start a subnet manager (opensm), or repair the path to it, then join again",
         ),
         "SA-STATUS-1",
         link_layer=_IB,
@@ -541,9 +542,9 @@ ROWS: tuple[Row, ...] = (
         Phase.JOIN,
         E.ENODEV,
         Cause(
-            "the device was removed, and the endpoint looks for it to come back",
+            "the device was removed, and the endpoint waits for the device to come back",
             "rdma link",
-            "bring it back, or open an endpoint on another device",
+            "bring the device back, or open an endpoint on another device",
         ),
         "mcast.endpoint.blocking, RejoinPolicy",
         calls=(_ENDPOINT,),
@@ -625,7 +626,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         Phase.LEAVE,
         E.EADDRNOTAVAIL,
-        Cause("it was left before", "cat /proc/net/igmp", "leave once for each join"),
+        Cause("the group was left before", "cat /proc/net/igmp", "leave once for each join"),
         "LV-5, K-LEAVE-4",
     ),
     Row(
@@ -664,7 +665,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the GID is not a multicast GID",
             "mcast mgid ADDRESS",
-            "take it from the join event: event.ud.destination.gid",
+            "take the GID from the join event: event.ud.destination.gid",
         ),
         "DT-6, K-ATTACH-4",
     ),
@@ -674,7 +675,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the MLID is outside 0xC000..0xFFFE",
             "saquery -g",
-            "take it from the join event: event.ud.destination.dlid",
+            "take the MLID from the join event: event.ud.destination.dlid",
         ),
         "SA-ATTACH-2",
         link_layer=_IB,
@@ -843,7 +844,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "UD carries at most one MTU in a message; a longer one would vanish",
             "ibv_devinfo | grep active_mtu; saquery MCMR: the group's MTU, on InfiniBand",
-            "split it: max_message_size of the membership says how much fits",
+            "split the payload: max_message_size of the membership says how much fits",
         ),
         "G-MTU, K-DATA-6",
     ),
@@ -907,10 +908,10 @@ ROWS: tuple[Row, ...] = (
             (
                 "LOC_QP_OP_ERR",
                 Cause(
-                    "the device could not do it: link down, address removed, an IPv4 group from an IPv6 "
-                    "source (Linux 6.1: also a receive that is too small)",
+                    "the device could not send or receive: link down, address removed, an IPv4 group from an "
+                    "IPv6 source (Linux 6.1: also a receive that is too small)",
                     "mcast doctor",
-                    "mend the link or the address, then reset()",
+                    "repair the link or the address, then reset()",
                 ),
                 "K-DATA-7, K-DATA-15, K-DATA-16, K-DATA-17",
                 "",
@@ -950,7 +951,7 @@ ROWS: tuple[Row, ...] = (
                 Cause(
                     "the QP went into ERR and stays there; the status of the error says why",
                     "print(error.status)",
-                    "mend the cause, then reset() brings it back to RTS",
+                    "repair the cause, then reset() brings the QP back to RTS",
                 ),
                 "K-DATA-15, K-DATA-16, K-DATA-17, K-DATA-18",
                 "",
@@ -974,7 +975,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the fabric does not deliver the group to them, or their answers to this port",
             "mcast doctor",
-            "mend what it names: IGMP snooping without a querier, a filter, the SM",
+            "repair what the doctor names: IGMP snooping without a querier, a filter, the SM",
         ),
         "docs/pitfalls.md, 3 and 22",
         calls=("ready",),
@@ -1007,7 +1008,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the limit of locked memory is smaller than the buffer",
             "ulimit -l",
-            "raise it: ulimit -l unlimited (docker: --ulimit memlock=-1)",
+            "raise the limit: ulimit -l unlimited (docker: --ulimit memlock=-1)",
         ),
         "docs/pitfalls.md, 19",
         only=_MEMLOCK,
@@ -1053,7 +1054,7 @@ ROWS: tuple[Row, ...] = (
         Cause(
             "the descriptor of the DMA-BUF is closed",
             "ls -l /proc/self/fd",
-            "keep it open until register_dmabuf has returned",
+            "keep the descriptor open until register_dmabuf has returned",
         ),
         "ibv_reg_mr(3)",
         calls=("register_dmabuf",),
@@ -1072,4 +1073,4 @@ ROWS: tuple[Row, ...] = (
         only=_REAL,
     ),
 )
-"""Every cause. In one errno of one phase the likeliest comes first."""
+"""Every cause. Among the rows of one errno in one phase the likeliest comes first."""

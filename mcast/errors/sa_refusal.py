@@ -1,7 +1,7 @@
-"""Why the SA refused a join: the request is compared with what the SA says of the group and of the port.
+"""Why the SA refused a join: compares the request with what the SA says of the group and of the port.
 
-The kernel reports every refusal as EINVAL (SA-STATUS-1). Who can ask the SA finds out more: a Get
-of the group's MCMemberRecord, and of ClassPortInfo. Pure: records in, causes out.
+The kernel reports every refusal as EINVAL (SA-STATUS-1). A program that may ask the SA finds out more, by a
+Get of the group's MCMemberRecord and of ClassPortInfo. Pure: records in, causes out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _OTHER_GROUP = "take another group address, or have the group made anew with the
 
 
 class PortView(NamedTuple):
-    """What matters of the port that asked: its P_Keys; MTU and rate as the SA encodes them, 0 if unknown."""
+    """What matters of the port that asked: its P_Keys; its MTU and rate as the SA encodes them, 0 if
+    unknown."""
 
     pkeys: tuple[int, ...]
     mtu: int = 0
@@ -34,10 +35,10 @@ def found_causes(
     port: PortView,
     capability_mask2: int | None = None,
 ) -> tuple[Cause, ...]:
-    """What speaks against the request `asked` (the fields in `mask`); () if nothing that can be seen does.
+    """The reasons to refuse the request `asked` (whose valid fields are in `mask`); () if none can be seen.
 
-    `group` is what the SA shows this port of the group: None is no such group, or one of a partition that the
-    port is not in. `capability_mask2` is the SA's, None if it is not known.
+    `group` is the group's record as the SA shows it to this port; None: there is no such group, or it is in a
+    partition that the port is not in. `capability_mask2` is the SA's; None if it is not known.
     """
     causes = (
         *_send_only(asked, capability_mask2),
@@ -64,7 +65,7 @@ def _partition(mask: int, asked: McMemberRecord, port: PortView) -> Iterator[Cau
         yield Cause(
             f"P_Key is {asked.pkey:#06x}, the port's table has {table or 'none'}",
             "cat /sys/class/infiniband/*/ports/*/pkeys/* | sort -u",
-            "have the port put into the partition (partitions.conf of the SM), or bind to one it is in",
+            "have the port put into the partition (partitions.conf of the SM), or bind to another port",
         )
 
 
@@ -102,8 +103,8 @@ def _differences(mask: int, asked: McMemberRecord, group: McMemberRecord) -> Ite
 
 
 def _too_much(group: McMemberRecord, port: PortView) -> Iterator[Cause]:
-    """A port slower, or with a smaller MTU, than the group is refused (SA-JOIN-6)."""
-    raise_it = "mend the link (cable, speed), or have the group made anew with less"
+    """A port that is slower than the group, or has a smaller MTU, is refused (SA-JOIN-6)."""
+    raise_it = "repair the link (cable, speed), or have the group made anew with less"
     for name, unit, mine, theirs, check in (
         ("MTU", MTU, port.mtu, group.mtu, "ibv_devinfo"),
         ("rate", RATE, port.rate, group.rate, "ibstat"),

@@ -1,8 +1,10 @@
-"""The errors of the contract. All are `McastError`, an OSError; families are also what people catch.
+"""The errors of the contract.
+
+Every error is a `McastError`, which is an OSError; programs catch its families.
 
 ```
 McastError(OSError)          errno, call, arguments, phase, causes
-├── InvalidArgument          EINVAL: a call the stack refuses               (also ValueError)
+├── InvalidArgument          EINVAL: a call that the stack refuses          (also ValueError)
 ├── NotSupported             EOPNOTSUPP, ENOSYS, 524: not on this device or link layer
 ├── TimedOut                 ETIMEDOUT: the SA or a peer did not answer     (also TimeoutError)
 ├── PermissionDenied         EPERM, EACCES: device files, locked memory     (also PermissionError)
@@ -11,12 +13,12 @@ McastError(OSError)          errno, call, arguments, phase, causes
 ├── Unreachable              ENETUNREACH, EHOSTUNREACH: no route
 ├── MembershipLost           ENETRESET: the fabric forgot the membership    (also ConnectionResetError)
 ├── DeviceGone               ENODEV, ENXIO: no device, or not any more
-├── QpError                  EIO: the QP went into ERR; `status` says why
+├── QpError                  EIO: the queue pair went into ERR; `status` says why
 ├── Closed                   EBADF: used after close or destroy             (also ValueError)
 └── GuardError               refused before the stack could do harm         (also ValueError)
     ├── MessageTooLarge      EMSGSIZE: larger than one MTU; `limit`, `size`
     ├── AlreadyJoined        EADDRINUSE: this id has joined this group
-    └── SecondMlid           EEXIST: the QP is attached to the MGID with another MLID
+    └── SecondMlid           EEXIST: the queue pair is attached to the MGID with another MLID
 BackendError                 no such backend, or one that cannot run here; `reason`, `fix`
 ├── UnknownBackend           (also LookupError)
 └── BackendUnavailable
@@ -37,7 +39,10 @@ from mcast.wire.kinds import LinkLayer
 
 
 class WcStatus(IntEnum):
-    """Work completion status, as ibv_wc_status numbers it; unknown values stay readable."""
+    """The status of a work completion, with the numbers of ibv_wc_status.
+
+    A number without a name becomes UNKNOWN.
+    """
 
     SUCCESS = 0
     LOC_LEN_ERR = 1
@@ -64,18 +69,19 @@ class WcStatus(IntEnum):
 
 
 def errno_text(errno: int) -> str:
-    """What strerror says; for 524 what the kernel means by it."""
+    """The text of strerror; for 524, which has none, the kernel's meaning."""
     return "Not supported (kernel-internal errno 524)" if errno == ENOTSUPP else os.strerror(errno)
 
 
 class McastError(OSError):
     """A call that failed: `errno`, `call`, `arguments`, `phase` (JEX-11, LV-5, AT-2).
 
-    `posted` says of a send how many of its messages were posted before it failed: do not send those again.
-
-    `causes` ranks what it most likely means, each with how to check it and the next step. `found` are causes
-    that the fabric itself was asked for: where there are any, nothing is guessed. `link_layer` is the port's,
-    None where it is not known.
+    posted      after a send, how many of its messages were posted before it failed: do not send those again
+    causes      what the error most likely means, the likeliest first, each with how to check it and the next
+                step
+    found       causes that were found by asking the fabric; if there are any, `causes` has these and no
+                guesses
+    link_layer  the link layer of the port; None where it is not known
     """
 
     found: tuple[Cause, ...] = ()
@@ -102,12 +108,13 @@ class McastError(OSError):
 
     @property
     def _known(self) -> dict[str, object]:
-        """What was learnt after the error was made; a pickle keeps it."""
+        """What was learnt after the error was made, for a pickle to keep."""
         return {"found": self.found, "link_layer": self.link_layer, "posted": self.posted}
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes that were found; else the likely ones, the likeliest first (`mcast.errors.rows`)."""
+        """The causes that were found; if none was, the likely ones, the likeliest first
+        (`mcast.errors.rows`)."""
         return self.found or self._likely("")
 
     def _likely(self, status: str) -> tuple[Cause, ...]:
@@ -129,15 +136,15 @@ class InvalidArgument(McastError, ValueError):
 
 
 class NotSupported(McastError):
-    """EOPNOTSUPP, ENOSYS or 524: this device or link layer cannot do it."""
+    """EOPNOTSUPP, ENOSYS or 524: this device or link layer cannot do what the call asks for."""
 
 
 class TimedOut(McastError, TimeoutError):
-    """ETIMEDOUT: no answer in time. A send says in `posted` how many of its messages are on their way."""
+    """ETIMEDOUT: no answer in time. After a send, `posted` says how many of its messages were posted."""
 
 
 class PermissionDenied(McastError, PermissionError):
-    """EPERM or EACCES."""
+    """EPERM or EACCES: the process may not open the device files, or may not lock so much memory."""
 
 
 class OutOfResources(McastError):
@@ -153,7 +160,7 @@ class Unreachable(McastError):
 
 
 class MembershipLost(McastError, ConnectionResetError):
-    """ENETRESET: port or SM restarted, the membership is gone (SA-RESET-1)."""
+    """ENETRESET: the port or the SM was restarted, and the membership is gone (SA-RESET-1)."""
 
 
 class DeviceGone(McastError):
@@ -161,9 +168,11 @@ class DeviceGone(McastError):
 
 
 class QpError(McastError):
-    """EIO: the QP went into ERR. `status` is the work completion's; `reset()` brings the QP back.
+    """EIO: the queue pair went into ERR.
 
-    `unsent` counts the messages that earlier calls had posted, and that the device did not send.
+    `status` is that of the work completion; `reset()` brings the queue pair back.
+
+    `unsent` counts messages that earlier calls had posted, and that the device did not send.
     """
 
     unsent: int = 0
@@ -188,12 +197,12 @@ class QpError(McastError):
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """What the status most likely means."""
+        """The causes that most likely lead to this status."""
         return self._likely(self.status.name)
 
 
 class Closed(McastError, ValueError):
-    """EBADF: the object was closed or destroyed before."""
+    """EBADF: the object was closed or destroyed before the call."""
 
     def __init__(self, what: str, call: str, phase: Phase) -> None:
         super().__init__(E.EBADF, call, phase, None, f"the {what} is closed")
@@ -204,16 +213,17 @@ class Closed(McastError, ValueError):
 
 
 class GuardError(McastError, ValueError):
-    """Refused by a guard of the contract, where the real stack would do harm in silence."""
+    """Refused by a guard of the contract, because the real stack would do harm without reporting it."""
 
 
 class MessageTooLarge(GuardError):
-    """EMSGSIZE (guard G-MTU): the stack would report success and send nothing (K-DATA-6)."""
+    """EMSGSIZE (guard G-MTU): the stack would report success, and send nothing (K-DATA-6)."""
 
     def __init__(
         self, size: int, limit: int, index: int, group_mtu: int | None = None, source: str = ""
     ) -> None:
-        """`group_mtu`: the group's MTU, where that is in the way, not the port's; `source`: who says so."""
+        """`group_mtu` is the group's MTU if that is the limit, None if the port's is; `source` says how it is
+        known."""
         mtu = "one MTU" if group_mtu is None else f"the group's MTU of {group_mtu}"
         said = f" ({source})" if source else ""
         detail = f"message {index} has {size} bytes, {mtu} carries {limit}{said}"
@@ -225,7 +235,7 @@ class MessageTooLarge(GuardError):
 
 
 class AlreadyJoined(GuardError):
-    """EADDRINUSE (guard G-JOIN): the first leave would detach for both joins (K-EVENT-5)."""
+    """EADDRINUSE (guard G-JOIN): the first leave would detach the queue pair for both joins (K-EVENT-5)."""
 
     def __init__(self, call: str, address: object) -> None:
         super().__init__(E.EADDRINUSE, call, Phase.JOIN, {"addr": address}, "this id has joined this group")
@@ -274,12 +284,12 @@ _FAMILY: dict[int, type[McastError]] = {
 def mcast_error(
     errno: int, call: str, phase: Phase, arguments: Mapping[str, object] | None = None, detail: str = ""
 ) -> McastError:
-    """The error of the family that `errno` belongs to; what backends raise."""
+    """An error of the family that `errno` belongs to. Backends raise it."""
     return _FAMILY.get(errno, McastError)(errno, call, phase, arguments, detail)
 
 
 class UnavailableReason(Enum):
-    """Why a backend cannot run here; each is a different thing to mend."""
+    """Why a backend cannot run here. Each reason has another remedy."""
 
     UNKNOWN_NAME = "no backend of that name"
     NOT_BUILT = "extension not built"
@@ -293,7 +303,7 @@ class UnavailableReason(Enum):
 
 
 class BackendError(Exception):
-    """A backend that cannot be had; `name`, `reason`, a `detail` sentence, and the one-line `fix`."""
+    """A backend that cannot be opened; `name`, `reason`, `detail` (a sentence) and `fix` (one line)."""
 
     def __init__(self, name: str, reason: UnavailableReason, detail: str, fix: str) -> None:
         super().__init__(name, reason, detail, fix)
@@ -304,8 +314,8 @@ class BackendError(Exception):
 
 
 class UnknownBackend(BackendError, LookupError):
-    """No backend of that name is registered."""
+    """There is no backend of that name."""
 
 
 class BackendUnavailable(BackendError):
-    """The backend is known, but cannot run here."""
+    """The backend exists, but cannot run here."""

@@ -1,1 +1,1 @@
-"""Capture files: pcapng out, pcapng and pcap in, and from captured bytes back to messages."""
+"""Capture files: writes pcapng, reads pcapng and pcap, and finds messages in captured packets."""

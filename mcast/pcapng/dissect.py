@@ -1,6 +1,7 @@
-"""From captured bytes back to UD messages: Ethernet, IP, UDP or LRH; then GRH, BTH, DETH.
+"""Finds the UD message in a captured packet: Ethernet, IP, UDP or LRH; then GRH, BTH, DETH.
 
-Sources as in `mcast.wire.packets`; LINKTYPE_ numbers and their headers: https://www.tcpdump.org/linktypes.html.
+Sources as in `mcast.wire.packets`; LINKTYPE_ numbers and their headers:
+https://www.tcpdump.org/linktypes.html.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ _ETHER_IPV4, _ETHER_IPV6, _ETHER_ROCE_V1 = 0x0800, 0x86DD, 0x8915
 _UDP, _IBA, _GLOBAL = 17, 0x1B, 3
 _ERF_MORE = 0x80
 _UD_IMMEDIATE = {0x64: 0, 0x65: 4}
-"""Opcode of a UD message -> bytes of its immediate."""
+"""Opcode of a UD message -> size of its immediate in bytes."""
 
 
 class Skipped(Exception):
-    """The packet is no UD message that could be read; the text says why."""
+    """The packet is no UD message, or cannot be read; the text says why."""
 
 
 class _Carrier(NamedTuple):
-    """What carries the transport headers. `masked`: its bytes in the ICRC; None: it is not checked."""
+    """The headers below the transport headers.
+
+    `masked` are their bytes in the ICRC; None: the ICRC is not checked.
+    """
 
     source: Gid
     dest: Gid
@@ -55,7 +59,7 @@ def datagram(frame: Frame) -> Datagram:
     except (struct.error, IndexError):
         if len(frame.data) < frame.length:
             raise Skipped("cut short by the capture") from None
-        raise Skipped("its headers do not fit into it") from None
+        raise Skipped("shorter than its headers say") from None
 
 
 def _message(carrier: _Carrier) -> Datagram:
@@ -70,7 +74,7 @@ def _message(carrier: _Carrier) -> Datagram:
     if end < begin:
         raise IndexError
     if carrier.masked is not None and packets.icrc(carrier.masked + packets.mask_bth(bth[:-4])) != bth[-4:]:
-        raise Skipped("its ICRC is wrong")
+        raise Skipped("wrong ICRC")
     return Datagram(
         carrier.source,
         carrier.dest,
@@ -91,7 +95,7 @@ def _message(carrier: _Carrier) -> Datagram:
 
 
 def _exactly(data: bytes, begin: int, end: int) -> bytes:
-    """data[begin:end]; IndexError where it is not all there."""
+    """data[begin:end]; IndexError if some of these bytes are missing."""
     if not begin <= end <= len(data):
         raise IndexError
     return data[begin:end]

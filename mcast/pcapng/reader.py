@@ -1,4 +1,4 @@
-"""Reads the packets of a pcapng or pcap file, and distrusts every length in it.
+"""Reads the packets of a pcapng or pcap file, and checks every length in the file.
 
 Formats: draft-ietf-opsawg-pcapng, 3.1, 4.1 to 4.4; draft-ietf-opsawg-pcap, 4 and 5.
 """
@@ -14,7 +14,7 @@ from mcast.pcapng.writer import BYTE_ORDER, INTERFACE, NS, PACKET, RESOLUTION, S
 _SIMPLE_PACKET = 3
 _END, _TIME_OFFSET = 0, 14
 _MAX_BLOCK = 16 << 20
-"""More than any packet needs; a larger length is damage."""
+"""More bytes than any packet needs: a larger length means that the file is damaged."""
 
 _PCAP = {
     bytes.fromhex("a1b2c3d4"): (">", 1000),
@@ -22,13 +22,14 @@ _PCAP = {
     bytes.fromhex("a1b23c4d"): (">", 1),
     bytes.fromhex("4d3cb2a1"): ("<", 1),
 }
-"""First bytes of a pcap file -> byte order, and ns in one unit of its fractions of seconds."""
+"""The first bytes of a pcap file -> its byte order, and the nanoseconds in one unit of its fractions of
+seconds."""
 
 _MICROSECONDS = 6
 
 
 class CaptureError(ValueError):
-    """The file is damaged, or none of the formats; `offset` is where, in bytes."""
+    """The file is damaged, or has none of the formats; `offset` is where in the file, in bytes."""
 
     def __init__(self, offset: int, what: str) -> None:
         super().__init__(f"at offset {offset}: {what}")
@@ -36,7 +37,14 @@ class CaptureError(ValueError):
 
 
 class Frame(NamedTuple):
-    """A packet as captured: `t` ns after 1970, `length` bytes on the wire, which `data` may have fewer of."""
+    """A captured packet.
+
+    t          when, in nanoseconds since 1970
+    link_type  the LINKTYPE_ of `data`
+    data       the captured bytes
+    length     the size on the wire in bytes; more than `data` has if the capture cut the packet
+    offset     where in the file the packet's block begins, in bytes
+    """
 
     t: int
     link_type: int
@@ -46,7 +54,8 @@ class Frame(NamedTuple):
 
 
 class _Interface(NamedTuple):
-    """What a section says of an interface; `units` of its clock make a second, `late` seconds are added."""
+    """What a section says of an interface: `units` of its clock are a second, and `late` seconds are added to
+    its times."""
 
     link_type: int
     snap_length: int
@@ -55,7 +64,10 @@ class _Interface(NamedTuple):
 
 
 def read_frames(file: BinaryIO) -> Iterator[Frame]:
-    """The packets of the file, in its order. Raises CaptureError, after what came before the damage."""
+    """The packets of the file, in its order.
+
+    Raises CaptureError where the file is damaged, after the packets before.
+    """
     source = _Source(file)
     magic = source.take(4, "the file")
     if magic == SECTION.to_bytes(4):
@@ -83,7 +95,10 @@ class _Source:
         return data
 
     def at_end(self) -> bool:
-        """Whether nothing follows; the byte looked at is kept for the next `take`, of one or more."""
+        """Whether the file ends here.
+
+        The byte that was read to find out is kept for the next `take`, of 1 byte or more.
+        """
         self._ahead = self._file.read(1)
         return not self._ahead
 
@@ -92,7 +107,7 @@ class _Source:
 
 
 def _pcapng(source: _Source) -> Iterator[Frame]:
-    """Everything after the type of the first section header."""
+    """Read everything after the type of the first section header."""
     order, interfaces = _section(source, 0), list[_Interface]()
     while not source.at_end():
         start = source.offset
@@ -110,7 +125,7 @@ def _pcapng(source: _Source) -> Iterator[Frame]:
 
 
 def _section(source: _Source, start: int) -> str:
-    """Read the rest of a section header; the byte order of what follows."""
+    """Read the rest of a section header; return the byte order of what follows."""
     length_bytes, magic = source.take(4, "the section header"), source.take(4, "the section header")
     order = next((o for o in "<>" if struct.unpack(f"{o}I", magic)[0] == BYTE_ORDER), None)
     if order is None:
@@ -123,7 +138,8 @@ def _section(source: _Source, start: int) -> str:
 
 
 def _body(source: _Source, start: int, order: str, length: int, done: int, at_least: int = 0) -> bytes:
-    """What is left of a block of which `done` bytes are read, without the length at its end."""
+    """Read the rest of a block whose first `done` bytes were read; return it without the length at its
+    end."""
     if length % 4 or not done + at_least + 4 <= length <= _MAX_BLOCK:
         raise CaptureError(start + 4, f"a block of {length} bytes cannot be")
     body = source.take(length - done - 4, "a block")
@@ -177,7 +193,7 @@ def _packet(kind: int, body: bytes, order: str, interfaces: list[_Interface], st
 
 
 def _pcap(source: _Source, order: str, unit: int) -> Iterator[Frame]:
-    """Everything after the magic number."""
+    """Read everything after the magic number."""
     *_, link_type = struct.unpack(f"{order}HHIIII", source.take(20, "the file's header"))
     while not source.at_end():
         start = source.offset

@@ -1,6 +1,6 @@
-"""Writes packets as a pcapng file, as Wireshark reads them: one interface a port.
+"""Writes packets as a pcapng file that Wireshark reads: one interface for each port.
 
-InfiniBand packets stand in ERF records, since Wireshark 4.0 does not know LINKTYPE_INFINIBAND. Formats:
+InfiniBand packets stand in ERF records, because Wireshark 4.0 does not know LINKTYPE_INFINIBAND. Formats:
 draft-ietf-opsawg-pcapng, 4.1 to 4.3; Endace ERF, type 21.
 """
 
@@ -15,28 +15,35 @@ from mcast.api import LinkLayer
 
 NS = 1_000_000_000
 ETHERNET, ERF = 1, 197
-"""LINKTYPE_ of what is written."""
+"""LINKTYPE_ of the packets that are written."""
 
 ERF_INFINIBAND, _ERF_VARYING_LENGTH = 21, 4
 SECTION, INTERFACE, PACKET = 0x0A0D0D0A, 1, 6
 BYTE_ORDER = 0x1A2B3C4D
 _COMMENT, _NAME, _FLAGS, RESOLUTION, _APPLICATION = 1, 2, 2, 9, 4
 _LONGEST = 0xFFFF
-"""Of an option, in bytes: its length has 16 bits."""
+"""The longest value of an option in bytes, because its length has 16 bits."""
 
 _NANOSECONDS = b"\x09"
 _LINKTYPES = {LinkLayer.ETHERNET: ETHERNET, LinkLayer.INFINIBAND: ERF}
 
 
 class Direction(IntEnum):
-    """How a packet passed its interface: the low bits of epb_flags."""
+    """The way of a packet through its interface: the low bits of epb_flags."""
 
     IN = 1
     OUT = 2
 
 
 class CapturedPacket(NamedTuple):
-    """One packet on the interface of `port`, `t` ns after 1970, or after a simulated fabric was made."""
+    """One packet on the interface of `port`.
+
+    t          when, in nanoseconds since 1970, or since a simulated fabric was made
+    port       the name of the interface
+    direction  whether the port received or sent the packet
+    data       the bytes of the packet
+    comment    a text to show with the packet
+    """
 
     t: int
     port: str
@@ -46,7 +53,7 @@ class CapturedPacket(NamedTuple):
 
 
 class Writer:
-    """Writes packets of these ports to a file, which stays the caller's, as they come."""
+    """Writes packets of these ports to a file, each when it comes. The file stays open."""
 
     def __init__(
         self, file: BinaryIO, link_layer: LinkLayer, ports: Sequence[str], comment: str = ""
@@ -65,7 +72,7 @@ class Writer:
 def write_packets(
     link_layer: LinkLayer, ports: Sequence[str], captured: Iterable[CapturedPacket], file: BinaryIO
 ) -> None:
-    """Write packets of these ports, wherever they were captured."""
+    """Write packets of these ports to a file."""
     writer = Writer(file, link_layer, ports)
     for packet in captured:
         writer.write(packet)
@@ -88,9 +95,11 @@ def _bare(packet: CapturedPacket) -> bytes:
 
 
 def _erf(packet: CapturedPacket) -> bytes:
-    """The packet in an ERF record; its time is in seconds, 32 bits before the point and 32 after.
+    """The packet in an ERF record.
 
-    In the year 2106 it begins anew: readers take the time of the block around it.
+    The record's time is in seconds, with 32 bits before the point and 32 after.
+
+    In the year 2106 that overflows, so readers take the time of the block around the record.
     """
     size, time = len(packet.data), (packet.t << 32) // NS & 0xFFFFFFFFFFFFFFFF
     return (
@@ -117,7 +126,7 @@ def _block(kind: int, body: bytes, options: Iterable[tuple[int, bytes]]) -> byte
 
 
 def _text(value: str) -> bytes:
-    """The value of an option; what is too long loses its end."""
+    """The value of an option in UTF-8, cut to the longest there may be."""
     return value.encode()[:_LONGEST].decode(errors="ignore").encode()
 
 

@@ -15,14 +15,14 @@ AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_IB = 0, 1, 2, 10, 27
 """Linux address families as they stand in a sockaddr; AF_IB carries a raw GID."""
 
 IPV4_MAPPED = b"\0" * 10 + b"\xff\xff"
-"""The first 12 bytes of a RoCEv2 GID made from an IPv4 address (K-EVENT-1)."""
+"""The first 12 bytes of a RoCEv2 GID that is made from an IPv4 address (K-EVENT-1)."""
 
 
 class Gid(bytes):
     """A 128-bit global identifier: 16 bytes in network order, written as an IPv6 address.
 
-    Takes 16 bytes, IPv6 text, or an address object (IPv4 becomes `::ffff:a.b.c.d`, as on RoCEv2).
-    Raises ValueError for anything else.
+    Made from 16 bytes, IPv6 text, or an address object (IPv4 becomes `::ffff:a.b.c.d`, as on RoCEv2). Raises
+    ValueError for anything else.
     """
 
     __slots__ = ()
@@ -49,12 +49,12 @@ class Gid(bytes):
 
     @property
     def ipv4(self) -> IPv4Address | None:
-        """The IPv4 address inside `::ffff:a.b.c.d`, else None."""
+        """The IPv4 address in `::ffff:a.b.c.d`; None for any other GID."""
         return IPv4Address(self[12:]) if self[:12] == IPV4_MAPPED else None
 
     @property
     def is_multicast(self) -> bool:
-        """True for ff00::/8 and for `::ffff:<IPv4 multicast>`: attach accepts these (SA-ATTACH-1)."""
+        """True for ff00::/8 and for `::ffff:<IPv4 multicast>`, the GIDs that attach accepts (SA-ATTACH-1)."""
         return self[0] == 0xFF or (self[:12] == IPV4_MAPPED and self[12] >> 4 == 0xE)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Gid(bytes):
 
 
 ZERO_GID = Gid(bytes(16))
-"""No GID; of a group: asks the SA to assign an MGID."""
+"""Stands for no GID. As the group of an SA request it asks the SA to assign an MGID."""
 
 
 class Mgid(Gid):
@@ -99,20 +99,21 @@ class Mgid(Gid):
 
 
 LocalAddress = IPv4Address | IPv6Address
-"""What a port is bound to."""
+"""The address that a port is bound by."""
 
 GroupName = IPv4Address | IPv6Address | Mgid
 
 
 class McastAddress:
-    """The multicast address of a join: an IPv4 or IPv6 group, or a raw MGID (sent as AF_IB), with a port.
+    """The address of a group to join, with a port number: an IPv4 or IPv6 group, or a raw MGID (sent as
+    AF_IB).
 
-    The port chooses nothing on the wire, but it is part of what leave compares (K-JOIN-10).
-    Text is accepted: `McastAddress(address="239.1.1.1", port=5000)`, `McastAddress.of("[ff0e::1]:5000")`.
-    A unicast or zero address is refused here with a ValueError, the same on every provider (guard G-GROUP).
+    Text is accepted: `McastAddress(address="239.1.1.1", port=5000)`, `McastAddress.of("[ff0e::1]:5000")`. The
+    port number changes nothing on the wire, but leave compares it with that of the join (K-JOIN-10). A
+    unicast or zero address raises ValueError, the same on every provider (guard G-GROUP).
 
-    A frozen value, small enough to be held a hundred thousand times; a field of a pydantic model may be one,
-    and is then written as text.
+    An address is a frozen value, small enough to have a hundred thousand of them. A field of a pydantic model
+    may be one, which is written as text.
     """
 
     __slots__ = ("_hash", "address", "key", "port")
@@ -120,7 +121,7 @@ class McastAddress:
     address: GroupName
     port: int
     key: object
-    """Tells one group from another, whatever the port; quick to hash, as an `ipaddress` object is not."""
+    """Equal for addresses of one group, whatever their ports; hashed faster than an `ipaddress` object."""
     _hash: int
 
     def __init__(self, *, address: GroupName | str, port: int = 0) -> None:
@@ -130,16 +131,16 @@ class McastAddress:
 
     @classmethod
     def model_construct(cls, address: Any = None, port: int = 0) -> McastAddress:
-        """Go round the refusal; the backend then answers as the real stack does.
+        """Make an address without checking it; the backend then refuses it as the real stack does.
 
-        There, `address=None` stands for AF_UNSPEC, and an int for a sockaddr of that bare family.
+        `address=None` stands for AF_UNSPEC, and an int for a sockaddr of that family without an address.
         """
         made = object.__new__(cls)
         made._fill(address, port)
         return made
 
     def _fill(self, address: GroupName, port: int) -> None:
-        # No IPv4 group is an IPv6 group as a number; what is no address may equal one.
+        # As numbers no IPv4 group equals an IPv6 group; a tuple keeps other values apart from both.
         key = int(address) if isinstance(address, IPv4Address | IPv6Address) else (address,)
         values = (("address", address), ("port", port), ("key", key), ("_hash", hash((key, port))))
         for name, value in values:
@@ -147,9 +148,9 @@ class McastAddress:
 
     @staticmethod
     def of(value: McastAddress | GroupName | str, port: int | None = None) -> McastAddress:
-        """Make an address from what people write: an address, `"a.b.c.d:port"`, `"[v6]:port"`, an Mgid.
+        """Make an address from a value: an address, `"a.b.c.d:port"`, `"[v6]:port"`, or an Mgid.
 
-        Raises ValueError that names the value and what is allowed.
+        Raises ValueError, which names the value and what is allowed.
         """
         if isinstance(value, str):
             return _parsed(value, port)
@@ -159,7 +160,7 @@ class McastAddress:
 
     @property
     def family(self) -> int:
-        """AF_INET, AF_INET6 or AF_IB; for raw values AF_UNSPEC or the bare family."""
+        """AF_INET, AF_INET6 or AF_IB; for an address made without a check AF_UNSPEC, or the bare family."""
         address: object = self.address
         if type(address) is IPv4Address:
             return AF_INET
@@ -205,7 +206,7 @@ _FAMILIES = ((IPv4Address, AF_INET), (IPv6Address, AF_INET6), (Gid, AF_IB))
 
 
 def _group(value: object) -> GroupName:
-    """The value as the name of a group (guard G-GROUP)."""
+    """Check that the value names a group, and return it as an address (guard G-GROUP)."""
     if isinstance(value, str):
         try:
             value = ip_address(value)
@@ -231,7 +232,7 @@ def _group(value: object) -> GroupName:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str, port: int | None) -> McastAddress:
-    """The address that a text names; the same object again for the same text."""
+    """The address that a text names. The same text gives the same object."""
     if len(text) > _LONGEST:
         raise ValueError(f"{text[:_LONGEST]!r}... is not an address: it has {len(text)} characters")
     host, colon, own = _split_port(text)
@@ -243,12 +244,13 @@ def _parsed(text: str, port: int | None) -> McastAddress:
 
 
 _LONGEST = 100
-"""More characters than any address has, with an interface and a port."""
+"""More characters than any address with an interface and a port has."""
 _PORT = re.compile("[0-9]{1,5}")
 
 
 def _split_port(text: str) -> tuple[str, str, str]:
-    """`a.b.c.d:port` or `[v6]:port` as host, colon and port; without a port the last two are empty."""
+    """Split `a.b.c.d:port` or `[v6]:port` into host, colon and port; without a port the last two are
+    empty."""
     if not text.startswith("["):
         return text.partition(":") if text.count(":") == 1 else (text, "", "")
     host, bracket, rest = text[1:].partition("]")

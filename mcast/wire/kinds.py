@@ -1,4 +1,4 @@
-"""What a port speaks, and what kind of communication an id is for."""
+"""The link layers of ports, and the port spaces of ids."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from enum import Enum, IntEnum
 
 
 class LinkLayer(Enum):
-    """What a port speaks: InfiniBand has an SA, MLIDs and partitions; Ethernet has IGMP and none of these."""
+    """The link layer of a port.
+
+    InfiniBand has an SA, MLIDs and partitions; Ethernet has none of these, but IGMP.
+    """
 
     INFINIBAND = "InfiniBand"
     ETHERNET = "Ethernet"
 
 
 class PortSpace(IntEnum):
-    """rdma_port_space. UDP joins groups, and so does IPOIB on InfiniBand; TCP and IB make RC and UC QPs."""
+    """rdma_port_space: what an id is for.
+
+    UDP joins groups, as does IPOIB on InfiniBand; TCP and IB make RC and UC QPs.
+    """
 
     IPOIB = 0x0002
     TCP = 0x0106
@@ -22,4 +28,7 @@ class PortSpace(IntEnum):
 
 
 RDMA_UDP_QKEY = 0x01234567
-"""The Q_Key of PortSpace.UDP (K-EVENT-1). Take a group's from its join event instead."""
+"""The Q_Key of groups in PortSpace.UDP (K-EVENT-1).
+
+A join event has the group's Q_Key: use that one to send.
+"""

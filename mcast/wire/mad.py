@@ -8,27 +8,27 @@ from __future__ import annotations
 import struct
 
 GSI_QP, GSI_QKEY = 1, 0x80010000
-"""Where a port takes such MADs."""
+"""The queue pair and the Q_Key that a port receives these MADs with."""
 
 SA_CLASS, SA_CLASS_VERSION = 3, 2
 CLASS_PORT_INFO, MC_MEMBER_RECORD = 0x0001, 0x0038
 RESPONSE = 0x80
-"""The bit of the method that tells an answer from a request."""
+"""The bit of the method that marks an answer."""
 
 MAD_BYTES, DATA_AT = 256, 56
 
 SEND_ONLY_FULL_MEMBER = 1 << 12
-"""The bit of ClassPortInfo:CapabilityMask2 by which the SA knows send-only full members (SA-JOIN-7)."""
+"""The bit of ClassPortInfo:CapabilityMask2 that says the SA knows send-only full members (SA-JOIN-7)."""
 
 _HEADER = struct.Struct(">BBBBHHQHHI12x8xHHQ")
-"""The common header, that of RMPP, which is not used, a zero SM_Key, and what is left of the SA's header."""
+"""The common header; that of RMPP, which is not used; a zero SM_Key; the rest of the SA's header."""
 _CLASS_PORT_INFO = struct.Struct(">BBHI")
 
 
 def sa_mad(
     method: int, tid: int, attribute: int, mask: int, data: bytes, status: int = 0, words: int = 0
 ) -> bytes:
-    """The 256 bytes; `words` is the size of a record in an answer, in units of 8 bytes."""
+    """The 256 bytes of a MAD; `words` is the size of a record in an answer, in units of 8 bytes."""
     common = (1, SA_CLASS, SA_CLASS_VERSION, method, status, 0, tid, attribute, 0, 0)
     return (_HEADER.pack(*common, words, 0, mask) + data).ljust(MAD_BYTES, b"\0")
 

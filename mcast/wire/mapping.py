@@ -1,4 +1,4 @@
-"""Between multicast addresses, MGIDs and Ethernet MAC addresses, both ways, as the kernel maps them.
+"""How the kernel maps multicast addresses, MGIDs and Ethernet MAC addresses to each other.
 
 Sources: SA-MAP-1, SA-MAP-2, SA-MAP-3, SA-MAP-4 in docs/facts/sa.md; RFC 4391, 4 (MGIDs of IPoIB); RFC 1112,
 6.4 and RFC 2464, 7 (MAC addresses of groups); RFC 4291, 2.7 (flags and scope, the same in an MGID: IBA vol 1,
@@ -17,13 +17,13 @@ from mcast.wire.kinds import PortSpace
 from mcast.wire.partition import DEFAULT_PKEY
 
 LINK_LOCAL = 2
-"""The scope of the IPoIB broadcast group where nobody chose another."""
+"""The scope of the IPoIB broadcast group unless somebody chose another."""
 
 TRANSIENT = 1
-"""The T flag."""
+"""The flag T of an MGID: not assigned for good."""
 
 _AS_IS_MASK, _AS_IS = 0xFFF0FFFF, 0xFF10A01B
-"""An IPv6 address with these bits is an MGID that an SA assigned; it is used as it stands."""
+"""An IPv6 address with these bits is an MGID that an SA assigned; a join uses it unchanged."""
 
 _ROCE_V1_IPV4 = b"\xff\x0e" + bytes(8) + b"\xff\xff"
 _IPV4_GROUPS = 0xE0000000
@@ -31,7 +31,7 @@ _IPV4_MAC, _IPV6_MAC = b"\x01\x00\x5e", b"\x33\x33"
 
 
 class Signature(Enum):
-    """Bytes 2 and 3 of an MGID, if they say who made it and of what."""
+    """Bytes 2 and 3 of an MGID, if they say what made the MGID, and from which kind of address."""
 
     IPOIB_IPV4 = 0x401B
     IPOIB_IPV6 = 0x601B
@@ -44,12 +44,12 @@ _IPV4_SIGNATURES = frozenset({Signature.IPOIB_IPV4, Signature.RDMA_CM_IPV4})
 
 
 class MgidFields(NamedTuple):
-    """What the bytes of an MGID that begins with ff say.
+    """The fields of an MGID that begins with ff.
 
-    flags      4 bits: 0, R, P, T; T (1) is transient, not assigned for good; only such ones have a signature
+    flags      4 bits, 0, R, P and T; only MGIDs with flags 1 (T, transient) have a signature
     scope      4 bits, as in an IPv6 address
-    signature  None: bytes 2 and 3 have no meaning of their own
-    pkey       bytes 4 and 5, where the signature makes them the partition
+    signature  None if bytes 2 and 3 have no meaning of their own
+    pkey       bytes 4 and 5, if the signature says that they are the partition's P_Key; else None
     """
 
     flags: int
@@ -62,10 +62,12 @@ class MgidFields(NamedTuple):
 
 
 def infiniband_mgid(address: GroupName, port_space: PortSpace, broadcast: bytes) -> Gid:
-    """The MGID on InfiniBand; `broadcast` is the IPoIB broadcast MGID, which gives scope and P_Key.
+    """The MGID of an address on InfiniBand; `broadcast` is the IPoIB broadcast MGID, which gives scope and
+    P_Key.
 
-    239.1.1.1 in PortSpace.UDP becomes ff12:4001:ffff::f01:101: 28 bits of IPv4, signature 401B (601B for
-    IPv6, of which the last 10 bytes stay), and PS_UDP turns its second byte to 01.
+    239.1.1.1 in PortSpace.UDP becomes ff12:4001:ffff::f01:101: the last 28 bits of the IPv4 address, or the
+    last 10 bytes of an IPv6 address, behind the signature 401B (601B for IPv6), whose second byte
+    PortSpace.UDP changes to 01.
     """
     if isinstance(address, Gid):
         return Gid(bytes(address))
@@ -85,14 +87,15 @@ def infiniband_mgid(address: GroupName, port_space: PortSpace, broadcast: bytes)
 
 @lru_cache(maxsize=4096)
 def infiniband_group(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> object:
-    """What the addresses of one group have in common on InfiniBand: the MGID, or else the key."""
+    """A value that is equal for all addresses of one group on InfiniBand: the MGID, or else the address's
+    key."""
     group: object = address.address
     return infiniband_mgid(group, port_space, broadcast) if isinstance(group, GroupName) else address.key
 
 
 @lru_cache(maxsize=4096)
 def ipoib_broadcast_mgid(pkey: int = DEFAULT_PKEY, scope: int = LINK_LOCAL) -> bytes:
-    """The IPoIB broadcast group of a partition, ff1<scope>:401b:<pkey>::ffff:ffff (RFC 4391, 4)."""
+    """The MGID of a partition's IPoIB broadcast group, ff1<scope>:401b:<pkey>::ffff:ffff (RFC 4391, 4)."""
     return bytes((0xFF, 0x10 | scope)) + b"\x40\x1b" + pkey.to_bytes(2) + bytes(6) + b"\xff" * 4
 
 
@@ -102,24 +105,26 @@ def is_sa_assigned(address: IPv6Address) -> bool:
 
 
 def roce_mgid(address: IPv4Address | IPv6Address) -> Gid:
-    """The MGID on RoCEv2: `::ffff:a.b.c.d` for IPv4, IPv6 as it is."""
+    """The MGID on RoCEv2: `::ffff:a.b.c.d` for an IPv4 address, an IPv6 address unchanged."""
     return Gid(address)
 
 
 def roce_v1_mgid(address: IPv4Address | IPv6Address) -> Gid:
-    """The MGID on RoCEv1: `ff0e::ffff:a.b.c.d` for IPv4, IPv6 as it is."""
+    """The MGID on RoCEv1: `ff0e::ffff:a.b.c.d` for an IPv4 address, an IPv6 address unchanged."""
     return Gid(_ROCE_V1_IPV4 + address.packed if isinstance(address, IPv4Address) else address)
 
 
 def group_mac(group: Gid) -> bytes:
-    """The MAC address of a group on RoCE: 23 bits of an IPv4 address, else the last 32 of the MGID."""
+    """The MAC address of a group on RoCE: from 23 bits of an IPv4 address, otherwise from the last 32 bits of
+    the MGID."""
     if group.ipv4 is not None:
         return _IPV4_MAC + bytes((group[13] & 0x7F,)) + group[14:]
     return _IPV6_MAC + group[12:]
 
 
 def is_mapped(address: GroupName, mgid: bytes) -> bool:
-    """Whether a join of `address` leads to `mgid`, on either link layer, in some partition and port space."""
+    """Whether a join of `address` can lead to `mgid`, on either link layer, in some partition and port
+    space."""
     if mgid == bytes(Gid(address)):
         return True
     if isinstance(address, Gid):
@@ -134,7 +139,8 @@ def is_mapped(address: GroupName, mgid: bytes) -> bool:
 
 
 def mgid_fields(mgid: Gid) -> MgidFields | None:
-    """The fields of an MGID; None if it does not begin with ff, as RoCEv2's of IPv4."""
+    """The fields of an MGID; None if the MGID does not begin with ff, like that of an IPv4 group on
+    RoCEv2."""
     if mgid[0] != 0xFF:
         return None
     flags, number = mgid[1] >> 4, int.from_bytes(mgid[2:4])
@@ -144,7 +150,7 @@ def mgid_fields(mgid: Gid) -> MgidFields | None:
 
 
 def ipv4_group_of(mgid: Gid) -> IPv4Address | None:
-    """The IPv4 group that a join turned into this MGID, on either link layer; None if there is none."""
+    """The IPv4 group whose join leads to this MGID, on either link layer; None if there is none."""
     if mgid.ipv4 is not None or mgid.startswith(_ROCE_V1_IPV4):
         found = IPv4Address(mgid[12:])
         return found if found.is_multicast else None
@@ -155,7 +161,7 @@ def ipv4_group_of(mgid: Gid) -> IPv4Address | None:
 
 
 def ipv4_groups_of(mac: bytes) -> tuple[IPv4Address, ...]:
-    """The 32 IPv4 groups of a MAC address 01:00:5e:..., in order; none if it is not one's."""
+    """The 32 IPv4 groups of a MAC address 01:00:5e:..., in order; () for another MAC address."""
     if mac[:3] != _IPV4_MAC or mac[3] >> 7:
         return ()
     low = int.from_bytes(mac[3:])

@@ -1,6 +1,6 @@
-"""MCMemberRecord as it is on the wire, and the numbers that go with it (IBA vol 1, 15.2.5.17).
+"""MCMemberRecord as bytes on the wire, and the numbers that go with it (IBA vol 1, 15.2.5.17).
 
-GIDs are 16 bytes; MTU, rate and packet lifetime are the encoded 6-bit values.
+GIDs are 16 bytes; MTU, rate and packet lifetime are 6-bit codes, which `mcast.wire.units` explains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECORD_SIZE = 52
 
 
 class SaMethod(IntEnum):
-    """SA methods that MCMemberRecord knows, as MAD method values."""
+    """The methods of the SA for MCMemberRecord, as the MAD's method has them."""
 
     GET = 0x01
     SET = 0x02
@@ -28,7 +28,8 @@ class SaMethod(IntEnum):
 
 
 class SaStatus(IntEnum):
-    """MAD status of an answer: class-specific codes in the high byte, the common ones in the low byte."""
+    """The status in the MAD of an answer: codes of the SA's class in the high byte, common ones in the low
+    byte."""
 
     OK = 0x0000
     UNSUP_METHOD_ATTR = 0x000C
@@ -41,7 +42,7 @@ class SaStatus(IntEnum):
 
 
 class McMask(IntFlag):
-    """Component mask bits of MCMemberRecord, in wire positions."""
+    """The bits of MCMemberRecord's component mask, where the wire has them."""
 
     MGID = 1 << 0
     PORT_GID = 1 << 1
@@ -63,15 +64,18 @@ class McMask(IntFlag):
     PROXY_JOIN = 1 << 17
 
     JOIN = MGID | PORT_GID | JOIN_STATE
-    """What every Set and Delete must carry."""
+    """The fields that every Set and Delete must have."""
     CREATE = JOIN | QKEY | PKEY | SL | FLOW_LABEL | TCLASS
-    """What a Set must carry to create the group (o15-0.2.3)."""
+    """The fields that a Set must have to create the group (o15-0.2.3)."""
     COMPARED = QKEY | TCLASS | SL | FLOW_LABEL | HOP_LIMIT
-    """What has to equal the group's where a Set of a member has it (o15-0.2.4); P_Keys have to match."""
+    """The fields that must equal the group's, if the Set of a member has them (o15-0.2.4).
+
+    P_Keys have to match.
+    """
 
 
 class JoinState(IntFlag):
-    """JoinState bits: what the member is. Only FULL and SEND_ONLY_FULL keep a group alive."""
+    """The bits of JoinState: the kinds of membership. Only FULL and SEND_ONLY_FULL keep a group alive."""
 
     FULL = 1
     NON = 2
@@ -80,11 +84,11 @@ class JoinState(IntFlag):
 
 
 JOIN_STATES = tuple(JoinState(bits) for bits in range(16))
-"""Each combination: to make one anew costs ten times as much."""
+"""Every combination of the bits. Making one anew would take ten times as long as looking it up."""
 
 
 class McMemberRecord(NamedTuple):
-    """MCMemberRecord: every field of its 52 bytes; the i-th field is the one of mask bit i."""
+    """MCMemberRecord: every field of its 52 bytes. Field number i belongs to bit i of the mask."""
 
     mgid: bytes = ZERO_GID
     port_gid: bytes = ZERO_GID
@@ -106,7 +110,10 @@ class McMemberRecord(NamedTuple):
     proxy_join: bool = False
 
     def pack(self) -> bytes:
-        """The 52 bytes of the wire. Raises ValueError naming a field that does not fit."""
+        """The record as the 52 bytes of the wire.
+
+        Raises ValueError, which names the field, if one does not fit.
+        """
         for name, width in _WIDTHS:
             if not 0 <= getattr(self, name) < 1 << width:
                 raise ValueError(f"{name}={getattr(self, name)!r} does not fit in {width} bits")
@@ -130,7 +137,7 @@ class McMemberRecord(NamedTuple):
 
     @classmethod
     def unpack(cls, wire: bytes) -> McMemberRecord:
-        """The record in 52 bytes; reserved bits are dropped. Raises ValueError for another length."""
+        """The record in 52 bytes, without the reserved bits. Raises ValueError for another length."""
         if len(wire) != RECORD_SIZE:
             raise ValueError(f"an MCMemberRecord has {RECORD_SIZE} bytes, not {len(wire)}")
         mgid, port_gid, qkey, mlid, mtu, tclass, pkey, rate, life, sl_flow_hop, state, proxy = _WIRE.unpack(
@@ -159,12 +166,12 @@ class McMemberRecord(NamedTuple):
 
 
 make_record: Callable[[tuple[bytes | int, ...]], McMemberRecord] = partial(tuple.__new__, McMemberRecord)
-"""A record of all 18 fields, in a third of the constructor's time."""
+"""Make a record from all 18 fields, in a third of the constructor's time."""
 
 
 @cache
 def fields_of(mask: int) -> Callable[[McMemberRecord], object]:
-    """Picks the masked fields, one at least: two records agree in them if what it picks of each is equal."""
+    """A function that picks the masked fields, at least one, from a record: equal picks mean equal fields."""
     return itemgetter(*(at for at in range(len(McMemberRecord._fields)) if mask >> at & 1))
 
 

@@ -1,4 +1,4 @@
-"""What goes over the wire, as bytes: RoCEv2 and InfiniBand datagrams, SA MADs, IGMPv3 reports.
+"""The packets on the wire, as bytes: RoCEv2 and InfiniBand datagrams, SA MADs, IGMPv3 reports.
 
 Sources: IBA vol 1, 5.2 and 7.7 (LRH), 8.3 (GRH), 9.2 and 9.3 (BTH, DETH), 7.8 (ICRC, VCRC); annex A17
 (RoCEv2); RFC 3376 (IGMPv3).
@@ -20,7 +20,7 @@ from mcast.wire.partition import DEFAULT_PKEY
 ROCE_UDP_PORT = 4791
 IGMP_ROUTERS = IPv4Address("224.0.0.22")
 SA_LID = 0xBFFF
-"""Where the SA is: the highest unicast LID, since ports are numbered from the lowest."""
+"""The LID of the simulated SA: the highest unicast LID, because ports are numbered from the lowest."""
 
 _UD_SEND_ONLY, _UD_SEND_ONLY_IMM = 0x64, 0x65
 _LNH_LOCAL, _LNH_GLOBAL = 2, 3
@@ -32,7 +32,7 @@ _VCRC_POLYNOMIAL = 0xD008  # x^16 + x^12 + x^3 + x + 1, lowest bit first
 
 
 class Datagram(NamedTuple):
-    """One UD message with all that its headers carry. LIDs and `sl` matter on InfiniBand alone."""
+    """One UD message with the contents of its headers. Only InfiniBand uses LIDs and `sl`."""
 
     source: Gid
     dest: Gid
@@ -52,12 +52,13 @@ class Datagram(NamedTuple):
 
 
 def mac_of(guid: int) -> bytes:
-    """The MAC address of a port: locally administered, ending in its GUID."""
+    """The MAC address of a port: locally administered, and ending in the last four bytes of the GUID."""
     return b"\x02\x00" + (guid & 0xFFFFFFFF).to_bytes(4)
 
 
 def udp_source_port(qp_num: int) -> int:
-    """The UDP source port of a QP, by which switches spread flows: Soft-RoCE's rule, a 14-bit hash."""
+    """The UDP source port of a queue pair, by which switches spread flows: Soft-RoCE's rule, a 14-bit
+    hash."""
     return _FIRST_UDP_SOURCE + ((qp_num * 0x61C88647 & 0xFFFFFFFF) >> 18)
 
 
@@ -65,7 +66,7 @@ def udp_source_port(qp_num: int) -> int:
 
 
 def roce(message: Datagram, src_mac: bytes, dest_mac: bytes) -> bytes:
-    """An Ethernet frame, without FCS; IPv4 if the GIDs hold IPv4 addresses."""
+    """An Ethernet frame without FCS, with IPv4 if both GIDs have IPv4 addresses and IPv6 otherwise."""
     transport = _transport(message)
     length = 8 + len(transport) + 4
     udp = struct.pack(">HHHH", udp_source_port(message.src_qp), ROCE_UDP_PORT, length, 0)
@@ -83,12 +84,15 @@ def roce(message: Datagram, src_mac: bytes, dest_mac: bytes) -> bytes:
 
 
 def ethernet(dest: bytes, source: bytes, ether_type: int) -> bytes:
+    """The header of an Ethernet frame."""
     return dest + source + ether_type.to_bytes(2)
 
 
 def igmp_report(source: IPv4Address, group: IPv4Address, joined: bool, src_mac: bytes) -> bytes:
-    """An IGMPv3 report with one record, in an Ethernet frame: to EXCLUDE {} for a join, to INCLUDE {} for a
-    leave (RFC 3376, 4.2 and 5.1)."""
+    """An IGMPv3 report with one record, in an Ethernet frame (RFC 3376, 4.2 and 5.1).
+
+    The record changes to EXCLUDE {} for a join, and to INCLUDE {} for a leave.
+    """
     change = 4 if joined else 3
     unsummed = struct.pack(">BxHxxHBBH4s", 0x22, 0, 1, change, 0, 0, group.packed)
     body = unsummed[:2] + _checksum(unsummed) + unsummed[4:]
@@ -118,7 +122,7 @@ def _ipv4(
 
 
 def _ipv6(message: Datagram, next_header: int, length: int) -> bytes:
-    """An IPv6 header, which is also the form of a GRH."""
+    """An IPv6 header, which has the same form as a GRH."""
     first = 6 << 28 | message.traffic_class << 20 | message.flow_label
     addresses = bytes(message.source) + bytes(message.dest)
     return struct.pack(">IHBB", first, length, next_header, message.hop_limit) + addresses
@@ -136,7 +140,7 @@ def _checksum(data: bytes) -> bytes:
 
 
 def infiniband(message: Datagram) -> bytes:
-    """A packet with a GRH, from LRH to VCRC."""
+    """An InfiniBand packet with a GRH, from LRH to VCRC."""
     transport = _transport(message)
     grh = _ipv6(message, _IBA_NEXT_HEADER, len(transport) + 4)
     lrh = _lrh(message, _LNH_GLOBAL, len(grh) + len(transport))
@@ -146,14 +150,14 @@ def infiniband(message: Datagram) -> bytes:
 
 
 def sa_request(method: SaMethod, tid: int, mask: int, record: McMemberRecord, lid: int) -> bytes:
-    """A request for MCMemberRecord from the port with that LID to the SA, from LRH to VCRC."""
+    """A request for MCMemberRecord to the SA, from the port with that LID; a packet from LRH to VCRC."""
     return _gsi(mad.sa_mad(method, tid, mad.MC_MEMBER_RECORD, mask, record.pack()), tid, lid, SA_LID)
 
 
 def sa_answer(
     method: SaMethod, status: SaStatus, tid: int, mask: int, record: McMemberRecord, lid: int
 ) -> bytes:
-    """The SA's answer to such a request, to the port with that LID. Set and Get are answered by GetResp."""
+    """The SA's answer to such a request, to the port with that LID. The answer to Set and Get is GetResp."""
     answer = mad.RESPONSE | (SaMethod.GET if method is SaMethod.SET else method)
     data = record.pack()
     made = mad.sa_mad(answer, tid, mad.MC_MEMBER_RECORD, mask, data, status, _DATA_WORDS)
@@ -161,7 +165,7 @@ def sa_answer(
 
 
 def _gsi(payload: bytes, psn: int, slid: int, dlid: int) -> bytes:
-    """A MAD between two QPs 1, without a GRH."""
+    """A MAD from one port's queue pair 1 to another's, without a GRH."""
     message = Datagram(
         ZERO_GID,
         ZERO_GID,
@@ -182,7 +186,8 @@ def _gsi(payload: bytes, psn: int, slid: int, dlid: int) -> bytes:
 
 
 def _lrh(message: Datagram, next_header: int, length: int) -> bytes:
-    """VL 0, link version 0; the packet length counts words from here to the ICRC."""
+    """The LRH, with VL 0 and link version 0; the packet length counts 4-byte words from the LRH to the
+    ICRC."""
     words = (8 + length + 4) // 4
     return struct.pack(">BBHHH", 0, message.sl << 4 | next_header, message.dlid, words, message.slid)
 
@@ -191,7 +196,7 @@ def _lrh(message: Datagram, next_header: int, length: int) -> bytes:
 
 
 def _transport(message: Datagram) -> bytes:
-    """BTH, DETH, immediate if there is one, payload, padding to words."""
+    """BTH, DETH, the immediate if there is one, the payload, and padding to 4-byte words."""
     pad = -len(message.payload) % 4
     has_imm = message.imm is not None
     bth = struct.pack(
@@ -208,32 +213,32 @@ def _transport(message: Datagram) -> bytes:
 
 
 def mask_ipv4(header: bytes) -> bytes:
-    """TOS, TTL and checksum may change on the way."""
+    """The header with ones for what may change on the way: TOS, TTL and checksum."""
     return header[:1] + b"\xff" + header[2:8] + b"\xff" + header[9:10] + b"\xff\xff" + header[12:]
 
 
 def mask_udp(header: bytes) -> bytes:
-    """The checksum may change on the way."""
+    """The header with ones for what may change on the way: the checksum."""
     return header[:6] + b"\xff\xff"
 
 
 def mask_bth(transport: bytes) -> bytes:
-    """The reserved byte 4 of the BTH may change on the way (FECN, BECN)."""
+    """The transport headers with ones for what may change on the way: byte 4 of the BTH (FECN, BECN)."""
     return transport[:4] + b"\xff" + transport[5:]
 
 
 def mask_ipv6(header: bytes) -> bytes:
-    """Traffic class, flow label and hop limit may change on the way."""
+    """The header with ones for what may change on the way: traffic class, flow label and hop limit."""
     return bytes((header[0] | 0x0F,)) + b"\xff" * 3 + header[4:7] + b"\xff" + header[8:]
 
 
 def icrc(masked: bytes) -> bytes:
-    """The invariant CRC of a packet whose variant fields have been set to ones, as on the wire."""
+    """The invariant CRC of a packet whose changing fields are masked with ones, in wire order."""
     return zlib.crc32(masked).to_bytes(4, "little")
 
 
 def vcrc(packet: bytes) -> bytes:
-    """The variant CRC of everything from LRH to ICRC, as on the wire."""
+    """The variant CRC of all bytes from LRH to ICRC, in wire order."""
     crc = 0xFFFF
     for byte in packet:
         crc = crc >> 8 ^ _VCRC_TABLE[(crc ^ byte) & 0xFF]

@@ -1,6 +1,6 @@
-"""P_Keys: 15 bits name a partition of an InfiniBand fabric, the 16th says that a port is a full member of it.
+"""P_Keys: 15 bits are the number of a partition of an InfiniBand fabric, the highest bit marks a full member.
 
-Source: IBA vol 1, 10.9. Partition 0 is none.
+Source: IBA vol 1, 10.9. The number 0 is no partition.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 FULL_MEMBER, PARTITION = 0x8000, 0x7FFF
 DEFAULT_PKEY = 0xFFFF
-"""Of a full member of the partition that every fabric has."""
+"""The P_Key of a full member of the partition that every fabric has."""
 
 
 @lru_cache(maxsize=4096)
@@ -22,9 +22,11 @@ def partners(pkey: int) -> tuple[int, ...]:
 
 
 def find_pkey(table: Sequence[int], pkey: int) -> int | None:
-    """Where a P_Key table has that partition, as a full member if it can, else as a limited one.
+    """The index of a partition in a P_Key table: of a full member's entry if there is one, otherwise of a
+    limited one's.
 
-    Source: `ib_find_cached_pkey` in drivers/infiniband/core/cache.c of Linux.
+    None if the table lacks the partition. Source: `ib_find_cached_pkey` in drivers/infiniband/core/cache.c of
+    Linux.
     """
     places = [index for index, entry in enumerate(table) if not (entry ^ pkey) & PARTITION]
     return min(places, key=lambda index: (not table[index] & FULL_MEMBER, index), default=None)

@@ -1,4 +1,4 @@
-"""MTU, rate and packet lifetime: their codes in records of the SA, and how a request chooses among them.
+"""MTU, rate and packet lifetime: their codes in records of the SA, and how a request selects among them.
 
 Source: IBA vol 1, 15.2.5.16 (PathRecord) and 15.2.5.17 (MCMemberRecord).
 """
@@ -13,12 +13,12 @@ _N = TypeVar("_N", int, float)
 
 
 class Quantity(Generic[_N]):
-    """What a field of 6 bits stands for.
+    """The meaning of a 6-bit field.
 
-    unit   of the values
-    value  code -> value, from the least to the most
+    unit   the unit of the values
+    value  code -> value, from the smallest to the largest
     code   value -> code
-    rank   of each of the 64 codes: of two, the larger quantity has the larger one
+    rank   for each of the 64 codes a number: the larger quantity has the larger number
     """
 
     __slots__ = ("code", "rank", "unit", "value")
@@ -28,18 +28,18 @@ class Quantity(Generic[_N]):
         self.value: Mapping[int, _N] = value
         self.code: Mapping[_N, int] = {one: code for code, one in value.items()}
         codes = list(value)
-        # Codes that ascend are compared as they are, even those that stand for nothing (yet).
+        # If the codes ascend with their values, they are their own ranks, also those without a value (yet).
         in_order = codes == sorted(codes)
         self.rank = tuple(
             code if in_order else codes.index(code) + 1 if code in value else 0 for code in range(64)
         )
 
     def nearest(self, value: float) -> int:
-        """The code of the nearest value: links are named after it, 103.125 Gbit/s is 100."""
+        """The code of the nearest value. A link's name is a rounded rate: 103.125 Gbit/s is called 100."""
         return min(self.value, key=lambda code: abs(self.value[code] - value))
 
     def said(self, code: int) -> str:
-        """The code in words, `2048 bytes`."""
+        """The value of a code in words, such as `2048 bytes`."""
         return f"{self.value[code]:g} {self.unit}" if code in self.value else f"code {code}"
 
 
@@ -73,15 +73,16 @@ RATE = Quantity[float](
         24: 1200,
     },
 )
-"""The nominal rates, in the order of what is left for data: of 30 Gbit/s of the old encoding 24, of 25 of the
-new one more.
+"""Rates by their nominal values, in the order of the rates that are left for data.
+
+A link of 30 Gbit/s with the old encoding has 24 left, one of 25 Gbit/s with the new encoding has more.
 """
 
 PACKET_LIFE = Quantity("µs", {code: 4.096 * 2**code for code in range(64)})
 
 
 class Selector(IntEnum):
-    """How MTU, rate and packet lifetime of a request are meant."""
+    """How a request means its MTU, rate or packet lifetime."""
 
     GREATER = 0
     LESS = 1
@@ -90,5 +91,5 @@ class Selector(IntEnum):
 
 
 def is_selected(selector: int, has: int, wanted: int) -> bool:
-    """Whether what has one rank is what a request for the other `wanted`; LARGEST takes whatever there is."""
+    """Whether a quantity of rank `has` meets a request for rank `wanted`. LARGEST is met by any."""
     return (has > wanted, has < wanted, has == wanted, True)[selector]

@@ -200,7 +200,7 @@ def test_a_receiver_that_gives_up_says_so(tmp_path: Path) -> None:
     [
         (KeyboardInterrupt(), "interrupted"),
         (OSError(28, "No space left on device", "/secret/path"), "No space left on device"),
-        (RuntimeError("/secret/path"), "it broke down"),
+        (RuntimeError("/secret/path"), "internal error"),
     ],
     ids=["interrupt", "error of the system", "any other"],
 )

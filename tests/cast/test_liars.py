@@ -254,7 +254,7 @@ def test_a_second_sender_is_told_that_the_receiver_is_taken() -> None:
         receiver.hears(encode(Hello(session, 0, "")), address(end), 0)
     receiver.messages(0)
     receiver.hears(encode(Welcome(first, number(1))), address(0), 0)
-    taken = Done(second, number(1), Verdict.FAILED, "it receives another file")
+    taken = Done(second, number(1), Verdict.FAILED, "the receiver takes another file")
     assert set(map(decode, receiver.messages(0))) == {taken}
     receiver.hears(encode(Welcome(second, number(1))), address(5), 0)  # it heard the JOIN after that
     assert set(map(decode, receiver.messages(0))) == {taken}
@@ -272,7 +272,7 @@ def test_the_second_of_two_senders_does_not_wait_for_a_receiver_that_is_taken() 
     for message in network.receivers[0].messages(network.now):
         other.hears(message, address(1), network.now)
     (peer,) = other.peers.values()
-    assert (peer.fate, peer.words) == (Fate.FAILED, "it receives another file")
+    assert (peer.fate, peer.words) == (Fate.FAILED, "the receiver takes another file")
 
 
 def lies(seed: int, sends: bool) -> Callable[[bytes | None], list[bytes]]:

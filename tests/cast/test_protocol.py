@@ -122,7 +122,7 @@ def test_a_piece_that_never_arrives_is_named() -> None:
     assert network.fates == [Fate.LOST, Fate.VERIFIED]
     assert network.sender.peers[number(1)].lost == (17, 18)
     assert network.receivers[0].lost[0] == range(17, 19)
-    assert network.receivers[0].failure == "the sender stopped: it lost pieces"
+    assert network.receivers[0].failure == "the sender stopped: the receiver lost pieces"
 
 
 def test_a_sender_that_dies_ends_its_receivers() -> None:
@@ -268,7 +268,7 @@ def test_a_reader_that_stands_still_is_given_up_after_a_minute() -> None:
     network.slow.add(1)
     network.run()
     assert network.fates == [Fate.STALLED, Fate.VERIFIED]
-    assert network.receivers[0].failure == "the sender stopped: its reader stood still"
+    assert network.receivers[0].failure == "the sender stopped: the receiver read nothing more"
     assert 60 < network.now < 63
 
 

@@ -26,7 +26,7 @@ TEXT = "a line of text\n" * 5000
 
 BAD_INPUT = {
     "missing file": (("send", "missing", "239.1.1.1"), "cannot read missing: No such file"),
-    "directory": (("send", ".", "239.1.1.1"), "it is a directory: pack it"),
+    "directory": (("send", ".", "239.1.1.1"), "a directory cannot be sent: pack it"),
     "unicast": (("send", MCAST, "10.0.0.1"), "10.0.0.1 is a unicast address"),
     "simulator": (("send", MCAST, "239.1.1.1", "--backend", "sim"), "'sim' is a fabric inside this process"),
     "unknown backend": (("send", MCAST, "239.1.1.1", "--backend", "x"), "'x' is no backend"),
@@ -35,7 +35,7 @@ BAD_INPUT = {
     "no group": (("send", MCAST), "Missing argument"),
     "no output": (("recv", "239.1.1.1"), "Missing option '--output'"),
     "no such directory": (("recv", "239.1.1.1", "-o", "no/file"), "cannot write no/file: No such file"),
-    "output directory": (("recv", "239.1.1.1", "-o", "."), "cannot write .: it is a directory"),
+    "output directory": (("recv", "239.1.1.1", "-o", "."), "cannot write .: this is a directory"),
     "name too long": (("recv", "239.1.1.1", "-o", "x" * 256), "xxx: File name too long"),
     "file as directory": (
         ("recv", "239.1.1.1", "-o", f"{MCAST}/x"),

@@ -401,7 +401,7 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
     (Phase.LEAVE, "the id has not joined exactly this address and port"): lambda: Host(
         roce()
     ).id.leave_multicast(GROUP),
-    (Phase.LEAVE, "it was left before"): left_twice,
+    (Phase.LEAVE, "the group was left before"): left_twice,
     (Phase.LEAVE, "the address is of an unknown family"): lambda: Host(roce()).id.leave_multicast(NO_ADDRESS),
     (Phase.LEAVE, "the device was removed"): left_where_the_device_went,
     (Phase.ATTACH, "the QP is not UD"): lambda: attach("ff0e::1", kind=QpType.RC),
@@ -451,7 +451,7 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
         if row.phase is phase and row.errno == E.EIO
     },
     (Phase.JOIN, "the device has no multicast"): endpoint_without_multicast,
-    (Phase.JOIN, "the device was removed, and the endpoint looks for it to come back"): away,
+    (Phase.JOIN, "the device was removed, and the endpoint waits for the device to come back"): away,
     (Phase.RECV, "fewer members than asked for have joined yet"): alone,
     (Phase.RECV, "the fabric does not deliver the group to them, or their answers to this port"): alone,
     (

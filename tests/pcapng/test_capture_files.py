@@ -212,13 +212,13 @@ SKIPPED: dict[str, tuple[Frame, str]] = {
     "RC": (Frame(0, 1, ROCE[:42] + b"\x04" + ROCE[43:], len(ROCE), 0), "not a UD message"),
     "cut short": (Frame(0, 1, ROCE[:-6], len(ROCE), 0), "cut short by the capture"),
     "cut in the headers": (Frame(0, 1, ROCE[:60], len(ROCE), 0), "cut short by the capture"),
-    "too short": (Frame(0, 1, ROCE[:60], 60, 0), "its headers do not fit into it"),
-    "nothing": (Frame(0, 1, b"", 0, 0), "its headers do not fit into it"),
+    "too short": (Frame(0, 1, ROCE[:60], 60, 0), "shorter than its headers say"),
+    "nothing": (Frame(0, 1, b"", 0, 0), "shorter than its headers say"),
     "RoCEv1 without room": (
         Frame(0, 1, bytes(12) + b"\x89\x15" + GRH + ROCE[42:62], 74, 0),
-        "its headers do not fit into it",
+        "shorter than its headers say",
     ),
-    "a flipped bit": (Frame(0, 1, ROCE[:64] + b"\xff" + ROCE[65:], len(ROCE), 0), "its ICRC is wrong"),
+    "a flipped bit": (Frame(0, 1, ROCE[:64] + b"\xff" + ROCE[65:], len(ROCE), 0), "wrong ICRC"),
     "Ethernet in ERF": (Frame(0, 197, bytes(8) + b"\x02" + bytes(40), 49, 0), "not RoCE or InfiniBand"),
     "a MAD": (Frame(0, 247, b"\x00\x02" + bytes(60), 62, 0), "without a GRH, so not for a group"),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mcast.api import Cause, McastError
 
-FIX = "raise it: ulimit -l unlimited (docker: --ulimit memlock=-1)"
+FIX = "raise the limit: ulimit -l unlimited (docker: --ulimit memlock=-1)"
 
 _CAP_IPC_LOCK = 14
 _STATUS = Path("/proc/self/status")
