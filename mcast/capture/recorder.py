@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 from mcast.api import Batch, Destination, LinkLayer, Message
@@ -13,6 +14,10 @@ from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, mgid_fields
 from mcast.wire.partition import DEFAULT_PKEY
+
+_BATCH = 256
+_LOOK = 0.5
+"""How long one wait for messages lasts at the most, in seconds."""
 
 _COMMENT = (
     "Recorded by mcast from what a member received: payload, immediate, source GID and QP number, group and "
@@ -89,3 +94,22 @@ def recorder_of(endpoint: Endpoint, file: BinaryIO) -> Recorder:
     layer = endpoint.port.link_layer
     destinations = {one.mgid: one.destination for one in endpoint.groups}
     return Recorder(Writer(file, layer, [port], _COMMENT), port, layer, destinations)
+
+
+def record(
+    endpoint: Endpoint, recorder: Recorder, file: BinaryIO, count: int | None, duration: float | None
+) -> Iterator[None]:
+    """Record until the recorder has `count` messages, or `duration` s have passed; None: no such end.
+
+    Yields after each wait, every _LOOK s at the latest: by then `file` has what came.
+    """
+    clock = endpoint.backend.now
+    end = None if duration is None else clock() + duration
+    while count is None or recorder.messages < count:
+        left = _LOOK if end is None else min(end - clock(), _LOOK)
+        if left <= 0:
+            return
+        with endpoint.recv_batch(_BATCH, left) as batch:
+            recorder.take(batch, time.time_ns(), count)
+        file.flush()
+        yield

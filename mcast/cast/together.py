@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import cycle, islice
 
 from mcast.api import Backend, McastAddress
@@ -16,6 +17,7 @@ from mcast.cast.sender import COPIES, MOST_OF_ONE, Patience, widest
 from mcast.contract.registry import SIMULATED
 from mcast.endpoint.blocking import Endpoint, open_endpoint
 from mcast.endpoint.ports import Place, active
+from mcast.endpoint.settings import DEFAULTS, Settings
 
 _NAP = 0.01
 """The longest that all ends wait for one of them, in seconds."""
@@ -25,7 +27,13 @@ Ends = tuple[SendingParty, list[ReceivingParty]]
 
 @contextmanager
 def ends(
-    backend: Backend, group: McastAddress, receivers: int, source: Source, wait: float, silence: float
+    backend: Backend,
+    group: McastAddress,
+    receivers: int,
+    source: Source,
+    wait: float,
+    silence: float,
+    settings: Settings = DEFAULTS,
 ) -> Iterator[Ends]:
     """A sender on the first active port, and receivers on the others in turn, all members of the group.
 
@@ -35,7 +43,7 @@ def ends(
     wait     how many seconds the ends may take to find each other
     silence  how many seconds an end may be silent before it is given up
 
-    Raises ValueError if there are too few ports.
+    Raises ValueError if there are too few ports, or one cannot serve the settings.
     """
     ports = active(backend, group)
     seats = ports[1:] or ports
@@ -49,7 +57,8 @@ def ends(
     with ExitStack() as stack:
 
         def opened(place: Place) -> Endpoint:
-            return stack.enter_context(open_endpoint(backend, place.address, receive_depth=depth))
+            deep = replace(settings, receive_depth=depth)
+            return stack.enter_context(open_endpoint(backend, place.address, **vars(deep)))
 
         takers = [
             ReceivingParty(opened(place), group, Nowhere(), silence, window)

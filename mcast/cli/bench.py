@@ -13,23 +13,20 @@ from mcast.bench.mpi import measure as measure_ranks
 from mcast.bench.mpi import started_by_mpi, world
 from mcast.cli.place import (
     BackendName,
-    BusyPoll,
-    Dscp,
     Json,
-    ServiceLevel,
-    TrafficClass,
+    places_of,
     refuse_simulated,
     require,
-    settings_of,
+    with_settings,
 )
 from mcast.cli.terminal import Failure, group
 from mcast.contract.registry import SIMULATED, open_backend
-from mcast.endpoint.ports import Place
 from mcast.endpoint.settings import Settings
 
 _MOST = 1 << 16
 
 
+@with_settings
 def bench(
     backend: BackendName = "sim",
     size: Annotated[
@@ -45,10 +42,8 @@ def bench(
     address: Annotated[
         McastAddress, typer.Option("--group", parser=group, metavar="ADDRESS", help="The group to use.")
     ] = "239.1.1.1",  # type: ignore[assignment]  # text, read by the parser
-    busy_poll: BusyPoll = 0.0,
-    traffic_class: TrafficClass = None,
-    dscp: Dscp = None,
-    service_level: ServiceLevel = None,
+    *,
+    settings: Settings,
     min_rate: Annotated[
         float | None, typer.Option(min=0, help="Fail below so many messages a second.")
     ] = None,
@@ -62,7 +57,6 @@ def bench(
     Messages are sent in batches for the rate, then one by one for the latency. Exit status 1 if a limit is
     missed. Between hosts: mpirun or srun starts one rank each, rank 0 sends (pip install 'mcast[mpi]').
     """
-    settings = settings_of(busy_poll, traffic_class, dscp, service_level)
     if started_by_mpi():
         refuse_simulated(backend, "receive")
         if receivers is not None:
@@ -81,7 +75,7 @@ def bench(
 def _run(
     backend: Backend, address: McastAddress, size: int, receivers: int, seconds: float, settings: Settings
 ) -> BenchResult:
-    require(settings, _places(backend))
+    require(settings, places_of(backend))
     try:
         return measure(backend, address, size, receivers, seconds, settings)
     except MessageTooLarge as error:
@@ -90,11 +84,6 @@ def _run(
         ) from None
     except (TimeoutError, ValueError) as error:
         raise Failure(str(error)) from None
-
-
-def _places(backend: Backend) -> list[Place]:
-    ports = [(device, port) for device in backend.devices() for port in device.ports if port.addresses]
-    return [Place(device, port, port.addresses[0]) for device, port in ports]
 
 
 def _over_ranks(
@@ -106,7 +95,7 @@ def _over_ranks(
         raise Failure("started under MPI, but there is no mpi4py: pip install 'mcast[mpi]'", 2) from None
     try:
         with open_backend(backend) as opened:
-            require(settings, _places(opened))
+            require(settings, places_of(opened))
             return measure_ranks(comm, opened, address, size, seconds, settings)
     except Exception as error:  # the other ranks wait for this one
         typer.echo(f"mcast bench: {error}", err=True)

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.api import Backend, McastAddress
-from mcast.cli.place import BackendName
+from mcast.cli.place import BackendName, places_of, require, with_settings
 from mcast.cli.terminal import Failure, console, group, size
 
 if TYPE_CHECKING:
     from mcast.cast.drive import ReceivingParty
     from mcast.cast.sender import ReceiverState
+    from mcast.endpoint.settings import Settings
 
 _WAIT, _PATIENCE = 30.0, 60.0
 """Seconds until all must have heard of each other, and until a silent end is given up."""
@@ -29,6 +30,7 @@ _DEFAULT_SIZE = 4 << 20
 _BLOCK = 1 << 20
 
 
+@with_settings
 def demo(
     file: Annotated[
         Path | None, typer.Argument(help="The file to send; made up if there is none.", show_default=False)
@@ -42,6 +44,8 @@ def demo(
     address: Annotated[
         McastAddress, typer.Option("--group", parser=group, metavar="ADDRESS", help="The group to use.")
     ] = "239.1.1.1",  # type: ignore[assignment]  # text, read by the parser
+    *,
+    settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Multicast a file, and verify each copy.
@@ -57,7 +61,8 @@ def demo(
         _given(file) if file else _made_up(_DEFAULT_SIZE if file_size is None else file_size) as path,
         open_backend(backend, **options) as fabric,
     ):
-        outcome = _transfer(fabric, address, receivers, path)
+        require(settings, places_of(fabric))
+        outcome = _transfer(fabric, address, receivers, path, settings)
     outcome = {"backend": backend, "file": str(file) if file else None, **outcome}
     if as_json:
         typer.echo(json.dumps(outcome, indent=1))
@@ -88,7 +93,9 @@ def _made_up(length: int) -> Iterator[Path]:
         yield Path(made.name)
 
 
-def _transfer(backend: Backend, group: McastAddress, receivers: int, path: Path) -> dict[str, Any]:
+def _transfer(
+    backend: Backend, group: McastAddress, receivers: int, path: Path, settings: Settings
+) -> dict[str, Any]:
     """Send the file from the first port to receivers on the others in turn. What happened, for JSON."""
     from mcast.cast.files import Source
     from mcast.cast.together import ends, run
@@ -100,7 +107,8 @@ def _transfer(backend: Backend, group: McastAddress, receivers: int, path: Path)
     with ExitStack() as stack:
         source = stack.enter_context(closing(Source(str(path.absolute()))))
         try:
-            sender, takers = stack.enter_context(ends(backend, group, receivers, source, _WAIT, _PATIENCE))
+            parties = ends(backend, group, receivers, source, _WAIT, _PATIENCE, settings)
+            sender, takers = stack.enter_context(parties)
         except ValueError as error:
             raise Failure(str(error)) from None
         watch = stack.enter_context(SendWatch(sender.core, receivers))

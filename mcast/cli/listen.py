@@ -19,6 +19,7 @@ from mcast.endpoint.ports import Place, active
 
 if TYPE_CHECKING:
     from mcast.endpoint.blocking import Endpoint
+    from mcast.endpoint.settings import Settings
 
 Demo = Annotated[
     bool, typer.Option("--demo", help="Send made-up messages to the groups, from another port here.")
@@ -55,13 +56,14 @@ def listening(
     groups: Sequence[McastAddress],
     bind: IPv4Address | IPv6Address | None,
     device: str | None,
+    settings: Settings,
     demo: bool,
 ) -> Iterator[Endpoint]:
     """An endpoint that is a full member of the groups; with `demo`, another port sends to them."""
     if demo and not (bind or device):
         first = _ports(backend)[0]
         device = f"{first.device.name}/{first.port.port_num}"
-    with endpoint_at(backend, bind, device, DEPTH) as endpoint:
+    with endpoint_at(backend, bind, device, DEPTH, settings) as endpoint:
         for group in groups:
             endpoint.join(group, timeout=BOUND)
         with _made_up_traffic(endpoint, groups) if demo else nullcontext():

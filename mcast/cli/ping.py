@@ -13,16 +13,13 @@ from mcast.api import Backend, PortSpace
 from mcast.cli.place import (
     BackendName,
     Bind,
-    BusyPoll,
     Device,
-    Dscp,
     Json,
-    ServiceLevel,
-    TrafficClass,
+    in_options,
     port_of,
     refuse_simulated,
     require,
-    settings_of,
+    with_settings,
 )
 from mcast.cli.terminal import Failure, console, group
 from mcast.endpoint.ports import Place, choose
@@ -31,6 +28,7 @@ from mcast.wire.addresses import McastAddress, Mgid
 
 if TYPE_CHECKING:
     from mcast.bench.ping import AnswerResult, PingResult
+    from mcast.endpoint.settings import Settings
 
 _SPACES = {PortSpace.UDP: "0x111", PortSpace.IPOIB: "0x2"}
 
@@ -52,6 +50,7 @@ def _space(text: str) -> PortSpace:
     return space
 
 
+@with_settings
 def ping(
     address: Annotated[
         McastAddress | None,
@@ -93,10 +92,8 @@ def ping(
     timeout: Annotated[
         float, typer.Option("-W", min=0.001, metavar="SECONDS", help="Wait so long for the last answers.")
     ] = 1.0,
-    busy_poll: BusyPoll = 0.0,
-    traffic_class: TrafficClass = None,
-    dscp: Dscp = None,
-    service_level: ServiceLevel = None,
+    *,
+    settings: Settings,
     backend: BackendName = "rdma",
     as_json: Json = False,
 ) -> None:
@@ -113,7 +110,6 @@ def ping(
         raise Failure("-M leads to no port: say where with -b ADDR or --device DEV", 2)
     if answer and send_only:
         raise Failure("a send-only member hears nothing that it could answer: leave out -o or --answer", 2)
-    settings = settings_of(busy_poll, traffic_class, dscp, service_level)
     refuse_simulated(backend, "answer")
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
     from mcast.contract.registry import open_backend
@@ -152,7 +148,7 @@ def _place(backend: Backend, bind: IPv4Address | IPv6Address | None, device: str
     try:
         return choose(backend, bind, *port_of(device))
     except ValueError as error:
-        raise Failure(str(error).replace("bind=ADDRESS", "--bind ADDRESS"), 2) from None
+        raise Failure(in_options(error), 2) from None
 
 
 def _live(line: str) -> None:

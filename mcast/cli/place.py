@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from inspect import Signature, signature
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,19 +70,6 @@ Device = Annotated[
 BackendName = Annotated[
     str, typer.Option(callback=backend_name, autocompletion=backend_names, help="Which backend to use.")
 ]
-BusyPoll = Annotated[
-    float, typer.Option(min=0, metavar="SECONDS", help="Look for messages so long before sleeping; or inf.")
-]
-TrafficClass = Annotated[
-    int | None, typer.Option(min=0, max=255, metavar="0..255", help="Traffic class of what is sent.")
-]
-Dscp = Annotated[
-    int | None, typer.Option(min=0, max=63, metavar="0..63", help="Its upper six bits, instead of it.")
-]
-ServiceLevel = Annotated[
-    int | None,
-    typer.Option(min=0, max=15, metavar="0..15", help="Service level; on RoCE a priority."),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -95,15 +84,50 @@ def refuse_simulated(backend: str, what: str) -> None:
 
 
 def settings_of(
-    busy_poll: float, traffic_class: int | None, dscp: int | None, service_level: int | None
+    busy_poll: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Look so long for messages before sleeping; inf."),
+    ] = 0.0,
+    traffic_class: Annotated[
+        int | None, typer.Option(min=0, max=255, metavar="0..255", help="Traffic class of what is sent.")
+    ] = None,
+    dscp: Annotated[
+        int | None, typer.Option(min=0, max=63, metavar="0..63", help="Its upper six bits, instead of it.")
+    ] = None,
+    service_level: Annotated[
+        int | None, typer.Option(min=0, max=15, metavar="0..15", help="Service level; on RoCE a priority.")
+    ] = None,
 ) -> Settings:
-    """The settings of an endpoint that the options say."""
+    """What cards offer, as the options of a command say: each command that opens an endpoint has these."""
     from mcast.endpoint.settings import Settings
 
     if dscp is not None and traffic_class is not None:
         raise Failure("--dscp is a part of --traffic-class: give one of them", 2)
     traffic_class = traffic_class if dscp is None else dscp << 2
     return Settings(busy_poll=busy_poll, traffic_class=traffic_class, service_level=service_level)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command that takes `settings` have the options of `settings_of` in their place."""
+    scope = {**globals(), **command.__globals__}
+    shared = signature(settings_of).parameters.values()
+    taken = signature(command).parameters.values()
+    listed = [one for each in taken for one in (shared if each.name == "settings" else [each])]
+    read = [one.replace(annotation=eval(one.annotation, scope)) for one in listed]
+
+    def run(**given: object) -> None:
+        settings = settings_of(**{one.name: given.pop(one.name) for one in shared})  # type: ignore[arg-type]
+        command(**given, settings=settings)
+
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__annotations__ = {one.name: one.annotation for one in read}
+    vars(run)["__signature__"] = Signature(read)
+    return run
+
+
+def in_options(error: ValueError) -> str:
+    """What an endpoint says of its keywords, in the words of the command."""
+    return str(error).replace("bind=ADDRESS", "--bind ADDRESS").replace("service_level", "--service-level")
 
 
 def require(settings: Settings, places: Iterable[Place]) -> None:
@@ -114,8 +138,15 @@ def require(settings: Settings, places: Iterable[Place]) -> None:
         try:
             refuse_beyond_device(settings, place)
         except ValueError as error:
-            where = f"{place.device.name}/{place.port.port_num}"
-            raise Failure(f"{where}: {str(error).replace('service_level', '--service-level')}", 2) from None
+            raise Failure(f"{place.device.name}/{place.port.port_num}: {in_options(error)}", 2) from None
+
+
+def places_of(backend: Backend) -> list[Place]:
+    """Each port that has an address, with its first one."""
+    from mcast.endpoint.ports import Place
+
+    ports = [(device, port) for device in backend.devices() for port in device.ports if port.addresses]
+    return [Place(device, port, port.addresses[0]) for device, port in ports]
 
 
 def port_of(device: str | None) -> tuple[str | None, int]:
@@ -128,7 +159,11 @@ def port_of(device: str | None) -> tuple[str | None, int]:
 
 @contextmanager
 def endpoint_at(
-    backend: str | Backend, bind: IPv4Address | IPv6Address | None, device: str | None, depth: int
+    backend: str | Backend,
+    bind: IPv4Address | IPv6Address | None,
+    device: str | None,
+    depth: int,
+    settings: Settings,
 ) -> Iterator[Endpoint]:
     """An endpoint that does not hear itself, where the options say; one sentence where there is none."""
     from mcast.endpoint.blocking import open_endpoint
@@ -136,11 +171,10 @@ def endpoint_at(
     name, port = port_of(device)
     if bind and name:
         raise Failure("--bind and --device both say where: give one of them", 2)
+    wanted = replace(settings, loopback="off", receive_depth=depth)
     try:
-        endpoint = open_endpoint(
-            backend, bind, device=name, port_num=port, loopback="off", receive_depth=depth
-        )
+        endpoint = open_endpoint(backend, bind, device=name, port_num=port, **vars(wanted))
     except ValueError as error:
-        raise Failure(str(error).replace("bind=ADDRESS", "--bind ADDRESS"), 2) from None
+        raise Failure(in_options(error), 2) from None
     with endpoint:
         yield endpoint

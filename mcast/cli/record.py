@@ -15,20 +15,18 @@ import typer
 from mcast.api import McastAddress, McastError
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
-from mcast.cli.place import BackendName, Bind, Device, Json
+from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
 from mcast.cli.terminal import Failure, console, group
 
 if TYPE_CHECKING:
     from mcast.capture.recorder import Recorder
     from mcast.endpoint.blocking import Endpoint
-
-_BATCH = 256
-_LOOK = 0.5
-"""How long one wait for messages lasts at the most, in seconds."""
+    from mcast.endpoint.settings import Settings
 
 _STANDARD = "-"
 
 
+@with_settings
 def record(
     groups: Annotated[
         list[McastAddress], typer.Argument(parser=group, metavar="GROUP", help="Such as 239.1.1.1.")
@@ -44,6 +42,8 @@ def record(
     device: Device = None,
     backend: BackendName = "rdma",
     demo: Demo = False,
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Write what is sent to groups to a pcapng file.
@@ -56,7 +56,7 @@ def record(
     with (
         ends_cleanly(),
         opened(backend, demo) as fabric,
-        listening(fabric, groups, bind, device, demo) as endpoint,
+        listening(fabric, groups, bind, device, settings, demo) as endpoint,
         _sink(output) as file,
     ):
         recorder, started = recorder_of(endpoint, file), time.monotonic()
@@ -96,18 +96,13 @@ def _record(
 ) -> None:
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
-    clock, err = endpoint.backend.now, console(stderr=True)
-    end = None if duration is None else clock() + duration
+    from mcast.capture.recorder import record
+
+    err = console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as line:
         task = line.add_task("listening")
-        while count is None or recorder.messages < count:
-            left = _LOOK if end is None else min(end - clock(), _LOOK)
-            if left <= 0:
-                return
-            with endpoint.recv_batch(_BATCH, left) as batch:
-                recorder.take(batch, time.time_ns(), count)
-            file.flush()
+        for _ in record(endpoint, recorder, file, count, duration):
             line.update(task, description=f"{recorder.messages:,} messages, {recorder.bytes:,} bytes")
 
 

@@ -19,6 +19,7 @@ from mcast.cli.place import (
     Json,
     endpoint_at,
     refuse_simulated,
+    with_settings,
 )
 from mcast.cli.progress import Watch
 from mcast.cli.terminal import Failure, console
@@ -26,11 +27,13 @@ from mcast.cli.terminal import Failure, console
 if TYPE_CHECKING:
     from mcast.cast.drive import ReceivingParty
     from mcast.cast.receiver import FileReceiver
+    from mcast.endpoint.settings import Settings
 
 _NAMED = 5
 """As many gaps are named; JSON has all."""
 
 
+@with_settings
 def recv(
     group: GroupArgument,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
@@ -43,6 +46,8 @@ def recv(
     patience: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Give up a sender that is silent for so long.")
     ] = 10.0,
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Receive the next file that `mcast send` sends to GROUP.
@@ -62,7 +67,7 @@ def recv(
             sink.open()
         except OSError as error:
             raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
-        endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH))
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
         party = ReceivingParty(endpoint, group, sink, patience)
         with ReceiveWatch(
             party.core, f"{group} as {endpoint.address} ({endpoint.device.name})", wait

@@ -14,7 +14,7 @@ import typer
 
 from mcast.api import McastAddress
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated
+from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
 from mcast.cli.terminal import Failure, console, group
 from mcast.wire.addresses import Gid, Mgid
 from mcast.wire.mapping import ipv4_group_of
@@ -22,6 +22,7 @@ from mcast.wire.mapping import ipv4_group_of
 if TYPE_CHECKING:
     from mcast.capture.player import Contents, Recorded
     from mcast.endpoint.blocking import Endpoint, Sender
+    from mcast.endpoint.settings import Settings
 
 _BOUND = 10.0
 _DEPTH = 512
@@ -38,6 +39,7 @@ def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
         )
 
 
+@with_settings
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A pcapng or pcap file.")],
     group: Annotated[
@@ -54,6 +56,8 @@ def replay(
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = "rdma",
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Send the messages of a capture to their groups again.
@@ -67,7 +71,7 @@ def replay(
         raise Failure("--speed and --max both say how fast: give one of them", 2)
     refuse_simulated(backend, "receive")
     contents = _contents(file)
-    with ends_cleanly(), endpoint_at(backend, bind, device, _DEPTH) as endpoint:
+    with ends_cleanly(), endpoint_at(backend, bind, device, _DEPTH, settings) as endpoint:
         _require(file, contents, endpoint.max_message_size, f"one MTU of {endpoint.device.name}")
         senders = _senders(endpoint, contents, group, listen=members > 0)
         for sender in dict.fromkeys(senders.values()):

@@ -19,6 +19,7 @@ from mcast.cli.place import (
     Json,
     endpoint_at,
     refuse_simulated,
+    with_settings,
 )
 from mcast.cli.progress import Watch
 from mcast.cli.terminal import Failure, console
@@ -26,11 +27,13 @@ from mcast.cli.terminal import Failure, console
 if TYPE_CHECKING:
     from mcast.cast.drive import SendingParty
     from mcast.cast.sender import FileSender, ReceiverState
+    from mcast.endpoint.settings import Settings
 
 _NAMED = 10
 """As many lost pieces of a receiver are named; JSON has all."""
 
 
+@with_settings
 def send(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to send; - is stdin.")],
     group: GroupArgument,
@@ -49,6 +52,8 @@ def send(
     patience: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Give up a receiver that is silent for so long.")
     ] = 10.0,
+    *,
+    settings: Settings,
     as_json: Json = False,
 ) -> None:
     """Send FILE to every `mcast recv` in GROUP.
@@ -68,7 +73,7 @@ def send(
             source = stack.enter_context(closing(Source(file)))
         except OSError as error:
             raise Failure(f"cannot read {file}: {error.strerror}", 2) from None
-        endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH))
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
         party = SendingParty(endpoint, group, source, receivers, times)
         with SendWatch(party.core, receivers) as watch:
             run(party, watch.look)

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mcast.api import Backend, McastAddress
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
-from mcast.cli.place import BackendName, Bind, Device
+from mcast.cli.place import BackendName, Bind, Device, with_settings
 from mcast.cli.terminal import Failure, console, group
-from mcast.endpoint.meter import SEQUENCE, Meter
+from mcast.endpoint.meter import SEQUENCE
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
     from rich.console import Group as Lines
 
-    from mcast.endpoint.blocking import Endpoint
-    from mcast.endpoint.stats import EndpointStats
+    from mcast.endpoint.meter import Rates, SequenceCounts
+    from mcast.endpoint.settings import Settings
+    from mcast.endpoint.watching import Look
 
-_BATCH = 256
 _LOCAL_CONTROL = ip_network("224.0.0.0/24")
 """Routers' and hosts' own chatter: not joined unless it is named."""
 
 
+@with_settings
 def top(
     groups: Annotated[
         list[McastAddress] | None,
@@ -42,24 +43,28 @@ def top(
     device: Device = None,
     backend: BackendName = "rdma",
     demo: Demo = False,
+    *,
+    settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a look, one a line.")] = False,
 ) -> None:
     """Show live who sends how much to groups, and what is lost.
 
     Takes part as an ordinary full member: what it shows is what a member on this port gets. Ends with Ctrl-C.
     """
+    from mcast.endpoint.watching import looks
+
     with ends_cleanly(), opened(backend, demo) as fabric:
         wanted = groups or _groups_here(fabric)
-        with listening(fabric, wanted, bind, device, demo) as endpoint:
-            looks = _looks(endpoint, interval, count)
+        with listening(fabric, wanted, bind, device, settings, demo) as endpoint:
+            seen = looks(endpoint, interval, count)
             try:
                 if as_json:
-                    for look in looks:
-                        print(json.dumps(look), flush=True)
+                    for look in seen:
+                        print(json.dumps(look.as_dict()), flush=True)
                 elif console().is_terminal:
-                    _show_live(looks)
+                    _show_live(seen)
                 else:
-                    for look in looks:
+                    for look in seen:
                         print(*_lines(look), sep="\n", flush=True)
             except KeyboardInterrupt:
                 pass  # the usual way to end it
@@ -74,79 +79,40 @@ def _groups_here(backend: Backend) -> list[McastAddress]:
     return groups
 
 
-def _looks(endpoint: Endpoint, interval: float, count: int | None) -> Iterator[dict[str, Any]]:
-    """What was heard in each interval, `count` times."""
-    meter = Meter({member.mgid: str(member.group.address) for member in endpoint.groups})
-    clock = endpoint.backend.now
-    last = clock()
-    number = 0
-    while count is None or number < count:
-        number += 1
-        while (left := last + interval - clock()) > 0:
-            with endpoint.recv_batch(_BATCH, left) as batch:
-                meter.take(batch)
-        now = clock()
-        groups, stats, events = meter.look(now - last), endpoint.stats(), list(_events(endpoint))
-        yield {
-            "time": time.time(),
-            "seconds": now - last,
-            "groups": groups,
-            "receive_queue": _queue(stats),
-            "dropped": {why: lost for why, lost in stats.dropped.items() if lost},
-            "port_counters": dict(stats.port_counters),
-            "events": events,
-        }
-        last = now
-
-
-def _queue(stats: EndpointStats) -> dict[str, int | None]:
-    return {
-        "depth": stats.receive_depth,
-        "free": stats.receive_free,
-        "low_water": stats.receive_low_water,
-        "empty": stats.receive_empty,
-    }
-
-
-def _events(endpoint: Endpoint) -> Iterator[str]:
-    while (event := endpoint.next_event(0.0)) is not None:
-        yield str(event)
-
-
 # --- as text -----------------------------------------------------------------------------
 
 
-def _rate(found: Mapping[str, Any]) -> str:
+def _rate(rates: Rates) -> str:
     from rich.filesize import decimal
 
-    return f"{found['messages_per_second']:,.0f} msg/s, {decimal(int(found['bytes_per_second']))}/s"
+    return f"{rates.messages_per_second:,.0f} msg/s, {decimal(int(rates.bytes_per_second))}/s"
 
 
-def _lost(look: Mapping[str, Any]) -> str:
-    queue = look["receive_queue"]
-    dropped = ", ".join(f"{lost:,} {why}" for why, lost in look["dropped"].items()) or "nothing"
-    free = f"{queue['free']:,} of {queue['depth']:,}, at the least {queue['low_water']:,}"
+def _lost(look: Look) -> str:
+    stats = look.stats
+    dropped = ", ".join(f"{lost:,} {why}" for why, lost in look.dropped.items()) or "nothing"
+    free = f"{stats.receive_free:,} of {stats.receive_depth:,}, at the least {stats.receive_low_water:,}"
     return f"receives free {free}; lost {dropped}"
 
 
-def _lines(look: Mapping[str, Any]) -> Iterator[str]:
+def _lines(look: Look) -> Iterator[str]:
     """A line for each group, and one for what was lost."""
-    at = time.strftime("%H:%M:%S", time.localtime(look["time"]))
-    for found in look["groups"]:
-        gaps = "" if found["gaps"] is None else f", {found['gaps']:,} gaps"
-        sources = len(found["sources"]) + found["forgotten_sources"]
-        yield f"{at} {found['group']}: {_rate(found)} from {sources} source{'s' * (sources != 1)}{gaps}"
+    at = time.strftime("%H:%M:%S", time.localtime(look.time))
+    for found in look.groups:
+        gaps = "" if found.sequence.gaps is None else f", {found.sequence.gaps:,} gaps"
+        sources = len(found.sources) + found.forgotten_sources
+        yield f"{at} {found.group}: {_rate(found.rates)} from {sources} source{'s' * (sources != 1)}{gaps}"
     yield f"{at} {_lost(look)}"
-    yield from (f"{at} {event}" for event in look["events"])
+    yield from (f"{at} {event}" for event in look.events)
 
 
-def _show_live(looks: Iterable[dict[str, Any]]) -> None:
+def _show_live(seen: Iterable[Look]) -> None:
     from rich.live import Live
 
     events: list[str] = []
     with Live(console=console(), auto_refresh=False) as live:
-        for look in looks:
-            events = [*events, *look["events"]][-_EVENTS_SHOWN:]
+        for look in seen:
+            events = [*events, *map(str, look.events)][-_EVENTS_SHOWN:]
             live.update(_table(look, events), refresh=True)
 
 
@@ -154,9 +120,8 @@ _EVENTS_SHOWN, _SOURCES_SHOWN = 5, 10
 """What fits on a screen; JSON has all."""
 
 
-def _table(look: Mapping[str, Any], events: Sequence[str]) -> Lines:
+def _table(look: Look, events: Sequence[str]) -> Lines:
     from rich.console import Group as Lines
-    from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
@@ -164,22 +129,21 @@ def _table(look: Mapping[str, Any], events: Sequence[str]) -> Lines:
     table.add_column("group, source", overflow="fold")
     for name in ("messages", "msg/s", "rate", *SEQUENCE):
         table.add_column("again" if name == "duplicates" else name, justify="right")
-    for found in look["groups"]:
-        busiest = sorted(found["sources"], key=lambda one: -one["messages_per_second"])[:_SOURCES_SHOWN]
-        for each, name in ((found, found["group"]), *((one, _source(one)) for one in busiest)):
-            table.add_row(
-                name,
-                f"{each['messages']:,}",
-                f"{each['messages_per_second']:,.0f}",
-                f"{decimal(int(each['bytes_per_second']))}/s",
-                *("-" if each[field] is None else f"{each[field]:,}" for field in SEQUENCE),
-                style="bold" if each is found else "",
-            )
-        more = len(found["sources"]) - len(busiest) + found["forgotten_sources"]
+    for found in look.groups:
+        busiest = sorted(found.sources, key=lambda one: -one.rates.messages_per_second)[:_SOURCES_SHOWN]
+        table.add_row(found.group, *_cells(found.rates, found.sequence), style="bold")
+        for one in busiest:
+            table.add_row(f"  {one.source} QP {one.qp_num}", *_cells(one.rates, one.sequence))
+        more = len(found.sources) - len(busiest) + found.forgotten_sources
         if more:
             table.add_row(f"  and {more:,} more sources")
     return Lines(table, Text(f"\n{_lost(look)}"), *(Text(event, style="yellow") for event in events))
 
 
-def _source(found: Mapping[str, Any]) -> str:
-    return f"  {found['source']} QP {found['qp_num']}"
+def _cells(rates: Rates, sequence: SequenceCounts) -> Iterator[str]:
+    from rich.filesize import decimal
+
+    yield f"{rates.messages:,}"
+    yield f"{rates.messages_per_second:,.0f}"
+    yield f"{decimal(int(rates.bytes_per_second))}/s"
+    yield from ("-" if count is None else f"{count:,}" for count in sequence)

@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from mcast.api import Batch
 from mcast.endpoint.sequence import SOURCES_MAX, Sources
 from mcast.wire.addresses import Gid
+
+
+class Rates(NamedTuple):
+    """Totals, and what came in a second since the last look."""
+
+    messages: int
+    bytes: int
+    messages_per_second: float
+    bytes_per_second: float
+
+
+class SequenceCounts(NamedTuple):
+    """What sequence headers say, as in `SourceStats`; None where messages have none."""
+
+    gaps: int | None = None
+    late: int | None = None
+    duplicates: int | None = None
+
+
+class SourceRates(NamedTuple):
+    """What is heard of one queue pair in a group."""
+
+    source: str
+    qp_num: int
+    rates: Rates
+    sequence: SequenceCounts
+
+    def as_dict(self) -> dict[str, object]:
+        named = {"source": self.source, "qp_num": self.qp_num}
+        return named | self.rates._asdict() | self.sequence._asdict()
+
+
+class GroupRates(NamedTuple):
+    """What is heard in one group, and of each source; those beyond SOURCES_MAX are forgotten."""
+
+    group: str
+    rates: Rates
+    sequence: SequenceCounts
+    sources: tuple[SourceRates, ...]
+    forgotten_sources: int
+
+    def as_dict(self) -> dict[str, object]:
+        lists = {
+            "sources": [source.as_dict() for source in self.sources],
+            "forgotten_sources": self.forgotten_sources,
+        }
+        return {"group": self.group} | self.rates._asdict() | self.sequence._asdict() | lists
 
 
 class Counts:
@@ -22,16 +69,12 @@ class Counts:
         self.messages += 1
         self.bytes += size
 
-    def look(self, seconds: float) -> dict[str, Any]:
-        """The totals, and the rates over the `seconds` since the last look."""
+    def look(self, seconds: float) -> Rates:
+        """Totals, and rates over the `seconds` since the last look."""
         messages, size = self._before
         self._before = (self.messages, self.bytes)
-        return {
-            "messages": self.messages,
-            "bytes": self.bytes,
-            "messages_per_second": (self.messages - messages) / seconds,
-            "bytes_per_second": (self.bytes - size) / seconds,
-        }
+        per_second = (self.messages - messages) / seconds, (self.bytes - size) / seconds
+        return Rates(self.messages, self.bytes, *per_second)
 
 
 class GroupMeter:
@@ -64,34 +107,27 @@ class GroupMeter:
         made = self._by_source[key] = Counts()
         return made
 
-    def look(self, seconds: float) -> dict[str, Any]:
-        """The counts of the group, as `Counts.look`, and those of each source.
-
-        gaps, late and duplicates are None where no message had a sequence header.
-        """
-        sequences: dict[tuple[Gid, int], dict[str, int]] = {}
+    def look(self, seconds: float) -> GroupRates:
+        """The rates of the group over the `seconds` since the last look, and those of each source."""
+        by_source: dict[tuple[Gid, int], Counter[str]] = {}
         for one in self._sequences.snapshot():
-            counts = sequences.setdefault((one.source, one.qp_num), dict.fromkeys(SEQUENCE, 0))
-            for name in SEQUENCE:
-                counts[name] += getattr(one, name)
-        return {
-            "group": self.name,
-            **self.counts.look(seconds),
-            **{name: self._sequences.total(name) if sequences else None for name in SEQUENCE},
-            "sources": [
-                {
-                    "source": str(source.ipv4 or source),
-                    "qp_num": qp_num,
-                    **counts.look(seconds),
-                    **sequences.get((source, qp_num), dict.fromkeys(SEQUENCE)),
-                }
-                for (source, qp_num), counts in self._by_source.items()
-            ],
-            "forgotten_sources": self._forgotten,
-        }
+            counts = by_source.setdefault((one.source, one.qp_num), Counter())
+            counts.update({name: getattr(one, name) for name in SEQUENCE})
+        totals = {name: self._sequences.total(name) for name in SEQUENCE if by_source}
+        sources = tuple(
+            SourceRates(
+                str(source.ipv4 or source),
+                qp_num,
+                counts.look(seconds),
+                SequenceCounts(**by_source.get((source, qp_num), Counter())),
+            )
+            for (source, qp_num), counts in self._by_source.items()
+        )
+        rates = self.counts.look(seconds)
+        return GroupRates(self.name, rates, SequenceCounts(**totals), sources, self._forgotten)
 
 
-SEQUENCE = ("gaps", "late", "duplicates")
+SEQUENCE = SequenceCounts._fields
 
 
 class Meter:
@@ -106,5 +142,6 @@ class Meter:
             if meter is not None:
                 meter.add(message.source, message.src_qp, message.payload)
 
-    def look(self, seconds: float) -> list[dict[str, Any]]:
-        return [meter.look(seconds) for meter in self._groups.values()]
+    def look(self, seconds: float) -> tuple[GroupRates, ...]:
+        """Of each group, over the `seconds` since the last look."""
+        return tuple(meter.look(seconds) for meter in self._groups.values())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mcast.api import Backend
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.capture.player import Recorded, contents_of, messages_of, play
-from mcast.capture.recorder import recorder_of
+from mcast.capture.recorder import record, recorder_of
 from mcast.endpoint.blocking import Endpoint, open_endpoint
 from mcast.pcapng.writer import NS
 from mcast.wire.addresses import Gid
@@ -153,3 +153,28 @@ def test_contents_are_known_before_anything_is_sent() -> None:
     contents = contents_of(io.BytesIO(capture([2.0, 1.0, 4.0], [3, 900, 1])))
     assert contents.groups == {Gid(f"::ffff:{GROUP}"): 3}
     assert (contents.messages, contents.largest, contents.span) == (3, 900, 3 * NS)
+
+
+# --- the end of a recording ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "duration", "messages", "seconds"), [(3, None, 3, 0.0), (None, 2.5, 5, 2.5), (9, 0.25, 5, 0.25)]
+)
+def test_a_recording_ends_by_count_or_time_and_is_whole_after_each_wait(
+    tmp_path: Path, count: int | None, duration: float | None, messages: int, seconds: float
+) -> None:
+    path = tmp_path / "a.pcapng"
+    with (
+        path.open("wb") as file,
+        open_fabric(Fabric.roce(ports=2)) as backend,
+        open_endpoint(backend, "10.0.0.2") as member,
+        open_endpoint(backend, "10.0.0.1") as sender,
+    ):
+        member.join(GROUP)
+        sender.sender(GROUP).send_batch([b"x"] * 5)
+        recorder, start = recorder_of(member, file), backend.now()
+        for _ in record(member, recorder, file, count, duration):
+            assert len(read(path.read_bytes())) == recorder.messages
+        assert backend.now() - start == pytest.approx(seconds, abs=0.01)
+    assert len(read(path.read_bytes())) == recorder.messages == messages

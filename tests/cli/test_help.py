@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from typing import cast
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.trace.events import Send
+from mcast.cli import app
+from mcast.cli.place import endpoint_at, settings_of
+from mcast.endpoint.policy import LoopbackPolicy
 
 from ..commands import MCAST, Run
 
@@ -35,6 +48,35 @@ def test_the_commands_are_in_order_of_use_and_none_is_cut_short(mcast: Run) -> N
     assert [line.split()[0] for line in lines] == ORDER
     for line in lines:
         assert re.fullmatch(r"  [a-z]+ +\S.*[^.]\.", line), line
+
+
+@pytest.mark.parametrize("name", ["demo", "send", "recv", "ping", "top", "record", "replay", "bench"])
+def test_each_command_that_opens_an_endpoint_takes_what_cards_offer(name: str) -> None:
+    command = cast(TyperGroup, get_command(app)).commands[name]
+    offered = {option for one in command.params for option in one.opts}
+    assert {"--busy-poll", "--traffic-class", "--dscp", "--service-level"} <= offered
+
+
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., Fabric]) -> None:
+    fabric = make(ports=2, trace=True)
+    settings = settings_of(busy_poll=0.5, dscp=26, service_level=3)
+    with (
+        open_fabric(fabric) as backend,
+        endpoint_at(backend, IPv4Address("10.0.0.1"), None, 32, settings) as endpoint,
+    ):
+        endpoint.sender("239.1.1.1").send(b"x")
+        kept = endpoint._session.settings
+    assert (kept.busy_poll, kept.receive_depth, kept.loopback) == (0.5, 32, LoopbackPolicy.OFF)
+    sent = [event for _, event in fabric.trace or () if type(event) is Send]
+    assert [(event.traffic_class, event.sl) for event in sent] == [(104, 3)]
+
+
+@pytest.mark.parametrize("command", ["record 239.1.1.1 -o a --demo", "demo"])
+def test_a_class_that_the_port_has_not_is_one_sentence_and_status_2(here: Run, command: str) -> None:
+    done = here(*command.split(), "--backend", "sim", "--service-level", "9")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "--service-level is 9: allowed are 0..7 (Ethernet has eight priorities)" in done.stderr
 
 
 def test_all_help_fits_80_columns(run: Run) -> None:

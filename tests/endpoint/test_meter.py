@@ -28,16 +28,16 @@ def test_rates_are_of_the_interval_and_totals_of_all() -> None:
     counted = meter()
     counted.take(CopiedBatch([message(ONE, ALICE, bytes(100))] * 3 + [message(ONE, BOB, bytes(10))]))
     one, two = counted.look(2.0)
-    assert (one["group"], one["messages"], one["bytes"]) == ("one", 4, 310)
-    assert (one["messages_per_second"], one["bytes_per_second"]) == (2.0, 155.0)
-    alice, bob = one["sources"]
-    assert (alice["source"], alice["qp_num"], alice["messages_per_second"]) == ("10.0.0.1", 17, 1.5)
-    assert (bob["source"], bob["messages"]) == ("10.0.0.2", 1)
-    assert (two["messages"], two["sources"]) == (0, [])
+    assert (one.group, one.rates.messages, one.rates.bytes) == ("one", 4, 310)
+    assert (one.rates.messages_per_second, one.rates.bytes_per_second) == (2.0, 155.0)
+    alice, bob = one.sources
+    assert (alice.source, alice.qp_num, alice.rates.messages_per_second) == ("10.0.0.1", 17, 1.5)
+    assert (bob.source, bob.rates.messages) == ("10.0.0.2", 1)
+    assert (two.rates.messages, two.sources) == (0, ())
     counted.take(CopiedBatch([message(ONE, BOB, b"")]))
     one, _ = counted.look(0.5)
-    assert (one["messages"], one["messages_per_second"], one["bytes_per_second"]) == (5, 2.0, 0.0)
-    assert one["sources"][0]["messages_per_second"] == 0
+    assert (one.rates.messages, one.rates.messages_per_second, one.rates.bytes_per_second) == (5, 2.0, 0.0)
+    assert one.sources[0].rates.messages_per_second == 0
 
 
 def test_gaps_are_counted_where_messages_are_numbered() -> None:
@@ -45,12 +45,12 @@ def test_gaps_are_counted_where_messages_are_numbered() -> None:
     counted.take(CopiedBatch(numbered(ONE, ALICE, [0, 1, 5, 5, 3]) + numbered(ONE, BOB, [7, 8])))
     counted.take(CopiedBatch([message(TWO, BOB, b"plain")]))
     one, two = counted.look(1.0)
-    assert (one["gaps"], one["late"], one["duplicates"]) == (2, 1, 1)
-    alice, bob = one["sources"]
-    assert (alice["gaps"], alice["late"], alice["duplicates"]) == (2, 1, 1)
-    assert (bob["gaps"], bob["messages"], bob["bytes"]) == (0, 2, 2 * (HEADER_SIZE + 1))
-    assert two["gaps"] is None
-    assert two["sources"][0]["gaps"] is None
+    assert (one.sequence.gaps, one.sequence.late, one.sequence.duplicates) == (2, 1, 1)
+    alice, bob = one.sources
+    assert (alice.sequence.gaps, alice.sequence.late, alice.sequence.duplicates) == (2, 1, 1)
+    assert (bob.sequence.gaps, bob.rates.messages, bob.rates.bytes) == (0, 2, 2 * (HEADER_SIZE + 1))
+    assert two.sequence.gaps is None
+    assert two.sources[0].sequence.gaps is None
 
 
 def test_a_flood_of_sources_pushes_out_the_ones_that_are_silent() -> None:
@@ -59,19 +59,19 @@ def test_a_flood_of_sources_pushes_out_the_ones_that_are_silent() -> None:
     for stranger in strangers:
         counted.take(CopiedBatch([message(ONE, ALICE, b"y"), stranger]))
     one, _ = counted.look(1.0)
-    assert (one["messages"], one["forgotten_sources"]) == (2 * SOURCES_MAX, 1)
-    assert len(one["sources"]) == SOURCES_MAX
-    (alice,) = [found for found in one["sources"] if found["source"] == "10.0.0.1"]
-    assert alice["messages"] == SOURCES_MAX
+    assert (one.rates.messages, one.forgotten_sources) == (2 * SOURCES_MAX, 1)
+    assert len(one.sources) == SOURCES_MAX
+    (alice,) = [found for found in one.sources if found.source == "10.0.0.1"]
+    assert alice.rates.messages == SOURCES_MAX
 
 
 def test_two_queue_pairs_of_one_port_are_two_sources() -> None:
     counted = meter()
     counted.take(CopiedBatch([message(ONE, ALICE, b"a", 17), message(ONE, ALICE, b"a", 18)]))
-    assert [source["qp_num"] for source in counted.look(1.0)[0]["sources"]] == [17, 18]
+    assert [source.qp_num for source in counted.look(1.0)[0].sources] == [17, 18]
 
 
 def test_a_group_that_was_not_asked_for_is_not_counted() -> None:
     counted = meter()
     counted.take(CopiedBatch([message(Gid("::ffff:239.9.9.9"), ALICE, b"a")]))
-    assert [group["messages"] for group in counted.look(1.0)] == [0, 0]
+    assert [group.rates.messages for group in counted.look(1.0)] == [0, 0]

@@ -1,0 +1,72 @@
+"""Looking, at even times, at what an endpoint hears: how much of which group from whom, and what is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mcast.endpoint.blocking import Endpoint
+from mcast.endpoint.meter import GroupRates, Meter
+from mcast.endpoint.policy import Event
+from mcast.endpoint.stats import EndpointStats
+
+_BATCH = 256
+
+
+class Look(NamedTuple):
+    """What was heard in the last `seconds` s; `time` is in seconds after 1970, `stats` since the opening."""
+
+    time: float
+    seconds: float
+    groups: tuple[GroupRates, ...]
+    stats: EndpointStats
+    events: tuple[Event, ...]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Why messages were lost or not delivered -> how many, where there were any."""
+        return {why: lost for why, lost in self.stats.dropped.items() if lost}
+
+    def as_dict(self) -> dict[str, object]:
+        """As JSON shows it."""
+        stats = self.stats
+        return {
+            "time": self.time,
+            "seconds": self.seconds,
+            "groups": [group.as_dict() for group in self.groups],
+            "receive_queue": {
+                "depth": stats.receive_depth,
+                "free": stats.receive_free,
+                "low_water": stats.receive_low_water,
+                "empty": stats.receive_empty,
+            },
+            "dropped": self.dropped,
+            "port_counters": dict(stats.port_counters),
+            "events": list(map(str, self.events)),
+        }
+
+
+def looks(endpoint: Endpoint, interval: float, count: int | None = None) -> Iterator[Look]:
+    """A look at the end of each `interval` s, `count` in all, at the groups that the endpoint has joined.
+
+    The messages and the events of the endpoint are taken.
+    """
+    meter = Meter({member.mgid: str(member.group.address) for member in endpoint.groups})
+    clock = endpoint.backend.now
+    last = clock()
+    number = 0
+    while count is None or number < count:
+        number += 1
+        while (left := last + interval - clock()) > 0:
+            with endpoint.recv_batch(_BATCH, left) as batch:
+                meter.take(batch)
+        now = clock()
+        groups = meter.look(now - last)
+        yield Look(time.time(), now - last, groups, endpoint.stats(), tuple(_events(endpoint)))
+        last = now
+
+
+def _events(endpoint: Endpoint) -> Iterator[Event]:
+    while (event := endpoint.next_event(0.0)) is not None:
+        yield event
