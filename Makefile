@@ -6,7 +6,7 @@ PYTHON ?= $(shell command -v python3 || command -v python3.13 || command -v pyth
 N ?= 2000000
 SECONDS ?= 600
 BIN := .venv/bin
-SOURCES := pyproject.toml $(wildcard setup.py mcast/interrupts/csrc/* mcast/backends/rdma/csrc/*)
+SOURCES := pyproject.toml $(wildcard setup.py mcast/interrupts/csrc/* mcast/backends/rdma/csrc/*.* mcast/backends/rdma/csrc/calls/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is kept, whatever the caller's habit: the suite starts hundreds of interpreters, some in an emulated guest.
 unexport PYTHONDONTWRITEBYTECODE
@@ -44,6 +44,7 @@ bench: .venv/test
 	@PYTHON="$(PYTHON)" scripts/bootstrap bench
 	$(BIN)/pytest benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.rdma.overhead
+	$(BIN)/python -m benchmarks.rdma.fast_calls
 	$(BIN)/python -m benchmarks.rdma.compare
 	$(BIN)/mcast lab run --ports 4 --share build/bench -- $(BIN)/pytest benchmarks/rdma --benchmark-json build/bench/ours.json
 	$(BIN)/python benchmarks/ratios.py build/bench/*.ratios.json

@@ -145,7 +145,10 @@ class Batch(Enterable, ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Give the buffers back to the receive queue. Called once, and once more after each BufferError."""
+        """Give the buffers back to the receive queue. Called once, and once more after each BufferError.
+
+        A BufferError, which has no text, says that another object still uses the memory of a payload.
+        """
 
     def __getitem__(self, index: int) -> Message:
         self._require_lease()
@@ -180,16 +183,17 @@ class Batch(Enterable, ABC):
             try:
                 for view in views:
                     view.release()
+                self._released = True  # a thread that makes a view from here on releases it itself
+                try:
+                    self._release()
+                except BaseException:
+                    self._released = False
+                    raise
             except BufferError:
                 raise BufferError(
-                    "a payload of this batch is still in use by another object: drop it, or copy the payload"
+                    "a payload of this batch, or a slice of one, is still in use by another object: "
+                    "drop that object, or copy the payload with bytes() first"
                 ) from None
-            self._released = True  # a thread that makes a view from here on releases that view itself
-            try:
-                self._release()
-            except BaseException:
-                self._released = False
-                raise
             views.clear()
 
     # If another object still uses a view, the buffers stay leased: receives are lost, but no bytes are wrong.

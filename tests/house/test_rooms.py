@@ -37,7 +37,9 @@ FRONT = {"__init__": "", "aio": "", "api": "contract", "__main__": "cli", "backe
 MAY_NAME = {"cli/sim": "backends/sim", "testing/plugin": "backends/sim"}
 """Above the contract a provider is known by its name alone, but where it is the very subject of a file."""
 
-FOLDERS = sorted({path.parent for path in ROOT.rglob("*.py")} | {ROOT / "conformance"})
+FOLDERS = sorted(
+    {path.parent for kind in ("py", "c") for path in ROOT.rglob(f"*.{kind}")} | {ROOT / "conformance"}
+)
 FILES = sorted(
     str(path.relative_to(ROOT).with_suffix(""))
     for folder in FOLDERS

@@ -17,10 +17,10 @@ from mcast.backends.rdma.native import Lib, QpPlan
 from mcast.contract.batch import RECORD_DTYPE
 
 HOME = Path(mcast.backends.rdma.__file__).parent
-SOURCES = sorted((HOME / "csrc").glob("*.c"))
+SOURCES = sorted((HOME / "csrc").rglob("*.c"))
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_it_compiles_without_a_warning(source: Path) -> None:
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes"]
     flags += ["-Wno-unused-parameter", f"-I{sysconfig.get_path('include')}"]

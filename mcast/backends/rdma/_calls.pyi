@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +50,7 @@ class Lease:
     _released: bool
     _views: list[memoryview]
     def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Message]: ...
     @property
     def lengths(self) -> list[int]: ...
     @property

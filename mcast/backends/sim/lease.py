@@ -148,7 +148,7 @@ class SimBatch(Batch):
         if whole is not None:
             whole.release()
         if self._exporter is not None and self._exporter() is not None:
-            raise BufferError("a slice of a payload of this batch is in use: drop it, or copy it first")
+            raise BufferError
         try:
             count = self._leases.pop()
         except IndexError:

@@ -10,11 +10,14 @@ from pathlib import Path
 from cffi import FFI  # type: ignore[import-untyped]
 
 HERE = Path(__file__).parent
-SOURCES = sorted(HERE.glob("*.c"))
+SOURCES = sorted(HERE.rglob("*.c"))
 SANITIZERS = {
     "1": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
     "thread": ["-fsanitize=thread", "-fno-omit-frame-pointer"],
 }
+FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"]
+HIDDEN = ["-fvisibility=hidden"]
+"""No other library's function of the same name takes the place of ours."""
 EXTRA = SANITIZERS.get(os.environ.get("MCAST_SANITIZE", ""), [])
 
 ffibuilder = FFI()
@@ -24,9 +27,9 @@ ffibuilder.set_source(
     '#include "native.h"\n',
     # relative to setup.py: setuptools refuses absolute paths
     sources=[os.path.relpath(path) for path in SOURCES],
-    depends=[os.path.relpath(path) for path in sorted(HERE.glob("*.h"))],
+    depends=[os.path.relpath(path) for path in sorted(HERE.rglob("*.h"))],
     include_dirs=[os.path.relpath(HERE)],
-    extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g", *EXTRA],
+    extra_compile_args=[*FLAGS, *HIDDEN, *EXTRA],
     extra_link_args=["-ldl", *EXTRA],
     py_limited_api=True,
 )

@@ -9,22 +9,23 @@
 #endif
 #include <Python.h>
 
-struct signal_watch {
-	int fd;	    /* readable once a signal came; NO_FD in other threads, where no handler runs */
-	int before; /* where Python wrote signals until now */
-};
+#include "../wait.h"
+
+enum { RAISED = -100000 }; /* no errno: a Python exception */
 
 /* 0, or -1 with an error: `set_wakeup_fd` is that of Python's module signal, and the ident of its main thread. */
 int mcast_set_up_signals(PyObject *set_wakeup_fd, unsigned long main_thread);
 
-/* Both with the GIL; no Python code runs in them. Look for signals that came before once the watch has begun. */
-struct signal_watch mcast_watch_signals(void);
-void mcast_forget_signals(struct signal_watch watch);
+/* A wait of whichever kind, on an object whose close makes it end with -EBADF. */
+typedef int wait_step(void *object, void *what, const struct mcast_wait *wait);
+
+/* Carry it out without the GIL. Instead of -EINTR Python's signal handlers run: RAISED if one raises. */
+int mcast_wait_with_signals(wait_step *step, void *object, void *what, int event_fd, int64_t deadline, int64_t spin);
+
+/* How many forks lie between the process that loaded this and this one. */
+extern unsigned mcast_forks;
 
 /* In the child of a fork. */
 void mcast_signals_after_fork(void);
-
-/* After Python's handlers have run: if one of them has waited, the next sleep ends at once with -EINTR. */
-void mcast_wake_if_missed(void);
 
 #endif

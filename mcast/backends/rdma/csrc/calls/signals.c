@@ -1,13 +1,13 @@
 #include "signals.h"
 
-#include "wait.h"
-
 #include <fcntl.h>
 #include <unistd.h>
 
 static PyObject *set_wakeup_fd, *quietly;
 static unsigned long main_thread;
 static int from_fd = NO_FD, to_fd = NO_FD;
+
+unsigned mcast_forks;
 
 /* A signal handler may wait, too: a watch within a watch. */
 static int listener = NO_FD;  /* whom Python told before the outermost one */
@@ -54,7 +54,13 @@ static int open_pipe(void)
 	return 0;
 }
 
-struct signal_watch mcast_watch_signals(void)
+struct signal_watch {
+	int fd;	    /* readable once a signal came; NO_FD in other threads, where no handler runs */
+	int before; /* where Python wrote signals until now */
+};
+
+/* These two with the GIL; no Python code runs in them. */
+static struct signal_watch watch_signals(void)
 {
 	struct signal_watch watch = { NO_FD, NO_FD };
 
@@ -67,7 +73,8 @@ struct signal_watch mcast_watch_signals(void)
 	return watch;
 }
 
-void mcast_wake_if_missed(void)
+/* After Python's handlers have run: if one of them has waited, the next sleep ends at once with -EINTR. */
+static void wake_if_missed(void)
 {
 	if (!depth || missed_at < depth)
 		return;
@@ -75,7 +82,7 @@ void mcast_wake_if_missed(void)
 	missed_at = depth - 1;
 }
 
-void mcast_forget_signals(struct signal_watch watch)
+static void forget_signals(struct signal_watch watch)
 {
 	char numbers[64];
 	ssize_t count;
@@ -95,9 +102,35 @@ void mcast_forget_signals(struct signal_watch watch)
 	} while (count == sizeof(numbers));
 }
 
+int mcast_wait_with_signals(wait_step *step, void *object, void *what, int event_fd, int64_t deadline, int64_t spin)
+{
+	unsigned here = mcast_forks;
+	int result;
+
+	do {
+		struct signal_watch watch = watch_signals(); /* before the look at those that came until now */
+		struct mcast_wait wait = { .event_fd = event_fd, .signal_fd = watch.fd, .deadline = deadline,
+					   .spin_until = spin };
+
+		result = PyErr_CheckSignals() ? RAISED : here != mcast_forks ? -EBADF : 0;
+		if (watch.fd >= 0)
+			wake_if_missed();
+		if (!result) {
+			Py_BEGIN_ALLOW_THREADS
+			result = step(object, what, &wait);
+			Py_END_ALLOW_THREADS
+		}
+		forget_signals(watch);
+		if (result == -EINTR && PyErr_CheckSignals())
+			result = RAISED;
+	} while (result == -EINTR);
+	return result;
+}
+
 /* The pipe is the parent's, who may be asleep on it. */
 void mcast_signals_after_fork(void)
 {
+	mcast_forks++;
 	main_thread = PyThread_get_thread_ident();
 	if (from_fd >= 0) {
 		close(from_fd);

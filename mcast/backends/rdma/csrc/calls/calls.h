@@ -1,0 +1,138 @@
+/* The calls that are made once a message or once a batch, without a Python frame: two base classes, `Calls` of the QP
+ * and `Lease` of its batches. What is not plainly in order goes to the contract's own methods in Python, which know
+ * every rule and every error; here it is only decided that none of them applies. */
+#ifndef MCAST_CALLS_H
+#define MCAST_CALLS_H
+
+#include "signals.h"
+
+#include "../qp.h"
+
+enum { KEPT_GIDS = 64 };
+
+/* The records of the messages of a batch. */
+struct room {
+	struct mcast_message *records;
+	uint32_t size;
+};
+
+struct known_gid {
+	uint8_t raw[16];
+	PyObject *gid;
+};
+
+/* The base of the QP. */
+struct calls {
+	PyObject_HEAD /* what it refers to may refer to it: a region that messages arrive in */
+	struct mcast_qp *qp; /* NULL: not made yet */
+	unsigned forks;
+	int event_fd;
+
+	PyObject *destination; /* the one that the next four are for */
+	uint64_t serial;       /* of its address handle */
+	uint32_t qp_num, qkey;
+	uint32_t group_mtu; /* guard G-MTU: what is longer is for the contract to refuse */
+
+	uint32_t limit; /* of a payload, in bytes */
+	int64_t limit_until;
+
+	struct room spare; /* of the last batch that is gone, for the next */
+
+	PyObject *memories; /* generation -> the buffer that payloads arrive in, or a DeviceRegion */
+	int on_device;	    /* whether they arrive in one of these */
+	PyObject *sources;  /* GIDs the QP has sent from */
+	struct known_gid senders[KEPT_GIDS], groups[KEPT_GIDS]; /* by the last byte */
+};
+
+/* What Python has given: types, and the contract's own methods. */
+extern struct known {
+	PyObject *message, *gid, *batch;
+	PyObject *send, *send_one, *recv, *recv_one, *release;
+} known;
+
+/* Take the reference to `with`. */
+static inline void replace(PyObject **place, PyObject *with)
+{
+	PyObject *old = *place;
+
+	*place = with;
+	Py_XDECREF(old);
+}
+
+/* Ask after the last Python code that may run: any may close the QP. */
+static inline int is_usable(const struct calls *self)
+{
+	return self->qp && self->forks == mcast_forks && !mcast_is_shut(&self->qp->gate);
+}
+
+/* --- arguments.c --- */
+
+/* Call a method of the contract with the arguments that came. */
+PyObject *calls_fall_back(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
+
+/* Sorts the arguments into `out` by the names of the parameters; 0 when they do not fit. */
+int calls_sort_arguments(PyObject *const *args, Py_ssize_t count, PyObject *names, const char *const *parameters,
+			 int wanted, PyObject **out);
+
+/* Nanoseconds, -1 for never; 0 when it is no time, with an error only if the contract is not to be asked. */
+int calls_read_timeout(PyObject *timeout, int64_t *out);
+PyObject *calls_refuse_timeout(PyObject *given);
+int64_t calls_deadline(int64_t timeout);
+
+/* Nanoseconds on CLOCK_MONOTONIC_COARSE. */
+int64_t calls_coarse_now(void);
+
+/* Raise what the result of a call says: `posted` of its `count` messages were posted. NULL. */
+PyObject *calls_fail(struct calls *self, const char *call, int result, uint32_t posted, uint32_t count);
+
+/* Until when calls on it look before they sleep. */
+int64_t calls_spin_until(const struct calls *self);
+
+/* --- message.c --- */
+
+/* The buffer that messages of that generation arrive in, or the region, new; 0, or -1 with an error. */
+int calls_open_memory(struct calls *self, uint32_t generation, Py_buffer *out, PyObject **region);
+
+/* Takes the reference to `payload`. `region`: where it is, if that is on a device. */
+PyObject *calls_make_message(struct calls *self, const struct mcast_message *from, PyObject *payload,
+			     PyObject *region);
+
+/* With a payload of its own. */
+PyObject *calls_copy_message(struct calls *self, const struct mcast_message *from);
+
+/* --- lease.c --- */
+
+extern PyType_Spec lease_spec;
+int lease_make_types(void);
+
+/* A batch of the messages in the room, which it takes. Without one the messages are lost, their receives are not. */
+PyObject *lease_new(struct calls *self, struct room room, uint32_t count);
+
+/* --- queue_pair.c --- */
+
+extern PyType_Spec calls_spec;
+
+/* --- send.c --- */
+
+PyObject *calls_send(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *calls_send_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *calls_post(PyObject *object, PyObject *args);
+PyObject *calls_flush(PyObject *object, PyObject *given);
+
+/* --- receive.c --- */
+
+PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *calls_receive(PyObject *object, PyObject *args);
+
+/* Post the receives of these messages again. */
+void calls_give_back(struct calls *self, const struct mcast_message *messages, uint32_t count);
+
+/* Keep the room for the next batch, or free it. */
+void calls_give_room(struct calls *self, struct room room);
+
+/* --- events.c --- */
+
+PyObject *calls_wait_event(PyObject *module, PyObject *args);
+
+#endif

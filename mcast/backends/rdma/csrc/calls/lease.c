@@ -1,0 +1,382 @@
+/* The base class of a batch: messages leased from the memory that they arrived in. */
+#include "calls.h"
+
+#include <structmember.h>
+
+static PyObject *window_type, *messages_type, *release_name;
+
+/* What the views of payloads are made of, and counted by: not the lease itself, which keeps the views. */
+struct window {
+	PyObject_HEAD
+	Py_buffer memory;
+	Py_ssize_t exports;
+	Py_ssize_t next_offset, next_length; /* of the view that is being made */
+};
+
+struct lease {
+	PyObject_HEAD
+	struct calls *owner;
+	struct room room;
+	uint32_t count; /* of messages in it */
+	char released;
+	PyObject *views; /* NULL until there is one */
+	Py_buffer memory;
+	PyObject *region; /* instead of `memory`, where the CPU has no view: a DeviceRegion */
+	struct window *window; /* NULL until a payload is looked at */
+};
+
+static int window_get_buffer(PyObject *object, Py_buffer *view, int flags)
+{
+	struct window *self = (struct window *)object;
+	char *start = (char *)self->memory.buf + self->next_offset;
+
+	if (PyBuffer_FillInfo(view, object, start, self->next_length, 1, flags))
+		return -1;
+	self->exports++;
+	return 0;
+}
+
+static void window_release_buffer(PyObject *object, Py_buffer *view)
+{
+	((struct window *)object)->exports--;
+}
+
+static void window_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	PyBuffer_Release(&((struct window *)object)->memory);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+static PyType_Slot window_slots[] = {
+	{ Py_tp_dealloc, window_dealloc },
+	{ Py_bf_getbuffer, window_get_buffer },
+	{ Py_bf_releasebuffer, window_release_buffer },
+	{ 0, NULL },
+};
+
+static PyType_Spec window_spec = {
+	.name = "mcast.backends.rdma._calls.Window",
+	.basicsize = sizeof(struct window),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = window_slots,
+};
+
+PyObject *lease_new(struct calls *self, struct room room, uint32_t count)
+{
+	struct lease *lease = (struct lease *)PyType_GenericAlloc((PyTypeObject *)known.batch, 0);
+
+	if (!lease || (count && calls_open_memory(self, room.records[0].generation, &lease->memory, &lease->region))) {
+		if (count)
+			calls_give_back(self, room.records, count);
+		Py_XDECREF((PyObject *)lease);
+		calls_give_room(self, room);
+		return NULL;
+	}
+	lease->owner = (struct calls *)Py_NewRef((PyObject *)self);
+	lease->count = count;
+	if (count)
+		lease->room = room;
+	else
+		calls_give_room(self, room);
+	return (PyObject *)lease;
+}
+
+/* Give the receives back. 0: a slice of a payload is still in use. */
+static int give_back(struct lease *self)
+{
+	if (self->window && self->window->exports)
+		return 0;
+	if (self->count)
+		calls_give_back(self->owner, self->room.records, self->count);
+	PyBuffer_Release(&self->memory);
+	return 1;
+}
+
+/* Batch._release: the contract says what a BufferError means. */
+static PyObject *lease_give_back(PyObject *object, PyObject *unused)
+{
+	if (give_back((struct lease *)object))
+		Py_RETURN_NONE;
+	PyErr_SetNone(PyExc_BufferError);
+	return NULL;
+}
+
+/* 0: one of them is in use. */
+static int end_views(struct lease *self)
+{
+	for (Py_ssize_t i = self->views ? PyList_Size(self->views) : 0; i > 0; i--) {
+		PyObject *done = PyObject_CallMethodObjArgs(PyList_GetItem(self->views, i - 1), release_name, NULL);
+
+		if (!done) {
+			PyErr_Clear();
+			return 0;
+		}
+		Py_DECREF(done);
+	}
+	Py_CLEAR(self->views);
+	return 1;
+}
+
+static PyObject *lease_release(PyObject *object, PyObject *unused)
+{
+	struct lease *self = (struct lease *)object;
+
+	if (self->released)
+		Py_RETURN_NONE;
+	if (!end_views(self) || !give_back(self))
+		return PyObject_CallFunctionObjArgs(known.release, object, NULL);
+	self->released = 1;
+	Py_RETURN_NONE;
+}
+
+static PyObject *lease_enter(PyObject *object, PyObject *unused)
+{
+	return Py_NewRef(object);
+}
+
+static PyObject *lease_exit(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+	return lease_release(object, NULL);
+}
+
+static Py_ssize_t lease_length(PyObject *object)
+{
+	return ((struct lease *)object)->count;
+}
+
+static PyObject *view_of(struct lease *self, uint64_t offset, Py_ssize_t length)
+{
+	struct window *window = self->window;
+
+	if (!self->memory.obj)
+		return PyMemoryView_FromMemory((char *)"", 0, PyBUF_READ);
+	if (!window) {
+		window = (struct window *)PyType_GenericAlloc((PyTypeObject *)window_type, 0);
+		if (!window || PyObject_GetBuffer(self->memory.obj, &window->memory, PyBUF_SIMPLE)) {
+			Py_XDECREF((PyObject *)window);
+			return NULL;
+		}
+		self->window = window;
+	}
+	window->next_offset = (Py_ssize_t)offset;
+	window->next_length = length;
+	return PyMemoryView_FromObject((PyObject *)window);
+}
+
+static PyObject *message_at(struct lease *self, uint32_t place)
+{
+	const struct mcast_message *record = &self->room.records[place];
+
+	return calls_make_message(self->owner, record, view_of(self, record->offset, record->length), self->region);
+}
+
+static PyObject *lease_message(PyObject *object, PyObject *index)
+{
+	struct lease *self = (struct lease *)object;
+	Py_ssize_t place = PyLong_AsSsize_t(index);
+
+	if (place >= 0 && place < self->count)
+		return message_at(self, (uint32_t)place);
+	if (!PyErr_Occurred())
+		PyErr_SetObject(PyExc_IndexError, index); /* the contract has looked at it before */
+	return NULL;
+}
+
+static PyObject *lease_views(PyObject *object, void *unused)
+{
+	struct lease *self = (struct lease *)object;
+
+	if (!self->views)
+		self->views = PyList_New(0);
+	return Py_XNewRef(self->views);
+}
+
+/* The view ends with the lease. 0, or -1 with an error. */
+static int keep_view(struct lease *self, PyObject *view)
+{
+	if (!view)
+		return -1;
+	if (!self->views)
+		self->views = PyList_New(0);
+	return self->views ? PyList_Append(self->views, view) : -1;
+}
+
+/* 0: with the contract's error. */
+static int is_leased(struct lease *self)
+{
+	PyObject *leased;
+
+	if (!self->released)
+		return 1;
+	leased = PyObject_CallMethod((PyObject *)self, "_require_lease", NULL);
+	Py_XDECREF(leased);
+	return leased != NULL;
+}
+
+/* Keeps the lease: `for message in qp.recv(...)` has no other owner of it. */
+struct messages {
+	PyObject_HEAD
+	struct lease *lease;
+	uint32_t next;
+};
+
+static PyObject *lease_iterate(PyObject *object)
+{
+	struct messages *messages = (struct messages *)PyType_GenericAlloc((PyTypeObject *)messages_type, 0);
+
+	if (messages)
+		messages->lease = (struct lease *)Py_NewRef(object);
+	return (PyObject *)messages;
+}
+
+static PyObject *messages_next(PyObject *object)
+{
+	struct messages *self = (struct messages *)object;
+	struct lease *lease = self->lease;
+	PyObject *message;
+
+	if (self->next == lease->count || !is_leased(lease))
+		return NULL;
+	message = message_at(lease, self->next);
+	if (!message || keep_view(lease, PyTuple_GetItem(message, 0))) {
+		Py_XDECREF(message);
+		return NULL;
+	}
+	self->next++;
+	return message;
+}
+
+static void messages_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	Py_XDECREF((PyObject *)((struct messages *)object)->lease);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+static PyType_Slot messages_slots[] = {
+	{ Py_tp_dealloc, messages_dealloc },
+	{ Py_tp_iter, PyObject_SelfIter },
+	{ Py_tp_iternext, messages_next },
+	{ 0, NULL },
+};
+
+static PyType_Spec messages_spec = {
+	.name = "mcast.backends.rdma._calls.Messages",
+	.basicsize = sizeof(struct messages),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = messages_slots,
+};
+
+static PyObject *lease_lengths(PyObject *object, void *unused)
+{
+	struct lease *self = (struct lease *)object;
+	PyObject *lengths = PyList_New(self->count);
+
+	for (uint32_t i = 0; lengths && i < self->count; i++)
+		PyList_SetItem(lengths, i, PyLong_FromUnsignedLong(self->room.records[i].length));
+	return lengths;
+}
+
+static PyObject *lease_records(PyObject *object, void *unused)
+{
+	struct lease *self = (struct lease *)object;
+
+	return PyBytes_FromStringAndSize((const char *)self->room.records,
+					 (Py_ssize_t)(self->count * sizeof(*self->room.records)));
+}
+
+static PyObject *lease_memory(PyObject *object, void *unused)
+{
+	struct lease *self = (struct lease *)object;
+	PyObject *view;
+
+	if (!is_leased(self))
+		return NULL;
+	if (self->region)
+		return PyObject_CallMethod(self->region, "no_view", NULL);
+	view = view_of(self, 0, self->memory.len);
+	if (keep_view(self, view))
+		Py_CLEAR(view);
+	return view;
+}
+
+/* A view still in use elsewhere keeps its buffers leased: lost receives, never wrong bytes. */
+static void lease_finalize(PyObject *object)
+{
+	PyObject *type, *value, *trace, *done;
+
+	PyErr_Fetch(&type, &value, &trace);
+	done = ((struct lease *)object)->owner ? lease_release(object, NULL) : NULL;
+	Py_XDECREF(done);
+	PyErr_Clear();
+	PyErr_Restore(type, value, trace);
+}
+
+static void lease_dealloc(PyObject *object)
+{
+	struct lease *self = (struct lease *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	PyBuffer_Release(&self->memory);
+	Py_XDECREF(self->region);
+	Py_XDECREF((PyObject *)self->window);
+	if (self->owner)
+		calls_give_room(self->owner, self->room);
+	Py_XDECREF(self->views);
+	Py_XDECREF((PyObject *)self->owner);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+static PyMemberDef lease_members[] = {
+	{ "_released", T_BOOL, offsetof(struct lease, released), 0, NULL },
+	{ NULL, 0, 0, 0, NULL },
+};
+
+static PyMethodDef lease_methods[] = {
+	{ "release", lease_release, METH_NOARGS, "Batch.release" },
+	{ "__enter__", lease_enter, METH_NOARGS, NULL },
+	{ "__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL },
+	{ "_message", lease_message, METH_O, "Batch._message" },
+	{ "_release", lease_give_back, METH_NOARGS, "Batch._release" },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyGetSetDef lease_getters[] = {
+	{ "lengths", lease_lengths, NULL, "Batch.lengths", NULL },
+	{ "memory", lease_memory, NULL, "Batch.memory", NULL },
+	{ "records", lease_records, NULL, "Batch.records", NULL },
+	{ "_views", lease_views, NULL, "the payloads that were looked at", NULL },
+	{ NULL, NULL, NULL, NULL, NULL },
+};
+
+static PyType_Slot lease_slots[] = {
+	{ Py_tp_dealloc, lease_dealloc },
+	{ Py_tp_finalize, lease_finalize },
+	{ Py_tp_members, lease_members },
+	{ Py_tp_methods, lease_methods },
+	{ Py_tp_getset, lease_getters },
+	{ Py_tp_iter, lease_iterate },
+	{ Py_sq_length, lease_length },
+	{ 0, NULL },
+};
+
+PyType_Spec lease_spec = {
+	.name = "mcast.backends.rdma._calls.Lease",
+	.basicsize = sizeof(struct lease),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.slots = lease_slots,
+};
+
+int lease_make_types(void)
+{
+	window_type = PyType_FromSpec(&window_spec);
+	messages_type = PyType_FromSpec(&messages_spec);
+	release_name = PyUnicode_InternFromString("release");
+	return window_type && messages_type && release_name ? 0 : -1;
+}

@@ -1,0 +1,94 @@
+/* A received message as Python sees it. */
+#include "calls.h"
+
+enum { MESSAGE_FIELDS = 11 };
+
+static PyObject *gid_of(struct known_gid *cache, const uint8_t *raw)
+{
+	struct known_gid *one = &cache[raw[15] % KEPT_GIDS];
+
+	if (!one->gid || memcmp(one->raw, raw, 16)) {
+		PyObject *gid = PyObject_CallFunction(known.gid, "y#", raw, (Py_ssize_t)16);
+
+		if (!gid)
+			return NULL;
+		replace(&one->gid, gid);
+		memcpy(one->raw, raw, 16);
+	}
+	return Py_NewRef(one->gid);
+}
+
+PyObject *calls_make_message(struct calls *self, const struct mcast_message *from, PyObject *payload,
+			     PyObject *region)
+{
+	PyObject *source = gid_of(self->senders, from->source), *message = NULL;
+	int own = 0;
+
+	if (payload && source && from->own_qp_num)
+		own = PySet_Contains(self->sources, source);
+	if (payload && source && own >= 0)
+		message = PyType_GenericAlloc((PyTypeObject *)known.message, MESSAGE_FIELDS);
+	if (!message) {
+		Py_XDECREF(payload);
+		Py_XDECREF(source);
+		return NULL;
+	}
+	PyTuple_SetItem(message, 0, payload);
+	PyTuple_SetItem(message, 1, source);
+	PyTuple_SetItem(message, 2, PyLong_FromUnsignedLong(from->src_qp));
+	PyTuple_SetItem(message, 3, gid_of(self->groups, from->group));
+	PyTuple_SetItem(message, 4, from->has_imm ? PyLong_FromUnsignedLong(from->imm) : Py_NewRef(Py_None));
+	PyTuple_SetItem(message, 5, PyBool_FromLong(own));
+	PyTuple_SetItem(message, 6, PyLong_FromUnsignedLong(from->src_lid));
+	PyTuple_SetItem(message, 7, PyLong_FromUnsignedLong(from->sl));
+	PyTuple_SetItem(message, 8, PyLong_FromUnsignedLong(from->path_bits));
+	PyTuple_SetItem(message, 9,
+			region ? PyObject_CallMethod(region, "at", "KI", (unsigned long long)from->offset, from->length) :
+				 Py_NewRef(Py_None));
+	PyTuple_SetItem(message, 10, self->qp->recv.clock ? PyLong_FromUnsignedLongLong(from->timestamp) :
+							    Py_NewRef(Py_None));
+	for (Py_ssize_t i = 1; i < MESSAGE_FIELDS; i++)
+		if (!PyTuple_GetItem(message, i)) {
+			Py_DECREF(message);
+			return NULL;
+		}
+	return message;
+}
+
+int calls_open_memory(struct calls *self, uint32_t generation, Py_buffer *out, PyObject **region)
+{
+	PyObject *key = PyLong_FromUnsignedLong(generation), *memory;
+
+	if (!key)
+		return -1;
+	memory = PyDict_GetItemWithError(self->memories, key);
+	if (!memory && !PyErr_Occurred())
+		PyErr_SetObject(PyExc_KeyError, key);
+	Py_DECREF(key);
+	if (!memory || PyObject_CheckBuffer(memory))
+		return memory ? PyObject_GetBuffer(memory, out, PyBUF_SIMPLE) : -1;
+	*region = Py_NewRef(memory);
+	return 0;
+}
+
+PyObject *calls_copy_message(struct calls *self, const struct mcast_message *from)
+{
+	PyObject *payload = NULL, *view = NULL, *region = NULL, *message;
+	Py_buffer memory;
+
+	if (!calls_open_memory(self, from->generation, &memory, &region)) {
+		if (region) { /* a thread that waited when another changed where messages arrive */
+			payload = PyBytes_FromStringAndSize(NULL, 0);
+		} else {
+			payload = PyBytes_FromStringAndSize((const char *)memory.buf + from->offset, from->length);
+			PyBuffer_Release(&memory);
+		}
+	}
+	if (payload) {
+		view = PyMemoryView_FromObject(payload);
+		Py_DECREF(payload);
+	}
+	message = view ? calls_make_message(self, from, view, region) : NULL;
+	Py_XDECREF(region);
+	return message;
+}

@@ -1,0 +1,62 @@
+/* The module of the calls, a second one in the same library as cffi's: `calls.py` loads it. */
+#include "calls.h"
+
+struct known known;
+
+static void after_fork(void)
+{
+	mcast_signals_after_fork();
+	mcast_async_after_fork();
+}
+
+static int take(PyObject *from, const char *name, PyObject **out)
+{
+	replace(out, PyObject_GetAttrString(from, name));
+	return *out ? 0 : -1;
+}
+
+static PyObject *set_up(PyObject *module, PyObject *args)
+{
+	PyObject *queue_pair, *batch, *set_wakeup_fd;
+	unsigned long main_thread;
+
+	if (!PyArg_ParseTuple(args, "OOOOOOk", &queue_pair, &batch, &known.batch, &known.message, &known.gid,
+			      &set_wakeup_fd, &main_thread) ||
+	    mcast_set_up_signals(set_wakeup_fd, main_thread) ||
+	    take(queue_pair, "send", &known.send) || take(queue_pair, "send_one", &known.send_one) ||
+	    take(queue_pair, "recv", &known.recv) || take(queue_pair, "recv_one", &known.recv_one) ||
+	    take(batch, "release", &known.release))
+		return NULL;
+	Py_INCREF(known.batch);
+	Py_INCREF(known.message);
+	Py_INCREF(known.gid);
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+	{ "set_up", set_up, METH_VARARGS, "the contract's classes QueuePair and Batch, the provider's batch, Message, Gid, "
+	  "signal.set_wakeup_fd, the main thread's ident" },
+	{ "wait_event", calls_wait_event, METH_VARARGS, "sleep until an event waits at a channel" },
+	{ NULL, NULL, 0, NULL },
+};
+
+static struct PyModuleDef module_def = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "_calls",
+	.m_size = -1,
+	.m_methods = module_methods,
+};
+
+PyMODINIT_FUNC PyInit__calls(void)
+{
+	PyObject *module = PyModule_Create(&module_def);
+	PyObject *calls = PyType_FromSpec(&calls_spec), *lease = PyType_FromSpec(&lease_spec);
+
+	if (!module || !calls || !lease || lease_make_types() || PyModule_AddObjectRef(module, "Calls", calls) ||
+	    PyModule_AddObjectRef(module, "Lease", lease) || pthread_atfork(NULL, NULL, after_fork))
+		Py_CLEAR(module);
+	Py_XDECREF(calls);
+	Py_XDECREF(lease);
+	return module;
+}
+

@@ -1,0 +1,114 @@
+/* The base class of the QP: what Python tells it, and its methods. */
+#include "calls.h"
+
+static PyObject *calls_arm(PyObject *object, PyObject *args)
+{
+	struct calls *self = (struct calls *)object;
+	unsigned long long address;
+	PyObject *memories, *sources;
+
+	if (!PyArg_ParseTuple(args, "KiO!O!", &address, &self->event_fd, &PyDict_Type, &memories, &PySet_Type,
+			      &sources))
+		return NULL;
+	replace(&self->memories, Py_NewRef(memories));
+	replace(&self->sources, Py_NewRef(sources));
+	self->forks = mcast_forks;
+	self->qp = (struct mcast_qp *)(uintptr_t)address;
+	Py_RETURN_NONE;
+}
+
+static PyObject *calls_aim(PyObject *object, PyObject *args)
+{
+	struct calls *self = (struct calls *)object;
+	PyObject *destination;
+	unsigned long long serial;
+
+	if (!PyArg_ParseTuple(args, "OKIII", &destination, &serial, &self->qp_num, &self->qkey, &self->group_mtu))
+		return NULL;
+	self->serial = serial;
+	replace(&self->destination, Py_NewRef(destination));
+	Py_RETURN_NONE;
+}
+
+static PyObject *calls_arrive(PyObject *object, PyObject *given)
+{
+	int on_device = PyObject_IsTrue(given);
+
+	if (on_device < 0)
+		return NULL;
+	((struct calls *)object)->on_device = on_device;
+	Py_RETURN_NONE;
+}
+
+static PyObject *calls_limit(PyObject *object, PyObject *args)
+{
+	struct calls *self = (struct calls *)object;
+	double seconds;
+
+	if (!PyArg_ParseTuple(args, "Id", &self->limit, &seconds))
+		return NULL;
+	self->limit_until = calls_coarse_now() + (int64_t)(seconds * 1e9);
+	Py_RETURN_NONE;
+}
+
+static int calls_visit(PyObject *object, visitproc visit, void *arg)
+{
+	struct calls *self = (struct calls *)object;
+
+	Py_VISIT(Py_TYPE(object));
+	Py_VISIT(self->destination);
+	Py_VISIT(self->memories);
+	Py_VISIT(self->sources);
+	return 0;
+}
+
+static void calls_dealloc(PyObject *object)
+{
+	struct calls *self = (struct calls *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	PyObject_GC_UnTrack(object);
+	PyMem_Free(self->spare.records);
+	if (self->qp && self->forks == mcast_forks && mcast_is_shut(&self->qp->gate))
+		mcast_free_qp(self->qp);
+	Py_XDECREF(self->destination);
+	Py_XDECREF(self->memories);
+	Py_XDECREF(self->sources);
+	for (int i = 0; i < KEPT_GIDS; i++) {
+		Py_XDECREF(self->senders[i].gid);
+		Py_XDECREF(self->groups[i].gid);
+	}
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
+
+static PyMethodDef calls_methods[] = {
+	{ "send", FAST(calls_send), "QueuePair.send" },
+	{ "send_one", FAST(calls_send_one), "QueuePair.send_one" },
+	{ "recv", FAST(calls_recv), "QueuePair.recv" },
+	{ "recv_one", FAST(calls_recv_one), "QueuePair.recv_one" },
+	{ "_recv", calls_receive, METH_VARARGS, "QueuePair._recv" },
+	{ "_post", calls_post, METH_VARARGS, "send a list to an address handle" },
+	{ "_flush", calls_flush, METH_O, "QueuePair._flush" },
+	{ "_arm", calls_arm, METH_VARARGS, "use this QP" },
+	{ "_aim", calls_aim, METH_VARARGS, "the address handle of a destination" },
+	{ "_arrive", calls_arrive, METH_O, "whether messages arrive in another device's memory" },
+	{ "_limit", calls_limit, METH_VARARGS, "the MTU, and how many seconds to believe it" },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyType_Slot calls_slots[] = {
+	{ Py_tp_dealloc, calls_dealloc },
+	{ Py_tp_traverse, calls_visit },
+	{ Py_tp_methods, calls_methods },
+	{ 0, NULL },
+};
+
+PyType_Spec calls_spec = {
+	.name = "mcast.backends.rdma._calls.Calls",
+	.basicsize = sizeof(struct calls),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+	.slots = calls_slots,
+};

@@ -1,0 +1,143 @@
+/* QueuePair.recv and recv_one. */
+#include "calls.h"
+
+static int receive_step(void *qp, void *what, const struct mcast_wait *wait)
+{
+	const struct room *room = what;
+
+	return mcast_receive(qp, room->records, room->size, wait);
+}
+
+static int wait_for_messages(struct calls *self, struct mcast_message *out, uint32_t max, int events, int64_t timeout)
+{
+	struct room room = { out, max };
+	int64_t deadline;
+	int got = is_usable(self) ? mcast_receive_now(self->qp, out, max, timeout != 0) : -EBADF;
+
+	if (got || !timeout)
+		return got;
+	deadline = calls_deadline(timeout);
+	Py_BEGIN_ALLOW_THREADS
+	got = mcast_spin_receive(self->qp, out, max, deadline);
+	Py_END_ALLOW_THREADS
+	if (got)
+		return got;
+	return mcast_wait_with_signals(receive_step, self->qp, &room, events ? self->event_fd : NO_FD, deadline,
+				 calls_spin_until(self));
+}
+
+void calls_give_back(struct calls *self, const struct mcast_message *messages, uint32_t count)
+{
+	if (self->forks == mcast_forks)
+		mcast_release(self->qp, messages[0].generation, messages, count);
+}
+
+static PyObject *recv_one_fast(struct calls *self, int64_t timeout)
+{
+	struct mcast_message from = { 0 };
+	PyObject *found;
+	int got = wait_for_messages(self, &from, 1, 0, timeout);
+
+	if (got == 1) {
+		found = calls_copy_message(self, &from);
+		calls_give_back(self, &from, 1);
+		return found;
+	}
+	if (!got)
+		Py_RETURN_NONE;
+	return got == RAISED ? NULL : calls_fail(self, "recv", got, 0, 0);
+}
+
+PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+	static const char *const parameters[] = { "timeout" };
+	PyObject *given;
+	int64_t timeout;
+
+	if (!calls_sort_arguments(args, count, names, parameters, 1, &given) || !calls_read_timeout(given, &timeout) ||
+	    !is_usable((struct calls *)object) || ((struct calls *)object)->on_device)
+		return PyErr_Occurred() ? NULL : calls_fall_back(known.recv_one, object, args, count, names);
+	return recv_one_fast((struct calls *)object, timeout);
+}
+
+/* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
+static struct room take_room(struct calls *self, uint32_t max)
+{
+	struct room room = self->spare;
+
+	if (max > self->qp->init.recv_depth)
+		max = self->qp->init.recv_depth;
+	if (room.size >= max) {
+		self->spare = (struct room){ NULL, 0 };
+		return room;
+	}
+	room.records = PyMem_Malloc(max * sizeof(*room.records));
+	room.size = max;
+	if (!room.records)
+		PyErr_NoMemory();
+	return room;
+}
+
+void calls_give_room(struct calls *self, struct room room)
+{
+	if (room.size > self->spare.size) {
+		struct room smaller = self->spare;
+
+		self->spare = room;
+		room = smaller;
+	}
+	PyMem_Free(room.records);
+}
+
+static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t timeout)
+{
+	struct room room = take_room(self, max);
+	int got;
+
+	if (!room.records)
+		return NULL;
+	got = wait_for_messages(self, room.records, room.size < max ? room.size : max, events, timeout);
+	if (got >= 0 || got == -EAGAIN)
+		return lease_new(self, room, got > 0 ? (uint32_t)got : 0);
+	calls_give_room(self, room);
+	return got == RAISED ? NULL : calls_fail(self, "recv", got, 0, 0);
+}
+
+PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+	static const char *const parameters[] = { "max", "timeout", "events" };
+	struct calls *self = (struct calls *)object;
+	PyObject *given[3];
+	int64_t timeout;
+	unsigned long max = 64;
+	int events = 0;
+
+	if (!calls_sort_arguments(args, count, names, parameters, 3, given) || !calls_read_timeout(given[1], &timeout))
+		return PyErr_Occurred() ? NULL : calls_fall_back(known.recv, object, args, count, names);
+	if (given[0])
+		max = PyLong_Check(given[0]) ? PyLong_AsUnsignedLong(given[0]) : 0;
+	if (given[2])
+		events = PyObject_IsTrue(given[2]);
+	if (!max || max > UINT32_MAX || events < 0 || !is_usable(self)) {
+		PyErr_Clear();
+		return calls_fall_back(known.recv, object, args, count, names);
+	}
+	return recv_fast(self, (uint32_t)max, events, timeout);
+}
+
+/* QueuePair._recv: the contract has checked the arguments. */
+PyObject *calls_receive(PyObject *object, PyObject *args)
+{
+	PyObject *given;
+	unsigned int max;
+	int64_t timeout;
+	int events;
+
+	if (!PyArg_ParseTuple(args, "IOp", &max, &given, &events))
+		return NULL;
+	if (!calls_read_timeout(given, &timeout))
+		return calls_refuse_timeout(given);
+	if (!is_usable((struct calls *)object))
+		return calls_fail((struct calls *)object, "recv", -EBADF, 0, 0);
+	return recv_fast((struct calls *)object, max, events, timeout);
+}
