@@ -34,12 +34,14 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.contract.batch import CopiedBatch
-from mcast.endpoint.core import Operation, Post, Session, Wait, as_list, require_seconds
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
+from mcast.endpoint.receiving import Receiving
+from mcast.endpoint.sending import Post, as_list
 from mcast.endpoint.settings import Settings
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
+from mcast.endpoint.waiting import Operation, Wait, require_seconds
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
@@ -128,13 +130,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
         settle: float,
         make: Callable[[Endpoint, EndpointGroup], M],
     ) -> M:
-        member = make(self, await self._run(self._session.join(name, send_only, timeout, settle)))
+        member = make(self, await self._run(self._session.memberships.join(name, send_only, timeout, settle)))
         self._enter(member)
         return member
 
     def _leave(self, group: EndpointGroup) -> None:
         with self._lock:
-            self._session.leave(group)
+            self._session.memberships.leave(group)
             self._forget(group)
         self._wake()
 
@@ -142,14 +144,14 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
     async def recv(self, timeout: float | None = None) -> Message | None:
         """The next message of any group, as a copy; None when `timeout` seconds have passed."""
-        return await self._taken(self._session.take, None, timeout)
+        return await self._taken(self._session.receiving.take, None, timeout)
 
     async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
         """Receive 1..max messages of all groups, leased; an empty batch when `timeout` seconds have passed.
 
         This is the fastest way to receive.
         """
-        batch = await self._taken(self._session.take_batch, max, timeout)
+        batch = await self._taken(self._session.receiving.take_batch, max, timeout)
         return CopiedBatch() if batch is None else batch
 
     async def batches(self, timeout: float | None = None, max: int = 64) -> AsyncIterator[Batch]:
@@ -159,7 +161,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """
         while True:
             try:
-                batch = await self._taken(self._session.take_batch, max, timeout)
+                batch = await self._taken(self._session.receiving.take_batch, max, timeout)
             except Closed:
                 return
             if batch is None:
@@ -170,9 +172,9 @@ class Endpoint(EndpointView["Membership | Sender"]):
     async def next_event(self, timeout: float | None = 0.0) -> Event | None:
         """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
         self._look()
-        if self._session.events:
-            return self._session.events.popleft()
-        return None if timeout == 0 else await self._run(self._session.next_event(timeout))
+        if self._session.events.queued:
+            return self._session.events.queued.popleft()
+        return None if timeout == 0 else await self._run(self._session.events.next_event(timeout))
 
     async def _taken(self, take: Callable[[W], T | None], what: W, timeout: float | None) -> T | None:
         """What `take(what)` finds, now or when the loop reports a change; None when `timeout` seconds have
@@ -188,7 +190,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 self._look()
             with self._lock:
                 found = take(what)
-            if news := session.news:
+            if news := session.waiting.news:
                 self._wake()  # messages of other tasks may have come with this one
             if found is not None or (timeout == 0 and not news):
                 return found
@@ -232,11 +234,13 @@ class Endpoint(EndpointView["Membership | Sender"]):
         if over := monotonic() >= self._turn_ends:
             await self._next_turn()
         with self._lock:
-            self._session.take_in()
-        if self._session.news:
+            self._session.receiving.take_in()
+        if self._session.waiting.news:
             self._wake()
         elif not over:  # after another task's turn the operation has to look again before it sleeps
-            await self._sleep(Waiter(_take_in, self._session, inf if wait.until is None else wait.until))
+            await self._sleep(
+                Waiter(_take_in, self._session.receiving, inf if wait.until is None else wait.until)
+            )
 
     async def _next_turn(self) -> None:
         """Let the other tasks run."""
@@ -251,7 +255,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             happened = session.step()
         self._watch()
         self._wake_at(session.restorer.due())
-        if happened or session.news:
+        if happened or session.waiting.news:
             self._wake()
         return happened
 
@@ -260,10 +264,10 @@ class Endpoint(EndpointView["Membership | Sender"]):
         session = self._session
         # Duplicates, because a closed descriptor's number may by then belong to another file.
         if self._channel_fd < 0:
-            self._channel_fd = os.dup(session.channel.fileno())
+            self._channel_fd = os.dup(session.station.channel.fileno())
             self._loop.add_reader(self._channel_fd, self._on_change)
             session.station.on_id_destroyed = self._on_id_destroyed
-        if self._qp_fd < 0 and (qp := session.usable_qp) is not None:
+        if self._qp_fd < 0 and (qp := session.restorer.usable_qp) is not None:
             self._qp_fd = os.dup(qp.fileno())
 
     def _on_change(self) -> None:
@@ -305,7 +309,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._watching = True
         try:
             with self._lock:
-                told = not self.closed and self._session.hear_port()
+                told = not self.closed and self._session.port.look()
             if told:  # an empty receive since the event has made the descriptor unreadable again
                 self._wake()
             return await future
@@ -321,7 +325,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
         """Keep the messages of a receive that was cancelled, for the next call that receives."""
         if found is not None:
             with self._lock:
-                self._session.put_back(found)
+                self._session.receiving.put_back(found)
             self._wake()
 
     def _on_readable(self) -> None:
@@ -350,18 +354,18 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 if found is not None:
                     future.set_result(found)
                 if type(found) is Message:
-                    session.take_in(1)
+                    session.receiving.take_in(1)
             except McastError as error:
                 if not future.done():  # if it is done, the next call meets the error again
                     future.set_exception(error)
         if found is None:
             self._on_change()  # the descriptor may be readable because of a port event
-        if session.news:
+        if session.waiting.news:
             self._wake()
 
     def _wake(self) -> None:
         """Let every waiting task look again, and see to it that steps that are due are done."""
-        self._session.news = False
+        self._session.waiting.news = False
         self._wake_at(self._session.restorer.due())
         for future in self._waiters:
             _finish(future)
@@ -385,7 +389,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
 
         Raises QpError if the device could not send one of them.
         """
-        self._session.require_open("flush", Phase.SEND)
+        self._session.station.require_open("flush", Phase.SEND)
         end = inf if timeout is None else self._loop.time() + timeout
         await self._flush(self._session.station.qp, end)
 
@@ -401,7 +405,7 @@ class Endpoint(EndpointView["Membership | Sender"]):
                 self._on_qp_error(error)
                 raise
             except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
-                return self._session.require_open("flush", Phase.SEND)
+                return self._session.station.require_open("flush", Phase.SEND)
 
     def _on_qp_error(self, error: QpError) -> None:
         with self._lock:
@@ -493,11 +497,11 @@ class Sender(MemberView):
 
     def __init__(self, endpoint: Endpoint, group: EndpointGroup) -> None:
         self._endpoint, self._group = endpoint, group
-        self._chunk = min(CHUNK, endpoint._session.settings.send_depth)
+        self._chunk = min(CHUNK, endpoint._session.station.settings.send_depth)
 
     async def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
         """Send one message, as `send_batch` with a batch of one."""
-        await self._post(self._endpoint._session.send_one, payload, imm, timeout)
+        await self._post(self._endpoint._session.sending.send_one, payload, imm, timeout)
 
     async def send_batch(
         self, payloads: Iterable[Buffer], imm: int | None = None, timeout: float | None = None
@@ -509,7 +513,7 @@ class Sender(MemberView):
         MembershipLost or Closed; the error's `posted` is how many of the messages were sent.
         """
         listed, endpoint, chunk = as_list(payloads), self._endpoint, self._chunk
-        count, send = len(listed), endpoint._session.send
+        count, send = len(listed), endpoint._session.sending.send
         if count <= chunk:
             await self._post(send, listed, imm, timeout)
             return count
@@ -543,7 +547,7 @@ class Sender(MemberView):
                 qp, destination = session.station.qp, group.destination
             else:
                 left = None if end == inf else max(0.0, end - now())
-                qp, destination = await endpoint._run(session.route_to(group, left))
+                qp, destination = await endpoint._run(session.sending.route_to(group, left))
             try:
                 post(group, qp, destination, what, imm, 0)
                 break
@@ -562,7 +566,7 @@ class Sender(MemberView):
                         raise
                     await endpoint._sendable(qp, end)
                 elif isinstance(error, Closed):  # the queue pair was replaced, or the endpoint closed
-                    session.require_joined(group, "send", Phase.SEND)
+                    session.memberships.require_joined(group, "send", Phase.SEND)
                 else:
                     raise
 
@@ -572,7 +576,9 @@ class Sender(MemberView):
         A member answers inside those of its calls that wait. Return the members that have answered. Raises
         TimedOut after `timeout` seconds; the error names them, too.
         """
-        return await self._endpoint._run(self._endpoint._session.ready(self._group, members, timeout))
+        return await self._endpoint._run(
+            self._endpoint._session.questions.ready(self._group, members, timeout)
+        )
 
     async def leave(self) -> None:
         """Leave the group. Idempotent. Messages that were received and not yet asked for are dropped."""
@@ -593,7 +599,7 @@ class Membership(Sender):
     async def recv(self, timeout: float | None = None) -> Message | None:
         """The next message of the group, as a copy; None when `timeout` seconds have passed."""
         endpoint = self._endpoint
-        return await endpoint._taken(endpoint._session.take, self._group, timeout)
+        return await endpoint._taken(endpoint._session.receiving.take, self._group, timeout)
 
     async def probe_loopback(self, timeout: float = 0.5) -> bool:
         """Whether the device returns the endpoint's own messages; found out by sending one, whatever the
@@ -602,7 +608,9 @@ class Membership(Sender):
         True as soon as the message comes back, False when `timeout` seconds have passed. With loopback="off"
         a device that has agreed not to return own messages, and returns none, ends the filter.
         """
-        return await self._endpoint._run(self._endpoint._session.probe_loopback(self._group, timeout))
+        return await self._endpoint._run(
+            self._endpoint._session.questions.probe_loopback(self._group, timeout)
+        )
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages as they arrive; ends when the group is left or the endpoint closed."""
@@ -645,5 +653,5 @@ def _finish(future: asyncio.Future[Any]) -> None:
         future.set_result(None)
 
 
-def _take_in(session: Session) -> None:
-    session.take_in()
+def _take_in(receiving: Receiving) -> None:
+    receiving.take_in()

@@ -27,11 +27,12 @@ from typing import Any, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
-from mcast.endpoint.core import Operation, Post, Wait, as_list
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
+from mcast.endpoint.sending import Post, as_list
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
+from mcast.endpoint.waiting import Operation, Wait
 from mcast.interrupts import Enterable, interruptible, made_or_undone, uninterrupted
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -88,7 +89,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         make: Callable[[Endpoint, EndpointGroup], M],
     ) -> M:
         def joined() -> M:
-            member = make(self, self._run(self._session.join(name, send_only, timeout, settle)))
+            member = make(self, self._run(self._session.memberships.join(name, send_only, timeout, settle)))
             self._enter(member)
             return member
 
@@ -96,7 +97,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     def _leave(self, group: EndpointGroup) -> None:
         with uninterrupted(), self._lock:
-            self._session.leave(group)
+            self._session.memberships.leave(group)
             self._forget(group)
             self._sleepers.wake()
             if self._pumping and not self.closed:
@@ -114,8 +115,12 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         This is the fastest way to receive.
         """
         session = self._session
-        batch = self._taken(session.take_batch, max)
-        return batch if batch is not None else self._run(session.recv_batch(max, timeout), self._put_back)
+        batch = self._taken(session.receiving.take_batch, max)
+        return (
+            batch
+            if batch is not None
+            else self._run(session.receiving.recv_batch(max, timeout), self._put_back)
+        )
 
     def batches(self, timeout: float | None = None, max: int = 64) -> Iterator[Batch]:
         """Receive leased batches, and release each one when the next is asked for.
@@ -140,13 +145,13 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             with self._lock:
                 if not self._pumping:
                     self._look()
-                if session.events:
-                    return session.events.popleft()
-            return None if timeout == 0 else self._run(session.next_event(timeout))
+                if session.events.queued:
+                    return session.events.queued.popleft()
+            return None if timeout == 0 else self._run(session.events.next_event(timeout))
 
         def put_back(event: Event | None) -> None:
             if event is not None:
-                session.events.appendleft(event)
+                session.events.queued.appendleft(event)
 
         return made_or_undone(found, put_back)
 
@@ -156,7 +161,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         Raises QpError if the device could not send one of them.
         """
         session = self._session
-        session.require_open("flush", Phase.SEND)
+        session.station.require_open("flush", Phase.SEND)
         try:
             session.station.qp.flush(timeout)
         except QpError as error:
@@ -164,18 +169,22 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 session.on_qp_error(error)
             raise
         except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
-            session.require_open("flush", Phase.SEND)
+            session.station.require_open("flush", Phase.SEND)
 
     def _recv(self, group: EndpointGroup | None, timeout: float | None) -> Message | None:
         session = self._session
-        message = self._taken(session.take, group)
-        return message if message is not None else self._run(session.recv(group, timeout), self._put_back)
+        message = self._taken(session.receiving.take, group)
+        return (
+            message
+            if message is not None
+            else self._run(session.receiving.recv(group, timeout), self._put_back)
+        )
 
     def _put_back(self, found: Message | Batch | None) -> None:
         """Keep the messages of a receive that was interrupted, for the next call that receives."""
         if found:
             with self._lock:
-                self._session.put_back(found)
+                self._session.receiving.put_back(found)
                 self._sleepers.wake()
 
     def _taken(self, take: Callable[[P], T | None], what: P) -> T | None:
@@ -193,7 +202,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             try:
                 return take(what)
             except BaseException:
-                self._session.recount()
+                self._session.receiving.kept.recount()
                 raise
 
     # --- the driver ---
@@ -239,13 +248,13 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         session = self._session
         if self._pumping:
             # Only the receiving thread reads events: if this one did, that one would sleep on.
-            self._sleepers.sleep(None if wait.until is None else max(0.0, wait.until - session.now()))
+            self._sleepers.sleep(None if wait.until is None else max(0.0, wait.until - session.waiting.now()))
             return None
         if self._look():
             return None
         end = min(inf if wait.until is None else wait.until, session.restorer.due())
-        left = end if abs(end) == inf else end - session.now()
-        return self._sleep(session.usable_qp, wait.max, None if left == inf else max(0.0, left))
+        left = end if abs(end) == inf else end - session.waiting.now()
+        return self._sleep(session.restorer.usable_qp, wait.max, None if left == inf else max(0.0, left))
 
     def _sleep(self, qp: QueuePair | None, max: int, timeout: float | None) -> Batch | None:
         """Wait for a message or an event, without holding the lock, so that other threads can join the
@@ -258,14 +267,14 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         self._lock.release()
         try:
             if qp is None:
-                event = session.channel.get_event(timeout)
+                event = session.station.channel.get_event(timeout)
             else:
                 with interruptible():
                     batch = qp.recv(max, timeout, events=True)
         except QpError as error:
             failed = error
         except Closed:
-            session.require_open("recv", Phase.RECV)
+            session.station.require_open("recv", Phase.RECV)
         finally:
             self._lock.acquire()
             self._pumping = False
@@ -342,7 +351,7 @@ class Sender(Enterable, MemberView):
 
     def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
         """Send one message, as `send_batch` with a batch of one."""
-        self._post(self._endpoint._session.send_one, payload, imm, timeout)
+        self._post(self._endpoint._session.sending.send_one, payload, imm, timeout)
 
     def send_batch(
         self, payloads: Iterable[Buffer], imm: int | None = None, timeout: float | None = None
@@ -353,7 +362,7 @@ class Sender(Enterable, MemberView):
         is full or a lost membership is being restored. Raises MessageTooLarge, TimedOut, QpError,
         MembershipLost or Closed; the error's `posted` is how many of the messages were sent.
         """
-        return self._post(self._endpoint._session.send, as_list(payloads), imm, timeout)
+        return self._post(self._endpoint._session.sending.send, as_list(payloads), imm, timeout)
 
     def _post(self, post: Post[P, T], what: P, imm: int | None, timeout: float | None) -> T:
         """Call `post` once the group is joined; call it again if the queue pair is replaced meanwhile.
@@ -372,11 +381,11 @@ class Sender(Enterable, MemberView):
             qp = session.station.qp
             joined, destination = group.state is _JOINED, group.destination
             if not joined or destination is None:
-                qp, destination = endpoint._run(session.route_to(group, timeout))
+                qp, destination = endpoint._run(session.sending.route_to(group, timeout))
             try:
                 return post(group, qp, destination, what, imm, timeout)
             except Closed as error:  # the queue pair was replaced meanwhile, or the endpoint closed
-                session.require_joined(group, "send", Phase.SEND)
+                session.memberships.require_joined(group, "send", Phase.SEND)
                 if error.posted:  # posting again would send these messages twice
                     raise
             except QpError as error:
@@ -390,7 +399,7 @@ class Sender(Enterable, MemberView):
         A member answers inside those of its calls that wait. Return the members that have answered. Raises
         TimedOut after `timeout` seconds; the error names them, too.
         """
-        return self._endpoint._run(self._endpoint._session.ready(self._group, members, timeout))
+        return self._endpoint._run(self._endpoint._session.questions.ready(self._group, members, timeout))
 
     def leave(self) -> None:
         """Leave the group. Idempotent. Messages that were received and not yet asked for are dropped."""
@@ -411,7 +420,7 @@ class Membership(Sender):
         True as soon as the message comes back, False when `timeout` seconds have passed. With loopback="off"
         a device that has agreed not to return own messages, and returns none, ends the filter.
         """
-        return self._endpoint._run(self._endpoint._session.probe_loopback(self._group, timeout))
+        return self._endpoint._run(self._endpoint._session.questions.probe_loopback(self._group, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages as they arrive; ends when the group is left or the endpoint closed."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
-from mcast.api import Destination, McastError, QpError
+from mcast.api import Destination, McastError, QpError, QueuePair
 from mcast.endpoint.membership import LIFE, LIFE_WITHOUT_POLICY, Action, Change, EndpointGroup, Recovery
 from mcast.endpoint.policy import Event, GaveUp, Lost, Rejoined
 from mcast.endpoint.station import Station
@@ -41,6 +41,11 @@ class Restorer:
         dues = [one.due for one in recoveries if one is not None]
         self.busy = bool(dues)
         return min(dues, default=inf)
+
+    @property
+    def usable_qp(self) -> QueuePair | None:
+        """The queue pair, None while it is in ERR or its device is away."""
+        return self._station.qp if self.recovery is None else None
 
     # --- the life of a membership ----------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Station:
         """How many groups the endpoint receives from."""
         self.ended = False
         """Whether a group is gone or the endpoint closed, which the calls that receive must raise."""
+        self.closed = False
         self.on_id_destroyed: Callable[[], None] = lambda: None
         self.blocking_loopback = False
         self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
@@ -146,9 +147,14 @@ class Station:
         detail = "the GID that messages were sent from is not where it was"
         return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)
 
+    def require_open(self, call: str, phase: Phase) -> None:
+        """Raise Closed once the endpoint or its channel is closed."""
+        if self.closed or self.channel.closed:  # a closed backend has closed it
+            raise Closed("Endpoint", call, phase)
+
     def close(self) -> None:
         """Leave every group and free all resources."""
-        self.ended = True
+        self.closed = self.ended = True
         for group in self.groups.values():
             group.happens(Change.LEAVE)
         with suppress(McastError):  # in a forked child no counter can be read

@@ -113,7 +113,7 @@ class EndpointView(Generic[M]):
     @property
     def loopback(self) -> LoopbackReport:
         """How the endpoint's own messages are kept away now."""
-        return self._session.loopback_report()
+        return self._session.questions.loopback_report()
 
     @property
     def groups(self) -> tuple[M, ...]:
@@ -122,7 +122,7 @@ class EndpointView(Generic[M]):
 
     @property
     def closed(self) -> bool:
-        return self._session.closed
+        return self._session.station.closed
 
     def stats(self) -> EndpointStats:
         """Everything that was counted so far, as a frozen snapshot. May be called from any thread."""

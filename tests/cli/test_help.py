@@ -66,7 +66,7 @@ def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., F
         endpoint_at(backend, IPv4Address("10.0.0.1"), None, 32, settings) as endpoint,
     ):
         endpoint.sender("239.1.1.1").send(b"x")
-        kept = endpoint._session.settings
+        kept = endpoint._session.station.settings
     assert (kept.busy_poll, kept.receive_depth, kept.loopback) == (0.5, 32, LoopbackPolicy.OFF)
     sent = [event for _, event in fabric.trace or () if type(event) is Send]
     assert [(event.traffic_class, event.sl) for event in sent] == [(104, 3)]

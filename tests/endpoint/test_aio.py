@@ -284,11 +284,11 @@ def test_a_cancelled_or_timed_out_join_leaves_nothing() -> None:
         async with pair(fabric) as (one, _):
             with fabric.rules.when(Requests(method=SaMethod.SET), Drop()):
                 task = asyncio.ensure_future(one.join(GROUP))
-                await until(lambda: one._session.groups)
+                await until(lambda: one._session.station.groups)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-                assert one._session.groups == {}
+                assert one._session.station.groups == {}
                 with pytest.raises(TimedOut):
                     await one.join(GROUP, timeout=0.02)
                 with pytest.raises(TimeoutError):
@@ -549,7 +549,7 @@ def test_closing_after_the_loop_has_ended_plans_nothing_in_it(fabric: Fabric) ->
             endpoint = aio.open_endpoint(backend, "10.0.0.1")
             await endpoint.join(GROUP)
             fabric.remove_device(fabric.ports[0])
-            await until(lambda: endpoint._session.events)  # an attempt to rejoin is due soon
+            await until(lambda: endpoint._session.events.queued)  # an attempt to rejoin is due soon
             return endpoint
 
         endpoint = asyncio.run(opened())
@@ -612,7 +612,9 @@ def test_a_membership_comes_back_with_no_task_waiting(fabric: Fabric) -> None:
             for fault in (fabric.bond_failover, fabric.remove_device):
                 fault(fabric.ports[1])
                 fabric.restore_device(fabric.ports[1])
-                await until(lambda: len(other._session.events) == 2)  # no call, so nothing but the loop acts
+                await until(
+                    lambda: len(other._session.events.queued) == 2
+                )  # no call, so nothing but the loop acts
                 assert [type(await other.next_event()) for _ in range(2)] == [Lost, Rejoined]
                 await out.send(b"heard")
                 assert await group.recv(timeout=1) is not None
@@ -771,7 +773,9 @@ def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
 
             def send() -> None:
                 """Without giving up the turn."""
-                one._session.send(out._group, one._session.station.qp, out.destination, [b"x"], None, 0)
+                one._session.sending.send(
+                    out._group, one._session.station.qp, out.destination, [b"x"], None, 0
+                )
 
             joining = asyncio.ensure_future(other.join(OTHER))
             send()
@@ -905,7 +909,7 @@ def test_who_waits_wakes_when_the_backend_is_closed_under_the_endpoint(
         ]
         tasks = [asyncio.ensure_future(one) for one in waits]
         await turns()
-        thing = backend if closes == "backend" else endpoint._session.channel
+        thing = backend if closes == "backend" else endpoint._session.station.channel
         await (asyncio.to_thread(thing.close) if elsewhere else no_wait(thing.close))
         for task in tasks:
             with pytest.raises(Closed):
@@ -955,4 +959,4 @@ def test_a_backend_may_be_closed_after_the_loop(fabric: Fabric) -> None:
     run(main)
     backend.close()
     with pytest.raises(Closed):
-        opened[0]._session.require_receiving(None)
+        opened[0]._session.memberships.require_receiving(None)

@@ -34,9 +34,9 @@ from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
 from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace.pcapng import packets_of
 from mcast.endpoint.blocking import LOOK_EVERY
-from mcast.endpoint.core import BATCH
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.stats import EndpointStats
+from mcast.endpoint.waiting import BATCH
 from mcast.pcapng.dissect import Skipped, datagram
 from mcast.pcapng.reader import Frame
 from mcast.wire.mcmember import SaMethod, SaStatus
@@ -488,7 +488,7 @@ def test_ctrl_c_during_a_join_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
         endpoint.join(GROUP)
     monkeypatch.undo()
     assert endpoint.groups == ()
-    assert endpoint._session.groups == {}
+    assert endpoint._session.station.groups == {}
     assert caught.traceback  # what the call held is held still, and not what cleaned up
     assert net.leftovers() == ("QP 16 on ib0",)
     assert endpoint.join(GROUP).joined
@@ -752,7 +752,7 @@ def test_nobody_there_is_told(net: Net) -> None:
         group.ready(members=2, timeout=0.05)
     assert net.backend.now() - start >= 0.05
     assert group.ready(members=0) == frozenset()
-    assert net.opened[0]._session.prober.quests == {}
+    assert net.opened[0]._session.questions.prober.quests == {}
 
 
 def test_probes_are_answered_by_whoever_receives_and_never_delivered(net: Net) -> None:

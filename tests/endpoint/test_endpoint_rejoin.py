@@ -524,9 +524,9 @@ def test_the_same_seed_gives_the_same_attempts() -> None:
 
 
 def test_events_that_nobody_fetches_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.endpoint.core.EVENTS_KEPT", 4)
+    monkeypatch.setattr("mcast.endpoint.event_queue.EVENTS_KEPT", 4)
     pair = Pair(Fabric.roce(ports=2))
-    pair.receiver._session.events = type(pair.receiver._session.events)(maxlen=4)
+    pair.receiver._session.events.queued = type(pair.receiver._session.events.queued)(maxlen=4)
     for _ in range(4):
         pair.fabric.bond_failover(pair.port)
         pair.group.recv(timeout=1)

@@ -336,7 +336,7 @@ def test_leaving_wakes_the_thread_that_waits_for_the_group(
         assert messages.result(BOUND / 2) == []
         two.send(b"end")
         assert others.result(BOUND) is not None
-        until(lambda: not endpoint._session.channel.pending or endpoint.next_event())
+        until(lambda: not endpoint._session.station.channel.pending or endpoint.next_event())
         assert len(fabric.ports[0].ids) == 1  # what woke it is gone
 
 

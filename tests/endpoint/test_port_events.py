@@ -248,7 +248,7 @@ def test_a_loop_is_told(network: Network, backend: Backend, waits: str, asleep: 
                     await asyncio.sleep(0)
                 network.touch_gids(1)
             if waits == "recv":
-                while not endpoint._session.events:
+                while not endpoint._session.events.queued:
                     await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.wait([task])
@@ -262,14 +262,14 @@ def test_who_only_sends_is_told(pair: Pair) -> None:
     pair.network.touch_gids(0)
     for _ in range(LOOK_EVERY + 1):
         pair.out.send(b"x")
-    assert [type(event) for event in pair.sender._session.events] == [AddressChanged]
+    assert [type(event) for event in pair.sender._session.events.queued] == [AddressChanged]
 
 
 def test_a_loop_that_only_sends_is_told(network: Network, backend: Backend) -> None:
     async def main() -> None:
         async with aio.open_endpoint(backend, "10.0.0.2") as endpoint, endpoint.sender(GROUP) as group:
             network.touch_gids(1)
-            while not endpoint._session.events:
+            while not endpoint._session.events.queued:
                 await group.send(b"x")
 
     asyncio.run(asyncio.wait_for(main(), BOUND))

@@ -144,7 +144,7 @@ class Pair:
         gc.collect(0)
         stats = self.here.stats()
         assert stats.receive_free == stats.receive_depth
-        assert not self.here._session.prober.quests
+        assert not self.here._session.questions.prober.quests
 
 
 @pytest.fixture

@@ -1,0 +1,40 @@
+"""The events of an endpoint that wait for `next_event`."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+
+from mcast.endpoint.policy import Event, PortUp, Rejoined
+from mcast.endpoint.waiting import Operation, Waiting
+
+logger = logging.getLogger("mcast")
+
+EVENTS_KEPT = 1024
+"""How many events wait for `next_event`; further ones push out the oldest, and are counted."""
+
+
+class EventQueue:
+    """The events that nobody has fetched yet, and how often each kind was told."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self.queued: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.told: Counter[type[Event]] = Counter()
+        self.dropped = 0
+
+    def tell(self, event: Event) -> None:
+        """Queue the event, count and log it."""
+        if len(self.queued) == EVENTS_KEPT:
+            self.dropped += 1
+        self.queued.append(event)
+        self.told[type(event)] += 1
+        self._waiting.news = True
+        level = logging.INFO if isinstance(event, Rejoined | PortUp) else logging.WARNING
+        logger.log(level, "%s", event)
+
+    def next_event(self, timeout: float | None) -> Operation[Event | None]:
+        """The next event, None when `timeout` s have passed."""
+        deadline = self._waiting.deadline(timeout)
+        yield from self._waiting.until(lambda: bool(self.queued), deadline, at_least_once=True)
+        return self.queued.popleft() if self.queued else None

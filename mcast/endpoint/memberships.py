@@ -1,0 +1,102 @@
+"""The memberships of an endpoint: joining, leaving, and what a call on one raises once it is over."""
+
+from __future__ import annotations
+
+import errno as E
+from collections import Counter
+from random import Random
+from typing import Any
+
+from mcast.api import Closed, McastError, MembershipLost, Phase, mcast_error
+from mcast.endpoint.kept import Kept
+from mcast.endpoint.membership import GROUP_COUNTS, SEQUENCE_COUNTS, EndpointGroup, GroupState
+from mcast.endpoint.recovery import Restorer
+from mcast.endpoint.station import Station
+from mcast.endpoint.waiting import Operation, Waiting, require_seconds
+from mcast.wire.addresses import McastAddress
+
+
+class Memberships:
+    """Joins and leaves groups. `random` draws the streams of sequence headers."""
+
+    def __init__(
+        self, station: Station, restorer: Restorer, waiting: Waiting, kept: Kept, random: Random
+    ) -> None:
+        self._station, self._restorer, self._waiting = station, restorer, waiting
+        self._kept, self._random = kept, random
+        self.left: Counter[str] = Counter()
+        """What the groups had counted that were left."""
+        self.dropped: Counter[str] = Counter()
+        """Why messages of no group, or of groups that were left, were not delivered -> how many."""
+
+    def join(
+        self, group_name: Any, send_only: bool, timeout: float | None, settle: float
+    ) -> Operation[EndpointGroup]:
+        """Join, and wait until it is joined; nothing is left behind if that fails, ends or is cancelled."""
+        self._station.require_open("join", Phase.JOIN)
+        require_seconds("settle", settle)
+        address = McastAddress.of(group_name)
+        deadline = self._waiting.deadline(timeout)
+        if self._restorer.reopen:
+            where = self._station.place.address
+            detail = f"the device of {where} is away, and looked for as the rejoin policy says"
+            raise mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail)
+        stream = self._random.getrandbits(64)
+        group = EndpointGroup(address, send_only, self._station.settings.receive_depth, stream)
+        self._station.enter(group)
+        try:
+            yield from self._waiting.until(lambda: group.state is not GroupState.JOINING, deadline)
+            if group.state is GroupState.JOINING:
+                detail = f"no outcome within {timeout} s"
+                raise mcast_error(E.ETIMEDOUT, "join", Phase.JOIN, {"group": address}, detail)
+            self.require_joined(group, "join", Phase.JOIN)
+            yield from self._waiting.until(lambda: False, self._waiting.now() + settle)
+        except BaseException:
+            self.leave(group)
+            raise
+        return group
+
+    def leave(self, group: EndpointGroup) -> None:
+        """End the membership, whatever its state. Idempotent."""
+        if group.state is GroupState.LEFT:
+            return
+        if self._station.leave(group):
+            self.left.update({field: getattr(group, field) for field in GROUP_COUNTS})
+            self.left.update({field: group.sources.total(field) for field in SEQUENCE_COUNTS})
+            self.dropped.update(group.dropped)
+        self._kept.forget(group)
+
+    def drop(self, group: EndpointGroup | None, reason: str) -> None:
+        """Count a message of the group, None for no group's, that was not delivered."""
+        (self.dropped if group is None else group.dropped)[reason] += 1
+
+    def require_joined(self, group: EndpointGroup, call: str, phase: Phase) -> None:
+        """Raise what ended the membership, if something did."""
+        self._station.require_open(call, phase)
+        if group.state is GroupState.LEFT:
+            raise Closed("membership", call, phase)
+        if group.state is GroupState.GONE:
+            group.told = True
+            error = group.error
+            assert error is not None
+            raise _loss(error, group, call, phase) if group.joins else error
+
+    def require_receiving(self, group: EndpointGroup | None) -> None:
+        """Raise the loss of the group; for all groups, of each group once."""
+        self._station.require_open("recv", Phase.RECV)
+        if group is not None:
+            self.require_joined(group, "recv", Phase.RECV)
+            return
+        groups = self._station.groups
+        gone = [one for one in groups.values() if one.state is GroupState.GONE]
+        untold = next((one for one in gone if not one.told), None)
+        if untold is not None or (gone and len(gone) == len(groups)):
+            self.require_joined(untold or gone[0], "recv", Phase.RECV)
+
+
+def _loss(error: McastError, group: EndpointGroup, call: str, phase: Phase) -> McastError:
+    """What a call raises once the membership is lost for good."""
+    detail = f"the membership of {group.address} was lost, and is not restored: {error}"
+    lost = MembershipLost(E.ENETRESET, call, phase, {"group": group.address}, detail)
+    lost.__cause__ = error
+    return lost

@@ -1,0 +1,62 @@
+"""What the port tells of itself: its link, and its addresses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from mcast.api import Closed, Phase, PortEvent, PortState
+from mcast.endpoint.policy import AddressChanged, Event, PortDown, PortUp
+from mcast.endpoint.recovery import Restorer
+from mcast.endpoint.station import Station
+
+logger = logging.getLogger("mcast")
+
+
+class PortWatch:
+    """Reads the events of the port, and tells of them; `tell` takes an event for the user."""
+
+    def __init__(self, station: Station, restorer: Restorer, tell: Callable[[Event], None]) -> None:
+        self._station, self._restorer, self._tell = station, restorer, tell
+        self._link_is_up = station.place.port.state is PortState.ACTIVE
+        """As `PortUp` and `PortDown` have told."""
+
+    def look(self) -> bool:
+        """Take in what the port tells; return whether there was anything."""
+        events = self._events()
+        for event in events:
+            self._on_event(event)
+        return bool(events)
+
+    def look_anew(self) -> None:
+        """The queue pair was replaced: what the port told meanwhile, it told the old one."""
+        self._note_link(self._station.place.port.state is PortState.ACTIVE)
+
+    def _events(self) -> tuple[PortEvent, ...]:
+        qp = self._restorer.usable_qp
+        if qp is None:  # the next one is on a port as that is by then
+            return ()
+        try:
+            return qp.port_events()
+        except Closed:
+            self._station.require_open("step", Phase.EVENT)
+            return ()
+
+    def _on_event(self, event: PortEvent) -> None:
+        port = self._station.port_name
+        match event:
+            case PortEvent.ERR | PortEvent.ACTIVE:
+                self._note_link(event is PortEvent.ACTIVE)
+            case PortEvent.GID_CHANGE:
+                error = self._station.look_at_address()
+                self._tell(AddressChanged(port, own=error is not None))
+                if error is not None:
+                    self._restorer.lose_all(error, reopen=True)
+            case _:  # what it costs comes as MULTICAST_ERROR
+                logger.debug("%s: %s", port, event.name)
+
+    def _note_link(self, up: bool) -> None:
+        """Tell of a link that is not as was told."""
+        if up != self._link_is_up:
+            self._link_is_up = up
+            self._tell((PortUp if up else PortDown)(self._station.port_name))

@@ -1,0 +1,231 @@
+"""Receiving: what comes from the queue pair to the calls that ask for it, and what is counted of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from mcast.api import Batch, Message, QpError
+from mcast.contract.batch import CopiedBatch
+from mcast.endpoint.inbox import ChosenBatch, copied
+from mcast.endpoint.kept import Kept
+from mcast.endpoint.low_water import LowWater
+from mcast.endpoint.membership import EndpointGroup, GroupState
+from mcast.endpoint.memberships import Memberships
+from mcast.endpoint.policy import Event, ReceiveQueueLow
+from mcast.endpoint.probe import PROBE_SIZE
+from mcast.endpoint.recovery import Restorer
+from mcast.endpoint.sorting import Sorter
+from mcast.endpoint.station import Station
+from mcast.endpoint.waiting import BATCH, Operation, Wait, Waiting
+from mcast.wire.addresses import Gid
+
+_LEFT = GroupState.LEFT
+
+
+class Receiving:
+    """Receives for the calls of an endpoint.
+
+    tell         takes an event for the user
+    on_qp_error  takes the error of a queue pair that went into ERR, and may raise it
+    """
+
+    def __init__(
+        self,
+        station: Station,
+        restorer: Restorer,
+        memberships: Memberships,
+        waiting: Waiting,
+        kept: Kept,
+        sorter: Sorter,
+        tell: Callable[[Event], None],
+        on_qp_error: Callable[[QpError], None],
+    ) -> None:
+        self._station, self._restorer, self._memberships = station, restorer, memberships
+        self._waiting, self.kept, self._sorter = waiting, kept, sorter
+        self._tell, self._on_qp_error = tell, on_qp_error
+        self._low_water = LowWater(station.settings.receive_depth)
+        self._singles = 0
+        """Messages received one by one since the receive queue was looked at."""
+        self.bytes = self.batches = 0
+        """What was received for the user: bytes, and calls to the queue pair that gave something."""
+
+    def recv(self, group: EndpointGroup | None, timeout: float | None) -> Operation[Message | None]:
+        """The next message of the group, or of any; None when `timeout` s have passed."""
+        deadline = self._waiting.deadline(timeout)
+        waited = False
+        while True:
+            message = self.kept.pop(group)
+            if message is not None:
+                return message
+            self._memberships.require_receiving(group)
+            if waited and self._waiting.is_over(deadline):
+                return None
+            yield from self._waiting.wait(deadline)
+            waited = True
+
+    def take(self, group: EndpointGroup | None) -> Message | None:
+        """The next message of the group, or of any, if it is here; None: it is not.
+
+        A message that nobody need look at is received by itself, copied once and kept nowhere: without a
+        filter and numbers only its length can make it a probe, and with one membership it can hardly be
+        another's. Anything else comes in batches, which are sorted.
+        """
+        if self.kept.count and (message := self.kept.pop(group)) is not None:
+            return message
+        station = self._station
+        if station.ended or (group is not None and group.state is _LEFT):
+            self._memberships.require_receiving(group)
+        if not self._sorter.judges and (group is None or station.members == 1):
+            try:
+                message = None if self._restorer.recovery is not None else station.qp.recv_one(0)
+            except QpError as error:
+                self._on_qp_error(error)
+                return None
+            if message is None:
+                return None
+            owner, size = station.by_mgid.get(message.group), len(message.payload)
+            if size != PROBE_SIZE and (group is None or owner is group):
+                self.batches += 1
+                self.bytes += size
+                if owner is not None:
+                    owner.received += 1
+                    owner.received_bytes += size
+                self._singles += 1
+                if self._singles >= self._low_water.backlog:
+                    self._singles = 0
+                    self._watch_queue()
+                return message
+            self.route(CopiedBatch([message]))
+            if (message := self.kept.pop(group)) is not None:
+                return message
+        batch = self.poll(BATCH)
+        if batch is None:
+            return None
+        self.route(batch)
+        return self.kept.pop(group)
+
+    def poll(self, max: int) -> Batch | None:
+        """What waits at the QP; None: nothing, and then its descriptor is armed, or the QP is not usable."""
+        if self._restorer.recovery is not None:
+            return None
+        try:
+            batch = self._station.qp.recv(max, 0)
+        except QpError as error:
+            self._on_qp_error(error)
+            return None
+        return batch or None
+
+    def take_batch(self, max: int) -> Batch | None:
+        """1..max messages of all groups, leased if they come from the QP, if any are here; None: none are."""
+        if max < 1:
+            raise ValueError(f"max is {max}: a batch has 1 or more messages")
+        if self.kept.count:
+            return self._kept_batch(max)
+        if self._station.ended:
+            self._memberships.require_receiving(None)
+        batch = self.poll(max)
+        return None if batch is None else self._sift(batch)
+
+    def take_in(self, max: int = BATCH) -> None:
+        """Receive for others than who calls: what waits at the QP goes where it belongs."""
+        batch = self.poll(max)
+        if batch is not None:
+            self.route(batch)
+
+    def put_back(self, found: Message | Batch) -> None:
+        """Keep what was taken for a call that was cancelled: the next who asks gets it first."""
+        if isinstance(found, Message):
+            messages = [found]
+        else:
+            with found:
+                messages = list(map(copied, found))
+        self.kept.put_back(messages)
+        self._waiting.news = True
+
+    def recv_batch(self, max: int, timeout: float | None) -> Operation[Batch]:
+        """As `take_batch`, after a wait; empty: too late."""
+        deadline = self._waiting.deadline(timeout)
+        waited = False
+        while True:
+            if self.kept.count:
+                return self._kept_batch(max)
+            self._memberships.require_receiving(None)
+            if waited and self._waiting.is_over(deadline):
+                return CopiedBatch()
+            batch = yield Wait(deadline, max)
+            waited = True
+            if batch and (sifted := self._sift(batch)) is not None:
+                return sifted
+
+    def _kept_batch(self, max: int) -> Batch:
+        return CopiedBatch([message for _ in range(max) if (message := self.kept.pop(None)) is not None])
+
+    def _sift(self, batch: Batch) -> Batch | None:
+        """A batch that is not empty, without what is not the user's, the same if all is; None: nothing is."""
+        lengths = batch.lengths
+        self.batches += 1
+        if not (self._sorter.judges or PROBE_SIZE in lengths):
+            count, size, owner = len(lengths), sum(lengths), self._station.only_group
+            self.bytes += size
+            if owner is not None:
+                owner.received += count
+                owner.received_bytes += size
+            else:
+                self._count_by_group(batch.groups, lengths)
+            if count >= self._low_water.backlog:
+                self._watch_queue()
+            return batch
+        self._waiting.news = True
+        messages = self._wanted(batch)
+        if len(messages) == len(lengths) and not self._sorter.sequenced:
+            return batch
+        chosen = ChosenBatch(batch, messages)
+        if messages:
+            return chosen
+        chosen.release()
+        return None
+
+    def _count_by_group(self, groups: Iterable[Gid], lengths: Iterable[int]) -> None:
+        for mgid, size in zip(groups, lengths, strict=True):
+            owner = self._station.by_mgid.get(mgid)
+            if owner is not None:
+                owner.received += 1
+                owner.received_bytes += size
+
+    def route(self, batch: Batch) -> None:
+        """Put copies of the messages where they belong, and give the receives back."""
+        if not len(batch):
+            return
+        self.batches += 1
+        self._waiting.news = True
+        with batch:
+            self._sort(batch)
+
+    def _sort(self, batch: Batch) -> None:
+        # A call of its own: no name here may hold a part of a payload when the lease ends.
+        for message in self._wanted(batch):
+            if not self.kept.put(message):
+                group = self._station.by_mgid.get(message.group)
+                self._memberships.drop(group, "nobody asked for it in time")
+
+    def _wanted(self, batch: Batch) -> list[Message]:
+        """The messages of the batch that are the user's, counted."""
+        wanted = self._sorter.wanted(batch)
+        for message in wanted:
+            group = self._station.by_mgid.get(message.group)
+            size = len(message.payload)
+            self.bytes += size
+            if group is not None:
+                group.received += 1
+                group.received_bytes += size
+        if len(batch) >= self._low_water.backlog:
+            self._watch_queue()
+        return wanted
+
+    def _watch_queue(self) -> None:
+        """Warn when the receive queue has run low: for a batch that shows a backlog, or as many calls."""
+        if self._station.closed:
+            return
+        low = self._station.qp.counters.recv_low_water
+        if self._low_water.has_fallen(low):
+            self._tell(ReceiveQueueLow(low, self._station.settings.receive_depth))

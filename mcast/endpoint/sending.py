@@ -1,0 +1,153 @@
+"""Sending to a group: when, on which queue pair, with which headers, and what is counted of it."""
+
+from __future__ import annotations
+
+import errno as E
+import threading
+from collections.abc import Callable, Iterable
+from operator import countOf
+from typing import TypeVar
+
+from typing_extensions import Buffer
+
+from mcast.api import Destination, McastError, Phase, QueuePair, mcast_error
+from mcast.endpoint import sequence
+from mcast.endpoint.membership import EndpointGroup, GroupState
+from mcast.endpoint.memberships import Memberships
+from mcast.endpoint.station import Station
+from mcast.endpoint.waiting import Operation, Waiting
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+Post = Callable[[EndpointGroup, QueuePair, Destination, P, int | None, float | None], T]
+"""`Sending.send` and `Sending.send_one`: what to send to whom with what, immediate, timeout."""
+
+
+class Sending:
+    """Posts messages to groups, and counts them."""
+
+    def __init__(self, station: Station, memberships: Memberships, waiting: Waiting) -> None:
+        self._station, self._memberships, self._waiting = station, memberships, waiting
+        self._numbers = station.settings.sequence
+        self._rewrites = self._numbers or station.settings.max_message is not None
+        self._counting = threading.Lock()
+
+    def route_to(
+        self, group: EndpointGroup, timeout: float | None
+    ) -> Operation[tuple[QueuePair, Destination]]:
+        """The QP and the destination to send with, once the group is joined."""
+        deadline = self._waiting.deadline(timeout)
+        yield from self._waiting.until(lambda: group.state is not GroupState.LOST, deadline)
+        self._memberships.require_joined(group, "send", Phase.SEND)
+        if group.state is GroupState.LOST:
+            detail = f"the membership was lost, and not restored within {timeout} s: {group.error}"
+            raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, {"group": group.address}, detail)
+        assert group.destination is not None
+        return self._station.qp, group.destination
+
+    def send(
+        self,
+        group: EndpointGroup,
+        qp: QueuePair,
+        destination: Destination,
+        payloads: list[Buffer],
+        imm: int | None,
+        timeout: float | None,
+    ) -> int:
+        """Post the messages, numbered if they shall be; the driver's lock is not needed."""
+        count = len(payloads)
+        try:
+            if self._rewrites:
+                size = self._send_rewritten(group, qp, destination, payloads, imm, timeout)
+            else:
+                plain = countOf(map(type, payloads), bytes) == count
+                size = sum(map(len if plain else _size, payloads))  # type: ignore[arg-type]
+                qp.send(destination, payloads, imm, timeout)
+        except McastError as error:
+            if error.posted:
+                self._count_sent(group, error.posted, sum(map(_size, payloads[: error.posted])))
+            raise
+        with self._counting:
+            group.sent += count
+            group.sent_bytes += size
+            group.sent_batches += 1
+        return count
+
+    def send_one(
+        self,
+        group: EndpointGroup,
+        qp: QueuePair,
+        destination: Destination,
+        payload: Buffer,
+        imm: int | None,
+        timeout: float | None,
+    ) -> None:
+        """`send` with a batch of one, which needs no list where nothing is added and no limit is ours."""
+        if self._rewrites:
+            self.send(group, qp, destination, [payload], imm, timeout)
+            return
+        size = len(payload) if type(payload) is bytes else _size(payload)
+        try:
+            qp.send_one(destination, payload, imm, timeout)
+        except McastError as error:
+            if error.posted:
+                self._count_sent(group, 1, size)
+            raise
+        with self._counting:
+            group.sent += 1
+            group.sent_bytes += size
+            group.sent_batches += 1
+
+    def _send_rewritten(
+        self,
+        group: EndpointGroup,
+        qp: QueuePair,
+        destination: Destination,
+        payloads: list[Buffer],
+        imm: int | None,
+        timeout: float | None,
+    ) -> int:
+        """Send within the user's limit, and with headers if the messages shall be numbered; the bytes."""
+        sizes = list(map(_size, payloads))
+        limit = self._station.max_message_to(qp, destination)
+        if sizes and max(sizes) > limit:
+            raise qp.too_large(destination, sizes, limit)
+        if self._numbers:
+            with group.sending:
+                numbers = range(group.next_number, group.next_number + len(payloads))
+                group.next_number = numbers.stop
+                headers = (sequence.pack(group.stream, number) for number in numbers)
+                numbered = [b"".join(pair) for pair in zip(headers, payloads, strict=True)]
+                try:
+                    qp.send(destination, numbered, imm, timeout)
+                except McastError as error:
+                    if group.next_number == numbers.stop:  # no handler of a signal has sent meanwhile
+                        group.next_number = numbers.start + error.posted  # the others are free again
+                    raise
+        else:
+            qp.send(destination, payloads, imm, timeout)
+        return sum(sizes)
+
+    def _count_sent(self, group: EndpointGroup, count: int, size: int) -> None:
+        with self._counting:
+            group.sent += count
+            group.sent_bytes += size
+            group.sent_batches += 1
+
+
+def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:
+    """Several payloads. Raises TypeError for a single one."""
+    if type(payloads) is list:
+        return payloads
+    if isinstance(payloads, bytes | bytearray | memoryview | str):
+        kind = type(payloads).__name__
+        raise TypeError(
+            f"send_batch takes several payloads, this is one {kind}: use send, or put it in a list"
+        )
+    return list(payloads)
+
+
+def _size(payload: Buffer) -> int:
+    """Bytes of a payload."""
+    return len(payload) if type(payload) is bytes else memoryview(payload).nbytes

@@ -1,0 +1,68 @@
+"""Which of the messages that arrive are the user's: without probes, own messages and duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mcast.api import Batch, Message
+from mcast.endpoint import probe, sequence
+from mcast.endpoint.membership import EndpointGroup
+from mcast.endpoint.probe import PROBE_SIZE
+from mcast.endpoint.probing import ECHOES_MAX, Prober
+from mcast.wire.addresses import Gid
+
+
+class Sorter:
+    """Looks at messages; a probe is answered here.
+
+    by_mgid    the groups that are joined
+    filtering  whether own messages are kept from the user
+    sequenced  whether messages have sequence headers
+    drop       counts a message of a group, None for no group's, that the user does not get, and why
+    """
+
+    def __init__(
+        self,
+        by_mgid: Mapping[Gid, EndpointGroup],
+        prober: Prober,
+        filtering: bool,
+        sequenced: bool,
+        drop: Callable[[EndpointGroup | None, str], None],
+    ) -> None:
+        self._by_mgid, self._prober, self._drop = by_mgid, prober, drop
+        self.filtering, self.sequenced = filtering, sequenced
+        self._stray_sources = sequence.Sources()
+        self.judges = filtering or sequenced
+        """Whether each message must be looked at."""
+
+    def filter_own(self, filtering: bool) -> None:
+        """Begin or end to keep own messages from the user."""
+        self.filtering = filtering
+        self.judges = filtering or self.sequenced
+
+    def wanted(self, batch: Batch) -> list[Message]:
+        """The messages of the batch that are the user's, with the user's payloads."""
+        wanted = list(batch)
+        self._prober.echoes_left = ECHOES_MAX
+        if self.judges or PROBE_SIZE in batch.lengths:
+            wanted = [kept for message in wanted if (kept := self._judge(message)) is not None]
+        return wanted
+
+    def _judge(self, message: Message) -> Message | None:
+        """The message as the user shall see it, or None. A probe is answered here."""
+        found = probe.parse(message.payload)
+        group = self._by_mgid.get(message.group)
+        if found is not None:
+            self._prober.take(found, message)
+            return None
+        if self.filtering and message.from_self:
+            self._drop(group, "own message")
+            return None
+        if not self.sequenced:
+            return message
+        sources = self._stray_sources if group is None else group.sources
+        refusal = sources.take(message.source, message.src_qp, message.payload)
+        if refusal is not None:
+            self._drop(group, refusal.value)
+            return None
+        return message._replace(payload=message.payload[sequence.HEADER_SIZE :])
