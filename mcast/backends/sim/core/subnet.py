@@ -51,10 +51,8 @@ class Subnet:
         self.up, self.ends = True, 0
         self._topology, self._ipoib = topology, options.ipoib
         self._seen: set[int] = set()  # GUIDs of the ports that the SM sees
-        exchange = SaExchange(self._serve, rules, clock, log)
-        self.clients = {
-            port.index: SaClient(partial(exchange.ask, port), port.gids[0]) for port in topology.ports
-        }
+        ask = SaExchange(self._serve, rules, clock, log).ask
+        self.clients = {port.index: SaClient(partial(ask, port), port.gids[0]) for port in topology.ports}
         _add_partitions(options, topology)
         for port in topology.ports:
             self.find(port)
