@@ -66,3 +66,6 @@ address.
 go in, messages to send come out. Times are seconds of any one clock. `drive` runs the ends on endpoints,
 `files` reads and writes files, and `together` runs all ends in one thread.
 """
+
+MOST_RECEIVERS = 1000
+"""The most receivers of a transfer."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from typing_extensions import Buffer
 
+from mcast.cast import MOST_RECEIVERS
 from mcast.cast.packets import (
     EVERYBODY,
     MALFORMED,
@@ -53,8 +54,8 @@ _SMALLEST = 256
 A receiver that claims less is refused, because all pieces would shrink to that.
 """
 
-MOST_RECEIVERS, MOST_OF_ONE = 1000, 16
-"""The most receivers of a transfer, and the most at one address; further ones come too late.
+MOST_OF_ONE = 16
+"""The most receivers at one address; further ones come too late, as beyond MOST_RECEIVERS.
 
 So an end that invents receivers fills neither the memory nor the places of others.
 """

@@ -17,8 +17,6 @@ from typing import BinaryIO, cast
 import typer
 from typing_extensions import Buffer
 
-from mcast import __version__
-from mcast.api import BackendError
 from mcast.cli import (
     bench,
     conformance,
@@ -36,6 +34,7 @@ from mcast.cli import (
     top,
 )
 from mcast.cli.terminal import Failure, plain
+from mcast.errors.tree import BackendError
 
 app = typer.Typer(
     name="mcast",
@@ -71,6 +70,8 @@ if find_spec("mcast.cli.lab"):
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from mcast import __version__
+
         typer.echo(f"mcast {__version__}")
         raise typer.Exit
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.api import Backend, McastAddress, MessageTooLarge
-from mcast.bench.measure import BenchResult, measure
-from mcast.bench.mpi import measure as measure_ranks
-from mcast.bench.mpi import started_by_mpi, world
 from mcast.cli.place import (
     BackendName,
     Json,
@@ -21,7 +17,13 @@ from mcast.cli.place import (
 )
 from mcast.cli.terminal import Failure, group
 from mcast.contract.registry import SIMULATED, open_backend
-from mcast.endpoint.settings import Settings
+from mcast.errors.tree import MessageTooLarge
+from mcast.wire.addresses import McastAddress
+
+if TYPE_CHECKING:
+    from mcast.api import Backend
+    from mcast.bench.measure import BenchResult
+    from mcast.endpoint.settings import Settings
 
 _MOST = 1 << 16
 
@@ -57,6 +59,8 @@ def bench(
     Messages are sent in batches for the rate, then one by one for the latency. Exit status 1 if a limit is
     missed. Between hosts: mpirun or srun starts one rank each, rank 0 sends (pip install 'mcast[mpi]').
     """
+    from mcast.bench.mpi import started_by_mpi
+
     if started_by_mpi():
         refuse_simulated(backend, "receive")
         if receivers is not None:
@@ -75,6 +79,8 @@ def bench(
 def _run(
     backend: Backend, address: McastAddress, size: int, receivers: int, seconds: float, settings: Settings
 ) -> BenchResult:
+    from mcast.bench.measure import measure
+
     require(settings, places_of(backend))
     try:
         return measure(backend, address, size, receivers, seconds, settings)
@@ -89,6 +95,8 @@ def _run(
 def _over_ranks(
     backend: str, address: McastAddress, size: int, seconds: float, settings: Settings
 ) -> BenchResult | None:
+    from mcast.bench.mpi import measure, world
+
     try:
         comm = world()
     except ImportError:
@@ -96,7 +104,7 @@ def _over_ranks(
     try:
         with open_backend(backend) as opened:
             require(settings, places_of(opened))
-            return measure_ranks(comm, opened, address, size, seconds, settings)
+            return measure(comm, opened, address, size, seconds, settings)
     except Exception as error:  # the other ranks wait for this one
         typer.echo(f"mcast bench: {error}", err=True)
         comm.Abort(1)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.api import Backend, McastAddress
 from mcast.cli.place import BackendName, places_of, require, with_settings
 from mcast.cli.terminal import Failure, console, group, size
+from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
+    from mcast.api import Backend
     from mcast.cast.drive import ReceivingParty
     from mcast.cast.sender import ReceiverState
     from mcast.endpoint.settings import Settings

@@ -7,13 +7,17 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from textwrap import wrap
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.api import BackendUnavailable, Finding, Level, Status
 from mcast.cli.terminal import backend_name, console
 from mcast.contract.registry import backend_names
+from mcast.errors.finding import Finding, Level
+from mcast.errors.tree import BackendUnavailable
+
+if TYPE_CHECKING:
+    from mcast.api import Status
 
 Diagnosis = dict[str, Sequence[Finding]]
 """What was found for each provider."""

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable, McastAddress
 from mcast.cli.place import BackendName, Json, refuse_simulated
 from mcast.cli.terminal import Failure, console, group, wrapped
+from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
+from mcast.wire.addresses import McastAddress
 from mcast.wire.mapping import ipv4_group_of, is_mapped
 
 _NEVER_SNOOPED = ip_network("224.0.0.0/24")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import platform
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.api import Backend, BackendUnavailable, Status
 from mcast.cli.terminal import console
+from mcast.errors.tree import BackendUnavailable
+
+if TYPE_CHECKING:
+    from mcast.api import Backend
 
 
 def info(
@@ -40,7 +43,7 @@ def _look(name: str) -> dict[str, Any]:
             with open_backend(name) as backend:
                 ports = _ports(backend)
         except BackendUnavailable as error:
-            status = Status(False, error.detail, error.reason, error.fix)
+            status = status._replace(available=False, detail=error.detail, reason=error.reason, fix=error.fix)
     return {
         "available": status.available,
         "detail": status.detail,

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.api import Backend, McastAddress, McastError
 from mcast.cli.place import endpoint_at
 from mcast.cli.terminal import Failure
 from mcast.contract.registry import SIMULATED, open_backend
-from mcast.endpoint.ports import Place, active
+from mcast.errors.tree import McastError
+from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
+    from mcast.api import Backend
     from mcast.endpoint.blocking import Endpoint
+    from mcast.endpoint.ports import Place
     from mcast.endpoint.settings import Settings
 
 Demo = Annotated[
@@ -71,6 +73,8 @@ def listening(
 
 
 def _ports(backend: Backend) -> list[Place]:
+    from mcast.endpoint.ports import active
+
     try:
         return active(backend)
     except ValueError as error:

@@ -11,10 +11,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mcast.api import RDMA_UDP_QKEY, PortSpace
 from mcast.cli.terminal import wrapped
 from mcast.wire import mapping
 from mcast.wire.addresses import Gid, Mgid
+from mcast.wire.kinds import RDMA_UDP_QKEY, PortSpace
 from mcast.wire.mapping import Signature
 from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
 from mcast.wire.packets import ROCE_UDP_PORT

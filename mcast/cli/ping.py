@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.api import Backend, PortSpace
 from mcast.cli.place import (
     BackendName,
     Bind,
@@ -22,12 +21,15 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.terminal import Failure, console, group
-from mcast.endpoint.ports import Place, choose
-from mcast.endpoint.probe import PROBE_SIZE, Peer
+from mcast.endpoint.probe import PROBE_SIZE
 from mcast.wire.addresses import McastAddress, Mgid
+from mcast.wire.kinds import PortSpace
 
 if TYPE_CHECKING:
+    from mcast.api import Backend
     from mcast.bench.ping import AnswerResult, PingResult
+    from mcast.endpoint.ports import Place
+    from mcast.endpoint.probe import Peer
     from mcast.endpoint.settings import Settings
 
 _SPACES = {PortSpace.UDP: "0x111", PortSpace.IPOIB: "0x2"}
@@ -145,6 +147,8 @@ def ping(
 
 
 def _place(backend: Backend, bind: IPv4Address | IPv6Address | None, device: str | None) -> Place:
+    from mcast.endpoint.ports import choose
+
     try:
         return choose(backend, bind, *port_of(device))
     except ValueError as error:

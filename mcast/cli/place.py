@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.api import Backend, BackendError, McastAddress
 from mcast.cli.terminal import Failure, backend_name, group
 from mcast.contract.registry import SIMULATED, backend_names, open_backend
+from mcast.errors.tree import BackendError
+from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
+    from mcast.contract.backend import Backend
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.ports import Place
     from mcast.endpoint.settings import Settings

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mcast.api import McastAddress, McastError
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
 from mcast.cli.terminal import Failure, console, group
+from mcast.errors.tree import McastError
+from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.capture.recorder import Recorder

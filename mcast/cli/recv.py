@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.api import McastAddress
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
     BackendName,
@@ -23,6 +22,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.progress import Watch
 from mcast.cli.terminal import Failure, console
+from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.cast.drive import ReceivingParty

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mcast.api import McastAddress
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
 from mcast.cli.terminal import Failure, console, group
-from mcast.wire.addresses import Gid, Mgid
+from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mcast.api import McastAddress
-from mcast.cast.files import open_sink
 from mcast.contract.registry import backend_names
+from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,6 +100,8 @@ def size(text: str) -> int:
 
 def output_file(path: Path | None) -> Path | None:
     """A file that can be written; asked before the work, not after it, and without making one."""
+    from mcast.cast.files import open_sink
+
     if path is not None:
         try:
             if not (path.is_fifo() or path.is_char_device()):  # whoever reads would see its end
@@ -113,6 +114,8 @@ def output_file(path: Path | None) -> Path | None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write all of the file or none of it; one sentence if it cannot be written."""
+    from mcast.cast.files import open_sink
+
     try:
         with closing(open_sink(str(path.absolute()))) as sink:
             sink.open()

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.api import Backend, McastAddress
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
 from mcast.cli.terminal import Failure, console, group
-from mcast.endpoint.meter import SEQUENCE
+from mcast.wire.addresses import McastAddress
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
     from rich.console import Group as Lines
 
+    from mcast.api import Backend
     from mcast.endpoint.meter import Rates, SequenceCounts
     from mcast.endpoint.settings import Settings
     from mcast.endpoint.watching import Look
@@ -124,6 +124,8 @@ def _table(look: Look, events: Sequence[str]) -> Lines:
     from rich.console import Group as Lines
     from rich.table import Table
     from rich.text import Text
+
+    from mcast.endpoint.meter import SEQUENCE
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("group, source", overflow="fold")

@@ -11,12 +11,13 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from mcast.contract.backend import Backend
-from mcast.contract.provider import Provider, Status
 from mcast.errors.tree import BackendUnavailable, UnavailableReason, UnknownBackend
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from mcast.contract.backend import Backend
+    from mcast.contract.provider import Provider, Status
 
 BUILTIN = {
     "sim": "mcast.backends.sim:ROCE",
@@ -67,6 +68,8 @@ def backend_status(name: str) -> Status:
     try:
         return provider(name).status()
     except BackendUnavailable as error:
+        from mcast.contract.provider import Status
+
         return Status(False, error.detail, error.reason, error.fix)
 
 
@@ -106,6 +109,8 @@ def _load(name: str, load: Callable[[], object], fix: str) -> Provider:
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"
         raise BackendUnavailable(name, UnavailableReason.BROKEN, detail, fix) from error
+    from mcast.contract.provider import Provider  # the command's help names backends, and loads none
+
     if not isinstance(found, Provider):
         detail = (
             f"the entry point leads to a value of type {type(found).__name__}, not to an mcast.api.Provider"

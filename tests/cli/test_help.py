@@ -79,6 +79,21 @@ def test_a_class_that_the_port_has_not_is_one_sentence_and_status_2(here: Run, c
     assert "--service-level is 9: allowed are 0..7 (Ethernet has eight priorities)" in done.stderr
 
 
+WORK = ("pydantic", "rich", "mcast.api", "mcast.backends", "mcast.bench.", "mcast.capture", "mcast.cast.")
+"""What a command needs when it runs, and not to say what it does."""
+
+
+def test_help_and_version_load_nothing_that_works(run: Run) -> None:
+    for option in ("--help", "--version"):
+        shown = f"import sys; sys.argv = ['mcast', {option!r}]\ntry: from mcast.cli import main; main()\n"
+        shown += "except SystemExit: print(*sys.modules, sep='\\n', file=sys.stderr)"
+        done = run(MCAST.with_name("python"), "-c", shown)
+        assert done.stdout.startswith(("Usage: mcast", "mcast "))
+        loaded = done.stderr.splitlines()
+        assert "mcast.cli.bench" in loaded
+        assert [name for name in loaded if name.startswith(WORK)] == []
+
+
 def test_all_help_fits_80_columns(run: Run) -> None:
     done = run(MCAST.with_name("python"), "-c", ALL, env={"COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, "")
