@@ -1,4 +1,4 @@
-"""`mcast lab`: run a command on real Soft-RoCE devices in a small virtual machine."""
+"""`mcast lab`: run a command on real RDMA stacks, Soft-RoCE or InfiniBand, in a small virtual machine."""
 
 import json
 import shutil
@@ -14,15 +14,22 @@ import typer
 
 from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
 from mcast.lab import needs as look_up_needs
+from mcast.lab.driver import MAX_SWITCHES
 from mcast.lab.host import kvm_works
-from mcast.lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel
+from mcast.lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
 
 app = typer.Typer(
-    help="Run commands on real Soft-RoCE, in a virtual machine. It sees this machine's files.",
+    help="Run commands on Soft-RoCE or InfiniBand, in a virtual machine. It sees this machine's files.",
     no_args_is_help=True,
 )
 
-Ports = Annotated[int, typer.Option(help=f"Soft-RoCE devices to make, 1 to {MAX_PORTS}.")]
+Ports = Annotated[int, typer.Option(help=f"RDMA devices to make, 1 to {MAX_PORTS}.")]
+FabricName = Annotated[
+    FabricKind, typer.Option(help="Soft-RoCE on a bridge, or InfiniBand: HCAs, switches and OpenSM.")
+]
+Switches = Annotated[
+    int, typer.Option(help=f"InfiniBand switches, 1 to {MAX_SWITCHES}: one, or a root and leaves.")
+]
 KernelSpec = Annotated[
     str | None,
     typer.Option(
@@ -56,6 +63,8 @@ def run(
     ] = BOOT_TIMEOUT,
     memory: Memory = MEMORY,
     accel: Accelerator = "auto",
+    fabric: FabricName = "roce",
+    switches: Switches = 1,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say how the machine ran, on stderr.")
     ] = False,
@@ -66,7 +75,7 @@ def run(
     env and timeout have them: 127 no such command, 124 time limit, 125 the lab failed, 130 Ctrl-C.
     """
     with _plain_errors():
-        machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout)
+        machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches)
         result = machine.run(command, timeout=timeout, silence=silence)
     _leave(result, verbose)
 
@@ -78,10 +87,13 @@ def shell(
     share: Share = None,
     memory: Memory = MEMORY,
     accel: Accelerator = "auto",
+    fabric: FabricName = "roce",
+    switches: Switches = 1,
 ) -> None:
     """A prompt in the lab; leave it with exit, or Ctrl-A X to stop the machine."""
     with _plain_errors():
-        result = LabMachine(ports, kernel, share or (), memory, accel).shell()
+        machine = LabMachine(ports, kernel, share or (), memory, accel, fabric=fabric, switches=switches)
+        result = machine.shell()
     _leave(result, verbose=False)
 
 

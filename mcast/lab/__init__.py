@@ -1,4 +1,4 @@
-"""The lab: a small virtual machine with Soft-RoCE devices, and a command run in it.
+"""The lab: a small virtual machine with Soft-RoCE or InfiniBand devices, and a command run in it.
 
 `LabMachine` says which machine, `LabMachine.run` boots it, runs one command there and returns its exit code,
 `needs` says what this host lacks for it. Nothing on the host is changed: the guest writes to memory.

@@ -5,6 +5,7 @@
 # The host shares a directory, mounted on /run/mcast, with these files:
 #   settings  PORTS=, MODULES_DIR=, TTY=       modules  paths to insmod, in order
 #   shares    directories to share, one a line  command  a script that becomes the command
+#   fabric    where it is there, a script for the copy-on-write view that makes another fabric
 # and listens on the virtio ports mcast.ctl (lines: ready | exit N | fail WHY), mcast.out, mcast.err.
 
 "$1" mount -t proc proc /proc # by its full path: without /proc, busybox cannot find itself
@@ -113,6 +114,10 @@ for i in $(seq "$PORTS"); do echo "link add rxe$i type rxe netdev e$i"; done |
     host rdma -b - || fail "the Soft-RoCE devices cannot be made"
 cd /
 
+if [ -e /run/mcast/fabric ]; then
+    why=$(host /bin/sh /run/mcast/fabric 2>&1) || fail "${why##*
+}"
+fi
 echo ready >&3
 if [ -n "$TTY" ]; then
     host setsid -c /bin/sh /run/mcast/command <>/dev/ttyS0 >&0 2>&0 3>&-

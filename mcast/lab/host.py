@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from mcast.lab import kernels
+from mcast.lab import driver, kernels
 from mcast.lab.errors import LabUnavailableError
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
@@ -81,6 +81,14 @@ def _kernel() -> str | None:
         return None
 
 
+def _headers() -> str | None:
+    try:
+        found = driver.headers(kernels.find())
+    except LabUnavailableError:
+        return None
+    return None if found is None else str(found)
+
+
 def _library(pattern: str) -> Callable[[], str | None]:
     def probe() -> str | None:
         roots = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib/x86_64-linux-gnu")
@@ -103,9 +111,22 @@ TABLE: tuple[tuple[str, str, bool, Callable[[], str | None]], ...] = (
 )
 
 
+INFINIBAND: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
+    ("InfiniBand: kernel headers", "linux-headers-amd64", _headers),
+    ("InfiniBand: make", "make", _tools("make")),
+    ("InfiniBand: gcc", "gcc", _tools("gcc")),
+    ("InfiniBand: OpenSM", "opensm", _tools("opensm")),
+)
+"""What a fabric of InfiniBand wants besides."""
+
+
 def needs() -> tuple[Need, ...]:
     """Every need, looked up now."""
-    return tuple(Need(name, probe(), package, boots) for name, package, boots, probe in TABLE)
+    return tuple(Need(name, probe(), package, boots) for name, package, boots, probe in TABLE) + _infiniband()
+
+
+def _infiniband() -> tuple[Need, ...]:
+    return tuple(Need(name, probe(), package, False) for name, package, probe in INFINIBAND)
 
 
 def apt_line(missing: Iterable[Need]) -> str:
@@ -118,13 +139,14 @@ def apt_line(missing: Iterable[Need]) -> str:
     return " && ".join(apt + pip)
 
 
-def require() -> None:
-    """Raise LabUnavailableError, with the line to type, unless a guest can be booted here."""
+def require(fabric: str = "roce") -> None:
+    """Raise LabUnavailableError, with the line to type, unless a guest with that fabric can boot here."""
     if (system := f"{platform.system()} {platform.machine()}") != "Linux x86_64":
         raise LabUnavailableError(
             f"the lab shares this machine's files with an x86-64 guest, and this is {system}"
         )
-    if missing := [need for need in needs() if need.boots and need.found is None]:
+    wanted = [need for need in needs() if need.boots] + list(_infiniband() if fabric == "infiniband" else ())
+    if missing := [need for need in wanted if need.found is None]:
         names = ", ".join(need.name for need in missing)
         raise LabUnavailableError(f"not on this machine: {names}: {apt_line(missing)}")
 

@@ -44,6 +44,12 @@ class Kernel:
                 order |= dict.fromkeys([*reversed(needed), path])  # depmod lists the deepest need last
         return tuple(self.modules / path for path in order)
 
+    def lacking(self, names: Sequence[str]) -> list[str]:
+        """Those of the modules `names` that this kernel has neither as a file nor built in."""
+        listed = (line.partition(":")[0] for line in _lines(self.modules / "modules.dep"))
+        there = {_module_name(path) for path in (*listed, *_lines(self.modules / "modules.builtin"))}
+        return [name for name in names if name not in there]
+
 
 def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []

@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple, get_args
 
-from mcast.lab import host, kernels
+from mcast.lab import driver, host, kernels
 from mcast.lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
@@ -52,6 +52,7 @@ ENVIRONMENT = (
 """The variables, as shell patterns, that the command inherits; it also gets MCAST_LAB=1."""
 
 Accel = Literal["auto", "kvm", "tcg"]
+FabricKind = Literal["roce", "infiniband"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,14 @@ class _Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LabMachine:
-    """A guest with `ports` Soft-RoCE devices rxe1… on netdevs e1…, all on one bridge with IGMP snooping.
+    """A guest with `ports` RDMA devices of one port each, on one fabric.
 
-    Port i has the addresses 10.77.0.i/24 and fd77::i/64; its other end is the bridge's port pi. The guest
-    sees this host's files; what it writes is gone with it, except in the directories of `share`.
+    "roce": Soft-RoCE devices rxe1… on netdevs e1…, all on one bridge with IGMP snooping; the other end of ei
+    is the bridge's port pi. "infiniband": HCAs softib1… with IPoIB interfaces ib1…, on `switches` switches:
+    one, or a root and leaves that the HCAs are dealt to in turn; OpenSM, on softib1, manages them.
+
+    Port i has the addresses 10.77.0.i/24 and fd77::i/64. The guest sees this host's files; what it writes is
+    gone with it, except in the directories of `share`.
 
     `kernel` is what `kernels.find` takes; `memory` is in MiB; `boot_timeout` in seconds. `accel` "auto" takes
     KVM where a kernel really starts under it. Values out of range raise LabUnavailableError at once.
@@ -91,8 +96,24 @@ class LabMachine:
     memory: int = MEMORY
     accel: Accel = "auto"
     boot_timeout: float = BOOT_TIMEOUT
+    fabric: FabricKind = "roce"
+    switches: int = 1
 
     def __post_init__(self) -> None:
+        if self.fabric not in get_args(FabricKind):
+            raise LabUnavailableError(
+                f"no fabric {self.fabric}: there are {' and '.join(get_args(FabricKind))}"
+            )
+        most = driver.MAX_SWITCHES if self.fabric == "infiniband" else 1
+        if not 1 <= self.switches <= most:
+            raise LabUnavailableError(
+                f"{self.switches} switches asked for: on {self.fabric} the lab makes 1"
+                + (f" to {most}" if most > 1 else " bridge")
+            )
+        if self.switches > self.ports + 1:
+            raise LabUnavailableError(
+                f"{self.switches} switches for {self.ports} ports: a leaf would have none; ask for fewer"
+            )
         if not 1 <= self.ports <= MAX_PORTS:
             raise LabUnavailableError(f"{self.ports} ports asked for: the lab makes 1 to {MAX_PORTS}")
         for path in self.share:
@@ -155,13 +176,16 @@ class LabMachine:
         self, script: str, sinks: Mapping[str, Callable[[bytes], None]], limits: _Limits, *, tty: bool
     ) -> LabResult:
         started = time.monotonic()
-        host.require()
+        host.require(self.fabric)
         kernel = kernels.find(self.kernel)
         kvm = host.kvm_works() if self.accel == "auto" else self.accel == "kvm"
         with ExitStack() as stack:
             job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mcast-lab-")))
             shares = [path.resolve() for path in self.share]
-            _write_job(job, kernel, self.ports, shares, script, tty)
+            if self.fabric == "infiniband":
+                _write(job / "fabric", driver.guest_script(kernel, self.ports, self.switches))
+            bridged = self.ports if self.fabric == "roce" else 0
+            _write_job(job, kernel, bridged, shares, script, tty)
             names = ("mcast.ctl", *sinks)
             pipes = {name: os.pipe() for name in (*names, "console")}
             ends = {name: stack.enter_context(os.fdopen(read, "rb", 0)) for name, (read, _) in pipes.items()}
@@ -211,7 +235,11 @@ def _write_job(
         "command": [script],
     }
     for name, lines in files.items():
-        (job / name).write_bytes(os.fsencode("".join(f"{line}\n" for line in lines)))
+        _write(job / name, "".join(f"{line}\n" for line in lines))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(os.fsencode(text))
 
 
 def _module_for_guest(job: Path, module: Path) -> str:

@@ -1,0 +1,92 @@
+"""The kernel module that makes InfiniBand HCAs and switches: built once for a kernel, kept in the cache."""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from mcast.lab.errors import LabUnavailableError
+from mcast.lab.kernels import Kernel, cache_dir
+
+SOURCES = Path(str(files("mcast.lab") / "softib"))
+SCRIPT = Path(str(files("mcast.lab") / "infiniband.sh"))
+NEEDED = ("rdmavt", "ib_umad", "ib_ipoib", "rdma_ucm")
+"""The kernel's own modules that an InfiniBand fabric is made of."""
+MAX_HCAS, MAX_SWITCHES = 64, 16
+"""As SOFTIB_HCAS and SOFTIB_SWITCHES in softib.h."""
+
+
+def headers(kernel: Kernel) -> Path | None:
+    """What modules for `kernel` are built against, where linux-headers-VERSION installs it; None without."""
+    candidates = (kernel.modules / "build", Path("/usr/src") / f"linux-headers-{kernel.version}")
+    return next((path for path in candidates if (path / "Module.symvers").exists()), None)
+
+
+def module(kernel: Kernel) -> Path:
+    """softib.ko for `kernel`, built if the cache has none of these sources and this kernel's symbols.
+
+    Raises LabUnavailableError.
+    """
+    build = headers(kernel)
+    if build is None:
+        raise LabUnavailableError(
+            f"InfiniBand wants the headers of Linux {kernel.version}: "
+            f"apt-get install linux-headers-{kernel.version}"
+        )
+    made = cache_dir() / "softib" / f"{kernel.version}-{_digest(build)}" / "softib.ko"
+    if not made.exists():
+        _make(build, made)
+    return made
+
+
+def guest_script(kernel: Kernel, ports: int, switches: int) -> str:
+    """The shell script that makes the fabric in a guest with that kernel. Raises LabUnavailableError."""
+    if lacking := kernel.lacking(NEEDED):
+        raise LabUnavailableError(
+            f"Linux {kernel.version} makes no InfiniBand ports: it has no module {', '.join(lacking)}; "
+            "linux-image-amd64 has it all"
+        )
+    settings = {"PORTS": ports, "SWITCHES": switches, "SOFTIB": shlex.quote(str(module(kernel)))}
+    lines = [f"{name}={value}" for name, value in settings.items()]
+    return "\n".join([*lines, f". {shlex.quote(str(SCRIPT))}", ""])
+
+
+def _sources() -> list[Path]:
+    return sorted(path for path in SOURCES.iterdir() if path.suffix in {".c", ".h"} or path.name == "Kbuild")
+
+
+def _digest(build: Path) -> str:
+    digest = hashlib.sha256()
+    for path in (*_sources(), build / "Module.symvers"):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _make(build: Path, made: Path) -> None:
+    """Build in a directory of its own, and put the module in its place at once: two may build it together."""
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LabUnavailableError(f"the InfiniBand module has no place: {error}") from error
+    with tempfile.TemporaryDirectory(prefix="mcast-softib-") as folder:
+        for path in _sources():
+            shutil.copy(path, folder)
+        command = ["make", "-C", str(build), f"M={folder}", f"-j{os.cpu_count() or 1}", "modules"]
+        # GNU make of a caller speaks to its children by these
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=env)
+        except FileNotFoundError:
+            raise LabUnavailableError(
+                "the InfiniBand module cannot be built without make: apt-get install make"
+            ) from None
+        if done.returncode:
+            said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[:5])
+            raise LabUnavailableError(f"the InfiniBand module cannot be built against {build}: {said}")
+        partial = made.with_name(f".{made.name}.{os.getpid()}")
+        shutil.copy(Path(folder) / made.name, partial)
+        partial.rename(made)

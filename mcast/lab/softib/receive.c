@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/* What an HCA makes of a message that arrived: which queue pairs take it, and what is checked before. */
+#include "softib.h"
+
+/* IBA 10.9.3: the same partition, and one of the two a full member. */
+static bool same_partition(u16 one, u16 other)
+{
+	return (one & 0x7FFF) == (other & 0x7FFF) && ((one | other) & 0x8000) && (one & 0x7FFF);
+}
+
+/* The index of the first P_Key that goes with this one; SOFTIB_PKEYS if there is none. */
+static unsigned int find_pkey(struct softib_port *port, u16 pkey)
+{
+	unsigned int i;
+
+	for (i = 0; i < SOFTIB_PKEYS && !same_partition(READ_ONCE(port->pkeys[i]), pkey); i++)
+		;
+	return i;
+}
+
+static void count_up(struct softib_hca *hca, __be16 *counter, u16 *mirror)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&softib.lock, flags);
+	if (*mirror < U16_MAX)
+		++*mirror;
+	*counter = cpu_to_be16(*mirror);
+	spin_unlock_irqrestore(&softib.lock, flags);
+}
+
+/* Whether the keys let the message in; `index` becomes the P_Key's. QP 0 has none (IBA 9.6.1.4, 9.6.1.5). */
+static bool keys_match(struct softib_hca *hca, struct rvt_qp *qp, struct softib_packet *packet, u16 *index)
+{
+	struct softib_port *port = &hca->port[1];
+
+	*index = 0;
+	if (!qp->ibqp.qp_num)
+		return true;
+	if (qp->ibqp.qp_num == 1)
+		*index = find_pkey(port, packet->pkey);
+	else
+		*index = same_partition(rvt_get_pkey(&hca->rdi, 0, qp->s_pkey_index), packet->pkey) ?
+			qp->s_pkey_index : SOFTIB_PKEYS;
+	if (*index == SOFTIB_PKEYS) {
+		count_up(hca, &port->info.pkey_violations, &hca->rvp.pkey_violations);
+		return false;
+	}
+	if (packet->qkey != (qp->ibqp.qp_num == 1 ? SOFTIB_GSI_QKEY : qp->qkey)) {
+		count_up(hca, &port->info.qkey_violations, &hca->rvp.qkey_violations);
+		return false;
+	}
+	return true;
+}
+
+/* Whether the message may reach this queue pair at all (IBA 9.6.1, 13.5.3.1). */
+static bool well_formed(struct rvt_qp *qp, const struct softib_packet *packet)
+{
+	u32 number = qp->ibqp.qp_num;
+
+	if (qp->ibqp.qp_type != IB_QPT_UD && qp->ibqp.qp_type != IB_QPT_GSI && qp->ibqp.qp_type != IB_QPT_SMI)
+		return false;
+	if ((packet->vl == SOFTIB_SMI_VL) != (number == 0))
+		return false;
+	if (number <= 1 && packet->length != IB_MGMT_MAD_SIZE)
+		return false;
+	return !number || packet->dlid != SOFTIB_PERMISSIVE;
+}
+
+static void into_queue_pair(struct softib_hca *hca, struct rvt_qp *qp, struct softib_packet *packet)
+{
+	struct ib_wc wc = {
+		.status = IB_WC_SUCCESS,
+		.opcode = IB_WC_RECV,
+		.byte_len = sizeof(struct ib_grh) + packet->length,
+		.qp = &qp->ibqp,
+		.src_qp = packet->src_qpn,
+		.slid = packet->slid,
+		.sl = packet->sl,
+		.port_num = 1,
+	};
+	unsigned long flags;
+	int got;
+
+	if (!well_formed(qp, packet) || !keys_match(hca, qp, packet, &wc.pkey_index))
+		return;
+	if (!softib_is_multicast(packet->dlid) && packet->dlid != SOFTIB_PERMISSIVE)
+		wc.dlid_path_bits = packet->dlid & (u16)~softib_lid_mask(&hca->port[1]);
+	if (packet->has_imm) {
+		wc.wc_flags |= IB_WC_WITH_IMM;
+		wc.ex.imm_data = packet->imm;
+	}
+
+	spin_lock_irqsave(&qp->r_lock, flags);
+	got = ib_rvt_state_ops[qp->state] & RVT_PROCESS_RECV_OK ? rvt_get_rwqe(qp, false) : 0;
+	if (got < 0) {
+		rvt_rc_error(qp, IB_WC_LOC_QP_OP_ERR);
+	} else if (!got) {
+		hca->rvp.n_pkt_drops++;
+		if (!qp->ibqp.qp_num)
+			hca->port[1].counters.vl15_dropped++;
+	} else if (wc.byte_len > qp->r_len) {
+		rvt_rc_error(qp, IB_WC_LOC_LEN_ERR);	/* the receive is used up, and the queue pair stops */
+	} else {
+		if (packet->has_grh) {
+			wc.wc_flags |= IB_WC_GRH;
+			rvt_copy_sge(qp, &qp->r_sge, &packet->grh, sizeof(packet->grh), true, false);
+		} else {
+			rvt_skip_sge(&qp->r_sge, sizeof(packet->grh), true);
+		}
+		rvt_copy_sge(qp, &qp->r_sge, packet->payload, packet->length, true, false);
+		rvt_put_ss(&qp->r_sge);
+		if (test_and_clear_bit(RVT_R_WRID_VALID, &qp->r_aflags)) {
+			wc.wr_id = qp->r_wr_id;
+			rvt_recv_cq(qp, &wc, packet->solicited);
+		}
+	}
+	spin_unlock_irqrestore(&qp->r_lock, flags);
+}
+
+static void into_group(struct softib_hca *hca, struct softib_packet *packet)
+{
+	struct softib_attachment *one;
+
+	if (!packet->has_grh)	/* a group is known by its MGID, which is in the GRH alone */
+		return;
+	list_for_each_entry_rcu(one, &hca->attached, list)
+		if (one->mlid == packet->dlid && !memcmp(&one->mgid, &packet->grh.dgid, sizeof(one->mgid)))
+			into_queue_pair(hca, one->qp, packet);
+}
+
+/* Whether a message to one port is to this one. */
+static bool is_mine(struct softib_hca *hca, const struct softib_packet *packet)
+{
+	struct softib_port *port = &hca->port[1];
+
+	if (packet->dlid != SOFTIB_PERMISSIVE &&
+	    (packet->dlid & softib_lid_mask(port)) != (softib_lid(port) & softib_lid_mask(port)))
+		return false;
+	return !packet->has_grh ||
+		(packet->grh.dgid.global.interface_id == cpu_to_be64(hca->node.guid + 1) &&
+		 (packet->grh.dgid.global.subnet_prefix == port->info.gid_prefix ||
+		  packet->grh.dgid.global.subnet_prefix == cpu_to_be64(0xfe80000000000000ULL)));
+}
+
+/* Called under RCU, without locks. */
+void softib_receive(struct softib_hca *hca, struct softib_packet *packet)
+{
+	struct rvt_qp *qp;
+
+	if (READ_ONCE(hca->leaving) && packet->dest_qpn > 1)
+		return;
+	if (softib_is_multicast(packet->dlid)) {
+		into_group(hca, packet);
+		return;
+	}
+	if (!is_mine(hca, packet))
+		return;
+	qp = rvt_lookup_qpn(&hca->rdi, &hca->rvp, packet->dest_qpn);
+	if (qp)
+		into_queue_pair(hca, qp, packet);
+}

@@ -1,0 +1,100 @@
+"""Building the InfiniBand module, and what is refused before a guest boots."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mcast.cli.lab import app
+from mcast.lab import LabMachine, driver, host, kernels
+from mcast.lab.errors import LabUnavailableError
+
+KERNEL = kernels.Kernel("6.1.0-mcast", Path("/nowhere/vmlinuz"), Path("/nowhere/modules"))
+
+
+def test_a_module_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For the same sources and symbols; other sources are another module."""
+    kernel = kernels.Kernel(KERNEL.version, KERNEL.image, tmp_path / "modules")
+    (kernel.modules / "build").mkdir(parents=True)
+    (kernel.modules / "build/Module.symvers").write_text("symbols")
+    built: list[list[str]] = []
+
+    def make(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        built.append(command)
+        (folder,) = (word.removeprefix("M=") for word in command if word.startswith("M="))
+        assert (Path(folder) / "Kbuild").exists()
+        (Path(folder) / "softib.ko").write_text("module")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "run", make)
+    one = driver.module(kernel)
+    assert one.read_text() == "module"
+    assert driver.module(kernel) == one
+    assert len(built) == 1
+    (kernel.modules / "build/Module.symvers").write_text("other symbols")
+    assert driver.module(kernel) != one
+    assert len(built) == 2
+    assert [path.name for path in one.parent.iterdir()] == ["softib.ko"]
+
+
+def test_a_build_that_fails_is_told_in_the_compiler_s_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 2, "", "softib.h:1: no such thing\n")
+
+    kernel = kernels.Kernel(KERNEL.version, KERNEL.image, tmp_path)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/Module.symvers").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(LabUnavailableError, match=r"cannot be built against .*softib\.h:1: no such thing"):
+        driver.module(kernel)
+
+
+def test_without_headers_the_line_to_type_is_told() -> None:
+    with pytest.raises(LabUnavailableError, match=r"apt-get install linux-headers-6\.1\.0-mcast$"):
+        driver.module(KERNEL)
+
+
+def test_a_kernel_without_rdmavt_gets_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "modules.dep").write_text("kernel/ib_umad.ko.xz:\nkernel/rdma_ucm.ko.xz:\n")
+    (tmp_path / "modules.builtin").write_text("kernel/ib_ipoib.ko\n")
+    with pytest.raises(LabUnavailableError, match=r"6\.1\.0-mcast .* it has no module rdmavt; "):
+        driver.guest_script(kernels.Kernel(KERNEL.version, KERNEL.image, tmp_path), 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"ports": 65}, "65 ports asked for: the lab makes 1 to 64"),
+        ({"switches": 0}, "0 switches asked for: on infiniband the lab makes 1 to 16"),
+        ({"switches": 17, "ports": 64}, "17 switches asked for: on infiniband the lab makes 1 to 16"),
+        ({"switches": 6, "ports": 4}, "6 switches for 4 ports: a leaf would have none"),
+        ({"fabric": "roce", "switches": 2}, "2 switches asked for: on roce the lab makes 1 bridge"),
+        ({"fabric": "ethernet"}, "no fabric ethernet: there are roce and infiniband"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_cannot_be_made_is_refused_before_a_boot(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(LabUnavailableError, match=told):
+        LabMachine(**({"fabric": "infiniband"} | wrong))
+
+
+def test_the_command_says_so_in_one_sentence() -> None:
+    done = CliRunner().invoke(app, ["run", "--fabric", "infiniband", "--switches", "99", "--", "/bin/true"])
+    assert done.exit_code == 125
+    assert done.stderr == "mcast lab: 99 switches asked for: on infiniband the lab makes 1 to 16\n"
+
+
+def test_only_infiniband_wants_its_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "INFINIBAND", (("OpenSM", "opensm", lambda: None),))
+    host.require()
+    with pytest.raises(LabUnavailableError, match=r": OpenSM: .*apt-get install -y opensm"):
+        host.require("infiniband")
+    assert [need.name for need in host.needs() if need.found is None] == ["OpenSM"]
