@@ -57,13 +57,13 @@ class Session:
         self.events = EventQueue(waiting)
         tell = self.events.tell
         self.station = station = Station(backend, place, find_place, settings)
-        self._channel = station.channel
+        self._channel, roster = station.channel, station.roster
         self.restorer = restorer = Restorer(station, random, now, tell)
-        kept = Kept(station.groups, station.by_mgid, settings.receive_depth)
+        kept = Kept(roster.groups, roster.by_mgid, settings.receive_depth)
         self.memberships = members = Memberships(station, restorer, waiting, kept, random)
         prober = Prober(station, restorer, members.drop)
         filtering = settings.loopback is not LoopbackPolicy.ON
-        sorter = Sorter(station.by_mgid, prober, filtering, settings.sequence, members.drop)
+        sorter = Sorter(roster.by_mgid, prober, filtering, settings.sequence, members.drop)
         self.receiving = Receiving(station, restorer, members, waiting, kept, sorter, tell, self.on_qp_error)
         self.sending = Sending(station, members, waiting)
         self.questions = Questions(station, members, waiting, prober, sorter)
@@ -123,7 +123,7 @@ class Session:
     def snapshot(self) -> EndpointStats:
         """Everything counted, now."""
         station, counters = self.station, self.station.counters()
-        groups = tuple(group.snapshot() for group in station.groups.values())
+        groups = tuple(group.snapshot() for group in station.roster.groups.values())
         dropped: Counter[str] = Counter(self.memberships.dropped)
         for group in groups:
             dropped.update(group.dropped)
@@ -134,10 +134,9 @@ class Session:
         }
         left = self.memberships.left
         sums = {
-            field: self.memberships.left[field]
-            + sum(getattr(group, field) for group in station.groups.values())
-            for field in ("sent_bytes", "sent_batches", "joins")
-        } | {field: left[field] + sum(getattr(group, field) for group in groups) for field in SEQUENCE_COUNTS}
+            field: left[field] + sum(getattr(group, field) for group in groups)
+            for field in ("sent_bytes", "sent_batches", "joins", *SEQUENCE_COUNTS)
+        }
         return EndpointStats(
             backend=station.backend.name,
             device=station.place.device.name,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from mcast.api import Destination, McastError
 from mcast.endpoint import sequence
 from mcast.endpoint.inbox import Inbox
+from mcast.endpoint.numbering import Numbering
 from mcast.endpoint.stats import GroupStats
-from mcast.interrupts import Lock
 from mcast.wire.addresses import McastAddress
 
 
@@ -106,6 +107,23 @@ class Recovery:
         self.attempts = 0
 
 
+@dataclass(slots=True)
+class GroupCounts:
+    """What a group counts itself; `GroupStats` explains each."""
+
+    sent: int = 0
+    sent_bytes: int = 0
+    sent_batches: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    joins: int = 0
+    rejoins: int = 0
+
+
+SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
+"""What the sources of a group count."""
+
+
 class EndpointGroup:
     """One group of an endpoint, from join to leave."""
 
@@ -119,12 +137,8 @@ class EndpointGroup:
         self.recovery: Recovery | None = None
         self.inbox = Inbox(depth)
         self.sources = sequence.Sources()
-        self.stream, self.next_number = stream, 0
-        self.sending = Lock()
-        """The lock that is held from numbering messages to posting them, so that they go out in order."""
-        self.sent = self.sent_bytes = self.sent_batches = 0
-        self.received = self.received_bytes = 0
-        self.joins = self.rejoins = 0
+        self.numbering = Numbering(stream)
+        self.counts = GroupCounts()
         self.dropped: Counter[str] = Counter()
 
     def happens(self, change: Change, life: Life = LIFE) -> tuple[Action, ...]:
@@ -142,20 +156,5 @@ class EndpointGroup:
             sources=self.sources.snapshot(),
             forgotten_sources=self.sources.forgotten["streams"],
             **{field: self.sources.total(field) for field in SEQUENCE_COUNTS},
-            **{field: getattr(self, field) for field in GROUP_COUNTS},
+            **asdict(self.counts),
         )
-
-
-GROUP_COUNTS = (
-    "sent",
-    "sent_bytes",
-    "sent_batches",
-    "received",
-    "received_bytes",
-    "joins",
-    "rejoins",
-)
-"""What a group counts itself: names of its attributes, and of the fields of GroupStats."""
-
-SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
-"""What the sources of a group count."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno as E
 from collections import Counter
+from dataclasses import asdict
 from random import Random
 from typing import Any
 
 from mcast.api import Closed, McastError, MembershipLost, Phase, mcast_error
 from mcast.endpoint.kept import Kept
-from mcast.endpoint.membership import GROUP_COUNTS, SEQUENCE_COUNTS, EndpointGroup, GroupState
+from mcast.endpoint.membership import SEQUENCE_COUNTS, EndpointGroup, GroupState
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Operation, Waiting, require_seconds
@@ -61,7 +62,7 @@ class Memberships:
         if group.state is GroupState.LEFT:
             return
         if self._station.leave(group):
-            self.left.update({field: getattr(group, field) for field in GROUP_COUNTS})
+            self.left.update(asdict(group.counts))
             self.left.update({field: group.sources.total(field) for field in SEQUENCE_COUNTS})
             self.dropped.update(group.dropped)
         self._kept.forget(group)
@@ -79,7 +80,7 @@ class Memberships:
             group.told = True
             error = group.error
             assert error is not None
-            raise _loss(error, group, call, phase) if group.joins else error
+            raise _loss(error, group, call, phase) if group.counts.joins else error
 
     def require_receiving(self, group: EndpointGroup | None) -> None:
         """Raise the loss of the group; for all groups, of each group once."""
@@ -87,7 +88,7 @@ class Memberships:
         if group is not None:
             self.require_joined(group, "recv", Phase.RECV)
             return
-        groups = self._station.groups
+        groups = self._station.roster.groups
         gone = [one for one in groups.values() if one.state is GroupState.GONE]
         untold = next((one for one in gone if not one.told), None)
         if untold is not None or (gone and len(gone) == len(groups)):

@@ -63,7 +63,7 @@ class Prober:
 
     def take(self, found: Probe, message: Message) -> None:
         """Handle a received probe: note an answer, or answer a question."""
-        group = self._station.by_mgid.get(message.group)
+        group = self._station.roster.by_mgid.get(message.group)
         quest = self.quests.get(found.number)
         if found.kind is Kind.ECHO:
             mine = quest is not None and self._is_me(found.asker) and not message.from_self

@@ -73,9 +73,10 @@ class Receiving:
         if self.kept.count and (message := self.kept.pop(group)) is not None:
             return message
         station = self._station
-        if station.ended or (group is not None and group.state is _LEFT):
+        roster = station.roster
+        if roster.ended or (group is not None and group.state is _LEFT):
             self._memberships.require_receiving(group)
-        if not self._sorter.judges and (group is None or station.members == 1):
+        if not self._sorter.judges and (group is None or roster.members == 1):
             try:
                 message = None if self._restorer.recovery is not None else station.qp.recv_one(0)
             except QpError as error:
@@ -83,13 +84,13 @@ class Receiving:
                 return None
             if message is None:
                 return None
-            owner, size = station.by_mgid.get(message.group), len(message.payload)
+            owner, size = roster.by_mgid.get(message.group), len(message.payload)
             if size != PROBE_SIZE and (group is None or owner is group):
                 self.batches += 1
                 self.bytes += size
                 if owner is not None:
-                    owner.received += 1
-                    owner.received_bytes += size
+                    owner.counts.received += 1
+                    owner.counts.received_bytes += size
                 self._singles += 1
                 if self._singles >= self._low_water.backlog:
                     self._singles = 0
@@ -121,7 +122,7 @@ class Receiving:
             raise ValueError(f"max is {max}: a batch has 1 or more messages")
         if self.kept.count:
             return self._kept_batch(max)
-        if self._station.ended:
+        if self._station.roster.ended:
             self._memberships.require_receiving(None)
         batch = self.poll(max)
         return None if batch is None else self._sift(batch)
@@ -165,11 +166,11 @@ class Receiving:
         lengths = batch.lengths
         self.batches += 1
         if not (self._sorter.judges or PROBE_SIZE in lengths):
-            count, size, owner = len(lengths), sum(lengths), self._station.only_group
+            count, size, owner = len(lengths), sum(lengths), self._station.roster.only_group
             self.bytes += size
             if owner is not None:
-                owner.received += count
-                owner.received_bytes += size
+                owner.counts.received += count
+                owner.counts.received_bytes += size
             else:
                 self._count_by_group(batch.groups, lengths)
             if count >= self._low_water.backlog:
@@ -187,10 +188,10 @@ class Receiving:
 
     def _count_by_group(self, groups: Iterable[Gid], lengths: Iterable[int]) -> None:
         for mgid, size in zip(groups, lengths, strict=True):
-            owner = self._station.by_mgid.get(mgid)
+            owner = self._station.roster.by_mgid.get(mgid)
             if owner is not None:
-                owner.received += 1
-                owner.received_bytes += size
+                owner.counts.received += 1
+                owner.counts.received_bytes += size
 
     def route(self, batch: Batch) -> None:
         """Put copies of the messages where they belong, and give the receives back."""
@@ -205,19 +206,19 @@ class Receiving:
         # A call of its own: no name here may hold a part of a payload when the lease ends.
         for message in self._wanted(batch):
             if not self.kept.put(message):
-                group = self._station.by_mgid.get(message.group)
+                group = self._station.roster.by_mgid.get(message.group)
                 self._memberships.drop(group, "nobody asked for it in time")
 
     def _wanted(self, batch: Batch) -> list[Message]:
         """The messages of the batch that are the user's, counted."""
         wanted = self._sorter.wanted(batch)
         for message in wanted:
-            group = self._station.by_mgid.get(message.group)
+            group = self._station.roster.by_mgid.get(message.group)
             size = len(message.payload)
             self.bytes += size
             if group is not None:
-                group.received += 1
-                group.received_bytes += size
+                group.counts.received += 1
+                group.counts.received_bytes += size
         if len(batch) >= self._low_water.backlog:
             self._watch_queue()
         return wanted

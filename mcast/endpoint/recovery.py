@@ -37,7 +37,7 @@ class Restorer:
         """When `recover` has something to do; inf: not before an event comes."""
         if not self.busy:
             return inf
-        recoveries = [self.recovery, *(group.recovery for group in self._station.groups.values())]
+        recoveries = [self.recovery, *(group.recovery for group in self._station.roster.groups.values())]
         dues = [one.due for one in recoveries if one is not None]
         self.busy = bool(dues)
         return min(dues, default=inf)
@@ -52,7 +52,7 @@ class Restorer:
     def on_joined(self, group: EndpointGroup, destination: Destination) -> None:
         """Handle the event of a join: the group is joined, unless another group of the endpoint has its
         MGID."""
-        error = self._station.collision(group, destination)
+        error = self._station.roster.collision(group, destination)
         if error is None:
             self.happens(group, Change.CONFIRMED, destination=destination)
         else:
@@ -94,7 +94,7 @@ class Restorer:
             case Action.TELL_REJOINED:
                 assert recovery is not None
                 group.recovery, group.error = None, None
-                group.rejoins += 1
+                group.counts.rejoins += 1
                 self._tell(Rejoined(address, self._now() - recovery.since, recovery.attempts))
             case Action.TELL_GAVE_UP:
                 assert error is not None
@@ -102,7 +102,7 @@ class Restorer:
                 self._tell(GaveUp(address, error, recovery.attempts))
             case Action.END:
                 group.told, group.recovery = False, None
-                self._station.ended = True
+                self._station.roster.ended = True
 
     def _first_attempt(self, needs_join: bool = True) -> Recovery:
         self.busy = True
@@ -116,7 +116,7 @@ class Restorer:
         """Note that the queue pair cannot be used any more; with `reopen`, that the id and every membership
         are lost, too."""
         change = Change.ID_GONE if reopen else Change.QP_FAILED
-        for group in self._station.groups.values():
+        for group in self._station.roster.groups.values():
             self.happens(group, change, error)
             if group.recovery is not None and not group.recovery.needs_join:
                 group.recovery.due = inf  # `_restore_qp` goes on when the queue pair is back
@@ -136,7 +136,7 @@ class Restorer:
     def _need_reopening(self) -> None:
         """Note that recovery needs a new id, and that every membership has to be joined again on it."""
         self.reopen = True
-        for group in self._station.groups.values():
+        for group in self._station.roster.groups.values():
             if group.recovery is not None:
                 group.recovery.due, group.recovery.needs_join = inf, True
 
@@ -147,14 +147,14 @@ class Restorer:
         now = self._now()
         if self.recovery is not None and self.recovery.due <= now:
             self._restore_qp(self.recovery)
-        for group in self._station.groups.values():
+        for group in self._station.roster.groups.values():
             if group.recovery is not None and group.recovery.due <= now:
                 self._rejoin(group, group.recovery)
 
     def _restore_qp(self, recovery: Recovery) -> None:
         """Reset the queue pair; or make a new id and queue pair on the same address, and join every group
         there."""
-        groups = self._station.groups.values()
+        groups = self._station.roster.groups.values()
         recovery.attempts += 1
         try:
             if self.reopen:

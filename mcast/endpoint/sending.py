@@ -11,7 +11,6 @@ from typing import TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Destination, McastError, Phase, QueuePair, mcast_error
-from mcast.endpoint import sequence
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.station import Station
@@ -69,9 +68,9 @@ class Sending:
                 self._count_sent(group, error.posted, sum(map(_size, payloads[: error.posted])))
             raise
         with self._counting:
-            group.sent += count
-            group.sent_bytes += size
-            group.sent_batches += 1
+            group.counts.sent += count
+            group.counts.sent_bytes += size
+            group.counts.sent_batches += 1
         return count
 
     def send_one(
@@ -95,9 +94,9 @@ class Sending:
                 self._count_sent(group, 1, size)
             raise
         with self._counting:
-            group.sent += 1
-            group.sent_bytes += size
-            group.sent_batches += 1
+            group.counts.sent += 1
+            group.counts.sent_bytes += size
+            group.counts.sent_batches += 1
 
     def _send_rewritten(
         self,
@@ -114,26 +113,16 @@ class Sending:
         if sizes and max(sizes) > limit:
             raise qp.too_large(destination, sizes, limit)
         if self._numbers:
-            with group.sending:
-                numbers = range(group.next_number, group.next_number + len(payloads))
-                group.next_number = numbers.stop
-                headers = (sequence.pack(group.stream, number) for number in numbers)
-                numbered = [b"".join(pair) for pair in zip(headers, payloads, strict=True)]
-                try:
-                    qp.send(destination, numbered, imm, timeout)
-                except McastError as error:
-                    if group.next_number == numbers.stop:  # no handler of a signal has sent meanwhile
-                        group.next_number = numbers.start + error.posted  # the others are free again
-                    raise
+            group.numbering.send(payloads, lambda numbered: qp.send(destination, numbered, imm, timeout))
         else:
             qp.send(destination, payloads, imm, timeout)
         return sum(sizes)
 
     def _count_sent(self, group: EndpointGroup, count: int, size: int) -> None:
         with self._counting:
-            group.sent += count
-            group.sent_bytes += size
-            group.sent_batches += 1
+            group.counts.sent += count
+            group.counts.sent_bytes += size
+            group.counts.sent_batches += 1
 
 
 def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:

@@ -27,12 +27,13 @@ from mcast.api import (
     QueuePair,
     mcast_error,
 )
-from mcast.endpoint.membership import Change, EndpointGroup, GroupState
+from mcast.endpoint.membership import EndpointGroup
 from mcast.endpoint.policy import LoopbackPolicy
 from mcast.endpoint.ports import Place
 from mcast.endpoint.probe import PROBE_SIZE
+from mcast.endpoint.roster import Roster
 from mcast.endpoint.settings import Settings
-from mcast.wire.addresses import Gid, LocalAddress, McastAddress
+from mcast.wire.addresses import LocalAddress
 
 logger = logging.getLogger("mcast")
 
@@ -52,14 +53,7 @@ class Station:
         self.backend, self.place, self.settings = backend, place, settings
         self._find_place = find_place
         self.channel = backend.event_channel()
-        self.groups: dict[McastAddress, EndpointGroup] = {}
-        self.by_mgid: dict[Gid, EndpointGroup] = {}
-        self.only_group: EndpointGroup | None = None
-        """The group of every message, if there is just one."""
-        self.members = 0
-        """How many groups the endpoint receives from."""
-        self.ended = False
-        """Whether a group is gone or the endpoint closed, which the calls that receive must raise."""
+        self.roster = Roster()
         self.closed = False
         self.on_id_destroyed: Callable[[], None] = lambda: None
         self.blocking_loopback = False
@@ -141,7 +135,7 @@ class Station:
         if _where(found) != _where(before):
             detail = f"the address is {found.address} on {self.port_name} now"
             return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)
-        ways = [group.destination for group in self.groups.values() if group.destination is not None]
+        ways = [group.destination for group in self.roster.groups.values() if group.destination is not None]
         if all(found.port.gids.get(to.sgid_index) == before.port.gids.get(to.sgid_index) for to in ways):
             return None
         detail = "the GID that messages were sent from is not where it was"
@@ -154,9 +148,8 @@ class Station:
 
     def close(self) -> None:
         """Leave every group and free all resources."""
-        self.closed = self.ended = True
-        for group in self.groups.values():
-            group.happens(Change.LEAVE)
+        self.closed = True
+        self.roster.end()
         with suppress(McastError):  # in a forked child no counter can be read
             self._past = self.counters()
         self.channel.close()
@@ -201,76 +194,42 @@ class Station:
 
     def enter(self, group: EndpointGroup) -> None:
         """Start to join a new group."""
-        self._refuse_beyond_limits(group.address)
+        self.roster.require_room(group.address, self.place.device)
         self.ask_to_join(group)
-        self.groups[group.address] = group
-        self.members += not group.send_only
+        self.roster.enter(group)
 
     def ask_to_join(self, group: EndpointGroup) -> None:
         """Start to join. The outcome is an event."""
         make = JoinAttrEx.send_only if group.send_only else JoinAttrEx.full_member
         self.id.join_multicast_ex(make(group.address), group)
 
-    def _refuse_beyond_limits(self, address: McastAddress) -> None:
-        device = self.place.device
-        about = {"group": address, "device": device.name}
-        if not device.max_mcast_grp or not device.max_mcast_qp_attach:
-            detail = f"{device.name} has no multicast: choose another device"
-            raise mcast_error(E.ENOSYS, "join", Phase.JOIN, about, detail)
-        if len(self.groups) >= device.max_mcast_grp and address not in self.groups:
-            detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
-            raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
-
     def note_joined(self, group: EndpointGroup, destination: Destination) -> None:
-        """Note that the group is joined: from now on messages of its MGID are its own."""
+        """Note that the group is joined, and that messages go there in the class of the settings."""
         settings = self.settings
-        group.destination = destination.marked(settings.traffic_class, settings.service_level)
-        self.by_mgid[destination.gid] = group
-        self._note_groups()
-        group.joins += 1
-
-    def collision(self, group: EndpointGroup, destination: Destination) -> McastError | None:
-        """Why the group cannot be joined beside the others: another address of the endpoint has the same
-        MGID.
-
-        The messages of the two could not be told apart, and leaving one would leave both.
-        """
-        known = self.by_mgid.get(destination.gid)
-        if known is None or known is group:
-            return None
-        detail = f"{group.address} and {known.address} have the MGID {destination.gid}: join one of them"
-        return mcast_error(E.EADDRINUSE, "join", Phase.JOIN, {"group": group.address}, detail)
+        marked = destination.marked(settings.traffic_class, settings.service_level)
+        self.roster.note_joined(group, marked)
 
     def undo_join(self, group: EndpointGroup, destination: Destination) -> None:
         """Leave a group that has the MGID of another one, and keep the queue pair attached for that one."""
         self.leave_quietly(group)
-        if not self.by_mgid[destination.gid].send_only:
+        if not self.roster.by_mgid[destination.gid].send_only:
             self.qp.attach_mcast(destination.gid, destination.dlid)
 
     def leave(self, group: EndpointGroup) -> bool:
         """Leave the group; return whether it was one of the endpoint's."""
-        group.happens(Change.LEAVE)
-        known = self.groups.get(group.address) is group
-        if known:
-            del self.groups[group.address]
-            self.members -= not group.send_only
-        if self.ended and not self.channel.closed:
-            self.ended = any(one.state is GroupState.GONE for one in self.groups.values())
+        known = self.roster.leave(group)
+        if self.roster.ended and not self.channel.closed:
+            self.roster.look_for_ended()
         self.leave_quietly(group)
         return known
 
     def leave_quietly(self, group: EndpointGroup) -> None:
         """Leave the group, if the stack still knows the membership; an error is only logged."""
-        if group.destination is not None and self.by_mgid.get(group.destination.gid) is group:
-            del self.by_mgid[group.destination.gid]
-            self._note_groups()
+        self.roster.detach(group)
         try:
             self.id.leave_multicast(group.address)
         except McastError as error:
             logger.debug("leaving %s: %s", group.address, error)
-
-    def _note_groups(self) -> None:
-        self.only_group = next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None
 
 
 def _where(place: Place) -> tuple[str, int, LocalAddress]:

@@ -284,11 +284,11 @@ def test_a_cancelled_or_timed_out_join_leaves_nothing() -> None:
         async with pair(fabric) as (one, _):
             with fabric.rules.when(Requests(method=SaMethod.SET), Drop()):
                 task = asyncio.ensure_future(one.join(GROUP))
-                await until(lambda: one._session.station.groups)
+                await until(lambda: one._session.station.roster.groups)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-                assert one._session.station.groups == {}
+                assert one._session.station.roster.groups == {}
                 with pytest.raises(TimedOut):
                     await one.join(GROUP, timeout=0.02)
                 with pytest.raises(TimeoutError):
