@@ -704,12 +704,11 @@ def test_a_signal_handler_may_wait_within_a_wait(tmp_path: Path) -> None:
     assert int(done.stdout) < 50
 
 
-class Late:
-    """Seconds to wait; who asks for them gets a signal, which Python takes once the call looks for one."""
-
-    _raise = PyDLL(None)["raise"]
-    _raise.restype = (1).__add__
-    __index__ = partial(_raise, signal.SIGUSR1)
+def late(number: int, seconds: int = 1) -> Any:
+    """Seconds to wait; who asks for them gets the signal, which Python takes once the call looks for one."""
+    sends = PyDLL(None)["raise"]
+    sends.restype = seconds.__add__  # of 0; all of it in C, without a bytecode after which Python looks
+    return type("Late", (), {"__index__": partial(sends, number)})()
 
 
 def test_what_a_handler_raises_before_the_call_sleeps_ends_the_call(end: End) -> None:
@@ -722,9 +721,43 @@ def test_what_a_handler_raises_before_the_call_sleeps_ends_the_call(end: End) ->
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(Enough):
-            end.qp.recv_one(Late())  # type: ignore[arg-type]
+            end.qp.recv_one(late(signal.SIGUSR1))
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_that_a_wait_in_a_handler_has_read_ends_the_wait_outside(
+    card: Card, backend: CardBackend
+) -> None:
+    """The handler of the first signal waits for a message. While it does, the second signal comes, and the message.
+
+    The wait in the handler ends by the message, and reads what tells of the second signal. No bytecode is run
+    between the end of that wait and the sleep of the wait outside, so Python does not look for signals.
+    """
+    outer, inner = End(card, backend), ends.End(backend)
+    arms = "ibv_req_notify_cq"
+
+    def wait(number: int, frame: object) -> None:
+        card.stall(arms)
+        [*map(inner.qp.recv_one, (LONG,))]  # a call by itself would be followed by a look for signals
+
+    def meanwhile() -> None:
+        until(lambda: bool(card.stalled(arms)))
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        assert card.inject(inner.qp.qp_num, b"x")
+        card.go_on(arms)
+
+    before = {
+        signal.SIGUSR2: signal.signal(signal.SIGUSR2, wait),
+        signal.SIGUSR1: signal.signal(signal.SIGUSR1, lambda number, frame: outer.inject()),
+    }
+    try:
+        other = Running(meanwhile)
+        assert outer.qp.recv_one(late(signal.SIGUSR2, int(LONG))) is not None
+        other.results()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Closing:
