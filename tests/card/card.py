@@ -341,7 +341,9 @@ class Card:
     def fail(self, call: str, error: int, nth: int = 1, times: int = 1, take: int = 0) -> None:
         """The `nth` call from now on fails with this errno, and the `times` - 1 after it (-1: all).
 
-        A post takes `take` of its chain first. "send_completion" and "recv_completion" fail with a WcStatus.
+        A call of libibverbs returns the errno; of a negative one it returns -1 and sets errno, as in some
+        drivers. A post takes `take` of its chain first. "send_completion" and "recv_completion" fail with a
+        WcStatus.
         """
         assert not self._lib.card_fail(call.encode(), nth, times, int(error), take), f"no call {call!r}"
 

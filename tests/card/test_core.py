@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno as E
+import mmap
+import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
 import pytest
 
-from mcast.api import CmEventType, McastError, QpInit
+from mcast.api import CmEventType, McastError, Phase, QpInit
 
-from .card import NO_EVENT, Card
+from .card import NO_EVENT, Card, ethernet_port
 from .ends import BOUND, GROUP, OTHER, End
 from .provider import CardBackend
 
@@ -90,6 +93,58 @@ def test_a_call_that_fails_leaves_nothing(card: Card, call: str) -> None:
             break
     card.reset()
     assert found == {}
+
+
+SAYS_SO: dict[str, Callable[[End], object]] = {
+    "ibv_query_port": lambda end: end.qp.max_message_size,
+    "ibv_query_qp": lambda end: end.qp.state,
+    "ibv_modify_qp": lambda end: end.qp.reset(),
+    "ibv_attach_mcast": lambda end: end.qp.attach_mcast("ff0e::1", 0),
+    "ibv_post_send": lambda end: end.qp.send_one(end.join(), b"x"),
+    "ibv_post_recv": lambda end: end.qp.reset(),
+    "ibv_destroy_qp": lambda end: end.qp.close(),
+    "ibv_destroy_cq": lambda end: end.qp.close(),
+    "ibv_destroy_comp_channel": lambda end: end.qp.close(),
+}
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["returns the errno", "returns -1 and sets errno"])
+@pytest.mark.parametrize("call", SAYS_SO)
+def test_what_a_driver_fails_with_is_raised(card: Card, backend: CardBackend, call: str, sign: int) -> None:
+    """libibverbs promises the errno (AT-2); some drivers return -1 and set it: no errno, and no state."""
+    card.ethernet(1)
+    end = End(backend)
+    card.fail(call, sign * E.EPERM)
+    with pytest.raises(McastError) as caught:
+        SAYS_SO[call](end)
+    assert caught.value.errno == E.EPERM
+
+
+def test_a_host_without_memory_says_how_much_a_queue_pair_needs(
+    card: Card, backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(E.ENOMEM, os.strerror(E.ENOMEM))
+
+    card.ethernet(1)
+    with monkeypatch.context() as host:
+        host.setattr(mmap, "mmap", full)
+        with pytest.raises(McastError) as caught:
+            End(backend, max_recv_size=1000)
+    assert (caught.value.errno, caught.value.phase) == (E.ENOMEM, Phase.CREATE_QP)
+    assert re.search(r"the host has no \d{5,} bytes for the messages", str(caught.value))
+    assert "ask for fewer or smaller messages: max_recv_wr" in str(caught.value)
+    End(backend)
+
+
+@pytest.mark.parametrize(
+    ("speed", "width", "rate"),
+    [(1, 1, 2.5), (32, 2, 103.125), (64, 2, 212.5), (128, 2, 425.0), (256, 2, 850.0), (256, 4, 1700.0)],
+)
+def test_the_rate_of_a_port(card: Card, backend: CardBackend, speed: int, width: int, rate: float) -> None:
+    """enum ib_port_speed and ib_port_width of Linux; XDR (256) has no room in the field of old."""
+    card.add(ethernet_port("10.0.0.1", active_speed=speed, active_width=width), name=b"card0", guid=1)
+    assert backend.devices()[0].ports[0].rate == rate
 
 
 DESTROYS = (

@@ -729,13 +729,17 @@ def test_what_a_handler_raises_before_the_call_sleeps_ends_the_call(end: End) ->
 def test_a_signal_that_a_wait_in_a_handler_has_read_ends_the_wait_outside(
     card: Card, backend: CardBackend
 ) -> None:
-    """The handler of the first signal waits for a message. While it does, the second signal comes, and the message.
+    """The handler of a signal waits for a message. Meanwhile a second signal comes, and the message.
 
     The wait in the handler ends by the message, and reads what tells of the second signal. No bytecode is run
     between the end of that wait and the sleep of the wait outside, so Python does not look for signals.
     """
     outer, inner = End(card, backend), ends.End(backend)
     arms = "ibv_req_notify_cq"
+    card.inject(inner.qp.qp_num, b"x")
+    assert (
+        inner.qp.recv_one(0) is not None
+    )  # whose addresses are known from now on: they are made in bytecode
 
     def wait(number: int, frame: object) -> None:
         card.stall(arms)

@@ -98,10 +98,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         plan, size = slab.layout(init, port.active_mtu, port.max_mtu, bool(port.is_ethernet))
         device = self.native.id_device(cm_id.handle) or "the device"
         plan = completions.planned(plan, init, device, self.native.comp_vectors(context))
-        self._slab = slab.allocate(size)
         arguments: dict[str, object] = {"qp_type": init.qp_type.name}
         arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}
         arguments |= {name: value for name in _ASKED_FOR if (value := getattr(init, name))}
+        self._slab = slab.allocate(size, arguments)
         why = partial(completions.refusal, device)
         with memlock.explained(size):
             self._handle = self.native.create_qp(cm_id.handle, pd, plan, self._slab, why, arguments)

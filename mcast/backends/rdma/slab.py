@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno as E
 import mmap
 
-from mcast.api import QpInit
-from mcast.backends.rdma.native import QpPlan
+from mcast.api import Cause, Phase, QpInit, mcast_error
+from mcast.backends.rdma.native import Arguments, QpPlan
 
 CACHE_LINE = 64
 _MADV_WIPEONFORK = 18
+_FIX = "ask for fewer or smaller messages: max_recv_wr, max_recv_size, max_send_wr of QpInit"
 
 
 def layout(init: QpInit, active_mtu: int, max_mtu: int, is_ethernet: bool = True) -> tuple[QpPlan, int]:
@@ -39,9 +41,18 @@ def layout(init: QpInit, active_mtu: int, max_mtu: int, is_ethernet: bool = True
     return plan, send_offset + init.max_send_wr * send_stride
 
 
-def allocate(size: int) -> mmap.mmap:
-    """Page-aligned private memory. It lives as long as a view of it, so a payload outlasts its QP."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def allocate(size: int, arguments: Arguments = None) -> mmap.mmap:
+    """Page-aligned private memory. It lives as long as a view of it, so a payload outlasts its QP.
+
+    Where the host has no room for it, the error says so, and how many bytes the QP needs.
+    """
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        refused = mcast_error(error.errno or E.ENOMEM, "create_qp", Phase.CREATE_QP, arguments)
+        why = f"the host has no {size} bytes for the messages that the queue pair sends and receives"
+        refused.found = (Cause(why, "free -m; ulimit -v", _FIX),)
+        raise refused from None
     # A fork gets zeros: its writes must not move pages that the device writes to.
     memory.madvise(_MADV_WIPEONFORK)
     return memory

@@ -208,7 +208,10 @@ void *made(void *object, int error)
 int done(int error)
 {
 	leave();
-	return error;
+	if (error >= 0)
+		return error;
+	errno = -error;
+	return -1;
 }
 
 /* librdmacm's calls return -1 and set errno. */

@@ -105,8 +105,7 @@ int req_notify_cq(struct ibv_cq *target, int solicited)
 		if (next_due != INT64_MAX)
 			wake_clock();
 	}
-	leave();
-	return error;
+	return done(error);
 }
 
 /* What was not polled of a queue pair that is gone, or was reset. */
@@ -163,8 +162,7 @@ int post_recv(struct ibv_qp *target, struct ibv_recv_wr *wr, struct ibv_recv_wr 
 		*bad = wr;
 	else if (qp->state == IBV_QPS_ERR)
 		fail_qp(qp);
-	leave();
-	return error;
+	return done(error);
 }
 
 /* --- sends --- */
@@ -216,8 +214,7 @@ int post_send(struct ibv_qp *target, struct ibv_send_wr *wr, struct ibv_send_wr 
 	}
 	if (error)
 		*bad = wr;
-	leave();
-	return error;
+	return done(error);
 }
 
 /* --- the stages --- */

@@ -42,11 +42,15 @@ __be64 ibv_get_device_guid(struct ibv_device *which)
 	return htobe64(container_of(which, struct device, ibv)->is.guid);
 }
 
+/* Bytes of struct ibv_port_attr with its newest field, active_speed_ex; and what older fields say instead. */
+enum { NEWER_PORT_ATTR = 56, FASTEST_OLD_SPEED = 128 };
+
 static int query_port_ex(struct ibv_context *which, uint8_t number, struct ibv_port_attr *attr, size_t size)
 {
 	int error = enter(CALL_ibv_query_port, KIND_CONTEXT, which);
 	struct card_port *port = error ? NULL : port_of(device_of(KIND_CONTEXT, which), number);
 	struct ibv_port_attr found = { 0 };
+	uint32_t speed = port ? port->active_speed : 0;
 
 	if (!error && !port)
 		error = EINVAL;
@@ -56,7 +60,7 @@ static int query_port_ex(struct ibv_context *which, uint8_t number, struct ibv_p
 	found.link_layer = (uint8_t)port->link_layer;
 	found.active_mtu = (enum ibv_mtu)port->active_mtu;
 	found.max_mtu = (enum ibv_mtu)port->max_mtu;
-	found.active_speed = (uint8_t)port->active_speed;
+	found.active_speed = speed > UINT8_MAX ? FASTEST_OLD_SPEED : (uint8_t)speed; /* as the kernel does */
 	found.active_width = (uint8_t)port->active_width;
 	found.lid = (uint16_t)port->lid;
 	found.lmc = (uint8_t)port->lmc;
@@ -64,7 +68,10 @@ static int query_port_ex(struct ibv_context *which, uint8_t number, struct ibv_p
 	found.qkey_viol_cntr = port->qkey_violations;
 	found.gid_tbl_len = GIDS;
 	found.pkey_tbl_len = PKEYS;
-	memcpy(attr, &found, size);
+	memset(attr, 0, size);
+	memcpy(attr, &found, size < sizeof(found) ? size : sizeof(found));
+	if (size >= NEWER_PORT_ATTR)
+		memcpy((char *)attr + NEWER_PORT_ATTR - sizeof(speed), &speed, sizeof(speed));
 	return done(0);
 }
 

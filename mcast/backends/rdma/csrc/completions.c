@@ -117,12 +117,12 @@ int mcast_poll_stamped(struct completions *completions, int max, struct ibv_wc *
 
 int mcast_close_completions(struct completions *completions)
 {
-	int ret = completions->cq ? -mcast_sym.ibv_destroy_cq(completions->cq) : 0;
+	int ret = completions->cq ? mcast_returned(mcast_sym.ibv_destroy_cq(completions->cq)) : 0;
 	int other;
 
 	if (!ret)
 		completions->cq = NULL;
-	other = completions->channel ? -mcast_sym.ibv_destroy_comp_channel(completions->channel) : 0;
+	other = completions->channel ? mcast_returned(mcast_sym.ibv_destroy_comp_channel(completions->channel)) : 0;
 	if (!other) {
 		completions->channel = NULL;
 	} else if (completions->channel->fd >= 0) {

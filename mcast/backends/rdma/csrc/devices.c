@@ -50,10 +50,10 @@ void mcast_close_device(struct ibv_context *context)
 int mcast_query_device(struct ibv_context *context, struct mcast_device *device)
 {
 	struct ibv_device_attr attr;
-	int ret = mcast_sym.ibv_query_device(context, &attr);
+	int ret = mcast_returned(mcast_sym.ibv_query_device(context, &attr));
 
 	if (ret)
-		return -ret;
+		return ret;
 	snprintf(device->name, sizeof(device->name), "%s", mcast_sym.ibv_get_device_name(context->device));
 	device->node_guid = be64toh(attr.node_guid);
 	device->max_mcast_grp = (uint32_t)attr.max_mcast_grp;
@@ -63,25 +63,36 @@ int mcast_query_device(struct ibv_context *context, struct mcast_device *device)
 	return 0;
 }
 
+/* What a port is asked for. Newer libraries tell of speeds beyond 8 bits behind all that these headers may know. */
+union port_attr {
+	struct ibv_port_attr is;
+	struct {
+		uint8_t known[52];
+		uint32_t active_speed_ex;
+	} newer;
+};
+
+_Static_assert(offsetof(struct ibv_port_attr, port_cap_flags2) == 48, "the last field before active_speed_ex");
+
 /* The header's inline does the same, but falls back to a linked symbol. */
-static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
+static int query_port(struct ibv_context *context, uint8_t port, union port_attr *attr)
 {
 	struct verbs_context *extended = verbs_get_ctx_op(context, query_port);
 
 	memset(attr, 0, sizeof(*attr));
 	if (extended)
-		return extended->query_port(context, port, attr, sizeof(*attr));
-	return mcast_sym.ibv_query_port(context, port, (struct _compat_ibv_port_attr *)attr);
+		return mcast_returned(extended->query_port(context, port, &attr->is, sizeof(*attr)));
+	return mcast_returned(mcast_sym.ibv_query_port(context, port, (struct _compat_ibv_port_attr *)attr));
 }
 
-/* Gbit/s of one lane (IBA PortInfo.LinkSpeedActive). */
+/* Gbit/s of one lane (enum ib_port_speed of Linux; the last is XDR). */
 static double lane_rate(unsigned int speed)
 {
 	static const struct {
 		unsigned int speed;
 		double rate;
 	} rates[] = { { 1, 2.5 }, { 2, 5 }, { 4, 10 }, { 8, 10.3125 }, { 16, 14.0625 },
-		      { 32, 25.78125 }, { 64, 53.125 }, { 128, 106.25 } };
+		      { 32, 25.78125 }, { 64, 53.125 }, { 128, 106.25 }, { 256, 212.5 } };
 
 	for (size_t i = 0; i < sizeof(rates) / sizeof(*rates); i++)
 		if (rates[i].speed == speed)
@@ -102,19 +113,21 @@ static uint32_t mtu_bytes(enum ibv_mtu mtu)
 
 int mcast_query_port(struct ibv_context *context, uint32_t port, struct mcast_port *out)
 {
-	struct ibv_port_attr attr;
-	int ret = query_port(context, (uint8_t)port, &attr);
+	union port_attr found;
+	const struct ibv_port_attr *attr = &found.is;
+	int ret = query_port(context, (uint8_t)port, &found);
 
 	if (ret)
-		return -ret;
-	out->state = attr.state;
-	out->is_ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-	out->active_mtu = mtu_bytes(attr.active_mtu);
-	out->max_mtu = mtu_bytes(attr.max_mtu);
-	out->lid = attr.lid;
-	out->gids = (uint32_t)attr.gid_tbl_len;
-	out->qkey_violations = attr.qkey_viol_cntr;
-	out->rate = lane_rate(attr.active_speed) * lanes(attr.active_width);
+		return ret;
+	out->state = attr->state;
+	out->is_ethernet = attr->link_layer == IBV_LINK_LAYER_ETHERNET;
+	out->active_mtu = mtu_bytes(attr->active_mtu);
+	out->max_mtu = mtu_bytes(attr->max_mtu);
+	out->lid = attr->lid;
+	out->gids = (uint32_t)attr->gid_tbl_len;
+	out->qkey_violations = attr->qkey_viol_cntr;
+	out->rate = lane_rate(found.newer.active_speed_ex ? found.newer.active_speed_ex : attr->active_speed) *
+		    lanes(attr->active_width);
 	return 0;
 }
 

@@ -81,5 +81,5 @@ int mcast_has_join_ex(void)
 
 int mcast_fork_init(void)
 {
-	return -mcast_sym.ibv_fork_init();
+	return mcast_returned(mcast_sym.ibv_fork_init());
 }

@@ -15,4 +15,10 @@
 
 #include "cdefs.h"
 
+/* -errno of what a call of libibverbs returned. Most return the errno (AT-2); some drivers return -1 and set it. */
+static inline int mcast_returned(int ret)
+{
+	return ret < 0 ? -(errno ? errno : EIO) : -ret;
+}
+
 #endif

@@ -15,12 +15,6 @@ static int error_or(int fallback)
 	return -(errno ? errno : fallback);
 }
 
-/* Most return the errno itself (AT-2); some drivers return -1 and set it. */
-static int returned_errno(int ret)
-{
-	return ret < 0 ? -errno : -ret;
-}
-
 int mcast_alloc_pd(struct mcast_id *id, struct ibv_pd **pd)
 {
 	if (!id->id || !id->id->verbs)
@@ -32,7 +26,7 @@ int mcast_alloc_pd(struct mcast_id *id, struct ibv_pd **pd)
 
 int mcast_dealloc_pd(struct ibv_pd *pd)
 {
-	return -mcast_sym.ibv_dealloc_pd(pd);
+	return mcast_returned(mcast_sym.ibv_dealloc_pd(pd));
 }
 
 /* What is optional goes the way of ibv_reg_mr_iova2, which leaves out what the kernel or the device cannot do. */
@@ -73,7 +67,7 @@ uint32_t mcast_lkey(struct ibv_mr *mr)
 
 int mcast_deregister(struct ibv_mr *mr)
 {
-	return -mcast_sym.ibv_dereg_mr(mr);
+	return mcast_returned(mcast_sym.ibv_dereg_mr(mr));
 }
 
 static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
@@ -128,7 +122,7 @@ static int end_all(struct mcast_qp *self)
 	self->news_fd = NO_FD;
 	if (self->qp) {
 		/* rdma_destroy_qp would not say that it failed, and forget the QP all the same */
-		ret = returned_errno(mcast_sym.ibv_destroy_qp(self->qp));
+		ret = mcast_returned(mcast_sym.ibv_destroy_qp(self->qp));
 		if (self->id)
 			self->id->qp = NULL;
 		self->id = NULL; /* it may be destroyed before this is tried again */
@@ -283,7 +277,7 @@ int mcast_query_qp(struct mcast_qp *self)
 
 	if (ret)
 		return ret;
-	ret = -mcast_sym.ibv_query_qp(self->qp, &attr, IBV_QP_STATE, &init_attr);
+	ret = mcast_returned(mcast_sym.ibv_query_qp(self->qp, &attr, IBV_QP_STATE, &init_attr));
 	if (!ret && attr.qp_state == IBV_QPS_ERR) {
 		pthread_mutex_lock(&self->lock);
 		mcast_note_failure(self, IBV_WC_WR_FLUSH_ERR);
@@ -340,7 +334,7 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 	int ret = fill_attr(self->id, self->state, &attr, &mask);
 
 	if (!ret)
-		ret = -mcast_sym.ibv_modify_qp(self->qp, &attr, mask);
+		ret = mcast_returned(mcast_sym.ibv_modify_qp(self->qp, &attr, mask));
 	if (ret)
 		return ret;
 	set_state(self, state);
@@ -395,7 +389,7 @@ int mcast_attach(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 
 	if (ret)
 		return ret;
-	ret = returned_errno(mcast_sym.ibv_attach_mcast(self->qp, &group, lid));
+	ret = mcast_returned(mcast_sym.ibv_attach_mcast(self->qp, &group, lid));
 	mcast_leave_gate(&self->gate);
 	return ret;
 }
@@ -407,7 +401,7 @@ int mcast_detach(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 
 	if (ret)
 		return ret;
-	ret = returned_errno(mcast_sym.ibv_detach_mcast(self->qp, &group, lid));
+	ret = mcast_returned(mcast_sym.ibv_detach_mcast(self->qp, &group, lid));
 	mcast_leave_gate(&self->gate);
 	return ret;
 }
@@ -419,7 +413,7 @@ int mcast_detach_late(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 
 	if (!mcast_is_shut(&self->gate) || !self->qp)
 		return -EBADF;
-	return returned_errno(mcast_sym.ibv_detach_mcast(self->qp, &group, lid));
+	return mcast_returned(mcast_sym.ibv_detach_mcast(self->qp, &group, lid));
 }
 
 /* --- address handles --- */
@@ -516,7 +510,7 @@ int mcast_sweep_ahs(struct mcast_qp *self, int is_closed)
 	while (*at) {
 		struct mcast_ah *one = *at;
 		int is_over = is_closed || (one->is_retired && one->end <= self->tail);
-		int failed = is_over ? -mcast_sym.ibv_destroy_ah(one->ah) : 0;
+		int failed = is_over ? mcast_returned(mcast_sym.ibv_destroy_ah(one->ah)) : 0;
 
 		ret = ret ? ret : failed;
 		if (is_over && !failed) {

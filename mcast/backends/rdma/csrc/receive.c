@@ -40,7 +40,7 @@ static int post_chain(struct mcast_qp *qp, struct receive_chain *chain)
 		qp->counters.recv_free--;
 	}
 	chain->count = 0;
-	return -ret;
+	return mcast_returned(ret);
 }
 
 /* Adds a slot to the chain and posts it when it is full. */

@@ -133,7 +133,7 @@ static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
 	if (job->end > qp->head)
 		job->end = qp->head;
 	ah->end = qp->head;
-	return -ret;
+	return mcast_returned(ret);
 }
 
 static int state_for_sending(const struct mcast_qp *qp)
