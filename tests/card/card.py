@@ -11,6 +11,7 @@ assert card.reports() == () and card.leftovers() == ()
 from __future__ import annotations
 
 import ctypes as c
+import re
 from collections.abc import Iterator, Mapping
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -19,8 +20,45 @@ from typing import Any, NamedTuple
 
 from mcast.api import CmEventType, Gid, PortEvent, PortState, WcStatus
 
-GIDS, PKEYS, STAGES = 16, 8, 3
-GRH_BYTES = 40
+_HEADER = (Path(__file__).parent / "csrc" / "card.h").read_text()
+_ENUM = re.compile(r"enum (\w* ?)\{(.*?)\};", re.DOTALL)
+_STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.DOTALL | re.MULTILINE)
+_FIELD = re.compile(r"^\t(\w+) (\w+)((?:\[\w+\])*);", re.MULTILINE)
+_TYPES: Mapping[str, Any] = {
+    "char": c.c_char,
+    "uint8_t": c.c_uint8,
+    "uint16_t": c.c_uint16,
+    "uint32_t": c.c_uint32,
+    "uint64_t": c.c_uint64,
+}
+
+
+def enumerators() -> dict[str, dict[str, int]]:
+    """The enums of card.h by their names; what has none is ""."""
+    found: dict[str, dict[str, int]] = {}
+    for name, body in _ENUM.findall(re.sub(r"/\*.*?\*/", "", _HEADER, flags=re.DOTALL)):
+        members = [one.partition("=") for one in body.split(",") if one.strip()]
+        found[name.strip()] = {
+            member.strip(): int(value or place) for place, (member, _, value) in enumerate(members)
+        }
+    return found
+
+
+_CONSTANTS = enumerators()[""]
+GRH_BYTES = _CONSTANTS["GRH_BYTES"]
+
+
+def _fields(name: str) -> tuple[tuple[str, Any], ...]:
+    """Those of a struct of card.h, as ctypes takes them."""
+    found = []
+    for kind, field, sizes in _FIELD.findall(dict(_STRUCT.findall(_HEADER))[name]):
+        shape = _TYPES[kind]
+        for size in reversed(re.findall(r"\w+", sizes)):
+            shape *= int(_CONSTANTS.get(size, size))
+        found.append((field, shape))
+    return tuple(found)
+
+
 ETHERNET, INFINIBAND = 2, 1
 """enum: IBV_LINK_LAYER_ETHERNET and its like."""
 
@@ -91,99 +129,21 @@ class WcFlag(IntEnum):
 NO_EVENT = -1
 """For `Card.answer`: nothing comes."""
 
-_U32 = c.c_uint32
-_Key = c.c_uint8 * 16
-
 
 class Port(c.Structure):
-    """struct card_port."""
-
-    _fields_ = (
-        *(
-            (name, _U32)
-            for name in (
-                "link_layer",
-                "state",
-                "active_mtu",
-                "max_mtu",
-                "group_mtu",
-                "active_speed",
-                "active_width",
-                "lid",
-                "lmc",
-                "sm_lid",
-                "group_rate",
-                "group_sl",
-                "group_hop_limit",
-                "group_flow_label",
-                "group_qkey",
-                "ethernet_slid",
-                "grh",
-                "any_address",
-                "ifindex",
-                "qkey_violations",
-            )
-        ),
-        ("pkeys", c.c_uint16 * PKEYS),
-        ("gids", _Key * GIDS),
-        ("addresses", _Key * GIDS),
-    )
+    _fields_ = _fields("card_port")
 
 
 class Device(c.Structure):
-    """struct card_device."""
-
-    _fields_ = (
-        ("name", c.c_char * 64),
-        ("guid", c.c_uint64),
-        *(
-            (name, _U32)
-            for name in (
-                "ports",
-                "max_qp_wr",
-                "max_mcast_grp",
-                "max_mcast_qp_attach",
-                "max_inline",
-                "comp_vectors",
-                "block_loopback",
-                "has_cq_ex",
-                "has_modify_cq",
-                "has_gid_table",
-                "has_relaxed_ordering",
-                "has_dmabuf",
-                "clock_khz",
-                "clocks",
-            )
-        ),
-    )
+    _fields_ = _fields("card_device")
 
 
 class _Message(c.Structure):
-    """struct card_message."""
-
-    _fields_ = (
-        *(
-            (name, _U32)
-            for name in ("status", "src_qp", "wc_flags", "imm", "slid", "sl", "path_bits", "pkey_index")
-        ),
-        ("grh", c.c_uint8 * GRH_BYTES),
-    )
+    _fields_ = _fields("card_message")
 
 
 class _Qp(c.Structure):
-    """struct card_qp."""
-
-    _fields_ = (
-        ("qp_num", _U32),
-        ("state", _U32),
-        ("kept", _U32 * STAGES),
-        ("receives", _U32),
-        ("attachments", _U32),
-        ("sent", c.c_uint64),
-        ("dropped", c.c_uint64),
-        ("moderation", _U32 * 2 * 2),
-        ("vectors", _U32 * 2),
-    )
+    _fields_ = _fields("card_qp")
 
 
 class Qp(NamedTuple):
@@ -231,7 +191,7 @@ class Card:
         self._lib = c.CDLL(str(library))
         self._lib.card_count.restype = self._lib.card_access.restype = c.c_int64
         self._lib.card_call_name.restype = c.c_char_p
-        self._lib.card_delay.argtypes = (_U32, c.c_int, c.c_int64)
+        self._lib.card_delay.argtypes = (c.c_uint32, c.c_int, c.c_int64)
 
     # --- devices ---
 

@@ -41,6 +41,13 @@ static void reported(const char *text)
 	exit(0);
 }
 
+static const uint32_t PORT = 0x0a000001, GROUP = 0xef010203; /* 10.0.0.1, 239.1.2.3 */
+
+static struct sockaddr_in ipv4(uint32_t address)
+{
+	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(address) };
+}
+
 struct end {
 	struct rdma_event_channel *events;
 	struct rdma_cm_id *id;
@@ -56,8 +63,8 @@ struct end {
 /* A queue pair that is a member of a group, with one receive posted: in memory[0]. It sends from memory[SIZE]. */
 static void open_end(struct end *end)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x0a000001) };
-	struct sockaddr_in group = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0xef010203) };
+	struct sockaddr_in address = ipv4(PORT);
+	struct sockaddr_in group = ipv4(GROUP);
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_UD,
 					 .cap = { DEPTH, DEPTH, 1, 1, 0 } };
 	struct rdma_cm_event *event;
@@ -82,7 +89,7 @@ static void open_end(struct end *end)
 
 static void close_end(struct end *end)
 {
-	struct sockaddr_in group = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0xef010203) };
+	struct sockaddr_in group = ipv4(GROUP);
 
 	CHECK(!rdma_leave_multicast(end->id, (struct sockaddr *)&group));
 	CHECK(!ibv_destroy_ah(end->ah));
@@ -468,7 +475,7 @@ static void destroy_twice(void)
 static struct rdma_cm_event *resolve(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x0a000001) };
+	struct sockaddr_in address = ipv4(PORT);
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
 

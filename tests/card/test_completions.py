@@ -33,7 +33,7 @@ from mcast.contract.batch import RECORD_DTYPE
 
 from ..waiting import until
 from .card import AsyncEvent, Card, Clock, Stage
-from .ends import BOUND, End
+from .ends import BOUND, GROUP, End
 from .provider import CardBackend
 
 ARMED = "ibv_req_notify_cq"
@@ -436,7 +436,7 @@ def test_many_spin_and_none_is_starved(card: Card, backend: CardBackend) -> None
 def test_an_endpoint_spins_for_messages_and_events(card: Card, backend: CardBackend) -> None:
     card.ethernet(1)
     with open_endpoint(backend, "10.0.0.1", busy_poll=inf) as endpoint, ThreadPoolExecutor(1) as pool:
-        with endpoint.join("239.1.2.3") as group:
+        with endpoint.join(GROUP) as group:
             waiting = pool.submit(group.recv, BOUND)
             group.send(b"to myself")
             message = waiting.result(BOUND)

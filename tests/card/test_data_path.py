@@ -39,11 +39,10 @@ from mcast.backends.rdma.pds import ProtectionDomains
 from ..waiting import is_asleep, until
 from . import ends
 from .card import Card, Stage
+from .ends import BOUND as LONG
+from .ends import GROUP
 from .provider import CardBackend
 
-GROUP = "239.1.2.3"
-LONG = 30.0
-"""Seconds that nothing here takes unless it hangs."""
 DEPTH = 16
 COPIED = bytes(400)
 """Longer than what goes inline: it is sent from the QP's own memory."""
