@@ -42,6 +42,7 @@ Share = Annotated[
     list[Path] | None, typer.Option(help="A directory the guest may write to; repeatable.", metavar="DIR")
 ]
 Memory = Annotated[int, typer.Option(help="The guest's memory, MiB.", min=128)]
+Anew = Annotated[bool, typer.Option("--anew", help="Boot: resume no guest of an earlier run, and keep none.")]
 Accelerator = Annotated[Accel, typer.Option(help="KVM where it really works, or one of the two.")]
 
 
@@ -65,6 +66,7 @@ def run(
     accel: Accelerator = "auto",
     fabric: FabricName = "roce",
     switches: Switches = 1,
+    anew: Anew = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say how the machine ran, on stderr.")
     ] = False,
@@ -75,7 +77,7 @@ def run(
     env and timeout have them: 127 no such command, 124 time limit, 125 the lab failed, 130 Ctrl-C.
     """
     with _plain_errors():
-        machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches)
+        machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches, anew)
         result = machine.run(command, timeout=timeout, silence=silence)
     _leave(result, verbose)
 
@@ -89,10 +91,13 @@ def shell(
     accel: Accelerator = "auto",
     fabric: FabricName = "roce",
     switches: Switches = 1,
+    anew: Anew = False,
 ) -> None:
     """A prompt in the lab; leave it with exit, or Ctrl-A X to stop the machine."""
     with _plain_errors():
-        machine = LabMachine(ports, kernel, share or (), memory, accel, fabric=fabric, switches=switches)
+        machine = LabMachine(
+            ports, kernel, share or (), memory, accel, fabric=fabric, switches=switches, anew=anew
+        )
         result = machine.shell()
     _leave(result, verbose=False)
 
@@ -118,7 +123,7 @@ def check(as_json: Annotated[bool, typer.Option("--json", help="Print the list a
             print(f"{state:8} {need.name:28} {found_at if fits else ''}".rstrip())
             if not fits:
                 print(f"{'':9}{found_at}")
-        print(f"{'ok':8} {'acceleration':28} {'KVM' if kvm else 'none: emulation, about 5 s to start'}")
+        print(f"{'ok':8} {'acceleration':28} {'KVM' if kvm else 'none: emulation, seconds to start'}")
         if missing:
             print(f"\nto have it all: {apt_line(missing)}")
     raise typer.Exit(1 if missing else 0)
@@ -138,6 +143,7 @@ def fetch_kernel(
 def _leave(result: LabResult, verbose: bool) -> NoReturn:
     if verbose:
         how = "KVM" if result.kvm else "emulated"
+        how += ", resumed" if result.resumed else ""
         times = f"ready after {result.ready_after:.1f} s, {result.seconds:.1f} s in all"
         print(
             f"mcast lab: Linux {result.kernel}, {how}, {times}, exit code {result.exit_code}", file=sys.stderr

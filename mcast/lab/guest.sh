@@ -1,16 +1,21 @@
-# PID 1 of the lab's guest: makes the fabric, runs the command, says how it ended, stops the machine.
+#!/bin/sh
+# PID 1 of the lab's guest: makes the fabric, waits, runs the command, says how it ended, stops the machine.
 #
-# A static busybox from the host runs this; its root is the host's filesystem, read-only over 9p.
-#   $1  path of that busybox
+# Until it waits nothing is known of this run, and none of the host's files are seen: the machine may be saved
+# then, and be resumed for other runs. virtme-ng's initramfs holds it, with these files added:
+#   /lab/settings  PORTS=, MODULES=      /lab/modules  what to insmod      /lab/bin, /lab/lib  ip and rdma
 # The host shares a directory, mounted on /run/mcast, with these files:
-#   settings  PORTS=, MODULES_DIR=, TTY=       modules  paths to insmod, in order
-#   shares    directories to share, one a line  command  a script that becomes the command
+#   settings  MODULES_DIR=, TTY=    shares  directories to share, one a line    command  becomes the command
 #   fabric    where it is there, a script for the copy-on-write view that makes another fabric
-# and listens on the virtio ports mcast.ctl (lines: ready | exit N | fail WHY), mcast.out, mcast.err.
+# and uses the virtio ports mcast.out, mcast.err, and mcast.ctl:
+#   from here  standing [keep] | ready | exit N | fail WHY      from the host  go SECONDS | wake SECONDS
 
-"$1" mount -t proc proc /proc # by its full path: without /proc, busybox cannot find itself
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+/bin/busybox --install -s /bin
+export PATH=/bin
+mkdir -p /proc /sys /dev /run
+mount -t proc proc /proc
 echo localhost >/proc/sys/kernel/hostname # without a name, MPI launchers refuse the host
+echo >/proc/sys/kernel/modprobe           # no host, no modules of the host
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mount -t tmpfs run /run
@@ -51,48 +56,23 @@ share() { # tag, directory, options
     mount -t 9p -o "trans=virtio,version=9p2000.L,msize=512000,$3" "$1" "$2"
 }
 
-host() { # one of the host's programs in the copy-on-write view; by its name alone, busybox would run its own
-    chroot /run/root /usr/bin/env "$@"
+ours() { # one of the tools that came along
+    LD_LIBRARY_PATH=/lab/lib "/lab/bin/$1" "$2" "$3"
 }
 
+. /modules/load_all.sh
+. /lab/settings
 exec 3>"$(port mcast.ctl)"
-share mcast.job /run/mcast ro || fail "the job directory cannot be mounted"
-. /run/mcast/settings
-
-# The host's files again, cached this time, under a layer in memory.
-while read -r module; do
+for module in $MODULES; do
     insmod "$module" || fail "the module $module cannot be loaded"
-done </run/mcast/modules
-share mcast.root /run/host ro,cache=loose || fail "the host's files cannot be mounted"
-mount -t tmpfs -o size=75% upper /run/upper
-mkdir /run/upper/files /run/upper/work
-mount -t overlay -o lowerdir=/run/host,upperdir=/run/upper/files,workdir=/run/upper/work root /run/root ||
-    fail "the copy-on-write view cannot be mounted"
-
-# Modules that the kernel asks for by itself come from where the kernel came from.
-release=$(uname -r)
-if [ ! -d "/lib/modules/$release" ] && mkdir -p /run/root/lib/modules; then
-    ln -s "$MODULES_DIR" "/run/root/lib/modules/$release"
-    mount --bind /run/root/lib/modules /lib/modules
-fi
-
-for dir in proc sys dev; do mount --rbind "/$dir" "/run/root/$dir"; done
-mount -t tmpfs run /run/root/run
-mkdir /run/root/run/mcast
-mount --bind /run/mcast /run/root/run/mcast
-count=0
-while IFS= read -r dir; do
-    mkdir -p "/run/root$dir"
-    share "mcast.share$count" "/run/root$dir" cache=mmap || fail "$dir cannot be shared"
-    count=$((count + 1))
-done </run/mcast/shares
+done
 
 # The fabric (K-FABRIC-2). The bridge floods every group for one query response
 # interval after it becomes querier, so that interval is short until then. After a leave it asks twice whether
 # another member is left, and waits for answers: 0.1 s each time, not a second.
 cd /proc/sys/net || fail "no network in this kernel"
 echo 0 >ipv6/conf/default/accept_dad
-host ip -batch - <<-END || fail "the bridge cannot be made"
+ours ip -batch - <<-END || fail "the bridge cannot be made"
 	link set lo up
 	link add br0 type bridge mcast_snooping 1 mcast_query_response_interval 1 mcast_last_member_interval 10
 	link set br0 up
@@ -105,25 +85,71 @@ for i in $(seq "$PORTS"); do
     echo "addr add 10.77.0.$i/24 dev e$i"
     echo "addr add fd77::$i/64 dev e$i nodad"
     echo "link set e$i up"
-done | host ip -batch - || fail "the ports cannot be made"
+done | ours ip -batch - || fail "the ports cannot be made"
 for conf in ipv4/conf/all ipv4/conf/e[0-9]*; do # senders are local addresses: without these, nothing arrives
     echo 1 >"$conf/accept_local"
     echo 0 >"$conf/rp_filter"
 done
 for i in $(seq "$PORTS"); do echo "link add rxe$i type rxe netdev e$i"; done |
-    host rdma -b - || fail "the Soft-RoCE devices cannot be made"
+    ours rdma -b - || fail "the Soft-RoCE devices cannot be made"
 cd /
 
+# A machine may be kept if those that are resumed from it draw other random numbers, which the kernel sees to
+# when its generation ID changes.
+head -c 1 /dev/random >/dev/null
+set -- /sys/bus/*/drivers/vmgenid/*:00
+if [ -d "$1" ]; then echo "standing keep" >&3; else echo standing >&3; fi
+
+read -r how now <"$(port mcast.go)"
+date -s "@$now" >/dev/null || fail "the clock cannot be set"
+tries=0
+while [ "$how" = wake ] && ! dmesg | grep -q "reseeded due to virtual machine fork"; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 600 ] || fail "the kernel was not told that it is resumed"
+    sleep 0.05
+done
+
+share mcast.job /run/mcast ro || fail "the job directory cannot be mounted"
+. /run/mcast/settings
+share mcast.root /run/host ro,cache=loose || fail "the host's files cannot be mounted"
+
+# The host's files under a layer in memory.
+mount -t tmpfs -o size=75% upper /run/upper
+mkdir /run/upper/files /run/upper/work
+mount -t overlay -o lowerdir=/run/host,upperdir=/run/upper/files,workdir=/run/upper/work root /run/root ||
+    fail "the copy-on-write view cannot be mounted"
+
+# Modules that the kernel asks for by itself come from where the kernel came from.
+release=$(uname -r)
+if [ ! -d "/run/root/lib/modules/$release" ] && mkdir -p /run/root/lib/modules; then
+    ln -s "$MODULES_DIR" "/run/root/lib/modules/$release"
+fi
+printf '#!/bin/sh\nexec chroot /run/root /sbin/modprobe "$@"\n' >/lab/modprobe
+chmod +x /lab/modprobe
+echo /lab/modprobe >/proc/sys/kernel/modprobe
+
+for dir in proc sys dev; do mount --rbind "/$dir" "/run/root/$dir"; done
+mount -t tmpfs run /run/root/run
+mkdir /run/root/run/mcast
+mount --bind /run/mcast /run/root/run/mcast
+count=0
+while IFS= read -r dir; do
+    mkdir -p "/run/root$dir"
+    share "mcast.share$count" "/run/root$dir" cache=mmap || fail "$dir cannot be shared"
+    count=$((count + 1))
+done </run/mcast/shares
+
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 if [ -e /run/mcast/fabric ]; then
-    why=$(host /bin/sh /run/mcast/fabric 2>&1) || fail "${why##*
+    why=$(chroot /run/root /usr/bin/env /bin/sh /run/mcast/fabric 2>&1) || fail "${why##*
 }"
 fi
 echo ready >&3
 if [ -n "$TTY" ]; then
-    host setsid -c /bin/sh /run/mcast/command <>/dev/ttyS0 >&0 2>&0 3>&-
+    chroot /run/root /usr/bin/env setsid -c /bin/sh /run/mcast/command <>/dev/ttyS0 >&0 2>&0 3>&-
 else
     out=$(port mcast.out) err=$(port mcast.err)
-    host /bin/sh /run/mcast/command </dev/null >"$out" 2>"$err" 3>&-
+    chroot /run/root /usr/bin/env /bin/sh /run/mcast/command </dev/null >"$out" 2>"$err" 3>&-
 fi
 echo "exit $?" >&3
 stop

@@ -14,7 +14,7 @@ from pathlib import Path
 from mcast.lab.errors import LabUnavailableError
 
 MODULES = ("overlay", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth", "bridge")
-"""What the guest loads, besides what virtme-ng needs to mount the root."""
+"""What the guest loads, besides what virtme-ng's initramfs loads for 9p and virtio."""
 EXTRA_MODULES = ("crc32_generic",)
 """Loaded where the kernel has them as modules: rdma_rxe would have them looked up, which takes a second."""
 

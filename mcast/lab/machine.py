@@ -6,22 +6,24 @@ import selectors
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, get_args
 
-from mcast.lab import driver, host, kernels
+from mcast.lab import driver, host, kept, kernels
 from mcast.lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
     GuestStoppedError,
+    LabError,
     LabTimeoutError,
     LabUnavailableError,
 )
@@ -55,6 +57,10 @@ Accel = Literal["auto", "kvm", "tcg"]
 FabricKind = Literal["roce", "infiniband"]
 
 
+class _NotResumedError(Exception):
+    """A guest that was kept did not start: it is booted instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class LabResult:
     exit_code: int
@@ -65,6 +71,8 @@ class LabResult:
     """Seconds from the call until the fabric stood and the command was started."""
     seconds: float
     """Seconds of the whole call."""
+    resumed: bool = False
+    """Whether the guest was resumed from one that an earlier run has kept."""
 
 
 class _Limits(NamedTuple):
@@ -88,6 +96,10 @@ class LabMachine:
 
     `kernel` is what `kernels.find` takes; `memory` is in MiB; `boot_timeout` in seconds. `accel` "auto" takes
     KVM where a kernel really starts under it. Values out of range raise LabUnavailableError at once.
+
+    An emulated guest takes seconds to boot. So it is kept in the user's cache when its fabric stands, and the
+    next run of the same machine, kernel, QEMU and mcast resumes it there, with the clock set and other random
+    numbers; the hardware addresses of its devices are the same. With `anew` nothing is resumed or kept.
     """
 
     ports: int = PORTS
@@ -98,6 +110,7 @@ class LabMachine:
     boot_timeout: float = BOOT_TIMEOUT
     fabric: FabricKind = "roce"
     switches: int = 1
+    anew: bool = False
 
     def __post_init__(self) -> None:
         if self.fabric not in get_args(FabricKind):
@@ -176,6 +189,19 @@ class LabMachine:
         self, script: str, sinks: Mapping[str, Callable[[bytes], None]], limits: _Limits, *, tty: bool
     ) -> LabResult:
         started = time.monotonic()
+        try:
+            return self._attempt(script, sinks, limits, tty, started)
+        except _NotResumedError:
+            return replace(self, anew=True)._attempt(script, sinks, limits, tty, started)
+
+    def _attempt(
+        self,
+        script: str,
+        sinks: Mapping[str, Callable[[bytes], None]],
+        limits: _Limits,
+        tty: bool,
+        started: float,
+    ) -> LabResult:
         host.require(self.fabric)
         kernel = kernels.find(self.kernel)
         kvm = host.kvm_works() if self.accel == "auto" else self.accel == "kvm"
@@ -184,23 +210,65 @@ class LabMachine:
             shares = [path.resolve() for path in self.share]
             if self.fabric == "infiniband":
                 _write(job / "fabric", driver.guest_script(kernel, self.ports, self.switches))
-            bridged = self.ports if self.fabric == "roce" else 0
-            _write_job(job, kernel, bridged, shares, script, tty)
+            _write_job(job, kernel, shares, script, tty)
             names = ("mcast.ctl", *sinks)
             pipes = {name: os.pipe() for name in (*names, "console")}
             ends = {name: stack.enter_context(os.fdopen(read, "rb", 0)) for name, (read, _) in pipes.items()}
+            (go, their_go), (monitor, their_monitor) = socket.socketpair(), socket.socketpair()
+            stack.enter_context(go)
+            stack.enter_context(monitor)
+            monitor.settimeout(limits.boot)
             with ExitStack() as writing:
                 for _, write in pipes.values():
                     writing.callback(os.close, write)
                 fds = {name: pipes[name][1] for name in names}
-                argv = plan(kernel, job, memory=self.memory, kvm=kvm, shares=shares, ports=fds, tty=tty)
-                process = stack.enter_context(_running(argv, list(fds.values()), pipes["console"][1], tty))
-            watch = _Watch(process, started, limits)
+                lines = [writing.enter_context(line).fileno() for line in (their_go, their_monitor)]
+                argv = plan(
+                    kernel,
+                    job,
+                    memory=self.memory,
+                    kvm=kvm,
+                    shares=shares,
+                    devices=self.ports if self.fabric == "roce" else 0,
+                    ports=fds,
+                    go=lines[0],
+                    tty=tty,
+                )
+                kind = None if kvm or self.anew else kept.GuestKind.of(argv)
+                state = kind.find() if kind else None
+                argv += kept.resumed_from(state) if state else kept.monitored(lines[1])
+                process = stack.enter_context(
+                    _running(argv, [*fds.values(), *lines], pipes["console"][1], tty)
+                )
+
+            def send(word: str) -> None:
+                with suppress(BrokenPipeError):  # a QEMU that has ended is told of below
+                    go.sendall(f"{word} {int(time.time())}\n".encode())
+
+            def stands(word: str) -> None:
+                if kind and word == "keep":
+                    kind.keep(monitor)
+                send("go")
+
+            if state:
+                send("wake")
+            watch = _Watch(process, started, limits, stands)
             handlers = {name: watch.heeding(sink) for name, sink in sinks.items()}
             handlers |= {"mcast.ctl": watch.control, "console": watch.hear}
-            watch.follow({end: handlers[name] for name, end in ends.items()})
-            exit_code, ready_after = watch.outcome()
-            return LabResult(exit_code, kernel.version, kvm, ready_after, time.monotonic() - started)
+            try:
+                watch.follow({end: handlers[name] for name, end in ends.items()})
+                exit_code, ready_after = watch.outcome()
+            except LabError as error:
+                if state is None or watch.ready_after is not None or watch.failure is not None:
+                    raise
+                kept.discard(
+                    state, "; ".join(["could not be resumed: " + error.message, *error.console[-1:]])
+                )
+                if isinstance(error, LabTimeoutError):
+                    raise
+                raise _NotResumedError from error
+            seconds = time.monotonic() - started
+            return LabResult(exit_code, kernel.version, kvm, ready_after, seconds, state is not None)
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -224,13 +292,10 @@ def _command_script(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -
     return "\n".join([*lines, f"exec {shlex.join(command)}", ""])
 
 
-def _write_job(
-    job: Path, kernel: kernels.Kernel, ports: int, shares: Sequence[Path], script: str, tty: bool
-) -> None:
-    settings = {"PORTS": str(ports), "MODULES_DIR": str(kernel.modules), "TTY": "1" if tty else ""}
+def _write_job(job: Path, kernel: kernels.Kernel, shares: Sequence[Path], script: str, tty: bool) -> None:
+    settings = {"MODULES_DIR": str(kernel.modules), "TTY": "1" if tty else ""}
     files = {
         "settings": [f"{name}={shlex.quote(value)}" for name, value in settings.items()],
-        "modules": [_module_for_guest(job, path) for path in kernel.load_order()],
         "shares": [str(path) for path in shares],
         "command": [script],
     }
@@ -240,18 +305,6 @@ def _write_job(
 
 def _write(path: Path, text: str) -> None:
     path.write_bytes(os.fsencode(text))
-
-
-def _module_for_guest(job: Path, module: Path) -> str:
-    """The path at which the guest finds `module` uncompressed: busybox loads no other."""
-    if module.suffix == ".ko":
-        return str(module)
-    data = kernels.inflate(module.read_bytes())
-    if data is None:
-        raise LabUnavailableError(f"{module} cannot be decompressed here: apt-get install zstd")
-    copy = job / module.with_suffix("").name
-    copy.write_bytes(data)
-    return f"/run/mcast/{copy.name}"
 
 
 @contextmanager
@@ -287,6 +340,8 @@ class _Watch:
     process: subprocess.Popen[bytes]
     started: float
     limits: _Limits
+    stands: Callable[[str], None]
+    """Called when the guest waits to be told to go on, with what it says of itself."""
     console: bytearray = field(default_factory=bytearray)
     words: bytearray = field(default_factory=bytearray)
     ready_after: float | None = None
@@ -314,7 +369,9 @@ class _Watch:
         self.words = bytearray(rest)
         for line in lines:
             verb, _, argument = line.decode(errors="replace").partition(" ")
-            if verb == "ready":
+            if verb == "standing":
+                self.stands(argument)
+            elif verb == "ready":
                 self.last_output = time.monotonic()
                 self.ready_after = self.last_output - self.started
             elif verb == "exit":

@@ -1,8 +1,8 @@
 """The QEMU command line of a machine: planned by virtme-ng, with the lab's devices and init added.
 
-virtme-ng gives the machine and an initramfs that mounts this host's files as a read-only root. The lab adds
-its serial log, its virtio ports and its 9p shares, and makes `guest.sh` the init: that saves the 5 s in which
-virtme-ng's own init starts udev, which nothing here needs.
+virtme-ng gives the machine and an initramfs with what mounts this host's files. The lab adds its serial log,
+its virtio ports and its 9p shares, and makes `guest.sh` the init: that saves the 5 s in which virtme-ng's own
+init starts udev, which nothing here needs.
 """
 
 import os
@@ -10,14 +10,12 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 
-from mcast.lab import host
+from mcast.lab import host, initramfs
 from mcast.lab.errors import LabUnavailableError
 from mcast.lab.kernels import Kernel, boot_image
 
-GUEST_INIT = Path(str(files("mcast.lab") / "guest.sh"))
 CPUS = 2
 """One makes a two-process ping-pong 200 times slower (K-FABRIC-3)."""
 
@@ -26,10 +24,13 @@ CHEAP = ("mitigations=off", "audit=0", "kfence.sample_interval=0", "rcupdate.rcu
 CHEAP_EMULATED = ("tsc=reliable", "clocksource=tsc", "highres=off")
 """An emulated HPET or one-shot timer costs a turn of QEMU's main loop each time that it is read or set."""
 
-FEW_QUEUES = ("-global", "virtio-serial-device.max_ports=4")
+FEW_QUEUES = ("-global", "virtio-serial-device.max_ports=5")
 """A serial device has 64 queues unless told otherwise, each with a descriptor that QEMU's main loop polls."""
 NO_IOEVENTFD = ("-global", "virtio-serial-pci.ioeventfd=off", "-global", "virtio-9p-pci.ioeventfd=off")
 """A descriptor hands a request to the main loop; an emulated processor may as well serve it itself."""
+
+GENERATION = ("-device", "vmgenid,guid=auto")
+"""Tells a guest that is resumed to draw new random numbers; each QEMU has another one."""
 
 
 def plan(
@@ -39,14 +40,16 @@ def plan(
     memory: int,
     kvm: bool,
     shares: Sequence[Path],
+    devices: int,
     ports: Mapping[str, int],
+    go: int,
     tty: bool = False,
 ) -> list[str]:
     """The argv that boots `kernel`, for a process whose file descriptor 2 takes the guest's console.
 
-    `memory` in MiB. `job` is the directory that guest.sh reads; the initramfs is put there as well. `ports`
-    maps the names of virtio ports to the file descriptors they write to. With `tty` the guest's ttyS0 is this
-    terminal.
+    `memory` in MiB. `job` is the directory that guest.sh reads; the initramfs, for `devices` Soft-RoCE
+    devices, is put there as well. `ports` maps the names of virtio ports to the file descriptors they write
+    to, and `go` is a socket for the port that the guest reads. With `tty` the guest's ttyS0 is this terminal.
     Raises LabUnavailableError with virtme-ng's own words.
     """
     busybox = host.static_busybox()
@@ -58,17 +61,18 @@ def plan(
     mounts += [(f"mcast.share{i}", path, False) for i, path in enumerate(shares)]
     append = " ".join(["console=ttyS1 earlyprintk=serial,ttyS1,115200 panic=-1 oops=panic", *CHEAP])
     append += "" if kvm else f" {' '.join(CHEAP_EMULATED)}"
-    init = " ".join(f'"{word}"' for word in ("sh", GUEST_INIT, busybox))
     extra = [
         *["-nodefaults", "-no-reboot", "-kernel", str(boot_image(kernel))],
         *FEW_QUEUES,
-        *([] if kvm else NO_IOEVENTFD),
-        *["-append", f"{append} init={busybox} -- {init}"],
+        *([] if kvm else (*NO_IOEVENTFD, *GENERATION)),
+        *["-append", append],
         *log,
         *["-device", "virtio-serial-pci,id=mcast"],
     ]
-    for name, fd in ports.items():
-        extra += ["-chardev", f"file,id={name},path=/proc/self/fd/{fd}"]
+    chardevs = {name: f"file,id={name},path=/proc/self/fd/{fd}" for name, fd in ports.items()}
+    chardevs["mcast.go"] = f"socket,id=mcast.go,fd={go}"
+    for name, chardev in chardevs.items():
+        extra += ["-chardev", chardev]
         extra += ["-device", f"virtserialport,bus=mcast.0,name={name},chardev={name}"]
     for tag, path, readonly in mounts:
         extra += [
@@ -101,7 +105,15 @@ def plan(
             raise LabUnavailableError(
                 f"virtme-ng cannot plan this machine: {errors.read().strip() or 'no reason given'}"
             )
-    return words
+    initramfs.add_ours(job / "initramfs", kernel, devices)
+    return _without_overridden(words)
+
+
+def _without_overridden(words: list[str]) -> list[str]:
+    """Of options that virtme-ng gave and the lab gave again, the lab's alone."""
+    last = {option: len(words) - 1 - words[::-1].index(option) for option in ("-kernel", "-append")}
+    overridden = {at + n for at, word in enumerate(words) if last.get(word, at) != at for n in (0, 1)}
+    return [word for at, word in enumerate(words) if at not in overridden]
 
 
 def fsdev(tag: str, path: Path, readonly: bool) -> str:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from mcast.lab import GuestPanicError, LabMachine, LabResult, LabTimeoutError
+from mcast.lab import GuestPanicError, LabMachine, LabResult, LabTimeoutError, kernels
 
 from .test_machine import Answering
 
@@ -93,7 +93,20 @@ class Visit:
 
 
 @pytest.fixture(scope="module")
-def visit(tmp_path_factory: pytest.TempPathFactory) -> Visit:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache that has no guest yet; the kernel's image, which takes seconds to unpack, is there."""
+    home = tmp_path_factory.mktemp("cache")
+    image = kernels.boot_image(kernels.find())
+    folder = home / "mcast/lab"
+    folder.mkdir(parents=True)
+    (folder / image.name).symlink_to(image)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(home))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def visit(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Visit:
     """One boot with everything to look at."""
     shared, private = (tmp_path_factory.mktemp(name) for name in ("shared", "private"))
     out, err = Answering(b"first", shared / "heard"), io.BytesIO()
@@ -155,17 +168,58 @@ def test_only_what_is_shared_is_written_here(visit: Visit) -> None:
     assert list(visit.private.iterdir()) == []
 
 
-def test_a_panic_is_reported_with_the_console() -> None:
+AGAIN = """
+cat /proc/sys/kernel/random/uuid
+date +%s
+rdma link
+"""
+
+
+class Again(NamedTuple):
+    """A further run of the machine of the visit: its result, what it wrote, and when it began and ended."""
+
+    result: LabResult
+    said: list[str]
+    began: float
+    ended: float
+
+
+@pytest.fixture(scope="module")
+def again(visit: Visit, tmp_path_factory: pytest.TempPathFactory) -> Again:
+    out, began = io.BytesIO(), time.time()
+    machine = LabMachine(ports=3, share=[tmp_path_factory.mktemp("another")])
+    result = machine.run(["sh", "-c", AGAIN], silence=300, stdout=out)
+    return Again(result, out.getvalue().decode().splitlines(), began, time.time())
+
+
+def test_the_first_guest_is_booted_and_the_next_resumed_where_it_stood(
+    visit: Visit, again: Again, cache: Path
+) -> None:
+    assert (visit.result.resumed, again.result.resumed, again.result.exit_code) == (False, True, 0)
+    links = [line.split()[1] for line in again.said if line.startswith("link ")]
+    assert links == ["rxe1/1", "rxe2/1", "rxe3/1"]
+    assert len(list((cache / "guests").iterdir())) == 1
+
+
+def test_a_resumed_guest_knows_the_time(again: Again) -> None:
+    assert int(again.began) <= int(again.said[1]) <= again.ended, "not that at which it was kept"
+
+
+def test_a_panic_is_reported_with_the_console(again: Again, tmp_path: Path) -> None:
+    out = io.BytesIO()
+    script = "cat /proc/sys/kernel/random/uuid; echo c >/proc/sysrq-trigger"
     with pytest.raises(GuestPanicError, match="panicked: sysrq triggered crash") as told:
-        LabMachine(ports=1).run(["sh", "-c", "echo c >/proc/sysrq-trigger"], timeout=500)
+        LabMachine(ports=3, share=[tmp_path]).run(["sh", "-c", script], silence=300, stdout=out)
     assert any(
         "RIP" in line or "Call Trace" in line or "Kernel Offset" in line for line in told.value.console
     )
+    # This guest and the one above came from one file.
+    assert out.getvalue().decode().split() != again.said[:1], "but they draw other random numbers"
 
 
 def ended_after(seconds: int) -> LabTimeoutError:
     with pytest.raises(LabTimeoutError, match=f"not ready in {seconds} s") as told:
-        LabMachine(boot_timeout=seconds).run(["true"])
+        LabMachine(boot_timeout=seconds, anew=True).run(["true"])
     return told.value
 
 
@@ -247,7 +301,7 @@ def test_a_shell_has_a_terminal_and_its_exit_code() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["SHELL"] = "/bin/sh"
-        os.execv(COMMAND[0], [*COMMAND, "shell", "--ports", "1"])
+        os.execv(COMMAND[0], [*COMMAND, "shell"])
     said = b""
     typed = False
     end = time.monotonic() + 500

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mcast.lab import LabMachine, kernels, machine
+from mcast.lab import LabMachine, kept, kernels, machine
 from mcast.lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
@@ -28,7 +28,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     def use(script: str) -> None:
         def plan(*_: object, ports: Mapping[str, int], **__: object) -> list[str]:
             names = (f"{name.removeprefix('mcast.')}=/proc/self/fd/{fd}" for name, fd in ports.items())
-            return ["sh", "-c", "; ".join([*names, script])]
+            return ["/bin/sh", "-c", "; ".join([*names, script])]  # and $0 is -incoming if it is resumed
 
         monkeypatch.setattr(machine, "plan", plan)
 
@@ -49,7 +49,7 @@ class Answering(io.BytesIO):
 
 
 def lab(**limits: float) -> LabMachine:
-    return LabMachine(accel="tcg", boot_timeout=limits.get("boot_timeout", 20))
+    return LabMachine(accel="tcg", boot_timeout=limits.get("boot_timeout", 20), anew=True)
 
 
 def test_output_and_exit_code_come_through(pretend: Pretend) -> None:
@@ -132,6 +132,63 @@ def test_a_qemu_that_ignores_sigterm_is_killed(pretend: Pretend, tmp_path: Path)
         os.kill(pid, 0)
 
 
+@pytest.fixture
+def kept_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a guest, of whatever kind, that was kept."""
+    path = tmp_path / "kept"
+    path.write_bytes(b"a guest")
+    monkeypatch.setattr(kept.GuestKind, "find", lambda self: path if path.exists() else None)
+    return path
+
+
+def resuming(boot_timeout: float = 20) -> LabMachine:
+    return LabMachine(accel="tcg", boot_timeout=boot_timeout)
+
+
+def test_a_guest_that_was_kept_is_resumed(pretend: Pretend, kept_guest: Path) -> None:
+    pretend('[ "$0" = -incoming ] && echo ready >$ctl; echo exit 7 >$ctl')
+    result = resuming().run(["true"])
+    assert (result.exit_code, result.resumed) == (7, True)
+
+
+@pytest.mark.parametrize("ended", ["echo 'qemu: Unknown section' >&2; exit 1", "kill -KILL $$"])
+def test_a_guest_that_cannot_be_resumed_is_booted(
+    ended: str, pretend: Pretend, kept_guest: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretend(f'[ "$0" = -incoming ] && {{ {ended}; }}; echo ready >$ctl; echo exit 7 >$ctl')
+    result = resuming().run(["true"])
+    assert (result.exit_code, result.resumed) == (7, False)
+    assert not kept_guest.exists()
+    (message,) = caplog.messages
+    assert f"for {kept_guest}, which was kept, could not be resumed: the guest ended before" in message
+    assert "\n" not in message
+
+
+def test_a_resumed_guest_that_hangs_is_ended_and_not_resumed_again(
+    pretend: Pretend, kept_guest: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretend("exec sleep 600")
+    with pytest.raises(LabTimeoutError, match=r"not ready in 0\.5 s"):
+        resuming(boot_timeout=0.5).run(["true"])
+    assert not kept_guest.exists()
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("script", ["echo fail no share >$ctl", "echo ready >$ctl; exit 1"])
+def test_what_goes_wrong_later_is_not_the_kept_guests_fault(
+    script: str, pretend: Pretend, kept_guest: Path
+) -> None:
+    pretend(script)
+    with pytest.raises(GuestStoppedError):
+        resuming().run(["true"])
+    assert kept_guest.exists()
+
+
+def test_anew_means_booted(pretend: Pretend, kept_guest: Path) -> None:
+    pretend('[ "$0" = -incoming ] && exit 1; echo ready >$ctl; echo exit 7 >$ctl')
+    assert lab().run(["true"]).resumed is False
+
+
 def test_an_unknown_command_is_found_out_before_anything_is_booted(tmp_path: Path) -> None:
     for name in ("no-such-command", "./no-such-file", str(tmp_path)):
         with pytest.raises(CommandNotFoundError, match="no such command"):
@@ -191,13 +248,12 @@ def test_the_script_becomes_the_command_whatever_its_words(tmp_path: Path) -> No
     assert done.stdout == f"two\nlines $PATH|1\n{cwd}\n"
 
 
-def test_names_that_are_no_text_reach_the_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.Kernel, "load_order", lambda self: ())
+def test_names_that_are_no_text_reach_the_guest(tmp_path: Path) -> None:
     cwd = tmp_path / os.fsdecode(b"caf\xe9")
     cwd.mkdir()
     script = machine._command_script(["echo", os.fsdecode(b"\xff")], cwd, {})
     kernel = kernels.Kernel("6.1", tmp_path, tmp_path)
-    machine._write_job(tmp_path, kernel, 1, [cwd], script, tty=False)
+    machine._write_job(tmp_path, kernel, [cwd], script, tty=False)
     assert (tmp_path / "shares").read_bytes() == os.fsencode(cwd) + b"\n"
     done = subprocess.run(["sh", tmp_path / "command"], capture_output=True, check=True)
     assert done.stdout == b"\xff\n"
