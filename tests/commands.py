@@ -62,6 +62,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def call(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         from mcast.cli import main
 
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
         for path in filter(None, (env or {}).get("PYTHONPATH", "").split(os.pathsep)):
             monkeypatch.syspath_prepend(path)
         monkeypatch.delitem(sys.modules, "acme_mcast", raising=False)

@@ -23,8 +23,8 @@ QUICK = ("bench", "--seconds", "0.05")
 
 
 @pytest.mark.parametrize(("backend", "receivers"), [("sim-roce", 1), ("sim-ib", 3)])
-def test_json_has_what_programs_compare(mcast: Run, backend: str, receivers: int) -> None:
-    done = mcast(*QUICK, "--backend", backend, "--receivers", str(receivers), "--size", "512", "--json")
+def test_json_has_what_programs_compare(here: Run, backend: str, receivers: int) -> None:
+    done = here(*QUICK, "--backend", backend, "--receivers", str(receivers), "--size", "512", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert (found["backend"], found["size"], found["receivers"]) == (backend, 512, receivers)
@@ -35,8 +35,8 @@ def test_json_has_what_programs_compare(mcast: Run, backend: str, receivers: int
     assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
 
 
-def test_it_reads_well_in_80_columns(mcast: Run) -> None:
-    done = mcast(*QUICK, "--receivers", "2")
+def test_it_reads_well_in_80_columns(here: Run) -> None:
+    done = here(*QUICK, "--receivers", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     for word in ("messages/s", "lost     0 of", "p50", "p99"):
@@ -52,8 +52,8 @@ def test_it_reads_well_in_80_columns(mcast: Run) -> None:
     ],
     ids=["rate", "p99", "both"],
 )
-def test_a_missed_limit_is_status_1(mcast: Run, limits: tuple[str, ...], says: list[str]) -> None:
-    done = mcast(*QUICK, *limits)
+def test_a_missed_limit_is_status_1(here: Run, limits: tuple[str, ...], says: list[str]) -> None:
+    done = here(*QUICK, *limits)
     assert done.returncode == 1
     assert "messages/s" in done.stdout, "the figures are shown all the same"
     assert done.stderr.count("\n") == 1
@@ -61,8 +61,8 @@ def test_a_missed_limit_is_status_1(mcast: Run, limits: tuple[str, ...], says: l
         assert word in done.stderr
 
 
-def test_a_kept_limit_is_status_0(mcast: Run) -> None:
-    done = mcast(*QUICK, "--min-rate", "1", "--max-p99", "1e9")
+def test_a_kept_limit_is_status_0(here: Run) -> None:
+    done = here(*QUICK, "--min-rate", "1", "--max-p99", "1e9")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -85,9 +85,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_status_2(mcast: Run, case: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(here: Run, case: str) -> None:
     arguments, says = BAD_INPUT[case]
-    done = mcast(*QUICK, *arguments)
+    done = here(*QUICK, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert says in done.stderr

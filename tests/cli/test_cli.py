@@ -47,9 +47,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_sentence_and_status_2(mcast: Run, case: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(here: Run, case: str) -> None:
     arguments, says = BAD_INPUT[case]
-    done = mcast(*arguments)
+    done = here(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("mcast")
@@ -57,9 +57,9 @@ def test_bad_input_is_one_sentence_and_status_2(mcast: Run, case: str) -> None:
     assert says in done.stderr
 
 
-def test_an_unreadable_file_is_one_sentence(mcast: Run, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_one_sentence(here: Run, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    done = mcast("demo", "loop")
+    done = here("demo", "loop")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "mcast demo: Invalid value: cannot read loop: Too many levels of symbolic links\n"
 
@@ -70,12 +70,12 @@ def test_help_imports_nothing_heavy(run: Run) -> None:
     assert not {"pytest", "rich.table", "mcast.backends.sim"} & set(loaded)
 
 
-def test_without_a_command_there_is_help(mcast: Run) -> None:
-    assert mcast().stdout == mcast("--help").stdout
+def test_without_a_command_there_is_help(here: Run) -> None:
+    assert here().stdout == here("--help").stdout
 
 
-def test_info_lists_every_provider(mcast: Run) -> None:
-    done = mcast("info", "--json")
+def test_info_lists_every_provider(here: Run) -> None:
+    done = here("info", "--json")
     found = json.loads(done.stdout)["providers"]
     assert set(found) >= set(backend_names())
     for name in ("sim", "sim-roce", "sim-ib"):
@@ -85,18 +85,18 @@ def test_info_lists_every_provider(mcast: Run) -> None:
         assert provider["available"] or (provider["reason"] and provider["detail"] and provider["fix"])
 
 
-def test_info_says_why_a_provider_is_missing(mcast: Run, third_party: Callable[..., dict[str, str]]) -> None:
+def test_info_says_why_a_provider_is_missing(here: Run, third_party: Callable[..., dict[str, str]]) -> None:
     env = third_party(source="raise RuntimeError('out of order')")
-    found = json.loads(mcast("info", "--json", env=env).stdout)["providers"]["acme"]
+    found = json.loads(here("info", "--json", env=env).stdout)["providers"]["acme"]
     assert found["reason"] == "installed but broken"
     assert found["detail"] == "RuntimeError: out of order"
     assert "mcast.backends" in found["fix"]
-    assert "RuntimeError: out of order" in mcast("info", env=env).stdout
+    assert "RuntimeError: out of order" in here("info", env=env).stdout
 
 
 @pytest.mark.parametrize("arguments", [("info",), ("demo", "--size", "1M"), ("--help",), ("demo", "--help")])
-def test_output_fits_80_columns_and_has_no_escapes(mcast: Run, arguments: tuple[str, ...]) -> None:
-    done = mcast(*arguments)
+def test_output_fits_80_columns_and_has_no_escapes(here: Run, arguments: tuple[str, ...]) -> None:
+    done = here(*arguments)
     assert done.returncode == 0
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
@@ -137,10 +137,10 @@ def test_no_color_is_respected() -> None:
 
 @pytest.mark.parametrize("backend", ["sim", "sim-ib"])
 @pytest.mark.parametrize("size", [0, 1, 1000, 1001, 300_001])
-def test_demo_verifies_each_receiver(mcast: Run, tmp_path: Path, backend: str, size: int) -> None:
+def test_demo_verifies_each_receiver(here: Run, tmp_path: Path, backend: str, size: int) -> None:
     data = bytes(number * 7 % 251 for number in range(size))
     (tmp_path / "file").write_bytes(data)
-    done = mcast("demo", "file", "--receivers", "5", "--backend", backend, "--json")
+    done = here("demo", "file", "--receivers", "5", "--backend", backend, "--json")
     outcome = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert outcome["sha256"] == hashlib.sha256(data).hexdigest()
@@ -152,13 +152,13 @@ def test_demo_verifies_each_receiver(mcast: Run, tmp_path: Path, backend: str, s
         assert (receiver["bytes"], receiver["lost"], receiver["messages"]) == (size, 0, outcome["messages"])
 
 
-def test_demo_ends_with_a_line_for_scripts(mcast: Run) -> None:
-    last = mcast("demo", "--receivers", "2", "--size", "100K").stdout.splitlines()[-1]
+def test_demo_ends_with_a_line_for_scripts(here: Run) -> None:
+    last = here("demo", "--receivers", "2", "--size", "100K").stdout.splitlines()[-1]
     assert last == "demo: 2/2 receivers verified, 103 messages each, 0 lost"
 
 
-def test_the_made_up_file_is_always_the_same(mcast: Run) -> None:
-    first, second = (json.loads(mcast("demo", "--size", "2M", "--json").stdout) for _ in range(2))
+def test_the_made_up_file_is_always_the_same(here: Run) -> None:
+    first, second = (json.loads(here("demo", "--size", "2M", "--json").stdout) for _ in range(2))
     assert first["sha256"] == second["sha256"]
     assert first["size"] == 2 << 20
 

@@ -40,23 +40,23 @@ SAYS = {
     ],
 )
 def test_the_status_and_the_last_line_count_what_is_wrong(
-    mcast: Run,
+    here: Run,
     third_party: Callable[..., dict[str, str]],
     findings: list[str],
     status: int,
     summary: str,
 ) -> None:
     env = third_party(source=PROVIDER.format(findings=f"[{', '.join(findings)}]"))
-    done = mcast("doctor", "--backend", "acme", env=env)
+    done = here("doctor", "--backend", "acme", env=env)
     assert (done.returncode, done.stderr) == (status, "")
     assert done.stdout.splitlines()[-1] == summary
     for finding in findings:
         assert all(word in done.stdout for word in SAYS[finding])
 
 
-def test_json_has_every_finding(mcast: Run, third_party: Callable[..., dict[str, str]]) -> None:
+def test_json_has_every_finding(here: Run, third_party: Callable[..., dict[str, str]]) -> None:
     env = third_party(source=PROVIDER.format(findings=f"[{OK}, {PROBLEM}]"))
-    done = mcast("doctor", "--backend", "acme", "--json", env=env)
+    done = here("doctor", "--backend", "acme", "--json", env=env)
     found = json.loads(done.stdout)
     assert (done.returncode, found["problems"], found["warnings"]) == (1, 1, 0)
     assert found["providers"]["acme"][1] == {
@@ -68,8 +68,8 @@ def test_json_has_every_finding(mcast: Run, third_party: Callable[..., dict[str,
     }
 
 
-def test_a_provider_without_checks_is_asked_whether_it_runs(mcast: Run) -> None:
-    done = mcast("doctor", "--backend", "sim-ib", "--backend", "sim", "--json")
+def test_a_provider_without_checks_is_asked_whether_it_runs(here: Run) -> None:
+    done = here("doctor", "--backend", "sim-ib", "--backend", "sim", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
     assert list(found["providers"]) == ["sim-ib", "sim"]
@@ -77,10 +77,10 @@ def test_a_provider_without_checks_is_asked_whether_it_runs(mcast: Run) -> None:
 
 
 def test_a_broken_provider_is_a_problem_with_its_fix(
-    mcast: Run, third_party: Callable[..., dict[str, str]]
+    here: Run, third_party: Callable[..., dict[str, str]]
 ) -> None:
     env = third_party(source="raise RuntimeError('out of order')")
-    done = mcast("doctor", "--json", env=env)
+    done = here("doctor", "--json", env=env)
     (finding,) = json.loads(done.stdout)["providers"]["acme"]
     assert done.returncode == 1
     assert (finding["level"], finding["seen"]) == ("problem", "RuntimeError: out of order")
@@ -112,14 +112,14 @@ def test_without_its_libraries_the_real_provider_says_so_and_no_more(mcast: Run)
     assert wrong[0]["fix"]
 
 
-def test_the_output_fits_80_columns_and_has_no_escapes(mcast: Run) -> None:
-    done = mcast("doctor")
+def test_the_output_fits_80_columns_and_has_no_escapes(here: Run) -> None:
+    done = here("doctor")
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_an_unknown_backend_is_one_sentence(mcast: Run) -> None:
-    done = mcast("doctor", "--backend", "nope")
+def test_an_unknown_backend_is_one_sentence(here: Run) -> None:
+    done = here("doctor", "--backend", "nope")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert "'nope' is no backend; there are sim" in done.stderr

@@ -36,8 +36,8 @@ def source(kind: str = "ROCE", joins: str = f"{FULL}, {FULL}, {SEND_ONLY}", then
     return SOURCE.format(kind=kind, make=make, joins=joins, then=then)
 
 
-def test_members_and_what_is_not_seen_are_listed(mcast: Run, third_party: Installed) -> None:
-    done = mcast("groups", "--backend", "acme", env=third_party(source=source()))
+def test_members_and_what_is_not_seen_are_listed(here: Run, third_party: Installed) -> None:
+    done = here("groups", "--backend", "acme", env=third_party(source=source()))
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.rstrip() for line in done.stdout.splitlines()] == [
         "group      member   seen in",

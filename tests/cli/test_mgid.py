@@ -145,8 +145,8 @@ def test_collisions_of_several_addresses_are_named(here: Run) -> None:
     assert "collisions of these: none" in here("mgid", "239.1.1.1", "239.1.1.2").stdout
 
 
-def test_the_text_fits_80_columns_and_says_the_same(mcast: Run) -> None:
-    text = mcast("mgid", "239.1.1.1", "ff0e::1:2", "ff12:401b:ffff::ffff:ffff", "33:33:ef:01:01:01").stdout
+def test_the_text_fits_80_columns_and_says_the_same(here: Run) -> None:
+    text = here("mgid", "239.1.1.1", "ff0e::1:2", "ff12:401b:ffff::ffff:ffff", "33:33:ef:01:01:01").stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
     for line in (

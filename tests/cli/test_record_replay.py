@@ -21,9 +21,9 @@ from ..commands import MCAST, Run
 
 
 @pytest.mark.parametrize("backend", ["sim-roce", "sim-ib"])
-def test_made_up_traffic_is_recorded(mcast: Run, tmp_path: Path, backend: str) -> None:
+def test_made_up_traffic_is_recorded(here: Run, tmp_path: Path, backend: str) -> None:
     arguments = (GROUP, "239.1.1.2", "-o", "a.pcapng", "--demo", "--backend", backend)
-    done = mcast("record", *arguments, "--count", "100", "--json")
+    done = here("record", *arguments, "--count", "100", "--json")
     outcome = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert (outcome["messages"], outcome["sources"], outcome["dropped"]) == (100, 1, {})
@@ -33,7 +33,7 @@ def test_made_up_traffic_is_recorded(mcast: Run, tmp_path: Path, backend: str) -
     assert outcome["bytes"] == 100 * contents.largest
 
 
-def test_stdout_takes_the_packets_and_stderr_the_words(run: Run, mcast: Run, tmp_path: Path) -> None:
+def test_stdout_takes_the_packets_and_stderr_the_words(run: Run, here: Run, tmp_path: Path) -> None:
     done = run("sh", "-c", f"{MCAST} record {GROUP} -o - --demo --backend sim --count 3 >a.pcapng")
     assert done.stdout == ""
     assert done.stderr.startswith("record: 3 messages, ")

@@ -69,8 +69,8 @@ def test_a_loop_of_links_is_one_sentence_and_status_2(here: Run, tmp_path: Path)
 
 
 @pytest.mark.parametrize("command", ["send", "recv", "ping"])
-def test_help_fits_80_columns(mcast: Run, command: str) -> None:
-    done = mcast(command, "--help")
+def test_help_fits_80_columns(here: Run, command: str) -> None:
+    done = here(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
 
