@@ -1,11 +1,12 @@
 """The life of a membership, as one table of states and changes; and the group that lives it, with its counts.
 
 A change leads to the next state and to actions, which are values that `recovery.Restorer` carries out. A
-change without a row changes nothing: an event that comes late for a membership that has ended, for example.
+change without a row changes nothing: `PASSED_OVER` says why, for an event that comes late, for example.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ from mcast.endpoint.inbox import Inbox
 from mcast.endpoint.numbering import Numbering
 from mcast.endpoint.stats import GroupStats
 from mcast.wire.addresses import McastAddress
+
+logger = logging.getLogger("mcast")
 
 
 class GroupState(Enum):
@@ -93,6 +96,20 @@ LIFE_WITHOUT_POLICY: Life = LIFE | {
 """The life of a membership without a rejoin policy: a lost membership stays lost."""
 
 
+PASSED_OVER: Mapping[tuple[GroupState, Change], str] = {
+    (GroupState.JOINING, Change.QP_FAILED): "the join goes on, and its event says how it ends",
+    (GroupState.LOST, Change.QP_FAILED): "the membership is lost already",
+    (GroupState.LOST, Change.ID_GONE): "the membership is lost already",
+    **{
+        (GroupState.GONE, change): "the membership has ended"
+        for change in Change
+        if change is not Change.LEAVE
+    },
+    **{(GroupState.LEFT, change): "the membership has ended" for change in Change},
+}
+"""State and change without a row -> why the change means nothing then. Any other one cannot be."""
+
+
 class Recovery:
     """The attempts to restore what was lost at `since`.
 
@@ -143,8 +160,18 @@ class EndpointGroup:
 
     def happens(self, change: Change, life: Life = LIFE) -> tuple[Action, ...]:
         """Change the membership's state as the table says; return the actions to do."""
-        self.state, actions = life.get((self.state, change), Step(self.state))
-        return actions
+        step = life.get((self.state, change))
+        if step is None:
+            if (self.state, change) not in PASSED_OVER:
+                logger.warning(
+                    "%s is %s, when %r cannot be: passed over; please report it",
+                    self.address,
+                    self.state.value,
+                    change.value,
+                )
+            return ()
+        self.state = step.state
+        return step.actions
 
     def snapshot(self) -> GroupStats:
         return GroupStats(

@@ -12,6 +12,7 @@ import mcast
 from mcast.endpoint.membership import (
     LIFE,
     LIFE_WITHOUT_POLICY,
+    PASSED_OVER,
     Action,
     Change,
     EndpointGroup,
@@ -77,3 +78,29 @@ def test_a_change_without_a_row_changes_nothing() -> None:
     group.happens(Change.LEAVE)
     assert group.happens(Change.CONFIRMED) == ()
     assert group.state is GroupState.LEFT
+
+
+def test_each_change_in_each_state_has_a_row_or_a_reason_or_cannot_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    every = {(state, change) for state in GroupState for change in Change}
+    assert LIFE.keys() == LIFE_WITHOUT_POLICY.keys()
+    assert LIFE.keys() & PASSED_OVER.keys() == set()
+    joining, joined = GroupState.JOINING, GroupState.JOINED
+    assert every - LIFE.keys() - PASSED_OVER.keys() == {
+        (joining, Change.QP_BACK),  # it was never lost
+        (joining, Change.GIVEN_UP),
+        (joined, Change.CONFIRMED),  # a join has one event
+        (joined, Change.COLLIDES),
+        (joined, Change.QP_BACK),  # it is not lost
+        (joined, Change.GIVEN_UP),
+    }
+    group = EndpointGroup(McastAddress.of("239.1.1.1"), False, 8, 0)
+    assert group.happens(Change.QP_BACK) == ()
+    assert group.state is joining
+    assert [record.message for record in caplog.records] == [
+        "239.1.1.1 is joining, when 'the queue pair was reset' cannot be: passed over; please report it"
+    ]
+    caplog.clear()
+    assert group.happens(Change.QP_FAILED) == ()
+    assert caplog.records == []
