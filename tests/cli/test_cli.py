@@ -249,8 +249,7 @@ from mcast.backends.sim.faults import Drop, Messages
 
 def open_lossy():
     fabric = Fabric.roce(4)
-    fabric.loss = fabric.rules.when(Messages(target="roce2", nth={nth}), Drop())
-    fabric.loss.__enter__()
+    fabric.rules.when(Messages(target="roce2", nth={nth}), Drop())
     return open_fabric(fabric)
 
 PROVIDER = ROCE._replace(open=open_lossy)

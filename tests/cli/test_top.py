@@ -19,12 +19,9 @@ LOSSY = """
 from mcast.backends.sim import ROCE, Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages
 
-kept = []
-
 def open_lossy(**options):
     fabric = Fabric.roce(ports=2, clock="wall")
-    kept.append(fabric.rules.when(Messages(group="239.1.1.1", nth=range(10, 100_000, 10)), Drop()))
-    kept[0].__enter__()
+    fabric.rules.when(Messages(group="239.1.1.1", nth=range(10, 100_000, 10)), Drop())
     return open_fabric(fabric)
 
 PROVIDER = ROCE._replace(name="acme", open=open_lossy)

@@ -184,6 +184,20 @@ def test_the_first_rule_decides_and_pass_shields_from_later_ones() -> None:
     assert receiver.received() == numbered(0, 2)
 
 
+def test_a_rule_holds_at_once_and_until_it_is_removed() -> None:
+    fabric = Fabric.roce(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    rule = fabric.rules.when(Messages(), Drop())
+    sender.qp.send(to, numbered(0))
+    rule.remove()
+    sender.qp.send(to, numbered(1))
+    with rule:  # which is over, and stays so
+        sender.qp.send(to, numbered(2))
+    rule.remove()
+    assert receiver.received() == numbered(1, 2)
+    assert fabric.rules.deliveries == []
+
+
 def test_a_verdict_that_does_not_fit_is_refused() -> None:
     rules = Fabric.roce().rules
     with pytest.raises(TypeError, match="Messages cannot get Refuse"):

@@ -7,16 +7,17 @@ A rule returns a verdict or None; the first verdict counts, and without one the 
     with fabric.rules.when(Requests(method=SaMethod.SET, rate=0.5), Refuse(SaStatus.NO_RESOURCES)):
         ...  # every second join, on average, is refused
 
+A rule without a `with` holds as long as the fabric, or until its `remove`.
+
 What befalls a port, a switch or the SM is a method of `Fabric` (`incidents`). Times are ns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple, overload
+from typing import Generic, NamedTuple, Self, TypeVar, overload
 
 from mcast.wire.addresses import McastAddress
 from mcast.wire.mapping import is_mapped
@@ -193,6 +194,27 @@ class _Picks:
 
 # --- the rules of a fabric -------------------------------------------------------------------
 
+R = TypeVar("R")
+
+
+class Installed(Generic[R]):
+    """A rule that holds from the call that gave this, until the end of a `with` or `remove`."""
+
+    def __init__(self, rules: list[R], rule: R) -> None:
+        self._rules, self._rule = rules, [rule]
+        rules.append(rule)
+
+    def remove(self) -> None:
+        """End the rule. Idempotent."""
+        while self._rule:
+            self._rules.remove(self._rule.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
 
 @dataclass
 class Rules:
@@ -213,13 +235,13 @@ class Rules:
         return next((verdict for verdict in verdicts if verdict is not None), None)
 
     @overload
-    def when(self, which: Messages, verdict: DeliveryVerdict) -> AbstractContextManager[None]: ...
+    def when(self, which: Messages, verdict: DeliveryVerdict) -> Installed[DeliveryRule]: ...
     @overload
-    def when(self, which: Requests, verdict: SaVerdict) -> AbstractContextManager[None]: ...
+    def when(self, which: Requests, verdict: SaVerdict) -> Installed[SaRule]: ...
     def when(
         self, which: Messages | Requests, verdict: DeliveryVerdict | SaVerdict
-    ) -> AbstractContextManager[None]:
-        """While open, `which` get this verdict. Raises TypeError for a verdict that they cannot get."""
+    ) -> Installed[DeliveryRule] | Installed[SaRule]:
+        """Give `which` this verdict. Raises TypeError for a verdict that they cannot get."""
         picks = _Picks(which, self.random).picks
         if isinstance(which, Messages) and isinstance(verdict, DeliveryVerdict):
             message_verdict, messages = verdict, which
@@ -237,20 +259,10 @@ class Rules:
             return self.on_sa_request(on_request)
         raise TypeError(f"{type(which).__name__} cannot get {verdict!r}")
 
-    @contextmanager
-    def on_delivery(self, rule: DeliveryRule) -> Iterator[None]:
-        """While open, `rule` is asked for each message to each QP."""
-        self.deliveries.append(rule)
-        try:
-            yield
-        finally:
-            self.deliveries.remove(rule)
+    def on_delivery(self, rule: DeliveryRule) -> Installed[DeliveryRule]:
+        """Ask `rule` for each message to each QP."""
+        return Installed(self.deliveries, rule)
 
-    @contextmanager
-    def on_sa_request(self, rule: SaRule) -> Iterator[None]:
-        """While open, `rule` is asked for each SA request."""
-        self.sa_requests.append(rule)
-        try:
-            yield
-        finally:
-            self.sa_requests.remove(rule)
+    def on_sa_request(self, rule: SaRule) -> Installed[SaRule]:
+        """Ask `rule` for each SA request."""
+        return Installed(self.sa_requests, rule)

@@ -11,7 +11,7 @@ from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults import rules as faults
-from mcast.backends.sim.faults.rules import Messages, Requests
+from mcast.backends.sim.faults.rules import Installed, Messages, Requests
 from mcast.backends.sim.scenario import model
 from mcast.backends.sim.trace.events import FaultPlanted
 
@@ -78,13 +78,11 @@ def _on_requests(make: Callable[[Any], faults.SaVerdict]) -> Callable[[Fabric, A
     return install
 
 
-def _install(fabric: Fabric, fault: Any, rule: Any) -> Undo:
-    stack = ExitStack()
-    stack.enter_context(rule)
+def _install(fabric: Fabric, fault: Any, rule: Installed[Any]) -> Undo:
     _note(fabric, fault, "begins")
 
     def undo() -> None:
-        stack.close()
+        rule.remove()
         _note(fabric, fault, "ends")
 
     return undo
