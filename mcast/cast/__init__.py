@@ -1,9 +1,12 @@
 """A file from one sender to many receivers over unreliable multicast: every byte arrives, or the loss is
 reported.
 
-Every end is a full member of one group, and sends every message to the whole group. That includes answers,
-because a unicast reply does not reach another port of the same host everywhere (K-FABRIC-6). A message is a
-header (magic `mcF1`, kind, session) and a body, all in network order; `packets` has the table.
+Every end is a full member of one group. What is for all goes to the group; what a receiver answers goes to
+the sender alone, as a WELCOME to its receiver, so that the cost grows with the number of receivers, not with
+its square.
+A unicast message does not reach another port of the same host everywhere (K-FABRIC-6): a receiver whose JOIN
+gets no WELCOME says JOIN to the group from the fourth HELLO on, and its answers, too. A message is a header
+(magic `mcF1`, kind, session) and a body, all in network order; `packets` has the table.
 
 ```
 sender                                             receiver

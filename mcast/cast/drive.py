@@ -3,15 +3,16 @@ them."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from random import SystemRandom
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from mcast.api import McastAddress, McastError, Message
+from mcast.api import McastAddress, McastError, Message, QpError
 from mcast.cast.files import Sink, Source
 from mcast.cast.packets import WINDOW, number_at
 from mcast.cast.receiver import FileReceiver
@@ -19,6 +20,8 @@ from mcast.cast.sender import FileSender, Patience
 from mcast.endpoint.blocking import Endpoint
 from mcast.endpoint.probe import Peer
 from mcast.wire.addresses import Gid
+
+logger = logging.getLogger("mcast")
 
 DEPTH = 2 * WINDOW
 """The receive queue of each end, in messages: duplicates and answers of others must leave room for the
@@ -36,6 +39,11 @@ _SHORT_NAP = 0.01
 """The longest that an end sleeps, in seconds; the short one where a pipe may have become ready."""
 
 Core = TypeVar("Core", FileSender, FileReceiver)
+
+Way = tuple[Any, ...]
+"""The fields of a received message after its payload: how its sender can be answered alone."""
+
+_NOTHING = memoryview(b"")
 
 
 @lru_cache(maxsize=4096)  # asked for each message, and most messages come from a few ends
@@ -79,9 +87,10 @@ class Party(Generic[Core]):
         """
         for turn in range(_TURNS):
             with self.endpoint.recv_batch(WINDOW, timeout) as batch:
+                now = self.now
                 for message in batch:
                     if self.heeds is None or Peer(message.source, message.src_qp) in self.heeds:
-                        self.core.hears(message.payload, address_of(message), self.now)
+                        self.core.hears(message.payload, address_of(message), now, self._way_back(message))
                 if not len(batch):
                     return turn > 0
             timeout = 0.0
@@ -92,7 +101,19 @@ class Party(Generic[Core]):
         messages = self.core.messages(self.now)
         if messages:
             self._group.send_batch(messages, timeout=BOUND)
-        return bool(messages)
+        answers = self.core.answers()
+        for way, answer in answers:
+            try:
+                self._group.reply(Message(_NOTHING, *way), answer, timeout=BOUND)
+            except QpError:
+                raise
+            except (McastError, ValueError) as error:  # as if the network had lost it
+                logger.debug("no answer to %s: %s", way[0], error)
+        return bool(messages or answers)
+
+    def _way_back(self, message: Message) -> Way | None:
+        """How its sender can be answered alone; None where the group is to hear the answer."""
+        raise NotImplementedError
 
     def idle(self, limit: float) -> float:
         """How many seconds, at most `limit`, the core has nothing to say unless a message comes."""
@@ -117,6 +138,9 @@ class SendingParty(Party[FileSender]):
         self.core = FileSender(
             self.number, name_of(endpoint), source.size, largest, wanted, patience, self.now
         )
+
+    def _way_back(self, message: Message) -> Way | None:
+        return None if message.group == self._group.mgid else message[1:]
 
     def turn(self, limit: float = _NAP) -> bool:
         """Send what there is to send, then receive answers for at most `limit` seconds.
@@ -149,6 +173,9 @@ class ReceivingParty(Party[FileReceiver]):
         self._sink = sink
         largest = self._group.max_message_size
         self.core = FileReceiver(self.number, name_of(endpoint), room, largest, silence)
+
+    def _way_back(self, message: Message) -> Way | None:
+        return message[1:]
 
     def turn(self, limit: float = _NAP) -> bool:
         """Store what has come, send what there is to send, then receive for at most `limit` seconds.

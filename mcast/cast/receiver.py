@@ -51,11 +51,22 @@ After that the receiver gives the sender up, whatever else it sends.
 _BUSY = "the receiver takes another file"
 
 
+_ALONE = 3
+"""How often a receiver asks the sender alone to take part. Then it asks, and answers, through the group:
+not every network brings a unicast message from one port of a host to another (K-FABRIC-6)."""
+
+
 class _Offer(NamedTuple):
-    """A transfer that has not begun, and the address that offers it."""
+    """A transfer that has not begun, and the address that offers it.
+
+    way    how its sender can be answered alone; None: the group is answered
+    heard  how often it was offered
+    """
 
     hello: Hello
     address: str
+    way: object
+    heard: int
 
 
 class FileReceiver:
@@ -92,6 +103,7 @@ class FileReceiver:
         self._ready: deque[bytes] = deque()
         self._done: Done | None = None
         self._reports = False
+        self._alone: list[tuple[Any, bytes]] = []
         self._out: dict[Packet, int] = {}  # packet to send -> how often, however often it was asked for
 
     @property
@@ -161,7 +173,26 @@ class FileReceiver:
             self._out[self._report()] = 1
         out, self._out, self._reports = self._out, {}, False
         self.due = self._next_due
-        return [message for packet, times in out.items() for message in [encode(packet)] * times]
+        group: list[bytes] = []
+        for packet, times in out.items():
+            way = self._way_of(packet)
+            repeated = [encode(packet)] * times
+            if way is None:
+                group += repeated
+            else:
+                self._alone += [(way, message) for message in repeated]
+        return group
+
+    def answers(self) -> list[tuple[Any, bytes]]:
+        """The messages to send to one end alone, each with its `way`; ask for them after `messages`."""
+        alone, self._alone = self._alone, []
+        return alone
+
+    def _way_of(self, packet: Packet) -> object:
+        """How the sender that the packet is for hears it alone; None: it may not, and the group is told."""
+        offer = self._offers.get(packet.session)
+        tried = packet.session == self._session or isinstance(packet, Join)
+        return offer.way if offer is not None and tried else None
 
     @property
     def _next_due(self) -> float | None:
@@ -202,8 +233,11 @@ class FileReceiver:
 
     # --- what is heard ---------------------------------------------------------------------------
 
-    def hears(self, message: Buffer, address: str, now: float) -> None:
-        """Take a received message; `address` is where it came from, as text."""
+    def hears(self, message: Buffer, address: str, now: float, way: object = None) -> None:
+        """Take a received message; `address` is where it came from, as text.
+
+        `way` is anything by which the caller can answer the sender alone; None if that cannot be.
+        """
         packet = heard(message, address, self.rejected)
         if packet is None or isinstance(packet, Join | Report | Done) or self.over:
             return  # answers of other receivers
@@ -212,7 +246,7 @@ class FileReceiver:
         elif isinstance(packet, Welcome | Close) and not self._is_meant(packet):
             pass
         elif isinstance(packet, Hello):
-            self._on_hello(packet, address, now)
+            self._on_hello(packet, address, now, way)
         elif packet.session in self._offers:
             takes = _DONE if self._done else _RECEIVING if self._session else _OFFERED
             takes[type(packet)](self, packet, now)
@@ -234,7 +268,7 @@ class FileReceiver:
             # Once, because that sender was told before, and questions shall not multiply messages.
             self._out.setdefault(Done(packet.session, self._number, Verdict.FAILED, _BUSY), 1)
 
-    def _on_hello(self, packet: Hello, address: str, now: float) -> None:
+    def _on_hello(self, packet: Hello, address: str, now: float, way: object) -> None:
         if self._session:
             return  # an offer that came late
         if packet.session not in self._offers:
@@ -243,7 +277,9 @@ class FileReceiver:
                 self._forget(same[0])
             elif len(self._offers) >= _OFFERS:
                 self._forget(next(iter(self._offers)))
-        self._offers[packet.session] = _Offer(packet, address)
+        before = self._offers.get(packet.session)
+        heard = 1 if before is None else before.heard + 1
+        self._offers[packet.session] = _Offer(packet, address, way if heard <= _ALONE else None, heard)
         self._join(packet, now)
 
     def _forget(self, session: int) -> None:
@@ -259,7 +295,8 @@ class FileReceiver:
         self._out[self._join_of(packet.session)] = 1
 
     def _on_welcome(self, packet: Welcome, now: float) -> None:
-        hello, self.address = offer = self._offers.pop(packet.session)
+        offer = self._offers.pop(packet.session)
+        hello, self.address = offer.hello, offer.address
         self.sender, self.size = hello.name, None if hello.size == UNKNOWN_SIZE else hello.size
         self._session, self._fed = packet.session, now
         self._refuse([*self._offers], _BUSY)

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -119,6 +119,7 @@ class ReceiverState:
     repaired  how many copies were sent again because the receiver missed them
     lost      the pieces that the receiver missed as often as a piece is repaired
     joined    when the receiver last asked to take part
+    way       how it can be answered alone; None: through the group
     words     why the receiver failed, in its own words
     """
 
@@ -130,6 +131,7 @@ class ReceiverState:
         self.answered = 0
         self.limit, self._mark = room, 0
         self.joined = self.heard = self.moved = now
+        self.way: object = None
         self.misses: dict[int, _Misses] = {}
 
     @property
@@ -217,7 +219,10 @@ class FileSender:
         self._kept_bytes = 0
         self._fresh: deque[int] = deque()  # the numbers of those that were not sent yet
         self._repair: dict[int, None] = {}  # the numbers of those that have to be sent again
-        self._control: dict[Packet, None] = {}  # packets to send once, however often they were asked for
+        self._alone: list[tuple[Any, bytes]] = []
+        self._addresses = Counter[str]()
+        self._lossy = self._reported = False
+        self._control: dict[Packet, object] = {}  # packets to send once, however often they were asked for
         self._widest = self._window = _WINDOWS[0]
         self._serial = self._since_ask = self._judged = 0
         self._retry_at, self._retry, self._asked_at = now, patience.retry, now
@@ -241,6 +246,7 @@ class FileSender:
     @property
     def wants(self) -> int:
         """How many pieces may be offered now."""
+        self._take_in()
         sending = self._phase is _Phase.SEND and not self._ended
         return max(0, 2 * self._window - len(self._kept)) if sending else 0
 
@@ -287,21 +293,25 @@ class FileSender:
 
     # --- what is heard ---------------------------------------------------------------------------
 
-    def hears(self, message: Buffer, address: str, now: float) -> None:
-        """Take a received message; `address` is where it came from, as text."""
+    def hears(self, message: Buffer, address: str, now: float, way: object = None) -> None:
+        """Take a received message; `address` is where it came from, as text.
+
+        `way` is anything by which the caller can answer its sender alone, if the message came to this end
+        alone; else None.
+        """
         packet = None if self.over else heard(message, address, self.rejected)
         if packet is None:
             return
         if packet.session != self._session:
             self.rejected["another transfer"] += 1
         elif isinstance(packet, Join):
-            self._on_join(packet, address, now)
+            self._on_join(packet, address, now, way)
         elif isinstance(packet, Report | Done):
             self._on_answer(packet, now)
         else:
             self.rejected["a sender's message"] += 1
 
-    def _on_join(self, packet: Join, address: str, now: float) -> None:
+    def _on_join(self, packet: Join, address: str, now: float, way: object) -> None:
         smallest = min(_SMALLEST, self._largest)
         if packet.largest < smallest or packet.room < _WINDOWS[0] or packet.receiver == EVERYBODY:
             self.rejected[MALFORMED] += 1
@@ -313,16 +323,16 @@ class FileSender:
             room = min(packet.room, WINDOW)
             peer = ReceiverState(packet.receiver, packet.name, address, room, packet.largest, now)
             self.peers[packet.receiver] = peer
+            self._addresses[address] += 1
         if peer is None:
-            self._control[Close(self._session, packet.receiver, Reason.TOO_LATE, "")] = None
+            self._control[Close(self._session, packet.receiver, Reason.TOO_LATE, "")] = way
         else:
-            peer.joined = now
-            self._control[Welcome(self._session, packet.receiver)] = None
+            peer.joined, peer.way = now, way
+            self._control[Welcome(self._session, packet.receiver)] = way
         self.due = now
 
     def _has_place(self, address: str) -> bool:
-        same = sum(peer.address == address for peer in self.peers.values())
-        return len(self.peers) < MOST_RECEIVERS and same < MOST_OF_ONE
+        return len(self.peers) < MOST_RECEIVERS and self._addresses[address] < MOST_OF_ONE
 
     def _on_answer(self, packet: Report | Done, now: float) -> None:
         peer = self.peers.get(packet.receiver)
@@ -331,6 +341,7 @@ class FileSender:
         elif not self.started:
             if isinstance(packet, Done):  # the receiver has left before the beginning
                 del self.peers[packet.receiver]
+                self._addresses[peer.address] -= 1
                 if not self.peers:
                     self._deadline = self._wait_ends
         elif peer.live:
@@ -365,8 +376,8 @@ class FileSender:
             peer.lost = tuple(hopeless or peer.misses)
             self._give_up(peer, Fate.LOST)
         peer.misses = {number: missed for number, missed in peer.misses.items() if number >= peer.has}
-        self._steer(lossy)
-        self._forget()
+        self._lossy |= lossy
+        self._reported = True
 
     def _on_done(self, peer: ReceiverState, packet: Done) -> None:
         if packet.verdict is not Verdict.FAILED and self._phase is not _Phase.FINISH:
@@ -403,7 +414,7 @@ class FileSender:
 
     def _tell_given_up(self, peer: ReceiverState) -> None:
         words = f"the receiver {peer.fate.value}"
-        self._control[Close(self._session, peer.number, Reason.GIVEN_UP, words)] = None
+        self._control[Close(self._session, peer.number, Reason.GIVEN_UP, words)] = peer.way
 
     def _live(self) -> list[ReceiverState]:
         return [peer for peer in self.peers.values() if peer.live]
@@ -412,13 +423,32 @@ class FileSender:
 
     def messages(self, now: float) -> list[bytes]:
         """The messages to send now, in order. Sets `due`."""
+        self._take_in()
         if self.started and self._phase in (_Phase.SEND, _Phase.FINISH):
             self._drop_the_dead(now)
             if not self._live():
                 self._part(Reason.COMPLETE, "")
         out = _STEPS[self._phase](self, now)
         control, self._control = self._control, {}
-        return [encode(packet) for packet in control] + out
+        group: list[bytes] = []
+        for packet, way in control.items():
+            if way is None:
+                group.append(encode(packet))
+            else:
+                self._alone.append((way, encode(packet)))
+        return group + out
+
+    def answers(self) -> list[tuple[Any, bytes]]:
+        """The messages to send to one end alone, each with its `way`; ask for them after `messages`."""
+        alone, self._alone = self._alone, []
+        return alone
+
+    def _take_in(self) -> None:
+        """Judge all reports since the last time together, because each look at them asks every receiver."""
+        if self._reported:
+            self._steer(self._lossy)
+            self._forget()
+            self._lossy = self._reported = False
 
     def _gather(self, now: float) -> list[bytes]:
         enough = len(self.peers) >= self._wanted if self._wanted else False

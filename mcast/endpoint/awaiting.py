@@ -528,6 +528,17 @@ class Sender(MemberView):
                 raise
         return count
 
+    async def reply(
+        self, message: Message, payload: Buffer, imm: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Send one message to the sender of `message`, a message of this group, and to nobody else.
+
+        The other endpoint receives the payload as a message of no group, from `Endpoint.recv`. The other
+        arguments and errors are those of `send`. Raises ValueError if that sender cannot be answered, and on
+        an endpoint with sequence=True. Soft-RoCE loses unicast within a network namespace (K-FABRIC-6).
+        """
+        await self._post(self._endpoint._session.sending.reply, (message, payload), imm, timeout)
+
     async def _post(self, post: Post[Any, object], what: Any, imm: int | None, timeout: float | None) -> None:
         """Call `post` once the group is joined, and again for messages that found no room; none is sent
         twice.

@@ -364,6 +364,17 @@ class Sender(Enterable, MemberView):
         """
         return self._post(self._endpoint._session.sending.send, as_list(payloads), imm, timeout)
 
+    def reply(
+        self, message: Message, payload: Buffer, imm: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Send one message to the sender of `message`, a message of this group, and to nobody else.
+
+        The other endpoint receives the payload as a message of no group, from `Endpoint.recv`. The other
+        arguments and errors are those of `send`. Raises ValueError if that sender cannot be answered, and on
+        an endpoint with sequence=True. Soft-RoCE loses unicast within a network namespace (K-FABRIC-6).
+        """
+        self._post(self._endpoint._session.sending.reply, (message, payload), imm, timeout)
+
     def _post(self, post: Post[P, T], what: P, imm: int | None, timeout: float | None) -> T:
         """Call `post` once the group is joined; call it again if the queue pair is replaced meanwhile.
 

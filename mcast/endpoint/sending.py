@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Destination, McastError, Phase, QueuePair, mcast_error
+from mcast.api import Destination, McastError, Message, Phase, QueuePair, mcast_error
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.station import Station
@@ -97,6 +97,27 @@ class Sending:
             group.counts.sent += 1
             group.counts.sent_bytes += size
             group.counts.sent_batches += 1
+
+    def reply(
+        self,
+        group: EndpointGroup,
+        qp: QueuePair,
+        destination: Destination,
+        what: tuple[Message, Buffer],
+        imm: int | None,
+        timeout: float | None,
+    ) -> None:
+        """Post the second of `what` to the sender of the first alone."""
+        message, payload = what
+        if self._numbers:
+            raise ValueError("reply: the numbers of sequence=True are a group's: reply from another endpoint")
+        if not destination.can_reply_to(message):
+            raise ValueError(f"reply: {message.source} QP {message.src_qp} is nobody who can be answered")
+        size, limit = _size(payload), self._station.max_message_to(qp, destination)
+        if size > limit:
+            raise qp.too_large(destination, [size], limit)
+        qp.send_one(destination.reply_to(message), payload, imm, timeout)
+        self._count_sent(group, 1, size)
 
     def _send_rewritten(
         self,

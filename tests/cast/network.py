@@ -42,7 +42,10 @@ Lose = Callable[[int, int, bytes], bool]
 
 
 class Network:
-    """One sender and some receivers, each of which hears every other."""
+    """One sender and some receivers, each of which hears what the others say to the group.
+
+    unicast  whether a message to one end alone arrives; `alone` counts those that did
+    """
 
     def __init__(
         self,
@@ -55,7 +58,9 @@ class Network:
         lose: Lose = lambda source, target, message: False,
         wanted: int | None = None,
         patience: Patience = Patience(),  # noqa: B008  (immutable)
+        unicast: bool = True,
     ) -> None:
+        self.unicast, self.alone = unicast, 0
         self.data, self.at = data, 0
         self.sender = FileSender(number(0), "sender", len(data), LARGEST, wanted or receivers, patience)
         self.receivers = [self.receiver(number) for number in range(1, receivers + 1)]
@@ -65,17 +70,17 @@ class Network:
         self.now = 0.0
         self._random = Random(seed)
         self._loss, self._doubles, self._disorder, self._lose = loss, doubles, disorder, lose
-        self._queue: list[tuple[float, int, int, int, bytes]] = []
+        self._queue: list[tuple[float, int, int, int, bytes, bool]] = []
         self._posted = 0
 
     def receiver(self, end: int) -> FileReceiver:
         """A receiver as that end."""
         return FileReceiver(number(end), f"receiver {end}", WINDOW, LARGEST, silence=10.0)
 
-    def post(self, source: int, messages: list[bytes]) -> None:
-        """Put messages on their way to everybody else."""
+    def post(self, source: int, messages: list[bytes], only: int | None = None) -> None:
+        """Put messages on their way to everybody else, or to one end alone."""
         for message in messages:
-            for target in self.ends():
+            for target in self.ends() if only is None else [only]:
                 lost = self._random.random() < self._loss or self._lose(source, target, message)
                 if target == source or lost:
                     continue
@@ -83,30 +88,41 @@ class Network:
                     late = self._random.random() < self._disorder
                     delay = _LATENCY + (self._random.random() * _DISORDER if late else 0)
                     self._posted += 1
-                    heappush(self._queue, (self.now + delay, self._posted, source, target, message))
+                    heappush(
+                        self._queue,
+                        (self.now + delay, self._posted, source, target, message, only is not None),
+                    )
 
     def step(self) -> None:
         """Everybody acts; then time moves on to the next thing due."""
         sender = self.sender
         if 0 not in self.dead:
             self._feed(sender)
-            self.post(0, sender.messages(self.now))
+            self.say(0, sender)
         living = [(n, one) for n, one in enumerate(self.receivers, 1) if n not in self.dead]
         for number, receiver in living:
             while number not in self.slow and (piece := receiver.take()):
                 self.copies[number - 1] += piece
             if receiver.storable:
                 receiver.stored(self.now)
-            self.post(number, receiver.messages(self.now))
+            self.say(number, receiver)
         dues = [one.due for _, one in living if not one.over]
         dues += [sender.due] if 0 not in self.dead else []
         dues += self.dues()
         nexts = [due for due in dues if due is not None] + [found[0] for found in self._queue[:1]]
         self.now = max(self.now, min(nexts, default=self.now))
         while self._queue and self._queue[0][0] <= self.now:
-            _, _, source, target, message = heappop(self._queue)
+            _, _, source, target, message, alone = heappop(self._queue)
             if target not in self.dead:
-                self.deliver(source, target, message)
+                self.deliver(source, target, message, alone)
+
+    def say(self, number: int, end: FileSender | FileReceiver) -> None:
+        """Post what an end has to say, to all and to one."""
+        self.post(number, end.messages(self.now))
+        for only, message in end.answers():
+            if self.unicast:
+                self.alone += 1
+                self.post(number, [message], only)
 
     def dues(self) -> list[float | None]:
         """When somebody else acts."""
@@ -116,10 +132,10 @@ class Network:
         """Everybody."""
         return range(len(self.receivers) + 1)
 
-    def deliver(self, source: int, target: int, message: bytes) -> None:
+    def deliver(self, source: int, target: int, message: bytes, alone: bool) -> None:
         """It arrives."""
         end = self.receivers[target - 1] if target else self.sender
-        end.hears(message, address(source), self.now)
+        end.hears(message, address(source), self.now, source if alone or target else None)
 
     def _feed(self, sender: FileSender) -> None:
         if room := sender.wants:
@@ -178,11 +194,11 @@ class Lies(Network):
     def dues(self) -> list[float | None]:
         return [self._speaks]
 
-    def deliver(self, source: int, target: int, message: bytes) -> None:
+    def deliver(self, source: int, target: int, message: bytes, alone: bool) -> None:
         if target == self.liar:
             self._say(message)
         else:
-            super().deliver(source, target, message)
+            super().deliver(source, target, message, alone)
 
     def step(self) -> None:
         super().step()

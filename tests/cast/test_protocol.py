@@ -12,6 +12,7 @@ from mcast.cast import packets
 from mcast.cast.packets import (
     EVERYBODY,
     OVERHEAD,
+    Ask,
     Close,
     Data,
     Done,
@@ -388,3 +389,42 @@ def test_a_receiver_counts_what_is_out_of_place(end: int, packet: Packet, reason
 def test_nobody_has_the_number_of_another(one: object, other: object, salt: int) -> None:
     assert number_at(str(one), salt) == number_at(str(one), salt) != 0
     assert (number_at(str(one), salt) == number_at(str(other), salt)) == (one == other)
+
+
+def spoken_to_the_group(network: Network) -> set[type[Packet]]:
+    """The kinds of the packets that went to everybody, in a whole transfer."""
+    kinds: set[type[Packet]] = set()
+    post = network.post
+
+    def noting(source: int, messages: list[bytes], only: int | None = None) -> None:
+        kinds.update(type(decode(message)) for message in messages if only is None)
+        post(source, messages, only)
+
+    network.post = noting  # type: ignore[method-assign]
+    network.run()
+    return kinds
+
+
+def test_answers_go_to_the_sender_alone() -> None:
+    network = Network(DATA, 3)
+    assert spoken_to_the_group(network) == {Hello, Data, Ask, End, Close}
+    assert network.fates == [Fate.VERIFIED] * 3
+    assert network.alone
+
+
+def test_where_unicast_is_lost_the_group_hears_the_answers() -> None:
+    network = Network(DATA, 3, unicast=False)
+    assert spoken_to_the_group(network) >= {Join, Welcome, Report, Done}
+    assert network.fates == [Fate.VERIFIED] * 3
+    assert network.now < 2 + 4 * Patience().hello  # it took the third HELLO, and no time-out
+
+
+def test_a_receiver_that_leaves_before_the_beginning_tells_the_group() -> None:
+    """That the sender can be answered alone is not known then, and it would wait."""
+    receiver = Network(DATA, 1).receivers[0]
+    receiver.hears(encode(Hello(S, 5, "sender")), address(0), 0.0, 0)
+    receiver.messages(0.0)
+    assert [way for way, _ in receiver.answers()] == [0]
+    receiver.fail("interrupted")
+    told = [decode(message) for message in receiver.messages(0.0)]
+    assert told == [Done(S, number(1), Verdict.FAILED, "interrupted")] * 3

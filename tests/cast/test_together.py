@@ -64,6 +64,23 @@ def test_a_loss_is_counted_where_it_happened(file: str) -> None:
     assert sender.core.repeated == 1
 
 
+def test_the_cost_is_linear_in_the_receivers(file: str) -> None:
+    """Counted in messages that a queue pair is given, which no other load on the machine changes."""
+
+    def deliveries(receivers: int) -> int:
+        fabric = Fabric.roce(receivers + 1)
+        with (
+            open_fabric(fabric) as backend,
+            closing(Source(file)) as source,
+            ends(backend, GROUP, receivers, source, 30.0, 10.0) as (sender, takers),
+        ):
+            run_together(sender, takers, lambda: None)
+            assert fates(sender, takers) == [Fate.VERIFIED] * receivers
+            return sum(qp.received for qp in fabric.qps)
+
+    assert deliveries(40) < 4.4 * deliveries(10)
+
+
 def test_receivers_share_ports_when_there_are_too_few(file: str) -> None:
     sender, takers = cast(Fabric.roce(2), file)
     assert {taker.endpoint.device.name for taker in takers} == {"roce1"}

@@ -156,6 +156,20 @@ def test_messages_are_iterated_and_sent(network: Network) -> None:
     run(main)
 
 
+def test_a_reply_reaches_who_asked(network: Network) -> None:
+    async def main() -> None:
+        async with pair(network) as (one, other), one.sender(GROUP) as out, other.join(GROUP) as group:
+            await out.send(b"who?")
+            heard = await group.recv(BOUND)
+            assert heard is not None
+            await group.reply(heard, b"me")
+            answer = await one.recv(BOUND)
+            assert answer is not None
+            assert bytes(answer.payload) == b"me"
+
+    run(main)
+
+
 def test_a_join_may_be_awaited(network: Network) -> None:
     async def main() -> None:
         async with pair(network) as (one, _):

@@ -837,3 +837,40 @@ def test_a_lost_message_is_nobodys_fault_but_the_fabrics(sim: SimNet) -> None:
         group.send_batch([b"1", b"2", b"3"])
     assert texts(member, 2) == [b"1", b"3"]
     assert group.stats().sent == 3
+
+
+# --- replies ---------------------------------------------------------------------------------------
+
+
+def test_a_reply_reaches_who_asked_and_nobody_else(net: Net) -> None:
+    asking, answering, other = (net.open(number) for number in range(3))
+    question = asking.join(GROUP)
+    group, others = answering.join(GROUP), other.join(GROUP)
+    question.send(b"who?")
+    heard = group.recv(BOUND)
+    assert heard is not None
+    group.reply(heard, b"me", imm=7)
+    question.send(b"done")  # comes after the reply, had that gone to the group
+    assert texts(others, 2) == [b"who?", b"done"]
+    answer = asking.recv(BOUND)
+    while answer is not None and answer.from_self:
+        answer = asking.recv(BOUND)
+    assert answer is not None
+    assert (bytes(answer.payload), answer.imm, answer.src_qp) == (b"me", 7, answering.qp_num)
+    assert answer.group != question.mgid
+    assert group.stats().sent == 1
+
+
+def test_a_reply_that_cannot_be_is_refused(net: Net) -> None:
+    endpoint, numbered = net.open(0, max_message=100), net.open(1, sequence=True)
+    group, counted = endpoint.join(GROUP), numbered.join(OTHER)
+    group.send(b"x")
+    message = group.recv(BOUND)
+    assert message is not None
+    with pytest.raises(ValueError, match="is nobody who can be answered"):
+        group.reply(message._replace(source=group.mgid), b"x")
+    with pytest.raises(MessageTooLarge):
+        group.reply(message, bytes(group.max_message_size + 1))
+    with pytest.raises(ValueError, match="reply from another endpoint"):
+        counted.reply(message, b"x")
+    assert group.stats().sent == 1

@@ -20,6 +20,7 @@ from mcast.api import (
     Destination,
     EventChannel,
     McastError,
+    Message,
     PortEvent,
     QueuePair,
     Region,
@@ -225,7 +226,17 @@ def ready(pair: Pair, member: Membership) -> object:
     return None
 
 
+def reply(pair: Pair, member: Membership) -> object:
+    there, at = pair.there, member.destination.sgid_index
+    heard = Message(
+        memoryview(b""), there.port.gids[at], there.qp_num, member.mgid, None, False, there.port.lid
+    )
+    member.reply(heard, b"x", timeout=SOON)
+    return None
+
+
 CALLS: dict[str, Call] = {
+    "reply": reply,
     "send": lambda pair, member: member.send(b"x", timeout=SOON),
     "send_batch": lambda pair, member: member.send_batch(BATCH, timeout=SOON),
     "recv": lambda pair, member: pair.here.recv(SOON),
