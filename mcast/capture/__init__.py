@@ -1,5 +1,4 @@
-"""Record the messages that an endpoint receives to a capture file, and send the messages of a capture file
-again.
+"""Record the messages that an endpoint receives to a capture file, and send those of such a file again.
 
     with open("group.pcapng", "wb") as file:
         recorder = recorder_of(endpoint, file)  # after joining

@@ -1,5 +1,4 @@
-"""A file from one sender to many receivers over unreliable multicast: every byte arrives, or the loss is
-reported.
+"""A file from one sender to many receivers over unreliable multicast: losses are repaired, or reported.
 
 Every end is a full member of one group. What is for all goes to the group; what a receiver answers goes to
 the sender alone, as a WELCOME to its receiver, so that the cost grows with the number of receivers, not with
