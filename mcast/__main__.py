@@ -7,7 +7,7 @@ from signal import SIGINT
 
 
 def main() -> None:
-    """Run the command; Ctrl-C ends it without a traceback while its modules are read, too."""
+    """Run the command. Ctrl-C ends it without a traceback even while its modules are being imported."""
     try:
         from mcast.cli import main as run
     except KeyboardInterrupt:

@@ -1,1 +1,1 @@
-"""How fast a group is, and who answers in it."""
+"""How fast a group is, and which members answer in it."""

@@ -1,8 +1,11 @@
-"""Pings of a group: who answered how often and how fast, and what an answering member has heard. No I/O.
+"""Pings of a group: which member answered how often and how fast, and what an answering member received.
 
-A ping is a probe (`mcast.endpoint.probe`) that asks, of its own length or padded to a longer one; an answer
-is its echo, as long. Every endpoint of mcast answers those of a probe's own length, `mcast ping --answer`
-all. mckey answers nothing: it sends messages without content, and its receiver counts what comes.
+No I/O.
+
+A ping is a probe (`mcast.endpoint.probe`) that asks for an answer, in a probe's own length or padded to a
+longer one; its answer is an echo of the same length. Every endpoint of mcast answers pings of a probe's own
+length, `mcast ping --answer` answers pings of any length. mckey answers nothing: it sends messages without
+content, and its receiver counts messages.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from mcast.wire.addresses import ZERO_GID, Gid
 _NUMBERS = 1 << 32
 
 SOURCES_MAX = 10_000
-"""Queue pairs that are told apart; further ones are one row, so that inventing them fills no memory."""
+"""How many queue pairs are counted apart. All others share one row, so that invented ones fill no memory."""
 
 ALL_OTHERS = Peer(ZERO_GID, 0)
-"""Stands for those."""
+"""The row of the queue pairs beyond SOURCES_MAX."""
 
 
 def _row(table: Collection[Peer], source: Peer) -> Peer:
@@ -39,7 +42,7 @@ def parsed(payload: memoryview) -> Probe | None:
 
 
 class Times(NamedTuple):
-    """Round trips; `mdev` is their standard deviation, as in ping(8)."""
+    """Round-trip times; `mdev` is their standard deviation, as in ping(8)."""
 
     min: float
     avg: float
@@ -55,22 +58,25 @@ class AnsweringMember:
         self._trips: list[float] = []
 
     def answered(self, trip: float) -> None:
-        """It answered a ping after `trip` s."""
+        """Count an answer that came `trip` seconds after its ping."""
         self.answers += 1
         self._trips.append(trip)
 
     @property
     def times(self) -> Times:
-        """Of all answers, in seconds; there is one at least."""
+        """The times of all answers, in seconds. There must be at least one answer."""
         trips = self._trips
         avg = sum(trips) / len(trips)
         return Times(min(trips), avg, max(trips), sqrt(sum((trip - avg) ** 2 for trip in trips) / len(trips)))
 
 
 class Pinger:
-    """Counts pings and their answers on some queue pairs. `own` are the GIDs and QP numbers of these.
+    """Counts pings and their answers on some queue pairs.
 
-    first  number of the first ping: answers to an earlier program's pings have others
+    gids       the GIDs that these queue pairs send from
+    qps        the numbers of these queue pairs
+    first      the number of the first ping, so that answers to pings of an earlier program are not counted
+    send_only  True if the queue pairs do not receive from the group, and want answers sent to them alone
     """
 
     def __init__(self, gids: Collection[Gid], qps: Collection[int], first: int, send_only: bool) -> None:
@@ -83,13 +89,16 @@ class Pinger:
         self._seen: set[tuple[int, int, Peer]] = set()
 
     def ask(self, seq: int, qp_num: int, gid: Gid, now: float) -> Probe:
-        """The ping `seq` (from 1) of a queue pair, about to be sent."""
+        """The ping `seq` (from 1) of a queue pair, which is about to be sent."""
         self.sent += 1
         self._sent_at[seq, qp_num] = now
         return Probe(self._kind, (self._first + seq) % _NUMBERS, Peer(gid, qp_num))
 
     def hears(self, payload: memoryview, source: Peer, now: float) -> tuple[int, float] | None:
-        """Take a message; if it is the first answer to a ping: which, and the round trip in seconds."""
+        """Take a received message.
+
+        For the first answer of a member to a ping: the ping's `seq`, and the round trip in seconds.
+        """
         probe = parsed(payload)
         if probe is None:
             self.others[_row(self.others, source)] += 1
@@ -98,7 +107,7 @@ class Pinger:
         qp_num = probe.asker.qp_num
         sent_at = self._sent_at.get((seq, qp_num))
         if probe.kind is not Kind.ECHO or probe.asker.gid not in self._gids or sent_at is None:
-            return None  # of another's pings
+            return None  # an answer to another program's ping
         source = _row(self.members, source)
         member = self.members.setdefault(source, AnsweringMember())
         if (seq, qp_num, source) in self._seen:
@@ -115,12 +124,12 @@ class Pinger:
         )
 
     def loss(self, member: AnsweringMember) -> float:
-        """The share of pings that it has not answered, 0..1."""
+        """The share of pings that the member has not answered, 0..1."""
         return 1 - member.answers / self.sent if self.sent else 0.0
 
 
 class Heard:
-    """What an answering member has heard from one queue pair."""
+    """What an answering member received from one queue pair."""
 
     def __init__(self) -> None:
         self.pings = self.unanswered = self.messages = 0
@@ -128,17 +137,17 @@ class Heard:
 
 
 class Answerer:
-    """Answers pings, and counts everything by who sent it."""
+    """Answers pings, and counts all messages by their sender."""
 
     def __init__(self) -> None:
         self.heard: dict[Peer, Heard] = {}
         self.count = 0
 
     def hears(self, payload: memoryview, source: Peer) -> tuple[Probe, bool] | None:
-        """Take a message; its echo, if it wants one, and whether that goes to the asker alone."""
+        """Take a received message. For a ping: its echo, and whether that goes to the asker alone."""
         probe = parsed(payload)
         if probe is not None and probe.kind not in (Kind.ASK, Kind.ASK_ALONE):
-            return None  # the answer of another, or a device's question to itself
+            return None  # another member's answer, or the probe of a device's loopback
         heard = self.heard.setdefault(_row(self.heard, source), Heard())
         self.count += 1
         heard.smallest = min(heard.smallest, len(payload))
@@ -150,5 +159,5 @@ class Answerer:
         return Probe(Kind.ECHO, probe.number, source), probe.kind is Kind.ASK_ALONE
 
     def failed(self, source: Peer) -> None:
-        """The echo to a ping that `hears` has made could not be sent."""
+        """Count that the echo to a ping of this source could not be sent."""
         self.heard[_row(self.heard, source)].unanswered += 1

@@ -22,9 +22,9 @@ BOUND = 10.0
 
 
 class BenchEnd:
-    """An id on a port, with a queue pair; closing the channel frees both.
+    """An id on a port, with a queue pair. Closing the channel frees both.
 
-    Of the `settings` of an endpoint, `busy_poll`, `traffic_class` and `service_level` count here.
+    Of an endpoint's `settings` only `busy_poll`, `traffic_class` and `service_level` have an effect here.
     """
 
     def __init__(
@@ -41,14 +41,15 @@ class BenchEnd:
         self.qp: QueuePair = self.id.create_qp(init.model_copy(update={"busy_poll": settings.busy_poll}))
 
     def join(self, group: McastAddress, send_only: bool = False) -> Destination:
-        """Join and wait for the outcome; where to send to. Raises as `join_all`."""
+        """Join and wait for the outcome; return the destination to send to. Raises what `join_all` raises."""
         return join_all([self], group, send_only)[0]
 
 
 def join_all(ends: Sequence[BenchEnd], group: McastAddress, send_only: bool = False) -> list[Destination]:
-    """Let all ends, which have one channel, join the group, and wait for the outcomes; where each sends to.
+    """Let all ends join the group, and wait for the outcomes; return the destination that each end sends to.
 
-    Raises the McastError of what went wrong, TimeoutError if a join has no outcome within BOUND seconds.
+    All ends must have the same channel. Raises the McastError of a join that failed, and TimeoutError if a
+    join has no outcome within BOUND seconds.
     """
     make = JoinAttrEx.send_only if send_only else JoinAttrEx.full_member
     for end in ends:

@@ -1,8 +1,8 @@
-"""How fast a group is: the rate of batches, what was lost, and latencies one by one.
+"""How fast a group is: the rate of batches, losses, and the latency of single messages.
 
 `measure` has a sender and its receivers in this process, each with a queue pair of its own. `mcast.bench.mpi`
-has them in the processes of an MPI job. Neither ever has more in flight than a receiver has room for, so on a
-healthy fabric nothing is lost.
+has them in the processes of an MPI job. Neither ever has more messages in flight than a receiver has room
+for, so on a healthy fabric nothing is lost.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from mcast.endpoint.ports import active
 from mcast.endpoint.settings import DEFAULTS, Settings
 
 WINDOW = 256
-"""Messages sent before the receivers are asked; they have room for twice as many."""
+"""How many messages are sent before the receivers are emptied; they have room for twice as many."""
 
 COPIES = 512
-"""In flight at the most, of all receivers: a host queues no more than 1000 for its software devices."""
+"""The most copies in flight to all receivers, because a host queues no more than 1000 for its software
+devices."""
 
 CHUNK = 64
 PINGS = 2000
 GRACE = 1.0
-"""How long a receiver waits for a message before it counts as lost, in seconds."""
+"""How many seconds a receiver waits for a message before it counts as lost."""
 
 KNOCK = 0.2
 KNOCKS = round(BOUND / KNOCK)
 
 
 class Latency(NamedTuple):
-    """Microseconds, of messages sent one by one."""
+    """Percentiles and maximum, in microseconds, of messages sent one by one."""
 
     p50: float
     p90: float
@@ -43,7 +44,7 @@ class Latency(NamedTuple):
 
 
 class BenchResult(NamedTuple):
-    """`messages` were sent in `seconds`; `lost` counts each that one receiver missed."""
+    """`messages` were sent in `seconds`; `lost` counts each copy that a receiver missed."""
 
     backend: str
     size: int
@@ -71,7 +72,7 @@ def result(
     lost: int,
     latencies: Sequence[float],
 ) -> BenchResult:
-    """The result of what was counted; `latencies` in seconds."""
+    """The result of what was counted; `latencies` are in seconds."""
     rate = messages / seconds if seconds > 0 else 0.0
     delivered = rate * receivers * (1 - lost / (messages * receivers)) if messages else 0.0
     return BenchResult(
@@ -80,7 +81,7 @@ def result(
 
 
 def percentiles(latencies: Sequence[float]) -> Latency | None:
-    """None when no message arrived."""
+    """The percentiles of latencies in seconds; None when no message arrived."""
     if not latencies:
         return None
     ordered = sorted(latencies)
@@ -89,7 +90,7 @@ def percentiles(latencies: Sequence[float]) -> Latency | None:
 
 
 def window_for(receivers: int) -> int:
-    """How many messages may be on their way to so many receivers."""
+    """How many messages may be in flight to that many receivers."""
     return max(1, min(WINDOW, COPIES // receivers))
 
 
@@ -97,9 +98,10 @@ def window_for(receivers: int) -> int:
 def ends(
     backend: Backend, group: McastAddress, receivers: int, settings: Settings = DEFAULTS
 ) -> Iterator[tuple[BenchEnd, Destination, list[BenchEnd]]]:
-    """A sender on the first port and receivers on the others in turn, all of which have heard it.
+    """A sender on the first port and receivers on the others in turn, each of which has received a message of
+    the sender.
 
-    Raises TimeoutError that names a receiver that does not, ValueError where there is no port.
+    Raises TimeoutError, which names a receiver that gets nothing, and ValueError where there is no port.
     """
     ports = [place.address for place in active(backend, group)]
     init = QpInit(max_recv_wr=2 * window_for(receivers))
@@ -114,7 +116,8 @@ def ends(
 
 
 def wait_until_heard(sender: BenchEnd, destination: Destination, members: Sequence[BenchEnd]) -> None:
-    """Send empty messages until all have heard one: a switch may take a while to learn of a member."""
+    """Send empty messages until every receiver has got one, because a switch may learn of a member only after
+    a while."""
     deaf = list(members)
     for _ in range(KNOCKS):
         sender.qp.send_one(destination, b"", timeout=BOUND)
@@ -132,7 +135,7 @@ def hears(qp: QueuePair) -> bool:
 
 
 def drain(qp: QueuePair) -> None:
-    """Forget what waits."""
+    """Drop all messages that wait."""
     waiting = 1
     while waiting:
         with qp.recv(CHUNK, 0) as batch:
@@ -140,7 +143,7 @@ def drain(qp: QueuePair) -> None:
 
 
 def take(qp: QueuePair, count: int) -> int:
-    """Receive so many; how many did not come in time."""
+    """Receive `count` messages; return how many did not come in time."""
     while count:
         with qp.recv(count, GRACE) as batch:
             if not len(batch):
@@ -166,8 +169,8 @@ def measure(
 ) -> BenchResult:
     """Send for `seconds` seconds in batches, then one by one, to `receivers` receivers in this process.
 
-    Of the `settings` those count that `BenchEnd` names.
-    Raises MessageTooLarge where `size` is more than one MTU, and as `ends`.
+    `size` is in bytes. The settings that have an effect are those that `BenchEnd` names. Raises
+    MessageTooLarge if `size` is more than one MTU, and what `ends` raises.
     """
     with ends(backend, group, receivers, settings) as (sender, destination, members):
         payloads = [bytes(size)] * window_for(receivers)

@@ -1,6 +1,6 @@
 """The same measurements over the processes of an MPI job: rank 0 sends, the others receive.
 
-MPI starts the processes, tells them apart, lets them wait for one another and gathers what they count; every
+MPI starts the processes, numbers them, lets them wait for one another and gathers what they count; every
 message goes over the group. Processes on one host take its ports in turn. Needs `pip install 'mcast[mpi]'`.
 """
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
-"""What launchers tell each process: of how many it is one."""
+"""The variables by which launchers tell a process how many processes the job has."""
 
 _WHO = struct.Struct("!I")
-"""The rank that is to answer a ping; the message's first bytes."""
+"""The first bytes of a ping: the rank that has to answer."""
 
 
 def started_by_mpi() -> bool:
@@ -61,8 +61,8 @@ def measure(
 ) -> BenchResult | None:
     """As `mcast.bench.measure.measure`, between the ranks; the result on rank 0, None on the others.
 
-    A ping is answered by one rank over the next group, and its latency is half the round trip. The rate
-    includes a barrier after each window.
+    One rank answers each ping, over the next group, and the latency is half the round trip. The rate includes
+    a barrier after each window.
     """
     from mpi4py import MPI
 
@@ -92,7 +92,7 @@ def measure(
 
 
 Counted = tuple[int, int, float, list[float | None]]
-"""Lost by this rank, messages sent, in how many seconds, round trips."""
+"""Messages that this rank lost, messages sent, seconds that took, and half of each round trip in seconds."""
 
 
 def _send(
@@ -128,7 +128,8 @@ def _send(
 def _ping(
     comm: MPI.Comm, end: BenchEnd, destination: Any, size: int, seconds: float
 ) -> Iterator[float | None]:
-    """Half of each round trip, with the receivers in turn; then tell them that it is over."""
+    """Half of each round trip, with the receivers in turn; then tell the receivers that the pings are
+    over."""
     drain(end.qp)
     receivers = comm.Get_size() - 1
     stop = perf_counter() + seconds
@@ -168,7 +169,7 @@ def _receive(
             f"rank {comm.Get_rank()}: {end.address} does not hear every message within {BOUND:g} s"
         )
     drain(end.qp)
-    comm.Barrier()  # what comes from now on counts
+    comm.Barrier()  # messages count from here on
     lost = 0
     while comm.bcast(None):
         lost += take(end.qp, window)
@@ -184,7 +185,7 @@ def _receive(
 
 
 def _asked(message: Message | None) -> int:
-    """The rank that a ping asks, 0 at the end; -1 if none came, or what came is none: a stranger's."""
+    """The rank that has to answer a ping, 0 at the end; -1 if no message came, or one that is no ping."""
     if message is None or len(message.payload) < _WHO.size:
         return -1
     (who,) = _WHO.unpack_from(message.payload)
@@ -192,7 +193,7 @@ def _asked(message: Message | None) -> int:
 
 
 def _next(group: McastAddress) -> McastAddress:
-    """The group's neighbour, for answers."""
+    """The next group, for answers."""
     if isinstance(group.address, bytes):
         raise ValueError("a raw MGID has no neighbour for answers: use an IPv4 or IPv6 group")
     return McastAddress(address=group.address + 1, port=group.port)

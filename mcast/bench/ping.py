@@ -1,4 +1,4 @@
-"""Pings over queue pairs of one port in a group: to ask its pairs, and to answer."""
+"""Pings over the queue pairs of one port in a group: asking and answering."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.wire.addresses import ZERO_GID, Gid, McastAddress
 
 _SLICE = 0.002
-"""With several queue pairs, so long is each listened to in its turn."""
+"""How many seconds each of several queue pairs is listened to in its turn."""
 
 
 class PingPlace(NamedTuple):
@@ -44,10 +44,12 @@ class PingPlace(NamedTuple):
 
 
 class PingedMember(NamedTuple):
-    """A member that has answered: `loss` is the share of the pings that it did not answer, 0..1.
+    """A member that has answered.
 
-    doubles       answers to a ping that had been answered
-    milliseconds  round trips
+    answers       pings that the member answered
+    doubles       further answers to a ping that the member had answered
+    loss          the share of the pings that the member did not answer, 0..1
+    milliseconds  round-trip times
     """
 
     address: str
@@ -62,7 +64,7 @@ class PingedMember(NamedTuple):
 
 
 class OtherSource(NamedTuple):
-    """A queue pair whose `messages` were no pings."""
+    """A queue pair that sent `messages` messages which were no pings."""
 
     address: str
     qp: int
@@ -70,7 +72,8 @@ class OtherSource(NamedTuple):
 
 
 class PingResult(NamedTuple):
-    """`sent` pings of `message_size` bytes in `seconds`; who answered, and who sent anything else."""
+    """`sent` pings of `message_size` bytes in `seconds`; the members that answered, and the sources of other
+    messages."""
 
     place: PingPlace
     message_size: int
@@ -80,7 +83,7 @@ class PingResult(NamedTuple):
     others: tuple[OtherSource, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON shows it: the place in the first line."""
+        """The result as JSON shows it, with the fields of the place first."""
         lists = {
             "members": [member.as_dict() for member in self.members],
             "others": [other._asdict() for other in self.others],
@@ -89,10 +92,12 @@ class PingResult(NamedTuple):
 
 
 class HeardSource(NamedTuple):
-    """What the queue pair `by_qp` heard from one other; bytes of the smallest and the largest message.
+    """What the queue pair `by_qp` received from another queue pair.
 
-    unanswered  pings whose answer could not be sent
-    messages    what was no ping
+    pings        pings that it received
+    unanswered   pings whose answer could not be sent
+    messages     messages that were no pings
+    smallest, largest  sizes of messages, in bytes
     """
 
     address: str
@@ -106,13 +111,13 @@ class HeardSource(NamedTuple):
 
 
 class AnswerResult(NamedTuple):
-    """Whom an answering member has heard."""
+    """The sources from which an answering member received messages."""
 
     place: PingPlace
     heard: tuple[HeardSource, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON shows it: the place in the first line."""
+        """The result as JSON shows it, with the fields of the place first."""
         return _flat(self) | {"heard": [one._asdict() for one in self.heard]}
 
 
@@ -139,12 +144,12 @@ class PingQueuePairs:
 
     @property
     def now(self) -> float:
-        """Seconds on the clock that timeouts run on."""
+        """Seconds on the clock by which timeouts run."""
         return self.backend.now()
 
     @property
     def max_message_size(self) -> int:
-        """The largest message that all of them can send, in bytes."""
+        """The largest message that all these queue pairs can send, in bytes."""
         return min(qp.max_message_to(self.destinations[qp]) for qp in self.qps)
 
     def gid(self, qp: QueuePair) -> Gid:
@@ -153,7 +158,10 @@ class PingQueuePairs:
         return self.place.port.gids.get(index, ZERO_GID)
 
     def listen(self, until: float) -> Iterator[tuple[QueuePair, Message]]:
-        """What comes until then, own messages too; each is valid until the next is asked for."""
+        """The messages that come until then, own messages included.
+
+        Each is valid until the next one is asked for.
+        """
         while (rest := until - self.now) > 0:
             for qp in self.qps:
                 with self._received(qp, rest if len(self.qps) == 1 else min(rest, _SLICE)) as batch:
@@ -163,14 +171,14 @@ class PingQueuePairs:
     def _received(self, qp: QueuePair, timeout: float) -> Batch | nullcontext[tuple[()]]:
         try:
             return qp.recv(64, timeout)
-        except QpError:  # an answer that could not be sent: other messages still can be received
+        except QpError:  # an answer could not be sent, which must not end the receiving of others
             qp.reset()
             return nullcontext(())
 
     def answer(self, qp: QueuePair, message: Message, echo: bytes, alone: bool) -> bool:
-        """Answer to the group, or to the asker alone; whether it could be sent.
+        """Send an answer to the group, or to the asker alone; return whether it could be sent.
 
-        Whoever asks chooses where an answer goes: to where there is no way from here, for example.
+        The asker chooses where an answer goes, so it may be an address that cannot be reached from here.
         """
         group = self.destinations[qp]
         try:
@@ -195,9 +203,9 @@ def joined(
     no_loopback: bool = False,
     settings: Settings = DEFAULTS,
 ) -> Iterator[PingQueuePairs]:
-    """That many queue pairs on the place, all in the group.
+    """That many queue pairs on the port, all in the group.
 
-    Raises ValueError if the device cannot keep own messages back, and as `join_all`.
+    Raises ValueError if `no_loopback` is wanted and the device cannot do it, and what `join_all` raises.
     """
     with backend.event_channel() as channel:
         try:
@@ -206,7 +214,7 @@ def joined(
         except (NotSupported, InvalidArgument):
             if not no_loopback:
                 raise
-            raise ValueError(f"{place.device.name} cannot keep own messages back") from None
+            raise ValueError(f"{place.device.name} cannot keep own messages from this host") from None
         destinations = join_all(ends, address, send_only)
         qps_to = {end.qp: to for end, to in zip(ends, destinations, strict=True)}
         yield PingQueuePairs(backend, place, address, qps_to, send_only)
@@ -220,9 +228,12 @@ def ping_all(
     timeout: float,
     answered: Callable[[Peer, int, float], None] = lambda peer, seq, seconds: None,
 ) -> PingResult:
-    """Ask `count` times; Ctrl-C ends it early.
+    """Ask `count` times; Ctrl-C ends it early. Return who answered.
 
-    answered  is told of each answer: whose, to which ping, and the round trip in seconds
+    size      of each ping, in bytes
+    interval  seconds from one ping to the next
+    timeout   seconds to wait for answers to the last ping
+    answered  is called for each answer with the member, the number of the ping, and the round trip in seconds
     """
     numbers = [qp.qp_num for qp in pairs.qps]
     pinger = Pinger(pairs.gids, numbers, SystemRandom().randrange(1 << 32), pairs.send_only)
@@ -250,7 +261,8 @@ def ping_all(
 
 
 def answer_all(pairs: PingQueuePairs, count: int | None) -> AnswerResult:
-    """Answer until each queue pair has heard `count` messages, or Ctrl-C."""
+    """Answer pings until each queue pair has received `count` messages (None: without end), or until
+    Ctrl-C."""
     answerers = {qp.qp_num: Answerer() for qp in pairs.qps}
     with suppress(KeyboardInterrupt):
         while count is None or any(answerer.count < count for answerer in answerers.values()):

@@ -23,46 +23,33 @@ CLOSE  to all or to one receiver, and why     ->
 
 - A transfer is a session, whose number the sender chooses. The transfer begins when as many receivers as are
   wanted have joined. A receiver that joins later gets a CLOSE, and waits for the next session. Only a
-  receiver
-  that got a WELCOME takes pieces.
+  receiver that got a WELCOME takes pieces.
 - Pieces are numbered from 0. A piece is as long as the bytes that are there, so that the bytes of a pipe do
-not
-  wait for more.
+  not wait for more.
 - At most a window of pieces is under way: as many as every receiver has room for, and as many copies in all
-as a
-  host queues. A loss halves the window, reports without a loss open it again.
+  as a host queues. A loss halves the window, reports without a loss open it again.
 - ASK has a serial number, which REPORT repeats. A piece counts as lost only if the report answers an ASK that
-was
-  sent after the piece. A lost piece is sent again, a limited number of times for each receiver and piece.
+  was sent after the piece. A lost piece is sent again, a limited number of times for each receiver and piece.
 - `next` says that all pieces before it have arrived, bit i of the bitmap that piece next+i has, `room` for
-how many
-  pieces from next on there is memory. So a receiver whose reader is slow slows the sender down; it is given
-  up if it
-  takes less than the smallest window in a minute.
+  how many pieces from next on there is memory. So a receiver whose reader is slow slows the sender down; it
+  is given up if it takes less than the smallest window in a minute.
 - An ASK without an answer is repeated. A receiver that stays silent, or that has missed one piece too often,
-is given
-  up by name, and the others go on. If the sender falls silent, the receiver ends with an error.
+  is given up by name, and the others go on. If the sender falls silent, the receiver ends with an error.
 - A file ends where it ended when it was opened; if it becomes shorter, the transfer fails. A receiver stores
-as many
-  bytes as HELLO has announced, no more and no fewer.
+  as many bytes as HELLO has announced, no more and no fewer.
 - A file that has arrived whole, by its digest, is stored, even if its sender is gone.
 - The receiver says `verified` when the digest is right and the file is in its place.
 - A receiver sends each answer once in a turn, however often it is asked, so that a flood of questions makes
-no flood
-  of answers.
+  no flood of answers.
 - A receiver takes part in one transfer. It tells the senders of other transfers, which would wait for it
-otherwise.
+  otherwise.
 - A receiver gives up a sender that announces pieces and does not send them for a minute, or that sends
-nothing new
-  for an hour, even if the sender is not silent.
+  nothing new for an hour, even if the sender is not silent.
 - A message that is not of the protocol, malformed, or out of place changes nothing, and is counted by reason.
 - The number of an end is bound to the address that it sends from, so no end can speak for one at another
-address.
-  A member that lies costs only itself: the others neither wait for it without end nor take its pieces for
-  those of
-  their sender. Ends that share an address can lie about each other. There is no authentication: a receiver
-  takes
-  the file of whoever offers one first.
+  address. A member that lies costs only itself: the others neither wait for it without end nor take its
+  pieces for those of their sender. Ends that share an address can lie about each other. There is no
+  authentication: a receiver takes the file that is offered first.
 
 `sender.FileSender` and `receiver.FileReceiver` are the two ends, without I/O: received messages and the time
 go in, messages to send come out. Times are seconds of any one clock. `drive` runs the ends on endpoints,

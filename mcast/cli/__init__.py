@@ -1,6 +1,7 @@
-"""The command `mcast`: one file for each sub-command; what they need is imported when they run.
+"""The command `mcast`: one file for each sub-command, which imports what it needs when it runs.
 
-Bad input ends with one sentence on stderr and status 2; a run that fails, with status 1.
+After bad input it prints one sentence on stderr and exits with status 2; after a run that fails, with status
+1.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from mcast.errors.tree import BackendError
 
 app = typer.Typer(
     name="mcast",
-    help="RDMA multicast: try it, ask what this host can do, prove a provider conforms.",
+    help="RDMA multicast: try it, check this host, send files, measure, test providers.",
     invoke_without_command=True,
     add_completion=True,
     rich_markup_mode=None,
@@ -99,10 +100,10 @@ class _Closed(RawIOBase):
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    if sys.stdout is None:  # what is printed is not lost without a word
+    if sys.stdout is None:  # closed from the beginning: printing shall fail, not vanish
         sys.stdout = TextIOWrapper(cast(BinaryIO, _Closed()), write_through=True)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: the name of a file may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, because a file's name may be no text
     sys.exit(_run())
 
 
@@ -118,14 +119,14 @@ def _run() -> int:
         return _say(str(error), error.status)
     except BackendError as error:
         return _say(str(error), 2)
-    except KeyboardInterrupt:  # while somebody is slow to read what was printed
+    except KeyboardInterrupt:  # while a pipe's reader is slow to read the output
         return 128 + SIGINT
     except BrokenPipeError:
-        # Whoever read us has left; the interpreter must not try to flush to it again.
+        # The reader of the pipe is gone, so the interpreter must not try to flush to it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        # Errors of the contract say call and causes; another is the system's: a full disk, say.
+        # An error of the contract, with its call and causes, or one of the system: a full disk, say.
         return _say(str(error), 1)
 
 

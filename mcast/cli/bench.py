@@ -47,17 +47,18 @@ def bench(
     *,
     settings: Settings,
     min_rate: Annotated[
-        float | None, typer.Option(min=0, help="Fail below so many messages a second.")
+        float | None, typer.Option(min=0, help="Fail below this many messages a second.")
     ] = None,
     max_p99: Annotated[
-        float | None, typer.Option(min=0, help="Fail if the 99th percentile takes more microseconds.")
+        float | None, typer.Option(min=0, help="Fail if the 99th percentile is above this, in us.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure message rate, loss and latency.
 
-    Messages are sent in batches for the rate, then one by one for the latency. Exit status 1 if a limit is
-    missed. Between hosts: mpirun or srun starts one rank each, rank 0 sends (pip install 'mcast[mpi]').
+    Messages are sent in batches for the rate, then one by one for the latency. The exit status is 1 if
+    --min-rate or --max-p99 is missed. Between hosts, start one rank on each with mpirun or srun; rank 0 sends
+    (pip install 'mcast[mpi]').
     """
     from mcast.bench.mpi import started_by_mpi
 
@@ -105,7 +106,7 @@ def _over_ranks(
         with open_backend(backend) as opened:
             require(settings, places_of(opened))
             return measure(comm, opened, address, size, seconds, settings)
-    except Exception as error:  # the other ranks wait for this one
+    except Exception as error:  # end the other ranks as well, which wait for this one
         typer.echo(f"mcast bench: {error}", err=True)
         comm.Abort(1)
         raise

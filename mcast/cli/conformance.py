@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mcast.conformance.report import SuiteReport
 
 _TEST_TIMEOUT = 120
-"""Seconds that one test may take; a provider that hangs then fails it."""
+"""How many seconds one test may take, so that a provider that hangs fails the test."""
 
 _PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 
@@ -48,7 +48,7 @@ def conformance(
             metavar="NAME",
             callback=_checked,
             autocompletion=backend_names,
-            help="The same, and it must be able to run.",
+            help="Backend to test, which must be able to run here.",
         ),
     ] = None,
     json_file: Annotated[
@@ -60,13 +60,13 @@ def conformance(
         typer.Option("--html", metavar="FILE", callback=output_file, help="Write the report as a page."),
     ] = None,
     lab: Annotated[
-        bool, typer.Option("--lab", help="Run what is not simulated in the lab, a machine with Soft-RoCE.")
+        bool, typer.Option("--lab", help="Run real backends in the lab, a machine with Soft-RoCE.")
     ] = False,
 ) -> None:
     """Prove that backends keep the contract.
 
-    Runs the conformance suite on each backend (default: sim-roce and sim-ib) and shows clause by clause what
-    holds. The status is 1 if anything fails.
+    Runs the conformance suite on each backend (default: sim-roce and sim-ib) and shows for each clause
+    whether it holds. The status is 1 if anything fails.
     """
     for package in ("pytest", "pytest_timeout"):
         if not find_spec(package):
@@ -92,7 +92,7 @@ def conformance(
 
 
 def _run_with_lab(backends: list[str], required: list[str]) -> SuiteReport:
-    """Simulated backends in this process, the others in the lab; one report of both."""
+    """Run simulated backends in this process and the others in the lab; return one report of both."""
     from mcast.conformance.report import merge
     from mcast.contract.registry import SIMULATED
     from mcast.lab import LabError
@@ -114,7 +114,7 @@ def _run_with_lab(backends: list[str], required: list[str]) -> SuiteReport:
 
 
 def run_suite(backends: list[str], required: list[str]) -> SuiteReport:
-    """Run the shipped tests in this process, whatever pytest configuration lies about."""
+    """Run the shipped tests in this process, without any pytest configuration of this host."""
     import pytest
 
     import mcast.conformance

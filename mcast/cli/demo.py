@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from mcast.endpoint.settings import Settings
 
 _WAIT, _PATIENCE = 30.0, 60.0
-"""Seconds until all must have heard of each other, and until a silent end is given up."""
+"""How many seconds the ends may take to find each other, and how long one may be silent before it is given
+up."""
 
 _DEFAULT_SIZE = 4 << 20
 _BLOCK = 1 << 20
@@ -34,7 +35,7 @@ _BLOCK = 1 << 20
 @with_settings
 def demo(
     file: Annotated[
-        Path | None, typer.Argument(help="The file to send; made up if there is none.", show_default=False)
+        Path | None, typer.Argument(help="The file to send; without it one is made up.", show_default=False)
     ] = None,
     receivers: Annotated[int, typer.Option(min=1, max=1000, help="How many receivers.")] = 3,
     backend: BackendName = "sim",
@@ -51,12 +52,12 @@ def demo(
 ) -> None:
     """Multicast a file, and verify each copy.
 
-    Sender and receivers do what `mcast send` and `mcast recv` do, and hear nobody else.
+    Sender and receivers do what `mcast send` and `mcast recv` do, and ignore all others.
     """
     from mcast.contract.registry import SIMULATED, open_backend
 
     if file and file_size is not None:
-        raise typer.BadParameter("--size is of the made-up file: leave it out, or leave out FILE")
+        raise typer.BadParameter("--size is for a made-up file: leave out --size or FILE")
     options = {"ports": receivers + 1} if backend in SIMULATED else {}
     with (
         _given(file) if file else _made_up(_DEFAULT_SIZE if file_size is None else file_size) as path,
@@ -97,7 +98,8 @@ def _made_up(length: int) -> Iterator[Path]:
 def _transfer(
     backend: Backend, group: McastAddress, receivers: int, path: Path, settings: Settings
 ) -> dict[str, Any]:
-    """Send the file from the first port to receivers on the others in turn. What happened, for JSON."""
+    """Send the file from the first port to receivers on the others in turn; return what happened, for
+    JSON."""
     from mcast.cast.files import Source
     from mcast.cast.together import ends, run
     from mcast.cli.send import SendWatch

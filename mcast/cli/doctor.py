@@ -1,4 +1,4 @@
-"""`mcast doctor`: what is wrong with this host, and what mends it."""
+"""`mcast doctor`: what is wrong with this host, and how to repair it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mcast.api import Status
 
 Diagnosis = dict[str, Sequence[Finding]]
-"""What was found for each provider."""
+"""Provider -> what was found for it."""
 
 
 def doctor(
@@ -38,26 +38,25 @@ def doctor(
             "--backend",
             parser=backend_name,
             autocompletion=backend_names,
-            help="Look for this one alone; repeatable.",
+            help="Check for this backend alone; repeatable.",
             metavar="NAME",
         ),
     ] = None,
     listen: Annotated[
         float,
-        typer.Option(
-            help="Listen so many seconds for IGMP queriers; as root, 130 hears all.", min=0, max=3600
-        ),
+        typer.Option(help="Listen for IGMP queriers, seconds; as root, 130 finds all.", min=0, max=3600),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Find what is wrong here, and say what mends it.
+    """Find what is wrong on this host, and how to repair it.
 
-    Looks at everything that multicast needs; nothing is changed. Exit status 1 if there is a problem;
-    warnings leave it 0. With ERROR: what it most likely means in each phase, and how to check that.
+    Checks everything that multicast needs, and changes nothing. The exit status is 1 if there is a problem,
+    and 0 after warnings. With ERROR, says what that error most likely means in each phase, and how to check
+    that.
     """
     if error is not None:
         if backend or listen:
-            raise typer.BadParameter("ERROR is explained without a look at the host: leave the options out")
+            raise typer.BadParameter("ERROR is explained without checking this host: leave the options out")
         _explain(error, as_json)
         return
     found = _examine(backend or (), listen)
@@ -69,7 +68,7 @@ def doctor(
 
 
 def _explain(error: str, as_json: bool) -> None:
-    """The rows of the table of causes for it, in order of phases."""
+    """Show the rows of the table of causes for an error, in order of phases."""
     from mcast.errors.cause import Phase
     from mcast.errors.causes import errno_name, rows_of, where
 
@@ -105,7 +104,7 @@ def _explain(error: str, as_json: bool) -> None:
 
 
 def _examine(names: Sequence[str], listen: float) -> Diagnosis:
-    """The findings of the named providers; of all, each under one name, if none is named."""
+    """The findings of the named providers; if none is named, of all providers, each under one name."""
     from mcast.contract.registry import backend_names, provider
 
     found: Diagnosis = {}

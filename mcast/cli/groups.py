@@ -1,4 +1,4 @@
-"""`mcast groups`: which groups exist and who is in them, as far as this host can see."""
+"""`mcast groups`: the groups that exist and their members, as far as this host can see."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from mcast.wire.addresses import McastAddress
 from mcast.wire.mapping import ipv4_group_of, is_mapped
 
 _NEVER_SNOOPED = ip_network("224.0.0.0/24")
-"""Switches flood these, and list them nowhere (RFC 4541, 2.1.2)."""
+"""Switches send messages of these groups to every port, and list them nowhere (RFC 4541, 2.1.2)."""
 
 
 def groups(
     wanted: Annotated[
         list[McastAddress] | None,
-        typer.Argument(parser=group, metavar="GROUP", help="Show these alone; status 1 if nobody is in one."),
+        typer.Argument(parser=group, metavar="GROUP", help="Show these; status 1 if one has no member."),
     ] = None,
     backend: BackendName = "rdma",
     as_json: Json = False,
 ) -> None:
-    """Show which groups there are, and who is in them.
+    """Show which groups there are, and their members.
 
-    Of other hosts only what a bridge of this host, or the SA, tells; what cannot be seen is said.
+    Members on other hosts are shown if a bridge of this host, or the SA, knows them. The last lines say what
+    cannot be seen from here.
     """
     from mcast.contract.registry import open_backend
 
@@ -74,7 +75,7 @@ def _as_json(backend: str, shown: Sequence[GroupInfo], unseen: Sequence[str]) ->
 
 
 def _name(info: GroupInfo) -> str:
-    """The IPv4 group that it is, else its MGID."""
+    """The IPv4 group that the MGID stands for; if it stands for none, the MGID."""
     return str(ipv4_group_of(info.mgid) or info.mgid)
 
 
@@ -111,10 +112,11 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable) -> None:
 
 
 def _where(member: GroupMember, info: GroupInfo, snooped: bool) -> str:
-    """The tables that have it; and the one that lacks it, since that one delivers."""
+    """The tables that have the member, and the switch's table if that lacks it, because the switch delivers
+    by it."""
     found = ", ".join(where.value for where in _sources(member)) + (", send-only" if member.send_only else "")
     group = info.mgid.ipv4
     lacking = snooped and member.seen_in == {GroupSource.HOST}
     if lacking and group is not None and group not in _NEVER_SNOOPED:
-        return f"{found}\n[yellow]not in the switch's: it gets nothing[/]"
+        return f"{found}\n[yellow]not in the switch's: gets no message[/]"
     return found

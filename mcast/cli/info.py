@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Show what works here, and how to mend what does not."""
+    """Show which providers work here, and what the others need."""
     from mcast import __version__, backend_names
 
     found = {
@@ -34,7 +34,7 @@ def info(
 
 
 def _look(name: str) -> dict[str, Any]:
-    """What can be said of a backend: its status, and its ports if it opens."""
+    """What can be said of a backend: its status, and its ports if it can be opened."""
     from mcast import backend_status, open_backend
 
     status, ports = backend_status(name), list[dict[str, Any]]()

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _AGAIN = 0.01
-"""Seconds until a signal is sent again whose interrupt Python has dropped."""
+"""How many seconds after Python has dropped a signal's interrupt the signal is sent again."""
 
 
 @contextmanager
 def ends_cleanly() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, with what it has to tidy up; one word says so."""
+    """Make SIGTERM and SIGHUP end the block as Ctrl-C does, with all that it tidies up; the command then says
+    "interrupted"."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
@@ -38,7 +39,7 @@ def ends_cleanly() -> Iterator[None]:
             hook(unraisable)
 
     def again(number: int) -> None:
-        while _runs(main, dropped):  # what is raised there is dropped as well
+        while _runs(main, dropped):  # an exception that is raised there is dropped as well
             time.sleep(_AGAIN)
         signal.pthread_kill(main, number)
 

@@ -1,4 +1,4 @@
-"""What `mcast top` and `mcast record` share: an endpoint in some groups, and made-up traffic to look at."""
+"""What `mcast top` and `mcast record` share: an endpoint in some groups, and made-up traffic for it."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ Demo = Annotated[
 ]
 
 DEPTH = 4096
-"""Receives of who listens: bursts of many senders meet in one queue."""
+"""The receive queue, in messages: it is long, because bursts of many senders meet in it."""
 
 BOUND = 10.0
 """The longest that a join or a send may take, in seconds."""
 
 _RATE, _SIZE, _TICK = 1000, 256, 0.02
-"""Made-up traffic: messages a second for each group, their bytes, and the seconds between two batches."""
+"""Made-up traffic: messages a second for each group, their size in bytes, and the seconds between two
+batches."""
 
 
 @contextmanager
 def opened(name: str, demo: bool) -> Iterator[Backend]:
-    """The backend. A simulated one has nobody to listen to, unless this process sends as well."""
+    """The backend. On a simulated one nobody sends, unless this process does."""
     if name in SIMULATED and not demo:
         raise Failure(
-            f"{name!r} is a fabric inside this process, where no other could send: add --demo for made-up "
-            "messages, or use --backend rdma",
+            f"{name!r} is a fabric inside this process, on which no other program can send: add --demo for "
+            "made-up messages, or use --backend rdma",
             2,
         )
-    # Two threads, so time has to be the wall's.
+    # Real time, because there are two threads.
     options: dict[str, object] = {"ports": 2, "clock": "wall"} if name in SIMULATED else {}
     with open_backend(name, **options) as backend:
         yield backend
@@ -98,11 +99,11 @@ def _made_up_traffic(listener: Endpoint, groups: Sequence[McastAddress]) -> Iter
         def run() -> None:
             due = time.monotonic()
             while not stop.wait(max(0.0, due - time.monotonic())):
-                due = max(due + _TICK, time.monotonic())  # what a slow machine misses is not caught up
+                due = max(due + _TICK, time.monotonic())  # a slow machine sends less, and does not catch up
                 for sender in senders:
                     try:
                         sender.send_batch(batch, timeout=BOUND)
-                    except McastError:  # the listener is told of the same trouble, in words
+                    except McastError:  # the listening endpoint reports the same trouble
                         return
 
         thread = threading.Thread(target=run, name="mcast-demo-traffic")

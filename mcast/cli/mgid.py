@@ -1,4 +1,4 @@
-"""`mcast mgid`: how an address becomes an MGID and a MAC address, and what else becomes the same."""
+"""`mcast mgid`: how an address becomes an MGID and a MAC address, and which others become the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mcast.wire.packets import ROCE_UDP_PORT
 from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, partners
 
 _MAC = re.compile(r"[0-9a-f]{2}([:-][0-9a-f]{2}){5}", re.IGNORECASE)
-_MAC_FOLDS = "the MAC keeps 23 of the 28 bits in which groups differ"
+_MAC_FOLDS = "IPv4 groups differ in 28 bits, of which the MAC address has 23"
 
 SCOPES = {
     1: "interface-local",
@@ -36,8 +36,8 @@ SCOPES = {
 
 _FLAGS = {
     mapping.TRANSIENT: "T: transient",
-    2: "P: made of a unicast prefix",
-    4: "R: holds a rendezvous point",
+    2: "P: from a unicast prefix",
+    4: "R: has a rendezvous point",
 }
 
 _SIGNATURES = {
@@ -58,7 +58,7 @@ _IPV4_BLOCKS = {
     ip_network("239.0.0.0/8"): "administratively scoped (RFC 2365)",
     ip_network("224.0.0.0/4"): "globally scoped (RFC 5771)",
 }
-"""The first that holds the group says what it is for."""
+"""The first block that contains the group says what the group is for."""
 
 
 class Mac(bytes):
@@ -72,7 +72,7 @@ Given = IPv4Address | IPv6Address | Mgid | Mac
 
 
 class Address(NamedTuple):
-    """What was given, under a name that the help can show."""
+    """The address that was given; the class's name is what the help shows."""
 
     value: Given
 
@@ -81,7 +81,7 @@ Section = dict[str, Any]
 
 
 class _Shared(NamedTuple):
-    """Who else ends in the same place: how many others, and all or some of them."""
+    """How many other groups have the same MGID or MAC address, and all or some of them."""
 
     where: str
     others: int
@@ -90,7 +90,7 @@ class _Shared(NamedTuple):
 
 
 def _given(text: str) -> Given:
-    """An IPv4 or IPv6 group, an MGID that carries its maker's signature, or a MAC address of groups."""
+    """An IPv4 or IPv6 group, an MGID whose signature says how it was made, or a MAC address of groups."""
     if _MAC.fullmatch(text):
         mac = Mac(bytes.fromhex(text.replace("-", ":").replace(":", "")))
         if mac[:2] == b"\x33\x33" or mapping.ipv4_groups_of(mac):
@@ -123,7 +123,7 @@ def _address(text: str) -> Address:
 
 
 def _pkey(text: str) -> int:
-    """A partition, with the membership bit that an IPoIB MGID has (RFC 4391, 4)."""
+    """The number of a partition, with the membership bit that an IPoIB MGID has (RFC 4391, 4)."""
     try:
         number = int(text, 16)
     except ValueError:
@@ -156,13 +156,13 @@ def mgid(
         int, typer.Option(parser=_pkey, metavar="P_KEY", help="The partition on InfiniBand, in hex.")
     ] = "0xffff",  # type: ignore[assignment]  # text, read by the parser
     scope: Annotated[
-        int, typer.Option(parser=_scope, metavar="SCOPE", help="The scope of its IPoIB broadcast group.")
+        int, typer.Option(parser=_scope, metavar="SCOPE", help="The scope of the IPoIB broadcast group.")
     ] = "2",  # type: ignore[assignment]
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Show what a group is called on each link layer.
+    """Show the addresses of a group on each link layer.
 
-    That is its MGID and MAC address, and with what else it shares them.
+    Shows the MGID and the MAC address, and the other groups that have the same.
     """
     broadcast = mapping.ipoib_broadcast_mgid(pkey, scope)
     explained = [_explain(address.value, broadcast) for address in addresses]
@@ -262,7 +262,7 @@ def _meaning(group: IPv4Address | IPv6Address) -> str:
 
 def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
     if isinstance(group, IPv4Address):
-        yield _Shared("InfiniBand MGID", 0, "the MGID keeps all 28 bits in which groups differ")
+        yield _Shared("InfiniBand MGID", 0, "the MGID has all 28 bits in which IPv4 groups differ")
         others = mapping.ipv4_groups_of(mapping.group_mac(Gid(group)))
         yield _Shared(
             "RoCEv2 MAC",
@@ -270,23 +270,23 @@ def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
             _MAC_FOLDS,
             tuple(str(other) for other in others if other != group),
         )
-        yield _Shared("RoCEv1 MAC", 0, "the whole IPv4 address is kept")
+        yield _Shared("RoCEv1 MAC", 0, "the MAC address has the whole IPv4 address")
     elif mapping.is_sa_assigned(group):
-        yield _Shared("InfiniBand MGID", 0, "it is used as it stands")
+        yield _Shared("InfiniBand MGID", 0, "the address is used unchanged")
         yield _IPV6_MAC
     else:
         examples = (ip_address(bytes((255, byte)) + group.packed[2:]) for byte in _OTHER_SCOPES)
         yield _Shared(
             "InfiniBand MGID",
             (1 << 40) - 1,
-            "the last 80 bits are kept; flags and scope are not among them",
+            "the MGID has the last 80 bits of the address, without its flags and scope",
             tuple(str(other) for other in examples if other != group),
         )
         yield _IPV6_MAC
 
 
 _OTHER_SCOPES = (0x02, 0x05, 0x08, 0x0E)
-_IPV6_MAC = _Shared("RoCEv1 MAC", (1 << 88) - 1, "the last 32 of 120 bits are kept")
+_IPV6_MAC = _Shared("RoCEv1 MAC", (1 << 88) - 1, "IPv6 groups differ in 120 bits, of which the MAC has 32")
 
 
 # --- and back ----------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def _stands_for(given: Mgid) -> str:
     if fields.pkey is not None and given == mapping.ipoib_broadcast_mgid(fields.pkey, fields.scope):
         return "255.255.255.255: the broadcast group of IPoIB"
     if fields.signature is Signature.SA_ASSIGNED:
-        return "itself: the SA made it up"
+        return "the MGID itself, which the SA chose"
     if fields.signature in (Signature.IPOIB_IPV6, Signature.RDMA_CM_IPV6):
         return f"each of 2^40 IPv6 groups, such as {IPv6Address(bytes.fromhex('ff0e00000000') + given[6:])}"
     return "no group: an IPv4 group leaves bytes 6 to 11 zero"
@@ -339,7 +339,7 @@ def _of_mac(given: Mac) -> Section:
     else:
         of_v1 = f" and of the IPv4 group {ipv4}" if ipv4.is_multicast else ""
         kind = f"MAC address of IPv6 groups{of_v1} on RoCEv1"
-        meaning = "the last 32 bits of the MGID are kept"
+        meaning = "the MAC address has the last 32 bits of the MGID"
     section: Section = {"title": "RoCEv2" if found else "RoCEv1", "mac": str(given)}
     if found:
         section["stands_for"] = list(map(str, found))
@@ -347,7 +347,7 @@ def _of_mac(given: Mac) -> Section:
 
 
 def _collisions(explained: Iterable[Section]) -> list[Section]:
-    """Which of the given addresses have a name in common: `same`, `name`, `addresses`."""
+    """The MGIDs and MAC addresses that several of the given addresses have: `same`, `name`, `addresses`."""
     named: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     for explanation in explained:
         for section in explanation["sections"]:
@@ -371,8 +371,8 @@ def _joined(text: str | list[str]) -> str:
 
 
 _DEFAULT_PARTITION = " (the default partition)"
-_ANY_MLID = f"0x{MLID_FIRST:04x} to 0x{MLID_LAST:04x}, as the SA chooses when the group is made"
-_NO_MLID = "none: there is no SA; switches learn of members by IGMP"
+_ANY_MLID = f"0x{MLID_FIRST:04x} to 0x{MLID_LAST:04x}; the SA chooses one when the group is made"
+_NO_MLID = "none, because RoCE has no SA; switches learn of members by IGMP"
 
 _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "mgid": ("MGID", lambda mgid: mgid or "none"),
@@ -393,7 +393,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def _show(explanation: Section, brief: bool) -> None:
-    """`brief` leaves out the groups that nobody asked about."""
+    """Print what is known of one address; `brief` leaves out the groups that were not asked about."""
     meaning = f", {explanation['meaning']}" if explanation["meaning"] else ""
     wrapped(f"{explanation['given']}  ", f"{explanation['kind']}{meaning}")
     for section in explanation["sections"]:

@@ -1,4 +1,5 @@
-"""`mcast ping`: ask the members of a group, and answer; with mckey's flags, and with mckey as the other."""
+"""`mcast ping`: ask the members of a group, or answer; takes mckey's flags, and works with a mckey at the
+other end."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def ping(
     ] = None,
     unmapped: Annotated[
         McastAddress | None,
-        typer.Option("-M", parser=_mgid, metavar="MGID", help="A raw MGID instead; wants -b or --device."),
+        typer.Option("-M", parser=_mgid, metavar="MGID", help="A raw MGID instead; needs -b or --device."),
     ] = None,
     answer: Annotated[bool, typer.Option("--answer", help="Answer the pings of others instead.")] = False,
     bind: Bind = None,
@@ -92,7 +93,7 @@ def ping(
         float, typer.Option("-i", min=0.001, metavar="SECONDS", help="From one ping to the next.")
     ] = 1.0,
     timeout: Annotated[
-        float, typer.Option("-W", min=0.001, metavar="SECONDS", help="Wait so long for the last answers.")
+        float, typer.Option("-W", min=0.001, metavar="SECONDS", help="How long to wait for the last answers.")
     ] = 1.0,
     *,
     settings: Settings,
@@ -102,16 +103,17 @@ def ping(
     """Ask the members of GROUP; show losses and round trips.
 
     Every endpoint of mcast answers pings of 61 bytes; `mcast ping --answer` answers those of any length.
-    The flags are mckey's: without --answer this sends as mckey -s does, and a mckey at the other end counts
-    what comes, and answers nothing. The status is 0 if anybody answered, or with --answer pinged or sent.
+    The flags are those of mckey. Without --answer this command sends as mckey -s does; a mckey at the other
+    end counts messages, and answers nothing. The status is 0 if a member answered, or, with --answer, if
+    anybody sent a message.
     """
     wanted = [found for found in (address, mapped, unmapped) if found is not None]
     if len(wanted) != 1:
         raise Failure("give one group: GROUP, -m ADDR or -M MGID", 2)
     if unmapped is not None and bind is None and device is None:
-        raise Failure("-M leads to no port: say where with -b ADDR or --device DEV", 2)
+        raise Failure("-M does not say which port: give -b ADDR or --device DEV", 2)
     if answer and send_only:
-        raise Failure("a send-only member hears nothing that it could answer: leave out -o or --answer", 2)
+        raise Failure("a send-only member receives no ping to answer: leave out -o or --answer", 2)
     refuse_simulated(backend, "answer")
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
     from mcast.contract.registry import open_backend

@@ -1,4 +1,5 @@
-"""Where on the host a command takes part in a group: the options, and the endpoint that they mean."""
+"""Where on the host a command takes part in a group: the options that say so, and the endpoint that they
+select."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def _address(text: str) -> IPv4Address | IPv6Address:
 
 
 def _ports_of(context: typer.Context) -> list[tuple[str, Sequence[object]]]:
-    """`device/port` and addresses of each port of the backend that the line names; for the shell."""
+    """`device/port` and addresses of each port of the backend that the command line names, for the shell's
+    completion."""
     try:
         with open_backend(context.params["backend"]) as backend:
             ports = [(device.name, port) for device in backend.devices() for port in device.ports]
@@ -76,11 +78,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def refuse_simulated(backend: str, what: str) -> None:
-    """A simulated fabric lives and dies with its process: nobody else could be there."""
+    """End the command for a simulated fabric, which exists inside its process, so that nobody else could be
+    on it."""
     if backend in SIMULATED:
         raise Failure(
-            f"{backend!r} is a fabric inside this process, where no other could {what}: use --backend rdma, "
-            "or try `mcast demo`, which has both ends in one process",
+            f"{backend!r} is a fabric inside this process, on which no other program can {what}: use "
+            "--backend rdma, or try `mcast demo`, which has both ends in one process",
             2,
         )
 
@@ -88,19 +91,19 @@ def refuse_simulated(backend: str, what: str) -> None:
 def settings_of(
     busy_poll: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Look so long for messages before sleeping; inf."),
+        typer.Option(min=0, metavar="SECONDS", help="Poll this long before sleeping; inf: never sleep."),
     ] = 0.0,
     traffic_class: Annotated[
-        int | None, typer.Option(min=0, max=255, metavar="0..255", help="Traffic class of what is sent.")
+        int | None, typer.Option(min=0, max=255, metavar="0..255", help="Traffic class of sent messages.")
     ] = None,
     dscp: Annotated[
-        int | None, typer.Option(min=0, max=63, metavar="0..63", help="Its upper six bits, instead of it.")
+        int | None, typer.Option(min=0, max=63, metavar="0..63", help="DSCP, instead of a traffic class.")
     ] = None,
     service_level: Annotated[
         int | None, typer.Option(min=0, max=15, metavar="0..15", help="Service level; on RoCE a priority.")
     ] = None,
 ) -> Settings:
-    """What cards offer, as the options of a command say: each command that opens an endpoint has these."""
+    """An endpoint's settings from the command's options."""
     from mcast.endpoint.settings import Settings
 
     if dscp is not None and traffic_class is not None:
@@ -133,7 +136,7 @@ def in_options(error: ValueError) -> str:
 
 
 def require(settings: Settings, places: Iterable[Place]) -> None:
-    """One sentence if one of the ports cannot serve the settings."""
+    """End the command with one sentence if one of the ports cannot serve the settings."""
     from mcast.endpoint.settings import refuse_beyond_device
 
     for place in places:
@@ -152,7 +155,7 @@ def places_of(backend: Backend) -> list[Place]:
 
 
 def port_of(device: str | None) -> tuple[str | None, int]:
-    """`DEV` or `DEV/PORT` in its two parts."""
+    """Split `DEV` or `DEV/PORT` into device and port number."""
     name, _, port = (device or "").partition("/")
     if port and not (re.fullmatch("[0-9]{1,3}", port) and 1 <= int(port) <= 255):
         raise Failure(f"{device!r} is no device: write DEV, or DEV/PORT with a port of 1..255", 2)
@@ -167,12 +170,13 @@ def endpoint_at(
     depth: int,
     settings: Settings,
 ) -> Iterator[Endpoint]:
-    """An endpoint that does not hear itself, where the options say; one sentence where there is none."""
+    """An endpoint where the options say, which does not hear itself; one sentence if there is no such
+    port."""
     from mcast.endpoint.blocking import open_endpoint
 
     name, port = port_of(device)
     if bind and name:
-        raise Failure("--bind and --device both say where: give one of them", 2)
+        raise Failure("--bind and --device both select a port: give one of them", 2)
     wanted = replace(settings, loopback="off", receive_depth=depth)
     try:
         endpoint = open_endpoint(backend, bind, device=name, port_num=port, **vars(wanted))

@@ -1,4 +1,4 @@
-"""The progress of a transfer, as one sees it."""
+"""The progress of a transfer, shown to the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """A line on stderr, where that is a terminal, then a bar: from when a transfer has begun."""
+    """A line on stderr, if that is a terminal, and a bar from when the transfer has begun."""
 
     def __init__(self, waiting: str) -> None:
         self._bar = _bar()
@@ -30,15 +30,15 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Since the transfer began."""
+        """Seconds since the transfer began."""
         return time.perf_counter() - self._started if self._started is not None else 0.0
 
     def wait(self, description: str) -> None:
-        """It has not begun: show for what it waits."""
+        """Show what the command is waiting for, before the transfer has begun."""
         self._bar.update(self._task, description=description)
 
     def show(self, description: str, completed: int, total: int | None) -> None:
-        """It has begun: so many bytes are done."""
+        """Show how many bytes are done. The first call marks the beginning of the transfer."""
         if self._started is None:
             self._started = time.perf_counter()
             self._bar.update(self._task, description=description, total=total)
@@ -46,7 +46,7 @@ class Watch:
 
 
 def _bar() -> Progress:
-    """On stderr, where that is a terminal; it goes when the work is done."""
+    """A progress bar on stderr, if that is a terminal; it disappears when the work is done."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     err = console(stderr=True)

@@ -1,4 +1,4 @@
-"""`mcast record`: what is sent to groups, as packets in a pcapng file."""
+"""`mcast record`: messages to groups, as packets in a pcapng file."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def record(
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
     count: Annotated[
-        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after so many messages.")
+        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many messages.")
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(min=0.01, metavar="SECONDS", help="End after so long.")
+        float | None, typer.Option(min=0.01, metavar="SECONDS", help="End after this time.")
     ] = None,
     bind: Bind = None,
     device: Device = None,
@@ -47,10 +47,10 @@ def record(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Write what is sent to groups to a pcapng file.
+    """Record messages to groups in a pcapng file.
 
-    It has packets that Wireshark reads, and `mcast replay`.
-    Ends after --count, --duration or with Ctrl-C. Status 1 if less than --count came.
+    Wireshark and `mcast replay` read the file. Recording ends after --count, --duration or with Ctrl-C. The
+    status is 1 if fewer messages than --count came.
     """
     from mcast.capture.recorder import recorder_of
 
@@ -64,7 +64,7 @@ def record(
         try:
             _record(endpoint, recorder, count, duration, file)
         except KeyboardInterrupt:
-            pass  # the usual way to end it
+            pass  # the usual way to end a recording
         outcome = _outcome(endpoint, recorder, groups, output, time.monotonic() - started)
     apart = output == _STANDARD
     if as_json:
@@ -79,7 +79,7 @@ def record(
 def _sink(output: str) -> Iterator[BinaryIO]:
     if output == _STANDARD:
         if sys.stdout.isatty():
-            raise Failure("packets are nothing for a terminal: pipe them on, or name a file with -o", 2)
+            raise Failure("a terminal cannot show packets: pipe them on, or name a file with -o", 2)
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mcast.endpoint.settings import Settings
 
 _NAMED = 5
-"""As many gaps are named; JSON has all."""
+"""How many gaps are named; JSON has all."""
 
 
 @with_settings
@@ -41,10 +41,10 @@ def recv(
     device: Device = None,
     backend: BackendName = "rdma",
     wait: Annotated[
-        float | None, typer.Option(min=0.1, metavar="SECONDS", help="Give up if nothing begins in so long.")
+        float | None, typer.Option(min=0.1, metavar="SECONDS", help="Give up if no transfer begins in time.")
     ] = None,
     patience: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Give up a sender that is silent for so long.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long the sender may be silent.")
     ] = 10.0,
     *,
     settings: Settings,
@@ -52,9 +52,8 @@ def recv(
 ) -> None:
     """Receive the next file that `mcast send` sends to GROUP.
 
-    FILE gets its name when it is whole, verified and on the disk; an older one is replaced then. What goes
-    to stdout, a pipe or a device goes there as it comes; the status says whether it was right: 0 if so,
-    else 1.
+    FILE gets its name when it is whole, verified and on the disk; an older file is replaced then. Stdout, a
+    pipe or a device gets the bytes as they come. The status is 0 if the copy was verified, else 1.
     """
     from mcast.cast.drive import DEPTH, ReceivingParty, run
     from mcast.cast.files import STANDARD, open_sink
@@ -84,7 +83,7 @@ def recv(
 
 
 class ReceiveWatch(Watch):
-    """Where it listens, then how much has come. Ends the wait for a sender."""
+    """Shows where the command listens, then how much has come. Ends the wait for a sender."""
 
     def __init__(self, core: FileReceiver, place: str, wait: float | None) -> None:
         super().__init__(f"listening to {place}")
@@ -92,12 +91,12 @@ class ReceiveWatch(Watch):
         self._opened = time.perf_counter()
 
     def look(self) -> None:
-        """After each turn."""
+        """Show the present state; called after each turn."""
         core = self._core
         if core.highest:
             self.show("receiving", core.bytes, core.size)
         elif not core.welcome and self._wait is not None and time.perf_counter() - self._opened > self._wait:
-            late = ", but one that had begun before is under way" if core.missed_one else ""
+            late = ", but a transfer that had begun before is under way" if core.missed_one else ""
             core.fail(f"no transfer began on {self._place} within {self._wait:g} s{late}")
 
 
@@ -146,5 +145,5 @@ def _why(outcome: dict[str, Any], kept: bool) -> str:
         named = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in gaps[:_NAMED])
         why += f"; {count} of the pieces so far are lost ({named}{', ...' if len(gaps) > _NAMED else ''})"
     if outcome["pieces"] and not kept:
-        why += f"; {outcome['size']:,} bytes had come, and nothing is kept of them"
+        why += f"; {outcome['size']:,} bytes had come, and none of them are kept"
     return why

@@ -1,4 +1,4 @@
-"""`mcast replay`: the messages of a capture file, sent to groups again."""
+"""`mcast replay`: sends the messages of a capture file to groups again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _BOUND = 10.0
 _DEPTH = 512
-"""Receives of an endpoint that listens to nobody."""
+"""The receive queue of an endpoint that has little to receive, in messages."""
 
 
 def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
-    """Raise Failure if a message of the file is longer."""
+    """Raise Failure if a message of the file is larger than `limit` bytes."""
     if contents.largest > limit:
         raise Failure(
             f"a message in {file} has {contents.largest:,} bytes, {whose} carries {limit:,}: "
@@ -43,14 +43,14 @@ def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A pcapng or pcap file.")],
     group: Annotated[
         McastAddress | None,
-        typer.Option(parser=group, metavar="GROUP", help="Send all to this one, not each to its own."),
+        typer.Option(parser=group, metavar="GROUP", help="Send all messages to this group instead."),
     ] = None,
     speed: Annotated[
-        float | None, typer.Option(min=0.001, metavar="X", help="So many times as fast. [default: 1]")
+        float | None, typer.Option(min=0.001, metavar="X", help="X times as fast. [default: 1]")
     ] = None,
-    at_once: Annotated[bool, typer.Option("--max", help="As fast as it can, without the gaps.")] = False,
+    at_once: Annotated[bool, typer.Option("--max", help="As fast as possible, without pauses.")] = False,
     members: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Wait until so many members answer, in each group.")
+        int, typer.Option(min=0, metavar="N", help="Wait until N members of each group answer.")
     ] = 0,
     bind: Bind = None,
     device: Device = None,
@@ -61,13 +61,13 @@ def replay(
 ) -> None:
     """Send the messages of a capture to their groups again.
 
-    FILE is from `mcast record`, `mcast sim run --pcap`, tcpdump (udp port 4791) or Wireshark. It is read as a
-    whole before anything is sent; what is no message to a group is counted and left out.
+    FILE is from `mcast record`, `mcast sim run --pcap`, tcpdump (udp port 4791) or Wireshark. The whole file
+    is read before anything is sent. Packets that are no message to a group are counted and left out.
     """
     from mcast.capture.player import messages_of
 
     if at_once and speed is not None:
-        raise Failure("--speed and --max both say how fast: give one of them", 2)
+        raise Failure("--speed and --max both set the speed: give one of them", 2)
     refuse_simulated(backend, "receive")
     contents = _contents(file)
     with ends_cleanly(), endpoint_at(backend, bind, device, _DEPTH, settings) as endpoint:
@@ -79,7 +79,7 @@ def replay(
             sender.ready(members, _BOUND)
         started = endpoint.backend.now()
         with _reading(file) as source:
-            # A file that grows is read as far as its contents were known.
+            # If the file grows, only the messages that were counted before are sent.
             messages = islice(messages_of(source), contents.messages)
             sent = _play(endpoint, senders, messages, None if at_once else speed or 1.0, contents)
         outcome = _outcome(endpoint, file, contents, senders, sent, endpoint.backend.now() - started)
@@ -91,7 +91,7 @@ def replay(
 
 @contextmanager
 def _reading(file: Path) -> Iterator[BinaryIO]:
-    """The file, opened; damage in it becomes one sentence."""
+    """The open file; damage in the file becomes one sentence."""
     from mcast.pcapng.reader import CaptureError
 
     try:
@@ -106,7 +106,7 @@ def _contents(file: Path) -> Contents:
 
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise Failure(f"{file} is not a regular file, which could be read twice", 2)
+            raise Failure(f"{file} is not a regular file, and so cannot be read twice", 2)
         with _reading(file) as source:
             contents = contents_of(source)
     except OSError as error:
@@ -125,9 +125,10 @@ def _but(skipped: Mapping[str, int]) -> str:
 def _senders(
     endpoint: Endpoint, contents: Contents, group: McastAddress | None, listen: bool
 ) -> dict[Gid, Sender]:
-    """For each group of the capture what sends to it here; one address is joined once.
+    """MGID in the capture -> what sends to its group here. Each address is joined once.
 
-    `listen` joins as full members, whom others answer over the group: not every fabric carries unicast.
+    With `listen` the groups are joined as full members, whose questions others answer over the group, because
+    not every fabric delivers unicast answers.
     """
     targets = {mgid: group or McastAddress.of(ipv4_group_of(mgid) or Mgid(mgid)) for mgid in contents.groups}
     join = endpoint.join if listen else endpoint.sender

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mcast.endpoint.settings import Settings
 
 _NAMED = 10
-"""As many lost pieces of a receiver are named; JSON has all."""
+"""How many lost pieces of a receiver are named; JSON has all."""
 
 
 @with_settings
@@ -50,7 +50,7 @@ def send(
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for receivers.")
     ] = 60.0,
     patience: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Give up a receiver that is silent for so long.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long a receiver may be silent.")
     ] = 10.0,
     *,
     settings: Settings,
@@ -58,8 +58,8 @@ def send(
 ) -> None:
     """Send FILE to every `mcast recv` in GROUP.
 
-    Waits for --receivers N, or for those that join within a second after the first. Lost pieces are sent
-    again. The status is 0 if every receiver has verified its copy, else 1.
+    Waits for --receivers N receivers, or for all that join within a second after the first. Lost pieces are
+    sent again. The status is 0 if every receiver has verified its copy, else 1.
     """
     from mcast.cast.drive import DEPTH, SendingParty, run
     from mcast.cast.files import Source
@@ -90,14 +90,14 @@ def send(
 
 
 class SendWatch(Watch):
-    """Who has joined, then how much everybody has."""
+    """Shows who has joined, then how much every receiver has."""
 
     def __init__(self, core: FileSender, wanted: int | None) -> None:
         super().__init__("")
         self._core, self._wanted = core, f" of {wanted}" if wanted else ""
 
     def look(self) -> None:
-        """After each turn."""
+        """Show the present state; called after each turn."""
         core = self._core
         if core.started:
             self.show("sending", core.placed_bytes, core.size)

@@ -1,4 +1,4 @@
-"""`mcast sim`: play a faulty run on a simulated fabric, and show what the applications saw."""
+"""`mcast sim`: plays a scenario on a simulated fabric, and shows what the applications saw."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mcast.cli.terminal import Failure, console, output_file, write_file
 if TYPE_CHECKING:
     from mcast.backends.sim.scenario.play import MemberResult, ScenarioResult, Seen
 
-app = typer.Typer(help="Play faulty runs on a simulated fabric.", no_args_is_help=True)
+app = typer.Typer(help="Play scenarios with faults on a simulated fabric.", no_args_is_help=True)
 
 _SHOWN = 20
-"""As many lines of what was seen are shown; JSON has all."""
+"""How many lines of what the applications saw are shown; JSON has all."""
 
 
 def _file(option: str, words: str) -> Any:
@@ -54,9 +54,10 @@ def run(
     pcap: Annotated[Path | None, _file("--pcap", "Write its packets as pcapng, for Wireshark.")] = None,
     trace: Annotated[Path | None, _file("--trace", "Write all that happened as lines of JSON.")] = None,
 ) -> None:
-    """Play SCENARIO and show who got what, who did not, and why.
+    """Play SCENARIO, and show which member got or lost which messages, and why.
 
-    Time is virtual: the same scenario gives the same result. Exit status 2 if the scenario cannot be read.
+    Time is virtual, so the same scenario gives the same result. The exit status is 2 if the scenario cannot
+    be read.
     """
     from mcast.backends.sim.scenario import play as scenarios
 

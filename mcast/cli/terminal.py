@@ -1,4 +1,4 @@
-"""What the commands share: how they fail, how they write, and the values they read."""
+"""What the commands share: how they fail, how they write, and how they read values."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Failure(Exception):
 
 
 def plain(text: str) -> str:
-    """The text with nothing in it that moves a cursor: the name of a file may be a stranger's."""
+    """The text without characters that move a cursor, because the name of a file may come from a stranger."""
     return "".join(
         one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text
     )
 
 
 def console(stderr: bool = False) -> Console:
-    """Plain text where it is not a terminal; no colour where NO_COLOR is set."""
+    """A console for plain text if the output is no terminal, and without colours if NO_COLOR is set."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -45,7 +45,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def wrapped(label: str, text: str) -> None:
-    """Print the label and beside it the text, in as many lines as the width asks for."""
+    """Print the label, and beside it the text, in as many lines as the terminal's width needs."""
     indent = " " * len(label)
     width = max(shutil.get_terminal_size().columns, len(label) + 20)
     lines = textwrap.wrap(text, width - len(label), break_long_words=False, break_on_hyphens=False)
@@ -53,14 +53,14 @@ def wrapped(label: str, text: str) -> None:
 
 
 def backend_name(name: str) -> str:
-    """The name of a registered backend."""
+    """Check that a backend has that name."""
     if name not in backend_names():
         raise typer.BadParameter(f"{name!r} is no backend; there are {', '.join(backend_names())}")
     return name
 
 
 def group(text: str) -> McastAddress:
-    """A group address, with the reason in one sentence when it is none."""
+    """The group address in a text; one sentence says why a text has none."""
     try:
         return McastAddress.of(text)
     except ValueError as error:
@@ -68,7 +68,7 @@ def group(text: str) -> McastAddress:
 
 
 def sentence(error: ValueError) -> str:
-    """What a model refuses, without pydantic's frame around it."""
+    """What a model refuses, without the frame that pydantic puts around it."""
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
@@ -85,7 +85,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 MAX_SIZE = 1 << 30
-"""The largest file that is made up: it takes room on the disk, which others need too."""
+"""The largest made-up file in bytes, because it takes room on the disk."""
 
 
 def size(text: str) -> int:
@@ -99,12 +99,12 @@ def size(text: str) -> int:
 
 
 def output_file(path: Path | None) -> Path | None:
-    """A file that can be written; asked before the work, not after it, and without making one."""
+    """Check before the work that the file can be written, without creating it."""
     from mcast.cast.files import open_sink
 
     if path is not None:
         try:
-            if not (path.is_fifo() or path.is_char_device()):  # whoever reads would see its end
+            if not (path.is_fifo() or path.is_char_device()):  # opening a pipe once would end its reader
                 with closing(open_sink(str(path.absolute()))) as sink:
                     sink.open()
         except OSError as error:
@@ -113,7 +113,7 @@ def output_file(path: Path | None) -> Path | None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write all of the file or none of it; one sentence if it cannot be written."""
+    """Write the whole file or nothing; one sentence if it cannot be written."""
     from mcast.cast.files import open_sink
 
     try:

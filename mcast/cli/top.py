@@ -1,4 +1,4 @@
-"""`mcast top`: who sends how much to which group, and what is lost, as it happens."""
+"""`mcast top`: which sources send how much to which group, and what is lost, as it happens."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from mcast.endpoint.watching import Look
 
 _LOCAL_CONTROL = ip_network("224.0.0.0/24")
-"""Routers' and hosts' own chatter: not joined unless it is named."""
+"""Groups for traffic between routers and hosts, which are not joined unless they are named."""
 
 
 @with_settings
 def top(
     groups: Annotated[
         list[McastAddress] | None,
-        typer.Argument(parser=group, metavar="GROUP", help="Which groups; else all that ports here are in."),
+        typer.Argument(parser=group, metavar="GROUP", help="Which groups; default: all that are seen here."),
     ] = None,
     interval: Annotated[float, typer.Option(min=0.05, metavar="SECONDS", help="Time between looks.")] = 1.0,
     count: Annotated[
-        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after so many looks.")
+        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after N looks.")
     ] = None,
     bind: Bind = None,
     device: Device = None,
@@ -45,11 +45,11 @@ def top(
     demo: Demo = False,
     *,
     settings: Settings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a look, one a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each look.")] = False,
 ) -> None:
-    """Show live who sends how much to groups, and what is lost.
+    """Show live what sources send to groups, and what is lost.
 
-    Takes part as an ordinary full member: what it shows is what a member on this port gets. Ends with Ctrl-C.
+    The command joins the groups as a full member, and shows what a member on this port gets. Ctrl-C ends it.
     """
     from mcast.endpoint.watching import looks
 
@@ -67,15 +67,15 @@ def top(
                     for look in seen:
                         print(*_lines(look), sep="\n", flush=True)
             except KeyboardInterrupt:
-                pass  # the usual way to end it
+                pass  # the usual way to end this command
 
 
 def _groups_here(backend: Backend) -> list[McastAddress]:
-    """The IPv4 groups that somebody is seen in, control traffic left out."""
+    """The IPv4 groups that have a member as far as this host can see, without control traffic."""
     found = (ipv4_group_of(info.mgid) for info in backend.groups().groups)
     groups = [McastAddress.of(each) for each in found if each is not None and each not in _LOCAL_CONTROL]
     if not groups:
-        raise Failure("nobody is seen in a group here: name a GROUP, such as 239.1.1.1", 2)
+        raise Failure("no group with a member is seen here: name a GROUP, such as 239.1.1.1", 2)
     return groups
 
 
@@ -117,7 +117,7 @@ def _show_live(seen: Iterable[Look]) -> None:
 
 
 _EVENTS_SHOWN, _SOURCES_SHOWN = 5, 10
-"""What fits on a screen; JSON has all."""
+"""How many events and sources fit on a screen; JSON has all."""
 
 
 def _table(look: Look, events: Sequence[str]) -> Lines:

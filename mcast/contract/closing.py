@@ -37,7 +37,8 @@ class Closeable(Enterable, ABC):
             raise Closed(type(self).__name__, call, phase)
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free all that the object holds. Idempotent."""
 
 
 class OnPort(Closeable):

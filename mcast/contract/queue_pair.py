@@ -33,7 +33,8 @@ class QueuePair(OnPort):
 
     @property
     @abstractmethod
-    def qp_type(self) -> QpType: ...
+    def qp_type(self) -> QpType:
+        """The transport; UD unless `create_qp` was asked for another one."""
 
     @property
     @abstractmethod
@@ -73,7 +74,8 @@ class QueuePair(OnPort):
 
     @property
     @abstractmethod
-    def counters(self) -> QpCounters: ...
+    def counters(self) -> QpCounters:
+        """What the queue pair has counted since it was made."""
 
     @abstractmethod
     def close(self) -> None:

@@ -157,12 +157,18 @@ class Destination(_Model):
     message.
 
     gid            the group's MGID, or the GID of a port
+    qp_num         the receiver's queue pair number, 0xFFFFFF for a group
+    qkey           the Q_Key; the receiver drops messages with another one
     dlid           the MLID or LID on InfiniBand, 0 on RoCE
     sl             the service level, on RoCE the priority
+    port_num       the port of the sending device, from 1
     sgid_index     the sender's own GID, by its place in the port's GID table
-    traffic_class  stands in the GRH or IP header of each message; its upper six bits are the DSCP
+    hop_limit, traffic_class, flow_label  stand in the GRH or IP header; the upper six bits of traffic_class
+                                          are the DSCP
+    is_global      True: the message has a GRH, as every message to a group
     static_rate    an ibv_rate: the device sends no faster than that, for groups with slower members; 0: as
                    fast as the port
+    src_path_bits  the low bits of the sender's LID on InfiniBand
     group_mtu      the MTU of an InfiniBand group in bytes (guard G-MTU), which may be less than the port's
                    where members have links of different MTUs; None: not known, the port's MTU is the limit
     mtu_source     where `group_mtu` is known from
@@ -236,8 +242,12 @@ def _is_nobody(address: IPv4Address) -> bool:
 
 
 class UdParam(NamedTuple):
-    """rdma_ud_param of a join event: the group's queue pair number and Q_Key, and the destination to send
-    to."""
+    """rdma_ud_param of a join event.
+
+    qp_num       the group's queue pair number, 0xFFFFFF
+    qkey         the group's Q_Key
+    destination  where to send to
+    """
 
     qp_num: int
     qkey: int
@@ -245,10 +255,17 @@ class UdParam(NamedTuple):
 
 
 class PortInfo(_Model):
-    """One port of a device. `active_mtu` is in bytes, `rate` in Gbit/s, `lid` 0 on Ethernet.
+    """One port of a device.
 
-    `gids` is the GID table without its empty entries, index -> GID; `Destination.sgid_index` is such an
-    index. `addresses` are the IP addresses that a `CmId` can be bound to on this port.
+    port_num    the number of the port, from 1
+    state       messages flow while it is ACTIVE
+    link_layer  InfiniBand or Ethernet
+    active_mtu  the largest message in bytes
+    rate        in Gbit/s
+    lid         on InfiniBand; 0 on Ethernet
+    gids        the GID table without its empty entries, index -> GID; `Destination.sgid_index` is such an
+                index
+    addresses   the IP addresses that a `CmId` can be bound to on this port
     """
 
     port_num: int
@@ -264,9 +281,12 @@ class PortInfo(_Model):
 class DeviceInfo(_Model):
     """One RDMA device and its limits (DT-7).
 
+    name                 the kernel's name of the device, such as mlx5_0
+    node_guid            its 64-bit identifier
     max_mcast_grp        groups that the device's queue pairs can be attached to
     max_mcast_qp_attach  queue pairs that can be attached to one group
     max_qp_wr            messages that a send or receive queue can hold
+    ports                its ports, in order
     num_comp_vectors     completion vectors for `QpInit.comp_vector`, numbered from 0; each is an interrupt,
                          which the host may give to a processor of its own
     """
@@ -284,9 +304,10 @@ class CmEvent(NamedTuple):
     """An event of the connection manager, copied and acknowledged by the call that read it, so keeping it
     blocks nothing.
 
+    type     what happened
     status   as the stack reports it: 0, or negative
     errno    why the step failed, 0 if it did not; for an attach that failed when the event was fetched, the
-             attach's
+             attach's errno
     context  the very object that was given to the join (JEX-17)
     id       the CmId that the event is for
     ud       for MULTICAST_JOIN: queue pair number 0xFFFFFF, Q_Key, and the Destination to send to

@@ -1,8 +1,8 @@
-"""The core of an endpoint: what a user asks of it, what is due, and where messages belong.
+"""The core of an endpoint, which never waits itself: its parts, and the events that concern several of them.
 
-It never waits. What takes time is an `Operation`: a generator that yields a `Wait`, is resumed when
-something may have happened (with a batch, if messages were received), and looks again. `blocking.py` runs
-operations by blocking, `awaiting.py` by awaiting. Whoever calls holds the endpoint's lock, but while waiting.
+A call that takes time is an `Operation`: a generator that yields a `Wait`, is resumed when something may have
+happened (with a batch, if messages were received), and looks again. `blocking.py` runs operations by
+blocking, `awaiting.py` by awaiting. The caller holds the endpoint's lock, except while it waits.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ logger = logging.getLogger("mcast")
 
 
 class Session:
-    """The parts of an endpoint, each with a subject of its own, and what befalls several of them.
+    """The parts of an endpoint, each with a subject of its own, and the events that concern several of them.
 
-    `now` gives monotonic seconds on the clock that the driver waits by. `find_place` finds the place again
-    after its device was lost; ValueError while it is not there.
+    `now` gives monotonic seconds on the clock that the driver waits by. `find_place` finds the port again
+    after its device was lost, or raises ValueError while it is not there.
     """
 
     def __init__(
@@ -70,19 +70,20 @@ class Session:
         self.port = PortWatch(station, restorer, tell)
 
     def close(self) -> None:
-        """Leave every group, free everything. Idempotent."""
+        """Leave every group and free all resources. Idempotent."""
         self.station.close()
 
     def is_quiet(self) -> bool:
-        """Whether `step` has nothing to do; may be asked without the driver's lock."""
+        """Whether `step` has nothing to do. May be called without the driver's lock."""
         if self.station.closed:
             self.station.require_open("step", Phase.EVENT)
         return not self.restorer.busy and not self._channel.pending
 
     def step(self) -> bool:
-        """Take in events, do what is due; whether there was anything."""
+        """Handle the events that have come, and do the steps that are due; return whether there was
+        anything."""
         self.station.require_open("step", Phase.EVENT)
-        happened = self.port.look()  # why comes before what
+        happened = self.port.look()  # the port's event explains what follows, so it comes first
         while self._channel.pending and (event := self._channel.get_event(0)) is not None:
             happened = True
             self.on_event(event)
@@ -95,8 +96,8 @@ class Session:
         return happened
 
     def on_event(self, event: CmEvent) -> None:
-        """Take in an event that was read."""
-        if event.id is not self.station.id:  # of a nudge, which has done its work
+        """Handle an event that was read."""
+        if event.id is not self.station.id:  # of a nudge's id, which has served its purpose
             if event.id is not None:
                 event.id.destroy()
             return
@@ -115,13 +116,14 @@ class Session:
                 logger.debug("event %s passed over", event.type.name)
 
     def on_qp_error(self, error: QpError) -> None:
-        """The QP went into ERR: with a policy it is reset, else the error is the caller's."""
+        """The queue pair went into ERR: with a policy it will be reset, without one the caller gets the
+        error."""
         with uninterrupted():
             self.restorer.on_qp_error(error)
             self.waiting.news = True
 
     def snapshot(self) -> EndpointStats:
-        """Everything counted, now."""
+        """Everything that was counted so far."""
         station, counters = self.station, self.station.counters()
         groups = tuple(group.snapshot() for group in station.roster.groups.values())
         dropped: Counter[str] = Counter(self.memberships.dropped)

@@ -11,11 +11,11 @@ from mcast.endpoint.waiting import Operation, Waiting
 logger = logging.getLogger("mcast")
 
 EVENTS_KEPT = 1024
-"""How many events wait for `next_event`; further ones push out the oldest, and are counted."""
+"""How many events wait for `next_event`. A further one pushes out the oldest, which is counted."""
 
 
 class EventQueue:
-    """The events that nobody has fetched yet, and how often each kind was told."""
+    """The events that nobody has fetched yet, and how many of each kind there were."""
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
@@ -34,7 +34,7 @@ class EventQueue:
         logger.log(level, "%s", event)
 
     def next_event(self, timeout: float | None) -> Operation[Event | None]:
-        """The next event, None when `timeout` s have passed."""
+        """The next event; None when `timeout` seconds have passed."""
         deadline = self._waiting.deadline(timeout)
         yield from self._waiting.until(lambda: bool(self.queued), deadline, at_least_once=True)
         return self.queued.popleft() if self.queued else None

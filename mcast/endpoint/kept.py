@@ -11,10 +11,12 @@ from mcast.wire.addresses import Gid, McastAddress
 
 
 class Kept:
-    """Copies of messages in the inboxes of their groups; those of no group are strays.
+    """Copies of messages in the inboxes of their groups.
 
-    groups   the groups of the endpoint by address
-    by_mgid  those that are joined
+    Messages of no group, strays, have an inbox of their own.
+
+    groups   address -> group, for the groups of the endpoint
+    by_mgid  MGID -> group, for those that are joined
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class Kept:
         self.count -= group.inbox.clear()
 
     def recount(self) -> None:
-        """A receive was interrupted, perhaps between taking a message from an inbox and counting it."""
+        """Count again, because a receive was interrupted, perhaps between taking a message from an inbox and
+        counting it."""
         self.count = sum(map(len, self._inboxes()))
 
     def _inbox_of(self, message: Message) -> Inbox:

@@ -1,4 +1,4 @@
-"""When to tell that the receive queue runs low."""
+"""When to report that the receive queue runs low."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class LowWater:
         """A batch of so many messages, or as many single ones, are a reason to look at the queue."""
 
     def has_fallen(self, free: int) -> bool:
-        """Whether to tell that so few receives were `free` at some time; half as many are the next mark."""
+        """Whether to report that only `free` receives were free at some time.
+
+        The next report comes at half as many.
+        """
         if free >= self._warn_at:
             return False
         self._warn_at = free // 2

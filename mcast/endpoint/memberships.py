@@ -1,4 +1,5 @@
-"""The memberships of an endpoint: joining, leaving, and what a call on one raises once it is over."""
+"""The memberships of an endpoint: joining, leaving, and the errors of calls on a membership that has
+ended."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Memberships:
     def join(
         self, group_name: Any, send_only: bool, timeout: float | None, settle: float
     ) -> Operation[EndpointGroup]:
-        """Join, and wait until it is joined; nothing is left behind if that fails, ends or is cancelled."""
+        """Join, and wait until the group is joined; nothing is left behind if that fails, times out or is
+        cancelled."""
         self._station.require_open("join", Phase.JOIN)
         require_seconds("settle", settle)
         address = McastAddress.of(group_name)
@@ -68,11 +70,11 @@ class Memberships:
         self._kept.forget(group)
 
     def drop(self, group: EndpointGroup | None, reason: str) -> None:
-        """Count a message of the group, None for no group's, that was not delivered."""
+        """Count a message that was not delivered; `group` is None for a message of no group."""
         (self.dropped if group is None else group.dropped)[reason] += 1
 
     def require_joined(self, group: EndpointGroup, call: str, phase: Phase) -> None:
-        """Raise what ended the membership, if something did."""
+        """Raise the error that ended the membership, if it has ended."""
         self._station.require_open(call, phase)
         if group.state is GroupState.LEFT:
             raise Closed("membership", call, phase)
@@ -83,7 +85,8 @@ class Memberships:
             raise _loss(error, group, call, phase) if group.counts.joins else error
 
     def require_receiving(self, group: EndpointGroup | None) -> None:
-        """Raise the loss of the group; for all groups, of each group once."""
+        """Raise the error that ended the group's membership; for None, the error of each lost membership
+        once."""
         self._station.require_open("recv", Phase.RECV)
         if group is not None:
             self.require_joined(group, "recv", Phase.RECV)
@@ -96,7 +99,7 @@ class Memberships:
 
 
 def _loss(error: McastError, group: EndpointGroup, call: str, phase: Phase) -> McastError:
-    """What a call raises once the membership is lost for good."""
+    """The error of calls on a membership that is lost for good."""
     detail = f"the membership of {group.address} was lost, and is not restored: {error}"
     lost = MembershipLost(E.ENETRESET, call, phase, {"group": group.address}, detail)
     lost.__cause__ = error

@@ -12,7 +12,7 @@ from mcast.wire.addresses import Gid
 
 
 class Rates(NamedTuple):
-    """Totals, and what came in a second since the last look."""
+    """Totals, and what came in each second since the last look."""
 
     messages: int
     bytes: int
@@ -21,7 +21,7 @@ class Rates(NamedTuple):
 
 
 class SequenceCounts(NamedTuple):
-    """What sequence headers say, as in `SourceStats`; None where messages have none."""
+    """What sequence headers show, as in `SourceStats`; None where messages have none."""
 
     gaps: int | None = None
     late: int | None = None
@@ -29,7 +29,7 @@ class SequenceCounts(NamedTuple):
 
 
 class SourceRates(NamedTuple):
-    """What is heard of one queue pair in a group."""
+    """What is received from one queue pair in a group."""
 
     source: str
     qp_num: int
@@ -42,7 +42,8 @@ class SourceRates(NamedTuple):
 
 
 class GroupRates(NamedTuple):
-    """What is heard in one group, and of each source; those beyond SOURCES_MAX are forgotten."""
+    """What is received in one group, and from each source; the oldest sources beyond SOURCES_MAX are
+    forgotten."""
 
     group: str
     rates: Rates
@@ -143,5 +144,5 @@ class Meter:
                 meter.add(message.source, message.src_qp, message.payload)
 
     def look(self, seconds: float) -> tuple[GroupRates, ...]:
-        """Of each group, over the `seconds` since the last look."""
+        """The rates of each group over the `seconds` since the last look."""
         return tuple(meter.look(seconds) for meter in self._groups.values())

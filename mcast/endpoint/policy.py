@@ -62,7 +62,7 @@ class Lost(NamedTuple):
 
 
 class Rejoined(NamedTuple):
-    """The membership is back.
+    """The membership of `group` is back, after so many `attempts`.
 
     Messages that were sent in the `gap` seconds since the loss did not arrive here.
     """

@@ -1,4 +1,4 @@
-"""What the port tells of itself: its link, and its addresses."""
+"""The events of the port: its link, and its addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("mcast")
 
 
 class PortWatch:
-    """Reads the events of the port, and tells of them; `tell` takes an event for the user."""
+    """Reads the events of the port, and reports them; `tell` takes an event for the user."""
 
     def __init__(self, station: Station, restorer: Restorer, tell: Callable[[Event], None]) -> None:
         self._station, self._restorer, self._tell = station, restorer, tell
@@ -22,19 +22,20 @@ class PortWatch:
         """As `PortUp` and `PortDown` have told."""
 
     def look(self) -> bool:
-        """Take in what the port tells; return whether there was anything."""
+        """Handle the events of the port; return whether there were any."""
         events = self._events()
         for event in events:
             self._on_event(event)
         return bool(events)
 
     def look_anew(self) -> None:
-        """The queue pair was replaced: what the port told meanwhile, it told the old one."""
+        """Look at the link itself, because the port's events went to a queue pair that was replaced
+        meanwhile."""
         self._note_link(self._station.place.port.state is PortState.ACTIVE)
 
     def _events(self) -> tuple[PortEvent, ...]:
         qp = self._restorer.usable_qp
-        if qp is None:  # the next one is on a port as that is by then
+        if qp is None:  # the next queue pair starts with the port's state at that time
             return ()
         try:
             return qp.port_events()
@@ -52,11 +53,11 @@ class PortWatch:
                 self._tell(AddressChanged(port, own=error is not None))
                 if error is not None:
                     self._restorer.lose_all(error, reopen=True)
-            case _:  # what it costs comes as MULTICAST_ERROR
+            case _:  # if memberships end because of it, a MULTICAST_ERROR follows
                 logger.debug("%s: %s", port, event.name)
 
     def _note_link(self, up: bool) -> None:
-        """Tell of a link that is not as was told."""
+        """Report the link's state if it is not the one that was last reported."""
         if up != self._link_is_up:
             self._link_is_up = up
             self._tell((PortUp if up else PortDown)(self._station.port_name))

@@ -34,7 +34,7 @@ class Kind(IntEnum):
 
 
 class Peer(NamedTuple):
-    """The queue pair of another member."""
+    """The queue pair of another member: the `gid` of its port, and its number, `qp_num`."""
 
     gid: Gid
     qp_num: int

@@ -1,4 +1,4 @@
-"""What an endpoint asks its group: who is there, and whether the device returns own messages."""
+"""What an endpoint asks its group: whether members are there, and whether the device returns own messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Operation, Waiting
 
 ASK_FIRST, ASK_MAX = 0.02, 1.0
-"""Seconds between two probes of `ready`: doubled from the first up to the last."""
+"""Seconds between two probes of `ready`: the first pause, which is doubled up to the last."""
 
 
 class Questions:
@@ -26,7 +26,8 @@ class Questions:
         self.prober, self._sorter = prober, sorter
 
     def probe_loopback(self, group: EndpointGroup, timeout: float) -> Operation[bool]:
-        """Whether the device returns one's own message within `timeout` s; a needless filter ends."""
+        """Whether the device returns the endpoint's own message within `timeout` seconds; ends a filter that
+        is not needed."""
         self._memberships.require_joined(group, "probe_loopback", Phase.SEND)
         with self.prober.quest() as (number, quest):
             self.prober.ask(group, Kind.SELF, number)
@@ -36,7 +37,7 @@ class Questions:
         return quest.heard_self
 
     def ready(self, group: EndpointGroup, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
-        """Ask until `members` others have answered. Raises TimedOut that says who has."""
+        """Ask until `members` other members have answered. Raises TimedOut, which names those that have."""
         self._memberships.require_joined(group, "ready", Phase.SEND)
         deadline = self._waiting.deadline(timeout)
         pause, ask_at = ASK_FIRST, self._waiting.now()
@@ -54,6 +55,6 @@ class Questions:
         return frozenset(quest.peers)
 
     def loopback_report(self) -> LoopbackReport:
-        """What is in force for own messages."""
+        """How the endpoint's own messages are kept away now."""
         policy = LoopbackPolicy(self._station.settings.loopback)
         return LoopbackReport(policy, self._station.blocking_loopback, self._sorter.filtering)

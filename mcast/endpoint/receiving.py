@@ -1,4 +1,5 @@
-"""Receiving: what comes from the queue pair to the calls that ask for it, and what is counted of it."""
+"""Receiving: the messages on their way from the queue pair to the calls that ask for them, and what is
+counted."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class Receiving:
         """What was received for the user: bytes, and calls to the queue pair that gave something."""
 
     def recv(self, group: EndpointGroup | None, timeout: float | None) -> Operation[Message | None]:
-        """The next message of the group, or of any; None when `timeout` s have passed."""
+        """The next message of the group, or of any group; None when `timeout` seconds have passed."""
         deadline = self._waiting.deadline(timeout)
         waited = False
         while True:
@@ -64,11 +65,11 @@ class Receiving:
             waited = True
 
     def take(self, group: EndpointGroup | None) -> Message | None:
-        """The next message of the group, or of any, if it is here; None: it is not.
+        """The next message of the group, or of any group, if one is here; None if not.
 
-        A message that nobody need look at is received by itself, copied once and kept nowhere: without a
-        filter and numbers only its length can make it a probe, and with one membership it can hardly be
-        another's. Anything else comes in batches, which are sorted.
+        Where no message has to be looked at, one is received by itself, copied once and kept nowhere: without
+        a filter and sequence headers only its length can make it a probe, and with one membership it is
+        hardly another group's. All other messages come in batches, which are sorted.
         """
         if self.kept.count and (message := self.kept.pop(group)) is not None:
             return message
@@ -106,7 +107,8 @@ class Receiving:
         return self.kept.pop(group)
 
     def poll(self, max: int) -> Batch | None:
-        """What waits at the QP; None: nothing, and then its descriptor is armed, or the QP is not usable."""
+        """The messages that wait at the queue pair; None if there are none (then its descriptor is armed), or
+        while it is in ERR."""
         if self._restorer.recovery is not None:
             return None
         try:
@@ -117,7 +119,8 @@ class Receiving:
         return batch or None
 
     def take_batch(self, max: int) -> Batch | None:
-        """1..max messages of all groups, leased if they come from the QP, if any are here; None: none are."""
+        """1..max messages of all groups, if any are here, leased if they come from the queue pair; None if
+        none are."""
         if max < 1:
             raise ValueError(f"max is {max}: a batch has 1 or more messages")
         if self.kept.count:
@@ -128,13 +131,13 @@ class Receiving:
         return None if batch is None else self._sift(batch)
 
     def take_in(self, max: int = BATCH) -> None:
-        """Receive for others than who calls: what waits at the QP goes where it belongs."""
+        """Receive the messages that wait at the queue pair, and keep them for the calls that ask for them."""
         batch = self.poll(max)
         if batch is not None:
             self.route(batch)
 
     def put_back(self, found: Message | Batch) -> None:
-        """Keep what was taken for a call that was cancelled: the next who asks gets it first."""
+        """Keep the messages of a call that was cancelled; the next call that asks gets them first."""
         if isinstance(found, Message):
             messages = [found]
         else:
@@ -144,7 +147,7 @@ class Receiving:
         self._waiting.news = True
 
     def recv_batch(self, max: int, timeout: float | None) -> Operation[Batch]:
-        """As `take_batch`, after a wait; empty: too late."""
+        """As `take_batch`, after waiting; an empty batch when `timeout` seconds have passed."""
         deadline = self._waiting.deadline(timeout)
         waited = False
         while True:
@@ -162,7 +165,7 @@ class Receiving:
         return CopiedBatch([message for _ in range(max) if (message := self.kept.pop(None)) is not None])
 
     def _sift(self, batch: Batch) -> Batch | None:
-        """A batch that is not empty, without what is not the user's, the same if all is; None: nothing is."""
+        """The user's messages of a batch that is not empty: the same batch if all are, None if none are."""
         lengths = batch.lengths
         self.batches += 1
         if not (self._sorter.judges or PROBE_SIZE in lengths):
@@ -194,7 +197,7 @@ class Receiving:
                 owner.counts.received_bytes += size
 
     def route(self, batch: Batch) -> None:
-        """Put copies of the messages where they belong, and give the receives back."""
+        """Keep copies of the user's messages for the calls that ask for them, and release the batch."""
         if not len(batch):
             return
         self.batches += 1
@@ -203,7 +206,7 @@ class Receiving:
             self._sort(batch)
 
     def _sort(self, batch: Batch) -> None:
-        # A call of its own: no name here may hold a part of a payload when the lease ends.
+        # A call of its own, because no variable here may keep a part of a payload when the lease ends.
         for message in self._wanted(batch):
             if not self.kept.put(message):
                 group = self._station.roster.by_mgid.get(message.group)
@@ -224,7 +227,10 @@ class Receiving:
         return wanted
 
     def _watch_queue(self) -> None:
-        """Warn when the receive queue has run low: for a batch that shows a backlog, or as many calls."""
+        """Warn when the receive queue has run low.
+
+        Called after a batch that shows a backlog, or after as many single receives.
+        """
         if self._station.closed:
             return
         low = self._station.qp.counters.recv_low_water

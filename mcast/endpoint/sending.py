@@ -1,4 +1,4 @@
-"""Sending to a group: when, on which queue pair, with which headers, and what is counted of it."""
+"""Sending to a group: when, on which queue pair, with which headers, and what is counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 Post = Callable[[EndpointGroup, QueuePair, Destination, P, int | None, float | None], T]
-"""`Sending.send` and `Sending.send_one`: what to send to whom with what, immediate, timeout."""
+"""The type of `Sending.send` and `Sending.send_one`: group, queue pair, destination, payload or payloads,
+immediate, timeout."""
 
 
 class Sending:
@@ -35,7 +36,7 @@ class Sending:
     def route_to(
         self, group: EndpointGroup, timeout: float | None
     ) -> Operation[tuple[QueuePair, Destination]]:
-        """The QP and the destination to send with, once the group is joined."""
+        """The queue pair and the destination to send with, once the group is joined."""
         deadline = self._waiting.deadline(timeout)
         yield from self._waiting.until(lambda: group.state is not GroupState.LOST, deadline)
         self._memberships.require_joined(group, "send", Phase.SEND)
@@ -54,7 +55,10 @@ class Sending:
         imm: int | None,
         timeout: float | None,
     ) -> int:
-        """Post the messages, numbered if they shall be; the driver's lock is not needed."""
+        """Post the messages, with sequence headers if the endpoint has them.
+
+        The driver's lock is not needed.
+        """
         count = len(payloads)
         try:
             if self._rewrites:
@@ -82,7 +86,7 @@ class Sending:
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        """`send` with a batch of one, which needs no list where nothing is added and no limit is ours."""
+        """Post one message. No list is made if no header is added and the user has set no limit."""
         if self._rewrites:
             self.send(group, qp, destination, [payload], imm, timeout)
             return
@@ -128,7 +132,8 @@ class Sending:
         imm: int | None,
         timeout: float | None,
     ) -> int:
-        """Send within the user's limit, and with headers if the messages shall be numbered; the bytes."""
+        """Send within the user's limit, with sequence headers if the endpoint has them; return the payload
+        bytes."""
         sizes = list(map(_size, payloads))
         limit = self._station.max_message_to(qp, destination)
         if sizes and max(sizes) > limit:
@@ -147,7 +152,7 @@ class Sending:
 
 
 def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:
-    """Several payloads. Raises TypeError for a single one."""
+    """Several payloads as a list. Raises TypeError for a single payload."""
     if type(payloads) is list:
         return payloads
     if isinstance(payloads, bytes | bytearray | memoryview | str):
@@ -159,5 +164,5 @@ def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:
 
 
 def _size(payload: Buffer) -> int:
-    """Bytes of a payload."""
+    """The size of a payload in bytes."""
     return len(payload) if type(payload) is bytes else memoryview(payload).nbytes

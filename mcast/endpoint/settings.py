@@ -39,7 +39,7 @@ class Settings:
 
     @property
     def header_size(self) -> int:
-        """Bytes of ours in every message."""
+        """Bytes of the sequence header in every message, 0 without one."""
         return sequence.HEADER_SIZE if self.sequence else 0
 
 

@@ -1,4 +1,5 @@
-"""Which of the messages that arrive are the user's: without probes, own messages and duplicates."""
+"""Which of the messages that arrive are the user's: not probes, not duplicates, and not own messages that are
+filtered."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from mcast.wire.addresses import Gid
 
 
 class Sorter:
-    """Looks at messages; a probe is answered here.
+    """Sorts messages; probes are answered here.
 
-    by_mgid    the groups that are joined
-    filtering  whether own messages are kept from the user
-    sequenced  whether messages have sequence headers
-    drop       counts a message of a group, None for no group's, that the user does not get, and why
+    by_mgid    MGID -> group, for the groups that are joined
+    filtering  True if own messages are kept from the user
+    sequenced  True if messages have sequence headers
+    drop       counts a message that the user does not get, with its group (None: of no group) and the reason
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Sorter:
         return wanted
 
     def _judge(self, message: Message) -> Message | None:
-        """The message as the user shall see it, or None. A probe is answered here."""
+        """The message as the user shall see it, or None if it is not the user's. A probe is answered here."""
         found = probe.parse(message.payload)
         group = self._by_mgid.get(message.group)
         if found is not None:

@@ -75,6 +75,7 @@ class EndpointView(Generic[M]):
 
     @property
     def backend(self) -> Backend:
+        """The open backend that the endpoint is on."""
         return self._session.station.backend
 
     @property
@@ -122,6 +123,8 @@ class EndpointView(Generic[M]):
 
     @property
     def closed(self) -> bool:
+        """True after `close`, or when the backend was closed; calls that send or receive then raise
+        Closed."""
         return self._session.station.closed
 
     def stats(self) -> EndpointStats:

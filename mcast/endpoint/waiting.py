@@ -37,7 +37,7 @@ class Waiting:
         """Whether a call has changed what others wait for; the driver that wakes them clears it."""
 
     def deadline(self, timeout: float | None) -> float | None:
-        """When the time is over; -inf for a poll, which needs no clock."""
+        """When the time is over; -inf for a timeout of 0, which needs no clock."""
         if timeout is None:
             return None
         if timeout > 0:
@@ -49,7 +49,10 @@ class Waiting:
         return deadline is not None and (deadline == -inf or self.now() >= deadline)
 
     def wait(self, until: float | None) -> Operation[None]:
-        """Wait for a change; what was received meanwhile goes where it belongs."""
+        """Wait for a change.
+
+        Messages that were received meanwhile are kept for the calls that ask for them.
+        """
         batch = yield Wait(until)
         if batch is not None:
             self._route(batch)
@@ -66,6 +69,6 @@ class Waiting:
 
 
 def require_seconds(name: str, seconds: float) -> None:
-    """Raise ValueError for what is no number: no clock would ever come there."""
+    """Raise ValueError for NaN, because no clock would ever reach it."""
     if seconds != seconds:
         raise ValueError(f"{name} is {seconds}: give a number of seconds")

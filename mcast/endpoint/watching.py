@@ -1,4 +1,5 @@
-"""Looking, at even times, at what an endpoint hears: how much of which group from whom, and what is lost."""
+"""Looks, at regular times, at what an endpoint receives: how much of which group and source, and what is
+lost."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ _BATCH = 256
 
 
 class Look(NamedTuple):
-    """What was heard in the last `seconds` s; `time` is in seconds after 1970, `stats` since the opening."""
+    """What was received in the last `seconds` seconds.
+
+    time     when, in seconds since 1970
+    groups   the rates of each group and its sources
+    stats    what the endpoint has counted since it was opened
+    events   the endpoint's events since the last look
+    """
 
     time: float
     seconds: float
@@ -25,11 +32,11 @@ class Look(NamedTuple):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Why messages were lost or not delivered -> how many, where there were any."""
+        """Reason -> how many messages were lost or not delivered for that reason, where there were any."""
         return {why: lost for why, lost in self.stats.dropped.items() if lost}
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON shows it."""
+        """The look as JSON shows it."""
         stats = self.stats
         return {
             "time": self.time,
@@ -48,9 +55,10 @@ class Look(NamedTuple):
 
 
 def looks(endpoint: Endpoint, interval: float, count: int | None = None) -> Iterator[Look]:
-    """A look at the end of each `interval` s, `count` in all, at the groups that the endpoint has joined.
+    """A look at the end of each `interval` seconds, `count` looks in all, at the groups that the endpoint has
+    joined.
 
-    The messages and the events of the endpoint are taken.
+    Takes the messages and the events of the endpoint, so no other call should receive them.
     """
     meter = Meter({member.mgid: str(member.group.address) for member in endpoint.groups})
     clock = endpoint.backend.now

@@ -19,6 +19,7 @@ class Finding(NamedTuple):
 
     check    what was inspected, a word or two, such as `memlock`
     subject  the device, port or interface that it belongs to; "" for the host
+    level    whether it keeps multicast from working
     seen     what was seen, a sentence
     fix      the one command, or step, that repairs it; "" if there is nothing to repair
     """

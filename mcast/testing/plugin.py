@@ -1,22 +1,25 @@
 """The pytest plugin for tests of applications that use mcast: a simulated fabric for each test.
 
-fixtures  mcast_fabric      the test's fabric, a `mcast.backends.sim.Fabric`; while it lasts the application's
-                            `open_endpoint("sim", …)` and `open_backend("sim")` reach it
-          mcast_endpoints   opens endpoints on it, each on a port of its own (McastEndpoints)
+fixtures  mcast_fabric      the test's fabric, a `mcast.backends.sim.Fabric`; during the test the
+          application's
+                            `open_endpoint("sim", …)` and `open_backend("sim")` lead to it
+          mcast_endpoints   opens endpoints on the fabric, each on a port of its own (McastEndpoints)
 marks     mcast(fabric="roce", seed=…, faults=[…], allow_leaks=False, **options)
-                            the fabric: link layer, or several to run the test on each; its seed, faults, and
+                            the fabric: its link layer, or several to run the test on each; its seed and
+                            faults; and
                             the options of `Fabric.roce` or `.infiniband` (ports, hosts, switches, clock, …)
           mcast_faults(kind, **fields)     a fault by the name that it has in a scenario
-          mcast_faults(which, verdict)     a fault by value, as `fabric.rules.when` takes it
-options   --mcast-seed N|random   seed of the run, from which each test's follows with its node id; default 0
-          --mcast-traces    say of each leftover by which calls it was opened
-ini       mcast_fabric      link layers of the tests that name none; default roce
+          mcast_faults(which, verdict)     a fault as `fabric.rules.when` takes it
+options   --mcast-seed N|random   the seed of the run; each test's seed follows from it and the test's node
+          id; default 0
+          --mcast-traces    say of each object that was left open by which calls it was opened
+ini       mcast_fabric      the link layers of tests that name none; default roce
 
-Marks of a module, a class and a test add up, the nearest wins. Time on the fabric is virtual, and passes
-while a call waits; it is the wall's for coroutines, and with `clock="wall"` for programs with threads or
-asyncio. When a test has passed and left a batch, an id, a QP or a backend open, that is an error of its
-teardown; the endpoints of `mcast_endpoints` are closed before. A failure says the seed, and the command that
-repeats it.
+Marks of a module, a class and a test add up; for the same argument the nearest wins. Time on the fabric is
+virtual, and passes while a call waits; for tests that are coroutines it is real time. Use `clock="wall"` for
+programs with threads or asyncio. If a test has passed and left a batch, an id, a queue pair or a backend
+open, its teardown fails; the endpoints of `mcast_endpoints` are closed before that check. A failure names the
+seed, and the command that repeats the test.
 """
 
 from __future__ import annotations
@@ -46,13 +49,13 @@ if TYPE_CHECKING:
     from mcast.endpoint.blocking import Endpoint
     from mcast.wire.addresses import LocalAddress
 
-# Nothing of mcast is imported before a test wants it: pytest loads this module in every run.
+# No other module of mcast is imported before a test needs it, because pytest loads this one in every run.
 
 __all__ = ["McastEndpoints", "McastFabric"]
 
 LINK_LAYERS = ("roce", "infiniband")
 _NAMES = {"roce": ("sim", "sim-roce"), "infiniband": ("sim", "sim-ib")}
-"""Link layer -> the backends' names that lead to such a fabric."""
+"""Link layer -> the names of backends that lead to such a fabric."""
 
 _TRACE_DEPTH = 8
 logger = logging.getLogger("mcast")
@@ -76,10 +79,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_seed,
         default=0,
         metavar="N|random",
-        help="the seed of the run: every test's own follows from it (default: 0)",
+        help="the seed of the run, from which the seed of each test follows (default: 0)",
     )
     group.addoption(
-        "--mcast-traces", action="store_true", help="say of each leftover by which calls it was opened"
+        "--mcast-traces", action="store_true", help="show the calls that opened what a test has left open"
     )
     parser.addini(
         "mcast_fabric",
@@ -108,7 +111,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """A worker of pytest-xdist has the seed of the whole run, the random one too."""
+    """Give a worker of pytest-xdist the seed of the whole run, a random one included."""
     node.workerinput["mcast_seed"] = node.config.getoption("mcast_seed")
 
 
@@ -121,7 +124,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the marks say of a test's fabric. `seed` None: it follows from the run's."""
+    """What the marks say of a test's fabric. `seed` None: the seed follows from the run's."""
 
     layers: Sequence[str]
     seed: int | None = None
@@ -165,7 +168,7 @@ def _fault_of_mark(mark: pytest.Mark) -> object:
 
 
 def _failure(why: str) -> BaseException:
-    """What fails a test by a sentence, without a traceback."""
+    """An exception that fails a test with a sentence, without a traceback."""
     return pytest.fail.Exception(why, pytrace=False)
 
 
@@ -177,7 +180,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
-    """Whether the test says itself on which fabrics it runs."""
+    """Whether the test itself says on which fabrics it runs."""
     named = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize") if mark.args)
     return any("mcast_fabric" in (n.replace(",", " ").split() if isinstance(n, str) else n) for n in named)
 
@@ -187,7 +190,7 @@ def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
 
 @pytest.fixture
 def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
-    """The simulated fabric of this test; the application reaches it by the backend's name."""
+    """The simulated fabric of this test. The application reaches the fabric by the backend's name."""
     from mcast.backends.sim.census import Census
 
     item = request.node
@@ -211,13 +214,14 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
 
 @pytest.fixture
 def mcast_endpoints(mcast_fabric: McastFabric) -> Iterator[McastEndpoints]:
-    """Opens endpoints on the test's fabric, and closes them at its end."""
+    """Opens endpoints on the test's fabric, and closes them at the end of the test."""
     with McastEndpoints(mcast_fabric) as endpoints:
         yield endpoints
 
 
 class McastEndpoints:
-    """Opens endpoints on the fabric of a test, each on a port of its own, and closes them at its end.
+    """Opens endpoints on the fabric of a test, each on a port of its own, and closes them at the end of the
+    test.
 
     ```python
     def test_feed(mcast_endpoints: McastEndpoints) -> None:
@@ -234,7 +238,7 @@ class McastEndpoints:
         self._close = ExitStack()
 
     def __call__(self, count: int = 1, **options: Any) -> tuple[Endpoint, ...]:
-        """Endpoints on the next `count` ports; the options are those of `mcast.open_endpoint`.
+        """Open endpoints on the next `count` ports; the options are those of `mcast.open_endpoint`.
 
         Raises ValueError when the fabric has no more ports.
         """
@@ -244,7 +248,10 @@ class McastEndpoints:
         return tuple(map(self._close.enter_context, opened))
 
     def aio(self, count: int = 1, **options: Any) -> tuple[AioEndpoint, ...]:
-        """The same for asyncio: call it in a coroutine, for these endpoints belong to its loop."""
+        """Open endpoints for asyncio.
+
+        Call this in a coroutine, because the endpoints belong to its event loop.
+        """
         from mcast.aio import open_endpoint
 
         def opened(address: LocalAddress) -> AioEndpoint:
@@ -255,7 +262,7 @@ class McastEndpoints:
         return tuple(map(opened, self._next(count)))
 
     def _next(self, count: int) -> list[LocalAddress]:
-        """Addresses of the next ports."""
+        """The addresses of the next ports."""
         first, end = self._used, self._used + count
         if end > len(self._ports):
             raise ValueError(
@@ -273,7 +280,7 @@ class McastEndpoints:
 
 
 def _run(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Close what belongs to a loop that has ended; the program's own loop, if it has one, is left alone."""
+    """Close an endpoint whose event loop has ended, in a new loop; a loop of the program is left alone."""
     import asyncio
 
     loop = asyncio.new_event_loop()
@@ -306,7 +313,10 @@ def _clock_of(item: pytest.Function) -> str:
 
 @contextmanager
 def _planted(fabric: McastFabric, layer: str, faults: Sequence[Any]) -> Iterator[None]:
-    """While open, the faults befall the fabric; of several rules for a message the first counts."""
+    """Inside the `with`, the faults act on the fabric.
+
+    If several rules fit a message the first one counts.
+    """
     from mcast.backends.sim.scenario.faults import planted
     from mcast.backends.sim.scenario.model import ScenarioTopology, fault_of
 
@@ -329,7 +339,8 @@ def _planted(fabric: McastFabric, layer: str, faults: Sequence[Any]) -> Iterator
 
 @contextmanager
 def _reachable(fabric: McastFabric, layer: str) -> Iterator[None]:
-    """While open, the names of this kind of fabric lead to this one, those of the other kind nowhere."""
+    """Inside the `with`, the names of this kind of fabric lead to this one, and those of the other kind to an
+    error."""
     from mcast.contract.registry import override, provider
 
     with ExitStack() as stack:
@@ -364,7 +375,7 @@ def _open_other(kind: str, layer: str, **options: object) -> NoReturn:
 
 def _report_leaks(census: Census, directory: Path) -> None:
     if census.leases():
-        gc.collect()  # a cycle, such as a caught error and its frames, may hold a batch that nobody uses
+        gc.collect()  # a reference cycle, such as a caught error and its frames, may hold an unused batch
     found = [*census.leases(), *census.leftovers()]
     if found:
         lines = [line for leftover in found for line in _leftover_lines(leftover, directory)]
@@ -384,7 +395,10 @@ def _leftover_lines(leftover: Leftover, directory: Path) -> Iterator[str]:
 
 @dataclass
 class _Run:
-    """What a report has to know of a test's fabric. `failed`: an error keeps what its frames hold."""
+    """What a report needs to know of a test's fabric.
+
+    After an error (`failed`) leaks are not reported, because the traceback keeps objects alive.
+    """
 
     layer: str
     seed: int
@@ -395,7 +409,7 @@ _RUN = pytest.StashKey[_Run]()
 
 
 def _seed_of(item: pytest.Item) -> int:
-    """The seed of a test: it follows from the run's and the test's node id."""
+    """The seed of a test, which follows from the run's seed and the test's node id."""
     text = f"{item.config.getoption('mcast_seed')}:{item.nodeid}"
     return int.from_bytes(sha256(text.encode()).digest()[:4])
 
@@ -410,7 +424,7 @@ def pytest_runtest_makereport(
         run.failed |= call.excinfo is not None
         if report.failed:
             said = f"fabric {run.layer}, seed {run.seed}; to repeat:\n{_command(item)}"
-            # A section of the report itself would fall to --show-capture=no.
+            # --show-capture=no would hide a section of the report itself.
             if add := getattr(report.longrepr, "addsection", None):
                 add("mcast", said)
             else:
@@ -419,7 +433,8 @@ def pytest_runtest_makereport(
 
 
 def _command(item: pytest.Item) -> str:
-    """The command line that runs this test with the same seed, from where pytest was called."""
+    """The command line that runs this test with the same seed, from the directory in which pytest was
+    called."""
     config = item.config
     where = Path(os.path.relpath(item.path, config.invocation_params.dir)).as_posix()
     node = "::".join([where, *item.nodeid.split("::")[1:]])

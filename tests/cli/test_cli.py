@@ -33,7 +33,7 @@ BAD_INPUT = {
     "negative size": (("demo", "--size", "-1"), "'-1' is no size"),
     "unknown unit": (("demo", "--size", "4X"), "'4X' is no size"),
     "too large": (("demo", "--size", "1025M"), "at most 1G"),
-    "size of a given file": (("demo", MCAST, "--size", "1"), "--size is of the made-up file"),
+    "size of a given file": (("demo", MCAST, "--size", "1"), "--size is for a made-up file"),
     "a port of many digits": (
         ("recv", "239.1.1.1", "-o", "f", "--device", f"x/{'9' * 5000}"),
         "is no device: write DEV",

@@ -156,7 +156,7 @@ def test_an_explanation_fits_the_terminal_and_leaves_nothing_out(here: Run) -> N
     [
         (["EWHAT"], "nothing is known of 'EWHAT'"),
         ([""], "nothing is known of ''"),
-        (["EINVAL", "--backend", "sim"], "without a look at the host"),
+        (["EINVAL", "--backend", "sim"], "without checking this host"),
     ],
 )
 def test_what_cannot_be_explained_is_refused(here: Run, words: list[str], sentence: str) -> None:

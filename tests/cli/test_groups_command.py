@@ -54,7 +54,7 @@ def test_a_member_that_the_switch_does_not_know_is_pointed_out(here: Run, third_
     done = here("groups", "--backend", "acme", env=third_party(source=source(then=then)))
     first, second = done.stdout.splitlines()[1:3]
     assert first.rstrip() == "239.1.1.1  roce0/1  the host's own list"
-    assert second.strip() == "not in the switch's: it gets nothing"
+    assert second.strip() == "not in the switch's: gets no message"
 
 
 def test_json_has_it_all(here: Run, third_party: Installed) -> None:
@@ -92,7 +92,10 @@ def test_no_group_at_all_is_said(here: Run, third_party: Installed) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--backend", "sim"), "'sim' is a fabric inside this process, where no other could be a member"),
+        (
+            ("--backend", "sim"),
+            "'sim' is a fabric inside this process, on which no other program can be a member",
+        ),
         (("10.0.0.1",), "10.0.0.1 is a unicast address"),
         (("--backend", "nope"), "'nope' is no backend"),
     ],

@@ -89,7 +89,7 @@ def test_an_ipv6_group_is_refused_by_rocev2_and_folded_by_infiniband(here: Run) 
         ("ff15:401b:8001::f01:101", "the IPv4 group 239.1.1.1"),
         ("ff12:401b:ffff::ffff:ffff", "255.255.255.255: the broadcast group of IPoIB"),
         ("ff12:601b:ffff::1:2", "each of 2^40 IPv6 groups, such as ff0e::1:2"),
-        ("ff12:a01b:fe80::1", "itself: the SA made it up"),
+        ("ff12:a01b:fe80::1", "the MGID itself, which the SA chose"),
         ("ff12:401b:ffff:1::1", "no group: an IPv4 group leaves bytes 6 to 11 zero"),
     ],
 )

@@ -123,7 +123,7 @@ BAD_INPUT = {
     "a directory": (("record", GROUP, "-o", ".", "--demo", "--backend", "sim"), "cannot write .: Is a dir"),
     "nobody to hear": (("record", GROUP, "-o", "a", "--backend", "sim"), "add --demo for made-up messages"),
     "count": (("record", GROUP, "-o", "a", "--count", "0"), "greater than or equal to 1"),
-    "nobody to send to": (("replay", "a", "--backend", "sim"), "where no other could receive"),
+    "nobody to send to": (("replay", "a", "--backend", "sim"), "on which no other program can receive"),
     "twice how fast": (("replay", "a", "--speed", "2", "--max"), "give one of them"),
     "speed": (("replay", "a", "--speed", "0"), "greater than or equal to 0.001"),
     "directory": (("replay", ".", "--backend", "acme"), ". is not a regular file"),

@@ -99,7 +99,10 @@ def test_a_reader_that_leaves_ends_it(run: Run) -> None:
 BAD_INPUT = {
     "unicast": (("10.0.0.1",), "10.0.0.1 is a unicast address"),
     "nobody to hear": (("239.1.1.1", "--backend", "sim"), "add --demo for made-up messages"),
-    "nobody in a group": (("--backend", "sim", "--demo"), "nobody is seen in a group here: name a GROUP"),
+    "nobody in a group": (
+        ("--backend", "sim", "--demo"),
+        "no group with a member is seen here: name a GROUP",
+    ),
     "no time": (("239.1.1.1", "--interval", "0"), "greater than or equal to 0.05"),
     "where twice": (
         ("239.1.1.1", "--demo", "--backend", "sim", "--bind", "10.0.0.1", "--device", "roce0"),

@@ -130,7 +130,7 @@ def cut_cable(pair: Pair) -> list[object]:
     """The cable of the receiver's switch is cut and mended: the SM finds its ports anew."""
     pair.fabric.cut_cable(pair.port.switch)
     assert pair.receiver.next_event(1.0) is None  # the hosts see nothing
-    pair.fabric.mend_cable(pair.port.switch)
+    pair.fabric.repair_cable(pair.port.switch)
     return []
 
 

@@ -677,7 +677,7 @@ def test_a_cut_cable_parts_the_group_and_no_host_is_told(make: Callable[..., Fab
     assert neighbour.received() == [b"still"]
     far.qp.send(to, [b"the other side"])
     assert (far.received(), near.received()) == ([b"the other side"], [b"cut", b"still"])
-    fabric.mend_cable(1)
+    fabric.repair_cable(1)
     if fabric.sa is not None:
         assert (near.told(), neighbour.told(), far.told()) == (LOST, LOST, None)
         near.rejoin()

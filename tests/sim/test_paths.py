@@ -87,7 +87,7 @@ class Life:
 
         events: list[Callable[[], None]] = [
             lambda: fabric.set_link(port, up=not port.up),
-            lambda: fabric.cut_cable(1) if draw.random() < 0.5 else fabric.mend_cable(1),
+            lambda: fabric.cut_cable(1) if draw.random() < 0.5 else fabric.repair_cable(1),
             lambda: fabric.set_ipv4(port, None),
             lambda: fabric.set_ipv4(port, IPv4Address(f"10.0.0.{number + 1}")),
             new_qp,

@@ -47,7 +47,7 @@ class Publisher:
                 self._wanted.set()
 
     async def answer(self) -> None:
-        """Send the book to everybody: many miss the same message, and one answer mends them all."""
+        """Send the book to everybody, because many miss the same message, and one answer serves them all."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()

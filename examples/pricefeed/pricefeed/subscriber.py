@@ -44,7 +44,7 @@ class Subscriber:
             return self.book
 
     async def follow(self) -> None:
-        """Take in what comes down the feed."""
+        """Read the feed into the book."""
         async for message in self._feed:
             try:
                 self.book.take(decode(message.payload))
@@ -52,8 +52,8 @@ class Subscriber:
                 self.refused += 1
             await self._notify()
 
-    async def mend(self) -> None:
-        """While behind, ask for the whole book; not at once, for somebody else may ask before."""
+    async def repair(self) -> None:
+        """While behind, ask for the whole book; not at once, because another subscriber may ask before."""
         while True:
             await self.until(lambda book: book.behind)
             await asyncio.sleep(self._random.uniform(0.5, 1) * self._patience)
@@ -63,9 +63,9 @@ class Subscriber:
                 await asyncio.sleep(self._patience)
 
     async def watch(self) -> None:
-        """The fabric may lose our membership (the SM fails over): mcast rejoins, we note how long it took.
+        """Note how long the membership was lost, for example because the SM failed over; mcast joins again.
 
-        What was sent meanwhile is mended like any other loss, once a heartbeat says that there is something.
+        Messages sent meanwhile are repaired like any other loss, once a heartbeat says that there were some.
         """
         while True:
             event = await self._endpoint.next_event(timeout=None)
@@ -89,5 +89,5 @@ async def open_subscriber(
         endpoint.sender(REPAIR) as repair,
     ):
         subscriber = Subscriber(endpoint, feed, repair, patience)
-        async with background(subscriber.follow, subscriber.mend, subscriber.watch):
+        async with background(subscriber.follow, subscriber.repair, subscriber.watch):
             yield subscriber

@@ -79,7 +79,7 @@ async def test_every_subscriber_has_the_book() -> None:
 
 
 @pytest.mark.mcast_faults("drop", group=FEED, target=1, nth=[4, 9])
-async def test_lost_updates_are_noticed_and_mended() -> None:
+async def test_lost_updates_are_noticed_and_repaired() -> None:
     async with running(heartbeat=NEVER) as (publisher, (subscriber,)):
         await publish(publisher)
         await same_book(publisher, subscriber)
@@ -127,7 +127,7 @@ async def test_a_late_subscriber_gets_the_whole_book() -> None:
 
 
 @pytest.mark.mcast_faults("drop", group=FEED, nth=4)
-async def test_one_answer_mends_all_who_lost_the_same() -> None:
+async def test_one_answer_serves_all_that_lost_the_same() -> None:
     async with running(subscribers=3) as (publisher, subscribers):
         await publish(publisher)
         await same_book(publisher, *subscribers)

@@ -27,9 +27,9 @@ _LAST_SGID_INDEX = 255
 
 
 class AddressHandles:
-    """The handles of one QP, by their serials: C refuses one that is retired.
+    """The address handles of one queue pair, by their serial numbers; C refuses a handle that is retired.
 
-    `sources` are the GIDs it has sent from: they tell its own messages apart.
+    `sources` are the GIDs that the queue pair has sent from, by which it knows its own messages.
     """
 
     def __init__(self, native: Native, context: Context, qp: NativeQp) -> None:
@@ -51,7 +51,10 @@ class AddressHandles:
             return serial
 
     def forget(self, destination: Destination, serial: int) -> None:
-        """That handle is retired: a reset of the QP does that. Another thread may have made a new one."""
+        """Forget a handle that was retired, as a reset of the queue pair does.
+
+        Another thread may have made a new one.
+        """
         with self._locked:
             if self._serials.get(destination) == serial:
                 del self._serials[destination]

@@ -38,18 +38,19 @@ FIXES = {
     UnavailableReason.PORT_DOWN: "bring a link up: ip link set DEV up, then look at `rdma link`",
     UnavailableReason.NO_ADDRESS: "give a port an address: ip addr add 10.0.0.1/24 dev DEV",
 }
-"""The one line that mends each."""
+"""Reason -> the one line that repairs it."""
 
 
 class Facts(NamedTuple):
     """What was found on this host.
 
-    `lack`      the extension or a library that is not there, and how it failed
-    `failed`    why the devices could not be asked, '' if they could
-    `names`     devices the kernel has
+    `lack`      the extension or library that is missing, and how loading it failed
+    `failed`    why the devices could not be listed, "" if they could
+    `names`     the devices that the kernel has
     `absent`    device files that these devices need, and that do not exist
-    `barred`    device files this process may not open
-    `memlock`   bytes it may lock, None without limit; `needed` those of one QP
+    `barred`    device files that this process may not open
+    `memlock`   how many bytes this process may lock, None without limit
+    `needed`    how many bytes one queue pair locks
     """
 
     lack: tuple[UnavailableReason, str] | None = None
@@ -63,7 +64,7 @@ class Facts(NamedTuple):
 
 
 def judge(facts: Facts) -> Status:
-    """The first thing that is wrong, in the order in which they have to be mended."""
+    """The first thing that is wrong, in the order in which they have to be repaired."""
     hurdles = (hurdle(facts) for hurdle in HURDLES.values())
     return next((status for status in hurdles if status is not None), Status(True, _usable(facts)))
 
@@ -83,7 +84,7 @@ def _no_files(facts: Facts) -> Status | None:
 
 
 def _no_permission(facts: Facts) -> Status | None:
-    """To open these files is all that is needed; one need not be root (K-DATA-24)."""
+    """The process has to be able to open these files; it need not be root (K-DATA-24)."""
     files = ", ".join(facts.barred)
     return _no(UnavailableReason.NO_PERMISSION, f"cannot open {files}") if files else None
 
@@ -120,7 +121,7 @@ HURDLES: dict[str, Callable[[Facts], Status | None]] = {
     "link": _all_down,
     "address": _no_address,
 }
-"""What has to be right, in the order in which it has to be mended; each says what is wrong, or None."""
+"""What has to be right, in the order of repair. Each function says what is wrong, or returns None."""
 
 
 def _ports(facts: Facts) -> list[tuple[str, PortInfo]]:
@@ -173,7 +174,7 @@ def _files(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _device_of(entry: Path) -> str:
-    """The device of a uverbs entry of sysfs; "" if it has gone since it was listed."""
+    """The device of a uverbs entry in sysfs; "" if the device has gone since the entry was listed."""
     try:
         return (entry / "ibdev").read_text().strip()
     except OSError:

@@ -34,7 +34,7 @@ _SHOWN_BY = {
         {Capability.SA, Capability.MLID, Capability.IPV6_GROUP, Capability.RAW_MGID}
     ),
 }
-"""What a port of that link layer can show."""
+"""Link layer -> what can be seen and done on a port of that layer."""
 
 
 class RdmaBackend(OwnedByProcess, Backend):
@@ -85,7 +85,10 @@ class RdmaBackend(OwnedByProcess, Backend):
         self._removed = True
 
     def close(self) -> None:
-        """Close every channel, and with it every id, QP and membership. What failed is tried again."""
+        """Close every channel, and with it every id, queue pair and membership.
+
+        A close that failed is tried again.
+        """
         with self._locked:
             self._closed = True
             ending = Ending()

@@ -12,7 +12,7 @@ __all__ = ["Calls", "RdmaBatch"]
 
 
 class RdmaBatch(Lease, Batch):
-    """Views of a QP's receive memory; its release posts the receives again, in one chain."""
+    """Views of a queue pair's receive memory. Releasing the batch posts the receives again, in one chain."""
 
 
 set_up(QueuePair, Batch, RdmaBatch, Message, Gid, signal.set_wakeup_fd, threading.main_thread().ident)

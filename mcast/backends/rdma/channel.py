@@ -43,10 +43,10 @@ def _ud_param(raw: bytes) -> UdParam:
 
 
 class RdmaChannel(Shared, EventChannel):
-    """`lock` is held while an event is taken and booked, a membership changed, an object ended.
+    """The lock is held while an event is taken and noted, a membership changed, or an object destroyed.
 
-    No call made with it held blocks on another thread: events are acked in the call that takes them, and
-    whoever waits for one does so without it.
+    No call made with the lock held waits for another thread: events are acknowledged in the call that takes
+    them, and a call that waits for an event waits without the lock.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RdmaChannel(Shared, EventChannel):
         return found
 
     def _take(self) -> CmEvent | None:
-        """The event that waits, if one does."""
+        """Take the event that waits, if there is one."""
         with self.lock:
             if self._closed or not self.process.is_here:
                 self._require_open("get_event", Phase.EVENT)
@@ -118,7 +118,7 @@ class RdmaChannel(Shared, EventChannel):
         return bounded
 
     def _book(self, event: NativeEvent) -> CmEvent:
-        """Note what librdmacm did when the event was read; make the value."""
+        """Note what librdmacm did when the event was read, and make the event's value."""
         number, status, errno, id_token, join_token, raw = event
         kind = _KINDS.get(number, CmEventType.UNKNOWN)
         cm_id, join = self._ids.get(id_token), self.joins.get(join_token)
@@ -144,7 +144,10 @@ class RdmaChannel(Shared, EventChannel):
         return booked._replace(found=found)
 
     def close(self) -> None:
-        """Destroy the ids, wake who waits for an event, close the channel. What failed is tried again."""
+        """Destroy the ids, end the calls that wait for an event, close the channel.
+
+        What failed is tried again.
+        """
         with self.locked:
             self._closed = True
             if not self.process.is_here:

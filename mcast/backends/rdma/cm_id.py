@@ -1,4 +1,4 @@
-"""The communication id: binding, joining, leaving, and the one QP it owns."""
+"""The communication id: binding, joining, leaving, and its one queue pair."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
 
 _NOTHING_LEFT = frozenset({E.EADDRNOTAVAIL, E.EINVAL})
-"""Errnos of a leave that found no membership; after any other librdmacm has dropped it."""
+"""Errnos of a leave that found no membership. After any other errno librdmacm has dropped the membership."""
 
 
 _LONGEST_MS = 0x7FFFFFFF
-"""What an int holds."""
+"""The largest timeout in ms, because it is an int in C."""
 
 
 def _milliseconds(seconds: float) -> int:
@@ -52,7 +52,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 class RdmaJoin:
-    """One membership of an id: found by `token` when its event comes."""
+    """One membership of an id. `token` finds the membership when its event comes."""
 
     __slots__ = ("address", "attachment", "context", "receives", "token")
 
@@ -63,7 +63,7 @@ class RdmaJoin:
 
 
 class IdOwner(Protocol):
-    """What an id has of its channel; `joins` by the token that their events carry."""
+    """What an id needs of its channel; `joins` are by the token that their events carry."""
 
     native: Native
     process: Process
@@ -115,7 +115,7 @@ class RdmaCmId(Shared, CmId):
             return self._known_layer[1]
 
     def why_refused(self, join: RdmaJoin) -> tuple[Cause, ...]:
-        """What the SA says of the group of a join that it refused; () where it cannot be asked."""
+        """What the SA says of the group of a join that it refused; () if the SA cannot be asked."""
         if self.link_layer is not LinkLayer.INFINIBAND:
             return ()
         with self.lock:
@@ -156,7 +156,7 @@ class RdmaCmId(Shared, CmId):
         return next((one for one in interfaces_of(gids) if one.name in names), None)
 
     def _group_of(self, address: McastAddress) -> object:
-        """On InfiniBand the MGID that the kernel makes of it, in the scope that IPoIB has by default."""
+        """On InfiniBand the MGID that the kernel makes of the address, in IPoIB's default scope."""
         broadcast = self._broadcast
         if broadcast is None:
             layer = self.link_layer
@@ -207,7 +207,7 @@ class RdmaCmId(Shared, CmId):
             return self._qp
 
     def note_attached(self, gid: Gid, lid: int) -> None:
-        """The QP, if there is one, was attached when librdmacm read the join's event."""
+        """Note that the queue pair, if there is one, was attached when librdmacm read the join's event."""
         if self._qp is not None:
             self._qp.note_attached(gid, lid)
 
@@ -257,9 +257,9 @@ class RdmaCmId(Shared, CmId):
             self.native.check_leave(result, addr)
 
     def destroy(self) -> None:
-        """Leave, destroy the QP and the id; what failed before is tried again.
+        """Leave, destroy the queue pair and the id; what failed before is tried again.
 
-        Whoever comes second waits until all is done.
+        A second thread that destroys the id waits until all is done.
         """
         with self.lock:
             if self._closed:

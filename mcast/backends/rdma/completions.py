@@ -1,4 +1,4 @@
-"""What the completion queues of a queue pair shall be like: vector, moderation, stamps, how long to look."""
+"""The completion queues of a queue pair: completion vector, moderation, time stamps, and how long to poll."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mcast.api import QpInit, TimestampClock, require_comp_vector
 from mcast.backends.rdma.native import QpPlan, Refused
 
 CLOCKS = (None, TimestampClock.REALTIME, TimestampClock.DEVICE)
-"""STAMPS_NONE and so on of cdefs.h -> what the contract calls it."""
+"""STAMPS_NONE and so on of cdefs.h -> the contract's name of the clock."""
 
 _FOREVER = (1 << 63) - 1
 _LONGEST = 1e9
@@ -22,7 +22,8 @@ _turns: defaultdict[str, Iterator[int]] = defaultdict(count)
 
 
 def planned(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
-    """The plan with the completion queues that `init` asks of a device with so many completion vectors."""
+    """The plan with the completion queues that `init` asks for, on a device with that many completion
+    vectors."""
     require_comp_vector(init.comp_vector, vectors, device)
     vector = next(_turns[device]) % vectors if init.comp_vector is None else init.comp_vector
     endless = init.busy_poll > _LONGEST
@@ -36,7 +37,8 @@ def planned(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
 
 
 def refusal(device: str, refused: Refused, error: int) -> str:
-    """Why the device made no queue pair, and what to do; empty where it refused nothing of this."""
+    """Why the device refused the queue pair, and what to do; "" if it refused nothing that has to do with
+    completions."""
     if refused is Refused.TIMESTAMPS:
         return f"{device} cannot stamp completions with the time: do without timestamps"
     if refused is not Refused.MODERATION:

@@ -91,7 +91,7 @@ def _read_port(
 
 
 def link_layer_of(device: str, port: int) -> LinkLayer | None:
-    """What a port speaks, as sysfs has it; None once the device is gone."""
+    """The link layer of a port, from sysfs; None once the device is gone."""
     try:
         return LinkLayer((SYSFS / device / "ports" / str(port) / "link_layer").read_text().strip())
     except (OSError, ValueError):
@@ -109,7 +109,7 @@ def netdevs_of(device: str, port: PortInfo) -> tuple[str, ...]:
 
 
 def _netdevs(device: str, ifindexes: set[int]) -> list[str]:
-    """Interfaces of an Ethernet port: those its GIDs belong to, or all of its device."""
+    """The interfaces of an Ethernet port: those that its GIDs belong to, or else all of its device."""
     names = []
     for ifindex in sorted(ifindexes - {0}):
         with suppress(OSError):  # it went away meanwhile

@@ -1,4 +1,4 @@
-"""Closing: everything is tried, whatever fails."""
+"""Closing objects: every step is tried, whatever fails."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 
 class Ending:
-    """Collects what goes wrong; `done` raises the first of it, with the others as notes."""
+    """Collects errors of the steps; `done` raises the first one, with the others as notes."""
 
     def __init__(self) -> None:
         self._failures: list[BaseException] = []
 
     def attempt(self, step: Callable[..., object], *arguments: object) -> bool:
-        """Do it; whether it went well."""
+        """Do one step; return whether it succeeded."""
         try:
             step(*arguments)
         except BaseException as failure:  # Ctrl-C too: it comes after the rest
@@ -21,7 +21,7 @@ class Ending:
         return True
 
     def done(self) -> None:
-        """Raise what went wrong: what is no error of ours first."""
+        """Raise what went wrong; an interrupt, such as Ctrl-C, goes before other errors."""
         if not self._failures:
             return
         first, *others = sorted(self._failures, key=lambda one: isinstance(one, Exception))

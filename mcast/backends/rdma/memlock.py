@@ -1,4 +1,4 @@
-"""Locked memory: what a QP's buffers and registered memory are counted against."""
+"""Locked memory: the limit for a queue pair's buffers and registered memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def limit() -> int | None:
-    """Bytes this process may lock; None without limit (root, and who else has CAP_IPC_LOCK)."""
+    """How many bytes this process may lock; None without limit (root, and other holders of CAP_IPC_LOCK)."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     unlimited = soft == resource.RLIM_INFINITY or int(_status("CapEff"), 16) >> _CAP_IPC_LOCK & 1
     return None if unlimited else soft

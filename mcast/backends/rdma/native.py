@@ -1,4 +1,4 @@
-"""The C core, typed: the one module that touches cffi's `ffi` and `lib`.
+"""The C core with types: the one module that uses cffi's `ffi` and `lib`.
 
 Handles are opaque. A call that fails raises the `McastError` of its errno; C itself only returns -errno.
 """
@@ -27,11 +27,11 @@ Context = NewType("Context", object)
 Pointer = Any
 """A cffi pointer to one of the structs of cdefs.h."""
 Arguments = Mapping[str, object] | None
-"""What the caller gave, for the error's text."""
+"""The caller's arguments, for the error's text."""
 
 
 class Lib(Protocol):
-    """What the extension exports (csrc/cdefs.h)."""
+    """The functions of the extension (csrc/cdefs.h)."""
 
     PORT_EVENTS: int
 
@@ -138,7 +138,7 @@ class Ud(NamedTuple):
 
     @classmethod
     def unpack(cls, raw: bytes) -> Ud:
-        """From its packed form, the last of an Event."""
+        """Unpack the last field of a NativeEvent."""
         return cls._make(_UD.unpack(raw))
 
 
@@ -175,7 +175,7 @@ class Refused(IntEnum):
 class QpPlan(NamedTuple):
     """The numbers of struct mcast_qp_init: depths, rooms, strides and offsets in bytes; flags.
 
-    Those from `comp_vector` on are for the completion queues; `busy_poll` is in nanoseconds.
+    The fields from `comp_vector` on are for the completion queues; `busy_poll` is in nanoseconds.
     """
 
     qp_type: int
@@ -200,11 +200,11 @@ class QpPlan(NamedTuple):
 _MAX_DEVICES = 256
 _MAX_ADDRESSES = 4096
 _MAX_GIDS = 2000
-"""Of one device; what a query takes ends at 64 KiB of 32-byte entries."""
+"""The most GIDs of one device, because the answer to a query is at most 64 KiB of 32-byte entries."""
 
 
 class Native:
-    """The loaded libraries. Every method is one call into C, the GIL released while it runs."""
+    """The loaded libraries. Every method is one call into C, which releases the GIL while it runs."""
 
     def __init__(self, ffi: Any, lib: Lib) -> None:
         self._ffi, self._lib = ffi, lib
@@ -287,14 +287,15 @@ class Native:
         return self._check(self._lib.mcast_channel_fd(channel), "fileno", Phase.EVENT)
 
     def close_channel(self, channel: NativeChannel, has_ids: bool) -> None:
-        """Wake who waits for an event; free it, unless it has an id that could not be destroyed."""
+        """End the calls that wait for an event, and free the channel, unless an id of it could not be
+        destroyed."""
         self._lib.mcast_close_channel(channel, has_ids)
 
     def has_event(self, channel: NativeChannel) -> bool:
         return bool(self._check(self._lib.mcast_has_event(channel), "get_event", Phase.EVENT))
 
     def room_for_event(self) -> EventRoom:
-        """What `take_event` copies into, again and again."""
+        """Memory that `take_event` copies each event into."""
         out = self._ffi.new("struct mcast_event *")
         return EventRoom(out, self._ffi.buffer(out))
 
@@ -337,7 +338,7 @@ class Native:
     def join_ex(
         self, id: NativeId, mask: int, flags: int, address: bytes | None, token: int, addr: object
     ) -> None:
-        """`addr`: what the caller gave, for the error's text."""
+        """Join. `addr` is the caller's address, for the error's text."""
         result = self._lib.mcast_join_ex(id, mask, flags, address or self.null, token)
         if not result:
             return
@@ -367,7 +368,7 @@ class Native:
     # --- QPs ---
 
     def id_pkey(self, id: NativeId) -> int:
-        """The P_Key of the interface that it is bound to; of no meaning on Ethernet."""
+        """The P_Key of the interface that the id is bound to. It has no meaning on Ethernet."""
         return self._lib.mcast_id_pkey(id)
 
     def alloc_pd(self, id: NativeId) -> Pd:
@@ -387,7 +388,7 @@ class Native:
         why: Callable[[Refused, int], str] = lambda refused, error: "",
         arguments: Arguments = None,
     ) -> NativeQp:
-        """The caller keeps `slab`, a writable buffer, alive as long as the QP.
+        """Create a queue pair. The caller keeps `slab`, a writable buffer, alive as long as the queue pair.
 
         `why` gives the error's detail, from what the device refused and the errno.
         """
@@ -405,9 +406,10 @@ class Native:
         return self._lib.mcast_clock(qp)
 
     def close_qp(self, qp: NativeQp, linger: float) -> None:
-        """End all calls on it, give the device `linger` seconds for what is under way, and free everything.
+        """End all calls on the queue pair, give the device `linger` seconds for posted sends, and free
+        everything.
 
-        What fails is tried again the next time. The struct itself ends with `Calls`.
+        A step that fails is tried again the next time. The struct itself is freed with `Calls`.
         """
         self._check(self._lib.mcast_close_qp(qp, int(linger * 1e9)), "close", Phase.DESTROY)
 
@@ -428,7 +430,7 @@ class Native:
         self._check(self._lib.mcast_detach(qp, gid, lid), "detach_mcast", Phase.DETACH, arguments)
 
     def detach_late(self, qp: NativeQp, gid: bytes, lid: int) -> None:
-        """From a queue pair that `close_qp` could not destroy; what is not attached is not."""
+        """Detach a queue pair that `close_qp` could not destroy. Not being attached is no error."""
         self._lib.mcast_detach_late(qp, gid, lid)
 
     def register(self, pd: Pd, buffer: memoryview, relaxed: bool, arguments: Arguments = None) -> Mr:
@@ -449,10 +451,10 @@ class Native:
         relaxed: bool,
         arguments: Arguments = None,
     ) -> Mr:
-        """`iova`: the address that it has for the device."""
+        """Register. `iova` is the address that the memory has for the device."""
         out = self._ffi.new("struct ibv_mr **")
         result = self._lib.mcast_register_dmabuf(pd, fd, offset, size, iova, writable, relaxed, out)
-        if result == -E.EBADF:  # the user's descriptor, not an object of ours
+        if result == -E.EBADF:  # the program's descriptor is closed, not one of mcast's objects
             raise mcast_error(E.EBADF, "register_dmabuf", Phase.REGISTER, arguments, "fd is not open")
         detail = ""
         if result == -E.ENOSYS and not self._lib.mcast_has_dmabuf():
@@ -471,7 +473,7 @@ class Native:
         self._check(self._lib.mcast_deregister(mr), "close", Phase.REGISTER)
 
     def address_of(self, buffer: Any) -> int:
-        """Where the buffer's bytes are; valid while the caller keeps it."""
+        """The address of the buffer's bytes, valid while the caller keeps the buffer."""
         return int(self._ffi.cast("uintptr_t", self._ffi.from_buffer(buffer)))
 
     def new_ah(self, qp: NativeQp, gid: bytes, fields: Mapping[str, int], arguments: Arguments = None) -> int:
@@ -482,7 +484,7 @@ class Native:
         return int(out[0])
 
     def retire_ah(self, qp: NativeQp, serial: int) -> None:
-        """Post to it no more; it is destroyed once nothing under way needs it."""
+        """Post no more messages with the handle; it is destroyed when no posted message needs it."""
         self._lib.mcast_retire_ah(qp, serial)
 
     def set_regions(self, qp: NativeQp, regions: Sequence[tuple[int, int, int, bool]]) -> None:
@@ -497,7 +499,8 @@ class Native:
         return int(self._ffi.cast("uintptr_t", handle))
 
     def recv_fd(self, qp: NativeQp) -> int:
-        """Readable when a receive would find something; a receive that found nothing arms it."""
+        """A descriptor that is readable when a receive would find something; a receive that found nothing
+        arms it."""
         return self._check(self._lib.mcast_recv_fd(qp), "fileno", Phase.RECV)
 
     def send_fd(self, qp: NativeQp) -> int:
@@ -556,14 +559,17 @@ class Native:
 
 
 LIBRARIES = {"MCAST_LIBRDMACM": "librdmacm.so.1", "MCAST_LIBIBVERBS": "libibverbs.so.1"}
-"""Environment variable that names another file -> the library loaded without it."""
+"""Environment variable -> the library that is loaded unless the variable names another file."""
 
 _loading = threading.Lock()
 _loaded: Native | None = None
 
 
 def load() -> Native:
-    """The libraries, loaded once. Raises Unusable; a failure is not kept, so what was mended is seen."""
+    """Load the libraries, once.
+
+    Raises Unusable. A failure is not remembered, so a later call sees that it was repaired.
+    """
     global _loaded
     with _loading:
         if _loaded is None:
@@ -588,9 +594,9 @@ def _load() -> Native:
 
 
 def needs_fork_init(release: str) -> bool:
-    """Whether a fork in this kernel may split memory that a device uses from the parent.
+    """Whether libibverbs must keep registered memory from forked children.
 
-    Since 5.12 the kernel copies such pages for the child; before, libibverbs must keep them from it.
+    Since Linux 5.12 the kernel copies pages that a device uses for the child.
     """
     numbers = re.match(r"(\d+)\.(\d+)", release)
     return numbers is not None and tuple(map(int, numbers.groups())) < (5, 12)

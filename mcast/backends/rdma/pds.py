@@ -1,6 +1,8 @@
-"""One protection domain a device context, shared by the QPs of a backend, freed with the last of them.
+"""One protection domain for each device, shared by the queue pairs of a backend, and freed with the last of
+them.
 
-A QP takes none of another device (K-DATA-23)."""
+A queue pair cannot use the protection domain of another device (K-DATA-23).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class ProtectionDomains:
             self.sweep()
 
     def sweep(self) -> None:
-        """Free those that nobody uses."""
+        """Free the protection domains that no queue pair uses."""
         with self._lock:
             ending = Ending()
             self._left = [pd for pd in self._left if not ending.attempt(self._native.dealloc_pd, pd)]

@@ -15,7 +15,8 @@ from mcast.interrupts import Lock, uninterrupted
 class Process:
     """The process that opened a backend.
 
-    A fork shares its device files, not its queues: a call from there would take the parent's QPs apart.
+    A fork shares the device files, but not the queues: a call from the child would destroy the parent's queue
+    pairs.
     """
 
     def __init__(self) -> None:
@@ -56,11 +57,11 @@ class OwnedByProcess(Closeable):
 
 
 class Shared(OwnedByProcess):
-    """Used by several threads: what a call needs is not freed while it runs."""
+    """Base of objects that several threads use: nothing that a call needs is freed while the call runs."""
 
     lock: Lock
     locked: uninterrupted
-    """`with` it: what stands in the block holds the lock, and no signal ends it half-way."""
+    """A context that holds the lock, and that no signal ends half-way."""
 
     def _in_use(self, call: str, phase: Phase) -> InUse:
         """Hold the lock that closing takes, and be sure that the object is still open."""
@@ -68,7 +69,7 @@ class Shared(OwnedByProcess):
 
 
 class InUse:
-    """`with` it: locked, and open."""
+    """A context that holds the lock, and in which the object is open."""
 
     __slots__ = ("_call", "_phase", "_shared")
 

@@ -42,16 +42,16 @@ from mcast.backends.rdma.region import Addresses, AnyRegion, RdmaDeviceRegion, R
 from mcast.interrupts import Lock, uninterrupted
 
 LINGER = 1.0
-"""Seconds that closing gives the device to take what was posted; it needs microseconds."""
+"""How many seconds closing waits for the device to send posted messages, which takes microseconds."""
 
 _LOOK_EVERY = 0.1
-"""Seconds between two looks at what tells of a new MTU, while something longer than the smallest is sent."""
+"""Seconds between two checks for a new MTU, while messages longer than the smallest MTU are sent."""
 
 _UNBOUNDED = 0xFFFFFFFF
 """In place of a group's MTU where there is none."""
 
 _ASKED_FOR = ("block_loopback", "comp_vector", "moderation", "timestamps")
-"""What of QpInit an error names if it was asked for."""
+"""The fields of QpInit that an error names if they were asked for."""
 
 _STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
 
@@ -63,11 +63,11 @@ _REASONS = {
     9: "the device failed (DEVICE_FATAL)",
     GONE: "the device is gone",
 }
-"""ibv_event_type plus 1 -> what it means."""
+"""ibv_event_type plus 1 -> its meaning."""
 
 
 class QpOwner(Protocol):
-    """What a QP has of its id."""
+    """What a queue pair needs of its id."""
 
     native: Native
     process: Process
@@ -82,11 +82,11 @@ class QpOwner(Protocol):
 
 
 class RdmaQueuePair(Calls, Shared, QueuePair):
-    """What `Calls` does in C when nothing is in the way, and all the rest here.
+    """A queue pair. `Calls` does the plain cases in C, and this class does the rest.
 
     The channel's lock guards attachments, regions and the close. Sends and receives take no lock in Python:
-    in C each finds out whether the QP is still open, and the close waits there until all have left. `events`
-    is the descriptor of the channel.
+    in C each checks whether the queue pair is still open, and the close waits there until all have left.
+    `events` is the descriptor of the channel.
     """
 
     def __init__(self, cm_id: QpOwner, events: int, init: QpInit, context: Context, pd: Pd) -> None:
@@ -153,7 +153,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                 mtu = self._mtu
                 if changes != self._changes:  # asking the port takes longer than sending a message
                     mtu = self.native.query_port(self._context, self._port).active_mtu
-                self._limit(mtu, _LOOK_EVERY)  # first: whoever believes the rest sends by it
+                self._limit(mtu, _LOOK_EVERY)  # set first, because a send that finds the rest uses this limit
                 self._mtu, self._changes, self._mtu_until = mtu, changes, now + _LOOK_EVERY
         return self._mtu
 
@@ -188,11 +188,11 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             self.note_detached(gid, lid)
 
     def note_attached(self, gid: Gid, lid: int) -> None:
-        """The QP is attached now; librdmacm itself does it when a join event is read."""
+        """Note that the queue pair is attached now, because librdmacm attaches when a join event is read."""
         self._attachments[gid] = lid
 
     def note_detached(self, gid: Gid, lid: int) -> None:
-        """The QP is detached now; librdmacm itself does it in a leave."""
+        """Note that the queue pair is detached now, because librdmacm detaches in a leave."""
         if self._attachments.get(gid) == lid:
             del self._attachments[gid]
             self._detached.add((gid, lid))
@@ -322,7 +322,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             raise mcast_error(E.EBUSY, call, Phase.REGISTER, None, detail)
 
     def _use(self, region: AnyRegion, recv_slot: int | None, memory: memoryview | RdmaDeviceRegion) -> None:
-        """Send from the region, and with `recv_slot` receive into it; `memory` is what a batch leases."""
+        """Send from the region, and with `recv_slot` receive into it; `memory` is the memory that batches
+        lease."""
         self._regions.append(region)
         try:
             if recv_slot is not None:
@@ -338,7 +339,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             raise
 
     def forget_region(self, region: AnyRegion) -> None:
-        """End a region's registration. What fails is left to the next try, or to the end of the QP."""
+        """End a region's registration.
+
+        If that fails, it is tried again later, at the latest at the queue pair's end.
+        """
         with self.locked:
             if region not in self._regions or self._closed or not self.process.is_here:
                 return
@@ -379,10 +383,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     # --- the end ---
 
     def close(self) -> None:
-        """Detach, destroy the QP, free what it used. Views of received payloads stay valid.
+        """Detach, destroy the queue pair, free its resources. Views of received payloads stay valid.
 
-        All of it is tried, whatever fails; closing again tries what failed. The calls of other threads end
-        with Closed.
+        Every step is tried, whatever fails; closing again tries the failed steps. The calls of other threads
+        end with Closed.
         """
         with self.locked:
             self._closed = True

@@ -1,4 +1,4 @@
-"""Memory registered with a queue pair: the user's own, and that of other devices."""
+"""Memory registered with a queue pair: the program's own, and that of other devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mcast.backends.rdma.process import OwnedByProcess, Process
 
 
 class RegionOwner(Protocol):
-    """What a region has of its QP."""
+    """What a region needs of its queue pair."""
 
     native: Native
     process: Process
@@ -21,7 +21,7 @@ class RegionOwner(Protocol):
 
 
 class RdmaRegion(OwnedByProcess, Region):
-    """Knows where its bytes are; the QP knows what to do with them."""
+    """A registered part of memory. The region knows where its bytes are, the queue pair how to use them."""
 
     is_device = False
 
@@ -39,7 +39,10 @@ class RdmaRegion(OwnedByProcess, Region):
         return self.view
 
     def close(self) -> None:
-        """Deregister it; the memory of a `recv_slot` gives way to the QP's. What failed is tried again."""
+        """Deregister.
+
+        The queue pair's own memory replaces that of a `recv_slot`. What failed is tried again.
+        """
         self._closed = True
         self._qp.forget_region(self)
         with suppress(BufferError):  # somebody uses the view; it ends with that use
@@ -47,10 +50,10 @@ class RdmaRegion(OwnedByProcess, Region):
 
 
 class Addresses:
-    """Addresses of this process that nothing lies at: what a device calls other memory by.
+    """Addresses of this process at which there is no memory, by which a device names other memory.
 
-    So they are told from those of any buffer. They begin in a page where the offset does, as the man page of
-    ibv_reg_dmabuf_mr wants it.
+    So they differ from the address of any buffer. They begin in a page where the offset does, as the man page
+    of ibv_reg_dmabuf_mr demands.
     """
 
     def __init__(self, qp: RegionOwner, nbytes: int, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""One block of memory a QP: GRHs, receive payloads, and the copies that are sent."""
+"""One block of memory for each queue pair: GRHs, receive payloads, and the copies that are sent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FIX = "ask for fewer or smaller messages: max_recv_wr, max_recv_size, max_send_
 
 
 def layout(init: QpInit, active_mtu: int, max_mtu: int, is_ethernet: bool = True) -> tuple[QpPlan, int]:
-    """Where everything lies, and how many bytes it takes.
+    """Where everything lies in the block, and how many bytes the block takes.
 
-    A receive has room for one MTU unless the user says otherwise; a send for the largest MTU the port may
-    ever have.
+    A receive has room for one MTU unless the user says otherwise; a send for the largest MTU that the port
+    may ever have.
     """
     recv_room = active_mtu if init.max_recv_size is None else init.max_recv_size
     recv_stride = CACHE_LINE + _round_up(recv_room)  # a GRH in front of each payload
@@ -42,9 +42,9 @@ def layout(init: QpInit, active_mtu: int, max_mtu: int, is_ethernet: bool = True
 
 
 def allocate(size: int, arguments: Arguments = None) -> mmap.mmap:
-    """Page-aligned private memory. It lives as long as a view of it, so a payload outlasts its QP.
+    """Page-aligned private memory. It lives as long as a view of it, so a payload outlives its queue pair.
 
-    Where the host has no room for it, the error says so, and how many bytes the QP needs.
+    If the host has no room for it, the error says so, and how many bytes the queue pair needs.
     """
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -53,7 +53,7 @@ def allocate(size: int, arguments: Arguments = None) -> mmap.mmap:
         why = f"the host has no {size} bytes for the messages that the queue pair sends and receives"
         refused.found = (Cause(why, "free -m; ulimit -v", _FIX),)
         raise refused from None
-    # A fork gets zeros: its writes must not move pages that the device writes to.
+    # A forked child gets zeros, because its writes must not move pages that the device writes to.
     memory.madvise(_MADV_WIPEONFORK)
     return memory
 

@@ -1,6 +1,9 @@
-"""Addresses as the kernel takes them. Raw values pass through: the stack, not this module, refuses them.
+"""Addresses as the kernel takes them.
 
-Padding is zero, for a leave compares it (K-LEAVE-5)."""
+Raw values pass unchanged, because the stack has to refuse them, not this module.
+
+Padding is zero, because a leave compares it (K-LEAVE-5).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def source(address: IPv4Address | IPv6Address) -> bytes:
 
 
 def group(address: McastAddress | None) -> bytes | None:
-    """The sockaddr of a group; None for None (NULL), a bare family for what has no address."""
+    """The sockaddr of a group; None (NULL) for None, a bare family for a value without an address."""
     if address is None:
         return None
     value: object = address.address

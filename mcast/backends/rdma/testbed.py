@@ -1,7 +1,7 @@
 """The conformance suite's test bed on a Linux host: Soft-RoCE devices on the ports of a snooping bridge.
 
-The lab makes such a host (`mcast lab run`). Evidence is the kernel's: the bridge's multicast database,
-/proc/net/igmp, `rdma resource`, packets on the bridge's ports. All of it is read at the moment; the
+The lab makes such a host (`mcast lab run`). The evidence is the kernel's: the bridge's multicast database,
+/proc/net/igmp, `rdma resource`, packets on the bridge's ports. Each is read when it is asked for; the
 multicast database follows a join or leave with a delay.
 """
 
@@ -30,7 +30,7 @@ _SETTLE = 60.0
 """Seconds that the kernel may take to carry a change through."""
 
 _KEPT = frozenset({"ctx"})
-"""Kinds of RDMA objects that outlive a test: librdmacm keeps its verbs contexts."""
+"""Kinds of RDMA objects that outlive a test, because librdmacm keeps its verbs contexts."""
 
 FEATURES = frozenset(
     {
@@ -48,7 +48,7 @@ DEVIATIONS = {
     "test_a_reply_goes_to_the_source_of_a_message_alone": "all ports are in one network namespace: the "
     "kernel takes a unicast to another port's address over lo, where no Soft-RoCE device listens",
 }
-"""Test name -> how Soft-RoCE, or a fabric made of it, differs."""
+"""Test name -> how Soft-RoCE, or a fabric of Soft-RoCE devices, differs."""
 
 
 class BridgedPort(NamedTuple):
@@ -63,9 +63,9 @@ class BridgedPort(NamedTuple):
 
 @cache
 def find_ports() -> dict[IPv4Address, BridgedPort]:
-    """The devices of this host that sit on a bridge's port, by their IPv4 address.
+    """The devices of this host that are connected to a bridge, by their IPv4 address.
 
-    Looked up once: each test bed leaves the host as it was.
+    Looked up once, because each test bed leaves the host as it was.
     """
     found: dict[IPv4Address, BridgedPort] = {}
     all_addresses = hostnet.addresses()
@@ -227,7 +227,7 @@ def _eventually(condition: Callable[[], bool], otherwise: str) -> None:
 
 @contextmanager
 def rdma_testbed() -> Iterator[Testbed]:
-    """A test bed on this host. Raises BackendUnavailable, also when it is no such host."""
+    """A test bed on this host. Raises BackendUnavailable, also if the host has no such devices."""
     backend = RdmaBackend()
     try:
         ports = find_ports()

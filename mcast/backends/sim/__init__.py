@@ -1,6 +1,6 @@
 """The simulator: an in-process model of a RoCE or an InfiniBand fabric.
 
-`Fabric.roce(...)` or `Fabric.infiniband(...)` makes one; `open_fabric(fabric)` opens it as a backend;
+`Fabric.roce(...)` or `Fabric.infiniband(...)` makes a fabric; `open_fabric(fabric)` opens it as a backend;
 `open_backend("sim-roce")` does both.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["INFINIBAND", "ROCE", "Fabric", "Quirks", "open_fabric"]
 
 
 def open_fabric(fabric: Fabric, host: int | None = None) -> Backend:
-    """The backend of a program on one host of the fabric, or on all of them at once."""
+    """Open the backend of a program on one host of the fabric, or on all hosts at once."""
     name = "sim-roce" if fabric.sa is None else "sim-ib"
     if host is not None and host not in fabric.hosts:
         raise ValueError(f"host is {host!r}: this fabric has hosts 0..{len(fabric.hosts) - 1}")
@@ -28,7 +28,8 @@ def open_fabric(fabric: Fabric, host: int | None = None) -> Backend:
 
 
 def _open(name: str, make: Callable[..., Fabric], **options: Any) -> Backend:
-    """A fabric of its own for the backend; the options are those of `Fabric.roce` or `.infiniband`."""
+    """Make a fabric for this backend alone, and open it; the options are those of `Fabric.roce` or
+    `.infiniband`."""
     return SimBackend(make(**options), name, owns_fabric=True)
 
 

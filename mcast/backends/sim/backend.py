@@ -1,6 +1,7 @@
-"""The contract over a simulated fabric: each call takes the fabric's lock and turns errnos into errors.
+"""The contract over a simulated fabric: each call takes the fabric's lock, and turns errnos into errors.
 
-An object is closed, and asked whether it is, with the lock held: no call meets one that is closed by half.
+An object is closed with the lock held, and each call checks with the lock held whether its object is open, so
+no call meets an object that is half closed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ from mcast.interrupts import uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 
 ASK_WHY_SECONDS = 0.25
-"""How long get_event waits for the SA's answer to why it refused: it has just answered the join."""
+"""How many seconds get_event waits for the SA to say why it refused a join.
+
+The SA has just answered that join.
+"""
 
 _BOTH = {Capability.CONNECTED_QP, Capability.GROUP_TABLE}
 ROCE_CAPABILITIES = frozenset(_BOTH | {Capability.IGMP})
@@ -87,8 +91,9 @@ _T = TypeVar("_T", bound=_OnFabric)
 def _call(
     name: str, phase: Phase
 ) -> Callable[[Callable[Concatenate[_T, P], R]], Callable[Concatenate[_T, P], R]]:
-    """The method as one call into the fabric, of an object that is open; those that count in tenths of a
-    microsecond do the same in their own words.
+    """Run the method as one call into the fabric, of an object that is open.
+
+    The fastest methods, for which a tenth of a microsecond counts, do the same without this decorator.
     """
 
     def locked(method: Callable[Concatenate[_T, P], R]) -> Callable[Concatenate[_T, P], R]:
@@ -104,9 +109,10 @@ def _call(
 
 
 class SimBackend(Backend):
-    """Programs on some hosts of a fabric (all of them by default), as one process sees their devices.
+    """The backend of programs on some hosts of a fabric (by default on all), which see these hosts' devices
+    as theirs.
 
-    `owns_fabric` closes the fabric with the backend.
+    With `owns_fabric` closing the backend closes the fabric.
     """
 
     def __init__(
@@ -158,7 +164,7 @@ class SimBackend(Backend):
 
 
 class SimEventChannel(EventChannel):
-    """A channel; its descriptor is made when it is first asked for."""
+    """An event channel, whose descriptor is made when it is first asked for."""
 
     def __init__(self, fabric: Fabric, hosts: frozenset[int], siblings: dict[SimEventChannel, None]) -> None:
         self.fabric, self._hosts, self._siblings = fabric, hosts, siblings
@@ -214,7 +220,7 @@ class SimEventChannel(EventChannel):
         )
 
     def _found(self, event: cm.QueuedEvent) -> tuple[Cause, ...]:
-        """What the SA says of a join that it refused; nothing if it does not answer soon."""
+        """The causes that the SA gives for a join that it refused; () if it does not answer soon."""
         answers: list[tuple[Cause, ...]] = []
         if event.id.ask_why(event, answers.append):
             self._clock.wait(lambda: bool(answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
@@ -411,7 +417,7 @@ class SimQueuePair(QueuePair):
             raise QpError(error, "send", Phase.SEND, {"gid": destination.gid})
 
     def _leaves_sqd(self, timeout: float | None) -> bool:
-        """In SQD a QP takes sends and holds them until it is in RTS again."""
+        """In SQD a queue pair takes sends, and holds them until it is in RTS again."""
         core = self.core
         with uninterrupted():
             return self._clock.wait(
@@ -524,7 +530,7 @@ class SimQueuePair(QueuePair):
         return region
 
     def _receive_into(self, slots: Slots, count: int, size: int) -> Callable[[], None]:
-        """Receive into these; what ends that."""
+        """Receive into these slots; return the function that ends this."""
         self._use_slots(slots, count, size)
 
         def end() -> None:

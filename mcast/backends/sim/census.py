@@ -1,4 +1,4 @@
-"""What was opened on a fabric and is not closed: for whoever wants to know what a program has forgotten."""
+"""The objects that a program has opened on a fabric and not closed, with where it opened them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Census:
     def __init__(self, fabric: Fabric, depth: int = 1) -> None:
         self._depth = depth
         self._opened: dict[SimBackend | SimEventChannel | SimCmId | SimQueuePair, OpenedAt] = {}
-        # A batch that is dropped is released: holding it here would make it a leak.
+        # By weak reference, because a batch that the program drops is released, and must not stay alive here.
         self._batches: WeakKeyDictionary[Batch, tuple[SimQueuePair, OpenedAt]] = WeakKeyDictionary()
         fabric.watch = self._note
 
@@ -53,11 +53,11 @@ class Census:
         )
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """What is not closed."""
+        """Everything that is not closed."""
         return _by_place((place, _words(thing)) for thing, place in self._opened.items() if not thing.closed)
 
     def close(self) -> None:
-        """Close every backend, and with it all that is its own: whoever waits there wakes."""
+        """Close every backend and all its objects; calls that wait on them end."""
         for thing in list(self._opened):
             if isinstance(thing, SimBackend):
                 thing.close()
@@ -91,7 +91,7 @@ def _by_place(found: Iterator[tuple[OpenedAt, str]]) -> tuple[Leftover, ...]:
 
 
 def _frames(frame: FrameType | None, depth: int) -> Iterator[tuple[str, int, str]]:
-    """The program's innermost frames, those of `_OURS` left out."""
+    """The program's innermost frames, without those of the files in `_OURS`."""
     for found, line in traceback.walk_stack(frame):
         if not depth:
             return

@@ -1,7 +1,7 @@
-"""Time for a fabric: virtual (jumps to the next due thing, deterministic) or the wall's (for threads).
+"""The time of a fabric: virtual (jumps to the next step that is due, deterministic) or real (for threads).
 
-A clock owns the lock of its fabric; every method is called with it held. Times are ints, nanoseconds since
-the fabric was made.
+A clock owns the lock of its fabric, and every method is called with that lock held. Times are ints,
+nanoseconds since the fabric was made.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class SimulationStalled(McastError, RuntimeError):
 
 
 class Clock(ABC):
-    """What is due, in order of time, then of scheduling."""
+    """The steps that are due, in order of time, and for the same time in order of scheduling."""
 
     watched: bool
-    """Somebody may wait elsewhere than in the call that runs: leaving a call must do more than unlock."""
+    """Whether others may wait for the fabric outside the running call, so that leaving a call must do more
+    than unlock."""
 
     def __init__(self) -> None:
         self.mutex = Lock()
@@ -70,31 +71,32 @@ class Clock(ABC):
 
     @abstractmethod
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        """Let time pass until `ready()` or `timeout` s have passed; return what `ready()` says then.
+        """Let time pass until `ready()` or until `timeout` seconds have passed; return what `ready()` says
+        then.
 
-        Called inside a whole call (below), so that a signal is taken between two due things.
+        Called inside a whole call (see below), so that a signal is taken only between two steps.
         """
 
     def run_out(self) -> None:
-        """Let everything happen that is scheduled now or by what happens then."""
+        """Do every step that is scheduled now, and those that these schedule."""
         with self:
             self.wait(lambda: not self._due, None, "run_out", Phase.EVENT)
 
     @abstractmethod
     def want_descriptor(self) -> None:
-        """Somebody waits on a descriptor instead of in a call: time must pass without a waiting call."""
+        """Note that a descriptor is waited on, so time must pass although no call waits."""
 
     def close(self) -> None:
         """Nothing scheduled happens any more."""
         self._due.clear()
 
     # `with clock:` is one call into the fabric, which no signal ends half-way, as none ends a system call.
-    # What counts in tenths of a microsecond stands in `with clock.call:`, and afterwards, if the clock is
+    # The fastest calls, where a tenth of a microsecond counts, use `with clock.call:`, and if the clock is
     # `watched`, calls `settle`. What is one change, and what stands in such a block anyway, holds the bare
     # `mutex`.
 
     def settle(self) -> None:
-        """What leaving a call does besides unlocking."""
+        """Do what leaving a call does besides unlocking."""
         with self:
             pass
 
@@ -110,10 +112,10 @@ class Clock(ABC):
 
 
 class VirtualClock(Clock):
-    """Starts at 0 and moves only while a call waits, straight to the next due thing.
+    """Starts at 0 and moves only while a call waits, straight to the next step that is due.
 
-    Once a descriptor has been asked for, nobody may ever wait in a call; from then on whatever a call
-    schedules happens before that call returns.
+    Once a descriptor has been asked for, perhaps no call ever waits. From then on every step that a call
+    schedules is done before that call returns.
     """
 
     def __init__(self) -> None:
@@ -175,7 +177,8 @@ class VirtualClock(Clock):
 
 
 class WallClock(Clock):
-    """Real time, for several threads and for asyncio: a thread of its own does what falls due."""
+    """Real time, for several threads and for asyncio: a thread of the clock does the steps when they are
+    due."""
 
     watched = True
 
@@ -222,7 +225,7 @@ class WallClock(Clock):
         super().__exit__(kind, error, trace)
 
     def run_due(self) -> float | None:
-        """Do what is due; how many seconds until the next thing is, None if there is none."""
+        """Do the steps that are due; return the seconds until the next one, None if there is none."""
         while self._due:
             left = self._due[0][0] - self.now
             if left > 0:
@@ -244,7 +247,10 @@ class WallClock(Clock):
 
 
 def _pump(clock_of: ref[WallClock], mutex: Lock, sleepers: Sleepers, stopped: threading.Event) -> None:
-    """The thread of a clock; it ends also when everybody else has forgotten the clock."""
+    """The thread of a clock.
+
+    It ends when the clock is closed, and when nothing else refers to the clock any more.
+    """
     with mutex:
         while not stopped.is_set():
             clock = clock_of()

@@ -1,6 +1,6 @@
-"""A simulated fabric as its users have it: made from options, and told what goes wrong on it.
+"""A simulated fabric as programs use it: made from options, and told which faults happen.
 
-What it consists of is in `core`. Here it gets a clock, and each call the clock's lock.
+Its parts are in `core`. Here they get a clock, and each call takes the clock's lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 
 def _one_call(function: Callable[Concatenate[Parts, P], None]) -> Callable[Concatenate[Fabric, P], None]:
-    """The fault as one call into the fabric: under its lock, and waking whoever waits."""
+    """Run the fault as one call into the fabric: with its lock held, and waking every call that waits."""
 
     @wraps(function)
     def locked(fabric: Fabric, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -36,25 +36,27 @@ def _one_call(function: Callable[Concatenate[Parts, P], None]) -> Callable[Conca
 
 
 class Fabric:
-    """Hosts with ports, joined by switches. Make one with `Fabric.roce` or `Fabric.infiniband`, whose options
-    are those of `RoceOptions` and `InfinibandOptions`.
+    """Hosts with ports, joined by switches.
+
+    Make one with `Fabric.roce` or `Fabric.infiniband`, whose options are those of `RoceOptions` and
+    `InfinibandOptions`.
 
     ports       the ports, by index
     rules       faults of single messages and SA requests; see `mcast.backends.sim.faults`
     clock       the time, and the lock of the fabric
     trace       what has happened, if the option `trace` asks for it
-    random      draws what the rules draw
-    parts       what it consists of
-    watch       told of each backend, channel, id and QP that is opened, of each batch with its QP (`Census`)
+    random      the random numbers of rules
+    parts       the state machines that the fabric is made of
+    watch       told of each backend, channel, id and queue pair that is opened, and of each batch (`Census`)
     """
 
-    # What befalls a port, a switch, the SM or a QP: as many methods as there are such faults.
+    # Faults of a port, a switch, the SM or a queue pair: one method for each.
     set_link = _one_call(incidents.set_link)
     remove_device = _one_call(incidents.remove_device)
     restore_device = _one_call(incidents.restore_device)
     bond_failover = _one_call(incidents.bond_failover)
     cut_cable = _one_call(incidents.cut_cable)
-    mend_cable = _one_call(incidents.mend_cable)
+    repair_cable = _one_call(incidents.repair_cable)
     restart_sm = _one_call(incidents.restart_sm)
     change_lid = _one_call(incidents.change_lid)
     set_pkeys = _one_call(incidents.set_pkeys)
@@ -81,7 +83,7 @@ class Fabric:
     @classmethod
     @taking(InfinibandOptions)
     def infiniband(cls, options: InfinibandOptions) -> Fabric:
-        """An InfiniBand fabric with its SA. Raises ValueError for a bad option."""
+        """Make an InfiniBand fabric with its SA. Raises ValueError for a bad option."""
         return cls(options)
 
     def close(self) -> None:
@@ -91,17 +93,17 @@ class Fabric:
 
     @property
     def link_layer(self) -> LinkLayer:
-        """What its ports speak."""
+        """The link layer of all ports."""
         return self.parts.options.link_layer
 
     @property
     def hosts(self) -> frozenset[int]:
-        """The numbers of its hosts."""
+        """The numbers of the hosts."""
         return self.parts.topology.hosts
 
     @property
     def switches(self) -> int:
-        """How many switches it has."""
+        """How many switches there are."""
         return self.parts.topology.switches
 
     @property
@@ -127,8 +129,10 @@ class Fabric:
         self.parts.hosts.remove_route(host, network, interface)
 
     def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
-        """The port's default interface gets another IPv4 address, or loses its own. Raises ValueError for an
-        address that another port has."""
+        """Give the port's default interface another IPv4 address, or take its address away (None).
+
+        Raises ValueError for an address that another port has.
+        """
         with self.clock:
             self.parts.hosts.set_ipv4(port, address)
             self.parts.topology_changed()
@@ -137,9 +141,8 @@ class Fabric:
 
     @contextmanager
     def starved(self, qp: Qp) -> Iterator[None]:
-        """While open, the QP has no free receive: messages are lost in silence, and only its `no_receive`
-        counter says so; later ones arrive (K-DATA-8).
-        """
+        """Inside the `with`, the queue pair has no free receive: messages to it are lost in silence, and only
+        its counter `no_receive` says so. Messages after the `with` arrive again (K-DATA-8)."""
         with self.clock:
             feed = incidents.starve(self.parts, qp)
         try:

@@ -21,7 +21,7 @@ Slices = list[tuple[Burst, int, int]]
 
 
 class _Copy(bytearray):
-    """Payloads one after the other; unlike a plain bytearray, one can be referred to weakly."""
+    """Copied payloads one after the other. Unlike a plain bytearray, this one allows weak references."""
 
     __slots__ = ("__weakref__",)
 
@@ -32,8 +32,8 @@ Exporter = _Copy | Array[c_char]
 class SimBatch(Batch):
     """Slices of bursts. `give_back(count)` posts the leased receives again.
 
-    All views are made of one exporter, to which nothing else refers: it lives as long as a view of it, or a
-    view made of that one, is not released. As long as it lives, the receives stay leased.
+    All views are made from one exporter, to which nothing else refers. The exporter lives until every view of
+    it, and every view made from such a view, is released. While it lives, the receives stay leased.
     """
 
     _starts: Sequence[int] | None = None
@@ -58,7 +58,7 @@ class SimBatch(Batch):
         self._give_back = give_back
         self._slots = slots
         self._filled = [] if slots is None else [slots.fill(payload) for payload in self._payloads()]
-        self._leases = [self._count]  # whoever takes it ends the lease
+        self._leases = [self._count]  # the thread that takes it ends the lease
 
     def __len__(self) -> int:
         return self._count
@@ -169,14 +169,14 @@ def message_of(burst: Burst, payload: memoryview, own: bool) -> Message:
 
 
 class Slots(ABC):
-    """User memory cut into receive slots of `size` bytes; a slot is free, or holds one leased message."""
+    """User memory divided into receive slots of `size` bytes. A slot is free, or holds one leased message."""
 
     def __init__(self, nbytes: int, size: int) -> None:
         self.size = size
         self._free = deque(range(nbytes // size))
 
     def fill(self, payload: bytes) -> int:
-        """Put a payload into the next free slot; which one."""
+        """Put a payload into the next free slot; return the number of the slot."""
         slot = self._free.popleft()
         self._write(slot * self.size, payload)
         return slot

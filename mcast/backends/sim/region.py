@@ -1,4 +1,4 @@
-"""Memory that is registered with a simulated queue pair: the user's own, and that of other devices."""
+"""Memory that is registered with a simulated queue pair: the program's own, and that of other devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mcast.backends.sim.clock import Clock
 
 
 class SimRegion(Region):
-    """User memory; `end` takes it out of use as receive memory."""
+    """Memory of the program. `end` stops its use as receive memory."""
 
     def __init__(self, clock: Clock, buffer: memoryview, end: Callable[[], None]) -> None:
         self._clock, self._buffer, self._end = clock, buffer, end
@@ -29,9 +29,9 @@ class SimRegion(Region):
 
 
 class SimDeviceRegion(DeviceRegion):
-    """The memory of a device that does not exist: the descriptor is mapped, a memfd or a udmabuf.
+    """The memory of a device that does not exist: a memfd or udmabuf, whose descriptor is mapped.
 
-    `owner` is the QP that it is registered with.
+    `owner` is the queue pair that the memory is registered with.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class SimDeviceRegion(DeviceRegion):
         return self._nbytes
 
     def read(self, part: DeviceBytes) -> bytes:
-        """What the device would send from there."""
+        """The bytes that the device would send from there."""
         begin = self._offset + part.offset
         return self._memory[begin : begin + part.nbytes]
 
     def write(self, offset: int, payload: bytes) -> None:
-        """What the device does with a message that arrives there."""
+        """Store a message that arrives there, as the device would."""
         begin = self._offset + offset
         self._memory[begin : begin + len(payload)] = payload
 

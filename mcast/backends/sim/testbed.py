@@ -1,4 +1,4 @@
-"""The conformance suite's test bed on simulated fabrics, and the evidence it takes from their tables."""
+"""The conformance suite's test bed on simulated fabrics, with evidence from the fabrics' tables."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _address(fabric: Fabric, index: int) -> IPv4Address:
 
 @contextmanager
 def sim_testbed(name: str, make: Callable[..., Fabric]) -> Iterator[Testbed]:
-    """A fresh fabric for one test, closed after it."""
+    """A new fabric for one test, closed after it."""
     fabric = make(ports=5)
     bed = SimTestbed(fabric, name)
     try:

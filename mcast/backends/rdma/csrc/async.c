@@ -1,4 +1,4 @@
-/* The asynchronous events of a device: read by whoever sleeps on one of its QPs, told to all of them. */
+/* The asynchronous events of a device. Every thread that sleeps on one of its QPs reads them, and tells all QPs. */
 #include "qp.h"
 
 #include <fcntl.h>

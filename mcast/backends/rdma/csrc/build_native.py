@@ -17,7 +17,7 @@ SANITIZERS = {
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"]
 HIDDEN = ["-fvisibility=hidden"]
-"""No other library's function of the same name takes the place of ours."""
+"""Keeps other libraries' functions of the same names from replacing the extension's own."""
 EXTRA = SANITIZERS.get(os.environ.get("MCAST_SANITIZE", ""), [])
 
 ffibuilder = FFI()

@@ -71,7 +71,7 @@ struct mcast_event {
 	int32_t error;
 	uint64_t id_token;
 	uint64_t join_token;
-	/* of multicast events only: what rdma_ud_param says */
+	/* from here on: rdma_ud_param, of multicast events only */
 	uint32_t qp_num;
 	uint32_t qkey;
 	uint32_t flow_label;
@@ -106,7 +106,7 @@ const char *mcast_id_device(struct mcast_id *id);
 struct ibv_context *mcast_id_context(struct mcast_id *id);
 int mcast_id_port(struct mcast_id *id);
 
-/* The P_Key of the interface that it is bound to; of no meaning on Ethernet. */
+/* The P_Key of the interface that the id is bound to. It has no meaning on Ethernet. */
 int mcast_id_pkey(struct mcast_id *id);
 
 /* --- qp.c --- */
@@ -133,7 +133,7 @@ struct mcast_qp_init {
 	uint64_t slab_bytes;
 };
 
-/* The clock of the messages' time stamps; what the device refused that one may do without. */
+/* The clock of the messages' time stamps, and the optional features that the device refused. */
 enum { STAMPS_NONE, STAMPS_REALTIME, STAMPS_DEVICE };
 enum { REFUSED_NOTHING, REFUSED_TIMESTAMPS, REFUSED_MODERATION };
 
@@ -185,7 +185,7 @@ int mcast_set_regions(struct mcast_qp *qp, const struct mcast_region *regions, u
 
 struct mcast_failure {
 	int status;	 /* ibv_wc_status, 0: none was seen */
-	int reason;	 /* 0; or the ibv_event_type that told of it, plus 1; or GONE */
+	int reason;	 /* 0; or the ibv_event_type that reported the failure, plus 1; or GONE */
 	uint64_t unsent; /* sends that were posted, and not carried out */
 };
 
@@ -223,7 +223,7 @@ struct mcast_counters {
 	uint64_t received;
 	uint32_t recv_free;
 	uint32_t recv_low_water;
-	uint64_t recv_empty; /* how often the last free receive was seen taken */
+	uint64_t recv_empty; /* how often the last free receive was found taken */
 	uint64_t unsent;     /* sends that were posted, and not carried out */
 };
 

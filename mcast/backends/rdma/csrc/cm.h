@@ -1,4 +1,4 @@
-/* Channels and ids. Their structs outlive what they hold: after its close a call says -EBADF. */
+/* Channels and ids. Closing frees what a struct holds, and not the struct: a later call on it returns -EBADF. */
 #ifndef MCAST_CM_H
 #define MCAST_CM_H
 

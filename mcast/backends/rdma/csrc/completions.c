@@ -52,7 +52,7 @@ int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t
 	out->channel = mcast_sym.ibv_create_comp_channel(context);
 	if (!out->channel)
 		return -(errno ? errno : ENOMEM);
-	/* not blocking: whoever finds an event gone looks at the queue and sleeps again */
+	/* not blocking: a thread that finds the event gone polls the queue and sleeps again */
 	flags = fcntl(out->channel->fd, F_GETFL);
 	if (flags < 0 || fcntl(out->channel->fd, F_SETFL, flags | O_NONBLOCK))
 		return -errno;
@@ -384,7 +384,7 @@ static int look_around(struct mcast_qp *qp, struct completions *completions, con
 	return fds[EVENT].revents ? -EAGAIN : 0;
 }
 
-/* As for who sleeps: a call that waits for events ends with what the port tells. */
+/* As in a sleep, a call that waits for events ends when the port reports something. */
 static int has_news(struct mcast_qp *qp, const struct mcast_wait *wait)
 {
 	int ret;

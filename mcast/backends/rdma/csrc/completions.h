@@ -1,9 +1,9 @@
-/* A completion queue, and who waits for what it tells.
+/* A completion queue, and the threads that wait for its completions.
  *
- * Of the threads that wait for one queue, one leads: it arms the queue, looks once more, and sleeps on the
- * channel. The others sleep on descriptors of their own. Whoever leaves without a leader behind calls the first of
- * them to lead, who looks before he sleeps: so nobody sleeps while what he waits for is there. Who spins neither leads
- * nor follows: he takes what he finds, but no event, so that all others sleep and wake as without him. */
+ * Of the threads that wait for one queue, one leads: it arms the queue, polls once more, and sleeps on the
+ * channel. The others sleep on descriptors of their own. A thread that leaves while nobody leads wakes the first of
+ * them to lead. A new leader polls before it sleeps, so no thread sleeps while its completion waits. A thread that
+ * spins neither leads nor follows: it takes completions, but no event, so the others sleep and wake as without it. */
 #ifndef MCAST_COMPLETIONS_H
 #define MCAST_COMPLETIONS_H
 
@@ -17,7 +17,7 @@ struct mcast_qp;
 
 struct waiter {
 	int fd;	      /* NO_FD until it follows somebody */
-	uint64_t end; /* the send that it waits for, if it waits for one */
+	uint64_t end; /* the send that the thread waits for, if it waits for one */
 	struct waiter *next;
 };
 
@@ -25,16 +25,16 @@ struct completions {
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
 	struct ibv_cq_ex *stamped; /* the same, if its completions have time stamps */
-	int clock;		   /* of these: STAMPS_NONE and so on */
-	uint64_t clock_khz;	   /* of STAMPS_DEVICE */
+	int clock;		   /* of the time stamps: STAMPS_NONE and so on */
+	uint64_t clock_khz;	   /* of the device's clock, for STAMPS_DEVICE */
 	const struct waiter *leader;
 	struct waiter *followers; /* the first has waited longest */
-	int watch_fd;		  /* an epoll of all that a loop outside must hear of; NO_FD until it is asked for */
-	int call_fd;		  /* how a leader tells that loop to look again */
-	int is_broken;		  /* the device is gone: the channel tells of nothing but that */
+	int watch_fd;		  /* an epoll for an event loop outside; NO_FD until it is asked for */
+	int call_fd;		  /* by which a leader tells that loop to look again */
+	int is_broken;		  /* the device is gone, and the channel is readable without end */
 };
 
-/* Under the QP's lock: what there is to do. Positive or -errno: done. 0: not yet. */
+/* A piece of work, called with the QP's lock held. Positive or -errno: done. 0: not yet. */
 typedef int mcast_work(struct mcast_qp *qp, void *what);
 
 int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, int timestamps,
@@ -61,23 +61,24 @@ int mcast_watch(struct mcast_qp *qp, struct completions *completions);
 /* Do the work once, without waiting. */
 int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what);
 
-/* Do it up to `looks` times, or for a while that is worth it, and not beyond `deadline`; without sleeping. */
+/* Do the work up to `looks` times, or for about SPIN_NS but not beyond `deadline`, without sleeping. */
 int mcast_look_often(struct mcast_qp *qp, mcast_work *work, void *what, int looks);
 int mcast_spin(struct mcast_qp *qp, mcast_work *work, void *what, int64_t deadline);
 
 enum { SPIN_NS = 50000 }; /* about what it costs to sleep and be woken */
 enum { LOOKS = 32 }; /* before the first look at the clock, which may cost more than all of these */
 
-/* Do it until it is done, or until `wait->spin_until`; then 0, as when it is too late. Else as mcast_wait_for. */
+/* Repeat the work until it is done, at most until `wait->spin_until`; then 0, as after the deadline. Otherwise as
+ * mcast_wait_for. */
 int mcast_busy_poll(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
 		    const struct mcast_wait *wait);
 
-/* Repeat it until it is done: 0: too late. -EAGAIN, -EINTR: as struct mcast_wait says. -EBADF: closed.
- * `end`: where the work keeps which send it waits for; NULL: none. */
+/* Repeat the work until it is done, sleeping in between. 0: the deadline has passed. -EAGAIN, -EINTR: see struct
+ * mcast_wait. -EBADF: closed. `end`: where the work keeps the number of the send that it waits for; NULL: none. */
 int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
 		   const uint64_t *end, const struct mcast_wait *wait);
 
-/* Call those who wait for a send before `tail`; with the lock held. */
+/* Wake the threads that wait for a send before `tail`; with the lock held. */
 void mcast_call_followers(struct completions *completions, uint64_t tail);
 
 #endif

@@ -1,5 +1,5 @@
-/* Who uses an object now, so that closing it frees nothing under anybody. No Python code runs between enter and
- * leave: so whoever closes never waits for himself. The memory of the gate outlives the close. */
+/* Counts the calls that use an object now, so that closing frees nothing that a call still uses. No Python code runs
+ * between enter and leave, so a close never waits for its own thread. The memory of the gate outlives the close. */
 #ifndef MCAST_GATE_H
 #define MCAST_GATE_H
 
@@ -9,17 +9,17 @@
 
 struct mcast_gate {
 	int users, shut; /* atomic */
-	int wake_fd;	 /* readable: whoever sleeps shall look again */
+	int wake_fd;	 /* readable: every thread that sleeps shall look again */
 	pthread_mutex_t lock;
 	pthread_cond_t left;
 };
 
 int mcast_gate_open(struct mcast_gate *gate);
 
-/* No user is inside when this returns, and none enters any more. */
+/* When this returns no call is inside, and none enters any more. */
 void mcast_gate_shut(struct mcast_gate *gate);
 
-/* Close its descriptor, once nobody can write to it any more: a number that is closed may be another's at once. */
+/* Close the descriptor, once nothing can write to it any more, because its number may belong to another file then. */
 void mcast_gate_end(struct mcast_gate *gate);
 
 /* Frees what mcast_gate_open made. */
@@ -33,7 +33,7 @@ static inline void mcast_leave_gate(struct mcast_gate *gate)
 		mcast_gate_left(gate);
 }
 
-/* 0, or -EBADF: it is closed. */
+/* 0, or -EBADF if the object is closed. */
 static inline int mcast_enter_gate(struct mcast_gate *gate)
 {
 	__atomic_add_fetch(&gate->users, 1, __ATOMIC_SEQ_CST);

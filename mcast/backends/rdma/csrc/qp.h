@@ -37,7 +37,7 @@ struct mcast_ah {
 	struct mcast_ah *next;
 };
 
-/* The struct lives until mcast_free_qp; what it holds ends with mcast_close_qp, after which its calls say -EBADF. */
+/* mcast_close_qp frees what the struct holds, after which calls return -EBADF; mcast_free_qp frees the struct. */
 struct mcast_qp {
 	struct mcast_gate gate; /* of all calls but mcast_close_qp; its wake_fd is readable in ERR, too */
 	struct rdma_cm_id *id;
@@ -91,7 +91,8 @@ int mcast_post_free_slots(struct mcast_qp *qp);
 /* Forget what was posted, as the device does at RESET; call with the lock held. */
 void mcast_forget_posted(struct mcast_qp *qp);
 
-/* The QP is in ERR: the first real reason stays; flushes only follow from it. Wakes all. With the lock held. */
+/* The QP is in ERR: keep the first reason that is no flush, because flushes follow from it. Wakes all threads. With the
+ * lock held. */
 void mcast_note_failure(struct mcast_qp *qp, enum ibv_wc_status status);
 
 /* The device is gone; -EIO. With the lock held. */
@@ -101,10 +102,10 @@ int mcast_note_gone(struct mcast_qp *qp);
  * The first error; what failed stays for another time. */
 int mcast_sweep_ahs(struct mcast_qp *qp, int is_closed);
 
-/* All of them are posted to no more; with the lock held. */
+/* Retire all handles, so that no message is posted to them any more; with the lock held. */
 void mcast_retire_ahs(struct mcast_qp *qp);
 
-/* By its serial, NULL if it is retired; with the lock held. */
+/* The handle with that serial number, NULL if it is retired; with the lock held. */
 struct mcast_ah *mcast_find_ah(struct mcast_qp *qp, uint64_t serial);
 
 /* --- async.c --- */
@@ -116,7 +117,7 @@ int mcast_async_fd(const struct mcast_qp *qp);
 /* In the child of a fork. */
 void mcast_async_after_fork(void);
 
-/* Whether the port has told of something since the last time; with the lock held. */
+/* Whether the port has reported something since the last call; with the lock held. */
 int mcast_take_news(struct mcast_qp *qp);
 
 /* --- receive.c --- */
@@ -159,7 +160,7 @@ int mcast_send_now(struct mcast_qp *qp, struct mcast_send_job *job, int looks);
 int mcast_spin_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t deadline);
 int mcast_send(struct mcast_qp *qp, struct mcast_send_job *job, const struct mcast_wait *wait);
 
-/* Wait until all that was posted is complete, if the device is well; for who alone uses the QP. */
+/* Wait until every posted send is complete, if the device is well. No other call may use the QP. */
 void mcast_linger(struct mcast_qp *qp, int64_t budget);
 
 #endif

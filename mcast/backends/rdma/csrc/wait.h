@@ -11,7 +11,7 @@ int64_t mcast_now(void);
 
 static const int64_t FOREVER = INT64_MAX;
 
-enum { NO_FD = -1 }; /* what poll(2) passes over */
+enum { NO_FD = -1 }; /* poll(2) ignores this number */
 
 /* What ends a sleep besides its object: descriptors or NO_FD, and CLOCK_MONOTONIC in nanoseconds or FOREVER. */
 struct mcast_wait {
@@ -19,7 +19,7 @@ struct mcast_wait {
 	int signal_fd; /* -EINTR: a signal came, to whichever thread */
 	int64_t deadline;
 	int64_t spin_until; /* look at the queue, and do not sleep before */
-	int is_last; /* of a QP that is being closed, which ends all others */
+	int is_last; /* of a QP that is being closed; that ends all other waits */
 };
 
 /* Sleep until one of `fds` has something to tell: how many have; 0: too late. Or -errno. */

@@ -1,1 +1,1 @@
-"""What is wrong with this host."""
+"""Checks of this host: what keeps the real provider from working."""

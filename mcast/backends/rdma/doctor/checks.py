@@ -1,6 +1,6 @@
 """What is wrong with this host: a table of checks, each a pure function of what was found (`host.HostFacts`).
 
-A check says nothing where it has no subject: without a device there is no port to look at.
+A check says nothing where it has no subject: without a device there is no port to check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mcast.backends.rdma.doctor.firewall import ROCE_UDP_PORT, dropping_rule
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
 
 SMALL_MTU = 1024
-"""An MTU below this wastes an Ethernet frame; an interface of 1500 bytes gives it."""
+"""An MTU below this wastes an Ethernet frame. An interface with an MTU of 1500 bytes gives this MTU."""
 MEMBERSHIP_SECONDS = 260
 """A snooping switch forgets a membership that no query renews (RFC 3376, 8.4)."""
 
@@ -25,7 +25,7 @@ _STRICT = 1
 
 
 def examine(listen: float = 0) -> tuple[Finding, ...]:
-    """Look at this host, listening so many seconds for IGMP queriers, and judge it."""
+    """Look at this host, listening for IGMP queriers for `listen` seconds, and judge it."""
     return judge(gather(listen))
 
 
@@ -50,7 +50,7 @@ def _problem(check: str, seen: str, fix: str, subject: str = "") -> Finding:
 
 
 def _hurdle(name: str, needs: Sequence[str], well: Callable[[HostFacts], str]) -> _Check:
-    """The check of a hurdle; it says nothing while one of those in `needs` is in the way."""
+    """The check of one hurdle. It says nothing while one of the hurdles in `needs` is in the way."""
 
     def check(facts: HostFacts) -> Iterator[Finding]:
         if any(HURDLES[other](facts.available) for other in needs):
@@ -70,7 +70,7 @@ def _memlock_well(facts: HostFacts) -> str:
 
 
 class Quirk(NamedTuple):
-    """What kernels from `since` to before `before` do differently; `link_layer` None: on both."""
+    """What kernels from `since` to before `before` do differently; `link_layer` None: on both link layers."""
 
     since: tuple[int, int]
     before: tuple[int, int]
@@ -147,7 +147,7 @@ def _cgroup(facts: HostFacts) -> Iterator[Finding]:
 
 
 def _firewall(facts: HostFacts) -> Iterator[Finding]:
-    """Only packets of software devices pass it."""
+    """Only packets of software devices pass the host's packet filter."""
     names = sorted({port.device for port in facts.ports if port.software and port.is_roce})
     if not names:
         return
@@ -164,7 +164,7 @@ def _firewall(facts: HostFacts) -> Iterator[Finding]:
 
 
 def _route(facts: HostFacts) -> Iterator[Finding]:
-    """Never wrong by itself: who binds to an address needs no route."""
+    """Never a problem by itself, because a program that binds to an address needs no route."""
     if any(port.is_roce for port in facts.ports):
         where = f"groups go over {facts.route}" if facts.route else "none for groups"
         yield _ok("route", f"{where}; used only by resolve_addr without a source")
@@ -304,7 +304,8 @@ def _heard(port: PortFacts) -> Finding:
 
 
 def _reverse_path(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
-    """Two software ports of one host in one subnet: the other's packets are taken for forged (K-FABRIC-2)."""
+    """Two software ports of one host in one subnet: the kernel takes the other's packets for forged
+    (K-FABRIC-2)."""
     others = [
         other
         for other in facts.ports

@@ -1,6 +1,7 @@
 """Whether the host's packet filter drops RoCEv2, as far as its rules tell (`nft -j list ruleset`).
 
-It concerns Soft-RoCE and the like alone: what a RoCE adapter sends and receives passes no filter of the host.
+This concerns only Soft-RoCE and other software devices, because the packets of a RoCE card pass no filter of
+the host.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _DEPTH = 16
 def dropping_rule(ruleset: Sequence[dict[str, Any]]) -> str | None:
     """The chain whose rules or policy drop every RoCEv2 packet, as `family table chain`; None if none does.
 
-    A rule that also asks for something else (an address, an interface, a state) counts as not matching:
-    what it does cannot be told from here.
+    A rule that also tests something else (an address, an interface, a state) counts as not matching, because
+    its effect cannot be told from here.
     """
     chains = {_key(one["chain"]): one["chain"] for one in ruleset if "chain" in one}
     rules: dict[tuple[str, str, str], list[Any]] = {}
@@ -40,7 +41,7 @@ def _key(chain: dict[str, Any]) -> tuple[str, str, str]:
 def _verdict(
     key: tuple[str, str, str], rules: dict[tuple[str, str, str], list[Any]], depth: int
 ) -> str | None:
-    """What the rules of a chain do to a RoCEv2 packet; None: nothing that is certain."""
+    """What the rules of a chain do to a RoCEv2 packet; None if nothing is certain."""
     for expressions in rules.get(key, ()) if depth < _DEPTH else ():
         if not all(_matches(one["match"]) for one in expressions if "match" in one):
             continue
@@ -60,7 +61,7 @@ def _verdict(
 
 
 def _matches(match: dict[str, Any]) -> bool:
-    """Whether the packet matches for certain, whatever its addresses and interface."""
+    """Whether the packet certainly matches, whatever its addresses and interface."""
     left, values = match["left"], _values(match["right"])
     if values is None:
         return False
@@ -76,7 +77,7 @@ def _matches(match: dict[str, Any]) -> bool:
 
 
 def _values(right: Any) -> list[tuple[Any, Any]] | None:
-    """The right side as ranges; None if it is something else, such as a named set."""
+    """The right side of a comparison as ranges; None if it is something else, such as a named set."""
     items: Iterable[Any] = right["set"] if isinstance(right, dict) and "set" in right else [right]
     found = []
     for item in items:

@@ -1,4 +1,4 @@
-"""Looks at this host, changing nothing: what `checks` judges."""
+"""Inspects this host without changing it, for `checks` to judge."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _A_GROUP = "239.255.0.1"
 
 
 class Bridge(NamedTuple):
-    """A bridge of this host that a port hangs on. `other_querier`: address of one it hears, "" if none."""
+    """A bridge of this host that a port is connected to.
+
+    `other_querier`: the address of a querier that it hears, "" if none.
+    """
 
     name: str
     snooping: bool
@@ -45,12 +48,13 @@ class PortFacts(NamedTuple):
 
     `gid_types`     GID index -> "RoCE v1", "RoCE v2" or "IB"
     `netdev`        the interface that its GIDs belong to, "" if none
-    `netdev_here`   that interface is in this network namespace
-    `software`      its packets pass the host's IP stack (Soft-RoCE)
-    `igmp_version`  as the querier on that link made it, "" if the interface speaks no IGMP
-    `send_only`     the SM knows send-only full members; None: it could not be asked
+    `netdev_here`   True if that interface is in this network namespace
+    `software`      True if its packets pass the host's IP stack (Soft-RoCE)
+    `igmp_version`  the IGMP version that the querier on that link has set, "" if the interface has no IGMP
+    `send_only`     True if the SM knows send-only full members; None: the SM could not be asked
     `subnets`       the IPv4 networks of the interface
-    `listened`      seconds for which IGMP queries were waited for, 0 if not at all; `querier` is who sent one
+    `listened`      how many seconds IGMP queries were listened for, 0 if not at all
+    `querier`       the address that sent one, "" if none did
     """
 
     device: str
@@ -86,12 +90,12 @@ class PortFacts(NamedTuple):
 class HostFacts(NamedTuple):
     """What was found on this host.
 
-    `release`      the kernel's, as `uname -r` says it
-    `container`    what kind this is, "" if it is none
-    `netns_shared` whether every network namespace sees every device; None: cannot be told
-    `cgroup`       device -> what its rdma cgroup leaves, such as {"hca_handle": 2}
-    `ruleset`      of the packet filter; None: cannot be read
-    `route`        the interface that a group is routed to, "" if none
+    `release`      the kernel's release, as `uname -r` prints it
+    `container`    the kind of container, "" if this is none
+    `netns_shared` True if every network namespace sees every device; None: cannot be told
+    `cgroup`       device -> what its rdma cgroup has left, such as {"hca_handle": 2}
+    `ruleset`      the rules of the packet filter; None: cannot be read
+    `route`        the interface that the route to a group leaves by, "" if none
     """
 
     available: availability.Facts
@@ -109,7 +113,8 @@ class HostFacts(NamedTuple):
 
 
 def gather(listen: float = 0) -> HostFacts:
-    """Look at this host now; `listen` so many seconds for queriers on links that lead to unknown switches."""
+    """Inspect this host now; `listen` for that many seconds for queriers on links that lead to unknown
+    switches."""
     found = availability.gather()
     igmp = hostnet.igmp_versions() if found.devices else {}
     links = _links() if found.devices else {}
@@ -127,7 +132,7 @@ def gather(listen: float = 0) -> HostFacts:
 
 
 def _listen(ports: tuple[PortFacts, ...], seconds: float) -> tuple[PortFacts, ...]:
-    """The ports, with who asked for IGMP reports; as they are where this process may not listen."""
+    """The ports, with the querier on each link; unchanged where this process may not listen."""
     wanted = {port.netdev for port in ports if port.is_roce and port.netdev_here and port.bridge is None}
     if not wanted:
         return ports
@@ -144,7 +149,7 @@ def _listen(ports: tuple[PortFacts, ...], seconds: float) -> tuple[PortFacts, ..
 
 
 def _read(path: Path | str) -> str:
-    """The text of a small file, "" if there is none or it may not be read."""
+    """The text of a small file; "" if it does not exist or may not be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -156,7 +161,7 @@ def _number(path: Path | str) -> int:
 
 
 def _ask(*command: str) -> Any:
-    """JSON output of a command; None when it is not installed, refuses or says nothing."""
+    """The JSON output of a command; None if the command is not installed, fails or prints nothing."""
     try:
         return hostnet.ask(*command)
     except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired):
@@ -164,7 +169,10 @@ def _ask(*command: str) -> Any:
 
 
 def _links() -> dict[str, dict[str, Any]]:
-    """What `ip` says of each interface: asked for a missing one, the kernel would look for its module."""
+    """What `ip` says of each interface.
+
+    All are asked for at once: for a missing name the kernel would look for a module.
+    """
     return {link["ifname"]: link for link in _ask("ip", "-j", "-d", "addr", "show") or () if link}
 
 
@@ -228,7 +236,8 @@ def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
 
 
 def _send_only(device: str, info: PortInfo) -> bool | None:
-    """What the SA says of itself; None without access to /dev/infiniband/umad*, or without an answer."""
+    """Whether the SA knows send-only members; None without access to /dev/infiniband/umad*, or without an
+    answer."""
     try:
         with subnet_administrator(device, info.port_num, SA_SECONDS) as sa:
             capabilities = sa.capability_mask2()
@@ -238,7 +247,7 @@ def _send_only(device: str, info: PortInfo) -> bool | None:
 
 
 def _container() -> str:
-    """What the usual marks of a container say; "" where there is none."""
+    """The kind of container, by its usual marks; "" if this is none."""
     if _read("/proc/2/comm") == "kthreadd":  # the kernel's processes are not to be seen from inside one
         return ""
     marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}

@@ -1,7 +1,7 @@
-"""Which groups this host can see: its IGMP lists, the snooping tables of its bridges, the SA's table.
+"""The groups that this host can see: its IGMP lists, the snooping tables of its bridges, the SA's table.
 
-On Ethernet the kernel tells of a membership by IGMP alone, and does not say which program holds it. On
-InfiniBand the memberships are in the kernel's SA client, which shows them to nobody: the SA has to be asked.
+On Ethernet the kernel shows a membership by IGMP alone, and not which program has it. On InfiniBand the
+memberships are in the kernel's SA client, which shows them to nobody, so the SA has to be asked.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NO_BRIDGE = (
     "members on other hosts, and whether the switch knows ours: no bridge of this host carries these ports; "
     "look at the switch's IGMP snooping table"
 )
-UNTRUSTED = "who is in a group on InfiniBand: the SA names members only to who has its SM_Key"
+UNTRUSTED = "the members of groups on InfiniBand: the SA names them only to programs that have its SM_Key"
 NO_SAQUERY = "groups on InfiniBand: install infiniband-diags, which has saquery, to ask the SA"
 
 
 class SaRecord(NamedTuple):
-    """A membership as the SA has it; `port_gid` is None where it keeps that to itself."""
+    """A membership as the SA has it; `port_gid` is None where the SA does not tell the port."""
 
     mgid: Gid
     mlid: int
@@ -46,7 +46,7 @@ class _Table:
         self.unseen: dict[str, None] = {}
 
     def group(self, mgid: Gid, mlid: int) -> None:
-        """The group exists, whoever is in it."""
+        """Note that the group exists."""
         self._mlids[mgid] = mlid
         self._members[mgid] = self._members[mgid]
 
@@ -94,7 +94,7 @@ def _look_at_igmp(ports: dict[str, str], table: _Table) -> None:
 
 
 def _look_at_bridges(ports: dict[str, str], table: _Table) -> None:
-    """A bridge's port leads to one of our ports, or to others behind it."""
+    """A bridge's port leads to a port of this host, or to others behind it."""
     ours = {hostnet.bridge_port_of(netdev): port for netdev, port in ports.items()}
     try:
         entries = netlink.snooping_table()
@@ -132,7 +132,7 @@ def _look_at_sa(device: str, number: int, names: dict[Gid, str], table: _Table) 
 def ask_sa(device: str, number: int) -> tuple[SaRecord, ...]:
     """Every MCMemberRecord that the SA of that port shows. Needs access to /dev/infiniband/umad*.
 
-    Raises FileNotFoundError without saquery, RuntimeError with what it says when there is no answer.
+    Raises FileNotFoundError without saquery, and RuntimeError with saquery's words when there is no answer.
     """
     return tuple(read_records(hostnet.run("saquery", "-C", device, "-P", str(number), "MCMR")))
 

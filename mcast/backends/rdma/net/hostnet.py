@@ -15,7 +15,7 @@ _NET = Path("/sys/class/net")
 _IGMP = Path("/proc/net/igmp")
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _ALL_SYSTEMS = IPv4Address("224.0.0.1")
-"""Every interface is a member of it always."""
+"""The group that every interface is always a member of."""
 
 
 class InterfaceAddress(NamedTuple):
@@ -30,7 +30,7 @@ class InterfaceAddress(NamedTuple):
 
 @cache
 def program(name: str) -> str:
-    """Its path, also where PATH leaves out the administrator's directories."""
+    """The path of a program, looked for in the administrator's directories, too."""
     found = shutil.which(name, path=_PATH)
     if found is None:
         package = {"nft": "nftables"}.get(name, "iproute2")
@@ -39,7 +39,7 @@ def program(name: str) -> str:
 
 
 def run(*command: str) -> str:
-    """Standard output of a command. Raises RuntimeError with what it said."""
+    """The standard output of a command. Raises RuntimeError with the command's words if it fails."""
     done = subprocess.run([program(command[0]), *command[1:]], capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
@@ -47,12 +47,12 @@ def run(*command: str) -> str:
 
 
 def ask(*command: str) -> Any:
-    """JSON output of a command; None when it said nothing."""
+    """The JSON output of a command; None if it prints nothing."""
     return json.loads(run(*command) or "null")
 
 
 def addresses() -> dict[str, list[InterfaceAddress]]:
-    """Interface -> its addresses, link-local ones left out."""
+    """Interface -> its addresses, without link-local ones."""
     return {
         link["ifname"]: [
             address
@@ -76,13 +76,13 @@ def bridge_port_of(netdev: str) -> str | None:
 
 
 def igmp_versions() -> dict[str, str]:
-    """Interface -> "V1", "V2" or "V3": the IGMP that it speaks with the queriers it hears."""
+    """Interface -> "V1", "V2" or "V3": the IGMP version that its queriers have set."""
     lines = (line.split() for line in _IGMP.read_text().splitlines()[1:] if not line[0].isspace())
     return {fields[1].rstrip(":"): fields[-1] for fields in lines}
 
 
 def igmp_memberships() -> dict[str, set[IPv4Address]]:
-    """Interface -> groups it is a member of, 224.0.0.1 left out (/proc/net/igmp; K-DEVICE-9)."""
+    """Interface -> the groups that it is a member of, without 224.0.0.1 (/proc/net/igmp; K-DEVICE-9)."""
     found: dict[str, set[IPv4Address]] = {}
     netdev = ""
     for line in _IGMP.read_text().splitlines()[1:]:

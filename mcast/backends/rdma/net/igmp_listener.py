@@ -56,9 +56,11 @@ def reports(packet: bytes) -> Iterator[IPv4Address]:
 
 
 def hear_queriers(netdevs: Collection[str], seconds: float) -> dict[str, IPv4Address]:
-    """Interface -> who asked for reports there meanwhile. Ends when all have been asked.
+    """Interface -> the addresses that have asked for reports there.
 
-    A querier asks every 125 s unless it is told otherwise (RFC 3376, 8.2). Raises PermissionError without
+    Ends early when a query came on every interface.
+
+    A querier asks every 125 s unless it is set otherwise (RFC 3376, 8.2). Raises PermissionError without
     CAP_NET_RAW.
     """
     heard: dict[str, IPv4Address] = {}

@@ -1,8 +1,8 @@
-"""The IPoIB interfaces of a port, as sysfs has them.
+"""The IPoIB interfaces of a port, from sysfs.
 
-The hardware address of an IPoIB interface has 20 bytes: 4 of its queue pair, then the GID of its port. That
-GID tells whose the interface is. Its parent in sysfs does not: both ports of a device have the same, and some
-devices have none. The interface of a partition has the port's GID as well.
+The hardware address of an IPoIB interface has 20 bytes: 4 of its queue pair, then the GID of its port, which
+tells the interface's port. Its parent in sysfs does not tell it: both ports of a device have the same parent,
+and some devices have none. The interface of a partition has the port's GID as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mcast.wire.addresses import Gid
 
 NET = Path("/sys/class/net")
 ENCAPSULATION = 4
-"""Bytes that IPoIB puts in front of a packet: the broadcast group's MTU, less these, is its interface's."""
+"""Bytes that IPoIB puts in front of a packet: an interface's MTU is the broadcast group's without these."""
 
 _INFINIBAND = "32"
 """ARPHRD_INFINIBAND, as sysfs writes it."""
@@ -24,11 +24,11 @@ _IFF_UP = 1
 
 
 class IpoibInterface(NamedTuple):
-    """One of them.
+    """One IPoIB interface.
 
     broadcast  the MGID of its broadcast group, which names the partition; None if it cannot be read
-    mtu        of that group, in bytes, as far as the interface uses it
-    carrier    whether it has joined that group
+    mtu        the MTU of that group in bytes, as far as the interface uses it
+    carrier    True if the interface has joined that group
     """
 
     name: str
@@ -58,7 +58,7 @@ def _port_gid(path: Path) -> Gid | None:
 
 
 def _gid_in(hardware: str) -> Gid | None:
-    """The GID in a hardware address as sysfs writes it."""
+    """The GID in a hardware address, written as in sysfs."""
     try:
         address = bytes.fromhex(hardware.replace(":", ""))
     except ValueError:
@@ -67,7 +67,8 @@ def _gid_in(hardware: str) -> Gid | None:
 
 
 def _text(path: Path) -> str:
-    """What a file says; "" if it is gone, or may not be read (the carrier of an interface that is down)."""
+    """The text of a file; "" if the file is gone, or may not be read (the carrier of an interface that is
+    down)."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether a network interface has changed: the one thing that tells of an Ethernet port's new MTU."""
+"""Whether a network interface has changed, which is the only way to notice an Ethernet port's new MTU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RTMGRP_LINK = 1
 
 
 class Links:
-    """Listens to the kernel (rtnetlink), without a thread: whoever asks reads what has come."""
+    """Listens to the kernel (rtnetlink) without a thread: `changes` reads the messages that have come."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -19,7 +19,7 @@ class Links:
         self._changes = 0
 
     def changes(self) -> int:
-        """A number that is another one after a change."""
+        """A number that differs after a change."""
         with self._lock:
             try:
                 self._read()

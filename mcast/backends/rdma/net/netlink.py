@@ -1,7 +1,7 @@
-"""Asks the kernel by netlink for two of its tables: a bridge's multicast database, and the RDMA objects.
+"""Asks the kernel by netlink for two tables: a bridge's multicast database, and the RDMA objects.
 
-`bridge mdb show` and `rdma resource show` show the same, but a process costs more than the look itself.
-The numbers are those of <linux/if_bridge.h>, <linux/rtnetlink.h> and <rdma/rdma_netlink.h>.
+`bridge mdb show` and `rdma resource show` show the same, but starting a process costs more than the question
+itself. The numbers are those of <linux/if_bridge.h>, <linux/rtnetlink.h> and <rdma/rdma_netlink.h>.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ _PROTOCOLS: dict[int, tuple[type[IPv4Address | IPv6Address], int]] = {
     0x0800: (IPv4Address, 4),
     0x86DD: (IPv6Address, 16),
 }
-"""Ethernet type of a group -> its kind of address, and the length of that in bytes."""
+"""Ethernet type of a group -> its class of addresses, and the length of an address in bytes."""
 _TYPE = 0x3FFF
-"""An attribute's type without the two flags above it."""
+"""The bits of an attribute's type, below its two flags."""
 
 
 class SnoopingEntry(NamedTuple):
-    """One line of a bridge's multicast database: `bridge` sends `group` to its `port`, on the VLAN `vlan`."""
+    """One entry of a bridge's multicast database: `bridge` sends `group` to its `port`, on the VLAN
+    `vlan`."""
 
     bridge: str
     port: str
@@ -63,9 +64,9 @@ def rdma_objects() -> dict[tuple[str, str], int]:
 
 
 def forget(entries: Iterable[SnoopingEntry]) -> None:
-    """Take entries out of their bridge's database, where they would stay until their members time out.
+    """Remove entries from their bridge's database, where they would stay until their members time out.
 
-    An entry that the kernel does not take out is left to the caller, who looks again. Needs CAP_NET_ADMIN.
+    An entry that the kernel does not remove is left to the caller, who looks again. Needs CAP_NET_ADMIN.
     """
     for one in entries:
         kind = next(kind for kind, (address, _) in _PROTOCOLS.items() if isinstance(one.group, address))
@@ -77,7 +78,7 @@ def forget(entries: Iterable[SnoopingEntry]) -> None:
 
 
 def _snooping_entries(messages: Iterator[bytes]) -> Iterator[SnoopingEntry]:
-    """What the answers to RTM_GETMDB say; an interface that is gone meanwhile is left out."""
+    """The entries in the answers to RTM_GETMDB, without those of interfaces that are gone meanwhile."""
     name_of = cache(socket.if_indextoname)  # a table of a thousand groups names the same few interfaces
     for message in messages:
         _, bridge = _BRIDGE.unpack_from(message)
@@ -91,7 +92,7 @@ def _snooping_entries(messages: Iterator[bytes]) -> Iterator[SnoopingEntry]:
 
 
 def _object_counts(messages: Iterator[bytes]) -> Iterator[tuple[tuple[str, str], int]]:
-    """What the answers to RDMA_NLDEV_CMD_RES_GET say, one device each."""
+    """The counts in the answers to RDMA_NLDEV_CMD_RES_GET, of which each is about one device."""
     for message in messages:
         device = next(_text(value) for kind, value in _attributes(message) if kind == _DEV_NAME)
         for entry in _nested(message, _SUMMARY, _SUMMARY_ENTRY):
@@ -117,7 +118,7 @@ def _ask(family: int, request: int, flags: int, payload: bytes) -> Iterator[byte
 
 
 def _nested(data: bytes, *path: int) -> Iterator[bytes]:
-    """The values of all attributes of that type, within those, and so on."""
+    """The values of all attributes of the first type, in them those of the second, and so on."""
     for kind, value in _attributes(data):
         if kind == path[0]:
             if len(path) == 1:

@@ -14,16 +14,16 @@ from mcast.wire.addresses import Gid
 from mcast.wire.units import MTU
 
 ANSWER_SECONDS = 0.25
-"""How long get_event waits for the SA: it has just answered the join."""
+"""How many seconds get_event waits for the SA, which has just answered the join."""
 
 
 def mtu_of(
     mgid: Gid, device: str, port: int, port_mtu: int, interface: IpoibInterface | None
 ) -> tuple[int, MtuSource] | None:
-    """The group's MTU in bytes and who says so; None if it is the port's, or cannot be known.
+    """The group's MTU in bytes, and where it is known from; None if it is the port's, or cannot be known.
 
-    Whoever makes a group through an IPoIB interface has joined the broadcast group, so no such group has a
-    smaller MTU than that one. The SA is asked only where that leaves a doubt.
+    Every member that makes a group through an IPoIB interface has joined the broadcast group, so no such
+    group has a smaller MTU than that one. The SA is asked only if that leaves a doubt.
     """
     least = None if interface is None else _broadcast_mtu(interface)
     if least is not None and least >= port_mtu:
@@ -43,7 +43,8 @@ def ask_sa(mgid: Gid, device: str, port: int) -> int | None:
 
 
 def _broadcast_mtu(interface: IpoibInterface) -> int | None:
-    """The least that its broadcast group can have; None where that is not told, as in connected mode."""
+    """The smallest MTU that the interface's broadcast group can have; None if that is unknown, as in
+    connected mode."""
     if interface.mtu <= ENCAPSULATION:
         return None  # it is gone
     return next((size for size in MTU.value.values() if size >= interface.mtu), None)

@@ -1,4 +1,4 @@
-"""Why the SA refused a join: the kernel hides it behind EINVAL, so the SA is asked about the group."""
+"""Why the SA refused a join. The kernel reports only EINVAL, so the SA is asked about the group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mcast.wire.mcmember import JoinState
 from mcast.wire.units import RATE
 
 ANSWER_SECONDS = 0.25
-"""How long get_event waits for the SA: it has just answered the join."""
+"""How many seconds get_event waits for the SA, which has just answered the join."""
 
 
 def find_causes(
@@ -28,9 +28,10 @@ def find_causes(
     send_only: bool,
     broadcast: Gid | None,
 ) -> tuple[Cause, ...]:
-    """What speaks against the join; () if that cannot be found out.
+    """The reasons against the join; () if they cannot be found out.
 
-    `broadcast` is the MGID of the broadcast group of the id's IPoIB interface: it gives partition and scope.
+    `broadcast` is the MGID of the broadcast group of the id's IPoIB interface, which gives partition and
+    scope.
     """
     if broadcast is None:
         return ()
@@ -57,6 +58,6 @@ def compare(
 def netdevs_with(
     addresses: Iterable[tuple[str, bytes]], source: IPv4Address | IPv6Address | None
 ) -> tuple[str, ...]:
-    """The interfaces that have the address; without one, every interface."""
+    """The interfaces that have the address; without an address, every interface."""
     wanted = None if source is None else source.packed
     return tuple(dict.fromkeys(netdev for netdev, packed in addresses if wanted in (None, packed)))

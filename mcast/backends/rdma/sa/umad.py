@@ -1,6 +1,6 @@
 """Asks the Subnet Administrator through libibumad, which is loaded when it is first needed.
 
-Needs read and write access to /dev/infiniband/umad*, which is root's by default.
+Needs read and write access to /dev/infiniband/umad*, which only root has by default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from mcast.wire.mcmember import RECORD_SIZE, McMask, McMemberRecord, SaMethod, S
 LIBRARY = "libibumad.so.3"
 
 _TID = slice(12, 16)
-"""The half of the transaction id that is ours: the kernel puts its agent's number into the other."""
+"""The half of the transaction id that a program may choose; the kernel puts its agent's number into the other
+half."""
 
 
 class Silent(Exception):
@@ -51,7 +52,7 @@ class _Port(ctypes.Structure):
 
 
 class PortAttributes(NamedTuple):
-    """Of the port that asks: its GID, P_Keys, rate in Gbit/s, and where the SM is."""
+    """The port that asks: its GID, P_Keys, rate in Gbit/s, and where the SM is."""
 
     gid: Gid
     pkeys: tuple[int, ...]
@@ -78,7 +79,7 @@ def _check(result: int, call: str) -> int:
 
 
 class SubnetAdministrator:
-    """The SA, as one port reaches it. Every question is bounded by `timeout` seconds."""
+    """The SA, as one port reaches it. Each question waits at most `timeout` seconds."""
 
     def __init__(self, library: Any, port: int, agent: int, at: PortAttributes, timeout: float) -> None:
         self._library, self._port, self._agent, self.port = library, port, agent, at

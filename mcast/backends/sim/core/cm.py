@@ -1,7 +1,7 @@
 """The connection manager: ids, their groups, and the events of a channel (librdmacm and the kernel's CMA).
 
-Calls return an errno, 0 for success; what comes later is an event. No lock, no I/O: the fabric's clock is
-told what falls due, and `on_event` that an event is there.
+Calls return an errno, 0 for success; later outcomes are events. There is no lock and no I/O: the fabric's
+clock is told which steps fall due, and `on_event` that an event waits.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _MAY_JOIN, _REMOVED = (IdState.BOUND, IdState.RESOLVED), IdState.REMOVED
 
 
 class QueuedEvent:
-    """An event in the queue of a channel; the end of `owner` takes it back."""
+    """An event in the queue of a channel. When `owner` ends, the event is taken back."""
 
     __slots__ = ("detail", "errno", "id", "membership", "owner", "status", "type", "ud")
 
@@ -100,8 +100,8 @@ class QueuedEvent:
 class CmaMembership(SaMember):
     """A join of an id, from the call to its leave.
 
-    igmp      it was announced
-    told      the MLID that its JOIN event named: the leave detaches the QP from it, if it is attached
+    igmp      True once the membership was announced
+    told      the MLID in its JOIN event: the leave detaches the queue pair from that MLID, if it is attached
     unread    its events in the channel's queue
     """
 
@@ -141,7 +141,7 @@ class CmChannel:
             self.on_event()
 
     def purge(self, owner: CmaId | CmaMembership) -> None:
-        """Take back the events of an id itself, or of a membership, that nobody has read."""
+        """Take back the unread events of an id itself, or of a membership."""
         if owner.unread:
             for event in owner.unread:
                 del self.queue[event]
@@ -150,7 +150,7 @@ class CmChannel:
                 self.on_event()
 
     def get(self) -> QueuedEvent:
-        """The next event, with the effects of retrieving it; there must be one."""
+        """The next event, with the effects of fetching it. There must be one."""
         event, _ = self.queue.popitem(last=False)
         owner = event.owner
         owner.unread = owner.unread[1:]
@@ -164,7 +164,7 @@ class CmChannel:
 
 
 class CmaId:
-    """An rdma_cm_id on the hosts `hosts`; `interface` once it is bound to a device.
+    """An rdma_cm_id on the hosts `hosts`; `interface` is set once it is bound to a device.
 
     `owner` is the object that events name as their id.
     """
@@ -206,7 +206,8 @@ class CmaId:
     # --- bind and resolve ----------------------------------------------------------------
 
     def bind(self, source: IPv4Address | IPv6Address) -> int:
-        """Take the device with that address; the wildcard and loopback leave the id without one."""
+        """Bind the id to the device with that address; the wildcard and loopback leave the id without a
+        device."""
         if self.state is not IdState.IDLE:
             return errno.EINVAL
         if not (source.is_unspecified or source.is_loopback):
@@ -247,7 +248,10 @@ class CmaId:
     # --- the QP --------------------------------------------------------------------------
 
     def create_qp(self, init: QpInit) -> int:
-        """One QP an id, of a type that goes with the port space; UD goes to RTS, RC and UC to INIT."""
+        """Make the id's only queue pair, of a type that goes with the port space.
+
+        UD goes to RTS, RC and UC to INIT.
+        """
         if self.state is _REMOVED:
             return errno.ENODEV
         allowed = _UD_TYPES.get(self.port_space, _CONNECTED_TYPES)
@@ -367,7 +371,8 @@ class CmaId:
         self.channel.put(QueuedEvent(_JOINED, self, membership, ud))
 
     def attach_on_retrieval(self, event: QueuedEvent) -> QueuedEvent:
-        """What librdmacm does when a JOIN is fetched: attach the QP; failing that, the event is an error."""
+        """Do what librdmacm does when a JOIN is fetched: attach the queue pair; if that fails, the event
+        becomes an error."""
         membership, ud = event.membership, event.ud
         assert membership is not None
         assert ud is not None
@@ -381,7 +386,7 @@ class CmaId:
     def ask_why(self, event: QueuedEvent, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
         """Ask the SA why it refused a join, as any program on this host could; False if it refused none.
 
-        `answered` is called with what was found, once the SA's Get has been answered.
+        `answered` is called with the causes that were found, when the SA has answered the Get.
         """
         member = event.membership
         if member is None or self.interface is None or (event.errno, event.status) != _REFUSED:
@@ -404,7 +409,7 @@ class CmaId:
     # --- leave, destroy ------------------------------------------------------------------
 
     def leave(self, address: McastAddress) -> int:
-        """Leave a group of this id: detach, take back what was not read, end the membership (LV-1, LV-2)."""
+        """Leave a group of this id: detach, take back unread events, end the membership (LV-1, LV-2)."""
         membership = self.groups.get(address)
         if membership is None:
             return errno.EADDRNOTAVAIL if address.family in _KNOWN_FAMILIES else errno.EINVAL
@@ -423,7 +428,7 @@ class CmaId:
         self._give_up(membership)
 
     def _give_up(self, membership: CmaMembership) -> None:
-        """The port's part in the group ends: IGMP leave or SA Delete, when no other id holds it."""
+        """End the port's part in the group, by IGMP leave or SA Delete, if no other id has joined it."""
         assert self.interface is not None
         port = self.interface.port
         if self.fabric.log.trace is not None:
@@ -434,7 +439,7 @@ class CmaId:
             self.fabric.igmp.leave(port, membership.mgid)
 
     def destroy(self) -> None:
-        """Leave every group, discard what was not read, destroy the QP (LV-4)."""
+        """Leave every group, discard unread events, destroy the queue pair (LV-4)."""
         for membership in self.groups.values():
             if self.state is not IdState.REMOVED:
                 self._end(membership)
@@ -446,7 +451,7 @@ class CmaId:
         self.state = IdState.IDLE
 
     def device_removed(self) -> None:
-        """The device is gone and its memberships with it; the id says so (K-DEVICE-1)."""
+        """The device is gone, and its memberships with it; the id gets an event (K-DEVICE-1)."""
         assert self.interface is not None
         for membership in self.groups.values():
             self.channel.purge(membership)
@@ -456,12 +461,15 @@ class CmaId:
         self.channel.put(QueuedEvent(CmEventType.DEVICE_REMOVAL, self, errno=errno.ENODEV))
 
     def address_changed(self) -> None:
-        """The bond below the device has changed its link; the rest is the user's (K-DEVICE-5)."""
+        """The bond below the device has changed its link.
+
+        The program has to act on the event (K-DEVICE-5).
+        """
         self.channel.put(QueuedEvent(CmEventType.ADDR_CHANGE, self))
 
 
 def _refused_by_library(mask: int, flags: int, address: object) -> int:
-    """librdmacm's own checks, in its order."""
+    """The checks that librdmacm makes itself, in its order."""
     if mask & ~_BOTH_FIELDS:
         return errno.EOPNOTSUPP
     if mask != _BOTH_FIELDS:
@@ -489,7 +497,7 @@ def _roce_mgid(address: McastAddress) -> Gid:
 
 @lru_cache(maxsize=4096)
 def _infiniband_ud(record: McMemberRecord) -> UdParam:
-    """What a join event says of a group with this record."""
+    """What a join event has for a group with this record."""
     to = Destination(
         gid=Gid(record.mgid),
         qkey=record.qkey,
@@ -506,6 +514,6 @@ def _infiniband_ud(record: McMemberRecord) -> UdParam:
 
 @lru_cache(maxsize=4096)
 def _roce_ud(gid: Gid, sgid_index: int) -> UdParam:
-    """What a join event says of a group whose messages go out with that source GID."""
+    """What a join event has for a group whose messages leave with that source GID."""
     to = Destination(gid=gid, qkey=RDMA_UDP_QKEY, sgid_index=sgid_index, hop_limit=ROCE_HOP_LIMIT)
     return UdParam(MULTICAST_QPN, RDMA_UDP_QKEY, to)

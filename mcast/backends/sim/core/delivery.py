@@ -1,4 +1,5 @@
-"""Messages on their way: from a send to the QPs that get a copy, past the rules that befall single ones."""
+"""Messages on their way: from a send to the queue pairs that get a copy, past the rules for single
+messages."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ _RTS = QpState.RTS
 
 
 class Wire:
-    """Carries what QPs send. `honours_block`: devices do what QpInit.block_loopback asks for."""
+    """Carries the messages of queue pairs.
+
+    `honours_block`: the devices do what QpInit.block_loopback asks for.
+    """
 
     def __init__(
         self,
@@ -74,10 +78,10 @@ class Wire:
         return 0
 
     def _path(self, qp: Qp, to: Destination) -> Path | None:
-        """The way of a message, None if the device cannot send it.
+        """The path of a message; None if the device cannot send it.
 
-        What it depends on changes with `Receivers.version`; RoCE needs a source GID of the group's IP version
-        besides.
+        `Receivers.version` changes with everything that the path depends on; on RoCE it also needs a source
+        GID of the group's IP version.
         """
         port, source = qp.port, qp.port.gids.get(to.sgid_index)
         if qp.gone or not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
@@ -136,7 +140,7 @@ class Wire:
             self._overtaken(qp)
 
     def _deliver_late(self, qp: Qp, burst: Burst, index: int) -> None:
-        """A message comes after its time: only if the QP still is where it was sent to."""
+        """Deliver a delayed message, if the queue pair is still where the message was sent to."""
         group, lid = burst.header.group, qp.attached.get(burst.header.group)
         attached = lid == burst.header.dlid or (lid is not None and not qp.port.is_infiniband)
         if not qp.port.up or qp.gone or (group.is_multicast and not attached):
@@ -145,7 +149,8 @@ class Wire:
             self._deliver(qp, burst, index, index + 1)
 
     def _overtaken(self, qp: Qp) -> None:
-        """A message has come to the QP: those held back for it are nearer."""
+        """Count a message that has come to the queue pair, for those that are held back until more have
+        come."""
         if (back := self._held.get(qp)) is not None:
             for held in back.pass_one():
                 self._let_go(qp, held)
@@ -170,7 +175,7 @@ class Wire:
 
 
 def _refused(qp: Qp, to: Destination) -> int:
-    """The errno of making an address handle; one that was made outlives its source GID."""
+    """The errno of making an address handle. A handle that was made outlives its source GID."""
     if to.port_num != 1 or not to.is_global:
         return errno.EINVAL
     if (to.gid, to.sgid_index) not in qp.handles:

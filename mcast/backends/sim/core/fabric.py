@@ -1,4 +1,4 @@
-"""A simulated fabric: its parts, put together. `mcast.backends.sim.fabric.Fabric` is what users make."""
+"""A simulated fabric: its parts, put together. `mcast.backends.sim.fabric.Fabric` is the class for users."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from mcast.backends.sim.trace.events import FabricMade, PortMade, Trace
 
 
 class Parts:
-    """One attribute for each part: this class only knows which part needs which, and that is why it has many.
+    """One attribute for each part. This class has many, because it only knows which part needs which.
 
-    The clock is handed in. No part reads another one, takes a lock or waits; calls return errnos.
+    The clock is an argument, and no part reads another one. No part takes a lock or waits; calls return
+    errnos.
     """
 
     def __init__(self, options: Options, clock: Timeline) -> None:
@@ -54,7 +55,7 @@ class Parts:
         self._introduce()
 
     def topology_changed(self) -> None:
-        """Who receives what, and with which headers, must be worked out anew, in every group."""
+        """Forget which ports receive what, and with which headers, in every group."""
         self.receivers.forget_all()
         self.hosts.forget_devices()
 

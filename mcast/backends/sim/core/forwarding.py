@@ -17,7 +17,7 @@ Tables = dict[int, Sequence[int]]
 
 
 class Forwarding:
-    """What the switches hold: what the SA says, unless they lag behind it or the SM does not reach them."""
+    """The entries of switches: as the SA says, unless a switch lags behind or cannot be reached by the SM."""
 
     def __init__(self, sa: SubnetAdmin, topology: Topology, receivers: Receivers, clock: Timeline) -> None:
         self._sa, self._topology, self._receivers, self._clock = sa, topology, receivers, clock
@@ -26,7 +26,7 @@ class Forwarding:
         self._kept: dict[int, Tables] = {}  # of each switch that the SM does not reach
 
     def changed(self) -> None:
-        """The SA has changed groups: the switches learn it, at once unless they are slow."""
+        """The SA has changed groups: the switches learn that, at once unless they are slow."""
         changed = self._sa.drain_changes()
         if self._late is None:
             for mlid in changed:
@@ -43,7 +43,7 @@ class Forwarding:
         self._receivers.forget_all()
 
     def keep(self, switch: int) -> None:
-        """The SM no longer reaches the switch: it keeps the entries that it has."""
+        """The SM no longer reaches the switch, which keeps its entries."""
         self._kept[switch] = dict(self._late) if self._late is not None else self._tables()
 
     def release(self, switch: int) -> None:
@@ -51,8 +51,10 @@ class Forwarding:
         self._kept.pop(switch, None)
 
     def members(self, source: Port, group: Gid, mlid: int) -> list[Port]:
-        """The ports that a message of the source to the MLID reaches, the source itself first: an InfiniBand
-        device copies to its own QPs without the switch, member or not. A switch without an entry drops.
+        """The ports that a message of the source to the MLID reaches, the source itself first.
+
+        An InfiniBand device copies to its own queue pairs without the switch, member or not. A switch without
+        an entry drops.
         """
         tables = self._kept.get(source.switch, self._late)
         guids = self._sa.forwarding(mlid) if tables is None else tables.get(mlid, ())

@@ -1,4 +1,4 @@
-"""Which groups a program on some hosts of a fabric can see, and who is in them."""
+"""The groups that a program on some hosts of a fabric can see, and their members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcast.wire.mcmember import JoinState
 _RECEIVES = JoinState.FULL | JoinState.NON
 _SEND_ONLY = "send-only members: they send no IGMP report, so no table has them"
 _ELSEWHERE = "members on other hosts: switches know them by IGMP, a host does not"
-_UNTRUSTED = "members on other hosts: the SA names them only to who has its SM_Key"
+_UNTRUSTED = "members on other hosts: the SA names them only to programs that have its SM_Key"
 
 SeenMembers = defaultdict[Gid, dict[str, GroupMember]]
 """Group -> port -> its membership."""

@@ -36,7 +36,7 @@ class HeldBack:
         return held
 
     def pass_one(self) -> Iterator[Held]:
-        """Another message has passed: those that have waited for it."""
+        """Count a message that has passed; return those that have waited for it."""
         self._passed += 1
         while self._heap and self._heap[0][0] <= self._passed:
             yield heappop(self._heap)[2]

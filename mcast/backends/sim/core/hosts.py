@@ -11,7 +11,7 @@ from mcast.wire.addresses import LocalAddress
 
 
 class Hosts:
-    """The hosts' tables, all in one; who asks says for which hosts."""
+    """The tables of all hosts in one; each call says for which hosts it asks."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -46,8 +46,10 @@ class Hosts:
         return found if found.port.host in hosts else None
 
     def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
-        """The port's default interface gets another IPv4 address, or loses its own. Raises ValueError for an
-        address that another port has."""
+        """Give the port's default interface another IPv4 address, or take its address away (None).
+
+        Raises ValueError for an address that another port has.
+        """
         if address is not None:
             has = self._interfaces.get(address)
             if has is not None and has is not port.interfaces[0] and address in has.addresses:

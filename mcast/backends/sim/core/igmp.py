@@ -1,4 +1,4 @@
-"""IGMP on a RoCE fabric: what ports report, and what the switches learn by snooping."""
+"""IGMP on a RoCE fabric: the reports of ports, and what the switches learn by snooping."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MEMBERSHIP_INTERVAL_NS = 260 * NS
 
 
 class Igmp:
-    """The snooping tables of all switches, which hear the same reports.
+    """The snooping tables of all switches, which see the same reports.
 
     snooping  group -> index of a port -> the port: where the switches send the group's messages
     reports   group -> how often a port has reported it
-    querier   somebody asks for reports, so what is reported once does not age
+    querier   True while a querier asks for reports, so that a membership which was reported once does not age
     """
 
     def __init__(self, topology: Topology, receivers: Receivers, clock: Timeline, log: Log) -> None:
@@ -32,13 +32,13 @@ class Igmp:
         self._ages: dict[tuple[Gid, int], int] = {}
 
     def join(self, port: Port, group: Gid) -> None:
-        """A full member joined on the port: the first one is announced to the switches (JEX-10)."""
+        """A full member joined on the port; the first one is announced to the switches (JEX-10)."""
         count = port.igmp[group] = port.igmp.get(group, 0) + 1
         if count == 1:
             self.report(port, group)
 
     def leave(self, port: Port, group: Gid) -> None:
-        """A full member left; the last one is announced."""
+        """A full member left; when the last one leaves, that is announced."""
         port.igmp[group] -= 1
         if not port.igmp[group]:
             del port.igmp[group]
@@ -59,14 +59,14 @@ class Igmp:
             self._log.note(IgmpReport, port=port.name, source=_source(port), group=group)
 
     def stop_querier(self) -> None:
-        """Nobody asks for reports any more: all that the switches have learnt begins to age."""
+        """Stop asking for reports: all that the switches have learnt begins to age."""
         self.querier = False
         for group, listeners in self.snooping.items():
             for port in listeners.values():
                 self._age(port, group)
 
     def start_querier(self) -> None:
-        """Somebody asks again, and every port answers."""
+        """Ask for reports again; every port answers."""
         self.querier = True
         for port in self._topology.ports:
             if port.up and not port.removed:
@@ -79,7 +79,7 @@ class Igmp:
         return [port for port in listeners.values() if self._topology.reaches(source, port)]
 
     def _age(self, port: Port, group: Gid) -> None:
-        """What the switches have learnt ends with the membership interval, unless it is reported again."""
+        """Forget what the switches have learnt after the membership interval, unless it is reported again."""
         end = self._ages[group, port.index] = self._clock.now + MEMBERSHIP_INTERVAL_NS
 
         def expire() -> None:

@@ -12,7 +12,7 @@ P = ParamSpec("P")
 
 
 class Log:
-    """Writes into the trace, if there is one. Where messages pass, ask first whether `trace` is None."""
+    """Writes into the trace, if there is one. Code on a message's path checks `trace` first."""
 
     def __init__(self, clock: Timeline, trace: Trace | None) -> None:
         self.trace = trace

@@ -23,7 +23,8 @@ FATES: tuple[tuple[Callable[[Qp], int], str], ...] = (
     (attrgetter("port.pkey_violations"), "the P_Key differs"),
     (attrgetter("port.oversized"), "it is larger than the MTU"),
 )
-"""Which counter moves when a QP is given a message -> why it was lost, "" if it was not."""
+"""The counter that moves when a queue pair is given a message -> why the message was lost, "" if it was
+not."""
 
 
 class MessageLog:
@@ -35,7 +36,7 @@ class MessageLog:
         self._queue_pairs, self._switching = queue_pairs, switching
 
     def sent(self, qp: Qp, to: Destination, burst: Burst) -> None:
-        """Record the burst, and which attached QPs it will not reach."""
+        """Record the burst, and which attached queue pairs it will not reach."""
         self._log.note(
             Send,
             port=qp.port.name,
@@ -81,7 +82,7 @@ class MessageLog:
         )
 
     def lost(self, qp: Qp, burst: Burst, index: int, count: int, reason: str) -> None:
-        """So many messages of the burst do not reach the QP."""
+        """Record that `count` messages of the burst do not reach the queue pair."""
         self._log.note(
             MessagesLost,
             port=qp.port.name,
@@ -93,8 +94,8 @@ class MessageLog:
         )
 
     def deliver(self, qp: Qp, burst: Burst, start: int, stop: int) -> None:
-        """Hand messages start..stop to the QP, and record what becomes of each, one line for a run of one
-        fate."""
+        """Give messages start..stop to the queue pair, and record their fates, one line for a run with the
+        same fate."""
         fates = []
         for index in range(start, stop):
             before = [count(qp) for count, _ in FATES]

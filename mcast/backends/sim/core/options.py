@@ -16,17 +16,17 @@ from mcast.wire.units import MTU, RATE
 
 @dataclass(frozen=True)
 class Options:
-    """What every fabric is made of. A wrong option raises ValueError.
+    """The options of every fabric. A wrong option raises ValueError.
 
-    ports       how many; each is a device of its own
-    hosts       how many hosts share them, in turn; by default every port has its own
-    switches    1, or a root (0) and leaves (1, 2, …) that the ports are dealt to in turn
-    mtu, rate   of every port: bytes, Gbit/s
-    seed        of everything that is drawn at random
-    clock       "virtual" (from 0, moves while a call waits) or "wall" (for threads and asyncio)
-    trace       record what happens in `trace`
+    ports       how many ports; each is a device of its own
+    hosts       how many hosts share the ports, in turn; by default every port has a host of its own
+    switches    1, or a root (0) and leaves (1, 2, …), to which the ports are connected in turn
+    mtu, rate   of every port, in bytes and Gbit/s
+    seed        the seed of all random numbers
+    clock       "virtual" (from 0, moves while a call waits) or "wall" (real time, for threads and asyncio)
+    trace       True: record everything that happens in `trace`
     limits      what each device can hold
-    block_loopback  what devices make of QpInit.block_loopback: "honoured", "refused", "ignored"
+    block_loopback  what devices do with QpInit.block_loopback: "honoured", "refused", "ignored"
     """
 
     link_layer: ClassVar[LinkLayer]
@@ -64,12 +64,12 @@ class RoceOptions(Options):
 class InfinibandOptions(Options):
     """An InfiniBand fabric with its SA.
 
-    Above 49 151 ports it has more than a subnet has unicast LIDs; nothing depends on them.
+    Above 49 151 ports there are more than a subnet has unicast LIDs; nothing depends on them.
 
-    partitions  P_Key -> indices of the ports that have it (0x8001 full, 0x0001 limited); each gives its ports
-                an IPoIB interface 10.<n>.<port> beside the default partition's 10.0.<port>
-    ipoib       False leaves the IPoIB interfaces down, so that no join finds its broadcast group
-    quirks      where the SA leaves the specification; by default nowhere
+    partitions  P_Key -> the indices of the ports that have it (0x8001 full, 0x0001 limited); each P_Key gives
+                its ports an IPoIB interface 10.<n>.<port> beside the default partition's 10.0.<port>
+    ipoib       False: the IPoIB interfaces are down, so that no join finds its broadcast group
+    quirks      where the SA differs from the specification; by default nowhere
     max_mlid    the last MLID that the switches can hold, 0xC000..0xFFFE
     """
 

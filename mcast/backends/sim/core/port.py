@@ -12,11 +12,11 @@ from mcast.wire.partition import DEFAULT_PKEY
 
 PKEYS = range(1 << 16)
 PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
-"""What a port counts: the fields of these names."""
+"""The counters of a port: names of its fields."""
 
 
 COMP_VECTORS = 4
-"""Completion vectors of a device. Which one a QP takes changes nothing here: there are no interrupts."""
+"""How many completion vectors a device has. They change nothing here, because there are no interrupts."""
 
 
 class Limits:
@@ -29,7 +29,7 @@ class Limits:
 
 
 class Interface:
-    """A network interface of a port: on InfiniBand an IPoIB one, of one partition.
+    """A network interface of a port; on InfiniBand an IPoIB interface of one partition.
 
     `broadcast` is the record of its IPoIB broadcast group; None while the interface is down.
     """
@@ -49,7 +49,7 @@ class Interface:
 
 
 class Bound(Protocol):
-    """What is bound to a port, and told what befalls it."""
+    """An object that is bound to a port, and is told of the port's faults."""
 
     def device_removed(self) -> None: ...
     def address_changed(self) -> None: ...
@@ -99,7 +99,7 @@ class Port:
         return 0 if self.is_infiniband else 1 if isinstance(source, IPv4Address) else 2
 
     def set_ipv4(self, address: IPv4Address | None) -> None:
-        """The default interface has that address, or none; a RoCE GID goes with it. See `Hosts.set_ipv4`."""
+        """Give the default interface that address, or none; a RoCE GID goes with it. See `Hosts.set_ipv4`."""
         self.interfaces[0].ipv4 = address
         if not self.is_infiniband:
             self.gids.pop(1, None)

@@ -1,7 +1,7 @@
-"""Queue pairs: states, the receive queue and its leases, and what becomes of a message that arrives.
+"""Queue pairs: states, the receive queue and its leases, and the fate of a message that arrives.
 
-Pure: no clock, no lock. A burst is what one send call puts on the wire; receivers queue slices of it, so a
-message costs the same whether one or a thousand QPs get it.
+Pure: no clock, no lock. A burst is what one send call puts on the wire. Receivers queue slices of it, so a
+message costs the same whether one or a thousand queue pairs get it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RECEIVING = frozenset({_S.RTR, _S.RTS, _S.SQD, _S.SQE})
 
 
 class Header(NamedTuple):
-    """What the headers of all messages from a QP to a destination carry."""
+    """What the headers of all messages from a queue pair to a destination have in common."""
 
     source: Gid
     src_qp: int
@@ -47,7 +47,8 @@ class Header(NamedTuple):
 
 
 class Burst(NamedTuple):
-    """Messages of one send call; `first` numbers them on the fabric, `at` says when they came, if asked."""
+    """Messages of one send call; `first` numbers them on the fabric, `at` says when they came, if somebody
+    asks for that."""
 
     payloads: Sequence[bytes]
     longest: int
@@ -62,14 +63,15 @@ make_burst: Callable[[tuple[object, ...]], Burst] = partial(tuple.__new__, Burst
 
 
 class Path(NamedTuple):
-    """What a QP's sends to one destination have in common, while `Receivers.version` stays the same."""
+    """What the sends of a queue pair to one destination have in common while `Receivers.version` stays the
+    same."""
 
     to: Destination
     version: int
     header: Header
     targets: Sequence[Qp]
     stamped: bool
-    """Whether one of them wants to know when a message arrives."""
+    """Whether one of the receivers wants to know when a message arrives."""
 
 
 class Qp:
@@ -132,7 +134,7 @@ class Qp:
 
     @property
     def gone(self) -> bool:
-        """Its device was removed; one that comes back later is another."""
+        """Whether its device was removed. A device that comes back later is another one."""
         return self.removals != self.port.removals
 
     @property
@@ -154,7 +156,7 @@ class Qp:
         )
 
     def take_pkey(self, pkey: int) -> None:
-        """Send with that P_Key, and hear those that match it; 0: the port has lost the partition."""
+        """Send with that P_Key, and receive messages that match it; 0: the port has lost the partition."""
         self.pkey, self.partners = pkey, partners(pkey)
 
     def modify(self, state: QpState) -> int:
@@ -201,7 +203,7 @@ class Qp:
         return header.src_qp == self.number and header.source in self.port.gids.values()
 
     def repost(self, depth: int, room: int) -> int:
-        """Replace all receives by `depth` ones of `room` bytes; EBUSY while one holds a message."""
+        """Replace all receives by `depth` receives of `room` bytes; EBUSY while one holds a message."""
         if self.free != self.depth:
             return errno.EBUSY
         self.depth = self.free = self.low_water = depth
@@ -221,7 +223,7 @@ class Qp:
         return taken
 
     def take_one(self) -> tuple[Burst, int] | None:
-        """The first message, as a burst and a place in it; its receive is posted again."""
+        """The first message, as a burst and a place in it. Its receive is posted again."""
         if not self._queue:
             return None
         burst, start, stop = self._queue[0]
@@ -249,7 +251,8 @@ class Qp:
                 self.on_readable()
 
     def _deliver_singly(self, burst: Burst, start: int, stop: int) -> None:
-        """Some message has no room in a receive: it takes the QP to ERR (K-DATA-7)."""
+        """Deliver one by one, because a message without room in its receive puts the queue pair into ERR
+        (K-DATA-7)."""
         for index in range(start, stop):
             size = len(burst.payloads[index])
             if size > self.port.mtu:

@@ -1,4 +1,4 @@
-"""The QPs of a fabric, and what the devices' attach tables hold."""
+"""The queue pairs of a fabric, and the devices' attach tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
 
 _UD = QpType.UD
 Attached = dict[Gid, tuple[Qp, ...]]
-"""Group -> its QPs on a port, in order of attaching. A QP knows its MLID."""
+"""Group -> its queue pairs on a port, in order of attaching. A queue pair knows its MLID."""
 
 
 class QueuePairs:
@@ -37,13 +37,13 @@ class QueuePairs:
         return self._by_number.get(number)
 
     def create(self, port: Port, init: QpInit, qkey: int, pkey: int) -> Qp:
-        """A QP with a number of its own, in RESET."""
+        """Make a queue pair with a number of its own, in RESET."""
         qp = self._by_number[self._next] = Qp(port, self._next, init, qkey, pkey)
         self._next += 1
         return qp
 
     def destroy(self, qp: Qp) -> None:
-        """Detach the QP from everything and forget it."""
+        """Detach the queue pair from everything and forget it."""
         for gid, lid in list(qp.attached.items()):
             self.detach(qp, gid, lid)
         qp.modify(QpState.RESET)
@@ -52,7 +52,7 @@ class QueuePairs:
         self._receivers.version += 1
 
     def tell(self, port: Port, event: PortEvent) -> None:
-        """Every QP of the port is told of what has happened to it."""
+        """Tell every queue pair of the port about an event of the port."""
         for qp in self:
             if qp.port is port and not qp.gone:
                 qp.hear(event)
@@ -60,7 +60,7 @@ class QueuePairs:
     # --- attachments ---------------------------------------------------------------------
 
     def attached(self, port: Port) -> Mapping[Gid, tuple[Qp, ...]]:
-        """What the attach table of the port's device holds."""
+        """The attach table of the port's device."""
         return self._attached[port.index]
 
     def attach(self, qp: Qp, gid: Gid, lid: int) -> int:
@@ -81,7 +81,7 @@ class QueuePairs:
         return result
 
     def detach(self, qp: Qp, gid: Gid, lid: int) -> int:
-        """ibv_detach_mcast: the pair must be that of the attach (DT-3); the errno."""
+        """ibv_detach_mcast, with the pair of the attach (DT-3); return the errno."""
         port, result = qp.port, 0
         if qp.attached.get(gid) != lid:
             result = self._refuses(qp, gid, lid) or errno.EINVAL

@@ -1,4 +1,4 @@
-"""Who gets a copy of the messages of each group, as far as it has been worked out."""
+"""Which queue pairs get a copy of the messages of each group, as far as it was worked out."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from mcast.backends.sim.core.qp import Qp
 from mcast.wire.addresses import Gid
 
 Route = int | Gid
-"""What switches know a group by: on InfiniBand its MLID, on RoCE the group itself."""
+"""What switches know a group by: its MLID on InfiniBand, the group itself on RoCE."""
 
 
 class Receivers:
-    """Remembers who receives; whatever changes that says so here.
+    """Remembers the receivers of groups. Code that changes them must say so here.
 
-    known    route -> (index of the sending port, group) -> the QPs that get a copy
-    version  how often something has changed: what was worked out with the same number still holds
+    known    route -> (index of the sending port, group) -> the queue pairs that get a copy
+    version  how often something has changed; whatever was worked out at the same version is still true
     """
 
     __slots__ = ("known", "version")
@@ -25,7 +25,7 @@ class Receivers:
         self.version = 0
 
     def forget(self, route: Route) -> None:
-        """Something has changed in one group."""
+        """Forget the receivers of one group, because something has changed there."""
         self.known.pop(route, None)
         self.version += 1
 

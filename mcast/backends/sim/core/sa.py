@@ -1,11 +1,11 @@
 """The InfiniBand Subnet Administrator's MCMemberRecord service, as a pure state machine.
 
 No clock, no I/O, no threads: `SubnetAdmin.handle` takes one request and returns the answer together with the
-traps it raises. Sources: IBA vol 1, 15.2.5.17 (o15-0.1.x, o15-0.2.x), RFC 4391 for the IPoIB groups, and
-what was seen on OpenSM 3.3 (docs/facts/sa.md). Where OpenSM leaves the specification, `Quirks` has one switch
-for it.
+traps that the request raises. Sources: IBA vol 1, 15.2.5.17 (o15-0.1.x, o15-0.2.x), RFC 4391 for the IPoIB
+groups, and what was seen on OpenSM 3.3 (docs/facts/sa.md). Where OpenSM differs from the specification,
+`Quirks` has a switch.
 
-GUIDs are ints, GIDs are 16 bytes; MTU, rate and packet lifetime are the encoded values of the wire.
+GUIDs are ints, GIDs are 16 bytes; MTU, rate and packet lifetime are codes as on the wire.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, PARTITION, partners
 from mcast.wire.units import MTU, PACKET_LIFE, RATE, Quantity, Selector, is_selected
 
 DEFAULT_PREFIX = bytes.fromhex("fe80000000000000")
-"""The default GID prefix; in a PortGID it stands for the subnet's own, whatever that is (IBA 4.1.1)."""
+"""The default GID prefix.
+
+In a PortGID it stands for the subnet's own prefix, whatever that is (IBA 4.1.1).
+"""
 IPOIB_QKEY = 0x00000B1B
 
 _GET_MULTI = 0x14
@@ -44,7 +47,10 @@ _SA_SIGNATURE = Signature.SA_ASSIGNED.value.to_bytes(2)
 
 @dataclass(frozen=True, slots=True)
 class Quirks:
-    """Where an SA leaves the specification, one switch per difference; `Quirks()` is the specification."""
+    """Where an SA differs from the specification, one switch for each difference.
+
+    `Quirks()` is the specification.
+    """
 
     drops_send_only_full: bool = False
     """When no other full member is there, leaving FULL drops the port though it keeps SEND_ONLY_FULL, and the
@@ -89,7 +95,7 @@ Quirks.OPENSM_3_3 = Quirks(**{switch.name: True for switch in fields(Quirks)})
 
 
 class SaPort(NamedTuple):
-    """What the SA knows of an end port: `mtu` is the neighbour MTU, `rate` the link's rate, both encoded."""
+    """What the SA knows of an end port: `mtu` is the neighbour MTU, `rate` the link's rate, both as codes."""
 
     guid: int
     lid: int = 0
@@ -179,13 +185,13 @@ _REFUSALS = {status: SaReply(status) for status in SaStatus}
 
 
 class _Refused(Exception):
-    """Ends a request with its status; nothing has been changed yet (SA-CREATE-5)."""
+    """Ends a request with its status. Nothing has been changed by then (SA-CREATE-5)."""
 
 
 class SaGroup:
-    """A multicast group, read-only for everyone but its `SubnetAdmin`.
+    """A multicast group, which only its `SubnetAdmin` may change.
 
-    `values` holds what all members share; its PortGID, JoinState and ProxyJoin are zero.
+    `values` has what all members share; its PortGID, JoinState and ProxyJoin are zero.
     """
 
     __slots__ = ("_created_with", "_full", "_shared", "_states", "mgid", "mlid", "values", "well_known")
@@ -208,7 +214,7 @@ class SaGroup:
         return (SaMembership(guid, JOIN_STATES[s & 15], s >= _PROXY) for guid, s in self._states.items())
 
     def join_state(self, guid: int) -> JoinState:
-        """The bits that the port holds, 0 if it is no member."""
+        """The JoinState bits of the port, 0 if it is no member."""
         return JOIN_STATES[self._states.get(guid, 0) & 15]
 
 
@@ -234,7 +240,8 @@ class _Port:
         self.partitions, self.full = _partitions(values.pkeys)
 
     def shares_partition(self, other: _Port) -> bool:
-        """Whether the two may talk: a common partition in which one of them at least is a full member."""
+        """Whether the two ports may talk: they share a partition in which at least one of them is a full
+        member."""
         return not (self.full.isdisjoint(other.partitions) and self.partitions.isdisjoint(other.full))
 
 
@@ -296,7 +303,7 @@ class SubnetAdmin:
         return {guid: port.values for guid, port in self._ports.items()}
 
     def add_port(self, port: SaPort) -> None:
-        """Bring a port into service, or give a known one new values; its memberships stay as they are."""
+        """Bring a port into service, or give a known one new values. Its memberships stay."""
         self._down.pop(port.guid, None)
         if port.guid in self._ports:
             self._ports[port.guid].update(port)
@@ -307,9 +314,10 @@ class SubnetAdmin:
                 self._add_well_known(group)
 
     def port_down(self, guid: int) -> tuple[Notice, ...]:
-        """The port leaves its groups by the leave rules and is unknown until `port_up` (SA-SM-1).
+        """Take the port out of service: it leaves its groups by the leave rules, and is unknown until
+        `port_up` (SA-SM-1).
 
-        KeyError if it is not in service.
+        KeyError if the port is not in service.
         """
         port = self._ports[guid]
         notices: list[Notice] = []
@@ -322,7 +330,7 @@ class SubnetAdmin:
         return tuple(notices)
 
     def port_up(self, guid: int) -> None:
-        """The port is back in service, without any membership. KeyError if it is not down."""
+        """Bring the port back into service, without any membership. KeyError if it is not down."""
         self.add_port(self._down[guid])
 
     def restart(self) -> None:
@@ -515,7 +523,8 @@ class SubnetAdmin:
     def _matching_members(
         self, mask: int, record: McMemberRecord, group: SaGroup, trusted: bool
     ) -> Iterator[McMemberRecord]:
-        """A record per matching member; for an untrusted requester one of the group, members' fields 0."""
+        """A record for each matching member; for a requester that is not trusted one record of the group,
+        without members."""
         by_creator = self.quirks.queries_creator
         if by_creator:
             if mask & _PROXY_JOIN and record.proxy_join != (group._created_with >= _PROXY):
@@ -547,7 +556,7 @@ class SubnetAdmin:
     # -- rules
 
     def _subject(self, requester: _Port, mask: int, record: McMemberRecord) -> _Port | None:
-        """The port that a Set or a Delete is about; refuses a request that lacks what all must carry
+        """The port that a Set or a Delete is about; refuses a request without the required fields
         (SA-REQUEST-1, SA-REQUEST-3)."""
         if mask & _JOIN != _JOIN:
             raise _Refused(SaStatus.INSUF_COMPS)
@@ -570,7 +579,7 @@ class SubnetAdmin:
         return prefix == self._prefix or (prefix == DEFAULT_PREFIX and not self.quirks.refuses_default_prefix)
 
     def _joins(self, mask: int, record: McMemberRecord, group: SaGroup) -> bool:
-        """o15-0.2.4: what is masked matches the group (SA-JOIN-1, SA-JOIN-4)."""
+        """o15-0.2.4: whether the masked fields match the group (SA-JOIN-1, SA-JOIN-4)."""
         if not _fields_match(mask, record, group):
             return False
         if self.quirks.ignores_scope_and_mlid:
@@ -667,7 +676,7 @@ class SubnetAdmin:
                 return mgid, counter
 
     def _free_mlid(self, wanted: int) -> int | None:
-        """`wanted` if it is in range and free, else the lowest free MLID, None when all are taken
+        """`wanted` if it is in range and free, otherwise the lowest free MLID; None when all are taken
         (SA-MLID-1, SA-MLID-2)."""
         at = wanted - MLID_FIRST
         if not 0 <= at < self._mlids or self._used >> at & 1:
@@ -701,7 +710,7 @@ class SubnetAdmin:
         return left
 
     def _end(self, group: SaGroup) -> None:
-        """The other members go, and the group too unless the partition file holds it (SA-LEAVE-7)."""
+        """Remove the other members, and the group unless the partition file names it (SA-LEAVE-7)."""
         for guid in group._states:
             del self._ports[guid].groups[group.mgid]
         group._states.clear()
@@ -721,8 +730,8 @@ def _well_known_mgid(group: WellKnownGroup) -> bytes:
 
 
 def _may_modify(group: SaGroup, held: int, port: _Port, requester: _Port) -> bool:
-    """o15-0.2.1, SA-REQUEST-4: a proxied record by any port of the partition, every other one by its own port
-    only."""
+    """o15-0.2.1, SA-REQUEST-4: a proxied record may be changed by any port of the partition, others by their
+    own port alone."""
     if held >= _PROXY:
         return group.values.pkey & PARTITION in requester.partitions
     return port is requester
@@ -739,8 +748,7 @@ def _fields_match(mask: int, record: McMemberRecord, group: SaGroup) -> bool:
 
 
 def _choose(record: McMemberRecord, rule: _Selected, order: tuple[int, ...], limit: int) -> int:
-    """The MTU or rate of a new group: what the selector asks for, or else the port's own, `limit`
-    (SA-CREATE-4)."""
+    """The MTU or rate of a new group: as the selector asks, or else the port's own, `limit` (SA-CREATE-4)."""
     fields: tuple[Any, ...] = record
     selector = fields[rule.selector_at]
     value: int = fields[rule.value_at]

@@ -1,9 +1,9 @@
-"""The kernel's SA client of one port: memberships of many ids, counted per MGID and JoinState bit.
+"""The kernel's SA client of one port: memberships of many ids, counted for each MGID and JoinState bit.
 
-Source: SA-SHARE-1, SA-SHARE-2. Bits that the port holds already cost no request; requests for one group
-are serialised; a bit whose count reaches 0 is left with a Delete that nobody waits for. No clock, no I/O:
-`ask(method, mask, record, answered)` sends a request and calls `answered(reply)` later, with None when the
-SA stays silent.
+Source: SA-SHARE-1, SA-SHARE-2. Bits that the port has already cost no request; requests for one group follow
+each other; when the count of a bit reaches 0, a Delete is sent whose answer nobody waits for. No clock, no
+I/O: `ask(method, mask, record, answered)` sends a request and calls `answered(reply)` later, with None when
+the SA does not answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MEANING = {
     SaStatus.INSUF_COMPS: "the group does not exist, and the request names too little to create it",
     SaStatus.UNSUP_METHOD_ATTR: "the SM does not know this request",
 }
-"""What the kernel's -EINVAL hides: the SA's status in words (SA-STATUS-1)."""
+"""The SA's status in words, which the kernel hides behind -EINVAL (SA-STATUS-1)."""
 
 
 class Reset(Enum):
@@ -61,13 +61,13 @@ _SET, _DELETE, _OK = SaMethod.SET, SaMethod.DELETE, SaStatus.OK
 
 
 class SaMember(ABC):
-    """One id's part in a group of the port; a subclass says what becomes of it.
+    """One id's part in a group of the port. A subclass decides what the outcome changes.
 
-    bits     what it joins with: one bit
+    bits     the one JoinState bit that it joins with
     asked    component mask and record of its join, until the SA has granted it
-    refused  the status of an SA that said no
+    refused  the status of an SA that refused the join
 
-    All but `bits` is set by `SaClient.join`.
+    `SaClient.join` sets all but `bits`.
     """
 
     __slots__ = ("active", "asked", "bits", "group", "left", "refused")
@@ -81,18 +81,19 @@ class SaMember(ABC):
 
     @abstractmethod
     def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
-        """The outcome: an errno or the group's record, without members' fields; and again with ENETRESET
-        when the membership is lost. Never called after it was left.
+        """Take the outcome: an errno, or the group's record without members' fields.
+
+        Called again with ENETRESET when the membership is lost; never called after the member left.
         """
 
 
 class _Group:
-    """What the port holds of one MGID, and the one request in flight about it.
+    """What the port has of one MGID, and the one request in flight about it.
 
     held, record       the bits that the SA granted, and its record
     full, send_only    how many members have each bit
     joining, leaving   the member of a Set, or the bits of a Delete, which is sent `repeats` times more
-    waiting            who waits for an answer
+    waiting            the members that wait for an answer
     """
 
     __slots__ = (
@@ -125,7 +126,8 @@ class _Group:
         self.waiting.append(member)
 
     def settle(self) -> None:
-        """Serve who waits; then give back what nobody holds any more; one request at a time."""
+        """Serve the members that wait; then give back bits that no member has any more; one request at a
+        time."""
         while self.joining is None and not self.leaving:
             if self.waiting:
                 member = self.waiting.popleft()
@@ -218,7 +220,10 @@ class SaClient:
         return {mgid: JOIN_STATES[group.held] for mgid, group in self.groups.items() if group.held}
 
     def join(self, member: SaMember, mask: int, record: McMemberRecord) -> None:
-        """Join one MGID with one bit. A zero MGID makes a group of its own, named by the SA's answer."""
+        """Join one MGID with one bit.
+
+        A zero MGID makes a group of its own, whose name is in the SA's answer.
+        """
         mgid = record.mgid if isinstance(record.mgid, Gid) else Gid(record.mgid)
         group = self.groups.get(mgid)
         if group is None:
@@ -230,7 +235,7 @@ class SaClient:
         group.join(member)
 
     def leave(self, member: SaMember) -> None:
-        """Leave; during a request in flight the Delete follows its answer (SA-CANCEL-1)."""
+        """Leave; if a request is in flight, the Delete follows its answer (SA-CANCEL-1)."""
         member.left = True
         group = member.group
         if member.active:
@@ -243,7 +248,10 @@ class SaClient:
         group.settle()
 
     def forget(self, group: _Group) -> None:
-        """The port holds nothing of the group. By its MGID another may stand there by now: that one stays."""
+        """Forget the group, of which the port has nothing left.
+
+        Another group with its MGID may be there by now, and stays.
+        """
         if self.groups.get(group.mgid) is group:
             del self.groups[group.mgid]
 
@@ -277,7 +285,7 @@ class SaClient:
 
 @lru_cache(maxsize=4096)
 def _of_group(mgid: bytes, shared: tuple[bytes | int, ...]) -> McMemberRecord:
-    """The record without a member's fields, one object for all ports that hold the same group."""
+    """The record without a member's fields; one object for all ports of a group."""
     return make_record((mgid, ZERO_GID, *shared, JOIN_STATES[0], False))
 
 

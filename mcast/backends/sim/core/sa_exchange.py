@@ -20,7 +20,7 @@ SA_TIMEOUT_NS = 3 * NS
 
 Answered = Callable[[SaReply | None], None]
 Serve = Callable[[Port, SaMethod, int, McMemberRecord], SaReply | None]
-"""The SA, as a port reaches it: None if it does not."""
+"""How a port reaches the SA; None if it does not."""
 
 
 class SaExchange:
@@ -57,7 +57,7 @@ class SaExchange:
         wait: int,
         verdict: SaVerdict | None,
     ) -> None:
-        """The request is at the SA; whoever asked may have given up before."""
+        """The request is at the SA. The port that asked may have given up before."""
         if verdict is not None and isinstance(verdict, Refuse | Drop):
             reply = SaReply(verdict.status) if isinstance(verdict, Refuse) else None
         else:
@@ -72,7 +72,7 @@ class SaExchange:
     def _noted(
         self, port: Port, method: SaMethod, mask: int, record: McMemberRecord, answered: Answered
     ) -> Answered:
-        """Record the request in the trace; what is returned records the answer as well."""
+        """Record the request in the trace; return a function that records the answer as well."""
         name, tid, what, note = port.name, next(self._transactions), method.name, self._log.note
         note(SaAsked, port=name, lid=port.lid, tid=tid, method=what, mask=mask, record=record)
 

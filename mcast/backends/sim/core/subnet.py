@@ -1,4 +1,4 @@
-"""What makes an InfiniBand fabric a subnet: its SM with the SA, and what every port has to do with it."""
+"""What makes an InfiniBand fabric a subnet: its SM with the SA, and how every port deals with them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Subnet:
 
     sa          the SA's records
     clients     index of a port -> its SA client
-    forwarding  what the switches hold of the SA's groups
-    up, ends    whether the SM runs; how often it has died
+    forwarding  the switches' entries for the SA's groups
+    up, ends    whether the SM runs; how often it has ended
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class Subnet:
         return self.up and port.up and port.switch not in self._topology.cut
 
     def sees(self, port: Port) -> bool:
-        """Whether the SM has the port in its books."""
+        """Whether the SM knows the port."""
         return port.guid in self._seen
 
     def update(self, port: Port) -> None:
-        """The SM has written into the port, if it sees it: its SA knows."""
+        """The SM has changed values of the port: tell the SA, if the SM sees the port."""
         if self.sees(port):
             self._book(port)
 
     def find(self, port: Port) -> bool:
-        """The SM sees the port; whether it had missed it."""
+        """Let the SM see the port; return whether it had lost it."""
         missed = not self.sees(port) and port.switch not in self._topology.cut
         if missed:
             self._book(port)
@@ -88,7 +88,8 @@ class Subnet:
         self.forwarding.changed()
 
     def join_broadcasts(self, port: Port) -> None:
-        """What IPoIB does by itself when its interfaces come up or the SM has forgotten them."""
+        """Join the broadcast groups, as IPoIB does by itself when its interfaces come up or the SM has
+        forgotten them."""
         for interface in port.interfaces if self._ipoib else ():
             if interface.pkey in port.pkeys and port.up and self.hears(port):
                 interface.broadcast = self._join_broadcast(port, interface.pkey)

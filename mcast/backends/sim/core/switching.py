@@ -1,8 +1,8 @@
-"""Who gets a copy of a message.
+"""Which queue pairs get a copy of a message.
 
 RoCE: switches snoop IGMP, so a message goes to the ports that announced themselves (`igmp`). InfiniBand:
-switches hold an entry for each MLID, made from the SA's members, send-only ones included; a switch without an
-entry drops (`forwarding`). On a port, every QP that is attached to the group gets a copy.
+switches have an entry for each MLID, made from the SA's members, send-only ones included; a switch without an
+entry drops (`forwarding`). On a port, every queue pair that is attached to the group gets a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MembersOf = Callable[[Port, Gid, int], list[Port]]
 
 
 class Switching:
-    """From a port and a destination to QPs; what was worked out is kept in `Receivers` until it changes."""
+    """Finds the queue pairs for a port and a destination, and keeps them in `Receivers` until something
+    changes."""
 
     def __init__(
         self, members: MembersOf, topology: Topology, queue_pairs: QueuePairs, receivers: Receivers

@@ -1,4 +1,4 @@
-"""Time as the core knows it: whole nanoseconds, and a clock that is handed in."""
+"""Time as the core knows it: whole nanoseconds, and a clock that is an argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 NS = 1_000_000_000
 LONGEST = ((1 << 63) - 1) // NS
-"""The most seconds that a thread can wait, some 292 years: whoever asks for longer waits as long."""
+"""The most seconds that a thread can wait, some 292 years. A longer wait is cut to this."""
 
 
 class Timeline(Protocol):
@@ -22,7 +22,7 @@ class Timeline(Protocol):
 
 
 def ns_of(seconds: float, what: str = "timeout") -> int:
-    """A time that a user gave in ns, not below 0. Raises ValueError for what is no number."""
+    """Seconds that a user gave, in ns, not below 0. Raises ValueError if they are no number."""
     if seconds != seconds:
         raise ValueError(f"{what} is {seconds}: give a number of seconds")
     return round(min(max(seconds, 0), LONGEST) * NS)

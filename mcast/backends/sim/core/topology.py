@@ -1,4 +1,4 @@
-"""What a fabric is built of: ports on hosts, and switches that links join."""
+"""What a fabric is built of: ports on hosts, and switches joined by links."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ class Topology:
         return one.switch != other.switch and bool({one.switch, other.switch} & self.cut)
 
     def reaches(self, source: Port, target: Port) -> bool:
-        """Whether a message of one port gets to the other, if the switches send it there."""
+        """Whether a message of one port gets to the other, if the switches forward it there."""
         return target.up and not target.removed and not self.parted(source, target)

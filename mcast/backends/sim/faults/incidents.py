@@ -1,8 +1,8 @@
-"""What befalls a port, a switch or the SM: the faults that are methods of `Fabric`.
+"""Faults of a port, a switch or the SM, which are methods of `Fabric`.
 
-Each function takes the parts of the fabric first; `Fabric` has it under its own name, as one call into the
-fabric: with its lock held, and waking whoever waits. What an application sees of it is said here, with the
-source. Seconds for the times that a user gives, as in the contract.
+Each function takes the parts of the fabric first. `Fabric` has it under the same name, as one call into the
+fabric: with its lock held, and waking every call that waits. Each docstring says what an application sees of
+the fault, with the source. Times that a user gives are in seconds, as in the contract.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mcast.backends.sim.trace.events import DeviceRemoval, FaultPlanted, Link
 from mcast.wire.partition import find_pkey
 
 SWEEP_NS = 50_000_000
-"""About 50 ms after its trap the SM knows that a port is gone (SA-SM-1)."""
+"""How long after its trap the SM knows that a port is gone, about 50 ms (SA-SM-1)."""
 
 LIDS = range(1, 0xC000)
 """Unicast LIDs (IBA vol 1, 4.1.3)."""
@@ -30,12 +30,11 @@ LIDS = range(1, 0xC000)
 
 
 def set_link(fabric: Parts, port: Port, up: bool) -> None:
-    """Take the port's link down or up.
+    """Take the port's link down or up. Its queue pairs get PortEvent.ERR or PortEvent.ACTIVE.
 
-    Its QPs are told: PortEvent.ERR, PortEvent.ACTIVE.
-    RoCE: no CmEvent; the membership is kept and traffic resumes (K-DEVICE-2). InfiniBand:
-    PORT_ERR, so -ENETRESET for every active membership; about 50 ms later the SA has dropped the port, and
-    the link's return restores nothing. While it is down, a join finds no IPoIB broadcast group (SA-PATH-1).
+    RoCE: no CmEvent; the membership stays, and messages flow again with the link (K-DEVICE-2). InfiniBand:
+    PORT_ERR, and so ENETRESET for every active membership; about 50 ms later the SA drops the port, and the
+    link's return restores nothing. While the link is down, a join finds no IPoIB broadcast group (SA-PATH-1).
     """
     if port.up == up:
         return
@@ -57,8 +56,9 @@ def set_link(fabric: Parts, port: Port, up: bool) -> None:
 
 
 def remove_device(fabric: Parts, port: Port) -> None:
-    """The port's device disappears: DEVICE_REMOVAL for every id on it, its memberships end
-    (K-DEVICE-1). Its QPs receive nothing any more, and a send takes them to ERR.
+    """Remove the port's device: DEVICE_REMOVAL for every id on it, and its memberships end (K-DEVICE-1).
+
+    The device's queue pairs receive nothing any more, and a send puts them into ERR.
     """
     if port.removed:
         return
@@ -72,7 +72,7 @@ def remove_device(fabric: Parts, port: Port) -> None:
 
 
 def restore_device(fabric: Parts, port: Port) -> None:
-    """A removed device is back, with its address and nothing else: ids can be bound to it anew."""
+    """Bring a removed device back, with its address and nothing else. New ids can be bound to it."""
     if not port.removed:
         return
     fabric.log.note(FaultPlanted, name="device-restored", port=port.name)
@@ -81,8 +81,10 @@ def restore_device(fabric: Parts, port: Port) -> None:
 
 
 def bond_failover(fabric: Parts, port: Port) -> None:
-    """The bond below the port changes to its other link: ADDR_CHANGE for every id on it, the only cause of
-    that event; memberships stay (K-DEVICE-5).
+    """Change the bond below the port to its other link: ADDR_CHANGE for every id on it; memberships stay
+    (K-DEVICE-5).
+
+    Nothing else causes that event.
     """
     fabric.log.note(FaultPlanted, name="bond-failover", port=port.name)
     for cm_id in list(port.ids):
@@ -108,14 +110,14 @@ def cut_cable(fabric: Parts, switch: int) -> None:
         fabric.clock.call_later(SWEEP_NS, lambda: subnet.miss(*topology.behind(switch)))
 
 
-def mend_cable(fabric: Parts, switch: int) -> None:
+def repair_cable(fabric: Parts, switch: int) -> None:
     """Undo `cut_cable`. RoCE: traffic resumes. InfiniBand: the SM finds the ports anew and sets
     ClientReregister, so -ENETRESET for every active membership behind the cut.
     """
     if switch not in fabric.topology.cut:
         return
     fabric.topology.cut.remove(switch)
-    fabric.log.note(FaultPlanted, name="cable-mended", detail=f"switch {switch}")
+    fabric.log.note(FaultPlanted, name="cable-repaired", detail=f"switch {switch}")
     if (subnet := fabric.subnet) is not None:
         subnet.forwarding.release(switch)
         for port in fabric.topology.behind(switch):
@@ -128,11 +130,11 @@ def mend_cable(fabric: Parts, switch: int) -> None:
 
 
 def restart_sm(fabric: Parts, outage: float = 0.0) -> None:
-    """The SM dies; `outage` s later it starts anew, or another takes over.
+    """End the SM; `outage` seconds later it starts again, or another one takes over.
 
-    In between no request is answered, so -ETIMEDOUT; messages flow, for the switches keep their tables. Then
-    all groups are lost, MLIDs start again, and ClientReregister brings -ENETRESET to every active membership;
-    to leave and join again is the user's job (SA-SM-2, SA-RESET-2). Of several calls that overlap the
+    In between requests get no answer, and fail with ETIMEDOUT; messages flow, because the switches keep their
+    tables. Then all groups are lost, MLIDs start again, and ClientReregister brings ENETRESET to every active
+    membership; the program has to leave and join again (SA-SM-2, SA-RESET-2). If several calls overlap, the
     last one says when the SM starts. Raises ValueError on RoCE.
     """
     subnet, late = _subnet(fabric, "restart_sm"), ns_of(outage, "outage")
@@ -164,8 +166,9 @@ def _reregister(fabric: Parts, subnet: Subnet, port: Port) -> None:
 
 
 def change_lid(fabric: Parts, port: Port, lid: int | None = None) -> None:
-    """The SM gives the port another LID, by default a free one: -ENETRESET for every active membership
-    (SA-RESET-1). Raises ValueError on RoCE, and for a LID outside 1..0xBFFF or of another port.
+    """Give the port another LID, by default a free one: ENETRESET for every active membership (SA-RESET-1).
+
+    Raises ValueError on RoCE, and for a LID outside 1..0xBFFF or of another port.
     """
     subnet = _subnet(fabric, "change_lid")
     taken = {other.lid for other in fabric.topology.ports}
@@ -182,11 +185,12 @@ def change_lid(fabric: Parts, port: Port, lid: int | None = None) -> None:
 
 
 def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
-    """The SM writes another P_Key table into the port.
+    """Write another P_Key table into the port, as an SM does.
 
-    -ENETRESET for the groups whose P_Key moved in the table or vanished from it, and for those only. In a
-    partition that vanished, joins find no IPoIB broadcast group, and the QPs neither send nor receive; both
-    recover when the P_Key returns (SA-RESET-1; IBA vol 1, 10.9.3). Raises ValueError on RoCE.
+    ENETRESET for the groups whose P_Key moved in the table or vanished from it, and for no others. In a
+    partition that vanished, joins find no IPoIB broadcast group, and the queue pairs neither send nor
+    receive; both work again when the P_Key returns (SA-RESET-1; IBA vol 1, 10.9.3). Raises ValueError on
+    RoCE.
     """
     subnet = _subnet(fabric, "set_pkeys")
     if wrong := [pkey for pkey in pkeys if type(pkey) is not int or pkey not in PKEYS]:
@@ -231,9 +235,10 @@ def _subnet(fabric: Parts, what: str) -> Subnet:
 
 
 def stop_querier(fabric: Parts) -> None:
-    """The IGMP querier goes away. 260 s after its last report a membership ages out of the snooping switches:
-    no event, the port is still a member, and nothing arrives (docs/pitfalls.md, 22; RFC 3376, 8.4).
-    Raises ValueError on InfiniBand.
+    """Stop the IGMP querier. The switches forget a membership 260 s after its last report.
+
+    Then no event comes and the port is still a member, but nothing arrives (docs/pitfalls.md, 22; RFC 3376,
+    8.4). Raises ValueError on InfiniBand.
     """
     if fabric.subnet is not None:
         raise ValueError("stop_querier: InfiniBand has no IGMP; make the fabric with Fabric.roce")
@@ -242,7 +247,7 @@ def stop_querier(fabric: Parts) -> None:
 
 
 def start_querier(fabric: Parts) -> None:
-    """The querier is back and asks: every port reports its memberships, and traffic resumes."""
+    """Start the querier again. It asks, every port reports its memberships, and messages flow again."""
     fabric.log.note(FaultPlanted, name="querier-started")
     fabric.igmp.start_querier()
 
@@ -269,6 +274,7 @@ def overrun_cq(fabric: Parts, qp: Qp) -> None:
 
 
 def fail_qp(fabric: Parts, qp: Qp, status: WcStatus = WcStatus.LOC_QP_OP_ERR) -> None:
-    """The device puts the QP into ERR, and its work completes with `status`; reset() brings it back."""
+    """Put the queue pair into ERR, as a device does; its work completes with `status`. reset() brings it
+    back."""
     fabric.log.note(FaultPlanted, name="qp-error", port=qp.port.name, detail=f"QP {qp.number}: {status.name}")
     qp.fail(status)

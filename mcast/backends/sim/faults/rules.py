@@ -1,6 +1,6 @@
-"""Faults of single messages and SA requests: ordered rules, asked for each of them.
+"""Faults of single messages and SA requests: ordered rules, each of which may give a verdict.
 
-A rule returns a verdict or None; the first verdict counts, and without one the thing passes:
+A rule returns a verdict or None. The first verdict counts; without a verdict the message or request passes:
 
     with fabric.rules.when(Messages(source="roce0", target="roce2", nth=3), Drop()):
         ...  # the third message of roce0, as roce2 would get it, is lost; everything else passes
@@ -9,7 +9,7 @@ A rule returns a verdict or None; the first verdict counts, and without one the 
 
 A rule without a `with` holds as long as the fabric, or until its `remove`.
 
-What befalls a port, a switch or the SM is a method of `Fabric` (`incidents`). Times are ns.
+Faults of a port, a switch or the SM are methods of `Fabric` (`incidents`). Times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ HOLD_NS = 1_000_000
 
 
 class Delivery(NamedTuple):
-    """One message on its way to one QP. `number` counts the fabric's messages from 0; `now` is ns."""
+    """One message on its way to one queue pair.
+
+    `number` counts the fabric's messages from 0; `now` is in ns.
+    """
 
     now: int
     group: bytes
@@ -41,7 +44,7 @@ class Delivery(NamedTuple):
 
 
 class SaRequest(NamedTuple):
-    """One request of a port to the SA. `now` is ns."""
+    """One request of a port to the SA. `now` is in ns."""
 
     now: int
     source: str
@@ -54,7 +57,7 @@ class SaRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """It passes, whatever the rules after this one say."""
+    """The message or request passes, whatever later rules say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +67,29 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """It comes `ns` later."""
+    """The message comes `ns` nanoseconds later."""
 
     ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The message comes, and `copies` more of it."""
+    """The message comes, and `copies` more copies of it."""
 
     copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """It is held back until `after` later messages have come to the same QP, or for HOLD_NS."""
+    """The message is held back until `after` later messages have come to the same queue pair, at most for
+    HOLD_NS."""
 
     after: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class CorruptQkey:
-    """The message arrives with this Q_Key in place of its own; None: with one bit of it changed."""
+    """The message arrives with this Q_Key instead of its own; None: with one bit of its own changed."""
 
     qkey: int | None = None
 
@@ -109,15 +113,15 @@ Names = str | Collection[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Which messages a rule is for; a field that is left out fits all.
+    """The messages that a rule is for. A field that is left out fits all messages.
 
-    group         a multicast address, or an MGID; every partition's MGID of an address fits
-    source        name of the sending port, or several
-    target        name of the receiving port, or several
-    since, until  ns of the fabric's clock: since <= now < until
-    nth           the n-th that fits the rest, counted from 1 since the rule was installed; or several.
-                  A message counts once, however many QPs get it
-    rate          share of the remaining ones that is hit, each drawn from the fabric's seed
+    group         a multicast address, or an MGID; the MGIDs of an address in every partition fit
+    source        the name of the sending port, or several
+    target        the name of the receiving port, or several
+    since, until  times in ns on the fabric's clock: since <= now < until
+    nth           the number of the message, from 1, among those that fit the other fields since the rule was
+                  installed; or several. A message counts once, however many queue pairs get it
+    rate          the share of the remaining messages, 0..1, each drawn with the fabric's seed
     """
 
     group: str | McastAddress | None = None
@@ -173,7 +177,7 @@ def _among(wanted: Names, name: str) -> bool:
 
 
 class _Picks:
-    """The n-th of those that fit, and the rate: what a rule has to remember."""
+    """What a rule remembers for `nth` and `rate`."""
 
     def __init__(self, which: Messages | Requests, random: Random) -> None:
         nth = which.nth
@@ -183,7 +187,10 @@ class _Picks:
         self._last: object = None
 
     def picks(self, thing: object) -> bool:
-        """Whether the rule is for this one, of those that fit; `thing` says which are the same."""
+        """Whether the rule is for this message or request, one of those that fit.
+
+        `thing` is equal for copies of one message.
+        """
         if self._nth is not None:
             self._seen += thing != self._last
             self._last = thing
@@ -230,7 +237,7 @@ class Rules:
         return next((verdict for verdict in verdicts if verdict is not None), None)
 
     def judge_sa_request(self, request: SaRequest) -> SaVerdict | None:
-        """The first rule's verdict, None if the SA answers as it should."""
+        """The first rule's verdict; None if the SA answers as it should."""
         verdicts = (rule(request) for rule in self.sa_requests)
         return next((verdict for verdict in verdicts if verdict is not None), None)
 

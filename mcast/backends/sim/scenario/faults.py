@@ -19,7 +19,7 @@ Undo = Callable[[], None] | None
 
 
 def begin(fabric: Fabric, fault: model.ScenarioFault) -> Undo:
-    """The fault happens now; the answer undoes it, None if nothing can."""
+    """Begin the fault; return the function that undoes it, None if nothing can."""
     return _BEGIN[type(fault)](fabric, fault)
 
 
@@ -47,7 +47,7 @@ def _start(fabric: Fabric, fault: model.ScenarioFault, undone: ExitStack) -> Non
 
 
 def _note(fabric: Fabric, fault: Any, detail: str) -> None:
-    """Record in the trace a fault that leaves no line of its own."""
+    """Record in the trace a fault that has no other line there."""
     port = getattr(fault, "port", None)
     fabric.parts.log.note(FaultPlanted, name=fault.kind, port=_name(fabric, port), detail=detail)
 
@@ -96,7 +96,7 @@ def _link_down(fabric: Fabric, fault: model.LinkDown) -> Undo:
 
 def _cut(fabric: Fabric, fault: model.CutCable) -> Undo:
     fabric.cut_cable(fault.switch)
-    return lambda: fabric.mend_cable(fault.switch)
+    return lambda: fabric.repair_cable(fault.switch)
 
 
 def _pkey_change(fabric: Fabric, fault: model.PkeyChange) -> Undo:
@@ -157,4 +157,4 @@ _BEGIN: dict[type, Callable[[Fabric, Any], Undo]] = {
     model.OverrunCq: _overrun_cq,
     model.FailQp: _fail_qp,
 }
-"""How each fault begins; it returns how to undo it."""
+"""Kind of a fault -> the function that begins it, and returns how to undo it."""

@@ -1,7 +1,7 @@
 """What a scenario is, and how it is read from TOML or YAML: the model behind `scenario.run`.
 
-Times are seconds from the start; ports are counted from 0. A stranger may have written the file: each field
-has bounds, and so have the file's size and depth, and the work of a run.
+Times are in seconds from the start; ports are counted from 0. A stranger may have written the file, so every
+field, the file's size and depth, and the work of a run have bounds.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MOST_BYTES = 1 << 16
 DEEPEST = 16
 """YAML: a scenario needs 5 levels."""
 MOST_DOTS = 1_000
-"""TOML: in one line. What tomllib takes for a key is quadratic in its dots."""
+"""The most dots in one line of TOML, because tomllib takes quadratic time for the dots of a key."""
 MOST_STEPS = 1_000_000
 """Of a run (`steps_of`): minutes, and some gigabytes of trace."""
 SHORTEST = 1e-6
 """Between two sends of a member, or two reads, in seconds."""
 RETRY_SECONDS = 0.1
-"""A member that is to rejoin tries again so long after a refusal."""
+"""How many seconds after a refusal a member with `rejoin` tries again."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Interval = Annotated[float, Field(ge=SHORTEST, le=1e6)]
@@ -73,7 +73,7 @@ Numbers = Annotated[
     Field(max_length=10_000),
     BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
 ]
-"""Counted from 1; one number may stand alone."""
+"""Numbers from 1; a single one needs no list."""
 
 
 def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: object) -> object:
@@ -101,12 +101,12 @@ class ScenarioTopology(_Model):
 class Members(_Model):
     """Members of one group, one on each of `ports`.
 
-    join, leave  when; a member that never leaves does so at the end
-    send_only    cannot receive
-    rejoin       leaves and joins again when its join failed or its membership was lost
-    receives     posted on its QP
+    join, leave  times; a member without `leave` leaves at the end
+    send_only    the members cannot receive
+    rejoin       a member leaves and joins again when its join failed or its membership was lost
+    receives     the length of the receive queue, in messages
     read_every   seconds between two reads, a microsecond or more; 0 reads each message as it comes
-    read_most    messages taken in one read; 0 takes all there are
+    read_most    the most messages that one read takes; 0: all there are
     """
 
     group: GroupText
@@ -218,7 +218,7 @@ class SaRefuses(OnRequests):
 
 
 class RestartSm(_Fault):
-    """The SM restarts or fails over, `outage` seconds without one."""
+    """The SM restarts or fails over; there is none for `outage` seconds."""
 
     kind: Literal["sm-restart"]
     outage: Seconds = 0.0
@@ -331,7 +331,7 @@ _NEEDS_SA = (SaSilent, SaSlow, SaRefuses, RestartSm, LidChange, PkeyChange, Late
 
 
 class Scenario(_Model):
-    """A faulty run: the fabric, who joins what, who sends, and what goes wrong when."""
+    """A run with faults: the fabric, its members, the traffic, and the faults by time."""
 
     name: str = Field(min_length=1, max_length=200)
     summary: str = Field(default="", max_length=10_000)
@@ -366,7 +366,8 @@ class Scenario(_Model):
 
 
 def steps_of(scenario: Scenario) -> float:
-    """What a run has to do at the most: copies of messages, reads, joins, and what faults do to ports."""
+    """How many steps a run can have at the most: copies of messages, reads, joins, and changes of ports by
+    faults."""
     seconds, faults = scenario.seconds, scenario.faults
     receivers: Counter[str] = Counter()
     readers, actions = 0, float(len(faults))
@@ -408,7 +409,7 @@ def fault_of(fields: Mapping[str, object], fabric: ScenarioTopology) -> Scenario
 
 
 def check_fault(fault: ScenarioFault, fabric: ScenarioTopology) -> None:
-    """Raise ValueError if the fault names what the fabric does not have."""
+    """Raise ValueError if the fault names something that the fabric does not have."""
     for name in ("port", "source", "target"):
         if (port := getattr(fault, name, None)) is not None:
             _check_port(port, fabric.ports)
@@ -432,7 +433,7 @@ def _check_port(port: int, ports: int) -> None:
 
 
 class BadScenario(ValueError):
-    """A scenario that cannot be read, in one sentence."""
+    """A scenario that cannot be read; the text is one sentence."""
 
 
 def ready_made() -> tuple[str, ...]:
@@ -489,7 +490,8 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _short(text: str) -> str:
-    """The text on one line, with its beginning and end if it is a long one: it may quote what was read."""
+    """The text on one line, shortened to its beginning and end if it is long, because it may quote the
+    file."""
     line = " ".join(text.split())
     return line if len(line) <= 400 else f"{line[:200]} ... {line[-200:]}"
 
@@ -501,9 +503,8 @@ def _from_toml(text: str) -> object:
 
 
 def _from_yaml(text: str) -> object:
-    """Without aliases, by which a short text stands for a huge one, and without tags, which make of a value
-    what no field takes.
-    """
+    """Read YAML without aliases, by which a short text can stand for a huge one, and without tags, which make
+    values that no field takes."""
     import yaml
 
     depth = 0

@@ -1,7 +1,8 @@
-"""Scenarios: a whole faulty run, written down, and what came of it.
+"""Scenarios: a run with faults that is written down as a file, and its result.
 
 `load("slow-receiver")`, or `load(Path("my.toml"))`, gives a `Scenario`; `run(scenario)` plays it on a fabric
-with virtual time and returns a `ScenarioResult`. Pure: the same scenario, the same result, trace included.
+with virtual time and returns a `ScenarioResult`. Pure: the same scenario gives the same result, trace
+included.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ __all__ = ["BadScenario", "MemberResult", "Scenario", "ScenarioResult", "Seen", 
 
 RETRY_NS = round(model.RETRY_SECONDS * NS)
 SETTLE_NS = 1 * NS
-"""What is on its way at the end may still come for 1 s."""
+"""How long messages that are on their way at the end may still arrive: 1 s."""
 _NUMBER_BYTES = 8
-"""A payload begins with the number of its message in the run."""
+"""The size of a message's number in the run, which begins its payload."""
 _UNDERWAY = "still on its way"
 
 
 class Seen(NamedTuple):
-    """What an application was told: a CM event, or an error of its QP. `at` is s, `errno` by name or ""."""
+    """What an application was told: an event, or an error of its queue pair.
+
+    `at` is in seconds, `errno` a name or "".
+    """
 
     at: float
     device: str
@@ -55,13 +59,13 @@ class Seen(NamedTuple):
 
 
 class MemberResult(NamedTuple):
-    """A member at the end. Messages are counted once each, however many copies of one came.
+    """A member at the end of the run. Each message counts once, however many copies of it came.
 
-    joined        s, None if it never was a member
-    sent          messages it sent; `held_back`: those that it could not, not being a member
-    expected      messages sent to the group while it wanted to hear them, its own included
-    lost          expected and never received, `causes` says why: reason -> messages
-    duplicates    further copies of messages it had
+    joined        when, in seconds; None if it never was a member
+    sent          messages that it sent; `held_back` those that it could not send because it was no member
+    expected      messages sent to the group while it wanted to receive them, its own included
+    lost          expected messages that never came; `causes` says why: reason -> how many
+    duplicates    further copies of messages
     out_of_order  messages that came after a later one of the same sender
     """
 
@@ -82,7 +86,7 @@ class MemberResult(NamedTuple):
 
 
 class ScenarioResult(NamedTuple):
-    """What came of a scenario; `trace` is all that happened on the fabric."""
+    """The result of a scenario; `trace` is everything that happened on the fabric."""
 
     scenario: Scenario
     members: tuple[MemberResult, ...]
@@ -90,7 +94,7 @@ class ScenarioResult(NamedTuple):
     trace: Trace
 
     def as_json(self) -> dict[str, Any]:
-        """The result without its trace, in values that JSON has."""
+        """The result without its trace, as values for JSON."""
         return {
             "scenario": self.scenario.model_dump(mode="json"),
             "members": [{**m._asdict(), "counters": m.counters._asdict()} for m in self.members],
@@ -104,7 +108,7 @@ def run(scenario: Scenario) -> ScenarioResult:
 
 
 class _Member:
-    """An application on one port: it wants to be in a group, and is `joined`, or `why_out` says why not."""
+    """An application on one port that wants to be in a group: `joined`, or `why_out` says why not."""
 
     def __init__(self, plan: model.Members, port: Port, channel: EventChannel) -> None:
         self.plan, self.port = plan, port
@@ -157,7 +161,7 @@ class _Member:
 
 
 class _Play:
-    """One run: an agenda of actions by time; between them the clock moves and events are read."""
+    """One run: an agenda of actions by time; between two actions the clock moves and events are read."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -353,7 +357,7 @@ class _Play:
 
 
 def _reasons(trace: Iterable[Any]) -> Iterator[tuple[tuple[int, int], str]]:
-    """(QP, message of the run) -> why it was lost, from the trace."""
+    """(Queue pair, number of a message in the run) -> why the message was lost there, from the trace."""
     numbers: dict[int, int] = {}
     for _, event in trace:
         if isinstance(event, Send):

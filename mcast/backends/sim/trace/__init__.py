@@ -1,1 +1,1 @@
-"""What happened on a simulated fabric, and how it is shown."""
+"""Everything that happened on a simulated fabric, and how it is shown."""

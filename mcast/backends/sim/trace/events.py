@@ -1,11 +1,12 @@
-"""What happened on a fabric, in order, with virtual time: the same seed gives the same bytes.
+"""Everything that happened on a fabric, in order, with virtual time: the same seed gives the same bytes.
 
-A trace is a list of entries: a time in ns and an event. The events are the classes below, one kind each;
-`what` is a kind's name in a line of JSON, and `KINDS` the table of all. A line holds `t`, `what` and the
-event's own fields: GIDs and addresses as text, payloads in hex, statuses by name. `Trace.load` reads it back.
+A trace is a list of entries: a time in ns and an event. The events are the classes below, one for each kind;
+`what` is a kind's name in a line of JSON, and `KINDS` the table of all kinds. A line has `t`, `what` and the
+event's own fields: GIDs and addresses as text, payloads in hex, statuses by name. `Trace.load` reads lines
+back.
 
-A message has a number of its own on the fabric; `first` and `count` name a run of them. A membership is named
-by the `id` that joined and its group.
+A message has a number of its own on the fabric; `first` and `count` name a run of numbers. A membership is
+named by the `id` that joined and its group.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Payload = Annotated[
 TraceRecord = Annotated[
     McMemberRecord, PlainValidator(_record_from_json), PlainSerializer(_record_to_json, when_used="json")
 ]
-"""In JSON an object of its fields."""
+"""A record that is an object of its fields in JSON."""
 
 
 U4: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 4)]
@@ -100,7 +101,7 @@ class PortMade(_Event):
 
 
 class JoinAccepted(_Event):
-    """A join call of an id is accepted; `qp` is the id's QP if it has one."""
+    """A join call of an id was accepted; `qp` is the id's queue pair if it has one."""
 
     what: Literal["join"] = "join"
     port: str
@@ -112,7 +113,7 @@ class JoinAccepted(_Event):
 
 
 class EventQueued(_Event):
-    """An event is queued for an id; `group` is that of the membership it is about."""
+    """An event was queued for an id; `group` is the group that it is about."""
 
     what: Literal["event"] = "event"
     port: str | None
@@ -124,7 +125,7 @@ class EventQueued(_Event):
 
 
 class Leave(_Event):
-    """A membership ends: by leave, by destroy, or with its device."""
+    """A membership ended: by leave, by destroy, or with its device."""
 
     what: Literal["leave"] = "leave"
     port: str
@@ -133,7 +134,7 @@ class Leave(_Event):
 
 
 class SaAsked(_Event):
-    """A port asks the SA; `tid` pairs the request with its answer, `mask` is its component mask."""
+    """A port asked the SA; `tid` is the same in the answer, `mask` is the request's component mask."""
 
     what: Literal["sa-request"] = "sa-request"
     port: str
@@ -158,7 +159,7 @@ class SaAnswered(_Event):
 
 
 class IgmpReport(_Event):
-    """The port's first membership of the group is announced; `source` is the address it is sent from."""
+    """The port reported its first membership of the group, from the address `source`."""
 
     what: Literal["igmp-report"] = "igmp-report"
     port: str
@@ -198,7 +199,8 @@ class Detach(_Event):
 
 
 class Send(_Event):
-    """The messages of one send call go on the wire: all that their headers carry. `psn` is the first's."""
+    """The messages of one send call went on the wire, with all that their headers carry; `psn` is that of the
+    first."""
 
     what: Literal["send"] = "send"
     port: str
@@ -221,7 +223,7 @@ class Send(_Event):
 
 
 class Unsent(_Event):
-    """The messages of one send call that never left the port, and why."""
+    """The messages of one send call never left the port, and why."""
 
     what: Literal["unsent"] = "unsent"
     port: str
@@ -263,14 +265,14 @@ class Link(_Event):
 
 
 class DeviceRemoval(_Event):
-    """A device is removed, and its memberships with it."""
+    """A device was removed, and its memberships with it."""
 
     what: Literal["device-removal"] = "device-removal"
     port: str
 
 
 class FaultPlanted(_Event):
-    """What the fabric was told to do to its users; `port` if it happens at one, `detail` in words."""
+    """A fault that a user of the fabric asked for; `port` if it is one of a port, `detail` in words."""
 
     what: Literal["fault"] = "fault"
     name: str
@@ -309,7 +311,7 @@ def _adapter() -> TypeAdapter[TraceEvent]:
 
 
 class Entry(NamedTuple):
-    """An event and when it happened, in ns since the fabric was made."""
+    """An event, and when it happened, in ns since the fabric was made."""
 
     t: int
     event: TraceEvent
@@ -319,7 +321,7 @@ class Entry(NamedTuple):
 
 
 class Trace:
-    """The entries of a run; `str(trace)` is its JSON lines."""
+    """The entries of a run; `str(trace)` is its lines of JSON."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries = list(entries)

@@ -1,8 +1,8 @@
-"""A trace as a pcapng file: the packets of the run, as Wireshark reads them.
+"""A trace as a pcapng file: the packets of the run, for Wireshark.
 
-One interface a port. A message stands once, on its sender's interface, as it leaves; an answer of the SA on
-the interface of the port that asked. A message that somebody did not get has a comment that says who and why.
-Times are virtual, in ns from 1970.
+Each port is an interface. A message stands once, on its sender's interface, as it leaves; an answer of the SA
+on the interface of the port that asked. A message that a port did not get has a comment with that port and
+the reason. Times are virtual, in ns from 1970.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from mcast.wire.mapping import group_mac
 from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
 
 _MOST_NAMED = 100
-"""What a comment names of the ports that did not get a message; of further ones it says how many they are."""
+"""How many ports a comment names that did not get a message; of further ones it gives the number."""
 
 
 def write(trace: Trace, file: BinaryIO) -> None:
-    """Write the trace's packets. Raises ValueError if it does not begin with its fabric and ports."""
+    """Write the trace's packets. Raises ValueError if the trace does not begin with its fabric and ports."""
     fabric = next((event for _, event in trace if isinstance(event, FabricMade)), None)
     if fabric is None:
         raise ValueError("the trace does not say what its fabric is: it must begin with a line 'fabric'")
@@ -54,7 +54,7 @@ def packets_of(trace: Trace) -> Iterator[CapturedPacket]:
 
 
 class _Wire:
-    """Makes packets of events; knows the ports, what became of messages, and what the SA was asked."""
+    """Makes packets of events; remembers the ports, the fate of messages, and the requests to the SA."""
 
     def __init__(self, trace: Trace) -> None:
         events = [event for _, event in trace]
@@ -118,10 +118,10 @@ class _Wire:
 
 
 def _losses(events: Sequence[TraceEvent]) -> Iterator[tuple[int, str]]:
-    """The number of each message that was sent and that a port did not get, with a comment that says why.
+    """Number -> a comment with the reasons, for each message that was sent and that some port did not get.
 
-    The work grows with the lines of the trace and with the messages sent, whatever number of messages a line
-    claims.
+    The work grows with the lines of the trace and with the messages that were sent, however many messages a
+    line claims.
     """
     sent = [n for e in events if isinstance(e, Send) for n in range(e.first, e.first + len(e.payloads))]
     lost = sorted((e for e in events if isinstance(e, MessagesLost)), key=lambda e: e.first)

@@ -1,4 +1,4 @@
-"""What a trace tells a reader: lanes of members with their states, messages, faults, and the control traffic.
+"""What a page shows of a trace: members with their states, messages, faults, and the control traffic.
 
 Times are virtual, in ns.
 """
@@ -37,7 +37,7 @@ from mcast.wire.addresses import ZERO_GID, Gid
 
 
 class State(Enum):
-    """What a member is, in words."""
+    """The states of a member, in words."""
 
     ASKING = "asking to join"
     JOINED = "joined, QP not attached"
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """So many messages at one time; `reason` for those lost."""
+    """`messages` messages at one time; `reason` says why they were lost, if they were."""
 
     t: int
     messages: int
@@ -61,7 +61,7 @@ class Mark(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something else that happened; `kind` is good, bad, plain or fault."""
+    """Another thing that happened; `kind` is good, bad, plain or fault."""
 
     t: int
     kind: str
@@ -71,7 +71,8 @@ class Note(NamedTuple):
 
 @dataclass
 class Lane:
-    """One member of a group: an id on a port, or a QP that was attached without joining (`id` None)."""
+    """One member of a group: an id on a port, or (`id` None) a queue pair that was attached without
+    joining."""
 
     group: Gid
     port: str
@@ -86,7 +87,7 @@ class Lane:
     _since: int = 0
 
     def enter(self, state: State | None, t: int) -> None:
-        """From `t` on the member is in that state; None: it is no member."""
+        """Note that the member is in that state from `t` on; None: it is no member."""
         if self.state is not None:
             self.spans.append(Span(self.state, self._since, t))
         self.state, self._since = state, t
@@ -183,7 +184,7 @@ class _Teller:
         )
 
     def _assigned(self, number: int, group: Gid) -> Lane | None:
-        """The lane of an id that let the SA choose the MGID, under the one it chose."""
+        """The lane of an id that let the SA choose the MGID, under the MGID that the SA chose."""
         lane = self._by_id.pop((number, ZERO_GID), None)
         if lane is not None:
             lane.group = group
@@ -212,7 +213,10 @@ class _Teller:
             lane.enter(None if lane.id is None else State.JOINED, t)
 
     def _lane(self, port: str, qp: int, group: Gid) -> Lane:
-        """The lane of a QP in a group; a member that had no QP when it joined has got it since."""
+        """The lane of a queue pair in a group.
+
+        A member that joined without a queue pair has got this one since.
+        """
         lane = self._by_qp.get((qp, group))
         if lane is None:
             if waiting := self._without_qp.get((port, group)):

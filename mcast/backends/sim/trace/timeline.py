@@ -1,6 +1,7 @@
-"""A trace as one HTML page that needs no other file: who was a member when, and what was lost, and why.
+"""A trace as one HTML page that needs no other file: who was a member when, which messages were lost, and
+why.
 
-`story` (see `story.py`) says what the page shows; here it is drawn. Times are virtual.
+`story.py` decides what the page shows, and this file draws it. Times are virtual.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from mcast.wire.addresses import Gid
 MOST_LANES, MOST_NOTES = 300, 1_000
 """What one page draws and lists; its numbers and its table of losses count everything."""
 COLUMNS = 400
-"""Marks that fall into the same of so many columns become one."""
+"""How many columns a page has; marks in the same column become one."""
 IDLE_SHARE = 0.25
-"""A time in which nothing happens is cut short when it is more than this part of what is left."""
+"""A time in which nothing happens is cut short if it is more than this share of the rest."""
 BREAK_WIDTH = 2.5
-"""Width of such a cut, in percent."""
+"""The width of such a cut, in percent."""
 
 
 def page(trace: Trace, title: str) -> str:
@@ -61,7 +62,7 @@ def page(trace: Trace, title: str) -> str:
 
 
 def duration(ns: int) -> str:
-    """A time in the unit that suits it."""
+    """A time, in the unit that suits it."""
     for size, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "µs")):
         if ns >= size:
             return f"{ns / size:.6g} {unit}"
@@ -227,7 +228,7 @@ def _extent(axis: Axis, start: int, stop: int) -> str:
 
 
 def _marks(axis: Axis, what: str, marks: Iterable[Mark]) -> Iterator[str]:
-    """Messages as ticks, those that are too near to each other as one."""
+    """Messages as ticks; those that are too near to each other become one tick."""
     columns: dict[int, list[Mark]] = defaultdict(list)
     for mark in marks:
         columns[int(axis.at(mark.t) * COLUMNS / 100)].append(mark)

@@ -96,7 +96,7 @@ static void forget_signals(struct signal_watch watch)
 	do {
 		count = read(watch.fd, numbers, sizeof(numbers));
 		if (count > 0 && listener >= 0)
-			(void)!write(listener, numbers, (size_t)count); /* whoever watches there hears of them, too */
+			(void)!write(listener, numbers, (size_t)count); /* the program's own listener gets the signals, too */
 		if (count > 0 && missed_at < depth)
 			missed_at = depth;
 	} while (count == sizeof(numbers));

@@ -1,5 +1,5 @@
 /* Python's signal handlers run in its main thread, whichever thread the signal comes to. While the main thread sleeps
- * here, Python writes the signal to a pipe of ours (signal.set_wakeup_fd) that the sleep watches. */
+ * here, Python writes the signal to a pipe of mcast's (signal.set_wakeup_fd) that the sleep watches. */
 #ifndef MCAST_SIGNALS_H
 #define MCAST_SIGNALS_H
 
