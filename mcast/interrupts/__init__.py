@@ -1,13 +1,13 @@
 """When Ctrl-C may end a call: where the call waits, and nowhere else.
 
-Python lets a signal's handler raise between any two bytecodes of the main thread: between a change and the
-note of it, too. Inside `with uninterrupted():` SIGINT waits for the end of the block; what waits inside the
-block stands in `with interruptible():`, where SIGINT is taken at once. So an interrupted call is done or
-not done. A second SIGINT is taken at once everywhere, so that what hangs can be ended.
+Python lets a signal's handler raise between any two bytecodes of the main thread, even between a change and
+the note of that change. Inside `with uninterrupted():` SIGINT waits for the end of the block. Inside `with
+interruptible():`, around the part of such a block that waits, SIGINT is taken at once. So an interrupted call
+is done or not done. A second SIGINT is taken at once everywhere, so that a call that hangs can be ended.
 
-`signal.getsignal` gives what it always gave: a handler in C stands in front of Python's own. Where no C
-compiler was, Python's handler is exchanged for the time of a block. Other threads get no signals, and pay
-nothing.
+`signal.getsignal` returns what it always did, because a handler in C stands in front of Python's. Without the
+C module, Python's handler is exchanged for the time of a block. Other threads get no signals, and lose no
+time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ T = TypeVar("T")
 
 
 def made_or_undone(make: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """What `make()` gives, which SIGINT does not end half-way; if SIGINT came meanwhile, that is undone."""
+    """Return what `make()` gives.
+
+    SIGINT does not end `make` half-way; if SIGINT came meanwhile, `undo` is called with it.
+    """
     made: list[T] = []
     try:
         with uninterrupted():
@@ -67,7 +70,7 @@ def made_or_undone(make: Callable[[], T], undo: Callable[[T], object]) -> T:
 class Sleepers:
     """The threads that wait for a change under `lock`: a condition variable that SIGINT cannot break.
 
-    One of `threading` lets go of its lock outside of the `try` that takes it again.
+    The one of `threading` releases its lock outside of the `try` that takes the lock again.
     """
 
     def __init__(self, lock: Lock) -> None:
@@ -75,7 +78,7 @@ class Sleepers:
         self._asleep: list[Bell] = []
 
     def sleep(self, timeout: float | None) -> None:
-        """Let go of the lock until `wake`, at most for `timeout` s."""
+        """Release the lock until `wake` is called, at most for `timeout` seconds."""
         bell = Bell()
         seconds = threading.TIMEOUT_MAX if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with uninterrupted():
@@ -90,7 +93,7 @@ class Sleepers:
                     self._asleep.remove(bell)
 
     def wake(self) -> None:
-        """Wake all who sleep."""
+        """Wake all threads that sleep."""
         if self._asleep:
             asleep, self._asleep = self._asleep, []
             for bell in asleep:

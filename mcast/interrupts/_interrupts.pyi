@@ -6,7 +6,7 @@ class AnyLock(Protocol):
     def release(self) -> object: ...
 
 class Lock:
-    """threading.RLock, of which a `with` takes half of the time."""
+    """threading.RLock, for which a `with` takes half of the time."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def release(self) -> None: ...
@@ -19,7 +19,7 @@ class Lock:
     def _acquire_restore(self, saved: int, /) -> None: ...
 
 class uninterrupted:  # noqa: N801
-    """`with` it: SIGINT waits for the end of the block, which holds `lock` if there is one."""
+    """A context in which SIGINT waits for the end of the block. The block holds `lock` if there is one."""
 
     def __new__(cls, lock: AnyLock = ..., /) -> Self: ...
     def __enter__(self) -> None: ...
@@ -28,7 +28,7 @@ class uninterrupted:  # noqa: N801
     ) -> None: ...
 
 class interruptible:  # noqa: N801
-    """`with` it, around what waits inside an `uninterrupted` block: SIGINT is taken at once."""
+    """A context for the part of an `uninterrupted` block that waits: SIGINT is taken at once."""
 
     def __enter__(self) -> None: ...
     def __exit__(
@@ -36,16 +36,16 @@ class interruptible:  # noqa: N801
     ) -> None: ...
 
 class Bell:
-    """What one thread sleeps on, and another wakes it by."""
+    """An object on which one thread sleeps until another thread rings it."""
 
     def ring(self) -> None:
-        """Wake who waits, or will."""
+        """Wake the thread that sleeps, or the next one that would."""
 
     def wait(self, timeout: float, /) -> None:
-        """Sleep until it is rung, or so many seconds; no signal is missed."""
+        """Sleep until the bell is rung, at most for `timeout` seconds; no signal is missed."""
 
 class Enterable:
-    """`with` gives the object itself, and ends it by the method that `_ended_by` names."""
+    """An object whose `with` gives the object itself, and ends it by the method that `_ended_by` names."""
 
     __slots__ = ()
     _ended_by: str
@@ -54,10 +54,10 @@ class Enterable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     def _drop(self) -> None:
-        """End it, as a destructor: its errors about what is in use are nobody's."""
+        """End the object, as its destructor. Errors because the object is in use are dropped."""
 
 def take_interrupt() -> None:
-    """Take SIGINT now if one is held back: for a loop that does not wait, but may go on without end."""
+    """Take SIGINT now if one is held back. For a loop that does not wait, but may run without end."""
 
 def is_held() -> bool:
     """Whether SIGINT is held back now."""

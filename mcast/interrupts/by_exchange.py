@@ -29,7 +29,7 @@ _handler: Callable[[int], object] = _signal.getsignal
 
 
 class _Main:
-    """The main thread: how many blocks it is in, whether SIGINT is held back, and whether one came."""
+    """The main thread: in how many blocks it is, whether SIGINT is held back, and whether one came."""
 
     def __init__(self) -> None:
         self.ident: int | None = threading.main_thread().ident
@@ -67,7 +67,10 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _forget_main() -> None:
-    """In a fork the thread that has forked is the main one, and holds nothing if it was another before."""
+    """In a forked child the thread that forked is the main one.
+
+    It holds nothing if it was another thread before.
+    """
     if get_ident() != _main.ident:
         if _main.holds:
             _exchange(SIGINT, _main.handler)
@@ -79,7 +82,7 @@ os.register_at_fork(after_in_child=_forget_main)
 
 
 class uninterrupted:  # noqa: N801
-    """`with` it: SIGINT waits for the end of the block, which holds `lock` if there is one."""
+    """A context in which SIGINT waits for the end of the block. The block holds `lock` if there is one."""
 
     __slots__ = ("_lock",)
 
@@ -106,7 +109,7 @@ class uninterrupted:  # noqa: N801
 
 
 class interruptible:  # noqa: N801
-    """`with` it, around what waits inside an `uninterrupted` block: SIGINT is taken at once."""
+    """A context for the part of an `uninterrupted` block that waits: SIGINT is taken at once."""
 
     __slots__ = ("_depth",)
 
@@ -132,7 +135,7 @@ class interruptible:  # noqa: N801
 
 
 def take_interrupt() -> None:
-    """Take SIGINT now if one is held back: for a loop that does not wait, but may go on without end."""
+    """Take SIGINT now if one is held back. For a loop that does not wait, but may run without end."""
     if _main.came and is_held():
         with interruptible():
             pass
@@ -147,18 +150,18 @@ Lock = threading.RLock
 
 
 class Bell:
-    """What one thread sleeps on, and another wakes it by."""
+    """An object on which one thread sleeps until another thread rings it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def ring(self) -> None:
-        """Wake who waits, or will."""
+        """Wake the thread that sleeps, or the next one that would."""
         self._lock.release()
 
     def wait(self, timeout: float, /) -> None:
-        """Sleep until it is rung, or so many seconds."""
+        """Sleep until the bell is rung, at most for `timeout` seconds."""
         self._lock.acquire(timeout=timeout)
 
 
@@ -168,9 +171,9 @@ class _Itself(property):
 
 
 class Enterable:
-    """`with` gives the object itself, and ends it by the method that `_ended_by` names.
+    """An object whose `with` gives the object itself, and ends it by the method that `_ended_by` names.
 
-    It is given by C all the way: a weak reference, called, gives what it refers to.
+    C code alone gives the object: calling a weak reference returns the object that it refers to.
     """
 
     __slots__ = ()
@@ -192,7 +195,7 @@ class Enterable:
             getattr(self, self._ended_by)()  # Ctrl-C may have come before the first one began
 
     def _drop(self) -> None:
-        """End it, as a destructor: its errors about what is in use are nobody's."""
+        """End the object, as its destructor. Errors because the object is in use are dropped."""
         try:
             getattr(self, self._ended_by)()
         except (BufferError, AttributeError):

@@ -1,10 +1,11 @@
-/* When SIGINT may end a call, in C: `mcast/interrupts/__init__.py` says what is promised, and does the same where this module
- * was not built.
+/* When SIGINT may end a call, in C. `mcast/interrupts/__init__.py` says what is promised; `by_exchange.py` does the same
+ * where this module was not built.
  *
- * A handler of the system's kind stands in front of Python's own. While SIGINT is held back it makes a note, else it
- * passes the signal on; so signal.getsignal() gives what it always gave, and to hold a signal back costs no system call.
- * Whoever sets a handler puts himself in front of ours. Python's handler is asked for at each block, and when another
- * is found ours goes in front again; one that was set and set back meanwhile is seen at the clock's next tick. */
+ * This module's handler, set by sigaction, stands in front of Python's. While SIGINT is held back the handler notes the
+ * signal, otherwise it passes the signal on. So signal.getsignal() returns Python's handler as always, and holding a
+ * signal back costs no system call. A program that sets a handler puts it in front of this module's. So each block asks
+ * for Python's handler, and if that is another one this module's goes in front again. A handler that was set and taken
+ * back meanwhile is noticed at the clock's next tick. */
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
@@ -45,8 +46,8 @@ static void tell(int *bell, int what)
 	syscall(SYS_futex, bell, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Who has put himself in front of ours, and has ours in front again, may pass the signal on to ours: then it is the
- * first handler's turn. */
+/* A handler that was put in front of this module's, and is now behind it again, may pass the signal on to this module's.
+ * Then the first handler gets it. */
 static void pass_on(int number, siginfo_t *info, void *context)
 {
 	int before = __atomic_fetch_add(&passed_on, 1, __ATOMIC_SEQ_CST);

@@ -43,7 +43,7 @@ void softib_port_init(struct softib_port *port, struct softib_node *node, u8 num
 		info->cap_mask = cpu_to_be32(IB_PORT_TRAP_SUP | IB_PORT_SYS_IMAGE_GUID_SUP);
 }
 
-/* A state as the port itself enters it; whoever depends on it is told. */
+/* A state that the port enters by itself; the objects that depend on it are told. */
 void softib_set_state(struct softib_port *port, u8 state)
 {
 	u8 before = softib_state(port);
