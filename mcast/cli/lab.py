@@ -19,7 +19,7 @@ from mcast.lab.host import kvm_works
 from mcast.lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
 
 app = typer.Typer(
-    help="Run commands on Soft-RoCE or InfiniBand, in a virtual machine. It sees this machine's files.",
+    help="Run commands on Soft-RoCE or InfiniBand, in a small guest. The guest sees this machine's files.",
     no_args_is_help=True,
 )
 

@@ -29,7 +29,7 @@ INSTEAD = {
 
 def pages() -> Iterator[Path]:
     """Every page and module that users read."""
-    yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
+    yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
     for top in ("docs", "mcast", "examples", "tests/conformance"):
         for path in (ROOT / top).rglob("*"):
             if path.suffix in {".md", ".py", ".pyi", ".c", ".h", ".sh"} and not path.is_symlink():
