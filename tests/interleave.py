@@ -1,4 +1,4 @@
-"""What may come between two lines of mcast: Ctrl-C, or another thread's call. Both by `sys.settrace`.
+"""What may come between two lines of mcast, by `sys.settrace`: Ctrl-C, a call of this thread or of another.
 
 A tracer that raised KeyboardInterrupt itself would put it where Python never takes a signal, between the end
 of a `with` and its `__exit__` for one. So SIGINT comes when a line begins, and Python takes it as it does.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import PyDLL
 from pathlib import Path
-from signal import SIGINT
+from signal import SIGINT, SIGUSR1
 from types import FrameType
 from typing import Any
 
@@ -36,7 +36,7 @@ class _Signal(int):
     comes = property(PyDLL(None)["raise"])
 
 
-_CTRL_C = _Signal(SIGINT)
+_CTRL_C, _USER = _Signal(SIGINT), _Signal(SIGUSR1)
 
 
 class Lines:
@@ -108,6 +108,31 @@ def interrupted_everywhere(call: Callable[[], object], check: Callable[[bool], N
             sys.settrace(None)
         check(returned)
     return at - 1
+
+
+class Reentered(Lines):
+    """`action` is called when the `at`-th line begins: there, as a finalizer is, or by a signal's handler."""
+
+    def __init__(self, at: int, action: Callable[[], object], signalled: bool) -> None:
+        super().__init__()
+        self._at, self._action, self._signalled = at, action, signalled
+
+    def __enter__(self) -> Reentered:
+        self._before = signal.signal(SIGUSR1, lambda *_: self._action())
+        super().__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        signal.signal(SIGUSR1, self._before)
+
+    def on_line(self) -> None:
+        if self.begun == self._at:
+            sys.settrace(None)
+            if self._signalled:
+                _USER.comes  # noqa: B018
+            else:
+                self._action()
 
 
 class _Halt(Lines):

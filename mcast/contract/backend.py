@@ -13,7 +13,7 @@ from mcast.contract.enums import Capability
 from mcast.contract.groups import GroupTable
 from mcast.contract.values import CmEvent, DeviceInfo
 from mcast.errors.cause import Phase
-from mcast.interrupts import made_or_undone
+from mcast.interrupts import is_within, made_or_undone
 from mcast.wire.kinds import PortSpace
 
 
@@ -82,6 +82,7 @@ class EventChannel(Closeable):
         No id is without a channel (K-JOIN-23).
         """
         self._require_open("create_id", Phase.OPEN)
+        self._require_alone()
         return made_or_undone(partial(self._create_id, port_space), CmId.destroy)
 
     def get_event(self, timeout: float | None = None) -> CmEvent | None:
@@ -92,6 +93,8 @@ class EventChannel(Closeable):
         device refuses to attach, the event is a MULTICAST_ERROR with status -1 and the errno of the attach
         (K-JOIN-7).
         """
+        if is_within():
+            self._require_alone()
         with self._whole:
             if self._closed:
                 self._require_open("get_event", Phase.EVENT)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, McastError
-from mcast.interrupts import Enterable, uninterrupted
+from mcast.interrupts import WITHIN, Enterable, is_within, later, uninterrupted
 from mcast.wire.kinds import LinkLayer
 
 
@@ -36,9 +36,27 @@ class Closeable(Enterable, ABC):
         if self._closed:
             raise Closed(type(self).__name__, call, phase)
 
-    @abstractmethod
+    def _require_alone(self) -> None:
+        """Refuse a call that changes something, and has come between two lines of another one of this thread.
+
+        The fastest calls ask `is_within` themselves before.
+        """
+        if is_within():
+            raise RuntimeError(WITHIN)
+
     def close(self) -> None:
-        """Free all that the object holds. Idempotent."""
+        """Close the object and all that was made from it; calls that wait there raise `Closed`. Idempotent.
+
+        May be called from any thread, and from a signal's handler, a finalizer or an argument's `__float__`.
+        If one of these has come between two lines of another call of the same thread, the object is closed
+        once that call waits or ends, and an error of the closing goes to `sys.unraisablehook`.
+        """
+        if not later(self._close):
+            self._close()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the object: this thread holds no lock of the provider, or the provider itself calls."""
 
 
 class OnPort(Closeable):

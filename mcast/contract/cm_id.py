@@ -13,7 +13,7 @@ from mcast.contract.queue_pair import QueuePair
 from mcast.contract.values import JoinAttrEx, QpInit
 from mcast.errors.cause import Phase
 from mcast.errors.tree import AlreadyJoined, McastError
-from mcast.interrupts import made_or_undone, uninterrupted
+from mcast.interrupts import is_within, later, made_or_undone, uninterrupted
 from mcast.wire.addresses import McastAddress, Mgid
 
 J = TypeVar("J")
@@ -45,6 +45,7 @@ class CmId(OnPort):
         the address), EINVAL (PortSpace.IPOIB on Ethernet: K-JOIN-13, K-JOIN-15).
         """
         source = _ip(src)
+        self._require_alone()
         with uninterrupted(), self._explained():
             self._require_open("bind_addr", Phase.BIND)
             self._bind_addr(source)
@@ -62,6 +63,7 @@ class CmId(OnPort):
         Errors: ENETUNREACH (no route to `dst`, and no `src`).
         """
         group, source = McastAddress.of(dst), None if src is None else _ip(src)
+        self._require_alone()
         with uninterrupted():
             self._require_open("resolve_addr", Phase.RESOLVE)
             self._resolve_addr(group, source, timeout)
@@ -76,6 +78,7 @@ class CmId(OnPort):
         EOPNOTSUPP or EINVAL, depending on the driver (block_loopback on a device that cannot).
         """
         self._require_open("create_qp", Phase.CREATE_QP)
+        self._require_alone()
         return made_or_undone(partial(self._create_qp, init or QpInit()), lambda qp: qp.close())
 
     def join_multicast(
@@ -112,7 +115,8 @@ class CmId(OnPort):
     ) -> None:
         """Guard G-JOIN: note the group before joining, so that of two threads that join it one is refused."""
         claim = (address,)
-
+        if is_within():
+            self._require_alone()
         with self._whole:
             if self._closed:
                 self._require_open(call, Phase.JOIN)
@@ -133,9 +137,12 @@ class CmId(OnPort):
 
         Leaving before the join is complete, or before its event was fetched, cancels the join: its event
         never comes (LV-2). Messages already received stay readable (LV-3). Errors: EADDRNOTAVAIL (the id has
-        not joined with this address and port, LV-5), ENXIO (the device was removed).
+        not joined with this address and port, LV-5), ENXIO (the device was removed). Between two lines of
+        another call of the same thread the leave is put off, as a `close` is there.
         """
         address = McastAddress.of(addr)
+        if is_within() and later(partial(self.leave_multicast, address)):
+            return
         with self._whole:
             if self._closed:
                 self._require_open("leave_multicast", Phase.LEAVE)
@@ -147,7 +154,10 @@ class CmId(OnPort):
             self._joined.pop(self._group_of(address), None)
 
     def destroy(self) -> None:
-        """rdma_destroy_id: leave all groups (LV-4), destroy the queue pair, then the id. Idempotent."""
+        """rdma_destroy_id: leave all groups (LV-4), destroy the queue pair, then the id. As `close`."""
+        self.close()
+
+    def _close(self) -> None:
         with uninterrupted():
             if not self._closed:
                 self._closed = True
@@ -156,10 +166,6 @@ class CmId(OnPort):
                     self._destroy()
                 finally:
                     self.on_destroyed()
-
-    def close(self) -> None:
-        """Destroy the id: another name of `destroy`."""
-        self.destroy()
 
     def _group_of(self, address: McastAddress) -> object:
         """A value that is equal for all addresses of one group (guard G-JOIN).

@@ -24,7 +24,10 @@ from mcast.wire.addresses import Gid
 
 
 class QueuePair(OnPort):
-    """ibv_qp of a CmId: sends and receives UD messages in batches, and is attached to groups."""
+    """ibv_qp of a CmId: sends and receives UD messages in batches, and is attached to groups.
+
+    Closing it is ibv_destroy_qp, after detaching it from every group.
+    """
 
     @property
     @abstractmethod
@@ -78,10 +81,6 @@ class QueuePair(OnPort):
         """What the queue pair has counted since it was made."""
 
     @abstractmethod
-    def close(self) -> None:
-        """ibv_destroy_qp, after detaching the queue pair from every group. Idempotent."""
-
-    @abstractmethod
     def fileno(self) -> int:
         """A real file descriptor for poll, select and asyncio. A `recv` that returned an empty batch arms it.
 
@@ -103,6 +102,7 @@ class QueuePair(OnPort):
 
         INIT posts the receives again. EINVAL for a step that the state machine lacks.
         """
+        self._require_alone()
         with uninterrupted(), self._explained():
             self._require_open("modify", Phase.MODIFY)
             self._modify(state)
@@ -127,6 +127,7 @@ class QueuePair(OnPort):
         """
         gid = Gid(gid)
         _check_lid(lid)
+        self._require_alone()
         with uninterrupted(), self._explained(), self._attaching:
             self._require_open("attach_mcast", Phase.ATTACH)
             attached = self.attachments.get(gid, lid)
@@ -143,6 +144,7 @@ class QueuePair(OnPort):
         """
         gid = Gid(gid)
         _check_lid(lid)
+        self._require_alone()
         with uninterrupted(), self._explained(), self._attaching:
             self._require_open("detach_mcast", Phase.DETACH)
             self._detach_mcast(gid, lid)
@@ -265,6 +267,7 @@ class QueuePair(OnPort):
         ignore the flag.
         """
         self._require_open("register", Phase.REGISTER)
+        self._require_alone()
         view = _as_bytes(buffer, 0)
         if recv_slot is not None and (view.readonly or not 1 <= recv_slot <= view.nbytes):
             raise ValueError(
@@ -293,6 +296,7 @@ class QueuePair(OnPort):
         (rdma-core is older than 34), EBADF or EINVAL (`fd` is no DMA-BUF), EBUSY as in `register`.
         """
         self._require_open("register_dmabuf", Phase.REGISTER)
+        self._require_alone()
         if fd < 0 or nbytes < 1 or offset < 0:
             raise ValueError(
                 f"fd, nbytes, offset are {fd}, {nbytes}, {offset}: a descriptor, at least one byte, from 0 on"

@@ -14,14 +14,21 @@ calls that wait or send. Timeouts are seconds on the backend's clock; None waits
 
 A call that Ctrl-C ends is done or not done: an interrupted join leaves no membership, and an interrupted
 `leave` or `close` may be called again. A message that an interrupted receive had taken from the device may be
-lost, as with a socket. The handler of any other signal may run between any two lines of a call: let the
-handler set a flag, and call the endpoint elsewhere.
+lost, as with a socket.
+
+The handler of any other signal may come between two lines of a call of its own thread, as may a finalizer
+or an argument's `__float__`. Each of them may call `close`, `leave`, `send` and `stats`. A `close` or `leave`
+that comes while the call holds a lock is carried out once that call waits or ends, and an error of it goes to
+`sys.unraisablehook`. Any other call there is done, or refused with RuntimeError. The handler must not raise:
+that may break the call that it comes in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from math import inf
+from threading import get_ident
 from typing import Any, TypeVar
 
 from typing_extensions import Buffer
@@ -33,7 +40,15 @@ from mcast.endpoint.probe import Peer
 from mcast.endpoint.sending import Post, as_list
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
 from mcast.endpoint.waiting import Operation, Wait
-from mcast.interrupts import Enterable, interruptible, made_or_undone, uninterrupted
+from mcast.interrupts import (
+    WITHIN,
+    Enterable,
+    interruptible,
+    is_within,
+    later,
+    made_or_undone,
+    uninterrupted,
+)
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
@@ -56,8 +71,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     """
 
     _ended_by = "close"
-    _pumping = False
-    """Whether a thread is receiving for all."""
+    _pumping = 0
+    """The thread that is receiving for all; 0 if none is."""
     _unlooked = 0
     """Sends and receives since a call last asked for events."""
 
@@ -165,8 +180,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         try:
             session.station.qp.flush(timeout)
         except QpError as error:
-            with self._lock:
-                session.on_qp_error(error)
+            self._note_qp_error(error)
             raise
         except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
             session.station.require_open("flush", Phase.SEND)
@@ -217,6 +231,19 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 self._sleepers.wake()
             return happened
 
+    def _look_unless_busy(self) -> None:
+        """The same, unless another thread is receiving, or this call came between lines of another one."""
+        if not (self._lock._is_owned() or is_within()):
+            with self._lock:
+                if not self._pumping:
+                    self._look()
+
+    def _note_qp_error(self, error: QpError) -> None:
+        """Have the queue pair restored, or raise the error; a call that holds the lock does so itself."""
+        if not self._lock._is_owned():
+            with self._lock:
+                self._session.on_qp_error(error)
+
     def _run(self, operation: Operation[T], undo: Callable[[T], None] = lambda _: None) -> T:
         """Carry out an operation by blocking.
 
@@ -247,6 +274,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         """Wait until something happens, at most until `wait.until`; return what this thread received."""
         session = self._session
         if self._pumping:
+            if self._pumping == get_ident():
+                raise RuntimeError(WITHIN)
             # Only the receiving thread reads events: if this one did, that one would sleep on.
             self._sleepers.sleep(None if wait.until is None else max(0.0, wait.until - session.waiting.now()))
             return None
@@ -263,7 +292,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         batch: Batch | None = None
         event: CmEvent | None = None
         failed: QpError | None = None
-        self._pumping = True
+        self._pumping = get_ident()
         self._lock.release()
         try:
             if qp is None:
@@ -277,7 +306,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             session.station.require_open("recv", Phase.RECV)
         finally:
             self._lock.acquire()
-            self._pumping = False
+            self._pumping = 0
             self._sleepers.wake()
         if event is not None:
             session.on_event(event)
@@ -292,7 +321,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
         A call that has received messages by then still returns them; the next call raises Closed.
         """
-        self._close_all()  # wakes the receiving thread, which wakes the others
+        if not later(self._close_all, 1):
+            self._close_all()  # wakes the receiving thread, which wakes the others
 
 
 @with_arguments_of(Endpoint)
@@ -385,9 +415,7 @@ class Sender(Enterable, MemberView):
         while True:
             endpoint._unlooked += 1  # port events are not in `is_quiet`: only the queue pair has them
             if not endpoint._pumping and (endpoint._unlooked > LOOK_EVERY or not session.is_quiet()):
-                with endpoint._lock:
-                    if not endpoint._pumping:
-                        endpoint._look()
+                endpoint._look_unless_busy()
             # No lock is needed, because posting to a queue pair that is replaced from here on raises Closed.
             qp = session.station.qp
             joined, destination = group.state is _JOINED, group.destination
@@ -400,8 +428,7 @@ class Sender(Enterable, MemberView):
                 if error.posted:  # posting again would send these messages twice
                     raise
             except QpError as error:
-                with endpoint._lock:
-                    session.on_qp_error(error)
+                endpoint._note_qp_error(error)
                 raise
 
     def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
@@ -414,7 +441,9 @@ class Sender(Enterable, MemberView):
 
     def leave(self) -> None:
         """Leave the group. Idempotent. Messages that were received and not yet asked for are dropped."""
-        self._endpoint._leave(self._group)
+        leave = partial(self._endpoint._leave, self._group)
+        if not later(leave, 1):
+            leave()
 
 
 class Membership(Sender):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno as E
-import threading
 from collections.abc import Callable, Iterable
 from operator import countOf
 from typing import TypeVar
@@ -15,6 +14,7 @@ from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Operation, Waiting
+from mcast.interrupts import Lock
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Sending:
         self._station, self._memberships, self._waiting = station, memberships, waiting
         self._numbers = station.settings.sequence
         self._rewrites = self._numbers or station.settings.max_message is not None
-        self._counting = threading.Lock()
+        self._counting = Lock(None)
 
     def route_to(
         self, group: EndpointGroup, timeout: float | None

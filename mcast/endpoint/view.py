@@ -17,13 +17,14 @@ from mcast.endpoint.policy import LoopbackReport
 from mcast.endpoint.ports import choose
 from mcast.endpoint.settings import Opening, Settings
 from mcast.endpoint.stats import EndpointStats, GroupStats
-from mcast.interrupts import Lock, Sleepers, uninterrupted
+from mcast.interrupts import WITHIN, Lock, Sleepers, uninterrupted
 from mcast.wire.addresses import Gid, LocalAddress, McastAddress, Mgid
 
 GroupLike = McastAddress | IPv4Address | IPv6Address | Mgid | str
 M = TypeVar("M", bound="MemberView")
 P = ParamSpec("P")
 E = TypeVar("E")
+S = TypeVar("S")
 
 
 def with_arguments_of(endpoint: Callable[P, E]) -> Callable[[Callable[..., E]], Callable[P, E]]:
@@ -46,7 +47,7 @@ class EndpointView(Generic[M]):
         self._prepare(opening)
         self._owned: Backend | None = None
         self._members: dict[McastAddress, M] = {}
-        self._lock = Lock()
+        self._lock = Lock(1, WITHIN)
         self._sleepers = Sleepers(self._lock)
 
         try:
@@ -129,8 +130,14 @@ class EndpointView(Generic[M]):
 
     def stats(self) -> EndpointStats:
         """Everything that was counted so far, as a frozen snapshot. May be called from any thread."""
+        return self._shown(self._session.snapshot)
+
+    def _shown(self, make: Callable[[], S]) -> S:
+        """What `make` finds; between two lines of another call of this thread, what is there just then."""
+        if self._lock._is_owned():
+            return make()
         with self._lock:
-            return self._session.snapshot()
+            return make()
 
     def __repr__(self) -> str:
         groups = ", ".join(map(str, tuple(self._members))) or "no group"
@@ -207,8 +214,7 @@ class MemberView:
 
     def stats(self) -> GroupStats:
         """What was counted for this group, as a frozen snapshot. May be called from any thread."""
-        with self._endpoint._lock:
-            return self._group.snapshot()
+        return self._endpoint._shown(self._group.snapshot)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self._group.state.value}>"

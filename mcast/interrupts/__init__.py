@@ -8,6 +8,11 @@ is done or not done. A second SIGINT is taken at once everywhere, so that a call
 `signal.getsignal` returns what it always did, because a handler in C stands in front of Python's. Without the
 C module, Python's handler is exchanged for the time of a block. Other threads get no signals, and lose no
 time.
+
+Handlers of other signals, finalizers and what an argument's `__float__` does come between two lines all the
+same. There the thread may hold a `Lock`, and be half-way through a change. What ends something asks `later`,
+which puts it off until the thread holds no such lock, or waits (`do_what_was_put_off`). What else changes
+something asks `is_within`, or takes a lock with a refusal, and is refused with `WITHIN`.
 """
 
 from __future__ import annotations
@@ -21,8 +26,11 @@ if TYPE_CHECKING:
         Bell,
         Enterable,
         Lock,
+        do_what_was_put_off,
         interruptible,
         is_held,
+        is_within,
+        later,
         take_interrupt,
         uninterrupted,
     )
@@ -35,20 +43,32 @@ else:
     Bell, Enterable, Lock = _by.Bell, _by.Enterable, _by.Lock
     interruptible, uninterrupted = _by.interruptible, _by.uninterrupted
     is_held, take_interrupt = _by.is_held, _by.take_interrupt
+    later, is_within, do_what_was_put_off = _by.later, _by.is_within, _by.do_what_was_put_off
 
 __all__ = [
+    "WITHIN",
     "Bell",
     "Enterable",
     "Lock",
     "Sleepers",
+    "do_what_was_put_off",
     "interruptible",
     "is_held",
+    "is_within",
+    "later",
     "made_or_undone",
     "take_interrupt",
     "uninterrupted",
 ]
 
 T = TypeVar("T")
+
+WITHIN = (
+    "this call came between two lines of another one of the same thread, from a signal's handler, a "
+    "finalizer or __float__: only close, leave, send, recv of a queue pair and stats may come there; for all "
+    "else let the handler set a flag that a thread looks at"
+)
+"""What else comes there is refused with, by RuntimeError."""
 
 
 def made_or_undone(make: Callable[[], T], undo: Callable[[T], object]) -> T:

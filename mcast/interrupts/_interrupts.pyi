@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -6,8 +7,14 @@ class AnyLock(Protocol):
     def release(self) -> object: ...
 
 class Lock:
-    """threading.RLock, for which a `with` takes half of the time."""
+    """threading.RLock, for which a `with` takes half of the time. `later` knows who holds one.
 
+    `level` is 0 for a provider's locks, 1 for those of what stands on providers, None for one that puts
+    nothing off, because it is held over a wait. With a `refusal` the owner cannot take it once more: that is
+    a RuntimeError with this sentence.
+    """
+
+    def __new__(cls, level: int | None = 0, refusal: str | None = ..., /) -> Self: ...
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def release(self) -> None: ...
     def __enter__(self) -> None: ...
@@ -61,3 +68,12 @@ def take_interrupt() -> None:
 
 def is_held() -> bool:
     """Whether SIGINT is held back now."""
+
+def later(action: Callable[[], object], level: int = 0, /) -> bool:
+    """Have `action()` called once this thread holds no lock of `level` or below; False if it holds none."""
+
+def is_within() -> bool:
+    """Whether this thread holds a provider's lock: a call that asks came between two lines of another one."""
+
+def do_what_was_put_off() -> None:
+    """Call it now: what holds the lock waits, and everything is in order meanwhile."""

@@ -81,6 +81,20 @@ _main = _Main()
 os.register_at_fork(after_in_child=_forget_main)
 
 
+def _hold() -> None:
+    if get_ident() == _main.ident:
+        if not _main.depth:
+            _main.hold()
+        _main.depth += 1
+
+
+def _let_go() -> None:
+    if get_ident() == _main.ident and _main.depth:  # 0: a signal met the `__exit__` of an `interruptible`
+        _main.depth -= 1
+        if not _main.depth:
+            _main.let_go()
+
+
 class uninterrupted:  # noqa: N801
     """A context in which SIGINT waits for the end of the block. The block holds `lock` if there is one."""
 
@@ -90,10 +104,7 @@ class uninterrupted:  # noqa: N801
         self._lock = lock
 
     def __enter__(self) -> None:
-        if get_ident() == _main.ident:
-            if not _main.depth:
-                _main.hold()
-            _main.depth += 1
+        _hold()
         if self._lock is not None:
             self._lock.acquire()
 
@@ -102,10 +113,7 @@ class uninterrupted:  # noqa: N801
     ) -> None:
         if self._lock is not None:
             self._lock.release()
-        if get_ident() == _main.ident and _main.depth:  # 0: a signal met the `__exit__` of an `interruptible`
-            _main.depth -= 1
-            if not _main.depth:
-                _main.let_go()
+        _let_go()
 
 
 class interruptible:  # noqa: N801
@@ -146,7 +154,117 @@ def is_held() -> bool:
     return _main.holds and get_ident() == _main.ident
 
 
-Lock = threading.RLock
+class _Held(threading.local):
+    """Of each thread, by level: how many locks it holds, and what is put off until it holds none."""
+
+    def __init__(self) -> None:
+        self.locks = [0, 0]
+        self.put_off: tuple[list[Callable[[], object]], ...] = ([], [])
+
+    def is_busy(self, level: int) -> bool:
+        return any(self.locks[: level + 1])
+
+    def catch_up(self) -> None:
+        for level, actions in enumerate(self.put_off):
+            while actions and not self.is_busy(level):
+                try:
+                    actions.pop(0)()
+                except Exception as error:
+                    _ToNobody(error)
+
+
+class _ToNobody:
+    """An error that nobody can be given: Python tells `sys.unraisablehook` what its destructor raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __del__(self) -> None:
+        raise self._error
+
+
+_held = _Held()
+
+
+class Lock:
+    """threading.RLock; `later` knows who holds one, but at level None."""
+
+    __slots__ = ("_level", "_lock", "_refusal")
+
+    def __init__(self, level: int | None = 0, refusal: str | None = None, /) -> None:
+        if level is not None and not 0 <= level < len(_held.locks):
+            raise ValueError(f"level {level}: there are 0, 1 and None")
+        self._lock: Any = threading.RLock()
+        self._level, self._refusal = level, refusal
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._refusal is not None and self._is_owned():
+            raise RuntimeError(self._refusal)
+        taken: bool = self._lock.acquire(blocking, timeout)
+        if taken:
+            self._count(1)
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+        self._count(-1)
+
+    def __enter__(self) -> None:
+        _hold()
+        try:
+            self.acquire()
+        except BaseException:
+            _let_go()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.release()
+        _let_go()
+
+    def _is_owned(self) -> bool:
+        return bool(self._lock._is_owned())
+
+    def _release_save(self) -> Any:
+        saved = self._lock._release_save()
+        self._count(-saved[0])
+        return saved
+
+    def _acquire_restore(self, saved: Any, /) -> None:
+        self._lock._acquire_restore(saved)
+        self._count(saved[0])
+
+    def _count(self, more: int) -> None:
+        if self._level is not None:
+            _held.locks[self._level] += more
+            if more < 0:
+                _held.catch_up()
+
+
+def later(action: Callable[[], object], level: int = 0, /) -> bool:
+    """Have `action()` called once this thread holds no lock of `level` or below; False if it holds none."""
+    if not 0 <= level < len(_held.locks):
+        raise ValueError(f"level {level}: there are 0 and 1")
+    if not _held.is_busy(level):
+        return False
+    _held.put_off[level].append(action)
+    return True
+
+
+def is_within() -> bool:
+    """Whether this thread holds a provider's lock."""
+    return _held.is_busy(0)
+
+
+def do_what_was_put_off() -> None:
+    """Call it now: what holds the lock waits, and everything is in order meanwhile."""
+    if any(_held.put_off):
+        before, _held.locks[0] = _held.locks[0], 0
+        try:
+            _held.catch_up()
+        finally:
+            _held.locks[0] = before
 
 
 class Bell:

@@ -15,7 +15,7 @@ from mcast import Endpoint, Lost, Membership, Rejoined, open_endpoint
 from mcast.api import Backend, Closed, Message
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimQueuePair
-from mcast.backends.sim.faults import Drop, Requests
+from mcast.backends.sim.faults import Drop, Requests, incidents
 from mcast.backends.sim.testbed import SimObserver
 
 from ..networks import KINDS, network_of
@@ -74,7 +74,7 @@ def receive(member: Membership, count: int) -> list[Message | None]:
 
 
 def is_receiving(endpoint: Endpoint) -> bool:
-    return endpoint._pumping
+    return bool(endpoint._pumping)
 
 
 def test_one_receives_while_many_send_and_one_joins_and_leaves(
@@ -364,7 +364,7 @@ def test_only_who_receives_reads_events(fabric: Fabric, sim: Backend, pool: Thre
         receiving = pool.submit(group.recv)
         until(partial(is_receiving, endpoint))
         with fabric.clock:  # the receiver cannot be first
-            fabric.bond_failover(fabric.ports[0])
+            incidents.bond_failover(fabric.parts, fabric.ports[0])
             group.send(b"on the old queue pair", timeout=0)
         assert receiving.result(BOUND) is not None
         receiving = pool.submit(group.recv)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from importlib import import_module
@@ -19,8 +20,11 @@ from mcast.interrupts import (
     Enterable,
     Lock,
     Sleepers,
+    do_what_was_put_off,
     interruptible,
     is_held,
+    is_within,
+    later,
     made_or_undone,
     take_interrupt,
     uninterrupted,
@@ -29,15 +33,21 @@ from mcast.interrupts import (
 from ..interleave import BOUND
 
 CTRL_C = signal.SIGINT
+COARSE = 6
+"""CLOCK_MONOTONIC_COARSE."""
+WRITTEN = set(interrupts.__all__) - {"Sleepers", "WITHIN", "made_or_undone"}
 
 
 @pytest.fixture(autouse=True, params=["mcast.interrupts._interrupts", "mcast.interrupts.by_exchange"])
 def written_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both what is written in C and what Python does without a compiler."""
     module = import_module(request.param)
-    for name in ("Bell", "Enterable", "Lock", "interruptible", "is_held", "take_interrupt", "uninterrupted"):
+    for name in WRITTEN:
         monkeypatch.setattr(interrupts, name, getattr(module, name))
         monkeypatch.setattr(sys.modules[__name__], name, getattr(module, name), raising=False)
+    before = time.clock_gettime(COARSE)
+    while time.clock_gettime(COARSE) == before:  # until then a handler is not looked for once more
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +199,136 @@ def test_a_fork_of_another_thread_can_be_interrupted() -> None:
         thread.start()
         thread.join(BOUND)
     assert ended == [0]
+
+
+def test_what_is_asked_for_under_a_lock_is_done_when_the_last_one_is_let_go() -> None:
+    done: list[str] = []
+    first, second = Lock(), Lock()
+    assert not later(lambda: done.append("never"))
+    with first:
+        with uninterrupted(second):
+            assert is_within()
+            with first:
+                assert later(lambda: done.append(f"one {is_within()}"))
+            assert later(lambda: done.append("two"))
+        assert done == []
+    assert done == ["one False", "two"]
+    assert not is_within()
+
+
+def test_it_is_done_as_well_if_the_block_raises() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with Lock():
+            later(lambda: done.append("done"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert done == ["done"]
+
+
+def test_a_lock_of_level_1_puts_off_what_asks_for_that_level() -> None:
+    done: list[int] = []
+    with Lock(1):
+        assert not is_within()
+        assert not later(lambda: done.append(0))
+        assert later(lambda: done.append(1), 1)
+        with Lock():
+            assert later(lambda: done.append(0))
+        assert done == [0]
+    assert done == [0, 1]
+
+
+def test_a_lock_of_no_level_puts_nothing_off() -> None:
+    with Lock(None):
+        assert not later(list, 1)
+
+
+def test_what_is_asked_for_by_another_thread_does_not_wait_for_this_one() -> None:
+    found: list[bool] = []
+    with Lock():
+        thread = threading.Thread(target=lambda: found.append(later(list)))
+        thread.start()
+        thread.join(BOUND)
+    assert found == [False]
+
+
+def test_its_error_is_told_to_the_hook_and_the_rest_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: done.append(type(given.exc_value)))
+    with Lock():
+        later(lambda: 1 / 0)
+        later(lambda: done.append("done"))
+    assert done == [ZeroDivisionError, "done"]
+
+
+def test_ctrl_c_does_not_end_it_half_way() -> None:
+    done: list[str] = []
+
+    def end() -> None:
+        signal.raise_signal(CTRL_C)
+        done.append("done")
+
+    def work() -> None:
+        with Lock():
+            later(end)
+        pytest.fail("the signal was not taken")
+
+    with uninterrupted():
+        pass  # which finds the handler
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["done"]
+
+
+def test_whoever_waits_with_a_lock_does_it_before() -> None:
+    done: list[str] = []
+    lock = Lock()
+
+    def close() -> None:
+        assert not is_within()
+        with lock:
+            later(lambda: done.append("by what was put off"))
+        done.append("done")
+
+    with lock:
+        later(close)
+        do_what_was_put_off()
+        assert done == ["by what was put off", "done"]
+        assert is_within()
+        later(lambda: done.append("later"))
+    assert done[2:] == ["later"]
+
+
+def test_whoever_sleeps_does_it_before() -> None:
+    lock = Lock()
+    sleepers = Sleepers(lock)
+    with lock, lock:
+        later(sleepers.wake)
+        sleepers.sleep(BOUND)  # without end, were it done afterwards
+        assert is_within()
+    assert not is_within()
+
+
+def test_a_lock_with_a_refusal_is_not_taken_twice() -> None:
+    lock = Lock(1, "not again")
+    with lock:
+        with pytest.raises(RuntimeError, match="not again"), lock:
+            pass
+        with pytest.raises(RuntimeError, match="not again"):
+            lock.acquire(timeout=1)
+    assert not lock._is_owned()
+    assert not later(list, 1)
+
+
+@pytest.mark.parametrize("level", [-1, 2])
+def test_there_is_no_other_level(level: int) -> None:
+    with pytest.raises(ValueError, match="level"):
+        Lock(level)
+    with pytest.raises(ValueError, match="level"):
+        later(list, level)
 
 
 def test_a_sleeper_that_is_interrupted_holds_its_lock_again() -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import mcast
-from mcast.api import CmEvent, CmEventType, Phase, QpInit
+from mcast.api import Closed, CmEvent, CmEventType, Phase, QpInit
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.clock import POLL_NS, SimulationStalled, VirtualClock
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.faults import Delay, Requests
@@ -41,6 +42,33 @@ def test_waiting_jumps_to_the_next_due_thing_and_not_past_it() -> None:
     clock.call_later(5 * NS, lambda: seen.append(clock.now))
     assert clock.wait(lambda: bool(seen), 60.0, "test", Phase.EVENT)
     assert (seen, clock.now) == ([5 * NS], 5 * NS)
+
+
+def test_a_wait_ends_when_what_is_due_ends_it() -> None:
+    with open_fabric(Fabric.roce()) as backend:
+        channel = backend.event_channel()
+        assert isinstance(backend, SimBackend)
+        backend.fabric.clock.call_later(NS, channel.close)
+        backend.fabric.clock.call_later(2 * NS, lambda: None)
+        with pytest.raises(Closed):
+            channel.get_event(60)
+        assert backend.now() == 1
+
+
+def test_what_befalls_a_fabric_does_not_come_in_the_middle_of_a_call() -> None:
+    fabric = Fabric.roce()
+    port, clock = fabric.ports[0], fabric.clock
+
+    def found() -> tuple[bool, ...]:
+        return port.up, port.interfaces[0].ipv4 is not None, bool(clock._due)
+
+    clock.call_later(NS, lambda: None)
+    with clock:
+        fabric.set_link(port, up=False)
+        fabric.set_ipv4(port, None)
+        fabric.close()
+        assert found() == (True, True, True)
+    assert found() == (False, False, False)
 
 
 def test_a_timeout_takes_its_time_and_a_poll_a_little() -> None:

@@ -84,7 +84,7 @@ class RdmaBackend(OwnedByProcess, Backend):
     def _note_removal(self) -> None:
         self._removed = True
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Close every channel, and with it every id, queue pair and membership.
 
         A close that failed is tried again.
@@ -93,7 +93,7 @@ class RdmaBackend(OwnedByProcess, Backend):
             self._closed = True
             ending = Ending()
             for channel in self._channels:
-                ending.attempt(channel.close)
+                ending.attempt(channel._close)
             if self.process.is_here:
                 ending.attempt(self._pds.sweep)
             if self._removed and self.process.is_here:

@@ -143,7 +143,7 @@ class RdmaChannel(Shared, EventChannel):
         found = () if join is None else booked.id.why_refused(join)
         return booked._replace(found=found)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Destroy the ids, end the calls that wait for an event, close the channel.
 
         What failed is tried again.
@@ -154,7 +154,7 @@ class RdmaChannel(Shared, EventChannel):
                 return
             ending = Ending()
             for cm_id in list(self._ids.values()):
-                ending.attempt(cm_id.destroy)
+                ending.attempt(cm_id._close)
             self.native.close_channel(
                 self._handle, not all(cm_id.is_destroyed for cm_id in self._ids.values())
             )

@@ -256,7 +256,7 @@ class RdmaCmId(Shared, CmId):
         if result:
             self.native.check_leave(result, addr)
 
-    def destroy(self) -> None:
+    def _close(self) -> None:
         """Leave, destroy the queue pair and the id; what failed before is tried again.
 
         A second thread that destroys the id waits until all is done.
@@ -265,7 +265,7 @@ class RdmaCmId(Shared, CmId):
             if self._closed:
                 self._destroy()
             else:
-                super().destroy()
+                super()._close()
 
     def _destroy(self) -> None:
         with self.lock:
@@ -277,7 +277,7 @@ class RdmaCmId(Shared, CmId):
                     self._leave(join.address)
             ending = Ending()
             for qp in list(self._qps):
-                ending.attempt(qp.close)
+                ending.attempt(qp._close)
             self.is_destroyed = ending.attempt(self.native.destroy_id, self.handle)
             if self.is_destroyed and not self._qps:
                 self.channel.forget_id(self)

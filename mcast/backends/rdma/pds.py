@@ -6,16 +6,15 @@ A queue pair cannot use the protection domain of another device (K-DATA-23).
 
 from __future__ import annotations
 
-import threading
-
 from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.native import Context, Native, NativeId, Pd
+from mcast.interrupts import Lock
 
 
 class ProtectionDomains:
     def __init__(self, native: Native) -> None:
         self._native = native
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._used: dict[Context, tuple[Pd, int]] = {}
         self._left: list[Pd] = []
         """Those that could not be freed."""

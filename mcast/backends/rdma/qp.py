@@ -335,7 +335,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             self._tell_regions()
         except BaseException:
             with suppress(McastError):
-                region.close()
+                region._close()
             raise
 
     def forget_region(self, region: AnyRegion) -> None:
@@ -382,7 +382,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     # --- the end ---
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Detach, destroy the queue pair, free its resources. Views of received payloads stay valid.
 
         Every step is tried, whatever fails; closing again tries the failed steps. The calls of other threads

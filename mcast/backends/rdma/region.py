@@ -38,7 +38,7 @@ class RdmaRegion(OwnedByProcess, Region):
         self._require_open("buffer", Phase.REGISTER)
         return self.view
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Deregister.
 
         The queue pair's own memory replaces that of a `recv_slot`. What failed is tried again.
@@ -78,7 +78,7 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
     def nbytes(self) -> int:
         return self.end - self.start
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._closed = True
         self._qp.forget_region(self)
 

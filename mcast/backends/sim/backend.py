@@ -153,12 +153,12 @@ class SimBackend(Backend):
     def groups(self) -> GroupTable:
         return group_table(self.fabric.parts, self._hosts)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         with uninterrupted():
             with self._clock:
                 self._closed = True
                 for channel in list(self._channels):
-                    channel.close()
+                    channel._close()
             if self._owns_fabric:
                 self.fabric.close()
 
@@ -226,11 +226,11 @@ class SimEventChannel(EventChannel):
             self._clock.wait(lambda: bool(answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
         return answers[0] if answers else ()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         with self._clock:
             self._closed = True
             for cm_id in list(self.ids):
-                cm_id.destroy()
+                cm_id._close()
             self._siblings.pop(self, None)
             if self._readiness is not None:
                 self._readiness.close()
@@ -322,7 +322,7 @@ class SimCmId(CmId):
             self.core.destroy()
             self._channel.ids.pop(self, None)
             if self._qp is not None:
-                self._qp.close()
+                self._qp._close()
 
 
 class SimQueuePair(QueuePair):
@@ -525,7 +525,7 @@ class SimQueuePair(QueuePair):
                     DeviceSlots(region, recv_slot), nbytes // recv_slot, recv_slot
                 )
             except BaseException:
-                region.close()
+                region._close()
                 raise
         return region
 
@@ -543,7 +543,7 @@ class SimQueuePair(QueuePair):
         _check(self.core.repost(depth, room), "register", Phase.REGISTER, recv_slot=room)
         self._slots = slots
 
-    def close(self) -> None:
+    def _close(self) -> None:
         with self._clock:
             self._closed = True
             self._owner.forget_qp(self)

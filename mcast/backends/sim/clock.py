@@ -21,7 +21,7 @@ from weakref import ref
 
 from mcast.api import McastError, Phase
 from mcast.backends.sim.core.times import LONGEST, NS, ns_of
-from mcast.interrupts import Lock, Sleepers, take_interrupt, uninterrupted
+from mcast.interrupts import Lock, Sleepers, do_what_was_put_off, take_interrupt, uninterrupted
 
 logger = logging.getLogger("mcast")
 
@@ -141,6 +141,7 @@ class VirtualClock(Clock):
         while due and due[0][0] <= limit:
             self._now, _, action = heappop(due)
             action()
+            do_what_was_put_off()
             if ready():
                 return True
             take_interrupt()
@@ -164,6 +165,7 @@ class VirtualClock(Clock):
     def _step(self) -> None:
         self._now, _, action = heappop(self._due)
         action()
+        do_what_was_put_off()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -234,6 +236,7 @@ class WallClock(Clock):
                 heappop(self._due)[2]()
             except Exception:  # a rule of the user; what else is due must not wait for ever
                 logger.exception("what was due on the fabric failed")
+            do_what_was_put_off()
             self._sleepers.wake()
         return None
 

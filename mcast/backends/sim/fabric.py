@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Concatenate, ParamSpec
 
@@ -20,15 +20,21 @@ from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa import SubnetAdmin
 from mcast.backends.sim.faults import incidents
 from mcast.contract.options import taking
+from mcast.interrupts import later
 
 P = ParamSpec("P")
 
 
 def _one_call(function: Callable[Concatenate[Parts, P], None]) -> Callable[Concatenate[Fabric, P], None]:
-    """Run the fault as one call into the fabric: with its lock held, and waking every call that waits."""
+    """Run the fault as one call into the fabric: with its lock held, waking every call that waits.
+
+    Between two lines of another call of the same thread it waits for the end of that call.
+    """
 
     @wraps(function)
     def locked(fabric: Fabric, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if later(partial(locked, fabric, *args, **kwargs)):
+            return
         with fabric.clock:
             function(fabric.parts, *args, **kwargs)
 
@@ -88,6 +94,8 @@ class Fabric:
 
     def close(self) -> None:
         """Nothing that is still scheduled happens any more."""
+        if later(self.close):
+            return
         with self.clock:
             self.clock.close()
 
@@ -133,6 +141,8 @@ class Fabric:
 
         Raises ValueError for an address that another port has.
         """
+        if later(partial(self.set_ipv4, port, address)):
+            return
         with self.clock:
             self.parts.hosts.set_ipv4(port, address)
             self.parts.topology_changed()

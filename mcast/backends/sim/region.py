@@ -21,7 +21,7 @@ class SimRegion(Region):
         self._require_open("buffer", Phase.REGISTER)
         return self._buffer
 
-    def close(self) -> None:
+    def _close(self) -> None:
         with self._clock:
             if not self._closed:
                 self._end()
@@ -63,7 +63,7 @@ class SimDeviceRegion(DeviceRegion):
         begin = self._offset + offset
         self._memory[begin : begin + len(payload)] = payload
 
-    def close(self) -> None:
+    def _close(self) -> None:
         with self._clock:
             if not self._closed:
                 self.end()

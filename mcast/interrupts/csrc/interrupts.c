@@ -191,6 +191,30 @@ static void leave_with_error(void)
 		PyErr_Restore(type, value, trace);
 }
 
+/* Call what may end something, as a destructor does: Ctrl-C, which cannot be raised in one, is taken afterwards, and what
+ * it has ended in spite of that is called once more. -1: with the error. */
+static int call_whole(int (*step)(PyObject *), PyObject *what)
+{
+	int main_holds = is_main() && !depth++, interrupted = 0, failed;
+
+	if (main_holds && seen_holdable)
+		__atomic_store_n(&state, HELD, __ATOMIC_SEQ_CST);
+	failed = step(what);
+	if (failed && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+		PyErr_Clear();
+		interrupted = 1;
+		failed = step(what);
+	}
+	if (is_main()) {
+		depth--;
+		if (main_holds && __atomic_exchange_n(&state, TAKEN, __ATOMIC_SEQ_CST) == CAME)
+			interrupted = 1;
+		if (interrupted)
+			raise(SIGINT);
+	}
+	return failed;
+}
+
 /* In a fork the thread that has forked is the main one, and holds nothing if it was another before. */
 static void after_fork(void)
 {
@@ -200,6 +224,84 @@ static void after_fork(void)
 	depth = 0;
 	asleep_on = NULL;
 	state = TAKEN;
+}
+
+/* --- what is put off --- */
+
+/* Of this thread, by level: how many locks it holds, each as often as it has taken it; and what waits for the last one. */
+enum { LEVELS = 2 };
+static __thread unsigned long locks_held[LEVELS];
+static __thread PyObject *put_off[LEVELS]; /* lists, or NULL */
+
+static int is_busy(int level)
+{
+	return locks_held[0] || (level && locks_held[1]);
+}
+
+static int call(PyObject *function)
+{
+	PyObject *found = PyObject_CallNoArgs(function);
+
+	Py_XDECREF(found);
+	return found ? 0 : -1;
+}
+
+/* There is nobody to raise an error to. */
+static void call_all(PyObject *functions)
+{
+	for (Py_ssize_t i = 0; i < PyList_Size(functions); i++)
+		if (call_whole(call, PyList_GetItem(functions, i)))
+			PyErr_WriteUnraisable(PyList_GetItem(functions, i));
+	Py_DECREF(functions);
+}
+
+static void catch_up(void)
+{
+	PyObject *type, *value, *trace, *functions;
+
+	PyErr_Fetch(&type, &value, &trace);
+	for (int level = 0; level < LEVELS; level++)
+		while ((functions = put_off[level]) && !is_busy(level)) {
+			put_off[level] = NULL;
+			call_all(functions);
+		}
+	PyErr_Restore(type, value, trace);
+}
+
+static PyObject *later(PyObject *module, PyObject *arguments)
+{
+	PyObject *function;
+	int level = 0;
+
+	if (!PyArg_ParseTuple(arguments, "O|i:later", &function, &level))
+		return NULL;
+	if (level < 0 || level >= LEVELS)
+		return PyErr_Format(PyExc_ValueError, "level %d: there are 0 and 1", level);
+	if (!is_busy(level))
+		Py_RETURN_FALSE;
+	if (!put_off[level] && !(put_off[level] = PyList_New(0)))
+		return NULL;
+	if (PyList_Append(put_off[level], function))
+		return NULL;
+	Py_RETURN_TRUE;
+}
+
+static PyObject *is_within(PyObject *module, PyObject *unused)
+{
+	return PyBool_FromLong(is_busy(0));
+}
+
+/* The locks are held on, and do not count meanwhile: what is called may take them again. */
+static PyObject *do_what_was_put_off(PyObject *module, PyObject *unused)
+{
+	unsigned long before = locks_held[0];
+
+	if (put_off[0] || put_off[1]) {
+		locks_held[0] = 0;
+		catch_up();
+		locks_held[0] = before;
+	}
+	Py_RETURN_NONE;
 }
 
 /* --- Lock --- */
@@ -219,12 +321,28 @@ struct lock {
 	PyThread_type_lock lock;
 	unsigned long owner; /* 0: nobody */
 	unsigned long count; /* of times that the owner has taken it */
+	int level;	     /* -1: it puts nothing off */
+	PyObject *refusal;   /* what its owner is told who takes it once more; NULL: it may */
 };
 
 static PyObject *new_lock(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-	struct lock *self = (struct lock *)PyType_GenericAlloc(type, 0);
+	struct lock *self;
+	PyObject *given = NULL, *refusal = NULL;
+	long level;
 
+	if (!PyArg_ParseTuple(arguments, "|OU:Lock", &given, &refusal))
+		return NULL;
+	level = given && given != Py_None ? PyLong_AsLong(given) : 0;
+	if (PyErr_Occurred())
+		return NULL;
+	if (level < 0 || level >= LEVELS)
+		return PyErr_Format(PyExc_ValueError, "level %ld: there are 0, 1 and None", level);
+	self = (struct lock *)PyType_GenericAlloc(type, 0);
+	if (self) {
+		self->level = given == Py_None ? -1 : (int)level;
+		self->refusal = Py_XNewRef(refusal);
+	}
 	if (self && !(self->lock = PyThread_allocate_lock())) {
 		Py_CLEAR(self);
 		PyErr_NoMemory();
@@ -239,6 +357,7 @@ static void free_lock(PyObject *object)
 
 	if (self->lock)
 		PyThread_free_lock(self->lock);
+	Py_XDECREF(self->refusal);
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
 	Py_DECREF(type);
 }
@@ -270,17 +389,20 @@ static int lock(struct lock *self, double timeout)
 {
 	int taken = 1;
 
-	if (is_mine(self)) {
-		self->count++;
-		return 1;
-	}
-	if (!PyThread_acquire_lock(self->lock, 0))
-		taken = timeout ? wait_for_lock(self, timeout) : 0;
-	if (taken > 0) {
+	if (!is_mine(self)) {
+		if (!PyThread_acquire_lock(self->lock, 0))
+			taken = timeout ? wait_for_lock(self, timeout) : 0;
+		if (taken <= 0)
+			return taken;
 		self->owner = PyThread_get_thread_ident();
-		self->count = 1;
+	} else if (self->refusal) {
+		PyErr_SetObject(PyExc_RuntimeError, self->refusal);
+		return -1;
 	}
-	return taken;
+	self->count++;
+	if (self->level >= 0)
+		locks_held[self->level]++;
+	return 1;
 }
 
 static int unlock(struct lock *self)
@@ -293,6 +415,8 @@ static int unlock(struct lock *self)
 		self->owner = 0;
 		PyThread_release_lock(self->lock);
 	}
+	if (self->level >= 0 && !--locks_held[self->level] && (put_off[0] || put_off[1]))
+		catch_up();
 	return 0;
 }
 
@@ -337,8 +461,11 @@ static PyObject *release_save(PyObject *object, PyObject *unused)
 	struct lock *self = (struct lock *)object;
 	unsigned long count = self->count;
 
-	if (is_mine(self))
+	if (is_mine(self)) {
 		self->count = 1;
+		if (self->level >= 0)
+			locks_held[self->level] -= count - 1;
+	}
 	return unlock(self) ? NULL : PyLong_FromUnsignedLong(count);
 }
 
@@ -350,6 +477,8 @@ static PyObject *acquire_restore(PyObject *object, PyObject *saved)
 	if (PyErr_Occurred() || lock(self, -1) < 0)
 		return NULL;
 	self->count = count;
+	if (self->level >= 0)
+		locks_held[self->level] += count - 1;
 	Py_RETURN_NONE;
 }
 
@@ -365,7 +494,7 @@ static PyMethodDef lock_methods[] = {
 };
 
 static PyType_Slot lock_slots[] = {
-	{ Py_tp_doc, "threading.RLock, of which a `with` takes half of the time." },
+	{ Py_tp_doc, "Lock(level=0, refusal=None): threading.RLock, of which a `with` takes half of the time." },
 	{ Py_tp_new, new_lock },
 	{ Py_tp_dealloc, free_lock },
 	{ Py_tp_methods, lock_methods },
@@ -434,14 +563,6 @@ static int visit_block(PyObject *object, visitproc visit, void *arg)
 	Py_VISIT(self->acquire);
 	Py_VISIT(self->release);
 	return 0;
-}
-
-static int call(PyObject *function)
-{
-	PyObject *found = PyObject_CallNoArgs(function);
-
-	Py_XDECREF(found);
-	return found ? 0 : -1;
 }
 
 static PyObject *enter_block(PyObject *object, PyObject *unused)
@@ -692,29 +813,10 @@ static PyObject *leave_itself(PyObject *self, PyObject *const *error, Py_ssize_t
 /* As a destructor: what cannot be raised in one, Ctrl-C, is taken afterwards. */
 static PyObject *drop(PyObject *self, PyObject *unused)
 {
-	int main_holds = is_main() && !depth++, interrupted = 0;
-
-	if (main_holds && seen_holdable)
-		__atomic_store_n(&state, HELD, __ATOMIC_SEQ_CST);
-	while (end(self)) {
-		int again = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) && !interrupted;
-
-		if (!again && !PyErr_ExceptionMatches(PyExc_BufferError) && !PyErr_ExceptionMatches(PyExc_AttributeError))
-			break;
-		PyErr_Clear();
-		if (!again)
-			break;
-		interrupted = 1;
-	}
-	if (is_main()) {
-		depth--;
-		if (main_holds && __atomic_exchange_n(&state, TAKEN, __ATOMIC_SEQ_CST) == CAME)
-			interrupted = 1;
-		if (interrupted)
-			raise(SIGINT);
-	}
-	if (PyErr_Occurred())
+	if (call_whole(end, self) && !PyErr_ExceptionMatches(PyExc_BufferError) &&
+	    !PyErr_ExceptionMatches(PyExc_AttributeError))
 		return NULL;
+	PyErr_Clear();
 	Py_RETURN_NONE;
 }
 
@@ -743,6 +845,10 @@ static PyMethodDef module_methods[] = {
 	{ "take_interrupt", take_interrupt, METH_NOARGS,
 	  "Take SIGINT now if one is held back: for a loop that does not wait, but may go on without end." },
 	{ "is_held", is_held, METH_NOARGS, "Whether SIGINT is held back now." },
+	{ "later", later, METH_VARARGS,
+	  "Have it called once this thread holds no lock of that level or below; False: it holds none." },
+	{ "is_within", is_within, METH_NOARGS, "Whether this thread holds a provider's lock." },
+	{ "do_what_was_put_off", do_what_was_put_off, METH_NOARGS, "Call it now, for the thread waits with its locks." },
 	{ NULL, NULL, 0, NULL },
 };
 

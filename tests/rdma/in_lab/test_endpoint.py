@@ -85,7 +85,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def is_receiving(endpoint: Endpoint) -> bool:
-    return endpoint._pumping
+    return bool(endpoint._pumping)
 
 
 def test_members_hear_each_other(lab_bed: Testbed, pool: ThreadPoolExecutor) -> None:

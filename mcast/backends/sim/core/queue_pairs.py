@@ -73,8 +73,8 @@ class QueuePairs:
             if (not members and len(table) >= limits.groups) or len(members) >= limits.qps_per_group:
                 result = errno.ENOMEM
             else:
+                qp.attached[gid] = lid  # first: what a send in between finds in the table, it looks up here
                 table[gid] = (*members, qp) if members else qp.alone
-                qp.attached[gid] = lid
         self._receivers.forget(lid if port.is_infiniband else gid)
         if self._log.trace is not None:
             self._log.note(Attach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
@@ -86,12 +86,12 @@ class QueuePairs:
         if qp.attached.get(gid) != lid:
             result = self._refuses(qp, gid, lid) or errno.EINVAL
         else:
-            del qp.attached[gid]
             table = self._attached[port.index]
             if len(members := table[gid]) > 1:
                 table[gid] = tuple(member for member in members if member is not qp)
             else:
                 del table[gid]
+            del qp.attached[gid]
         self._receivers.forget(lid if port.is_infiniband else gid)
         if self._log.trace is not None:
             self._log.note(Detach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)

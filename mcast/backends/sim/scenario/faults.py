@@ -14,6 +14,7 @@ from mcast.backends.sim.faults import rules as faults
 from mcast.backends.sim.faults.rules import Installed, Messages, Requests
 from mcast.backends.sim.scenario import model
 from mcast.backends.sim.trace.events import FaultPlanted
+from mcast.interrupts import later
 
 Undo = Callable[[], None] | None
 
@@ -29,7 +30,7 @@ def planted(fabric: Fabric, planned: Iterable[model.ScenarioFault]) -> Iterator[
     with ExitStack() as undone:
         for fault in planned:
             if fault.at:
-                fabric.clock.call_later(round(fault.at * NS), partial(_start, fabric, fault, undone))
+                _call_later(fabric, fault.at, partial(_start, fabric, fault, undone))
             else:
                 _start(fabric, fault, undone)
         yield
@@ -43,7 +44,16 @@ def _start(fabric: Fabric, fault: model.ScenarioFault, undone: ExitStack) -> Non
     once.callback(undo)
     undone.push(once)
     if (until := getattr(fault, "until", None)) is not None:
-        fabric.clock.call_later(round((until - fault.at) * NS), once.close)
+        _call_later(fabric, until - fault.at, once.close)
+
+
+def _call_later(fabric: Fabric, seconds: float, action: Callable[[], object]) -> None:
+    """Have it done then as a call of its own, and not within the call that lets the time pass."""
+
+    def due() -> None:
+        later(action)
+
+    fabric.clock.call_later(round(seconds * NS), due)
 
 
 def _note(fabric: Fabric, fault: Any, detail: str) -> None:
