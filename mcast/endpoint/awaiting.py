@@ -28,7 +28,7 @@ from math import inf
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from typing_extensions import Buffer
 
@@ -71,7 +71,21 @@ class Waiter(NamedTuple):
     until: float
 
 
-class Endpoint(EndpointView["Membership | Sender"]):
+class AsyncEnterable:
+    """What an `async with` ends by the method that `_ended_by` names."""
+
+    _ended_by: ClassVar[str]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await getattr(self, self._ended_by)()
+
+
+class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     """One id and one UD queue pair on one port, and the groups that they are in.
 
     `open_endpoint` makes an endpoint.
@@ -79,6 +93,8 @@ class Endpoint(EndpointView["Membership | Sender"]):
     Close the endpoint, or use it in an `async with`. An endpoint that is forgotten stays in its groups,
     without a warning, until its backend is closed or the process ends (K-LEAVE-13).
     """
+
+    _ended_by = "close"
 
     def _prepare(self, settings: Settings) -> None:
         if settings.busy_poll:
@@ -472,14 +488,6 @@ class Endpoint(EndpointView["Membership | Sender"]):
             self._wake()
         self._close_all()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
 
 @with_arguments_of(Endpoint)
 def open_endpoint(*args: Any, **options: Any) -> Endpoint:
@@ -490,9 +498,10 @@ def open_endpoint(*args: Any, **options: Any) -> Endpoint:
     return Endpoint(*args, **options)
 
 
-class Sender(MemberView):
+class Sender(AsyncEnterable, MemberView):
     """A group that the program sends to."""
 
+    _ended_by = "leave"
     _endpoint: Endpoint
 
     def __init__(self, endpoint: Endpoint, group: EndpointGroup) -> None:
@@ -594,14 +603,6 @@ class Sender(MemberView):
     async def leave(self) -> None:
         """Leave the group. Idempotent. Messages that were received and not yet asked for are dropped."""
         self._endpoint._leave(self._group)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.leave()
 
 
 class Membership(Sender):
