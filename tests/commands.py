@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,21 @@ def third_party(tmp_path: Path) -> Callable[..., dict[str, str]]:
         return {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
     return install
+
+
+def written_to_terminal(command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
+    """What a command that succeeds writes to the terminal that it is started on."""
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        command, cwd=cwd, env=env, stdin=follower, stdout=follower, stderr=follower
+    ) as process:
+        os.close(follower)
+        written = b""
+        try:
+            while block := os.read(leader, 65536):
+                written += block
+        except OSError:  # the other end is closed: all is read
+            pass
+    os.close(leader)
+    assert process.returncode == 0
+    return written.decode()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pty
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 
 from mcast import backend_names
 
-from ..commands import MCAST, Run
+from ..commands import MCAST, Run, written_to_terminal
 
 BAD_INPUT = {
     "unknown backend": (("demo", "--backend", "nope"), "'nope' is no backend; there are sim"),
@@ -105,24 +103,8 @@ def test_output_fits_80_columns_and_has_no_escapes(here: Run, arguments: tuple[s
 
 def on_a_terminal(*arguments: str, **env: str) -> str:
     """What the command writes to a terminal."""
-    leader, follower = pty.openpty()
-    with subprocess.Popen(
-        [MCAST, *arguments],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "80"} | env,
-    ) as process:
-        os.close(follower)
-        written = b""
-        try:
-            while block := os.read(leader, 65536):
-                written += block
-        except OSError:  # the other end is closed: all is read
-            pass
-    os.close(leader)
-    assert process.returncode == 0
-    return written.decode()
+    env = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "80"} | env
+    return written_to_terminal([str(MCAST), *arguments], env)
 
 
 def test_a_terminal_gets_colour_and_a_progress_bar() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pty
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
 
-from ..commands import MCAST, Run
+from ..commands import MCAST, Run, written_to_terminal
 
 DATA = Random(1).randbytes(20_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -238,26 +237,9 @@ def test_a_terminal_gets_a_bar(third_party: Install, tmp_path: Path, command: tu
     (tmp_path / "file").write_bytes(Random(1).randbytes(3_000_000))
     (tmp_path / "script.py").write_text(OTHER_END)
     env = {"TERM": "xterm-256color", "COLUMNS": "80"} | {**os.environ, **third_party(source=ONE_FABRIC)}
-    leader, follower = pty.openpty()
-    with subprocess.Popen(
-        [PYTHON, "script.py", *command, "--backend", "acme"],
-        cwd=tmp_path,
-        env=env,
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-    ) as process:
-        os.close(follower)
-        written = b""
-        try:
-            while block := os.read(leader, 65536):
-                written += block
-        except OSError:  # the other end is closed: all is read
-            pass
-    os.close(leader)
-    assert process.returncode == 0
-    assert {"send": b"sending", "recv": b"receiving"}[command[0]] in written
-    assert "━".encode() in written
+    written = written_to_terminal([str(PYTHON), "script.py", *command, "--backend", "acme"], env, tmp_path)
+    assert {"send": "sending", "recv": "receiving"}[command[0]] in written
+    assert "━" in written
 
 
 @pytest.mark.parametrize(
