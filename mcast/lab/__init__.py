@@ -1,7 +1,8 @@
 """The lab: a small virtual machine with Soft-RoCE or InfiniBand devices, and a command run in it.
 
-`LabMachine` says which machine, `LabMachine.run` boots it, runs one command there and returns its exit code,
-`needs` says what this host lacks for it. Nothing on the host is changed: the guest writes to memory.
+`LabMachine` describes the machine, `LabMachine.run` boots it, runs one command in it and returns the
+command's exit code, `needs` lists what this host lacks for that. The host is not changed: the guest writes to
+memory.
 """
 
 from mcast.lab.errors import (

@@ -21,7 +21,8 @@ MAX_HCAS, MAX_SWITCHES = 64, 16
 
 
 def headers(kernel: Kernel) -> Path | None:
-    """What modules for `kernel` are built against, where linux-headers-VERSION installs it; None without."""
+    """The headers that modules for `kernel` are built against, where linux-headers-VERSION installs them;
+    None without them."""
     candidates = (kernel.modules / "build", Path("/usr/src") / f"linux-headers-{kernel.version}")
     return next((path for path in candidates if (path / "Module.symvers").exists()), None)
 
@@ -67,7 +68,8 @@ def _digest(build: Path) -> str:
 
 
 def _make(build: Path, made: Path) -> None:
-    """Build in a directory of its own, and put the module in its place at once: two may build it together."""
+    """Build in a folder of its own, and then put the module in its place at once, because two processes may
+    build it together."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

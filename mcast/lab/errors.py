@@ -1,4 +1,4 @@
-"""What can go wrong around a command in the lab, each with the exit status that env(1) and timeout(1) use."""
+"""The errors of running a command in the lab, each with the exit status that env(1) and timeout(1) use."""
 
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ class LabError(Exception):
 
 
 class LabUnavailableError(LabError):
-    """This host cannot boot the machine asked for; the message ends with what to do."""
+    """This host cannot boot the machine that was asked for; the message ends with what to do."""
 
 
 class GuestPanicError(LabError):

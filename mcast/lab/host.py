@@ -1,4 +1,4 @@
-"""What the lab needs from this host, and the line to type when something is missing."""
+"""What the lab needs from this host, and the line to type if something is missing."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from mcast.lab import driver, kernels
 from mcast.lab.errors import LabUnavailableError
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
-"""Where system tools are, also for a user whose PATH has no sbin."""
+"""Where system tools are, for a user whose PATH has no sbin as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Need:
     found: str | None
     """What was found; None when it is missing."""
     package: str
-    """Debian's package for it; empty for virtme-ng, which pip installs."""
+    """Debian's package for it; "" for virtme-ng, which pip installs."""
     boots: bool
-    """Without it no guest starts; otherwise only commands in the guest miss it."""
+    """True: no guest starts without it. False: only commands in the guest miss it."""
 
 
 def tool(name: str) -> str | None:
@@ -43,7 +43,7 @@ def _tools(*names: str) -> Callable[[], str | None]:
 
 
 def virtme_run() -> list[str] | None:
-    """The start of a virtme-run command line: this Python's own virtme-ng, else one on the PATH."""
+    """The beginning of a virtme-run command line: this Python's own virtme-ng, or else one on the PATH."""
     if find_spec("virtme") is not None:
         return [sys.executable, "-c", "import sys; from virtme.commands.run import main; sys.exit(main())"]
     script = tool("virtme-run")
@@ -117,7 +117,7 @@ INFINIBAND: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
     ("InfiniBand: gcc", "gcc", _tools("gcc")),
     ("InfiniBand: OpenSM", "opensm", _tools("opensm")),
 )
-"""What a fabric of InfiniBand wants besides."""
+"""What an InfiniBand fabric needs besides."""
 
 
 def needs() -> tuple[Need, ...]:
@@ -130,7 +130,7 @@ def _infiniband() -> tuple[Need, ...]:
 
 
 def apt_line(missing: Iterable[Need]) -> str:
-    """The one line that installs all of `missing`; empty when nothing is."""
+    """The one line that installs all of `missing`; "" if nothing is missing."""
     missing = tuple(missing)
     packages = sorted({need.package for need in missing if need.package})
     sudo = "" if os.geteuid() == 0 else "sudo "
@@ -153,7 +153,10 @@ def require(fabric: str = "roce") -> None:
 
 @cache
 def kvm_works() -> bool:
-    """Does a kernel start under KVM? Found out by starting one: a VM that can be made may still not run."""
+    """Whether a kernel starts under KVM.
+
+    Found out by starting one, because a VM that can be made may still not run.
+    """
     qemu = tool("qemu-system-x86_64")
     if qemu is None or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
@@ -165,4 +168,4 @@ def kvm_works() -> bool:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
     except subprocess.TimeoutExpired:
         return False
-    return b"Kernel panic" in done.stdout  # it got as far as missing its root
+    return b"Kernel panic" in done.stdout  # the kernel ran until it missed its root file system

@@ -1,7 +1,8 @@
 """What the guest has before it sees this host's files: its init, modules, and the tools that make its fabric.
 
 virtme-ng's initramfs has busybox and the modules for 9p and virtio. A second archive is put behind it, as the
-kernel allows (Documentation/driver-api/early-userspace/buffer-format.rst): what it holds replaces or adds.
+kernel allows (Documentation/driver-api/early-userspace/buffer-format.rst); its files replace files of the
+first, or add to them.
 """
 
 import re
@@ -17,7 +18,7 @@ from mcast.lab.kernels import Kernel, inflate
 
 GUEST_INIT = Path(str(files("mcast.lab") / "guest.sh"))
 TOOLS = ("ip", "rdma")
-"""What makes the fabric; each with the libraries that it needs."""
+"""The tools that make the fabric; each comes with the libraries that it needs."""
 _DIRECTORY, _PROGRAM = 0o040755, 0o100755
 
 
@@ -57,7 +58,7 @@ def _contents(kernel: Kernel, ports: int) -> dict[str, bytes]:
 
 
 def _inflated(module: Path) -> bytes:
-    """What is in `module`, uncompressed: busybox loads no other."""
+    """The uncompressed bytes of `module`, because busybox loads no others."""
     data = module.read_bytes()
     if module.suffix == ".ko":
         return data
@@ -68,7 +69,8 @@ def _inflated(module: Path) -> bytes:
 
 
 def _libraries(program: str) -> dict[str, bytes]:
-    """The libraries of `program`, for /lab/lib, and its loader, for where the kernel looks for it."""
+    """The libraries of `program`, for /lab/lib, and its loader, for the place where the kernel looks for
+    it."""
     ldd = host.tool("ldd")
     if ldd is None:
         raise LabUnavailableError("not on this machine: ldd: apt-get install libc-bin")

@@ -1,7 +1,8 @@
-"""Guests that stand, kept in files: a later guest of the same kind is resumed there, and need not boot.
+"""Guests that are ready, kept in files: a later guest of the same kind is resumed from the file, and need not
+boot.
 
-QEMU migrates a guest to a file while it waits, before it sees the host's files: a guest with 9p mounts cannot
-be migrated.
+QEMU migrates a guest to a file while the guest waits, before it sees the host's files, because a guest with
+9p mounts cannot be migrated.
 """
 
 import hashlib
@@ -22,11 +23,15 @@ from typing import Any, BinaryIO
 from mcast.lab.kernels import cache_dir
 
 MAX_BYTES = 1 << 30
-"""What all kept guests may take together: the least recently used go first. One has some 110 MB."""
+"""The most bytes of all kept guests together; the least recently used are removed first.
+
+A guest has some 110 MB.
+"""
 PARTIAL, ABANDONED = ".partial-", 86_400.0
-"""How the name of a file begins that is not whole yet; seconds after which nobody writes to it any more."""
+"""How the name of a file that is not whole yet begins, and the seconds after which nobody is writing to it
+any more."""
 DIGEST = hashlib.sha256().digest_size
-"""The bytes at the end of a file that tell whether the others are those that were written."""
+"""The last bytes of a file, which tell whether the others are those that were written."""
 UNLIMITED = 1 << 40
 """Bytes each second, which is more than any file takes."""
 
@@ -44,7 +49,7 @@ class GuestKind:
         """The kind of the guest that `argv` boots.
 
         The paths of a run, of its pipes and shares, do not count. QEMU and the kernel count as files that
-        were not changed, the initramfs by its content.
+        were not changed, the initramfs by its contents.
         """
         said = hashlib.sha256()
         for option, word in zip(("", *argv), argv, strict=False):
@@ -58,7 +63,7 @@ class GuestKind:
         return cls(said.hexdigest()[:32])
 
     def find(self) -> Path | None:
-        """The file of such a guest, if there is a sound one; a broken one is discarded."""
+        """The file of such a guest, if there is a sound one; a damaged one is discarded."""
         path = _folder() / self.key
         try:
             with path.open("rb") as file:
@@ -73,7 +78,10 @@ class GuestKind:
         return None
 
     def keep(self, monitor: socket.socket) -> None:
-        """Keep the guest whose QEMU is at the other end of `monitor`. A failure costs later runs time."""
+        """Keep the guest whose QEMU is at the other end of `monitor`.
+
+        If that fails, later runs only take longer.
+        """
         folder = _folder()
         partial = folder / f"{PARTIAL}{os.getpid()}-{threading.get_ident()}"
         try:
@@ -121,7 +129,8 @@ def _digest(file: BinaryIO, size: int) -> bytes:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove what was used least recently until MAX_BYTES suffice, and what a killed maker left behind."""
+    """Remove the least recently used guests until MAX_BYTES suffice, and files that a killed process left
+    behind."""
     now, taken = time.time(), 0
     stats = [(path, path.stat()) for path in folder.iterdir()]
     for path, stat in sorted(stats, key=lambda each: each[1].st_mtime, reverse=True):
@@ -136,7 +145,7 @@ class MonitorError(Exception):
 
 
 def _migrate(monitor: socket.socket, path: Path) -> None:
-    """Write the guest to `path`, and let it go on. Raises MonitorError."""
+    """Write the guest to `path`, and let the guest go on. Raises MonitorError."""
     with monitor.makefile("rwb") as stream:
 
         def heard() -> dict[str, Any]:

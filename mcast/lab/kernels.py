@@ -1,4 +1,4 @@
-"""Which kernel the lab boots, where its modules are, and its image in the form that starts fastest."""
+"""The kernel that the lab boots, where its modules are, and its image in the form that starts fastest."""
 
 import lzma
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 from mcast.lab.errors import LabUnavailableError
 
 MODULES = ("overlay", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth", "bridge")
-"""What the guest loads, besides what virtme-ng's initramfs loads for 9p and virtio."""
+"""The modules that the guest loads, besides those of virtme-ng's initramfs for 9p and virtio."""
 EXTRA_MODULES = ("crc32_generic",)
 """Loaded where the kernel has them as modules: rdma_rxe would have them looked up, which takes a second."""
 
@@ -22,7 +22,7 @@ EXTRA_MODULES = ("crc32_generic",)
 @dataclass(frozen=True, slots=True)
 class Kernel:
     version: str
-    """As `uname -r` says it."""
+    """The version, as `uname -r` prints it."""
     image: Path
     modules: Path
     """lib/modules/VERSION, with depmod's lists in it."""
@@ -45,7 +45,7 @@ class Kernel:
         return tuple(self.modules / path for path in order)
 
     def lacking(self, names: Sequence[str]) -> list[str]:
-        """Those of the modules `names` that this kernel has neither as a file nor built in."""
+        """The modules of `names` that this kernel has neither as a file nor built in."""
         listed = (line.partition(":")[0] for line in _lines(self.modules / "modules.dep"))
         there = {_module_name(path) for path in (*listed, *_lines(self.modules / "modules.builtin"))}
         return [name for name in names if name not in there]
@@ -65,17 +65,18 @@ def cache_dir() -> Path:
 
 
 def fetched_dir() -> Path:
-    """Where `fetch` unpacks kernel packages, one directory each."""
+    """Where `fetch` unpacks kernel packages, each in a folder of its own."""
     return cache_dir() / "kernels"
 
 
 def default_roots() -> tuple[Path, ...]:
-    """This system, then what was fetched, newest first."""
+    """This system, then the fetched packages, newest first."""
     return (Path("/"), *sorted(fetched_dir().glob("[!.]*"), key=lambda path: _age(path.name), reverse=True))
 
 
 def matches(version: str, wanted: str) -> bool:
-    """Is `wanted` this version or the start of it? 6.1 is the start of 6.1.0-56-amd64, not of 6.12."""
+    """Whether `wanted` is this version or its beginning: 6.1 is the beginning of 6.1.0-56-amd64, and not of
+    6.12."""
     return re.match(re.escape(wanted) + r"(?!\d)", version) is not None
 
 
@@ -84,7 +85,7 @@ def _age(version: str) -> list[int]:
 
 
 def installed(roots: Sequence[Path]) -> list[Kernel]:
-    """Every kernel whose image and modules are both there: root by root, the newest of each first."""
+    """Every kernel that has both an image and modules: root by root, the newest of each root first."""
 
     def under(root: Path) -> Iterator[Kernel]:
         for image in (root / "boot").glob("vmlinuz-*"):
@@ -151,11 +152,11 @@ INFLATE = {
     b"\x1f\x8b": lambda data: zlib.decompressobj(31).decompress(data),
     b"\x28\xb5\x2f\xfd": _inflate_zstd,
 }
-"""Decoders by the first bytes of what they decode; each ignores what follows the compressed data."""
+"""First bytes of compressed data -> the function that decompresses it. Each ignores what follows the data."""
 
 
 def inflate(data: bytes) -> bytes | None:
-    """`data` decompressed, or None when it is in no known format or its decoder is not here."""
+    """`data` decompressed; None if its format is not known, or its program is not installed."""
     decode = next((how for magic, how in INFLATE.items() if data.startswith(magic)), None)
     if decode is None or (decode is _inflate_zstd and shutil.which("zstd") is None):
         return None
@@ -163,7 +164,7 @@ def inflate(data: bytes) -> bytes | None:
 
 
 def vmlinux(bzimage: bytes) -> bytes | None:
-    """The ELF kernel inside a bzImage, or None when it cannot be had (Linux x86 boot protocol 2.08)."""
+    """The ELF kernel inside a bzImage (Linux x86 boot protocol 2.08), None if it cannot be extracted."""
     if bzimage[0x202:0x206] != b"HdrS":
         return None
     start, length = struct.unpack_from("<II", bzimage, 0x248)

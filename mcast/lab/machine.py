@@ -1,4 +1,4 @@
-"""Boots the guest, runs one command in it, and bounds everything in time."""
+"""Boots the guest, runs one command in it, and limits every step in time."""
 
 import os
 import re
@@ -35,7 +35,7 @@ BOOT_TIMEOUT = 120.0
 CONSOLE_BYTES = 16 * 1024
 CONSOLE_LINES = 12
 STOP_SECONDS = 10.0
-"""How long a guest may take to stop after its command ended."""
+"""How many seconds a guest may take to stop after its command ended."""
 
 ENVIRONMENT = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TERM", "COLUMNS", "TZ", "CI", "TMPDIR"),
@@ -51,20 +51,20 @@ ENVIRONMENT = (
     ),
     *("MCAST_*", "RDMAV_*", "IBV_*", "?SAN_OPTIONS", "UBSAN_OPTIONS", "LD_LIBRARY_PATH", "LD_PRELOAD"),
 )
-"""The variables, as shell patterns, that the command inherits; it also gets MCAST_LAB=1."""
+"""The variables, as shell patterns, that the command inherits. It also gets MCAST_LAB=1."""
 
 Accel = Literal["auto", "kvm", "tcg"]
 FabricKind = Literal["roce", "infiniband"]
 
 
 class _NotResumedError(Exception):
-    """A guest that was kept did not start: it is booted instead."""
+    """A guest that was kept did not start, so a new one is booted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabResult:
     exit_code: int
-    """The command's own: 128 + n if signal n ended it."""
+    """The command's exit code; 128 + n if signal n ended the command."""
     kernel: str
     kvm: bool
     ready_after: float
@@ -72,11 +72,11 @@ class LabResult:
     seconds: float
     """Seconds of the whole call."""
     resumed: bool = False
-    """Whether the guest was resumed from one that an earlier run has kept."""
+    """Whether the guest was resumed from one that an earlier run kept."""
 
 
 class _Limits(NamedTuple):
-    """What bounds a run, each in seconds: until it is ready, in all, and without output of the command."""
+    """The limits of a run in seconds: until the guest is ready, in all, and without output of the command."""
 
     boot: float
     whole: float | None = None
@@ -311,7 +311,7 @@ def _write(path: Path, text: str) -> None:
 def _running(
     argv: Sequence[str], fds: Sequence[int], console: int, tty: bool
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """QEMU, for as long as the block: it is gone after it, and when this process is killed."""
+    """QEMU, for as long as the block. QEMU is gone after the block, and when this process is killed."""
     guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     process = subprocess.Popen(
         [*guard, *argv],
@@ -341,7 +341,7 @@ class _Watch:
     started: float
     limits: _Limits
     stands: Callable[[str], None]
-    """Called when the guest waits to be told to go on, with what it says of itself."""
+    """Called when the guest waits to be told to go on, with what the guest says of itself."""
     console: bytearray = field(default_factory=bytearray)
     words: bytearray = field(default_factory=bytearray)
     ready_after: float | None = None
@@ -380,7 +380,7 @@ class _Watch:
                 self.failure, self.ended = argument, time.monotonic()
 
     def deadline(self) -> tuple[float, str]:
-        """The clock reading at which to give up, and what to say then."""
+        """The time at which to give up, and the reason to give then."""
         if self.ended is not None:
             return self.ended + STOP_SECONDS, ""
         boot, whole, silence = self.limits
@@ -394,7 +394,7 @@ class _Watch:
         return min(limits, default=(float("inf"), ""))
 
     def follow(self, handlers: Mapping[BinaryIO, Callable[[bytes], None]]) -> None:
-        """Hand on what comes until the guest has closed every end. Raises LabTimeoutError."""
+        """Pass on output until the guest has closed every end. Raises LabTimeoutError."""
         with selectors.DefaultSelector() as selector:
             for end, handler in handlers.items():
                 selector.register(end, selectors.EVENT_READ, handler)

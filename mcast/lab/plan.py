@@ -17,20 +17,22 @@ from mcast.lab.errors import LabUnavailableError
 from mcast.lab.kernels import Kernel, boot_image
 
 CPUS = 2
-"""One makes a two-process ping-pong 200 times slower (K-FABRIC-3)."""
+"""How many processors the guest has, because with one a ping-pong of two processes is 200 times slower
+(K-FABRIC-3)."""
 
 CHEAP = ("mitigations=off", "audit=0", "kfence.sample_interval=0", "rcupdate.rcu_expedited=1")
-"""Kernel parameters that spare work: nobody attacks the guest from inside, and nobody reads its audit log."""
+"""Kernel parameters that save work: nobody attacks the guest from inside, and nobody reads its audit log."""
 CHEAP_EMULATED = ("tsc=reliable", "clocksource=tsc", "highres=off")
-"""An emulated HPET or one-shot timer costs a turn of QEMU's main loop each time that it is read or set."""
+"""Kernel parameters for emulation, where each use of the HPET or a one-shot timer costs a turn of QEMU's main
+loop."""
 
 FEW_QUEUES = ("-global", "virtio-serial-device.max_ports=5")
 """A serial device has 64 queues unless told otherwise, each with a descriptor that QEMU's main loop polls."""
 NO_IOEVENTFD = ("-global", "virtio-serial-pci.ioeventfd=off", "-global", "virtio-9p-pci.ioeventfd=off")
-"""A descriptor hands a request to the main loop; an emulated processor may as well serve it itself."""
+"""Let an emulated processor serve a request itself, instead of waking the main loop by a descriptor."""
 
 GENERATION = ("-device", "vmgenid,guid=auto")
-"""Tells a guest that is resumed to draw new random numbers; each QEMU has another one."""
+"""Tells a guest that is resumed to draw new random numbers; the value differs for each QEMU."""
 
 
 def plan(

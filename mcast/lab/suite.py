@@ -1,4 +1,4 @@
-"""The conformance suite in the lab: run there, its report brought back."""
+"""The conformance suite in the lab: runs there, and its report is brought back."""
 
 import sys
 import tempfile
@@ -12,7 +12,7 @@ from mcast.lab.errors import LabError
 from mcast.lab.machine import LabMachine
 
 SILENCE = 300.0
-"""Seconds without a word of the suite after which it is taken to hang: each test that ends is a word."""
+"""How many seconds without output mean that the suite hangs. Each test that ends writes a line."""
 
 
 def run_in_lab(
@@ -22,9 +22,9 @@ def run_in_lab(
     silence: float = SILENCE,
     output: BinaryIO | None = None,
 ) -> SuiteReport:
-    """Run `mcast conformance` in a guest; every backend must be able to run there.
+    """Run `mcast conformance` in a guest. Every backend must be able to run there.
 
-    The run's own output is written to `output` (standard output) as it comes. Raises LabError if the guest
+    The run's own output is written to `output` (standard output) when it comes. Raises LabError if the guest
     does not bring a report back.
     """
     with tempfile.TemporaryDirectory(prefix="mcast-lab-") as folder:

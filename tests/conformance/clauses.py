@@ -1,7 +1,7 @@
 """Every normative sentence of the five source documents, with an id: the spine of the suite.
 
-They stand in docs/facts/clauses.md. A test names the clauses it proves with the mark `clause(*ids)`; the
-report is a table of clause and provider.
+The sentences are in docs/facts/clauses.md. A test names the clauses that it proves with the mark
+`clause(*ids)`; the report is a table of clause and provider.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What was measured on the real stack, from docs/facts/kernel.md, which says how to measure it again.
+"""The facts that were measured on the real stack, from docs/facts/kernel.md, which says how to measure them
+again.
 
-A test names the facts it shows with the mark `fact(*ids)`. A fact without one says in `beyond` why no
+A test names the facts that it shows with the mark `fact(*ids)`. A fact without a test says in `beyond` why no
 test through the contract can show it.
 """
 

@@ -1,7 +1,7 @@
-"""A run's results as they come, in a file: what was reported counts, also when the run is stopped.
+"""A run's results in a file, each written when it comes, so that the results of a run that is stopped count.
 
-One JSON value a line: first {"plan": [test, ...]}, the tests that are going to run; then [test, backend, ids,
-outcome, reason] for each result (mcast.conformance.report). A file may hold several runs in order.
+Each line is a JSON value: first {"plan": [test, ...]}, the tests that are going to run; then [test, backend,
+ids, outcome, reason] for each result (mcast.conformance.report). A file may have several runs in order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mcast.conformance.report import SuiteResult, read_result, written_result
 
 
 class ResultLog:
-    """Appends to a log; each line has reached the file system when the call that wrote it returns."""
+    """Appends to a log. Each line has reached the file system when the call that wrote it returns."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -37,7 +37,7 @@ class ResultLog:
 
 
 class Logged(NamedTuple):
-    """What a log says: the results, and the tests that were to run and of which nothing is said."""
+    """The contents of a log: the results, and the planned tests without a result."""
 
     results: tuple[SuiteResult, ...]
     missing: tuple[str, ...]

@@ -23,7 +23,10 @@ _SHOWN = (Outcome.PASSED, Outcome.DEVIATION, Outcome.NOT_APPLICABLE, Outcome.FAI
 
 
 def to_html(report: SuiteReport, details: str, summaries: Mapping[str, str]) -> str:
-    """One page without any outside file. `details` is a line about the run; `summaries` say each backend."""
+    """A page that needs no other file.
+
+    `details` is a line about the run; `summaries` has a line about each backend.
+    """
     template = Template(files("mcast.conformance").joinpath("page.html").read_text("utf-8"))
     verdict = "conforms" if report.passed else "does not conform"
     return template.substitute(

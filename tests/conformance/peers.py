@@ -1,7 +1,7 @@
 """Helpers of the tests: an application on one port, polling, and the proof that nothing more arrives.
 
-No test sleeps. Time is moved by blocked calls alone, so that it may be virtual; proof of absence is a
-marker message, sent after what must not arrive: the fabric keeps the order of one sender.
+No test sleeps. Only calls that wait move the time, so that it may be virtual. A marker message, sent after
+the message that must not arrive, proves its absence, because the fabric keeps the order of one sender.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def readable(channel: EventChannel) -> bool:
 
 
 def port_info(bed: Testbed, port: IPv4Address) -> PortInfo:
-    """What devices() says about the port that has the address."""
+    """The port that has the address, as devices() describes it."""
     (found,) = (info for device in bed.backend.devices() for info in device.ports if port in info.addresses)
     return found
 
 
 def other_lid(lid: int) -> int:
-    """A LID that is not this one, and may be attached with on any link layer."""
+    """A LID that differs from this one, and may be attached with on any link layer."""
     return 0xC0FE if lid != 0xC0FE else 0xC0FD
 
 
@@ -139,7 +139,7 @@ class Application:
     def send(self, destination: Destination, *payloads: bytes) -> None:
         """Send the payloads as one batch."""
         assert self.qp.send(destination, payloads, timeout=BOUND) == len(payloads)
-        self.qp.flush(BOUND)  # what a device could not send is told here
+        self.qp.flush(BOUND)  # raises the error of a message that the device could not send
 
     def receive(self, count: int) -> list[bytes]:
         """The payloads of the next `count` messages; fewer if they do not come."""
@@ -152,7 +152,8 @@ class Application:
         return payloads
 
     def seen(self, by: Application) -> list[bytes]:
-        """All payloads that reach this QP before a marker that `by` sends now over a group of its own."""
+        """The payloads that reach this queue pair before a marker that `by` sends now over a group of its
+        own."""
         fence, marker = new_group(), b"marker %d" % next(_numbers)
         here, there = Application(self.bed, self.port, None), Application(self.bed, by.port, None)
         group, outward = here.join(fence), there.join(fence)

@@ -39,7 +39,7 @@ _KNOWN: dict[str, Mapping[str, object]] = {"clause": CLAUSES, "fact": FACTS}
 
 
 class Profile(NamedTuple):
-    """What the plugin has to know of a backend before its tests run; read once.
+    """What the plugin needs to know of a backend before its tests run; read once.
 
     broken is why its test bed does not open although the backend is available, or "".
     """
@@ -152,7 +152,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def unavailable(status: Status) -> str:
-    """Why a backend cannot run, and the fix, in one line."""
+    """Why a backend cannot run, and how to repair that, in one line."""
     reason = status.reason.value if status.reason else "unavailable"
     return f"{reason}: {status.detail}" + (f"; {status.fix}" if status.fix else "")
 
@@ -194,7 +194,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def bed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
-    """A fabric of its own for this test, on the backend under test; afterwards the leak check."""
+    """A fabric of its own for this test, on the backend under test; the leak check comes afterwards."""
     name: str = request.param
     profile = suite_of(request.config).profile(name)
     if not profile.status.available:
@@ -247,7 +247,7 @@ def _backend(item: pytest.Item) -> str | None:
 
 
 def _lacking(item: pytest.Item, profile: Profile) -> str:
-    """The words of what the test needs and the backend lacks; "" if nothing."""
+    """What the test needs and the backend lacks, in words; "" if nothing."""
     needed = dict.fromkeys(_marked(item, "needs"))
     lacking = "; ".join(member.value for member in needed if member not in profile.present)
     return f"not here: {lacking}" if lacking else ""
@@ -263,7 +263,7 @@ def _names(item: pytest.Item) -> tuple[str, str]:
 
 
 def _declared(item: pytest.Item, deviations: Mapping[str, str]) -> str:
-    """Why the test must fail on its backend, or ""."""
+    """Why the test must fail on its backend, "" if it must pass."""
     return next((deviations[name] for name in reversed(_names(item)) if name in deviations), "")
 
 
@@ -287,7 +287,7 @@ def pytest_runtest_makereport(
 
 
 def _expect_failure(report: pytest.TestReport, call: pytest.CallInfo[None], reason: str) -> None:
-    """A documented deviation: failing is right, anything else is not. Set-up and teardown are not excused."""
+    """A declared deviation: the test must fail. Failures of set-up and teardown are not excused."""
     if call.excinfo is None:
         report.outcome = "failed"
         report.longrepr = f"the documented deviation is gone: {reason}"
@@ -303,7 +303,7 @@ def _outcome(report: pytest.TestReport) -> Outcome:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Why the outcome is what it is, in a line; "" for a pass."""
+    """Why the outcome is as it is, in a line; "" for a pass."""
     if hasattr(report, "wasxfail"):
         return report.wasxfail
     if report.passed:
@@ -322,7 +322,7 @@ def _result(item: pytest.Item, outcome: Outcome, reason: str) -> SuiteResult:
 
 
 def _test_of(item: pytest.Item) -> str:
-    """Its name without folders and backend: `test_join.py::test_of_a_join[full]`."""
+    """The name of the test without folders and backend: `test_join.py::test_of_a_join[full]`."""
     module = item.nodeid.rpartition("/")[2].partition("::")[0]
     return f"{module}::{_names(item)[1]}"
 

@@ -13,7 +13,7 @@ from mcast.conformance.facts import FACTS, TOPICS
 
 
 class Outcome(Enum):
-    """What a test, or all tests of a clause, say about a provider. SKIPPED is said of tests alone."""
+    """The outcome of a test, or of all tests of a clause, on a provider. Only tests can be SKIPPED."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -23,7 +23,7 @@ class Outcome(Enum):
 
 
 class SuiteResult(NamedTuple):
-    """One test on one backend (None: it needs none, and says the same of all)."""
+    """The result of one test on one backend (None: the test needs no backend, and counts for all)."""
 
     test: str
     backend: str | None
@@ -33,7 +33,7 @@ class SuiteResult(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What a provider's tests say about one clause or fact."""
+    """The outcome of a clause or fact on a provider."""
 
     outcome: Outcome
     results: tuple[SuiteResult, ...]
@@ -108,7 +108,7 @@ def _cell(name: str, results: Sequence[SuiteResult]) -> Cell:
 
 
 def merge(reports: Iterable[SuiteReport]) -> SuiteReport:
-    """One table of several runs, on different backends."""
+    """One table from several runs on different backends."""
     parts = tuple(reports)
     results = dict.fromkeys(result for part in parts for result in part.results)
     missing = {name: reason for part in parts for name, reason in part.unavailable.items()}
@@ -116,7 +116,7 @@ def merge(reports: Iterable[SuiteReport]) -> SuiteReport:
 
 
 def written_result(result: SuiteResult) -> list[Any]:
-    """A result as JSON has it: [test, backend, ids, outcome, reason]."""
+    """A result as a JSON list: [test, backend, ids, outcome, reason]."""
     return [result.test, result.backend, result.proves, result.outcome.value, result.reason]
 
 

@@ -10,7 +10,7 @@ _ROW = re.compile(r'\| <a id="([\w-]+)"></a>\1 \| (.+) \|')
 
 
 class Line(NamedTuple):
-    """A row: its id, the heading above it, and the cells after the id."""
+    """A row: its id, the heading above the table, and the cells after the id."""
 
     id: str
     heading: str
