@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_rooms import FILES, KNOWS, PACKAGE, ROOT, room
+from .test_rooms import FILES, PACKAGE, ROOT, knows, room
 
 CORES = (
     "backends/sim/core/*",
@@ -78,7 +78,7 @@ def reached(core: str) -> set[str]:
         file = ahead.pop()
         if file not in found:
             found.add(file)
-            ours = {one for one in KNOWS[file] if one in KNOWS and room(one) == room(core)}
+            ours = {one for one in knows()[file] if one in knows() and room(one) == room(core)}
             ahead += ours - HANDED_IN.get(file, set())
     return found
 

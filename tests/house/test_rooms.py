@@ -6,7 +6,8 @@ The folders stand on floors; a folder knows those on the floors below its own, a
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from textwrap import wrap
@@ -54,7 +55,7 @@ def room(file: str) -> str:
     return FRONT[file] if file in FRONT else "/".join(parts[: 2 if parts[0] == "backends" else 1])
 
 
-def imports(text: str, file: str, files: Sequence[str]) -> Iterator[str]:
+def imports(text: str, file: str, files: Collection[str]) -> Iterator[str]:
     """The files that a text imports, at its top or not: `api` for `mcast.api`; `file` is where it stands."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -78,7 +79,11 @@ def imports(text: str, file: str, files: Sequence[str]) -> Iterator[str]:
                 yield next((path for path in paths if path in files), "/".join(rest))
 
 
-KNOWS = {file: set(imports((ROOT / f"{file}.py").read_text(), file, FILES)) for file in FILES}
+@cache
+def knows() -> dict[str, set[str]]:
+    """What each file imports. Only the tests read all files, not each worker as it finds the tests."""
+    files = frozenset(FILES)
+    return {file: set(imports((ROOT / f"{file}.py").read_text(), file, files)) for file in FILES}
 
 
 def offences(file: str, known: set[str]) -> list[str]:
@@ -92,13 +97,13 @@ def offences(file: str, known: set[str]) -> list[str]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_knows_its_room_and_the_floors_below(file: str) -> None:
-    assert offences(file, KNOWS[file]) == []
+    assert offences(file, knows()[file]) == []
 
 
 def test_no_files_go_in_circles() -> None:
     """The types in signatures (`if TYPE_CHECKING`) are known, too, and so is what a function imports late."""
     try:
-        TopologicalSorter({file: known - {file} for file, known in KNOWS.items()}).prepare()
+        TopologicalSorter({file: known - {file} for file, known in knows().items()}).prepare()
     except CycleError as error:
         pytest.fail(" knows ".join(reversed(error.args[1])))
 

@@ -12,7 +12,7 @@ from mcast.lab.errors import LabUnavailableError
 def unpacked(archive: bytes, into: Path) -> dict[str, bytes]:
     busybox = host.static_busybox()
     assert busybox is not None
-    subprocess.run([busybox, "cpio", "-id"], cwd=into, input=archive, check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([busybox, "cpio", "-i"], cwd=into, input=archive, check=True, stderr=subprocess.DEVNULL)
     return {str(path.relative_to(into)): path.read_bytes() for path in into.rglob("*") if path.is_file()}
 
 

@@ -187,6 +187,7 @@ def test_what_goes_wrong_later_is_not_the_kept_guests_fault(
 def test_anew_means_booted(pretend: Pretend, kept_guest: Path) -> None:
     pretend('[ "$0" = -incoming ] && exit 1; echo ready >$ctl; echo exit 7 >$ctl')
     assert lab().run(["true"]).resumed is False
+    assert kept_guest.exists(), "nor was it tried"
 
 
 def test_an_unknown_command_is_found_out_before_anything_is_booted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cffi import FFI  # type: ignore[import-untyped]
 HERE = Path(__file__).parent
 SOURCES = sorted(HERE.rglob("*.c"))
 SANITIZERS = {
-    "1": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
+    "1": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
     "thread": ["-fsanitize=thread", "-fno-omit-frame-pointer"],
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"]
