@@ -11,9 +11,10 @@ from cffi import FFI  # type: ignore[import-untyped]
 
 HERE = Path(__file__).parent
 SOURCES = sorted(HERE.rglob("*.c"))
+FRAMES = ["-fno-omit-frame-pointer"]
 SANITIZERS = {
-    "1": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
-    "thread": ["-fsanitize=thread", "-fno-omit-frame-pointer"],
+    "1": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *FRAMES],
+    "thread": ["-fsanitize=thread", *FRAMES],
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"]
 HIDDEN = ["-fvisibility=hidden"]
