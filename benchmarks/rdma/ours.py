@@ -6,6 +6,7 @@ python ours.py SENDER_ADDRESS RECEIVER_ADDRESS...
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -512,6 +513,7 @@ def main() -> None:
         peer = Peer(backend, addresses)
         for line in sys.stdin:
             what, *numbers = line.split()
+            gc.collect()  # what imports and earlier commands have made is not looked at within this one
             tell(getattr(peer, what)(*map(int, numbers)))
 
 
