@@ -17,6 +17,14 @@ from .card.card import Card
 from .card.provider import loaded
 from .commands import here, mcast, run, third_party  # noqa: F401  (fixtures)
 
+LONGEST = (
+    "tests/lab/test_guest.py",
+    "tests/oracle/test_against_opensm.py",
+    "tests/card/test_sanitized.py",
+    "tests/house/test_docs.py",
+)
+"""The files that take longest, in this order; the oracle takes most of a long run."""
+
 _FAILED_SETUPS = pytest.StashKey[dict[int, tuple[BaseException, pytest.Item]]]()
 """The exceptions of failed setups, by identity, each with the test that met it first."""
 
@@ -53,12 +61,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long guest first: one worker waits for it while the others do all the rest."""
+    """What takes longest first: workers do all the rest beside it, and none waits at the end for another."""
     if not config.getoption("--long"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/lab/test_guest.py"))
+    order = {path: place for place, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
 def pytest_collection_finish() -> None:
