@@ -1,4 +1,4 @@
-"""Options that are written once: a function takes one by one what the class that holds them takes."""
+"""Options that are written once: a function takes the arguments of the class that holds its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 def taking(
     options: Callable[P, O],
 ) -> Callable[[Callable[[X, O], R]], Callable[Concatenate[X, P], R]]:
-    """Let a method that is written for an `options` take the arguments that make one.
+    """Let a method with a parameter for `options` take the arguments that make the options instead.
 
     Types, defaults and the signature that `help` shows are those of `options`.
     """

@@ -17,9 +17,8 @@ NO_VIEW = (
 class Region(Closeable):
     """Memory of the program that is registered with a queue pair (ibv_reg_mr).
 
-    Close it when no call uses it any more.
-
-    A payload that lies inside an open region is sent without being copied.
+    A payload that lies inside an open region is sent without being copied. Close the region when no call uses
+    it any more.
     """
 
     @property

@@ -70,7 +70,7 @@ class Roster:
         self.ended = any(one.state is GroupState.GONE for one in self.groups.values())
 
     def detach(self, group: EndpointGroup) -> None:
-        """Messages of the group's MGID are its own no more."""
+        """Note that messages of the group's MGID are its own no longer."""
         if group.destination is not None and self.by_mgid.get(group.destination.gid) is group:
             del self.by_mgid[group.destination.gid]
             self._note_groups()

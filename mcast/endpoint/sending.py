@@ -111,7 +111,8 @@ class Sending:
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        """Post the second of `what` to the sender of the first alone."""
+        """Answer a message: `what` is the message and the payload, which goes to the message's sender
+        alone."""
         message, payload = what
         if self._numbers:
             raise ValueError("reply: the numbers of sequence=True are a group's: reply from another endpoint")

@@ -14,7 +14,7 @@ from mcast.endpoint.ports import Place
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What an endpoint does on its port; `mcast.open_endpoint` says more. A wrong policy: ValueError."""
+    """The settings of an endpoint; `mcast.open_endpoint` explains them. ValueError for a wrong policy."""
 
     loopback: LoopbackPolicy | str = "on"
     rejoin: RejoinPolicy | None = RejoinPolicy()  # noqa: RUF009  (frozen)
@@ -59,7 +59,8 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(Settings, Where):
-    """What an endpoint is opened with: where, its settings, and the `options` of a backend opened by name."""
+    """The arguments of `open_endpoint`: backend and port, the settings, and the `options` of a backend opened
+    by name."""
 
     options: Mapping[str, object] | None = None
 

@@ -143,7 +143,7 @@ class Station:
 
     def require_open(self, call: str, phase: Phase) -> None:
         """Raise Closed once the endpoint or its channel is closed."""
-        if self.closed or self.channel.closed:  # a closed backend has closed it
+        if self.closed or self.channel.closed:  # closing the backend closes the channel
             raise Closed("Endpoint", call, phase)
 
     def close(self) -> None:

@@ -133,7 +133,10 @@ class EndpointView(Generic[M]):
         return self._shown(self._session.snapshot)
 
     def _shown(self, make: Callable[[], S]) -> S:
-        """What `make` finds; between two lines of another call of this thread, what is there just then."""
+        """What `make` returns.
+
+        If this thread is between two lines of another call, the state may be half changed.
+        """
         if self._lock._is_owned():
             return make()
         with self._lock:

@@ -9,10 +9,11 @@ is done or not done. A second SIGINT is taken at once everywhere, so that a call
 C module, Python's handler is exchanged for the time of a block. Other threads get no signals, and lose no
 time.
 
-Handlers of other signals, finalizers and what an argument's `__float__` does come between two lines all the
-same. There the thread may hold a `Lock`, and be half-way through a change. What ends something asks `later`,
-which puts it off until the thread holds no such lock, or waits (`do_what_was_put_off`). What else changes
-something asks `is_within`, or takes a lock with a refusal, and is refused with `WITHIN`.
+Handlers of other signals, finalizers and the `__float__` of an argument run between two lines all the same.
+There the thread may hold a `Lock`, and be half-way through a change. A call that ends something uses
+`later`, which puts the end off until the thread holds no such lock, or waits (`do_what_was_put_off`). Any
+other call that changes something uses `is_within`, or takes a lock with a refusal, and is refused with
+`WITHIN`.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ __all__ = [
 T = TypeVar("T")
 
 WITHIN = (
-    "this call came between two lines of another one of the same thread, from a signal's handler, a "
-    "finalizer or __float__: only close, leave, send, recv of a queue pair and stats may come there; for all "
-    "else let the handler set a flag that a thread looks at"
+    "this call came between two lines of another call of the same thread, from a signal's handler, a "
+    "finalizer or __float__: there only close, leave, stats, and a queue pair's send and recv are allowed; "
+    "let the handler set a flag instead, and make this call where a thread looks at the flag"
 )
-"""What else comes there is refused with, by RuntimeError."""
+"""The text of the RuntimeError that refuses any other call there."""
 
 
 def made_or_undone(make: Callable[[], T], undo: Callable[[T], object]) -> T:

@@ -7,11 +7,11 @@ class AnyLock(Protocol):
     def release(self) -> object: ...
 
 class Lock:
-    """threading.RLock, for which a `with` takes half of the time. `later` knows who holds one.
+    """threading.RLock, for which a `with` takes half of the time; `later` knows its holder.
 
-    `level` is 0 for a provider's locks, 1 for those of what stands on providers, None for one that puts
-    nothing off, because it is held over a wait. With a `refusal` the owner cannot take it once more: that is
-    a RuntimeError with this sentence.
+    `level` is 0 for the locks of providers, 1 for those of objects that stand on providers, and None for a
+    lock that puts nothing off, because it is held during a wait. With a `refusal` the owner cannot take the
+    lock once more: that raises a RuntimeError with this sentence.
     """
 
     def __new__(cls, level: int | None = 0, refusal: str | None = ..., /) -> Self: ...
@@ -70,10 +70,13 @@ def is_held() -> bool:
     """Whether SIGINT is held back now."""
 
 def later(action: Callable[[], object], level: int = 0, /) -> bool:
-    """Have `action()` called once this thread holds no lock of `level` or below; False if it holds none."""
+    """Call `action()` once this thread holds no lock of `level` or below; return False if it holds none
+    now."""
 
 def is_within() -> bool:
-    """Whether this thread holds a provider's lock: a call that asks came between two lines of another one."""
+    """Whether this thread holds a provider's lock, so that the asking call came between two lines of another
+    call."""
 
 def do_what_was_put_off() -> None:
-    """Call it now: what holds the lock waits, and everything is in order meanwhile."""
+    """Call the actions that were put off now, because the call that holds the lock is waiting, and its object
+    is in order."""

@@ -1,7 +1,8 @@
-"""`mcast.interrupts` where its C module was not built: SIGINT's handler is exchanged for the time of a block.
+"""`mcast.interrupts` without its C module: SIGINT's handler is exchanged for the time of a block.
 
-The exchange is two system calls, and what one block does takes ten times as long as in C. Beside that, only
-in C does a sleep miss no signal that comes just before it, and an object end whose `__exit__` a signal meets.
+The exchange is two system calls, and the Python code of a block takes ten times as long as in C. Besides, in
+C alone a sleep misses no signal that comes just before it, and an object is closed even if a signal comes in
+its `__exit__`.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def is_held() -> bool:
 
 
 class _Held(threading.local):
-    """Of each thread, by level: how many locks it holds, and what is put off until it holds none."""
+    """For this thread, by level: how many locks it holds, and the actions that wait until it holds none."""
 
     def __init__(self) -> None:
         self.locks = [0, 0]
@@ -174,7 +175,8 @@ class _Held(threading.local):
 
 
 class _ToNobody:
-    """An error that nobody can be given: Python tells `sys.unraisablehook` what its destructor raises."""
+    """Reports an error that no caller can be given: Python passes what this destructor raises to
+    `sys.unraisablehook`."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -187,7 +189,7 @@ _held = _Held()
 
 
 class Lock:
-    """threading.RLock; `later` knows who holds one, but at level None."""
+    """threading.RLock, whose holder `later` knows, unless the level is None."""
 
     __slots__ = ("_level", "_lock", "_refusal")
 
@@ -243,7 +245,8 @@ class Lock:
 
 
 def later(action: Callable[[], object], level: int = 0, /) -> bool:
-    """Have `action()` called once this thread holds no lock of `level` or below; False if it holds none."""
+    """Call `action()` once this thread holds no lock of `level` or below; return False if it holds none
+    now."""
     if not 0 <= level < len(_held.locks):
         raise ValueError(f"level {level}: there are 0 and 1")
     if not _held.is_busy(level):
@@ -258,7 +261,8 @@ def is_within() -> bool:
 
 
 def do_what_was_put_off() -> None:
-    """Call it now: what holds the lock waits, and everything is in order meanwhile."""
+    """Call the actions that were put off now, because the call that holds the lock is waiting, and its object
+    is in order."""
     if any(_held.put_off):
         before, _held.locks[0] = _held.locks[0], 0
         try:
