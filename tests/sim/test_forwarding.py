@@ -173,7 +173,7 @@ def test_messages_larger_than_the_mtu_of_the_group_are_refused() -> None:
     assert (small.group_mtu, small.mtu_source) == (1024, MtuSource.SA)
     assert [one.qp.max_message_to(to) for to in (small, usual)] == [1024, 2048]
     with pytest.raises(
-        MessageTooLarge, match=r"1025 bytes, the group's MTU of 1024 carries 1024 .the SA's record"
+        MessageTooLarge, match=r"1025 bytes, the group's MTU of 1024 carries 1024 .from the SA's record"
     ):
         one.qp.send(small, [b"fits", bytes(1025)])
     with pytest.raises(MessageTooLarge, match="the group's MTU of 1024"):
