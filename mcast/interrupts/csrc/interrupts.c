@@ -278,12 +278,10 @@ static PyObject *later(PyObject *module, PyObject *arguments)
 	if (level < 0 || level >= LEVELS)
 		return PyErr_Format(PyExc_ValueError, "level %d: there are 0 and 1", level);
 	if (!is_busy(level))
-		Py_RETURN_FALSE;
+		return PyBool_FromLong(0);
 	if (!put_off[level] && !(put_off[level] = PyList_New(0)))
 		return NULL;
-	if (PyList_Append(put_off[level], function))
-		return NULL;
-	Py_RETURN_TRUE;
+	return PyList_Append(put_off[level], function) ? NULL : PyBool_FromLong(1);
 }
 
 static PyObject *is_within(PyObject *module, PyObject *unused)
