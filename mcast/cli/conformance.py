@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -60,8 +60,11 @@ def conformance(
         typer.Option("--html", metavar="FILE", callback=output_file, help="Write the report as a page."),
     ] = None,
     lab: Annotated[
-        bool, typer.Option("--lab", help="Run real backends in the lab, a machine with Soft-RoCE.")
+        bool, typer.Option("--lab", help="Run real backends in the lab, a virtual machine.")
     ] = False,
+    fabric: Annotated[
+        Literal["roce", "infiniband"], typer.Option(help="The lab's fabric: Soft-RoCE or InfiniBand.")
+    ] = "roce",
 ) -> None:
     """Prove that backends keep the contract.
 
@@ -71,7 +74,10 @@ def conformance(
     for package in ("pytest", "pytest_timeout"):
         if not find_spec(package):
             raise Failure(f"the suite needs {package}: pip install 'mcast[conformance]'", 2)
-    report = (_run_with_lab if lab else run_suite)(backend or [], require_backend or [])
+    if fabric != "roce" and not lab:
+        raise typer.BadParameter("--fabric is the lab's: add --lab")
+    named = (backend or [], require_backend or [])
+    report = _run_with_lab(*named, fabric) if lab else run_suite(*named)
     if json_file:
         from mcast.conformance.report import to_json
 
@@ -91,11 +97,13 @@ def conformance(
         raise typer.Exit(1)
 
 
-def _run_with_lab(backends: list[str], required: list[str]) -> SuiteReport:
+def _run_with_lab(
+    backends: list[str], required: list[str], fabric: Literal["roce", "infiniband"]
+) -> SuiteReport:
     """Run simulated backends in this process and the others in the lab; return one report of both."""
     from mcast.conformance.report import merge
     from mcast.contract.registry import SIMULATED
-    from mcast.lab import LabError
+    from mcast.lab import LabError, LabMachine
     from mcast.lab.suite import run_in_lab
 
     named = dict.fromkeys([*backends, *required])
@@ -107,7 +115,7 @@ def _run_with_lab(backends: list[str], required: list[str]) -> SuiteReport:
     )
     typer.echo(f"in the lab: {', '.join(outside)}")
     try:
-        reports.append(run_in_lab(outside))
+        reports.append(run_in_lab(outside, LabMachine(fabric=fabric)))
     except LabError as error:
         raise Failure(str(error), error.exit_code) from None
     return merge(reports)

@@ -46,6 +46,13 @@ class Observer(ABC):
         With an SA: ports with a membership that receives. On RoCE: ports in the switch's snooping table.
         """
 
+    def takes_from(self, port: IPv4Address, group: Gid) -> bool:
+        """Whether the fabric carries on what that port sends to the group, as its tables stand now.
+
+        InfiniBand: the SA answers a join before the switches' tables are written.
+        """
+        return True
+
     @abstractmethod
     def group_exists(self, group: Gid) -> bool:
         """Whether the fabric knows the group; asked from a port that is not a member."""

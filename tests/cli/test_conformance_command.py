@@ -131,3 +131,9 @@ def test_a_report_survives_json_and_merging() -> None:
     both = merge([one, from_json(to_json(two))])
     assert (both.providers["one"], both.providers["two"]) == (one.providers["one"], two.providers["two"])
     assert (both.unavailable, both.loose) == (two.unavailable, one.loose)
+
+
+def test_a_fabric_is_the_lab_s(mcast: Run) -> None:
+    done = mcast("conformance", "--fabric", "infiniband")
+    assert done.returncode == 2
+    assert "--fabric is the lab's: add --lab" in done.stderr

@@ -130,6 +130,7 @@ class Application:
         destination = ud_of(self.event()).destination
         if not send_only:
             self.wait_delivery(destination.gid)
+        eventually(self.bed, lambda: self.bed.observer.takes_from(self.port, destination.gid))
         return destination
 
     def wait_delivery(self, group: Gid) -> None:

@@ -14,6 +14,7 @@ import mcast
 from mcast.conformance.log import read_log
 from mcast.conformance.report import Outcome, SuiteResult
 from mcast.lab import LabError, LabMachine
+from mcast.lab.machine import FabricKind
 
 PROJECT = Path(mcast.__file__).parents[1]
 PORTS = 4
@@ -50,7 +51,11 @@ class GuestRun(NamedTuple):
 
 
 def run_tests(
-    shared: Path, groups: Sequence[Sequence[str]], job: Sequence[str] = (), kernel: str | None = None
+    shared: Path,
+    groups: Sequence[Sequence[str]],
+    job: Sequence[str] = (),
+    kernel: str | None = None,
+    fabric: FabricKind = "roce",
 ) -> GuestRun:
     """Run each group, a list of pytest's arguments, in a process of its own; then `mcast` with `job`.
 
@@ -64,7 +69,7 @@ def run_tests(
     command = [sys.executable, str(FORKING), json.dumps(steps)]
     stopped = ""
     try:
-        LabMachine(PORTS, kernel, share=[shared]).run(command, cwd=PROJECT, silence=SILENCE)
+        LabMachine(PORTS, kernel, share=[shared], fabric=fabric).run(command, cwd=PROJECT, silence=SILENCE)
     except LabError as error:
         print(error)  # with what the guest's console said, for the report of the test that fails
         stopped = error.message

@@ -1,6 +1,6 @@
-"""The conformance suite's test bed on a Linux host: Soft-RoCE devices on the ports of a snooping bridge.
+"""The conformance suite's test bed on a Linux host, and the one for Soft-RoCE on a snooping bridge.
 
-The lab makes such a host (`mcast lab run`). The evidence is the kernel's: the bridge's multicast database,
+The lab makes such a bridge (`mcast lab run`). The evidence is the kernel's: the bridge's multicast database,
 /proc/net/igmp, `rdma resource`, packets on the bridge's ports. Each is read when it is asked for; the
 multicast database follows a join or leave with a delay.
 """
@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
@@ -19,18 +19,23 @@ from typing import NamedTuple
 from mcast.api import Backend, BackendUnavailable, Gid, PortState, UnavailableReason
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.devices import read_devices
+from mcast.backends.rdma.host_bed import HostTestbed
+from mcast.backends.rdma.infiniband_bed import InfinibandTestbed, find_infiniband_ports
 from mcast.backends.rdma.native import Native, load
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.igmp_listener import IgmpListener
-from mcast.backends.rdma.net.netlink import SnoopingEntry, forget, rdma_objects, snooping_table
+from mcast.backends.rdma.net.netlink import (
+    SnoopingEntry,
+    forget,
+    rdma_objects,
+    rdma_objects_since,
+    snooping_table,
+)
 from mcast.contract.testbed import Feature, Observer, Testbed
 
 PORTS_NEEDED = 3
 _SETTLE = 60.0
 """Seconds that the kernel may take to carry a change through."""
-
-_KEPT = frozenset({"ctx"})
-"""Kinds of RDMA objects that outlive a test, because librdmacm keeps its verbs contexts."""
 
 FEATURES = frozenset(
     {
@@ -101,17 +106,12 @@ class RdmaObserver(Observer):
         return frozenset(map(Gid, hostnet.igmp_memberships().get(self._ports[port].netdev, ())))
 
     def leftovers(self) -> tuple[str, ...]:
-        objects = [
-            f"{count - self._objects_before.get((device, kind), 0)} {kind} on {device}"
-            for (device, kind), count in rdma_objects().items()
-            if kind not in _KEPT and count > self._objects_before.get((device, kind), 0)
-        ]
         memberships = [
             f"{port} is a member of {group}"
             for port in self._ports
             for group in sorted(self.port_memberships(port))
         ]
-        return (*objects, *memberships)
+        return (*rdma_objects_since(self._objects_before), *memberships)
 
     def igmp_reports(self, group: Gid) -> int:
         return 0 if group.ipv4 is None else self._igmp.count(group.ipv4)
@@ -127,7 +127,7 @@ class RdmaObserver(Observer):
         self._igmp.close()
 
 
-class RdmaTestbed(Testbed):
+class RdmaTestbed(HostTestbed):
     deviations = DEVIATIONS
 
     def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, BridgedPort]) -> None:
@@ -135,24 +135,10 @@ class RdmaTestbed(Testbed):
             FEATURES if all(port.ipv6 for port in ports.values()) else FEATURES - {Feature.IPV6_SOURCE}
         )
         self.backend, self._native, self._ports = backend, native, ports
+        self._where = ports
         self.ports = tuple(sorted(ports))
         self.observer: RdmaObserver = RdmaObserver(native, ports)
         self._removals: dict[IPv4Address, subprocess.Popen[bytes]] = {}
-
-    def ipv6_of(self, port: IPv4Address) -> IPv6Address:
-        address = self._ports[port].ipv6
-        assert address is not None, f"{port} has no IPv6 address"
-        assert isinstance(address.ip, IPv6Address)
-        return address.ip
-
-    @contextmanager
-    def route(self, network: IPv4Network, port: IPv4Address) -> Iterator[None]:
-        where = (str(network), "dev", self._ports[port].netdev)
-        hostnet.run("ip", "route", "add", *where)
-        try:
-            yield
-        finally:
-            hostnet.run("ip", "route", "del", *where)
 
     @contextmanager
     def link_down(self, port: IPv4Address) -> Iterator[None]:
@@ -227,22 +213,30 @@ def _eventually(condition: Callable[[], bool], otherwise: str) -> None:
 
 @contextmanager
 def rdma_testbed() -> Iterator[Testbed]:
-    """A test bed on this host. Raises BackendUnavailable, also if the host has no such devices."""
+    """A test bed on the ports of this host: Soft-RoCE on a bridge, else InfiniBand.
+
+    Raises BackendUnavailable, also where there are too few of both.
+    """
     backend = RdmaBackend()
     try:
-        ports = find_ports()
-        if len(ports) < PORTS_NEEDED:
+        bridged = find_ports()
+        if len(bridged) >= PORTS_NEEDED:
+            bed = RdmaTestbed(backend, load(), bridged)
+            try:
+                yield bed
+            finally:
+                backend.close()
+                bed.restore()
+            return
+        infiniband = find_infiniband_ports(load())
+        if len(infiniband) < PORTS_NEEDED:
             raise BackendUnavailable(
                 "rdma",
                 UnavailableReason.NO_DEVICE,
-                f"{len(ports)} Soft-RoCE devices on a snooping bridge, the suite needs {PORTS_NEEDED}",
+                f"{len(bridged)} Soft-RoCE devices on a snooping bridge and {len(infiniband)} active "
+                f"InfiniBand ports with an IPv4 address, the suite needs {PORTS_NEEDED} of one kind",
                 "run it in the lab: mcast lab run -- COMMAND",
             )
-        bed = RdmaTestbed(backend, load(), ports)
-        try:
-            yield bed
-        finally:
-            backend.close()
-            bed.restore()
+        yield InfinibandTestbed(backend, load(), infiniband)
     finally:
         backend.close()

@@ -33,7 +33,9 @@ def program(name: str) -> str:
     """The path of a program, looked for in the administrator's directories, too."""
     found = shutil.which(name, path=_PATH)
     if found is None:
-        package = {"nft": "nftables"}.get(name, "iproute2")
+        package = {"nft": "nftables", "saquery": "infiniband-diags", "ibroute": "infiniband-diags"}.get(
+            name, "iproute2"
+        )
         raise FileNotFoundError(f"{name} is not installed: apt-get install {package}")
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address
@@ -61,6 +61,15 @@ def rdma_objects() -> dict[tuple[str, str], int]:
     Raises OSError with the kernel's answer.
     """
     return dict(_object_counts(_ask(_RDMA, _RES_GET, _DUMP, b"")))
+
+
+def rdma_objects_since(before: Mapping[tuple[str, str], int]) -> tuple[str, ...]:
+    """In words, of which objects there are more than `before`, but for contexts, which librdmacm keeps."""
+    return tuple(
+        f"{count - before.get((device, kind), 0)} {kind} on {device}"
+        for (device, kind), count in rdma_objects().items()
+        if kind != "ctx" and count > before.get((device, kind), 0)
+    )
 
 
 def forget(entries: Iterable[SnoopingEntry]) -> None:
