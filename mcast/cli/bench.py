@@ -10,13 +10,14 @@ import typer
 from mcast.cli.place import (
     BackendName,
     Json,
+    is_alone,
     places_of,
     refuse_simulated,
     require,
     with_settings,
 )
 from mcast.cli.terminal import Failure, group
-from mcast.contract.registry import SIMULATED, open_backend
+from mcast.contract.registry import open_backend
 from mcast.errors.tree import MessageTooLarge
 from mcast.wire.addresses import McastAddress
 
@@ -68,7 +69,7 @@ def bench(
             raise Failure("under MPI every rank but the first receives: leave out --receivers", 2)
         found = _over_ranks(backend, address, size, seconds, settings)
     else:
-        options = {"ports": (receivers or 1) + 1} if backend in SIMULATED else {}
+        options = {"ports": (receivers or 1) + 1} if is_alone(backend) else {}
         with open_backend(backend, **options) as opened:
             found = _run(opened, address, size, receivers or 1, seconds, settings)
     if found is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.place import BackendName, places_of, require, with_settings
+from mcast.cli.place import BackendName, is_alone, places_of, require, with_settings
 from mcast.cli.terminal import Failure, console, group, size
 from mcast.wire.addresses import McastAddress
 
@@ -54,11 +54,11 @@ def demo(
 
     Sender and receivers do what `mcast send` and `mcast recv` do, and ignore all others.
     """
-    from mcast.contract.registry import SIMULATED, open_backend
+    from mcast.contract.registry import open_backend
 
     if file and file_size is not None:
         raise typer.BadParameter("--size is for a made-up file: leave out --size or FILE")
-    options = {"ports": receivers + 1} if backend in SIMULATED else {}
+    options = {"ports": receivers + 1} if is_alone(backend) else {}
     with (
         _given(file) if file else _made_up(_DEFAULT_SIZE if file_size is None else file_size) as path,
         open_backend(backend, **options) as fabric,

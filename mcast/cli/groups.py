@@ -32,10 +32,11 @@ def groups(
     Members on other hosts are shown if a bridge of this host, or the SA, knows them. The last lines say what
     cannot be seen from here.
     """
-    from mcast.contract.registry import open_backend
+    from mcast.contract.registry import open_backend, provider
 
     refuse_simulated(backend, "be a member")
-    with open_backend(backend) as opened:
+    look_on = {"host": "all"} if provider(backend).shared() else {}
+    with open_backend(backend, **look_on) as opened:
         table = opened.groups()
     shown = [info for info in table.groups if not wanted or any(_is_of(info, each) for each in wanted)]
     if as_json:

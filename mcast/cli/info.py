@@ -36,11 +36,14 @@ def info(
 def _look(name: str) -> dict[str, Any]:
     """What can be said of a backend: its status, and its ports if it can be opened."""
     from mcast import backend_status, open_backend
+    from mcast.contract.registry import provider
 
     status, ports = backend_status(name), list[dict[str, Any]]()
     if status.available:
         try:
-            with open_backend(name) as backend:
+            words = provider(name).shared()
+            with open_backend(name, **({"host": "all"} if words else {})) as backend:
+                status = status._replace(detail=words or status.detail)
                 ports = _ports(backend)
         except BackendUnavailable as error:
             status = status._replace(available=False, detail=error.detail, reason=error.reason, fix=error.fix)

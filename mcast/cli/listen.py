@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.place import endpoint_at
+from mcast.cli.place import endpoint_at, is_alone
 from mcast.cli.terminal import Failure
-from mcast.contract.registry import SIMULATED, open_backend
+from mcast.contract.registry import open_at
 from mcast.errors.tree import McastError
 from mcast.wire.addresses import McastAddress
 
@@ -39,17 +39,18 @@ batches."""
 
 
 @contextmanager
-def opened(name: str, demo: bool) -> Iterator[Backend]:
-    """The backend. On a simulated one nobody sends, unless this process does."""
-    if name in SIMULATED and not demo:
+def opened(name: str, demo: bool, bind: IPv4Address | IPv6Address | None) -> Iterator[Backend]:
+    """The backend. A simulated one has nobody to listen to, unless this process sends as well."""
+    alone = is_alone(name)
+    if alone and not demo:
         raise Failure(
             f"{name!r} is a fabric inside this process, on which no other program can send: add --demo for "
-            "made-up messages, or use --backend rdma",
+            "made-up messages, run `mcast sim serve` in another terminal, or use --backend rdma",
             2,
         )
-    # Real time, because there are two threads.
-    options: dict[str, object] = {"ports": 2, "clock": "wall"} if name in SIMULATED else {}
-    with open_backend(name, **options) as backend:
+    # Two threads, so time has to be the wall's.
+    options: dict[str, object] = {"ports": 2, "clock": "wall"} if alone else {}
+    with open_at(name, bind, options) as backend:
         yield backend
 
 

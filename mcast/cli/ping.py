@@ -116,10 +116,10 @@ def ping(
         raise Failure("a send-only member receives no ping to answer: leave out -o or --answer", 2)
     refuse_simulated(backend, "answer")
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
-    from mcast.contract.registry import open_backend
+    from mcast.contract.registry import open_at
 
     with ExitStack() as stack:
-        opened = stack.enter_context(open_backend(backend))
+        opened = stack.enter_context(open_at(backend, bind, {}))
         place = _place(opened, bind, device)
         require(settings, [place])
         where = f"{place.address} ({place.device.name})"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.terminal import Failure, backend_name, group
-from mcast.contract.registry import SIMULATED, backend_names, open_backend
+from mcast.contract.registry import SIMULATED, backend_names, open_backend, provider
 from mcast.errors.tree import BackendError
 from mcast.wire.addresses import McastAddress
 
@@ -77,13 +77,21 @@ BackendName = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
+def is_alone(backend: str) -> bool:
+    """Whether the backend is a fabric inside this process; if others share one, stderr says which."""
+    words = provider(backend).shared()
+    if words:
+        typer.echo(f"{backend}: {words}", err=True)
+    return backend in SIMULATED and not words
+
+
 def refuse_simulated(backend: str, what: str) -> None:
-    """End the command for a simulated fabric, which exists inside its process, so that nobody else could be
-    on it."""
-    if backend in SIMULATED:
+    """Nobody else is on a simulated fabric that lives and dies with its process."""
+    if is_alone(backend):
         raise Failure(
-            f"{backend!r} is a fabric inside this process, on which no other program can {what}: use "
-            "--backend rdma, or try `mcast demo`, which has both ends in one process",
+            f"{backend!r} is a fabric inside this process, on which no other program can {what}: "
+            "run `mcast sim serve` in another terminal, use --backend rdma, or try `mcast demo`, which has "
+            "both ends in one process",
             2,
         )
 

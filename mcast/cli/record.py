@@ -56,7 +56,7 @@ def record(
 
     with (
         ends_cleanly(),
-        opened(backend, demo) as fabric,
+        opened(backend, demo, bind) as fabric,
         listening(fabric, groups, bind, device, settings, demo) as endpoint,
         _sink(output) as file,
     ):

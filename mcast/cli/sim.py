@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.terminal import Failure, console, output_file, write_file
+from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.terminal import Failure, console, output_file, plain, write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mcast.backends.sim.scenario.model import ScenarioFault, ScenarioTopology
     from mcast.backends.sim.scenario.play import MemberResult, ScenarioResult, Seen
 
-app = typer.Typer(help="Play scenarios with faults on a simulated fabric.", no_args_is_help=True)
+app = typer.Typer(help="Serve a simulated fabric, or play faulty runs on one.", no_args_is_help=True)
+
+_PORTS = 16
+"""Of a fabric that nobody has described."""
 
 _SHOWN = 20
 """How many lines of what the applications saw are shown; JSON has all."""
@@ -71,6 +79,100 @@ def run(
         typer.echo(json.dumps(result.as_json(), indent=1))
     else:
         _show(result)
+
+
+@app.command()
+def serve(
+    fabric_file: Annotated[
+        Path | None, typer.Argument(metavar="[FABRIC.toml]", help="What the fabric is, as in a scenario.")
+    ] = None,
+    socket: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where to serve it. [default: the user's own place]")
+    ] = None,
+    fabric: Annotated[
+        str | None, typer.Option(metavar="KIND", help="roce or infiniband. [default: roce]")
+    ] = None,
+    ports: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Ports, each on a host. [default: 16]")
+    ] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Option(autocompletion=_ready_made, metavar="FILE", help="Play its faults on the wall clock."),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Members of this group of the host may attach, too.")
+    ] = None,
+) -> None:
+    """Serve a simulated fabric: every program that opens it is a host of its own.
+
+    Programs find it by themselves (--backend sim), or by MCAST_SIM=PATH. Serves until it is interrupted; then
+    their devices are gone, and come back when it is served again.
+    """
+    from mcast.backends.sim.scenario.faults import planted
+    from mcast.backends.sim.scenario.play import fabric_of
+    from mcast.backends.sim.shared.attach import VARIABLE, default_socket, make_place
+    from mcast.backends.sim.shared.server import FabricServer
+
+    about, faults = _described(fabric_file, scenario, fabric, ports)
+    try:
+        path = make_place(default_socket()) if socket is None else socket.absolute()
+    except OSError as error:
+        raise Failure(f"cannot serve: {error.strerror}", 2) from None
+    with ExitStack() as stack:
+        try:
+            made = fabric_of(about, clock="wall")
+            server = FabricServer(made, path, _group_number(group), _say)
+        except OSError as error:
+            raise Failure(f"cannot serve at {path}: {error.strerror or error}", 2) from None
+        except ValueError as error:
+            raise Failure(str(error), 2) from None
+        stack.callback(made.close)
+        stack.callback(server.close)
+        stack.enter_context(ends_cleanly())
+        _say(f"serving {about.ports} ports of {about.link_layer} at {path}")
+        known = "" if path == default_socket() else f"{VARIABLE}={path} and "
+        _say(f'attach with {known}--backend sim, or mcast.open_endpoint("sim"); end with Ctrl-C')
+        stack.enter_context(planted(made, faults))
+        with suppress(KeyboardInterrupt):  # the usual way to end it
+            server.run()
+
+
+def _described(
+    file: Path | None, scenario: str | None, kind: str | None, ports: int | None
+) -> tuple[ScenarioTopology, Sequence[ScenarioFault]]:
+    """What the fabric shall be, and which faults it shall have."""
+    from mcast.backends.sim.scenario import model
+
+    if sum(one is not None for one in (file, scenario)) and (kind or ports):
+        raise Failure("the file says what the fabric is: leave out --fabric and --ports", 2)
+    if file and scenario:
+        raise Failure("a scenario has a fabric of its own: give FABRIC.toml or --scenario", 2)
+    try:
+        if scenario:
+            played = model.load(scenario)
+            return played.fabric, played.faults
+        if file:
+            return model.load_fabric(file), ()
+    except model.BadScenario as error:
+        raise Failure(str(error), 2) from None
+    if kind not in (None, "roce", "infiniband"):
+        raise Failure(f"--fabric is {kind}: there are roce and infiniband", 2)
+    if (most := model.MOST_PORTS) < (ports or 1):
+        raise Failure(f"--ports is {ports}: at most {most:,}", 2)
+    return model.ScenarioTopology.model_validate({"link_layer": kind or "roce", "ports": ports or _PORTS}), ()
+
+
+def _group_number(name: str | None) -> int | None:
+    import grp
+
+    try:
+        return None if name is None else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise Failure(f"--group is {name}: this host has no such group", 2) from None
+
+
+def _say(line: str) -> None:
+    print(plain(line), flush=True)
 
 
 def _write_trace(result: ScenarioResult, html: Path | None, pcap: Path | None, trace: Path | None) -> None:

@@ -53,7 +53,7 @@ def top(
     """
     from mcast.endpoint.watching import looks
 
-    with ends_cleanly(), opened(backend, demo) as fabric:
+    with ends_cleanly(), opened(backend, demo, bind) as fabric:
         wanted = groups or _groups_here(fabric)
         with listening(fabric, wanted, bind, device, settings, demo) as endpoint:
             seen = looks(endpoint, interval, count)

@@ -40,6 +40,10 @@ class Backend(Closeable):
         """
         return None
 
+    def solitude(self) -> str:
+        """Why nobody else can be heard here, and what to do, in a sentence; "" where others may be there."""
+        return ""
+
     @abstractmethod
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that are there now, each with its limits and its ports: MTU, link layer, GIDs."""

@@ -38,6 +38,9 @@ class Provider(NamedTuple):
     testbed  opens the provider with what the conformance suite needs (mcast.contract.testbed)
     checks   inspects this host without changing it, and returns a finding for each thing that the provider
              needs; its argument is how many seconds it may listen to the network, 0 for not at all
+    shared   returns in words which network of other processes `open` without options joins; "" if the network
+             is the provider's own, or the host's. Where there are words, `open` takes `bind`, the address
+             that will be used
     """
 
     name: str
@@ -46,3 +49,4 @@ class Provider(NamedTuple):
     open: Callable[..., Backend]
     testbed: Callable[[], AbstractContextManager[Testbed]]
     checks: Callable[[float], Sequence[Finding]] = lambda listen: ()
+    shared: Callable[[], str] = lambda: ""

@@ -5,7 +5,7 @@ A name leads to a `Provider` value, whose module is imported when the name is fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pkgutil import resolve_name
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from mcast.contract.provider import Provider, Status
 
 BUILTIN = {
-    "sim": "mcast.backends.sim:ROCE",
+    "sim": "mcast.backends.sim:SIM",
     "sim-roce": "mcast.backends.sim:ROCE",
     "sim-ib": "mcast.backends.sim:INFINIBAND",
+    "sim-shared": "mcast.backends.sim:SHARED_ROCE",
+    "sim-shared-ib": "mcast.backends.sim:SHARED_INFINIBAND",
     "rdma": "mcast.backends.rdma:PROVIDER",
 }
-"""Name -> "module:value" of the provider. `sim` is the short name of `sim-roce`."""
+"""Name -> "module:value" of the provider. `sim` is a fabric that is served, else `sim-roce`."""
 
 SIMULATED = frozenset({"sim", "sim-roce", "sim-ib"})
 """The names of the simulators, which need no hardware and make as many ports as the caller asks for."""
@@ -79,6 +81,16 @@ def open_backend(name: str, **options: object) -> Backend:
     Raises UnknownBackend, or BackendUnavailable, which has the reason and what to do.
     """
     return provider(name).open(**options)
+
+
+def open_at(name: str, bind: object, options: Mapping[str, object]) -> Backend:
+    """Open a backend by name for an endpoint with that local address, None if it has not been chosen.
+
+    Where several processes share the network, the address says which host the process is.
+    """
+    found = provider(name)
+    where = {"bind": bind} if bind is not None and not options and found.shared() else {}
+    return found.open(**options, **where)
 
 
 @contextmanager

@@ -113,8 +113,13 @@ class Prober:
         return peer.qp_num == station.qp.qp_num and peer.gid in station.place.port.gids.values()
 
 
-def unanswered(group: EndpointGroup, quest: Quest, members: int, timeout: float | None) -> McastError:
-    """The error of `ready` when fewer than `members` have answered: it names those that have."""
+def unanswered(
+    group: EndpointGroup, quest: Quest, members: int, timeout: float | None, solitude: str
+) -> McastError:
+    """The error of `ready` when fewer than `members` have answered: it names those that have.
+
+    `solitude` is that of the backend.
+    """
     who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"
     detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"
     if group.send_only:
@@ -122,4 +127,6 @@ def unanswered(group: EndpointGroup, quest: Quest, members: int, timeout: float 
             "; they answer a sender by unicast, which Soft-RoCE mostly loses within one network namespace: "
             "join as a Membership there, or use settle="
         )
+    if solitude:
+        detail += f"; {solitude}"
     return mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)

@@ -45,7 +45,8 @@ class Questions:
             while len(quest.peers) < members:
                 now = self._waiting.now()
                 if self._waiting.is_over(deadline):
-                    raise unanswered(group, quest, members, timeout)
+                    solitude = self._station.backend.solitude()
+                    raise unanswered(group, quest, members, timeout, solitude)
                 if now >= ask_at:
                     self._memberships.require_joined(group, "ready", Phase.SEND)
                     self.prober.ask(group, Kind.ASK_ALONE if group.send_only else Kind.ASK, number)

@@ -3,7 +3,9 @@ counted."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from weakref import WeakSet
 
 from mcast.api import Batch, Message, QpError
 from mcast.contract.batch import CopiedBatch
@@ -20,7 +22,20 @@ from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import BATCH, Operation, Wait, Waiting
 from mcast.wire.addresses import Gid
 
+logger = logging.getLogger("mcast")
+
 _LEFT = GroupState.LEFT
+
+
+_warned: WeakSet[Station] = WeakSet()
+"""The stations whose user has been told that nobody else can be heard."""
+
+
+def note_silence(station: Station) -> None:
+    """A receive has waited in vain: log once if nobody else can be heard on the backend."""
+    if station not in _warned and (why := station.backend.solitude()):
+        _warned.add(station)
+        logger.warning("%s: nothing came: %s", station.port_name, why)
 
 
 class Receiving:
@@ -60,6 +75,7 @@ class Receiving:
                 return message
             self._memberships.require_receiving(group)
             if waited and self._waiting.is_over(deadline):
+                note_silence(self._station)
                 return None
             yield from self._waiting.wait(deadline)
             waited = True
@@ -155,6 +171,7 @@ class Receiving:
                 return self._kept_batch(max)
             self._memberships.require_receiving(None)
             if waited and self._waiting.is_over(deadline):
+                note_silence(self._station)
                 return CopiedBatch()
             batch = yield Wait(deadline, max)
             waited = True

@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from mcast.api import Backend, Destination, DeviceInfo, PortInfo, TimestampClock
 from mcast.contract.options import taking
-from mcast.contract.registry import open_backend
+from mcast.contract.registry import open_at
 from mcast.endpoint.core import Session
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import LoopbackReport
@@ -54,7 +54,7 @@ class EndpointView(Generic[M]):
             with uninterrupted():
                 backend, device, port_num = opening.backend, opening.device, opening.port_num
                 if isinstance(backend, str):
-                    backend = self._owned = open_backend(backend, **(opening.options or {}))
+                    backend = self._owned = open_at(backend, opening.bind, opening.options or {})
                 place = choose(backend, opening.bind, device, port_num)
                 address = place.address if device is None else None
                 find_again = partial(choose, backend, address, device, port_num)

@@ -35,7 +35,7 @@ OFFERED: dict[str, tuple[set[str], set[str]]] = {
     "mcast top --backend sim --bind 10.0.0.": ({"10.0.0.1", "10.0.0.4"}, {"10.0.0.5"}),
     "mcast record 239.1.1.1 --backend sim-ib --device ''": ({"ib0/1", "ib3/1"}, {"roce0/1"}),
     "mcast top --backend acme --bind ''": (set(), {"10.0.0.1"}),
-    "mcast demo --backend sim-": ({"sim-roce", "sim-ib"}, {"rdma"}),
+    "mcast demo --backend sim-": ({"sim-roce", "sim-ib", "sim-shared", "sim-shared-ib"}, {"rdma"}),
     **{
         f"mcast {command} --backend ''": ({*backend_names(), "acme"}, set())
         for command in ("doctor", "conformance", "groups")

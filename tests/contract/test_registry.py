@@ -27,13 +27,16 @@ def entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
 
 
+SIMULATORS = ("sim", "sim-roce", "sim-ib", "sim-shared", "sim-shared-ib")
+
+
 def test_the_built_in_names_come_first() -> None:
-    assert backend_names()[:4] == ("sim", "sim-roce", "sim-ib", "rdma")
+    assert backend_names()[:6] == tuple(registry.BUILTIN) == (*SIMULATORS, "rdma")
 
 
 @pytest.mark.usefixtures("entry_point")
 def test_an_installed_backend_opens_under_its_name() -> None:
-    assert backend_names()[4:] == ("broken", "good", "wrong")
+    assert backend_names()[6:] == ("broken", "good", "wrong")
     assert registry.provider("good").name == "good"
     with open_backend("good", ports=2) as backend:
         assert len(backend.devices()) == 2
@@ -59,7 +62,7 @@ def test_a_broken_package_is_told_with_a_fix(name: str, detail: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownBackend, match="there are sim, sim-roce, sim-ib, rdma"):
+    with pytest.raises(UnknownBackend, match=f"there are {', '.join(SIMULATORS)}, rdma"):
         backend_status("nope")
 
 

@@ -468,7 +468,7 @@ def mangled(draw: st.DrawFn) -> dict[str, Any]:
 @given(mangled())
 def test_whatever_a_scenario_says_it_is_refused_or_played(made: dict[str, Any]) -> None:
     with suppress(BadScenario):
-        played = scenario_model._parse("x", json.dumps(made), "yaml")
+        played = scenario_model._parse("x", json.dumps(made), yaml=True)
         if scenario_model.steps_of(played) < 10_000:
             run(played)
 
@@ -477,7 +477,7 @@ def test_whatever_a_scenario_says_it_is_refused_or_played(made: dict[str, Any]) 
 @given(st.text(max_size=200) | VALUES.map(str), st.sampled_from(["toml", "yaml"]))
 def test_whatever_a_file_holds_it_is_refused_or_read(text: str, syntax: str) -> None:
     with suppress(BadScenario):
-        scenario_model._parse("x", text, syntax)
+        scenario_model._parse("x", text, syntax == "yaml")
 
 
 def test_every_kind_of_fault_can_begin() -> None:

@@ -1,7 +1,7 @@
 """The simulator: an in-process model of a RoCE or an InfiniBand fabric.
 
 `Fabric.roce(...)` or `Fabric.infiniband(...)` makes a fabric; `open_fabric(fabric)` opens it as a backend;
-`open_backend("sim-roce")` does both.
+`open_backend("sim-roce")` does both. `mcast.backends.sim.shared` serves one fabric to many processes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mcast.api import Backend, Provider, Status
+from mcast.api import Backend, LinkLayer, Provider, Status
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.core.sa import Quirks
 from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.shared.attach import attach, open_sim, shared_status, shared_words
+from mcast.backends.sim.shared.testbed import shared_testbed
 from mcast.backends.sim.testbed import sim_testbed
 
-__all__ = ["INFINIBAND", "ROCE", "Fabric", "Quirks", "open_fabric"]
+__all__ = ["INFINIBAND", "ROCE", "SHARED_INFINIBAND", "SHARED_ROCE", "SIM", "Fabric", "Quirks", "open_fabric"]
 
 
 def open_fabric(fabric: Fabric, host: int | None = None) -> Backend:
@@ -43,5 +45,24 @@ def _provider(name: str, summary: str, make: Callable[..., Fabric]) -> Provider:
     )
 
 
+def _shared(name: str, summary: str, make: Callable[..., Fabric], layer: LinkLayer) -> Provider:
+    return Provider(
+        name,
+        summary,
+        status=shared_status,
+        open=partial(attach, name, layer),
+        testbed=partial(shared_testbed, make),
+        shared=shared_words,
+    )
+
+
 ROCE = _provider("sim-roce", "simulated RoCEv2 fabric: IGMP, no SA", Fabric.roce)
 INFINIBAND = _provider("sim-ib", "simulated InfiniBand fabric: SA, MLIDs, partitions", Fabric.infiniband)
+
+SIM = ROCE._replace(name="sim", open=partial(open_sim, ROCE.open, "sim"), shared=shared_words)
+"""A fabric that is served, or else a RoCE fabric of one's own."""
+
+SHARED_ROCE = _shared("sim-shared", "served RoCEv2 fabric of many processes", Fabric.roce, LinkLayer.ETHERNET)
+SHARED_INFINIBAND = _shared(
+    "sim-shared-ib", "served InfiniBand fabric of many processes", Fabric.infiniband, LinkLayer.INFINIBAND
+)

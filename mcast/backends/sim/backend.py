@@ -12,6 +12,7 @@ from functools import wraps
 from ipaddress import IPv4Address, IPv6Address
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 from mcast.api import (
     Backend,
@@ -54,7 +55,7 @@ from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
 from mcast.backends.sim.readiness import Readiness
-from mcast.backends.sim.region import SimDeviceRegion, SimRegion
+from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.contract.batch import CopiedBatch
 from mcast.interrupts import uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
@@ -124,6 +125,8 @@ class SimBackend(Backend):
         self._hosts = hosts if hosts is not None else fabric.hosts
         self._owns_fabric = owns_fabric
         self._channels: dict[SimEventChannel, None] = {}
+        if owns_fabric:
+            _owners.add(self)
         if fabric.watch is not None:
             fabric.watch(self)
 
@@ -133,6 +136,16 @@ class SimBackend(Backend):
     def new_seed(self) -> int:
         with self._clock:
             return self.fabric.parts.seeds.getrandbits(64)
+
+    def solitude(self) -> str:
+        others = sum(not one.closed for one in _owners) - 1
+        if not self._owns_fabric or others < 1:
+            return ""
+        return (
+            f"this is a fabric of its own, as {'another one' if others == 1 else f'{others} others'} in this "
+            "process: open one backend by mcast.open_backend, and each endpoint with that and an address of "
+            "its own; or run `mcast sim serve`, which programs of many processes share"
+        )
 
     @_call("devices", Phase.OPEN)
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -161,6 +174,10 @@ class SimBackend(Backend):
                     channel._close()
             if self._owns_fabric:
                 self.fabric.close()
+
+
+_owners: WeakSet[SimBackend] = WeakSet()
+"""The backends of this process that have a fabric of their own."""
 
 
 class SimEventChannel(EventChannel):
@@ -193,6 +210,14 @@ class SimEventChannel(EventChannel):
             self._readiness = Readiness(self._clock, lambda: bool(self._core.queue))
             self._core.on_event = self._readiness.show
         return self._readiness.fd
+
+    def tell(self, on_event: Callable[[], None]) -> None:
+        """Call `on_event` when there are more events, or fewer."""
+        self._core.on_event = on_event
+
+    def take(self) -> cm.QueuedEvent | None:
+        """The next event, if there is one; what the SA says of a failure is left to the caller."""
+        return self._core.get() if self._core.queue else None
 
     @_call("create_id", Phase.OPEN)
     def _create_id(self, port_space: PortSpace) -> CmId:
@@ -401,7 +426,7 @@ class SimQueuePair(QueuePair):
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        owned = [payload if type(payload) is bytes else self._read(payload) for payload in payloads]
+        owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
         core, clock = self.core, self._clock
         with clock.mutex:
             ready = core.state is not _SQD or self._leaves_sqd(timeout)
@@ -423,14 +448,6 @@ class SimQueuePair(QueuePair):
             return self._clock.wait(
                 lambda: core.state is not _SQD or self._closed, timeout, "send", Phase.SEND
             )
-
-    def _read(self, payload: bytes | memoryview | DeviceBytes) -> bytes:
-        if not isinstance(payload, DeviceBytes):
-            return bytes(payload)
-        region = payload.region
-        if not isinstance(region, SimDeviceRegion) or region.owner is not self:
-            raise ValueError("this memory is not registered with this queue pair: call its register_dmabuf")
-        return region.read(payload)
 
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
         core, clock = self.core, self._clock

@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import mmap
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from mcast.api import DeviceBytes, DeviceRegion, Phase, Region, mcast_error
-from mcast.backends.sim.clock import Clock
+
+Whole = AbstractContextManager[None]
+"""In whose `with` nothing else happens to the region: a fabric's clock, say."""
 
 
 class SimRegion(Region):
     """Memory of the program. `end` stops its use as receive memory."""
 
-    def __init__(self, clock: Clock, buffer: memoryview, end: Callable[[], None]) -> None:
-        self._clock, self._buffer, self._end = clock, buffer, end
+    def __init__(self, lock: Whole, buffer: memoryview, end: Callable[[], None]) -> None:
+        self._lock, self._buffer, self._end = lock, buffer, end
 
     @property
     def buffer(self) -> memoryview:
@@ -22,7 +25,7 @@ class SimRegion(Region):
         return self._buffer
 
     def _close(self) -> None:
-        with self._clock:
+        with self._lock:
             if not self._closed:
                 self._end()
                 self._closed = True
@@ -35,9 +38,15 @@ class SimDeviceRegion(DeviceRegion):
     """
 
     def __init__(
-        self, owner: object, clock: Clock, fd: int, nbytes: int, offset: int, receives: bool
+        self,
+        owner: object,
+        lock: Whole,
+        fd: int,
+        nbytes: int,
+        offset: int,
+        receives: bool,
     ) -> None:
-        self.owner, self._clock, self._nbytes, self._offset = owner, clock, nbytes, offset
+        self.owner, self._lock, self._nbytes, self._offset = owner, lock, nbytes, offset
         self.end: Callable[[], None] = lambda: None
         """Takes it out of use as receive memory."""
         access = mmap.PROT_READ | (mmap.PROT_WRITE if receives else 0)
@@ -64,8 +73,18 @@ class SimDeviceRegion(DeviceRegion):
         self._memory[begin : begin + len(payload)] = payload
 
     def _close(self) -> None:
-        with self._clock:
+        with self._lock:
             if not self._closed:
                 self.end()
                 self._closed = True
                 self._memory.close()
+
+
+def bytes_of(payload: bytes | memoryview | DeviceBytes, owner: object) -> bytes:
+    """What a send of the QP `owner` sends. Raises ValueError for memory that is not registered with it."""
+    if not isinstance(payload, DeviceBytes):
+        return bytes(payload)
+    region = payload.region
+    if not isinstance(region, SimDeviceRegion) or region.owner is not owner:
+        raise ValueError("this memory is not registered with this queue pair: call its register_dmabuf")
+    return region.read(payload)

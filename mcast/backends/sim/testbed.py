@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
+from mcast.api import Backend
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.fabric import Fabric
 from mcast.contract.testbed import Feature, Observer, Testbed
@@ -84,13 +85,12 @@ class SimObserver(Observer):
 class SimTestbed(Testbed):
     """Four ports on four devices, and a fifth whose device has no multicast."""
 
-    def __init__(self, fabric: Fabric, name: str) -> None:
-        self.fabric = fabric
+    def __init__(self, fabric: Fabric, backend: Backend) -> None:
+        self.fabric, self.backend = fabric, backend
         *self._ports, without = fabric.ports
         without.multicast = False
         self._without = _address(fabric, without.index)
         self.ports = tuple(_address(fabric, port.index) for port in self._ports)
-        self.backend = SimBackend(fabric, name)
         self.observer = SimObserver(fabric)
         shown = Feature.IGMP_ON_WIRE if fabric.sa is None else Feature.SM_WITHOUT_SEND_ONLY
         self.features = _COMMON | {shown}
@@ -153,7 +153,7 @@ def _address(fabric: Fabric, index: int) -> IPv4Address:
 def sim_testbed(name: str, make: Callable[..., Fabric]) -> Iterator[Testbed]:
     """A new fabric for one test, closed after it."""
     fabric = make(ports=5)
-    bed = SimTestbed(fabric, name)
+    bed = SimTestbed(fabric, SimBackend(fabric, name))
     try:
         with bed.backend:
             yield bed

@@ -442,14 +442,34 @@ def ready_made() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
+def load_fabric(path: Path) -> ScenarioTopology:
+    """The fabric that a TOML or YAML file describes: a scenario's, or the fields of one alone.
+
+    Raises BadScenario.
+    """
+    data = _table(str(path), _text_of(path), _is_yaml(path))
+    try:
+        return ScenarioTopology.model_validate(data.get("fabric", data))
+    except ValidationError as error:
+        raise BadScenario(f"{path}: {_sentence(error)}") from None
+
+
 def load(source: str | Path) -> Scenario:
     """The scenario of a ready-made name, or in a TOML or YAML file. Raises BadScenario."""
     if isinstance(source, str) and source in ready_made():
-        return _parse(source, (READY_MADE / f"{source}.toml").read_text(encoding="utf-8"), "toml")
+        return _parse(source, (READY_MADE / f"{source}.toml").read_text(encoding="utf-8"))
     path = Path(source)
     if path.suffix not in (".toml", ".yaml", ".yml") and not os.path.lexists(path):
         known = ", ".join(ready_made())
         raise BadScenario(f"{source} is no file and no ready-made scenario: there are {known}")
+    return _parse(str(path), _text_of(path), _is_yaml(path))
+
+
+def _is_yaml(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
+
+
+def _text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -458,27 +478,31 @@ def load(source: str | Path) -> Scenario:
     if len(data) > MOST_BYTES:
         raise BadScenario(f"{path} is no scenario: it is larger than {MOST_BYTES:,} bytes")
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
         raise BadScenario(f"{path} is not text: a scenario is TOML or YAML in UTF-8") from None
-    return _parse(str(path), text, "yaml" if path.suffix in (".yaml", ".yml") else "toml")
 
 
-def _parse(name: str, text: str, syntax: str) -> Scenario:
+def _parse(name: str, text: str, yaml: bool = False) -> Scenario:
+    data = _table(name, text, yaml)
     try:
-        data = (_from_yaml if syntax == "yaml" else _from_toml)(text)
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise BadScenario(f"{name}: {_sentence(error)}") from None
+
+
+def _table(name: str, text: str, yaml: bool) -> dict[str, object]:
+    try:
+        data = (_from_yaml if yaml else _from_toml)(text)
     except ImportError:
         raise BadScenario(f"{name}: YAML needs PyYAML: pip install 'mcast[yaml]', or write TOML") from None
     except RecursionError:
         raise BadScenario(f"{name} is no scenario: it is nested too deeply") from None
     except (ValueError, OverflowError) as error:  # syntax, or a number or a date that is none
-        raise BadScenario(f"{name} is not {syntax.upper()}: {_short(str(error))}") from None
+        raise BadScenario(f"{name} is not {'YAML' if yaml else 'TOML'}: {_short(str(error))}") from None
     if not isinstance(data, dict):
         raise BadScenario(f"{name} is no scenario: that is a table of name, seconds, members and more")
-    try:
-        return Scenario.model_validate(data)
-    except ValidationError as error:
-        raise BadScenario(f"{name}: {_sentence(error)}") from None
+    return data
 
 
 def _sentence(error: ValidationError) -> str:

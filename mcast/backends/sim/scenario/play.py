@@ -107,6 +107,14 @@ def run(scenario: Scenario) -> ScenarioResult:
     return _Play(scenario).play()
 
 
+def fabric_of(about: model.ScenarioTopology, **options: Any) -> Fabric:
+    """The fabric that a scenario describes; `options` are those of `Fabric` besides."""
+    sizes: dict[str, Any] = {"ports": about.ports, "switches": about.switches, "mtu": about.mtu}
+    if about.link_layer == "roce":
+        return Fabric.roce(**sizes, **options)
+    return Fabric.infiniband(**sizes, **options, max_mlid=about.max_mlid)
+
+
 class _Member:
     """An application on one port that wants to be in a group: `joined`, or `why_out` says why not."""
 
@@ -166,12 +174,7 @@ class _Play:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         about = scenario.fabric
-        options: dict[str, Any] = {"ports": about.ports, "switches": about.switches, "mtu": about.mtu}
-        options |= {"seed": scenario.seed, "trace": True}
-        if about.link_layer == "roce":
-            self.fabric = Fabric.roce(**options)
-        else:
-            self.fabric = Fabric.infiniband(**options, max_mlid=about.max_mlid)
+        self.fabric = fabric_of(about, seed=scenario.seed, trace=True)
         self.backend = SimBackend(self.fabric, about.link_layer, owns_fabric=True)
         self.channel = self.backend.event_channel()
         self.end = round(scenario.seconds * NS)

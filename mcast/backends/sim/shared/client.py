@@ -1,0 +1,785 @@
+"""The contract over the socket of a served fabric: each call is a request, and what waits polls descriptors.
+
+The server's end is the removal of every device: ids tell of it, queue pairs are dead. `SharedBackend.devices`
+attaches anew, to the same host, once the fabric is served again.
+"""
+
+from __future__ import annotations
+
+import errno as E
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from ipaddress import IPv4Address, IPv6Address
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mcast.api import (
+    Backend,
+    Batch,
+    CmEvent,
+    CmEventType,
+    CmId,
+    CompMask,
+    Destination,
+    DeviceBytes,
+    DeviceInfo,
+    DeviceRegion,
+    EventChannel,
+    GroupTable,
+    JoinAttrEx,
+    JoinFlag,
+    LinkLayer,
+    McastError,
+    Message,
+    Phase,
+    PortEvent,
+    PortSpace,
+    QpCounters,
+    QpError,
+    QpInit,
+    QpState,
+    QpType,
+    QueuePair,
+    Region,
+    TimestampClock,
+    WcStatus,
+    mcast_error,
+)
+from mcast.backends.sim.core.qp import PORT_EVENTS_KEPT, Burst, Header
+from mcast.backends.sim.core.times import NS
+from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
+from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
+from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.connection import Connection, Gone, Reply, Sleep
+from mcast.contract.batch import CopiedBatch
+from mcast.contract.closing import Closeable
+from mcast.interrupts import Lock, uninterrupted
+from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
+from mcast.wire.partition import FULL_MEMBER
+
+_BOTH_FIELDS, _FULL_MEMBER = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS), int(JoinFlag.FULLMEMBER)
+_SERVER_ENDED = "the fabric is served no more"
+
+
+class SharedBackend(Backend):
+    """A process on one host of a served fabric, or on all of them. Raises OSError where none is served."""
+
+    def __init__(self, path: Path, attach: frames.AttachTo) -> None:
+        self.path = path
+        self.sleep = Sleep()
+        self._lock = Lock()
+        self._channels: dict[SharedEventChannel, None] = {}
+        self._connection = connection = Connection(path, attach)
+        self.fabric = connection.fabric
+        self.name, self.capabilities = self.fabric.backend, frozenset(self.fabric.capabilities)
+        again = self.fabric.hosts
+        self._again = frames.AttachTo(host="all" if again == "all" else int(again))
+        self._made = self.fabric.made
+
+    def now(self) -> float:
+        return (time.monotonic_ns() - self._made) / NS
+
+    def new_seed(self) -> int:
+        seed: int = self._ask(frames.AskFor(op="seed"), "new_seed")
+        return seed
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        self._require_open("devices", Phase.OPEN)
+        try:
+            self.connection()
+            found: tuple[DeviceInfo, ...] = self._ask(frames.AskFor(op="devices"), "devices")
+        except (OSError, McastError):  # nobody serves it
+            self._require_open("devices", Phase.OPEN)
+            self._connection.require_process("devices", Phase.OPEN)
+            return ()
+        return found
+
+    def guests(self) -> tuple[frames.Guest, ...]:
+        """Who is attached to the fabric, this process as well."""
+        found: tuple[frames.Guest, ...] = self._ask(frames.AskFor(op="guests"), "guests")
+        return found
+
+    def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
+        with suppress(McastError):
+            request = frames.PortCounters(device=device[:64], port_num=port_num)
+            found: dict[str, int] = self._ask(request, "port_counters")
+            return found
+        self._require_open("port_counters", Phase.OPEN)
+        return {}
+
+    def groups(self) -> GroupTable:
+        found: GroupTable = self._ask(frames.AskFor(op="groups"), "groups")
+        return found
+
+    def event_channel(self) -> EventChannel:
+        self._require_open("event_channel", Phase.OPEN)
+        with uninterrupted(self._lock):
+            channel = SharedEventChannel(self)
+            self._channels[channel] = None
+        return channel
+
+    def _close(self) -> None:
+        with uninterrupted():
+            if self._closed:
+                return
+            self._closed = True
+            for channel in list(self._channels):
+                channel._close()
+            self._connection.close()
+            self.sleep.wake()
+            self.sleep.close()
+
+    def _ask(self, request: frames._Request, call: str) -> Any:
+        self._require_open(call, Phase.OPEN)
+        try:
+            return self._connection.ask(request, call, Phase.OPEN).value
+        except Gone:
+            self._require_open(call, Phase.OPEN)
+            self.lost(self._connection)
+            raise mcast_error(E.ENODEV, call, Phase.OPEN, None, _SERVER_ENDED) from None
+
+    # --- the server's end, and its return --------------------------------------------------------
+
+    def connection(self) -> Connection:
+        """The one to the server, made anew if need be. Raises OSError, McastError."""
+        with uninterrupted(self._lock):
+            if self._connection.lost and not self._closed:
+                self.lost(self._connection)
+                fresh = Connection(self.path, self._again)
+                if fresh.fabric.link_layer is not self.fabric.link_layer:
+                    fresh.close()
+                    raise mcast_error(E.ENODEV, "devices", Phase.OPEN, None, "another fabric is served there")
+                self._connection.close()
+                self._connection = fresh
+            return self._connection
+
+    def lost(self, connection: Connection) -> None:
+        """Every id of that connection has lost its device."""
+        with uninterrupted(self._lock):
+            connection.lose()
+            for channel in list(self._channels):
+                channel.lose(connection)
+        self.sleep.wake()
+
+    def forget(self, channel: SharedEventChannel) -> None:
+        """The channel is closed."""
+        self._channels.pop(channel, None)
+
+
+class _Remote(Closeable):
+    """What the server has a part of: requests about it, and what their failures mean here."""
+
+    _backend: SharedBackend
+    _connection: Connection
+
+    def _ask(self, request: frames._Request, call: str, phase: Phase, **arguments: object) -> Any:
+        return self._reply(lambda: self._connection.ask(request, call, phase, arguments), call, phase).value
+
+    def _reply(self, ask: Callable[[], Reply], call: str, phase: Phase) -> Reply:
+        try:
+            return ask()
+        except Gone:
+            self._require_open(call, phase)
+            self._backend.lost(self._connection)
+            raise mcast_error(self._gone(call), call, phase, None, _SERVER_ENDED) from None
+        except McastError as error:
+            if error.errno == E.EBADF:
+                self._require_open(call, phase)  # another thread has closed it meanwhile
+            raise
+
+    def _gone(self, call: str) -> int:
+        return E.ENXIO if call.startswith(("join", "leave")) else E.ENODEV
+
+
+class SharedEventChannel(_Remote, EventChannel):
+    """Its descriptor is an epoll: over what the server shows, the server's end, and events of here."""
+
+    def __init__(self, backend: SharedBackend) -> None:
+        self._backend = backend
+        self._ids: dict[int, SharedCmId] = {}
+        self._numbered = count(1)
+        self._local: deque[CmEvent] = deque()
+        """Events that no server tells: devices that went with it."""
+        self._number: int | None = None
+        self._flag = -1
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._bell, select.EPOLLIN)
+        try:
+            self._attach(backend.connection())
+        except BaseException as error:
+            self._epoll.close()
+            os.close(self._bell)
+            if isinstance(error, OSError) and not isinstance(error, McastError):
+                raise mcast_error(E.ENODEV, "event_channel", Phase.OPEN, None, _SERVER_ENDED) from None
+            raise
+
+    def _attach(self, connection: Connection) -> None:
+        """A channel of the server's for this one."""
+        self._connection = connection
+        request = frames.AskFor(op="open_channel")
+        reply = self._reply(
+            lambda: connection.ask(request, "event_channel", Phase.OPEN), "event_channel", Phase.OPEN
+        )
+        assert reply.descriptor is not None
+        self._number, self._flag = reply.value, reply.descriptor
+        self._epoll.register(self._flag, select.EPOLLIN)
+        self._epoll.register(connection.fd, 0)
+
+    def fileno(self) -> int:
+        self._require_open("fileno", Phase.EVENT)
+        return self._epoll.fileno()
+
+    @property
+    def pending(self) -> bool:
+        if self._closed:
+            self._require_open("pending", Phase.EVENT)
+        return bool(self._local) or self._looks()
+
+    def _looks(self) -> bool:
+        """Whether the server shows an event; its end is noted."""
+        try:
+            found = self._epoll.poll(0)
+        except ValueError:
+            self._require_open("pending", Phase.EVENT)
+            raise
+        if any(fd == self._connection.fd for fd, _ in found):
+            self._backend.lost(self._connection)
+            return bool(self._local)
+        return bool(found)
+
+    def _create_id(self, port_space: PortSpace) -> CmId:
+        try:
+            connection = self._backend.connection()
+            if connection is not self._connection:
+                self._attach(connection)
+        except OSError as error:
+            if isinstance(error, McastError):
+                raise
+            raise mcast_error(E.ENODEV, "create_id", Phase.OPEN, None, _SERVER_ENDED) from None
+        assert self._number is not None
+        request = frames.CreateId(channel=self._number, port_space=port_space)
+        number = self._ask(request, "create_id", Phase.OPEN)
+        made = self._ids[number] = SharedCmId(self, self._connection, number, port_space)
+        return made
+
+    def _get_event(self, timeout: float | None) -> CmEvent | None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._closed:
+                self._require_open("get_event", Phase.EVENT)
+            if self.pending and (event := self._next()) is not None:
+                return event
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self._backend.sleep.until([self._epoll.fileno()], left)
+
+    def _next(self) -> CmEvent | None:
+        if self._local:
+            event = self._local.popleft()
+            if not self._local:
+                os.eventfd_read(self._bell)
+            return event
+        assert self._number is not None
+        try:
+            request = frames.OnChannel(op="get_event", channel=self._number)
+            heard: frames.HeardEvent | None = self._ask(request, "get_event", Phase.EVENT)
+        except McastError:
+            self._require_open("get_event", Phase.EVENT)
+            if self._connection.lost:
+                return None
+            raise
+        if heard is None:
+            return None
+        owner = self._ids.get(heard.id)
+        if owner is not None:
+            owner.look_anew()
+        context = None if owner is None or heard.context is None else owner.contexts.get(heard.context)
+        return CmEvent(
+            heard.type, heard.status, heard.errno, context, owner, heard.ud, heard.detail, heard.found
+        )
+
+    def lose(self, connection: Connection) -> None:
+        """The server has ended: as if each device had been removed."""
+        if connection is not self._connection or self._number is None:
+            return
+        self._number = None
+        self._epoll.unregister(self._flag)
+        self._epoll.unregister(connection.fd)
+        os.close(self._flag)
+        self._flag = -1
+        for cm_id in self._ids.values():
+            if cm_id.device is not None:
+                removal = CmEvent(CmEventType.DEVICE_REMOVAL, 0, E.ENODEV, None, cm_id, None)
+                self._local.append(removal)
+        self._ids = {}
+        if self._local:
+            os.eventfd_write(self._bell, 1)
+
+    def forget(self, cm_id: SharedCmId) -> None:
+        """The id is destroyed: its events are gone."""
+        self._ids.pop(cm_id.number, None)
+        kept = [event for event in self._local if event.id is not cm_id]
+        if len(kept) < len(self._local):
+            self._local = deque(kept)
+            if not kept:
+                os.eventfd_read(self._bell)
+
+    def _close(self) -> None:
+        with uninterrupted():
+            if self._closed:
+                return
+            self._closed = True
+            self._backend.forget(self)
+            for cm_id in list(self._ids.values()):
+                cm_id._close()
+            self._backend.sleep.wake()
+            if self._number is not None:
+                with suppress(McastError):
+                    self._ask(
+                        frames.OnChannel(op="close_channel", channel=self._number), "close", Phase.CLOSE
+                    )
+            if self._flag >= 0:
+                os.close(self._flag)
+                self._flag = -1
+            self._epoll.close()
+            os.close(self._bell)
+
+
+class SharedCmId(_Remote, CmId):
+    """An id of a channel, known to the server by its number."""
+
+    def __init__(
+        self, channel: SharedEventChannel, connection: Connection, number: int, port_space: PortSpace
+    ) -> None:
+        super().__init__()
+        self._channel, self._connection, self.number, self.port_space = (
+            channel,
+            connection,
+            number,
+            port_space,
+        )
+        self._backend = channel._backend
+        self._place = frames.IdPlace()
+        self._qp: SharedQueuePair | None = None
+        self.contexts: dict[int, object] = {}
+        """Number of a join -> the context that it was given."""
+        self._numbers = count(1)
+        self._number_of: dict[McastAddress, int] = {}
+
+    @property
+    def device(self) -> str | None:
+        return self._place.device
+
+    @property
+    def link_layer(self) -> LinkLayer | None:
+        return self._place.link_layer
+
+    @property
+    def qp(self) -> QueuePair | None:
+        return self._qp
+
+    @property
+    def channel(self) -> SharedEventChannel:
+        return self._channel
+
+    def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
+        request = frames.BindId(id=self.number, src=src)
+        self._place = self._ask(request, "bind_addr", Phase.BIND, src=src)
+
+    def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
+        request = frames.Resolve(id=self.number, dst=frames.RawAddress.of(dst), src=src)
+        self._place = self._ask(request, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
+
+    def _create_qp(self, init: QpInit) -> QueuePair:
+        # How it polls concerns nobody here, and JSON has no infinity.
+        request = frames.CreateQp(id=self.number, init=init.model_copy(update={"busy_poll": 0.0}))
+        arguments: dict[str, object] = {"qp_type": init.qp_type.name}
+        if init.comp_vector is not None:
+            arguments["comp_vector"] = init.comp_vector
+        ask = partial(self._connection.ask, request, "create_qp", Phase.CREATE_QP, arguments)
+        reply = self._reply(ask, "create_qp", Phase.CREATE_QP)
+        assert reply.descriptor is not None
+        self._qp = SharedQueuePair(self, reply.value, reply.descriptor, init.qp_type)
+        return self._qp
+
+    def look_anew(self) -> None:
+        """What the QP is attached with may have changed."""
+        if self._qp is not None:
+            self._qp.forget_attachments()
+
+    def forget_qp(self) -> None:
+        """The QP is closed."""
+        self._qp = None
+
+    def _group_of(self, address: McastAddress) -> object:
+        place = self._place
+        if place.link_layer is not LinkLayer.INFINIBAND or place.pkey is None:
+            return address.key
+        return infiniband_group(address, self.port_space, ipoib_broadcast_mgid(place.pkey | FULL_MEMBER))
+
+    def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
+        mask, flags = int(attr.comp_mask), int(attr.join_flags)
+        self._join_multicast(attr.addr, context, "join_multicast_ex", mask, flags)
+
+    def _join_multicast(
+        self,
+        addr: McastAddress,
+        context: object,
+        call: str = "join_multicast",
+        mask: int = _BOTH_FIELDS,
+        flags: int = _FULL_MEMBER,
+    ) -> None:
+        number = next(self._numbers)
+        given: object = addr  # a model_construct may have anything
+        raw = frames.RawAddress.of(given) if isinstance(given, McastAddress) else None
+        request = frames.JoinGroup(
+            id=self.number,
+            call="join_multicast" if call == "join_multicast" else "join_multicast_ex",
+            mask=mask & 0xFFFFFFFF,
+            flags=flags & 0xFFFFFFFF,
+            addr=raw,
+            context=number,
+        )
+        self.contexts[number] = context
+        try:
+            self._ask(request, call, Phase.JOIN, addr=addr, join_flags=flags)
+        except BaseException:
+            del self.contexts[number]
+            raise
+        self._number_of[addr] = number
+
+    def _leave_multicast(self, addr: McastAddress) -> None:
+        request = frames.LeaveGroup(id=self.number, addr=frames.RawAddress.of(addr))
+        self._ask(request, "leave_multicast", Phase.LEAVE, addr=addr)
+        self.look_anew()
+        self.contexts.pop(self._number_of.pop(addr, 0), None)
+
+    def _destroy(self) -> None:
+        if self._qp is not None:
+            self._qp.ends()
+        try:
+            with suppress(McastError):
+                self._ask(frames.OnId(op="destroy", id=self.number), "destroy", Phase.DESTROY)
+        finally:
+            self._channel.forget(self)
+            self._backend.sleep.wake()
+
+
+class SharedQueuePair(_Remote, QueuePair):
+    """The QP of an id; its descriptor is readable while messages wait, and once the server has ended."""
+
+    def __init__(self, owner: SharedCmId, made: frames.MadeQp, flag: int, qp_type: QpType) -> None:
+        self._owner, self._made, self._type = owner, made, qp_type
+        self._backend, self._connection = owner._backend, owner._connection
+        self._flag = flag
+        self._port_events: tuple[PortEvent, ...] = ()
+        self._slots: Slots | None = None
+        self._failed: WcStatus | None = None
+        """What a send without a device did."""
+        self._last = frames.QpLook(QpState.RTS, QpCounters(0, 0, 0, 0, 0, made.depth, made.depth))
+        self._attached: dict[Gid, int] | None = None
+        """What it is attached with, as far as that is known here: only this process changes it."""
+
+    @property
+    def link_layer(self) -> LinkLayer | None:
+        return self._owner.link_layer
+
+    @property
+    def qp_num(self) -> int:
+        return self._made.qp_num
+
+    @property
+    def qp_type(self) -> QpType:
+        return self._type
+
+    @property
+    def max_message_size(self) -> int:
+        return self._made.mtu
+
+    @property
+    def timestamp_clock(self) -> TimestampClock | None:
+        return TimestampClock.VIRTUAL if self._made.stamps else None
+
+    @property
+    def state(self) -> QpState:
+        return QpState.ERR if self._failed is not None else self._look().state
+
+    @property
+    def attachments(self) -> Mapping[Gid, int]:
+        if self._attached is None:
+            self._attached = dict(self._ask(self._on("attachments"), "attachments", Phase.ATTACH))
+        return MappingProxyType(self._attached.copy())
+
+    @property
+    def counters(self) -> QpCounters:
+        return self._look().counters
+
+    def _look(self) -> frames.QpLook:
+        """As the server sees it; as it was last seen, once the QP or the server is gone."""
+        if not self._closed and not self._connection.lost:
+            with suppress(McastError):
+                self._last = self._ask(self._on("look"), "look", Phase.EVENT)
+        return self._last
+
+    def _on(self, op: Any) -> frames.OnQp:
+        return frames.OnQp(op=op, qp=self._made.number)
+
+    def _modify(self, state: QpState) -> None:
+        request = frames.ModifyQp(qp=self._made.number, state=state)
+        self._ask(request, "modify", Phase.MODIFY, state=state.name)
+        self._backend.sleep.wake()
+
+    def port_events(self) -> tuple[PortEvent, ...]:
+        self._require_open("port_events", Phase.EVENT)
+        if not self._connection.lost and self._is_shown():
+            with suppress(McastError):
+                self._hear(self._ask(self._on("port_events"), "port_events", Phase.EVENT))
+            self._require_open("port_events", Phase.EVENT)
+        found, self._port_events = self._port_events, ()
+        return found
+
+    def _hear(self, events: tuple[PortEvent, ...]) -> None:
+        self._port_events = (*self._port_events, *events)[-PORT_EVENTS_KEPT:]
+
+    def _is_shown(self) -> bool:
+        poller = select.poll()
+        poller.register(self._flag, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def _attach_mcast(self, gid: Gid, lid: int) -> None:
+        request = frames.AttachQp(op="attach_mcast", qp=self._made.number, gid=gid, lid=lid)
+        self._ask(request, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
+        if self._attached is not None:
+            self._attached[gid] = lid
+
+    def _detach_mcast(self, gid: Gid, lid: int) -> None:
+        request = frames.AttachQp(op="detach_mcast", qp=self._made.number, gid=gid, lid=lid)
+        self._ask(request, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
+        if self._attached is not None:
+            self._attached.pop(gid, None)
+
+    def forget_attachments(self) -> None:
+        """An event or a leave has changed them, maybe."""
+        self._attached = None
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _send(
+        self,
+        destination: Destination,
+        payloads: Sequence[bytes | memoryview | DeviceBytes],
+        imm: int | None,
+        timeout: float | None,
+    ) -> None:
+        owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
+        end = None if timeout is None else time.monotonic() + timeout
+        posted = 0
+        for part in _parts(owned):
+            try:
+                self._send_part(destination, part, imm, end)
+            except McastError as error:
+                error.posted = posted
+                raise
+            posted += len(part)
+
+    def _send_part(
+        self, destination: Destination, part: list[bytes], imm: int | None, end: float | None
+    ) -> None:
+        about: dict[str, object] = {"gid": destination.gid}
+        if self._failed is not None:
+            raise QpError(self._failed, "send", Phase.SEND, about)
+        text = b'{"op":"send","qp":%d,"to":%b,"lengths":[%b],"imm":%b}' % (
+            self._made.number,
+            _as_json(destination),
+            ",".join(map(str, map(len, part))).encode(),
+            b"null" if imm is None else b"%d" % imm,
+        )
+        payload = b"".join(part)
+        while True:
+            try:
+                self._connection.ask_raw("send", text, "send", Phase.SEND, about, payload)
+                return
+            except Gone:
+                self._require_open("send", Phase.SEND)
+                self._backend.lost(self._connection)
+                self._failed = WcStatus.LOC_QP_OP_ERR
+                raise QpError(self._failed, "send", Phase.SEND, about, _SERVER_ENDED) from None
+            except McastError as error:
+                if error.errno == E.EBADF:
+                    self._require_open("send", Phase.SEND)
+                left = None if end is None else end - time.monotonic()
+                if error.errno != E.ETIMEDOUT or (left is not None and left <= 0):
+                    raise
+                with uninterrupted():  # in SQD, until another thread takes it to RTS
+                    self._backend.sleep.until([], left)
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
+        with uninterrupted():
+            slices, own = self._receive(max, timeout, events, lease=True)
+            return (
+                SimBatch(slices, own.__contains__, self._give_back, self._slots) if slices else CopiedBatch()
+            )
+
+    def _recv_one(self, timeout: float | None) -> Message | None:
+        """Without a lease: the payload is this process's own."""
+        if self._slots is not None:
+            if isinstance(self._slots, DeviceSlots):
+                self._refuse_copy()
+            return super()._recv_one(timeout)
+        with uninterrupted():
+            slices, own = self._receive(1, timeout, events=False, lease=False)
+            if not slices:
+                return None
+            burst = slices[0][0]
+            return message_of(burst, memoryview(burst.payloads[0]), burst.header in own)
+
+    def _receive(
+        self, max: int, timeout: float | None, events: bool, lease: bool
+    ) -> tuple[list[tuple[Burst, int, int]], set[Header]]:
+        """The next messages, and which of their headers are this QP's own; none once time is over."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._require_open("recv", Phase.RECV)
+            if self._failed is not None:
+                raise QpError(self._failed, "recv", Phase.RECV)
+            alive = not self._connection.lost
+            if alive and self._is_shown():
+                found = self._take(max, lease)
+                if found[0] or (events and self._port_events):
+                    return found
+            if events and self._owner.channel.pending:
+                return [], set()
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return [], set()
+            awaited = [self._flag] if alive and not self._connection.lost else []
+            if events:
+                awaited.append(self._owner.channel.fileno())
+            self._backend.sleep.until(awaited, left)
+
+    def _take(self, max: int, lease: bool) -> tuple[list[tuple[Burst, int, int]], set[Header]]:
+        request = frames.Receive(qp=self._made.number, max=max, lease=lease)
+        try:
+            ask = partial(self._connection.ask, request, "recv", Phase.RECV)
+            reply = self._reply(ask, "recv", Phase.RECV)
+        except McastError:
+            if self._connection.lost:
+                return [], set()
+            raise
+        received: frames.Received = reply.value
+        self._hear(received.events)
+        if received.failed is not None:
+            raise QpError(received.failed, "recv", Phase.RECV)
+        slices, own, start = [], set(), 0
+        for text, imm, at, is_own, lengths in received.bursts:
+            header = _header(text)
+            payloads = []
+            for length in lengths:
+                payloads.append(reply.tail[start : start + length])
+                start += length
+            slices.append((Burst(payloads, 0, header, imm, 0, at), 0, len(payloads)))
+            if is_own:
+                own.add(header)
+        return slices, own
+
+    def fileno(self) -> int:
+        self._require_open("fileno", Phase.RECV)
+        return self._flag
+
+    def _give_back(self, count: int) -> None:
+        if not self._closed:
+            self._connection.tell(frames.GiveBack(qp=self._made.number, count=count))
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region:
+        whole = uninterrupted()
+        if recv_slot is None:
+            return SimRegion(whole, buffer, lambda: None)
+        end = self._receive_into(MemorySlots(buffer, recv_slot), buffer.nbytes // recv_slot)
+        return SimRegion(whole, buffer, end)
+
+    def _register_dmabuf(
+        self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
+    ) -> DeviceRegion:
+        region = SimDeviceRegion(self, uninterrupted(), fd, nbytes, offset, recv_slot is not None)
+        if recv_slot is not None:
+            try:
+                region.end = self._receive_into(DeviceSlots(region, recv_slot), nbytes // recv_slot)
+            except BaseException:
+                region._close()
+                raise
+        return region
+
+    def _receive_into(self, slots: Slots, depth: int) -> Callable[[], None]:
+        """Receive into these; what ends that."""
+        self._use(slots, (depth, slots.size))
+
+        def end() -> None:
+            if self._slots is slots and not self._closed:
+                self._use(None, None)
+
+        return end
+
+    def _use(self, slots: Slots | None, receives: tuple[int, int] | None) -> None:
+        request = frames.Repost(qp=self._made.number, receives=receives)
+        self._ask(request, "register", Phase.REGISTER, recv_slot=receives and receives[1])
+        self._slots = slots
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        with uninterrupted():
+            if not self._closed:
+                self._look()
+                with suppress(McastError):
+                    self._ask(self._on("close_qp"), "close", Phase.CLOSE)
+                self.ends()
+
+    def ends(self) -> None:
+        """The QP is closed, or its id is about to end it."""
+        if not self._closed:
+            self._closed = True
+            self._owner.forget_qp()
+            self._backend.sleep.wake()
+            os.close(self._flag)
+            self._flag = -1
+
+
+@lru_cache(maxsize=1024)
+def _as_json(destination: Destination) -> bytes:
+    """The destination as a string of JSON, which holds its own JSON."""
+    return frames.TEXT.dump_json(destination.model_dump_json())
+
+
+@lru_cache(maxsize=4096)
+def _header(text: str) -> Header:
+    source, group, src_qp, slid = frames.unpack_header(text)
+    return Header(source, src_qp, group, 0, 0, 0, slid)
+
+
+def _parts(payloads: list[bytes]) -> list[list[bytes]]:
+    """Cut so that each part fits in a frame; one empty part for nothing."""
+    if len(payloads) <= frames.MOST_MESSAGES and sum(map(len, payloads)) <= frames.MOST_PAYLOAD:
+        return [payloads]
+    parts: list[list[bytes]] = [[]]
+    room = frames.MOST_PAYLOAD
+    for payload in payloads:
+        if len(parts[-1]) == frames.MOST_MESSAGES or len(payload) > room:
+            parts.append([])
+            room = frames.MOST_PAYLOAD
+        parts[-1].append(payload)
+        room -= len(payload)
+    return parts

@@ -1,0 +1,418 @@
+"""What goes over the socket between a client and the server of a fabric: requests, answers, their bounds.
+
+A frame is a packet of a SOCK_SEQPACKET socket: the length of a JSON text, the text, and what is no text
+(the payloads of messages). A request is one of the models here; each field has bounds, for a client is a
+stranger.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address
+from struct import Struct
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from mcast.api import (
+    Capability,
+    Cause,
+    CmEventType,
+    Destination,
+    DeviceInfo,
+    GroupTable,
+    LinkLayer,
+    PortEvent,
+    PortSpace,
+    QpCounters,
+    QpInit,
+    QpState,
+    UdParam,
+    WcStatus,
+)
+from mcast.wire.addresses import Gid, McastAddress, Mgid
+
+VERSION = 1
+"""Of what is in this file; who speaks another one is refused."""
+
+MOST_PAYLOAD = 96 << 10
+"""Bytes of payloads in one frame; what is more goes in several."""
+MOST_MESSAGES = 1024
+"""Messages in one frame."""
+MOST_FRAME = 128 << 10
+"""Bytes of a frame. An answer that is longer comes in a memory file of its own."""
+
+OK, REFUSED, IN_FILE = 0, 1, 2
+"""What an answer is: what was asked for, a `RefusedCall`, or the size of what lies in the file beside it."""
+
+PREFIX = Struct("<IB3x")
+"""Before the JSON text: its length, and of an answer what it is."""
+
+Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+Lid = Annotated[int, Field(ge=0, le=0xFFFF)]
+Word = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
+LocalIp = IPv4Address | IPv6Address
+
+
+class RawAddress(BaseModel):
+    """A `McastAddress` as it is, also one made past its refusals (`model_construct`)."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    kind: Literal["ipv4", "ipv6", "gid", "family", "nothing"]
+    text: str = Field(default="", max_length=64)
+    family: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
+    port: int = Field(default=0, ge=0, le=0xFFFF)
+
+    @classmethod
+    def of(cls, address: McastAddress) -> RawAddress:
+        """The value on the wire."""
+        value: object = address.address
+        match value:
+            case IPv4Address():
+                return cls(kind="ipv4", text=str(value), port=address.port)
+            case IPv6Address():
+                return cls(kind="ipv6", text=str(value), port=address.port)
+            case Gid():
+                return cls(kind="gid", text=str(value), port=address.port)
+            case int():
+                return cls(kind="family", family=value, port=address.port)
+            case _:
+                return cls(kind="nothing", port=address.port)
+
+    def value(self) -> McastAddress:
+        """The address again. Raises ValueError for a text that is none."""
+        return _address(self)
+
+
+@lru_cache(maxsize=4096)
+def _address(raw: RawAddress) -> McastAddress:
+    value: object = None
+    match raw.kind:
+        case "ipv4":
+            value = IPv4Address(raw.text)
+        case "ipv6":
+            value = IPv6Address(raw.text)
+        case "gid":
+            gid = Gid(raw.text)
+            value = Mgid(gid) if gid.is_multicast else gid
+        case "family":
+            value = raw.family
+    return McastAddress.model_construct(value, raw.port)
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class AttachTo(_Request):
+    """The first one: which host to be. `bind`: the one that has the address."""
+
+    op: Literal["attach"] = "attach"
+    version: Number = VERSION
+    host: Literal["free", "all"] | Number = "free"
+    bind: LocalIp | None = None
+
+
+class AskFor(_Request):
+    """What needs no argument."""
+
+    op: Literal["devices", "groups", "seed", "open_channel", "guests"]
+
+
+class PortCounters(_Request):
+    op: Literal["port_counters"] = "port_counters"
+    device: str = Field(max_length=64)
+    port_num: Number
+
+
+class OnChannel(_Request):
+    op: Literal["close_channel", "get_event"]
+    channel: Number
+
+
+class CreateId(_Request):
+    op: Literal["create_id"] = "create_id"
+    channel: Number
+    port_space: PortSpace
+
+
+class OnId(_Request):
+    op: Literal["destroy", "place"]
+    id: Number
+
+
+class BindId(_Request):
+    op: Literal["bind"] = "bind"
+    id: Number
+    src: LocalIp
+
+
+class Resolve(_Request):
+    op: Literal["resolve"] = "resolve"
+    id: Number
+    dst: RawAddress
+    src: LocalIp | None
+
+
+class CreateQp(_Request):
+    op: Literal["create_qp"] = "create_qp"
+    id: Number
+    init: QpInit
+
+
+class JoinGroup(_Request):
+    """`addr` None stands for what is no address at all."""
+
+    op: Literal["join"] = "join"
+    id: Number
+    call: Literal["join_multicast", "join_multicast_ex"]
+    mask: Word
+    flags: Word
+    addr: RawAddress | None
+    context: Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class LeaveGroup(_Request):
+    op: Literal["leave"] = "leave"
+    id: Number
+    addr: RawAddress
+
+
+class OnQp(_Request):
+    op: Literal["look", "attachments", "close_qp", "port_events"]
+    qp: Number
+
+
+class ModifyQp(_Request):
+    op: Literal["modify"] = "modify"
+    qp: Number
+    state: QpState
+
+
+class AttachQp(_Request):
+    op: Literal["attach_mcast", "detach_mcast"]
+    qp: Number
+    gid: Gid
+    lid: Lid
+
+
+class SendBurst(_Request):
+    """`to` is the JSON text of a `Destination`; the payloads follow the frame's text, one after the other."""
+
+    op: Literal["send"] = "send"
+    qp: Number
+    to: str = Field(max_length=2048)
+    lengths: Annotated[list[Annotated[int, Field(ge=0, le=MOST_PAYLOAD)]], Field(max_length=MOST_MESSAGES)]
+    imm: Word | None = None
+
+
+class Receive(_Request):
+    """`lease`: the receives stay taken until they are given back."""
+
+    op: Literal["recv"] = "recv"
+    qp: Number
+    max: Annotated[int, Field(ge=1, lt=1 << 62)]
+    lease: bool
+
+
+class GiveBack(_Request):
+    """Receives are free again. Nothing is answered."""
+
+    op: Literal["give_back"] = "give_back"
+    qp: Number
+    count: Number
+
+
+class Repost(_Request):
+    """Replace all receives by `depth` ones of `room` bytes; None: by those that the QP was made with."""
+
+    op: Literal["repost"] = "repost"
+    qp: Number
+    receives: tuple[Annotated[int, Field(ge=1, le=1 << 24)], Annotated[int, Field(ge=0, le=1 << 30)]] | None
+
+
+AnyRequest = Annotated[
+    AttachTo
+    | AskFor
+    | PortCounters
+    | OnChannel
+    | CreateId
+    | OnId
+    | BindId
+    | Resolve
+    | CreateQp
+    | JoinGroup
+    | LeaveGroup
+    | OnQp
+    | ModifyQp
+    | AttachQp
+    | SendBurst
+    | Receive
+    | GiveBack
+    | Repost,
+    Field(discriminator="op"),
+]
+
+REQUEST: TypeAdapter[Any] = TypeAdapter(AnyRequest)
+
+
+@lru_cache(maxsize=4096)
+def destination_of(text: str) -> Destination:
+    """The destination that a request names, the same object for the same text. Raises ValueError."""
+    return Destination.model_validate_json(text)
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+class RefusedCall(NamedTuple):
+    """Why a call failed: an errno, or the status of a QP in ERR."""
+
+    errno: int
+    detail: str = ""
+    status: WcStatus | None = None
+
+
+class Guest(NamedTuple):
+    """Who is attached: a process, its hosts, and the devices that it has there."""
+
+    pid: int
+    program: str
+    hosts: str
+    devices: tuple[str, ...]
+
+
+class AttachedTo(NamedTuple):
+    """What the client has to know of the fabric. `made` is when, in ns of the system's monotonic clock."""
+
+    backend: str
+    link_layer: LinkLayer
+    capabilities: tuple[Capability, ...]
+    made: int
+    hosts: str
+    ports: int
+
+
+class IdPlace(NamedTuple):
+    """What an id is bound to: all None where that is nothing yet. `pkey` is that of the interface."""
+
+    device: str | None = None
+    link_layer: LinkLayer | None = None
+    pkey: int | None = None
+
+
+class MadeQp(NamedTuple):
+    """A queue pair as it was made. `number` names it in requests."""
+
+    number: int
+    qp_num: int
+    mtu: int
+    depth: int
+    room: int
+    stamps: bool
+
+
+class HeardEvent(NamedTuple):
+    """An event, as `CmEvent`; `context` is the number that the join gave."""
+
+    type: CmEventType
+    status: int
+    errno: int
+    context: int | None
+    id: int
+    ud: UdParam | None
+    detail: str
+    found: tuple[Cause, ...]
+
+
+class QpLook(NamedTuple):
+    """A queue pair as it is now."""
+
+    state: QpState
+    counters: QpCounters
+
+
+class GotBurst(NamedTuple):
+    """Messages that came together; their payloads follow the frame's text. `header` is a `pack_header`."""
+
+    header: str
+    imm: int | None
+    at: int | None
+    own: bool
+    lengths: list[int]
+
+
+class Received(NamedTuple):
+    """What a receive gives, what the port has told, and the status of a QP in ERR."""
+
+    bursts: list[GotBurst]
+    events: tuple[PortEvent, ...]
+    failed: WcStatus | None
+
+
+def _answer(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+ANSWERS: dict[str, TypeAdapter[Any]] = {
+    "refused": _answer(RefusedCall),
+    "attach": _answer(AttachedTo),
+    "devices": _answer(tuple[DeviceInfo, ...]),
+    "groups": _answer(GroupTable),
+    "guests": _answer(tuple[Guest, ...]),
+    "seed": _answer(int),
+    "open_channel": _answer(int),
+    "port_counters": _answer(dict[str, int]),
+    "get_event": _answer(HeardEvent | None),
+    "create_id": _answer(int),
+    "place": _answer(IdPlace),
+    "bind": _answer(IdPlace),
+    "resolve": _answer(IdPlace),
+    "create_qp": _answer(MadeQp),
+    "look": _answer(QpLook),
+    "attachments": _answer(tuple[tuple[Gid, int], ...]),
+    "port_events": _answer(tuple[PortEvent, ...]),
+    "recv": _answer(Received),
+}
+"""What each request is answered with; None for those that are not here."""
+
+NOTHING = _answer(None)
+TEXT: TypeAdapter[str] = TypeAdapter(str)
+
+_HEADER = Struct("<16s16sIHxx")
+
+
+@lru_cache(maxsize=4096)
+def pack_header(source: bytes, group: bytes, src_qp: int, slid: int) -> str:
+    """What receivers are told of a message's headers, as text."""
+    return _HEADER.pack(source, group, src_qp, slid).hex()
+
+
+@lru_cache(maxsize=4096)
+def unpack_header(text: str) -> tuple[Gid, Gid, int, int]:
+    """Source, group, QP number and LID of the sender."""
+    if not re.fullmatch("[0-9a-f]{80}", text):
+        raise ValueError("a header has 40 bytes")
+    source, group, src_qp, slid = _HEADER.unpack(bytes.fromhex(text))
+    return Gid(source), Gid(group), src_qp, slid
+
+
+def pack(text: bytes, tail: bytes = b"", kind: int = OK) -> bytes:
+    """A frame."""
+    return PREFIX.pack(len(text), kind) + text + tail
+
+
+def unpack(frame: memoryview) -> tuple[int, memoryview, memoryview]:
+    """What an answer is, the text of a frame, and what follows it. Raises ValueError for what is no frame."""
+    if len(frame) < PREFIX.size:
+        raise ValueError(f"a frame of {len(frame)} bytes is cut short")
+    length, kind = PREFIX.unpack_from(frame)
+    end = PREFIX.size + length
+    if end > len(frame):
+        raise ValueError(f"a frame of {len(frame)} bytes has no text of {length}")
+    return kind, frame[PREFIX.size : end], frame[end:]

@@ -1,0 +1,350 @@
+"""The server of a fabric: who attaches, which host it is, and the loop that carries out what clients ask for.
+
+One thread, which waits on the sockets alone. A client is a stranger: what is no request ends its session, and
+what it does not read in time, too; nobody else notices.
+"""
+
+from __future__ import annotations
+
+import errno as E
+import logging
+import os
+import selectors
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from mcast.api import McastError, Phase, mcast_error
+from mcast.backends.sim.core.topology import Topology
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
+
+logger = logging.getLogger("mcast")
+
+MOST_CLIENTS = 512
+BURST = 16
+"""Frames of one client that are read before the others have their turn."""
+
+MOST_GROUPS_OF_USER = 1024
+_CREDENTIALS = struct.Struct("iII")
+_SO_PEERGROUPS = 59
+"""The further groups of a peer's user; `socket` has no name for the option."""
+
+
+class Client:
+    """A connection, and once it has attached, its session."""
+
+    def __init__(self, connection: socket.socket, pid: int, program: str) -> None:
+        self.socket, self.pid, self.program = connection, pid, program
+        self.session: ClientSession | None = None
+        self.sees_all = False
+        """Whether it looks at every host, and so takes none."""
+
+
+class FabricServer:
+    """Serves `fabric` on the socket at `path`, which this makes, with mode 0600, and `close` removes.
+
+    `group`: the number of a group whose members may attach besides the user. `say` is told in a line each who
+    comes and goes.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        path: Path,
+        group: int | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.fabric, self.path, self._group, self._say = fabric, path, group, say
+        self.name = "sim-roce" if fabric.sa is None else "sim-ib"
+        self.clients: dict[socket.socket, Client] = {}
+        self._buffer = bytearray(frames.MOST_FRAME)
+        self._selector = selectors.DefaultSelector()
+        self._stopped = False
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener = _listen(path, group)
+        self._made = os.lstat(path)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._stop, selectors.EVENT_READ)
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while not self._stopped:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj == self._stop:
+                    self._stopped = True
+                else:
+                    self._read(key.data)
+
+    def stop(self) -> None:
+        """End `run`; from any thread, or from a signal's handler."""
+        os.eventfd_write(self._stop, 1)
+
+    def close(self) -> None:
+        """End every session and remove the socket. `run` must have ended."""
+        for client in list(self.clients.values()):
+            self._end(client, "")
+        self._selector.close()
+        self._listener.close()
+        os.close(self._stop)
+        try:  # somebody else may serve there by now
+            if os.path.samestat(self._made, os.lstat(self.path)):
+                self.path.unlink()
+        except FileNotFoundError:
+            pass
+
+    # --- clients -----------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # gone again, or no descriptor is left
+            logger.warning("nobody attached: %s", error)
+            return
+        if len(self.clients) >= MOST_CLIENTS or not self._may(connection):
+            connection.close()
+            return
+        pid = _credentials(connection)[0]
+        client = self.clients[connection] = Client(connection, pid, _program(pid))
+        self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _may(self, connection: socket.socket) -> bool:
+        """The mode of the socket says the same, until somebody changes it."""
+        uid, gid = _credentials(connection)[1:]
+        if uid in (0, os.geteuid()):
+            return True
+        others = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * MOST_GROUPS_OF_USER)
+        return self._group in {gid, *struct.unpack(f"{len(others) // 4}I", others)}
+
+    def _read(self, client: Client) -> None:
+        for _ in range(BURST):
+            try:
+                size, _, flags, _ = client.socket.recvmsg_into([self._buffer], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                size, flags = 0, 0
+            if not size or flags & socket.MSG_TRUNC:
+                self._end(client, "" if not size else "a frame is too long")
+                return
+            if not self._serve(client, memoryview(self._buffer)[:size]):
+                return
+
+    def _serve(self, client: Client, frame: memoryview) -> bool:
+        """Carry out one request; whether the client is still there."""
+        try:
+            _, text, tail = frames.unpack(frame)
+            request = frames.REQUEST.validate_json(bytes(text))
+            try:
+                found = self._do(client, request, tail)
+            except McastError as error:
+                self._answer(client, "refused", Answer(refusal_of(error)), frames.REFUSED)
+            else:
+                if isinstance(found, Later):
+                    found.begin(partial(self._answer_later, client, request.op))
+                elif found is not None:
+                    self._answer(client, request.op, found)
+        except ValueError as error:  # of pydantic, too: no client of this package sends that
+            self._end(client, str(error).partition("\n")[0])
+        except OSError as error:  # it does not read, or it has gone
+            self._end(client, "" if error.errno == E.EPIPE else "it does not read")
+        except Exception as error:  # an error in the server: the others go on
+            logger.exception("a request of process %s failed", client.pid)
+            self._end(client, f"an error of the server: {error}")
+        return client.socket in self.clients
+
+    def _do(self, client: Client, request: frames._Request, tail: memoryview) -> Answer | Later | None:
+        if isinstance(request, frames.AttachTo):
+            return self._attach(client, request)
+        if client.session is None:
+            raise ValueError("the first request is not an attach")
+        if isinstance(request, frames.AskFor) and request.op == "guests":
+            return Answer(self.guests())
+        return client.session.handle(request, tail)
+
+    def _answer_later(self, client: Client, op: str, value: object) -> None:
+        """By whatever thread has the answer, in the fabric's lock."""
+        try:
+            self._answer(client, op, Answer(value))
+        except OSError:  # the loop sees that it has gone
+            logger.debug("process %s does not read its answer", client.pid)
+
+    def _answer(self, client: Client, op: str, answer: Answer, kind: int = frames.OK) -> None:
+        text = frames.ANSWERS.get(op, frames.NOTHING).dump_json(answer.value)
+        frame = frames.pack(text, answer.tail, kind)
+        descriptors = [] if answer.descriptor is None else [answer.descriptor]
+        kept = None
+        if len(frame) > frames.MOST_FRAME:
+            kept = os.memfd_create("mcast-answer")
+            with open(kept, "wb", closefd=False) as file:
+                file.write(text)
+            descriptors, frame = [kept], frames.pack(b"%d" % len(text), b"", frames.IN_FILE)
+        try:
+            socket.send_fds(client.socket, [frame], descriptors, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        finally:
+            if kept is not None:
+                os.close(kept)
+
+    def _end(self, client: Client, why: str) -> None:
+        self.clients.pop(client.socket, None)
+        self._selector.unregister(client.socket)
+        session, client.session = client.session, None
+        if session is not None:
+            session.close()
+            self._say(f"left: {client.program} ({client.pid}){f': {why}' if why else ''}")
+        elif why:
+            self._say(f"refused: {client.program} ({client.pid}): {why}")
+        client.socket.close()
+
+    # --- hosts -------------------------------------------------------------------------------
+
+    def _attach(self, client: Client, request: frames.AttachTo) -> Answer:
+        if client.session is not None:
+            raise ValueError("it has attached before")
+        fabric, topology = self.fabric, self.fabric.parts.topology
+        try:
+            if request.version != frames.VERSION:
+                raise LookupError(f"the server speaks version {frames.VERSION}, not {request.version}")
+            hosts = self._hosts(request, topology)
+        except LookupError as error:
+            raise mcast_error(E.ENODEV, "attach", Phase.OPEN, None, str(error.args[0])) from None
+        client.sees_all = request.host == "all" and request.bind is None
+        client.session = ClientSession(fabric, self.name, hosts)
+        places = ", ".join(f"{port.name} {port.addresses[0]}" for port in topology.ports_of(hosts)[:4])
+        self._say(f"attached: {client.program} ({client.pid}) as host {_named(hosts, topology)}: {places}")
+        backend = client.session.backend
+        return Answer(
+            frames.AttachedTo(
+                self.name,
+                fabric.link_layer,
+                tuple(sorted(backend.capabilities, key=lambda one: one.name)),
+                time.monotonic_ns() - fabric.clock.now,
+                _named(hosts, topology),
+                len(fabric.ports),
+            )
+        )
+
+    def _hosts(self, request: frames.AttachTo, topology: Topology) -> frozenset[int]:
+        """The hosts that a client is to be. Raises LookupError."""
+        if request.bind is not None:
+            return frozenset({self.fabric.port_of(request.bind).host})
+        if request.host == "all":
+            return topology.hosts
+        if request.host == "free":
+            taken = {host for hosts in self._taken() for host in hosts}
+            free = next((host for host in sorted(topology.hosts) if host not in taken), None)
+            if free is None:
+                raise LookupError(
+                    f"all {len(topology.hosts)} hosts of the fabric are taken: end one of the programs, "
+                    "or serve a fabric with more --ports"
+                )
+            return frozenset({free})
+        if request.host not in topology.hosts:
+            raise LookupError(f"host is {request.host}: the fabric has hosts 0..{len(topology.hosts) - 1}")
+        return frozenset({int(request.host)})
+
+    def _taken(self) -> list[frozenset[int]]:
+        """The hosts of the clients; who sees all of them takes none."""
+        sessions = (client.session for client in self.clients.values() if not client.sees_all)
+        return [session.hosts for session in sessions if session is not None]
+
+    def guests(self) -> tuple[frames.Guest, ...]:
+        """Who is attached."""
+        topology = self.fabric.parts.topology
+        return tuple(
+            frames.Guest(
+                client.pid,
+                client.program,
+                _named(client.session.hosts, topology),
+                tuple(port.name for port in topology.ports_of(client.session.hosts)),
+            )
+            for client in self.clients.values()
+            if client.session is not None
+        )
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of the peer, as they were when it connected."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(found)
+    return pid, uid, gid
+
+
+def _named(hosts: frozenset[int], topology: Topology) -> str:
+    return "all" if hosts == topology.hosts and len(hosts) > 1 else ", ".join(map(str, sorted(hosts)))
+
+
+def _program(pid: int) -> str:
+    """What the process is called, as far as that may be known."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "a process"
+    names = [Path(word.decode(errors="replace")).name for word in words[:3]]
+    plain = [name for name in names if name and not name.startswith(("python", "-"))]
+    return "".join(c if c.isprintable() else "?" for c in " ".join(plain[:2]) or "python")[:40]
+
+
+def _listen(path: Path, group: int | None) -> socket.socket:
+    """The socket, which nobody but the user (and the group) can open, not even while it is made.
+
+    Raises FileExistsError where a fabric is served, or something else lies. A socket that nobody listens on
+    is a server's that was killed, and is replaced.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        _remove_dead(path)
+        os.fchmod(listener.fileno(), 0o600)  # which bind gives to the file that it makes
+        listener.bind(str(path))
+        if group is not None:
+            os.chown(path, -1, group)
+            path.chmod(0o660)
+        listener.listen(64)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_dead(path: Path) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(E.EEXIST, "this is no socket, and stays", str(path))
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise FileExistsError(E.EADDRINUSE, "a fabric is served there already", str(path))
+
+
+class Serving:
+    """A server that runs in a thread of this process, from `with` to its end; it closes the fabric."""
+
+    def __init__(self, server: FabricServer) -> None:
+        self.server = server
+        self._thread = threading.Thread(target=server.run, name="mcast-sim-serve", daemon=True)
+
+    def __enter__(self) -> FabricServer:
+        self._thread.start()
+        return self.server
+
+    def __exit__(self, *error: object) -> None:
+        self.server.stop()
+        self._thread.join()
+        self.server.close()
+        self.server.fabric.close()

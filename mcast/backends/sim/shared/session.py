@@ -1,0 +1,387 @@
+"""What the server of a fabric does for one client: its requests, and what it has open.
+
+A request is carried out in the fabric's lock and never waits; what is wrong with it is answered, and what is
+no request at all ends the session. The end of a session is what the kernel does when a process ends.
+"""
+
+from __future__ import annotations
+
+import errno as E
+from collections.abc import Callable
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
+
+from mcast.api import McastError, Phase, QpError, mcast_error
+from mcast.backends.sim.backend import (
+    ASK_WHY_SECONDS,
+    SimBackend,
+    SimCmId,
+    SimEventChannel,
+    SimQueuePair,
+)
+from mcast.backends.sim.core.cm import QueuedEvent
+from mcast.backends.sim.core.groups import group_table
+from mcast.backends.sim.core.times import NS
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.flag import Flag
+from mcast.errors.cause import Cause
+
+T = TypeVar("T")
+
+MOST_CHANNELS, MOST_IDS, MOST_GROUPS = 1024, 16_384, 65_536
+"""Of one client: event channels; ids, and with them queue pairs; groups that an id is in."""
+MOST_RECEIVES = 256 << 20
+"""Bytes that all receives of one client hold at most."""
+
+
+class Later(NamedTuple):
+    """An answer that comes later: `begin` is given what to call with it."""
+
+    begin: Callable[[Callable[[object], None]], None]
+
+
+class Answer(NamedTuple):
+    """What is sent back: a frame's text and tail, a descriptor."""
+
+    value: object
+    tail: bytes = b""
+    descriptor: int | None = None
+
+
+class _Channel(NamedTuple):
+    channel: SimEventChannel
+    flag: Flag
+    ids: set[int]
+
+
+class _Id(NamedTuple):
+    number: int
+    id: SimCmId
+    channel: int
+
+
+class _Qp:
+    """A queue pair, its flag, how many receives the client has leased, and what its receives hold."""
+
+    def __init__(self, qp: SimQueuePair, flag: Flag, made: tuple[int, int]) -> None:
+        self.qp, self.flag, self.made = qp, flag, made
+        self.leased = 0
+        self.bytes = made[0] * made[1]
+
+
+class ClientSession:
+    """One client: a backend on its hosts, and numbers for all that it opens."""
+
+    def __init__(self, fabric: Fabric, name: str, hosts: frozenset[int]) -> None:
+        self.fabric, self.hosts = fabric, hosts
+        self.backend = SimBackend(fabric, name, hosts)
+        self._clock = fabric.clock
+        self._numbers = count(1)
+        self._channels: dict[int, _Channel] = {}
+        self._ids: dict[int, _Id] = {}
+        self._number_of: dict[SimCmId, int] = {}
+        self._qps: dict[int, _Qp] = {}
+        self._held = 0
+        """Bytes that the receives of all queue pairs hold."""
+
+    def close(self) -> None:
+        """The process has ended: everything is destroyed, every group left."""
+        with self._clock:
+            self.backend._close()
+            for channel in self._channels.values():
+                channel.flag.close()
+            for qp in self._qps.values():
+                qp.flag.close()
+            for kept in (self._channels, self._ids, self._number_of, self._qps):
+                kept.clear()
+
+    def handle(self, request: Any, tail: memoryview) -> Answer | Later | None:
+        """Carry out a request; None is answered with nothing. Raises McastError, ValueError."""
+        with self._clock:
+            method = _METHODS[request.op]
+            return method(self, request, tail)
+
+    # --- the backend -------------------------------------------------------------------------
+
+    def _devices(self, request: Any, tail: memoryview) -> Answer:
+        return Answer(self.backend.devices())
+
+    def _groups(self, request: Any, tail: memoryview) -> Answer:
+        return Answer(group_table(self.fabric.parts, self.hosts))
+
+    def _seed(self, request: Any, tail: memoryview) -> Answer:
+        return Answer(self.backend.new_seed())
+
+    def _port_counters(self, request: frames.PortCounters, tail: memoryview) -> Answer:
+        return Answer(self.backend.port_counters(request.device, request.port_num))
+
+    # --- channels and events -----------------------------------------------------------------
+
+    def _open_channel(self, request: Any, tail: memoryview) -> Answer:
+        _bound(len(self._channels), MOST_CHANNELS, "event channels", "event_channel", Phase.OPEN)
+        channel = self.backend.event_channel()
+        assert isinstance(channel, SimEventChannel)
+        flag = Flag(lambda: bool(channel.unread))
+        channel.tell(flag.show)
+        number = next(self._numbers)
+        self._channels[number] = _Channel(channel, flag, set())
+        return Answer(number, descriptor=flag.theirs.fileno())
+
+    def _close_channel(self, request: frames.OnChannel, tail: memoryview) -> Answer:
+        known = self._known(self._channels, request.channel)
+        for number in list(known.ids):
+            self._forget_id(self._ids[number])
+        known.channel._close()
+        known.flag.close()
+        del self._channels[request.channel]
+        return Answer(None)
+
+    def _get_event(self, request: frames.OnChannel, tail: memoryview) -> Answer | Later:
+        """The next event. If the SA has refused, the answer waits for what it says of that."""
+        channel = self._known(self._channels, request.channel).channel
+        event = channel.take()
+        if event is None:
+            return Answer(None)
+        answers: list[tuple[Cause, ...]] = []
+
+        def begin(answer: Callable[[object], None]) -> None:
+            def once(found: tuple[Cause, ...]) -> None:
+                if not answers:
+                    answers.append(found)
+                    answer(self._heard(event, found))
+
+            if not event.errno or not event.id.ask_why(event, once):
+                once(())
+            elif not answers:
+                self._clock.call_later(round(ASK_WHY_SECONDS * NS), lambda: once(()))
+
+        return Later(begin)
+
+    def _heard(self, event: QueuedEvent, found: tuple[Cause, ...]) -> frames.HeardEvent:
+        context = None if event.membership is None else event.membership.context
+        assert context is None or isinstance(context, int)
+        owner = event.id.owner
+        assert isinstance(owner, SimCmId)
+        number = self._number_of.get(owner, 0)
+        return frames.HeardEvent(
+            event.type, event.status, event.errno, context, number, event.ud, event.detail, found
+        )
+
+    # --- ids ---------------------------------------------------------------------------------
+
+    def _create_id(self, request: frames.CreateId, tail: memoryview) -> Answer:
+        _bound(len(self._ids), MOST_IDS, "ids", "create_id", Phase.OPEN)
+        known = self._known(self._channels, request.channel)
+        cm_id = known.channel._create_id(request.port_space)
+        assert isinstance(cm_id, SimCmId)
+        number = next(self._numbers)
+        self._ids[number] = _Id(number, cm_id, request.channel)
+        self._number_of[cm_id] = number
+        known.ids.add(number)
+        return Answer(number)
+
+    def _place_of(self, known: _Id) -> Answer:
+        interface = known.id.core.interface
+        pkey = None if interface is None else interface.pkey
+        return Answer(frames.IdPlace(known.id.device, known.id.link_layer, pkey))
+
+    def _place(self, request: frames.OnId, tail: memoryview) -> Answer:
+        return self._place_of(self._known(self._ids, request.id))
+
+    def _bind(self, request: frames.BindId, tail: memoryview) -> Answer:
+        known = self._known(self._ids, request.id)
+        known.id._bind_addr(request.src)
+        return self._place_of(known)
+
+    def _resolve(self, request: frames.Resolve, tail: memoryview) -> Answer:
+        known = self._known(self._ids, request.id)
+        known.id._resolve_addr(request.dst.value(), request.src, 0)
+        return self._place_of(known)
+
+    def _join(self, request: frames.JoinGroup, tail: memoryview) -> Answer:
+        known = self._known(self._ids, request.id).id
+        _bound(len(known.core.groups), MOST_GROUPS, "groups", request.call, Phase.JOIN)
+        address: Any = None if request.addr is None else request.addr.value()
+        known._join_multicast(address, request.context, request.call, request.mask, request.flags)
+        return Answer(None)
+
+    def _leave(self, request: frames.LeaveGroup, tail: memoryview) -> Answer:
+        self._known(self._ids, request.id).id._leave_multicast(request.addr.value())
+        return Answer(None)
+
+    def _destroy(self, request: frames.OnId, tail: memoryview) -> Answer:
+        known = self._known(self._ids, request.id)
+        self._forget_id(known)
+        return Answer(None)
+
+    def _forget_id(self, known: _Id) -> None:
+        self._forget_qp(known.number)
+        known.id._close()
+        del self._ids[known.number], self._number_of[known.id]
+        self._channels[known.channel].ids.discard(known.number)
+
+    # --- queue pairs: each has the number of its id ---------------------------------------------
+
+    def _create_qp(self, request: frames.CreateQp, tail: memoryview) -> Answer:
+        known, init = self._known(self._ids, request.id), request.init
+        interface = known.id.core.interface
+        mtu = 0 if interface is None else interface.port.mtu
+        receives = init.max_recv_wr, mtu if init.max_recv_size is None else init.max_recv_size
+        self._hold(receives[0] * receives[1], "create_qp", Phase.CREATE_QP)
+        qp = known.id._create_qp(init)
+        assert isinstance(qp, SimQueuePair)
+        core = qp.core
+        flag = Flag(lambda: core.readable or core.news)
+        core.on_readable = flag.show
+        self._qps[known.number] = made = _Qp(qp, flag, receives)
+        self._held += made.bytes
+        answer = frames.MadeQp(known.number, core.number, core.port.mtu, *receives, core.stamps)
+        return Answer(answer, descriptor=flag.theirs.fileno())
+
+    def _hold(self, more: int, call: str, phase: Phase) -> None:
+        if self._held + more > MOST_RECEIVES:
+            detail = f"the receives of one process hold {MOST_RECEIVES >> 20} MiB at most on a served fabric"
+            raise mcast_error(E.ENOMEM, call, phase, None, f"{detail}: post fewer, or smaller ones")
+
+    def _close_qp(self, request: frames.OnQp, tail: memoryview) -> Answer:
+        self._known(self._qps, request.qp)
+        self._forget_qp(request.qp)
+        return Answer(None)
+
+    def _forget_qp(self, number: int) -> None:
+        known = self._qps.pop(number, None)
+        if known is not None:
+            known.qp._close()
+            known.flag.close()
+            self._held -= known.bytes
+
+    def _look(self, request: frames.OnQp, tail: memoryview) -> Answer:
+        core = self._known(self._qps, request.qp).qp.core
+        return Answer(frames.QpLook(core.state, core.counters))
+
+    def _attachments(self, request: frames.OnQp, tail: memoryview) -> Answer:
+        return Answer(tuple(self._known(self._qps, request.qp).qp.core.attached.items()))
+
+    def _port_events(self, request: frames.OnQp, tail: memoryview) -> Answer:
+        known = self._known(self._qps, request.qp)
+        events = known.qp.port_events()
+        known.flag.show()
+        return Answer(events)
+
+    def _modify(self, request: frames.ModifyQp, tail: memoryview) -> Answer:
+        known = self._known(self._qps, request.qp)
+        known.qp._modify(request.state)
+        known.flag.show()
+        return Answer(None)
+
+    def _attach_mcast(self, request: frames.AttachQp, tail: memoryview) -> Answer:
+        self._known(self._qps, request.qp).qp._attach_mcast(request.gid, request.lid)
+        return Answer(None)
+
+    def _detach_mcast(self, request: frames.AttachQp, tail: memoryview) -> Answer:
+        self._known(self._qps, request.qp).qp._detach_mcast(request.gid, request.lid)
+        return Answer(None)
+
+    def _send(self, request: frames.SendBurst, tail: memoryview) -> Answer:
+        qp, lengths = self._known(self._qps, request.qp).qp, request.lengths
+        if sum(lengths) != len(tail):
+            raise ValueError(f"payloads of {sum(lengths)} bytes came as {len(tail)}")
+        if lengths and max(lengths) > qp.core.port.mtu:
+            raise ValueError("a message is larger than the MTU")
+        payloads, start = [], 0
+        for length in lengths:
+            payloads.append(bytes(tail[start : start + length]))
+            start += length
+        qp._send(frames.destination_of(request.to), payloads, request.imm, 0)
+        return Answer(None)
+
+    def _recv(self, request: frames.Receive, tail: memoryview) -> Answer:
+        known = self._known(self._qps, request.qp)
+        core = known.qp.core
+        most = max(1, min(request.max, frames.MOST_MESSAGES, frames.MOST_PAYLOAD // core.port.mtu))
+        slices = core.take(most)
+        if not slices:
+            core.news = False
+        taken = sum(stop - start for _, start, stop in slices)
+        if request.lease:
+            known.leased += taken
+        else:
+            core.free += taken
+        events, core.port_events = core.port_events, ()
+        known.flag.show()
+        bursts, payloads = [], list[bytes]()
+        for burst, start, stop in slices:
+            header, chosen = burst.header, burst.payloads[start:stop]
+            payloads += chosen
+            text = frames.pack_header(header.source, header.group, header.src_qp, header.slid)
+            bursts.append(
+                frames.GotBurst(text, burst.imm, burst.at, core.is_own(header), list(map(len, chosen)))
+            )
+        failed = None if slices else core.error
+        return Answer(frames.Received(bursts, events, failed), b"".join(payloads))
+
+    def _give_back(self, request: frames.GiveBack, tail: memoryview) -> None:
+        known = self._qps.get(request.qp)
+        if known is not None:  # else it was closed meanwhile, which is nobody's fault
+            count = min(request.count, known.leased)
+            known.leased -= count
+            known.qp.core.free += count
+
+    def _repost(self, request: frames.Repost, tail: memoryview) -> Answer:
+        known = self._known(self._qps, request.qp)
+        depth, room = receives = request.receives or known.made
+        more = depth * room - known.bytes
+        self._hold(more, "register", Phase.REGISTER)
+        if failed := known.qp.core.repost(*receives):
+            raise mcast_error(failed, "register", Phase.REGISTER, {"recv_slot": room})
+        known.bytes += more
+        self._held += more
+        return Answer(None)
+
+    def _known(self, kept: dict[int, T], number: int) -> T:
+        if number not in kept:
+            raise mcast_error(E.EBADF, "request", Phase.OPEN, None, "it is closed")
+        return kept[number]
+
+
+def refusal_of(error: McastError) -> frames.RefusedCall:
+    """The answer to a call that failed."""
+    status = error.status if isinstance(error, QpError) else None
+    return frames.RefusedCall(error.errno or E.EIO, error.detail, status)
+
+
+def _bound(there: int, most: int, what: str, call: str, phase: Phase) -> None:
+    if there >= most:
+        detail = f"one process has {most} {what} at most on a served fabric: close some"
+        raise mcast_error(E.ENOMEM, call, phase, None, detail)
+
+
+_METHODS: dict[str, Callable[[ClientSession, Any, memoryview], Answer | Later | None]] = {
+    "devices": ClientSession._devices,
+    "groups": ClientSession._groups,
+    "seed": ClientSession._seed,
+    "port_counters": ClientSession._port_counters,
+    "open_channel": ClientSession._open_channel,
+    "close_channel": ClientSession._close_channel,
+    "get_event": ClientSession._get_event,
+    "create_id": ClientSession._create_id,
+    "place": ClientSession._place,
+    "bind": ClientSession._bind,
+    "resolve": ClientSession._resolve,
+    "join": ClientSession._join,
+    "leave": ClientSession._leave,
+    "destroy": ClientSession._destroy,
+    "create_qp": ClientSession._create_qp,
+    "close_qp": ClientSession._close_qp,
+    "look": ClientSession._look,
+    "attachments": ClientSession._attachments,
+    "port_events": ClientSession._port_events,
+    "modify": ClientSession._modify,
+    "attach_mcast": ClientSession._attach_mcast,
+    "detach_mcast": ClientSession._detach_mcast,
+    "send": ClientSession._send,
+    "recv": ClientSession._recv,
+    "give_back": ClientSession._give_back,
+    "repost": ClientSession._repost,
+}

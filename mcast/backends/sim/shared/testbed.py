@@ -1,0 +1,25 @@
+"""The suite's test bed on a served fabric: evidence from the server's tables, calls of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.client import SharedBackend
+from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.testbed import SimTestbed
+from mcast.contract.testbed import Testbed
+
+
+@contextmanager
+def shared_testbed(make: Callable[..., Fabric]) -> Iterator[Testbed]:
+    """A fresh fabric for one test, served by a thread of this process, and a client on all its hosts."""
+    with TemporaryDirectory(prefix="mcast-") as directory:
+        path = Path(directory) / "fabric.sock"
+        fabric = make(ports=5, clock="wall")
+        with Serving(FabricServer(fabric, path)), SharedBackend(path, frames.AttachTo(host="all")) as backend:
+            yield SimTestbed(fabric, backend)

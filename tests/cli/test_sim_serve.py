@@ -1,0 +1,132 @@
+"""One served fabric, several commands: each a process of its own, as in as many terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ..commands import MCAST, Run
+
+SIM = ("--backend", "sim")
+
+
+class Terminals:
+    """Commands that run at the same time, with one user's directory; all are ended with the test."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory, self._stack = directory, stack
+        self.env = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "MCAST"))
+        }
+        self.env["XDG_RUNTIME_DIR"] = str(directory)
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        process = self._stack.enter_context(
+            subprocess.Popen(
+                [str(word) for word in (MCAST, *arguments)],
+                cwd=self.directory,
+                env=self.env,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
+        self._stack.callback(process.kill)
+        return process
+
+    def serve(self, *arguments: object) -> subprocess.Popen[str]:
+        """Serve, and wait until that is said."""
+        server = self.start("sim", "serve", *arguments)
+        assert line_of(server).startswith("serving ")
+        assert "attach with" in line_of(server)
+        return server
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line of what it prints; the test's limit is the only one."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.fixture
+def terminals(tmp_path: Path) -> Iterator[Terminals]:
+    with ExitStack() as stack:
+        yield Terminals(tmp_path, stack)
+
+
+def test_send_and_recv_find_the_fabric_by_themselves(terminals: Terminals, tmp_path: Path) -> None:
+    server = terminals.serve("--ports", 3)
+    (tmp_path / "film").write_bytes(bytes(range(256)) * 500)
+    receiver = terminals.start("recv", "239.1.1.1", "-o", "copy", *SIM)
+    assert "attached: mcast recv" in line_of(server)
+    sent = terminals.start("send", "film", "239.1.1.1", *SIM)
+    out, err = sent.communicate()
+    assert sent.returncode == 0, out + err
+    assert err == f"sim: the fabric served at {tmp_path}/mcast/sim.sock\n"
+    assert "10.0.0.2 -> 239.1.1.1" in out
+    assert "1/1 receivers verified" in out
+    assert receiver.wait() == 0
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "film").read_bytes()
+    server.send_signal(signal.SIGTERM)
+    rest, _ = server.communicate()
+    assert server.returncode == 0
+    assert rest.count("left: mcast") == 2
+    assert not (tmp_path / "mcast" / "sim.sock").exists()
+
+
+def test_ping_groups_info_and_demo_share_it(terminals: Terminals, tmp_path: Path) -> None:
+    server = terminals.serve("--fabric", "infiniband", "--ports", 4)
+    answering = terminals.start("ping", "239.1.1.1", "--answer", *SIM, "-b", "10.0.0.3")
+    assert "as host 2: ib2 10.0.0.3" in line_of(server)
+    pinged = terminals.start("ping", "239.1.1.1", "-C", 3, "-i", 0.01, *SIM, "--json")
+    shown = json.loads(pinged.communicate()[0])
+    assert [member["address"] for member in shown["members"]] == ["fe80::200:0:0:3"]
+    asked = terminals.start("groups", *SIM, "--json")
+    out, err = asked.communicate()
+    assert asked.returncode == 0, err
+    answering.kill()
+    (group,) = (one for one in json.loads(out)["groups"] if one["group"] == "239.1.1.1")
+    assert [member["port"] for member in group["members"]] == ["ib2/1"]
+    told = terminals.start("info", "--json")
+    sim = json.loads(told.communicate()[0])["providers"]["sim"]
+    assert sim["detail"] == f"the fabric served at {tmp_path}/mcast/sim.sock"
+    demo = terminals.start("demo", "--size", 20_000, "--receivers", 2, *SIM)
+    out, err = demo.communicate()
+    assert demo.returncode == 0, out + err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--fabric", "token-ring"), "--fabric is token-ring: there are roce and infiniband"),
+        (("--ports", 100_000), "--ports is 100000: at most 65,000"),
+        (("--socket", "/nowhere/sim.sock"), "cannot serve at /nowhere/sim.sock: No such file or directory"),
+        (("--group", "no-such-group"), "--group is no-such-group: this host has no such group"),
+        (("missing.toml",), "cannot read missing.toml: No such file or directory"),
+        (("missing.toml", "--ports", 2), "the file says what the fabric is: leave out --fabric and --ports"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(
+    here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[object, ...], sentence: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    done = here("sim", "serve", *arguments)
+    assert (done.returncode, done.stderr) == (2, f"mcast: {sentence}\n")
+
+
+def test_a_place_that_others_may_write_to_is_refused(
+    here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "mcast").mkdir()
+    (tmp_path / "mcast").chmod(0o777)
+    done = here("sim", "serve")
+    assert done.returncode == 2
+    assert done.stderr.startswith("mcast: cannot serve: others may write to")
