@@ -8,6 +8,7 @@ fail() {
     exit 1
 }
 
+mount -t debugfs debugfs /sys/kernel/debug
 modprobe -a rdmavt ib_umad ib_ipoib rdma_ucm || fail "the kernel's InfiniBand modules cannot be loaded"
 insmod "$SOFTIB" hcas="$PORTS" switches="$SWITCHES" || fail "the module softib cannot be loaded"
 opensm -B -g 0x5254000000010001 >/dev/null 2>&1 || fail "OpenSM cannot be started"

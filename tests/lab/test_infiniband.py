@@ -6,6 +6,7 @@ What they say is compared with what the lab was asked for; none of them knows of
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from .guest_run import SILENCE
 
 SCRIPT = Path(__file__).with_name("infiniband_tools.sh")
 PORTS, SWITCHES, MESSAGES = 4, 3, 100
+STORM, STORM_LONG = 3_000, 100_000
 BROADCAST = "ff12:401b:ffff::ffff:ffff"
 
 pytestmark = pytest.mark.timeout(3600)  # against hangs of this process: the guest is bounded by its progress
@@ -42,11 +44,12 @@ class Said(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Said:
+def said(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, long: bool) -> Said:
     shared = tmp_path_factory.mktemp("infiniband")
     kernel = pytestconfig.getoption("--lab-kernel")
     lab = LabMachine(PORTS, kernel, share=[shared], fabric="infiniband", switches=SWITCHES)
-    return Said(shared, lab.run(["sh", str(SCRIPT), str(shared)], silence=SILENCE))
+    command = ["sh", str(SCRIPT), str(shared), str(STORM_LONG if long else STORM), sys.executable]
+    return Said(shared, lab.run(command, silence=SILENCE))
 
 
 def test_every_tool_ran(said: Said) -> None:
@@ -135,6 +138,28 @@ def test_messages_go_where_the_tables_send_them(said: Said) -> None:
 def test_counters_can_be_reset(said: Said) -> None:
     said("reset")
     assert int(said.field("cleared", "PortMulticastRcvPkts")) < MESSAGES
+
+
+def test_a_cable_can_be_taken_out_and_put_in(said: Said) -> None:
+    assert "State: Down" in said("unplugged")
+    assert "State: Active" in said("plugged")
+    assert "switch2/3 1 switch0/2 1 out" in said("cut")
+
+
+def test_a_line_that_names_no_port_is_refused(said: Said) -> None:
+    assert (said.folder / "refused.txt").read_text().count("refused") == 7
+
+
+def test_lost_messages_are_counted(said: Said) -> None:
+    assert int(said.field("dropped", "PortRcvErrors")) >= 4
+
+
+def test_malformed_datagrams_do_no_harm(said: Said, long: bool) -> None:
+    """All are sent, some are answered, and the module goes away afterwards as if nothing had been."""
+    sent, answered = map(int, said("storm").split())
+    assert sent > (STORM_LONG if long else STORM) // 2
+    assert answered > sent // 100
+    assert said("unload") == ""
 
 
 def test_the_kernel_has_no_complaint(said: Said) -> None:

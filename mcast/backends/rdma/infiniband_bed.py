@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
@@ -30,11 +31,13 @@ _SETTLE = 60.0
 _SM_KEY = "1"
 """OpenSM's default: who has the SM_Key may see who is in a group."""
 _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
+_ATTACHED = Path("/sys/kernel/debug/softib/attached")
+"""softib's list of queue pairs in groups: HCA, number, MGID, MLID."""
 _RECEIVING = JoinState.FULL | JoinState.NON
 
 OWN = frozenset({Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
 """What any InfiniBand ports can show without disturbing their fabric."""
-SOFTIB = OWN | {Feature.ROUTES, Feature.ADDRESS_REMOVAL}
+SOFTIB = OWN | {Feature.ROUTES, Feature.ADDRESS_REMOVAL, Feature.ATTACH_TABLE}
 """What the lab's ports can be made to show: they are nobody else's."""
 
 
@@ -186,6 +189,13 @@ class InfinibandObserver(Observer):
             if one.port in self._by_gid and (one.group, one.port) not in self._before and not _of_ipoib(one)
         ]
         return (*rdma_objects_since(self._objects_before), *members)
+
+    def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
+        lines = (line.split() for line in _ATTACHED.read_text().splitlines())
+        device = self._ports[port].device
+        return frozenset(
+            int(number) for name, number, mgid, _ in lines if name == device and Gid(mgid) == group
+        )
 
     def qkey_violations(self, port: IPv4Address) -> int:
         where = self._ports[port]

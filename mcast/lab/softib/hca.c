@@ -365,6 +365,7 @@ void softib_hca_destroy(struct softib_hca *hca)
 	synchronize_rcu();
 	rvt_unregister_device(&hca->rdi);
 	WRITE_ONCE(softib.hca[hca->node.index], NULL);
+	softib_disconnect(&hca->port[1]);
 	synchronize_rcu();
 	free_hca(hca);
 }

@@ -70,7 +70,7 @@ static void train(struct softib_port *port)
 	struct softib_port *ends[] = { port, port->peer };
 	int i;
 
-	if (!port->peer || phys_state(port) == IB_PORT_PHYS_STATE_DISABLED ||
+	if (!port->peer || port->unplugged || phys_state(port) == IB_PORT_PHYS_STATE_DISABLED ||
 	    phys_state(port->peer) == IB_PORT_PHYS_STATE_DISABLED)
 		return;
 	for (i = 0; i < 2; i++) {
@@ -96,6 +96,21 @@ void softib_link_down(struct softib_port *port, u8 phys)
 	train(port);
 }
 
+/* Takes a port's cable out, or puts it in; a port without a cable has none to take. */
+void softib_plug(struct softib_port *port, bool in)
+{
+	u8 phys = phys_state(port) == IB_PORT_PHYS_STATE_DISABLED ? IB_PORT_PHYS_STATE_DISABLED :
+								    IB_PORT_PHYS_STATE_POLLING;
+
+	if (!port->peer || port->unplugged == !in)
+		return;
+	port->unplugged = port->peer->unplugged = !in;
+	if (in)
+		train(port);
+	else
+		softib_link_down(port, phys);
+}
+
 void softib_connect(struct softib_port *one, struct softib_port *other)
 {
 	unsigned long flags;
@@ -104,6 +119,19 @@ void softib_connect(struct softib_port *one, struct softib_port *other)
 	one->peer = other;
 	other->peer = one;
 	train(one);
+	spin_unlock_irqrestore(&softib.lock, flags);
+}
+
+/* Before a port is freed: nothing may lead to it any more. */
+void softib_disconnect(struct softib_port *port)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&softib.lock, flags);
+	softib_plug(port, false);
+	if (port->peer)
+		port->peer->peer = NULL;
+	port->peer = NULL;
 	spin_unlock_irqrestore(&softib.lock, flags);
 }
 
@@ -136,6 +164,10 @@ struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *
 	out->counters.unicast_xmit += !multicast;
 	if (!usable(in, packet))
 		return NULL;
+	if (in->drop_every && ++in->received % in->drop_every == 0) {
+		in->counters.rcv_errors++;
+		return NULL;
+	}
 	in->counters.rcv_packets++;
 	in->counters.rcv_data += words(packet);
 	in->counters.multicast_rcv += multicast;

@@ -82,11 +82,14 @@ static int __init softib_init(void)
 	error = softib.work ? build() : -ENOMEM;
 	if (error)
 		take_down();
+	else
+		softib_debug_create();
 	return error;
 }
 
 static void __exit softib_exit(void)
 {
+	softib_debug_destroy();
 	take_down();
 }
 

@@ -52,6 +52,8 @@ struct softib_node;
 struct softib_port {
 	struct softib_node *node;
 	u8 number;
+	bool unplugged;			/* a fault: no cable at this end, or at the other */
+	u32 drop_every, received;	/* a fault: of so many messages that arrive, one is lost */
 	struct softib_port *peer;	/* the cable's other end; NULL where there is no cable */
 	struct ib_port_info info;	/* as the subnet manager reads it, but for what hca.c knows better */
 	u16 pkeys[SOFTIB_PKEYS];
@@ -199,6 +201,8 @@ void softib_carry(struct softib_port *from, struct softib_packet *packet, unsign
 /* link.c */
 void softib_port_init(struct softib_port *port, struct softib_node *node, u8 number);
 void softib_connect(struct softib_port *one, struct softib_port *other);
+void softib_disconnect(struct softib_port *port);
+void softib_plug(struct softib_port *port, bool in);
 void softib_link_down(struct softib_port *port, u8 phys_state);
 void softib_set_state(struct softib_port *port, u8 state);
 struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *packet);
@@ -210,5 +214,9 @@ bool softib_pma(struct softib_node *node, struct ib_pma_mad *mad);
 void softib_trap_init(struct softib_node *node);
 void softib_trap(struct softib_node *node, __be16 number);
 void softib_trap_repress(struct softib_node *node, __be64 tid);
+
+/* debug.c */
+void softib_debug_create(void);
+void softib_debug_destroy(void);
 
 #endif
