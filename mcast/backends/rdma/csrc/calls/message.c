@@ -18,11 +18,18 @@ static PyObject *gid_of(struct known_gid *cache, const uint8_t *raw)
 	return Py_NewRef(one->gid);
 }
 
+/* What the message says of a device's memory; None if it is in memory of ours. */
+static PyObject *place_of(PyObject *region, const struct mcast_message *from)
+{
+	return region ? PyObject_CallMethod(region, "at", "KI", (unsigned long long)from->offset, from->length) :
+			Py_NewRef(Py_None);
+}
+
 PyObject *calls_make_message(struct calls *self, const struct mcast_message *from, PyObject *payload,
 			     PyObject *region)
 {
 	PyObject *source = gid_of(self->senders, from->source), *message = NULL;
-	int own = 0;
+	int own = 0, all = 1;
 
 	if (payload && source && from->own_qp_num)
 		own = PySet_Contains(self->sources, source);
@@ -33,25 +40,25 @@ PyObject *calls_make_message(struct calls *self, const struct mcast_message *fro
 		Py_XDECREF(source);
 		return NULL;
 	}
-	PyTuple_SetItem(message, 0, payload);
-	PyTuple_SetItem(message, 1, source);
-	PyTuple_SetItem(message, 2, PyLong_FromUnsignedLong(from->src_qp));
-	PyTuple_SetItem(message, 3, gid_of(self->groups, from->group));
-	PyTuple_SetItem(message, 4, from->has_imm ? PyLong_FromUnsignedLong(from->imm) : Py_NewRef(Py_None));
-	PyTuple_SetItem(message, 5, PyBool_FromLong(own));
-	PyTuple_SetItem(message, 6, PyLong_FromUnsignedLong(from->src_lid));
-	PyTuple_SetItem(message, 7, PyLong_FromUnsignedLong(from->sl));
-	PyTuple_SetItem(message, 8, PyLong_FromUnsignedLong(from->path_bits));
-	PyTuple_SetItem(message, 9,
-			region ? PyObject_CallMethod(region, "at", "KI", (unsigned long long)from->offset, from->length) :
-				 Py_NewRef(Py_None));
-	PyTuple_SetItem(message, 10, self->qp->recv.clock ? PyLong_FromUnsignedLongLong(from->timestamp) :
-							    Py_NewRef(Py_None));
-	for (Py_ssize_t i = 1; i < MESSAGE_FIELDS; i++)
-		if (!PyTuple_GetItem(message, i)) {
-			Py_DECREF(message);
-			return NULL;
-		}
+	PyObject *const fields[MESSAGE_FIELDS] = {
+		payload,
+		source,
+		PyLong_FromUnsignedLong(from->src_qp),
+		gid_of(self->groups, from->group),
+		from->has_imm ? PyLong_FromUnsignedLong(from->imm) : Py_NewRef(Py_None),
+		PyBool_FromLong(own),
+		PyLong_FromUnsignedLong(from->src_lid),
+		PyLong_FromUnsignedLong(from->sl),
+		PyLong_FromUnsignedLong(from->path_bits),
+		place_of(region, from),
+		self->qp->recv.clock ? PyLong_FromUnsignedLongLong(from->timestamp) : Py_NewRef(Py_None),
+	};
+	for (Py_ssize_t i = 0; i < MESSAGE_FIELDS; i++) {
+		all &= fields[i] != NULL;
+		PyTuple_SetItem(message, i, fields[i]);
+	}
+	if (!all)
+		Py_CLEAR(message);
 	return message;
 }
 
