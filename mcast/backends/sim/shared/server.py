@@ -15,6 +15,7 @@ import stat
 import struct
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -190,7 +191,9 @@ class FabricServer:
                 file.write(text)
             descriptors, frame = [kept], frames.pack(b"%d" % len(text), b"", frames.IN_FILE)
         try:
-            socket.send_fds(client.socket, [frame], descriptors, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            # Not by socket.send_fds, which takes flags and does not heed them (Python 3.11).
+            sent_along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
+            client.socket.sendmsg([frame], sent_along, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         finally:
             if kept is not None:
                 os.close(kept)
