@@ -161,7 +161,7 @@ void softib_debug_create(void)
 	debugfs_create_file("attached", 0400, folder, NULL, &attached_operations);
 }
 
-/* Waits for whoever reads or writes one of the files. */
+/* Waits until no process reads or writes one of the files. */
 void softib_debug_destroy(void)
 {
 	debugfs_remove(folder);

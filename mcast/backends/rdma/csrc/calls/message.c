@@ -18,7 +18,7 @@ static PyObject *gid_of(struct known_gid *cache, const uint8_t *raw)
 	return Py_NewRef(one->gid);
 }
 
-/* What the message says of a device's memory; None if it is in memory of ours. */
+/* The place of a message in the memory of another device; None for a message in the memory of the provider. */
 static PyObject *place_of(PyObject *region, const struct mcast_message *from)
 {
 	return region ? PyObject_CallMethod(region, "at", "KI", (unsigned long long)from->offset, from->length) :
