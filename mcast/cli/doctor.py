@@ -108,16 +108,15 @@ def _examine(names: Sequence[str], listen: float) -> Diagnosis:
     from mcast.contract.registry import backend_names, provider
 
     found: Diagnosis = {}
-    seen: list[object] = []
+    seen: set[str] = set()
     for name in dict.fromkeys(names or backend_names()):
         try:
             one = provider(name)
         except BackendUnavailable as error:
             found[name] = (Finding("provider", "", Level.PROBLEM, error.detail, error.fix),)
             continue
-        nameless = one._replace(name="")
-        if names or nameless not in seen:
-            seen.append(nameless)
+        if names or one.summary not in seen:
+            seen.add(one.summary)
             found[name] = one.checks(listen) or (_available(one.status()),)
     return found
 

@@ -512,6 +512,8 @@ def test_each_errno_that_a_rule_names_has_a_row() -> None:
 
 NOT_TOLD = {
     "EAGAIN": "means: nothing yet",
+    "ECONNREFUSED": "of the socket of a served fabric: becomes BackendUnavailable",
+    "EPIPE": "of that socket: becomes the removal of the devices",
 }
 """Errnos that the backends handle themselves."""
 

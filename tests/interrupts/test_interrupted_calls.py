@@ -424,8 +424,9 @@ def test_an_event_of_an_endpoint_is_fetched_or_is_still_there(pair: Pair) -> Non
 
     def check(returned: bool) -> None:
         rest = pair.here.next_event(0)
-        assert (len(found) == 1) == returned
-        assert (rest is None) == returned
+        # Ctrl-C may come between the return and this test's note of it.
+        assert bool(found) >= returned
+        assert (rest is None) == bool(found)
         found.clear()
         with fabric.clock:
             fabric.parts.queue_pairs.tell(fabric.port_of(port), PortEvent.GID_CHANGE)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -64,6 +65,7 @@ def which(tool: str) -> str | None:
     return shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
+@cache  # it looks through all libraries, and each start of OpenSM asks
 def preload() -> Path | None:
     """libumad2sim, which turns a process into a host of the simulated fabric."""
     for root in PRELOADS:
