@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from mcast.contract.closing import OnPort
 from mcast.contract.queue_pair import QueuePair
+from mcast.contract.seconds import seconds_of
 from mcast.contract.values import JoinAttrEx, QpInit
 from mcast.errors.cause import Phase
 from mcast.errors.tree import AlreadyJoined, McastError
@@ -63,6 +64,7 @@ class CmId(OnPort):
         Errors: ENETUNREACH (no route to `dst`, and no `src`).
         """
         group, source = McastAddress.of(dst), None if src is None else _ip(src)
+        timeout = seconds_of(timeout)
         self._require_alone()
         with uninterrupted():
             self._require_open("resolve_addr", Phase.RESOLVE)

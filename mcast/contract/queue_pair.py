@@ -16,6 +16,7 @@ from mcast.contract.batch import Batch, Message
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
+from mcast.contract.seconds import seconds_of
 from mcast.contract.values import Destination, QpCounters
 from mcast.errors.cause import Phase
 from mcast.errors.tree import MessageTooLarge, SecondMlid, mcast_error
@@ -178,6 +179,8 @@ class QueuePair(OnPort):
         messages that were posted.
         """
         self._require_open("send", Phase.SEND)
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes):
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
         if imm is not None and not 0 <= operator.index(imm) <= 0xFFFFFFFF:
@@ -202,6 +205,8 @@ class QueuePair(OnPort):
         timeout: float | None = None,
     ) -> None:
         """Send one message, as `send` with a batch of one."""
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         plain = imm is None and not self._closed
         if plain and type(payload) is bytes and len(payload) <= self.max_message_to(destination):
             self._send(destination, [payload], None, timeout)  # no check of `send` could fail here
@@ -214,6 +219,8 @@ class QueuePair(OnPort):
         Raises QpError if the device could not send one of them.
         """
         self._require_open("flush", Phase.SEND)
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         self._flush(timeout)
 
     def send_fileno(self) -> int | None:
@@ -239,6 +246,8 @@ class QueuePair(OnPort):
             max = operator.index(max)
         if max < 1:
             raise ValueError(f"max is {max}: recv returns 1 or more messages")
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         return self._recv(max, timeout, events)
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
@@ -249,6 +258,8 @@ class QueuePair(OnPort):
         """
         if self._closed:
             self._require_open("recv", Phase.RECV)
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         return self._recv_one(timeout)
 
     def register(

@@ -34,6 +34,7 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.contract.batch import CopiedBatch
+from mcast.contract.seconds import seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
@@ -41,7 +42,7 @@ from mcast.endpoint.receiving import Receiving
 from mcast.endpoint.sending import Post, as_list
 from mcast.endpoint.settings import Settings
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
-from mcast.endpoint.waiting import Operation, Wait, require_seconds
+from mcast.endpoint.waiting import Operation, Wait
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
@@ -187,6 +188,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
     async def next_event(self, timeout: float | None = 0.0) -> Event | None:
         """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         self._look()
         if self._session.events.queued:
             return self._session.events.queued.popleft()
@@ -198,6 +201,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
         While a task has its turn it asks only the queue pair; the loop reports events and steps that are due.
         """
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         session, end = self._session, None
         while True:
             if monotonic() >= self._turn_ends:
@@ -213,7 +218,6 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             if timeout is not None:
                 now = self._loop.time()
                 if end is None:
-                    require_seconds("timeout", timeout)
                     end = now + timeout
                 elif now >= end:
                     return None
@@ -406,7 +410,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         Raises QpError if the device could not send one of them.
         """
         self._session.station.require_open("flush", Phase.SEND)
-        end = inf if timeout is None else self._loop.time() + timeout
+        end = inf if timeout is None else self._loop.time() + seconds_of(timeout)
         await self._flush(self._session.station.qp, end)
 
     async def _flush(self, qp: QueuePair, end: float) -> None:
@@ -527,7 +531,7 @@ class Sender(AsyncEnterable, MemberView):
             await self._post(send, listed, imm, timeout)
             return count
         now = endpoint._loop.time
-        end = None if timeout is None else now() + timeout
+        end = None if timeout is None else now() + seconds_of(timeout)
         for start in range(0, count, chunk):
             left = None if end is None else max(0.0, end - now())
             try:
@@ -557,7 +561,7 @@ class Sender(AsyncEnterable, MemberView):
         """
         endpoint, group = self._endpoint, self._group
         session, now = endpoint._session, endpoint._loop.time
-        end = inf if timeout is None else now() + timeout
+        end = inf if timeout is None else now() + seconds_of(timeout)
         posted = 0
         if monotonic() >= endpoint._turn_ends:  # before posting, because a cancelled send must not be sent
             await endpoint._next_turn()

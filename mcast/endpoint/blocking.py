@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
+from mcast.contract.seconds import seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
@@ -130,7 +131,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         This is the fastest way to receive.
         """
         session = self._session
-        batch = self._taken(session.receiving.take_batch, max)
+        batch = self._taken(session.receiving.take_batch, max, timeout)
         return (
             batch
             if batch is not None
@@ -154,6 +155,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     def next_event(self, timeout: float | None = 0.0) -> Event | None:
         """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         session = self._session
 
         def found() -> Event | None:
@@ -187,7 +190,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     def _recv(self, group: EndpointGroup | None, timeout: float | None) -> Message | None:
         session = self._session
-        message = self._taken(session.receiving.take, group)
+        message = self._taken(session.receiving.take, group, timeout)
         return (
             message
             if message is not None
@@ -201,12 +204,14 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 self._session.receiving.put_back(found)
                 self._sleepers.wake()
 
-    def _taken(self, take: Callable[[P], T | None], what: P) -> T | None:
+    def _taken(self, take: Callable[[P], T | None], what: P, timeout: float | None) -> T | None:
         """What `take(what)` finds at once; None if it finds nothing, or if another thread is receiving.
 
         A receive that finds something does not ask for events each time, because asking may take longer than
         receiving.
         """
+        if timeout is not None:
+            seconds_of(timeout)  # what is no number of seconds is refused, although nothing may wait for them
         with self._lock:
             if self._pumping:
                 return None

@@ -10,11 +10,12 @@ from random import Random
 from typing import Any
 
 from mcast.api import Closed, McastError, MembershipLost, Phase, mcast_error
+from mcast.contract.seconds import seconds_of
 from mcast.endpoint.kept import Kept
 from mcast.endpoint.membership import SEQUENCE_COUNTS, EndpointGroup, GroupState
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
-from mcast.endpoint.waiting import Operation, Waiting, require_seconds
+from mcast.endpoint.waiting import Operation, Waiting
 from mcast.wire.addresses import McastAddress
 
 
@@ -37,7 +38,7 @@ class Memberships:
         """Join, and wait until the group is joined; nothing is left behind if that fails, times out or is
         cancelled."""
         self._station.require_open("join", Phase.JOIN)
-        require_seconds("settle", settle)
+        settle = seconds_of(settle, "settle")
         address = McastAddress.of(group_name)
         deadline = self._waiting.deadline(timeout)
         if self._restorer.reopen:

@@ -29,9 +29,10 @@ class Questions:
         """Whether the device returns the endpoint's own message within `timeout` seconds; ends a filter that
         is not needed."""
         self._memberships.require_joined(group, "probe_loopback", Phase.SEND)
+        deadline = self._waiting.deadline(timeout)
         with self.prober.quest() as (number, quest):
             self.prober.ask(group, Kind.SELF, number)
-            yield from self._waiting.until(lambda: quest.heard_self, self._waiting.deadline(timeout))
+            yield from self._waiting.until(lambda: quest.heard_self, deadline)
         if self._station.blocking_loopback:
             self._sorter.filter_own(quest.heard_self)
         return quest.heard_self

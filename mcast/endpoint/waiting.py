@@ -7,6 +7,7 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from mcast.api import Batch
+from mcast.contract.seconds import seconds_of
 
 T = TypeVar("T")
 
@@ -40,10 +41,8 @@ class Waiting:
         """When the time is over; -inf for a timeout of 0, which needs no clock."""
         if timeout is None:
             return None
-        if timeout > 0:
-            return self.now() + timeout
-        require_seconds("timeout", timeout)
-        return -inf
+        seconds = seconds_of(timeout)
+        return self.now() + seconds if seconds else -inf
 
     def is_over(self, deadline: float | None) -> bool:
         return deadline is not None and (deadline == -inf or self.now() >= deadline)
@@ -66,9 +65,3 @@ class Waiting:
                 return
             at_least_once = False
             yield from self.wait(deadline)
-
-
-def require_seconds(name: str, seconds: float) -> None:
-    """Raise ValueError for NaN, because no clock would ever reach it."""
-    if seconds != seconds:
-        raise ValueError(f"{name} is {seconds}: give a number of seconds")

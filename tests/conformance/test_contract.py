@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from importlib.util import find_spec
 from ipaddress import IPv4Address
@@ -110,6 +112,54 @@ def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(
         make()
     for name in names:
         assert name in str(caught.value)
+
+
+NO_TIMES: dict[Any, type[Exception]] = {
+    float("nan"): ValueError,
+    Decimal("nan"): ValueError,
+    "soon": TypeError,
+    "1": TypeError,
+    "": TypeError,
+    1j: TypeError,
+}
+
+
+def test_a_timeout_is_a_number_of_seconds(bed: Testbed) -> None:
+    """Refused before anything is done, whether or not the call would have waited."""
+    peer = Application(bed)
+    to = peer.join(new_group())
+    other = bed.backend.event_channel().create_id()
+    calls: dict[str, Callable[[Any], object]] = {
+        "resolve_addr": lambda timeout: other.resolve_addr("239.1.2.3", peer.port, timeout),
+        "get_event": peer.channel.get_event,
+        "send": lambda timeout: peer.qp.send(to, [b"x"], timeout=timeout),
+        "send_one": lambda timeout: peer.qp.send_one(to, b"x", timeout=timeout),
+        "flush": peer.qp.flush,
+        "recv": lambda timeout: peer.qp.recv(timeout=timeout),
+        "recv_one": peer.qp.recv_one,
+    }
+    for there in (False, True):
+        for name, call in calls.items():
+            for timeout, kind in NO_TIMES.items():
+                with pytest.raises(Exception) as caught:
+                    call(timeout)
+                said = repr(timeout) if kind is TypeError else str(timeout)
+                assert type(caught.value) is kind, (name, there)
+                assert str(caught.value) == f"timeout is {said}: give a number of seconds", (name, there)
+        if not there:
+            peer.send(to, b"the only one")
+    assert peer.receive(1) == [b"the only one"]
+    assert peer.qp.recv_one(0) is None
+    other.resolve_addr("239.1.2.3", peer.port, Fraction(BOUND))  # type: ignore[arg-type]
+
+
+def test_a_timeout_below_0_does_not_wait(bed: Testbed) -> None:
+    peer = Application(bed)
+    below: list[Any] = [-1, -(10**400), float("-inf"), Decimal(-1)]
+    for timeout in below:
+        assert peer.channel.get_event(timeout) is None
+        assert peer.qp.recv_one(timeout) is None
+        assert not peer.qp.recv(timeout=timeout)
 
 
 def test_values_do_not_change(bed: Testbed) -> None:

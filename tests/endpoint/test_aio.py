@@ -425,23 +425,42 @@ def test_a_send_that_is_cancelled_has_sent_nothing(network: Network) -> None:
     run(main)
 
 
-@pytest.mark.parametrize("call", ["recv", "recv_batch", "next_event", "send", "flush"])
-def test_a_timeout_that_is_no_number_does_not_wait_for_ever(network: Network, call: str) -> None:
+def test_a_timeout_that_is_no_number_is_refused(network: Network) -> None:
+    """Whether or not the call would have waited; nothing is sent, received or joined."""
+
     async def main() -> None:
-        async with pair(network) as (one, _):
-            group = await one.sender(GROUP)
-            calls: dict[str, Callable[[], Awaitable[object]]] = {
-                "recv": partial(one.recv, nan),
-                "recv_batch": partial(one.recv_batch, timeout=nan),
-                "next_event": partial(one.next_event, nan),
-                "send": partial(group.send, b"x", timeout=nan),
-                "flush": partial(one.flush, nan),
+        async with pair(network) as (one, other):
+            group = await one.join(GROUP)
+            await (await other.sender(GROUP)).send(b"x")
+            heard = Message(memoryview(b""), one.port.gids[0], 1, group.mgid, None, False, one.port.lid)
+
+            async def batches(timeout: Any) -> None:
+                async for _ in one.batches(timeout):
+                    pass
+
+            calls: dict[str, Callable[[Any], Awaitable[object]]] = {
+                "join": lambda timeout: one.join(OTHER, timeout=timeout),
+                "settle": lambda timeout: one.join(OTHER, settle=timeout),
+                "recv": one.recv,
+                "recv_of_group": group.recv,
+                "recv_batch": lambda timeout: one.recv_batch(timeout=timeout),
+                "batches": batches,
+                "next_event": one.next_event,
+                "ready": lambda timeout: group.ready(timeout=timeout),
+                "probe_loopback": group.probe_loopback,
+                "send": lambda timeout: group.send(b"x", timeout=timeout),
+                "send_batch": lambda timeout: group.send_batch([b"x"] * 100, timeout=timeout),
+                "reply": lambda timeout: group.reply(heard, b"x", timeout=timeout),
+                "flush": one.flush,
             }
-            if call in ("send", "flush"):
-                await calls[call]()
-            else:
-                with pytest.raises(ValueError, match="timeout is nan: give a number of seconds"):
-                    await calls[call]()
+            for name, call in calls.items():
+                with pytest.raises(ValueError, match="is nan: give a number of seconds"):
+                    await call(nan)
+                with pytest.raises(TypeError, match="is 'soon': give a number of seconds"):
+                    await call("soon")
+                assert one.groups == (group,), name
+                assert one.stats().sent == 0, name
+            assert text(await one.recv(BOUND)) == b"x"
 
     run(main)
 

@@ -22,6 +22,7 @@ from mcast.api import (
     Closed,
     LinkLayer,
     McastError,
+    Message,
     MessageTooLarge,
     NotSupported,
     OutOfResources,
@@ -346,21 +347,38 @@ def test_a_poll_finds_what_is_there(net: Net) -> None:
     assert payloads(receiver.recv_batch(timeout=0)) == [b"two"]
 
 
-@pytest.mark.parametrize("call", ["join", "settle", "recv", "recv_batch", "next_event", "ready"])
-def test_a_timeout_that_is_no_number_is_refused(net: Net, call: str) -> None:
+def test_a_timeout_that_is_no_number_is_refused(net: Net) -> None:
+    """Whether or not the call would have waited; nothing is sent, received or joined."""
     endpoint = net.open(0)
     group = endpoint.join(GROUP)
-    calls: dict[str, Callable[[], object]] = {
-        "join": lambda: endpoint.join(OTHER, timeout=nan),
-        "settle": lambda: endpoint.join(OTHER, settle=nan),
-        "recv": lambda: group.recv(nan),
-        "recv_batch": lambda: endpoint.recv_batch(timeout=nan),
-        "next_event": lambda: endpoint.next_event(nan),
-        "ready": lambda: group.ready(timeout=nan),
+    net.open(1).sender(GROUP).send(b"x")
+    at = group.destination.sgid_index
+    heard = Message(memoryview(b""), endpoint.port.gids[at], 2, group.mgid, None, False, endpoint.port.lid)
+    calls: dict[str, Callable[[Any], object]] = {
+        "join": lambda timeout: endpoint.join(OTHER, timeout=timeout),
+        "settle": lambda timeout: endpoint.join(OTHER, settle=timeout),
+        "recv": endpoint.recv,
+        "recv_of_group": group.recv,
+        "recv_batch": lambda timeout: endpoint.recv_batch(timeout=timeout),
+        "batches": lambda timeout: list(endpoint.batches(timeout)),
+        "next_event": endpoint.next_event,
+        "ready": lambda timeout: group.ready(timeout=timeout),
+        "probe_loopback": group.probe_loopback,
+        "send": lambda timeout: group.send(b"x", timeout=timeout),
+        "send_batch": lambda timeout: group.send_batch([b"x"], timeout=timeout),
+        "reply": lambda timeout: group.reply(heard, b"x", timeout=timeout),
+        "flush": endpoint.flush,
     }
-    with pytest.raises(ValueError, match="is nan: give a number of seconds"):
-        calls[call]()
-    assert endpoint.groups == (group,)
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match="is nan: give a number of seconds"):
+            call(nan)
+        with pytest.raises(TypeError, match="is 'soon': give a number of seconds"):
+            call("soon")
+        assert endpoint.groups == (group,), name
+        assert endpoint.stats().sent == 0, name
+    message = endpoint.recv(BOUND)
+    assert message is not None
+    assert bytes(message.payload) == b"x"
 
 
 # --- where ---------------------------------------------------------------------------------------

@@ -47,10 +47,6 @@ _LONGEST_MS = 0x7FFFFFFF
 """The largest timeout in ms, because it is an int in C."""
 
 
-def _milliseconds(seconds: float) -> int:
-    return int(min(max(seconds, 0.0) * 1000, _LONGEST_MS))
-
-
 class RdmaJoin:
     """One membership of an id. `token` finds the membership when its event comes."""
 
@@ -185,10 +181,9 @@ class RdmaCmId(Shared, CmId):
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         source = None if src is None else sockaddr.source(src)
         destination = sockaddr.group(dst)
+        milliseconds = int(min(timeout * 1000, _LONGEST_MS))
         with self._in_use("resolve_addr", Phase.RESOLVE):
-            self.native.resolve_addr(
-                self.handle, source, destination, _milliseconds(timeout), {"dst": dst, "src": src}
-            )
+            self.native.resolve_addr(self.handle, source, destination, milliseconds, {"dst": dst, "src": src})
             self._source = src or self._source
 
     def _create_qp(self, init: QpInit) -> QueuePair:

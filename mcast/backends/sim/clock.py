@@ -20,7 +20,8 @@ from types import TracebackType
 from weakref import ref
 
 from mcast.api import McastError, Phase
-from mcast.backends.sim.core.times import LONGEST, NS, ns_of
+from mcast.backends.sim.core.times import NS
+from mcast.contract.seconds import seconds_of
 from mcast.interrupts import Lock, Sleepers, do_what_was_put_off, take_interrupt, uninterrupted
 
 logger = logging.getLogger("mcast")
@@ -136,7 +137,7 @@ class VirtualClock(Clock):
             return True
         limit, due = inf, self._due
         if timeout is not None:
-            ns = round(timeout * NS) if 0 <= timeout <= LONGEST else ns_of(timeout)  # a call less
+            ns = round(timeout * NS)
             limit = self._now + (ns if ns > POLL_NS else POLL_NS)
         while due and due[0][0] <= limit:
             self._now, _, action = heappop(due)
@@ -157,7 +158,7 @@ class VirtualClock(Clock):
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass, with all that falls due in them."""
         with self:
-            self.wait(lambda: False, seconds, "advance", Phase.EVENT)
+            self.wait(lambda: False, seconds_of(seconds, "seconds"), "advance", Phase.EVENT)
 
     def want_descriptor(self) -> None:
         self.watched = True
@@ -204,7 +205,7 @@ class WallClock(Clock):
         self._sleepers.wake()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        end = None if timeout is None else self.now + ns_of(timeout)
+        end = None if timeout is None else self.now + round(timeout * NS)
         while not ready():
             left = None if end is None else (end - self.now) / NS
             if left is not None and left <= 0:

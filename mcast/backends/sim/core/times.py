@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from mcast.contract.seconds import seconds_of
+
 NS = 1_000_000_000
-LONGEST = ((1 << 63) - 1) // NS
-"""The most seconds that a thread can wait, some 292 years. A longer wait is cut to this."""
 
 
 class Timeline(Protocol):
@@ -21,8 +21,6 @@ class Timeline(Protocol):
         """Run `action` `delay` ns from now."""
 
 
-def ns_of(seconds: float, what: str = "timeout") -> int:
-    """Seconds that a user gave, in ns, not below 0. Raises ValueError if they are no number."""
-    if seconds != seconds:
-        raise ValueError(f"{what} is {seconds}: give a number of seconds")
-    return round(min(max(seconds, 0), LONGEST) * NS)
+def ns_of(seconds: float, what: str) -> int:
+    """Seconds that a user gave, in ns, not below 0."""
+    return round(seconds_of(seconds, what) * NS)

@@ -66,9 +66,9 @@ int calls_read_timeout(PyObject *timeout, int64_t *out)
 
 PyObject *calls_refuse_timeout(PyObject *given)
 {
-	if (PyErr_Occurred())
-		return NULL;
-	return PyErr_Format(PyExc_TypeError, "timeout is %R: give seconds, or None to wait without end", given);
+	if (!PyErr_Occurred())
+		PyErr_SetObject(PyExc_ValueError, given); /* the contract has looked at it before */
+	return NULL;
 }
 
 int64_t calls_deadline(int64_t timeout)
