@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from mcast.api import Backend, CmEventType, PortEvent
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.client import SharedBackend
+from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
 
 from .card.card import Card
 from .card.provider import CardBackend
+from .waiting import until
 
 KINDS = ("roce", "infiniband", "card-roce", "card-infiniband")
+SHARED = ("shared-roce", "shared-infiniband")
 _ENETRESET = -102
 
 
@@ -83,6 +90,32 @@ class SimNetwork(Network):
             self.fabric.parts.queue_pairs.tell(self.fabric.ports[port], PortEvent.GID_CHANGE)
 
 
+class SharedNetwork(SimNetwork):
+    """A served fabric; the server is a thread of this process."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(fabric)
+        self._folder = TemporaryDirectory(prefix="mcast-")
+        self._path = Path(self._folder.name, "fabric.sock")
+        self._serving = Serving(FabricServer(fabric, self._path))
+        self.server = self._serving.__enter__()
+        self._opened: list[SharedBackend] = []
+
+    def open(self) -> Backend:
+        self._opened = [backend for backend in self._opened if not backend.closed]
+        self._opened.append(SharedBackend(self._path, frames.AttachTo(host="all")))
+        return self._opened[-1]
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Once the server has seen which clients have gone."""
+        until(lambda: len(self.server.clients) == sum(not backend.closed for backend in self._opened))
+        return super().leftovers()
+
+    def close(self) -> None:
+        self._serving.__exit__()
+        self._folder.cleanup()
+
+
 class CardNetwork(Network):
     def __init__(self, layer: str, card: Card, **fields: Any) -> None:
         self.card, self.is_infiniband = card, layer == "infiniband"
@@ -138,6 +171,8 @@ def network_of(
 ) -> Network:
     """The network that a fixture's parameter names: a fabric with `options`, or cards with `fields`."""
     provider, _, layer = request.param.rpartition("-")
+    if provider == "shared":
+        return SharedNetwork(getattr(Fabric, layer)(ports=3, **options | {"clock": "wall"}))
     if provider:
         return CardNetwork(layer, request.getfixturevalue("card"), **(fields or {}))
     return SimNetwork(getattr(Fabric, layer)(ports=3, **options))

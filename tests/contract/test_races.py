@@ -2,7 +2,8 @@
 
 The first stops in the files of `STOPS`. The simulator's cores are left out: they run under the fabric's lock,
 so the second call would wait at the lock, wherever the first one stands. Every third line is tried, of each
-pair another third; on InfiniBand what differs there, and on the card no endpoints. In a long run it is all.
+pair another third; on InfiniBand what differs there, on the card no endpoints, on a served fabric a ninth of
+the lines. In a long run it is all.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from ..calls import (
     calls_on_an_id,
 )
 from ..interleave import BOUND, EVERY, ROOT, interleaved
-from ..networks import KINDS, Network
+from ..networks import KINDS, SHARED, Network, SharedNetwork
 
 STOPS = {f"contract/{name}.py" for name in ("backend", "cm_id", "closing", "queue_pair", "region")}
-STOPS |= {"backends/sim/backend.py"} | {
+STOPS |= {"backends/sim/backend.py"} | {f"backends/sim/shared/{name}.py" for name in ("client", "connection")}
+STOPS |= {
     f"backends/rdma/{name}.py" for name in ("channel", "cm_id", "qp", "region", "pds", "address_handles")
 }
 ENDPOINT_STOPS = {f"endpoint/{name}.py" for name in ("blocking", "core", "station", "view")}
@@ -51,11 +53,13 @@ def race(
     _, close = prepare()
     close()
     left = network.leftovers()  # a device that is open stays so
+    shared = isinstance(network, SharedNetwork)
     assert all(Path(ROOT, name).is_file() for name in stops)
     for number, second in enumerate(allowed):
         if network.is_infiniband and EVERY > 1 and not {first, second} <= SA_MATTERS:
             continue
-        at, stopped = 1 + number % EVERY, True
+        every = EVERY * (3 if shared and EVERY > 1 else 1)
+        at, stopped = 1 + number % every, True
         while stopped:
             calls, close = prepare()
             one, other, stopped = interleaved(calls[first], calls[second], at, stops.__contains__)
@@ -65,7 +69,7 @@ def race(
             assert network.leftovers() == left, (first, second, at)
             if (first, second) == ("join", "join"):
                 assert AlreadyJoined in {type(one), type(other)}
-            at += EVERY
+            at += every
 
 
 SA_MATTERS = {"join", "leave", "get_event", "destroy", "close"}
@@ -74,6 +78,7 @@ SA_MATTERS = {"join", "leave", "get_event", "destroy", "close"}
 # --- ids, their channels, queue pairs and regions --------------------------------------------------
 
 
+@pytest.mark.parametrize("network", (*KINDS, *SHARED) if EVERY == 1 else (*KINDS, SHARED[0]), indirect=True)
 @pytest.mark.parametrize("first", ON_AN_ID)
 def test_two_calls_on_an_id(network: Network, first: str) -> None:
     backend = network.open()

@@ -23,6 +23,7 @@ from typing import Any
 from mcast.api import (
     Backend,
     Batch,
+    Closed,
     CmEvent,
     CmEventType,
     CmId,
@@ -57,7 +58,7 @@ from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
-from mcast.backends.sim.shared.connection import Connection, Gone, Reply, Sleep
+from mcast.backends.sim.shared.connection import Connection, Gone, Reply, Sleep, Unknown
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
 from mcast.interrupts import Lock, uninterrupted
@@ -75,7 +76,7 @@ class SharedBackend(Backend):
     def __init__(self, path: Path, attach: frames.AttachTo) -> None:
         self.path = path
         self.sleep = Sleep()
-        self._lock = Lock()
+        self.lock = Lock()
         self._channels: dict[SharedEventChannel, None] = {}
         self._connection = connection = Connection(path, attach)
         self.fabric = connection.fabric
@@ -121,7 +122,7 @@ class SharedBackend(Backend):
 
     def event_channel(self) -> EventChannel:
         self._require_open("event_channel", Phase.OPEN)
-        with uninterrupted(self._lock):
+        with uninterrupted(self.lock):
             channel = SharedEventChannel(self)
             self._channels[channel] = None
         return channel
@@ -150,7 +151,7 @@ class SharedBackend(Backend):
 
     def connection(self) -> Connection:
         """The one to the server, made anew if need be. Raises OSError, McastError."""
-        with uninterrupted(self._lock):
+        with uninterrupted(self.lock):
             if self._connection.lost and not self._closed:
                 self.lost(self._connection)
                 fresh = Connection(self.path, self._again)
@@ -163,7 +164,7 @@ class SharedBackend(Backend):
 
     def lost(self, connection: Connection) -> None:
         """Every id of that connection has lost its device."""
-        with uninterrupted(self._lock):
+        with uninterrupted(self.lock):
             connection.lose()
             for channel in list(self._channels):
                 channel.lose(connection)
@@ -171,7 +172,8 @@ class SharedBackend(Backend):
 
     def forget(self, channel: SharedEventChannel) -> None:
         """The channel is closed."""
-        self._channels.pop(channel, None)
+        with uninterrupted(self.lock):
+            self._channels.pop(channel, None)
 
 
 class _Remote(Closeable):
@@ -190,10 +192,8 @@ class _Remote(Closeable):
             self._require_open(call, phase)
             self._backend.lost(self._connection)
             raise mcast_error(self._gone(call), call, phase, None, _SERVER_ENDED) from None
-        except McastError as error:
-            if error.errno == E.EBADF:
-                self._require_open(call, phase)  # another thread has closed it meanwhile
-            raise
+        except Unknown:  # another thread has closed it meanwhile
+            raise Closed(type(self).__name__, call, phase) from None
 
     def _gone(self, call: str) -> int:
         return E.ENXIO if call.startswith(("join", "leave")) else E.ENODEV
@@ -205,7 +205,9 @@ class SharedEventChannel(_Remote, EventChannel):
     def __init__(self, backend: SharedBackend) -> None:
         self._backend = backend
         self._ids: dict[int, SharedCmId] = {}
-        self._numbered = count(1)
+        """Those that the server knows, by their numbers."""
+        self._orphans: dict[SharedCmId, None] = {}
+        """Those that it knew before it ended."""
         self._local: deque[CmEvent] = deque()
         """Events that no server tells: devices that went with it."""
         self._number: int | None = None
@@ -238,6 +240,13 @@ class SharedEventChannel(_Remote, EventChannel):
         self._require_open("fileno", Phase.EVENT)
         return self._epoll.fileno()
 
+    def descriptor(self) -> int:
+        """What a wait sleeps on; -1 once the channel is closed, which the wait's next look will see."""
+        try:
+            return self._epoll.fileno()
+        except ValueError:
+            return -1
+
     @property
     def pending(self) -> bool:
         if self._closed:
@@ -257,19 +266,21 @@ class SharedEventChannel(_Remote, EventChannel):
         return bool(found)
 
     def _create_id(self, port_space: PortSpace) -> CmId:
-        try:
-            connection = self._backend.connection()
-            if connection is not self._connection:
-                self._attach(connection)
-        except OSError as error:
-            if isinstance(error, McastError):
-                raise
-            raise mcast_error(E.ENODEV, "create_id", Phase.OPEN, None, _SERVER_ENDED) from None
-        assert self._number is not None
-        request = frames.CreateId(channel=self._number, port_space=port_space)
-        number = self._ask(request, "create_id", Phase.OPEN)
-        made = self._ids[number] = SharedCmId(self, self._connection, number, port_space)
-        return made
+        with uninterrupted(self._backend.lock):
+            self._require_open("create_id", Phase.OPEN)
+            try:
+                connection = self._backend.connection()
+                if connection is not self._connection or self._number is None:
+                    self._attach(connection)
+            except OSError as error:
+                if isinstance(error, McastError):
+                    raise
+                raise mcast_error(E.ENODEV, "create_id", Phase.OPEN, None, _SERVER_ENDED) from None
+            assert self._number is not None
+            request = frames.CreateId(channel=self._number, port_space=port_space)
+            number = self._ask(request, "create_id", Phase.OPEN)
+            made = self._ids[number] = SharedCmId(self, connection, number, port_space)
+            return made
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         end = None if timeout is None else time.monotonic() + timeout
@@ -281,17 +292,20 @@ class SharedEventChannel(_Remote, EventChannel):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            self._backend.sleep.until([self._epoll.fileno()], left)
+            self._backend.sleep.until([self.descriptor()], left)
 
     def _next(self) -> CmEvent | None:
-        if self._local:
-            event = self._local.popleft()
-            if not self._local:
-                os.eventfd_read(self._bell)
-            return event
-        assert self._number is not None
+        with uninterrupted(self._backend.lock):
+            if self._local:
+                event = self._local.popleft()
+                if not self._local:
+                    os.eventfd_read(self._bell)
+                return event
+        number = self._number
+        if number is None:
+            return None  # another thread has seen the server's end
         try:
-            request = frames.OnChannel(op="get_event", channel=self._number)
+            request = frames.OnChannel(op="get_event", channel=number)
             heard: frames.HeardEvent | None = self._ask(request, "get_event", Phase.EVENT)
         except McastError:
             self._require_open("get_event", Phase.EVENT)
@@ -310,7 +324,7 @@ class SharedEventChannel(_Remote, EventChannel):
 
     def lose(self, connection: Connection) -> None:
         """The server has ended: as if each device had been removed."""
-        if connection is not self._connection or self._number is None:
+        if self._closed or connection is not self._connection or self._number is None:
             return
         self._number = None
         self._epoll.unregister(self._flag)
@@ -321,18 +335,24 @@ class SharedEventChannel(_Remote, EventChannel):
             if cm_id.device is not None:
                 removal = CmEvent(CmEventType.DEVICE_REMOVAL, 0, E.ENODEV, None, cm_id, None)
                 self._local.append(removal)
+        self._orphans |= dict.fromkeys(self._ids.values())
         self._ids = {}
         if self._local:
             os.eventfd_write(self._bell, 1)
 
     def forget(self, cm_id: SharedCmId) -> None:
         """The id is destroyed: its events are gone."""
-        self._ids.pop(cm_id.number, None)
-        kept = [event for event in self._local if event.id is not cm_id]
-        if len(kept) < len(self._local):
-            self._local = deque(kept)
-            if not kept:
-                os.eventfd_read(self._bell)
+        with uninterrupted(self._backend.lock):
+            self._orphans.pop(cm_id, None)
+            if self._ids.get(cm_id.number) is cm_id:
+                del self._ids[cm_id.number]
+            if self._closed:
+                return
+            kept = [event for event in self._local if event.id is not cm_id]
+            if len(kept) < len(self._local):
+                self._local = deque(kept)
+                if not kept:
+                    os.eventfd_read(self._bell)
 
     def _close(self) -> None:
         with uninterrupted():
@@ -340,19 +360,20 @@ class SharedEventChannel(_Remote, EventChannel):
                 return
             self._closed = True
             self._backend.forget(self)
-            for cm_id in list(self._ids.values()):
+            for cm_id in [*self._ids.values(), *self._orphans]:
                 cm_id._close()
             self._backend.sleep.wake()
-            if self._number is not None:
+            if (number := self._number) is not None:
                 with suppress(McastError):
-                    self._ask(
-                        frames.OnChannel(op="close_channel", channel=self._number), "close", Phase.CLOSE
-                    )
-            if self._flag >= 0:
-                os.close(self._flag)
-                self._flag = -1
-            self._epoll.close()
-            os.close(self._bell)
+                    request = frames.OnChannel(op="close_channel", channel=number)
+                    self._ask(request, "close", Phase.CLOSE)
+            with self._backend.lock:
+                if self._flag >= 0:
+                    os.close(self._flag)
+                    self._flag = -1
+                self._number = None
+                self._epoll.close()
+                os.close(self._bell)
 
 
 class SharedCmId(_Remote, CmId):
@@ -394,11 +415,19 @@ class SharedCmId(_Remote, CmId):
 
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
         request = frames.BindId(id=self.number, src=src)
-        self._place = self._ask(request, "bind_addr", Phase.BIND, src=src)
+        self._stand(self._ask(request, "bind_addr", Phase.BIND, src=src), "bind_addr", Phase.BIND)
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         request = frames.Resolve(id=self.number, dst=frames.RawAddress.of(dst), src=src)
-        self._place = self._ask(request, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
+        place = self._ask(request, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
+        self._stand(place, "resolve_addr", Phase.RESOLVE)
+
+    def _stand(self, place: frames.IdPlace, call: str, phase: Phase) -> None:
+        """The id is bound; if the server has ended meanwhile, nothing would tell of the device's removal."""
+        with uninterrupted(self._backend.lock):
+            if self._connection.lost:
+                raise mcast_error(self._gone(call), call, phase, None, _SERVER_ENDED)
+            self._place = place
 
     def _create_qp(self, init: QpInit) -> QueuePair:
         # How it polls concerns nobody here, and JSON has no infinity.
@@ -409,17 +438,22 @@ class SharedCmId(_Remote, CmId):
         ask = partial(self._connection.ask, request, "create_qp", Phase.CREATE_QP, arguments)
         reply = self._reply(ask, "create_qp", Phase.CREATE_QP)
         assert reply.descriptor is not None
-        self._qp = SharedQueuePair(self, reply.value, reply.descriptor, init.qp_type)
-        return self._qp
+        with uninterrupted(self._backend.lock):
+            if self._closed:  # by another thread, and its queue pair with it
+                os.close(reply.descriptor)
+                raise Closed(type(self).__name__, "create_qp", Phase.CREATE_QP)
+            made = self._qp = SharedQueuePair(self, reply.value, reply.descriptor, init.qp_type)
+        return made
 
     def look_anew(self) -> None:
         """What the QP is attached with may have changed."""
-        if self._qp is not None:
-            self._qp.forget_attachments()
+        if (qp := self._qp) is not None:
+            qp.forget_attachments()
 
-    def forget_qp(self) -> None:
+    def forget_qp(self, qp: SharedQueuePair) -> None:
         """The QP is closed."""
-        self._qp = None
+        if self._qp is qp:
+            self._qp = None
 
     def _group_of(self, address: McastAddress) -> object:
         place = self._place
@@ -465,8 +499,8 @@ class SharedCmId(_Remote, CmId):
         self.contexts.pop(self._number_of.pop(addr, 0), None)
 
     def _destroy(self) -> None:
-        if self._qp is not None:
-            self._qp.ends()
+        if (qp := self._qp) is not None:
+            qp.ends()
         try:
             with suppress(McastError):
                 self._ask(frames.OnId(op="destroy", id=self.number), "destroy", Phase.DESTROY)
@@ -516,9 +550,10 @@ class SharedQueuePair(_Remote, QueuePair):
 
     @property
     def attachments(self) -> Mapping[Gid, int]:
-        if self._attached is None:
-            self._attached = dict(self._ask(self._on("attachments"), "attachments", Phase.ATTACH))
-        return MappingProxyType(self._attached.copy())
+        found = self._attached
+        if found is None:
+            found = self._attached = dict(self._ask(self._on("attachments"), "attachments", Phase.ATTACH))
+        return MappingProxyType(found.copy())
 
     @property
     def counters(self) -> QpCounters:
@@ -552,21 +587,24 @@ class SharedQueuePair(_Remote, QueuePair):
         self._port_events = (*self._port_events, *events)[-PORT_EVENTS_KEPT:]
 
     def _is_shown(self) -> bool:
+        flag = self._flag
+        if flag < 0:
+            return False  # another thread has closed it
         poller = select.poll()
-        poller.register(self._flag, select.POLLIN)
+        poller.register(flag, select.POLLIN)
         return bool(poller.poll(0))
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         request = frames.AttachQp(op="attach_mcast", qp=self._made.number, gid=gid, lid=lid)
         self._ask(request, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
-        if self._attached is not None:
-            self._attached[gid] = lid
+        if (known := self._attached) is not None:
+            known[gid] = lid
 
     def _detach_mcast(self, gid: Gid, lid: int) -> None:
         request = frames.AttachQp(op="detach_mcast", qp=self._made.number, gid=gid, lid=lid)
         self._ask(request, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
-        if self._attached is not None:
-            self._attached.pop(gid, None)
+        if (known := self._attached) is not None:
+            known.pop(gid, None)
 
     def forget_attachments(self) -> None:
         """An event or a leave has changed them, maybe."""
@@ -614,9 +652,9 @@ class SharedQueuePair(_Remote, QueuePair):
                 self._backend.lost(self._connection)
                 self._failed = WcStatus.LOC_QP_OP_ERR
                 raise QpError(self._failed, "send", Phase.SEND, about, _SERVER_ENDED) from None
+            except Unknown:
+                raise Closed(type(self).__name__, "send", Phase.SEND) from None
             except McastError as error:
-                if error.errno == E.EBADF:
-                    self._require_open("send", Phase.SEND)
                 left = None if end is None else end - time.monotonic()
                 if error.errno != E.ETIMEDOUT or (left is not None and left <= 0):
                     raise
@@ -666,7 +704,7 @@ class SharedQueuePair(_Remote, QueuePair):
                 return [], set()
             awaited = [self._flag] if alive and not self._connection.lost else []
             if events:
-                awaited.append(self._owner.channel.fileno())
+                awaited.append(self._owner.channel.descriptor())
             self._backend.sleep.until(awaited, left)
 
     def _take(self, max: int, lease: bool) -> tuple[list[tuple[Burst, int, int]], set[Header]]:
@@ -750,12 +788,13 @@ class SharedQueuePair(_Remote, QueuePair):
 
     def ends(self) -> None:
         """The QP is closed, or its id is about to end it."""
-        if not self._closed:
-            self._closed = True
-            self._owner.forget_qp()
-            self._backend.sleep.wake()
-            os.close(self._flag)
-            self._flag = -1
+        with uninterrupted(self._backend.lock):
+            if not self._closed:
+                self._closed = True
+                self._owner.forget_qp(self)
+                self._backend.sleep.wake()
+                flag, self._flag = self._flag, -1
+                os.close(flag)
 
 
 @lru_cache(maxsize=1024)

@@ -28,6 +28,10 @@ class Gone(Exception):
     """The server has ended, or does not answer."""
 
 
+class Unknown(Exception):
+    """The server does not know the object of the request: it was closed there meanwhile."""
+
+
 class Reply(NamedTuple):
     """An answer: its value, what followed it, and a descriptor, which is the caller's."""
 
@@ -73,7 +77,7 @@ class Connection:
         arguments: dict[str, object] | None = None,
         tail: bytes = b"",
     ) -> Reply:
-        """Send a request and take its answer. Raises the McastError that it is, and Gone."""
+        """Send a request and take its answer. Raises the McastError that it is, Unknown, and Gone."""
         op: str = request.op  # type: ignore[attr-defined]  # each one has it
         return self.ask_raw(op, request.model_dump_json().encode(), call, phase, arguments, tail)
 
@@ -97,6 +101,8 @@ class Connection:
         refusal: frames.RefusedCall = value
         if refusal.status is not None:
             raise QpError(refusal.status, call, phase, arguments)
+        if refusal.errno == E.EBADF:
+            raise Unknown
         raise mcast_error(refusal.errno, call, phase, arguments, refusal.detail)
 
     def _exchange(self, op: str, frame: bytes) -> tuple[int, Any, bytes, int | None]:
@@ -188,7 +194,8 @@ class Sleep:
             poller = select.poll()
             poller.register(bell, select.POLLIN)
             for fd in readable:
-                poller.register(fd, select.POLLIN)
+                if fd >= 0:  # else it was closed meanwhile
+                    poller.register(fd, select.POLLIN)
             longest = LOOK_AGAIN if seconds is None else min(seconds, LOOK_AGAIN)
             with interruptible():
                 poller.poll(max(0.0, longest) * 1000)
