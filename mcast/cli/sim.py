@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.served import ctl
 from mcast.cli.terminal import Failure, console, output_file, plain, write_file
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ def run(
         _show(result)
 
 
+app.command()(ctl)
+
+
 @app.command()
 def serve(
     fabric_file: Annotated[
@@ -108,19 +112,18 @@ def serve(
     Programs find it by themselves (--backend sim), or by MCAST_SIM=PATH. Serves until it is interrupted; then
     their devices are gone, and come back when it is served again.
     """
-    from mcast.backends.sim.scenario.faults import planted
     from mcast.backends.sim.scenario.play import fabric_of
     from mcast.backends.sim.shared.attach import VARIABLE, default_socket, make_place
     from mcast.backends.sim.shared.server import FabricServer
 
-    about, faults = _described(fabric_file, scenario, fabric, ports)
+    about, seed, faults = _described(fabric_file, scenario, fabric, ports)
     try:
         path = make_place(default_socket()) if socket is None else socket.absolute()
     except OSError as error:
         raise Failure(f"cannot serve: {error.strerror}", 2) from None
     with ExitStack() as stack:
         try:
-            made = fabric_of(about, clock="wall")
+            made = fabric_of(about, clock="wall", seed=seed)
             server = FabricServer(made, path, _group_number(group), _say)
         except OSError as error:
             raise Failure(f"cannot serve at {path}: {error.strerror or error}", 2) from None
@@ -132,15 +135,16 @@ def serve(
         _say(f"serving {about.ports} ports of {about.link_layer} at {path}")
         known = "" if path == default_socket() else f"{VARIABLE}={path} and "
         _say(f'attach with {known}--backend sim, or mcast.open_endpoint("sim"); end with Ctrl-C')
-        stack.enter_context(planted(made, faults))
+        for fault in faults:
+            server.control.faults.plan(fault)
         with suppress(KeyboardInterrupt):  # the usual way to end it
             server.run()
 
 
 def _described(
     file: Path | None, scenario: str | None, kind: str | None, ports: int | None
-) -> tuple[ScenarioTopology, Sequence[ScenarioFault]]:
-    """What the fabric shall be, and which faults it shall have."""
+) -> tuple[ScenarioTopology, int, Sequence[ScenarioFault]]:
+    """What the fabric shall be, its seed, and which faults it shall have."""
     from mcast.backends.sim.scenario import model
 
     if sum(one is not None for one in (file, scenario)) and (kind or ports):
@@ -150,16 +154,17 @@ def _described(
     try:
         if scenario:
             played = model.load(scenario)
-            return played.fabric, played.faults
+            return played.fabric, played.seed, played.faults
         if file:
-            return model.load_fabric(file), ()
+            return model.load_fabric(file), 0, ()
     except model.BadScenario as error:
         raise Failure(str(error), 2) from None
     if kind not in (None, "roce", "infiniband"):
         raise Failure(f"--fabric is {kind}: there are roce and infiniband", 2)
     if (most := model.MOST_PORTS) < (ports or 1):
         raise Failure(f"--ports is {ports}: at most {most:,}", 2)
-    return model.ScenarioTopology.model_validate({"link_layer": kind or "roce", "ports": ports or _PORTS}), ()
+    shape = {"link_layer": kind or "roce", "ports": ports or _PORTS}
+    return model.ScenarioTopology.model_validate(shape), 0, ()
 
 
 def _group_number(name: str | None) -> int | None:

@@ -18,7 +18,7 @@ from mcast import api
 ROOT = Path(__file__).parents[2]
 
 INSTEAD = {
-    r"mend(s|ed|ing)?": "repair",
+    r"""(?<![`"])(?<!ctl )mend(s|ed|ing)?""": "repair, but for the command's own word, quoted or after ctl",
     r"whoever": "the noun: the member that, the call that",
     r"(as|for|from|of|than|to) who": "the noun: to the program that, than the caller",
     r"befalls?|befell": "happens to, or: a fault of",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 from mcast.backends.sim.core.qp import Qp
@@ -24,36 +25,97 @@ def begin(fabric: Fabric, fault: model.ScenarioFault) -> Undo:
     return _BEGIN[type(fault)](fabric, fault)
 
 
+class Planted:
+    """The faults that users ask of a fabric while time runs, and those of them that last.
+
+    `say` is told in a line each what begins and what ends. May be used from several threads.
+    """
+
+    def __init__(self, fabric: Fabric, say: Callable[[str], None] = lambda line: None) -> None:
+        self._fabric, self._say = fabric, say
+        self._numbers = count()
+        self._running: dict[int, tuple[model.ScenarioFault, Callable[[], None]]] = {}
+        """What lasts; the call that takes an entry out undoes the fault."""
+        self._due: set[int] = set()
+        """Steps that the clock will do."""
+        self._closed = False
+
+    @property
+    def count(self) -> int:
+        """How many faults last or wait for their time, and ends of faults that wait for theirs."""
+        return len(self._running) + len(self._due)
+
+    @property
+    def running(self) -> tuple[model.ScenarioFault, ...]:
+        """The faults that have begun and last, in the order in which they began."""
+        return tuple(fault for fault, _ in list(self._running.values()))
+
+    def plan(self, fault: model.ScenarioFault) -> None:
+        """The fault happens `at` s from now, and is undone at `until`."""
+        if fault.at:
+            self._later(fault.at, partial(self._start, fault))
+        else:
+            self._start(fault)
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have it done then as a call of its own, and not within the call that lets the time pass."""
+        number = next(self._numbers)
+
+        def due() -> None:
+            self._due.discard(number)
+            later(action)
+
+        self._due.add(number)
+        self._fabric.clock.call_later(round(seconds * NS), due)
+
+    def _start(self, fault: model.ScenarioFault) -> None:
+        if self._closed:
+            return
+        undo = begin(self._fabric, fault)
+        self._say(f"fault: {words_of(fault)}")
+        if undo is None:
+            return
+        number = next(self._numbers)
+        self._running[number] = fault, undo
+        if (until := getattr(fault, "until", None)) is not None:
+            self._later(until - fault.at, partial(self._end, number))
+
+    def _end(self, number: int) -> None:
+        fault, undone = self._running.pop(number, (None, None))
+        if fault is not None and undone is not None:
+            undone()
+            self._say(f"ended: {words_of(fault)}")
+
+    def undo(self, fits: Callable[[model.ScenarioFault], bool] = lambda fault: True) -> int:
+        """End these of the faults that last, the latest first; how many there were."""
+        found = [number for number, (fault, _) in list(self._running.items()) if fits(fault)]
+        for number in reversed(found):
+            self._end(number)
+        return len(found)
+
+    def close(self) -> None:
+        """End all faults; none begins any more."""
+        self._closed = True
+        self.undo()
+
+
+def words_of(fault: model.ScenarioFault) -> str:
+    """The fault in the words that `mcast sim ctl` takes."""
+    fields = fault.model_dump(mode="json", exclude={"kind"}, exclude_defaults=True)
+    values = {
+        name: ",".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in fields.items()
+    }
+    return " ".join([fault.kind, *(f"{name}={value}" for name, value in values.items())])
+
+
 @contextmanager
 def planted(fabric: Fabric, planned: Iterable[model.ScenarioFault]) -> Iterator[None]:
     """Each fault happens `at` s from now and is undone at `until`, at the latest when this ends."""
-    with ExitStack() as undone:
+    with closing(Planted(fabric)) as faults:
         for fault in planned:
-            if fault.at:
-                _call_later(fabric, fault.at, partial(_start, fabric, fault, undone))
-            else:
-                _start(fabric, fault, undone)
+            faults.plan(fault)
         yield
-
-
-def _start(fabric: Fabric, fault: model.ScenarioFault, undone: ExitStack) -> None:
-    undo = begin(fabric, fault)
-    if undo is None:
-        return
-    once = ExitStack()
-    once.callback(undo)
-    undone.push(once)
-    if (until := getattr(fault, "until", None)) is not None:
-        _call_later(fabric, until - fault.at, once.close)
-
-
-def _call_later(fabric: Fabric, seconds: float, action: Callable[[], object]) -> None:
-    """Have it done then as a call of its own, and not within the call that lets the time pass."""
-
-    def due() -> None:
-        later(action)
-
-    fabric.clock.call_later(round(seconds * NS), due)
 
 
 def _note(fabric: Fabric, fault: Any, detail: str) -> None:
@@ -98,15 +160,25 @@ def _install(fabric: Fabric, fault: Any, rule: Installed[Any]) -> Undo:
     return undo
 
 
-def _link_down(fabric: Fabric, fault: model.LinkDown) -> Undo:
+def _link_down(fabric: Fabric, fault: model.LinkDown | model.CutCable) -> Undo:
+    assert fault.port is not None
     port = fabric.ports[fault.port]
     fabric.set_link(port, up=False)
     return lambda: fabric.set_link(port, up=True)
 
 
+def _remove_device(fabric: Fabric, fault: model.RemoveDevice) -> Undo:
+    port = fabric.ports[fault.port]
+    fabric.remove_device(port)
+    return lambda: fabric.restore_device(port)
+
+
 def _cut(fabric: Fabric, fault: model.CutCable) -> Undo:
-    fabric.cut_cable(fault.switch)
-    return lambda: fabric.repair_cable(fault.switch)
+    switch = fault.switch
+    if switch is None:
+        return _link_down(fabric, fault)
+    fabric.cut_cable(switch)
+    return lambda: fabric.repair_cable(switch)
 
 
 def _pkey_change(fabric: Fabric, fault: model.PkeyChange) -> Undo:
@@ -161,7 +233,7 @@ _BEGIN: dict[type, Callable[[Fabric, Any], Undo]] = {
     model.PkeyChange: _pkey_change,
     model.LateSwitches: _late_switches,
     model.NoQuerier: _no_querier,
-    model.RemoveDevice: lambda fabric, fault: fabric.remove_device(fabric.ports[fault.port]),
+    model.RemoveDevice: _remove_device,
     model.BondFailover: lambda fabric, fault: fabric.bond_failover(fabric.ports[fault.port]),
     model.Starve: _starve,
     model.OverrunCq: _overrun_cq,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -220,7 +220,7 @@ class SaRefuses(OnRequests):
 class RestartSm(_Fault):
     """The SM restarts or fails over; there is none for `outage` seconds."""
 
-    kind: Literal["sm-restart"]
+    kind: Literal["sm-restart", "restart-sm"]
     outage: Seconds = 0.0
 
 
@@ -232,10 +232,17 @@ class LinkDown(Lasting):
 
 
 class CutCable(Lasting):
-    """A leaf switch is cut off."""
+    """A port loses its link, or a leaf switch its link to the root."""
 
     kind: Literal["cut"]
-    switch: int = Field(ge=0, le=MOST_LEAVES)
+    port: PortNumber | None = None
+    switch: int | None = Field(default=None, ge=0, le=MOST_LEAVES)
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if (self.port is None) == (self.switch is None):
+            raise ValueError("give port or switch")
+        return self
 
 
 class LidChange(_Fault):
@@ -266,8 +273,8 @@ class NoQuerier(Lasting):
     kind: Literal["no-querier"]
 
 
-class RemoveDevice(_Fault):
-    """A port's device is removed."""
+class RemoveDevice(Lasting):
+    """A port's device is removed, and comes back at `until`."""
 
     kind: Literal["device-removal"]
     port: PortNumber
@@ -325,6 +332,13 @@ ScenarioFault = Annotated[
     | FailQp,
     Field(discriminator="kind"),
 ]
+
+FAULTS: dict[str, type[_Fault]] = {
+    name: kind
+    for kind in get_args(get_args(ScenarioFault)[0])
+    for name in get_args(kind.model_fields["kind"].annotation)
+}
+"""Name of a fault -> its model."""
 
 MOST_LIDS = 0xBFFF - 1
 _NEEDS_SA = (SaSilent, SaSlow, SaRefuses, RestartSm, LidChange, PkeyChange, LateSwitches)
@@ -413,8 +427,11 @@ def check_fault(fault: ScenarioFault, fabric: ScenarioTopology) -> None:
     for name in ("port", "source", "target"):
         if (port := getattr(fault, name, None)) is not None:
             _check_port(port, fabric.ports)
-    if isinstance(fault, CutCable) and fault.switch not in range(1, fabric.switches):
-        raise ValueError(f"switch {fault.switch}: the leaves are 1..{fabric.switches - 1}")
+    switch = fault.switch if isinstance(fault, CutCable) else None
+    if switch is not None and switch not in range(1, fabric.switches):
+        if fabric.switches < 2:
+            raise ValueError(f"switch {switch}: this fabric has one switch, and no leaf to cut off")
+        raise ValueError(f"switch {switch}: the leaves are 1..{fabric.switches - 1}")
     infiniband = fabric.link_layer == "infiniband"
     if isinstance(fault, LidChange) and fabric.ports > MOST_LIDS:
         raise ValueError(f"{fault.kind!r} needs a free LID: at most {MOST_LIDS:,} ports leave one")

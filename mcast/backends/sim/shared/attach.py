@@ -48,7 +48,7 @@ def attach(
     socket: str | os.PathLike[str] | None = None,
     host: int | str | None = None,
     bind: object = None,
-) -> Backend:
+) -> SharedBackend:
     """Attach this process to a served fabric. Raises BackendUnavailable.
 
     layer   what the fabric must be; None: either

@@ -108,6 +108,13 @@ class SharedBackend(Backend):
         found: tuple[frames.Guest, ...] = self._ask(frames.AskFor(op="guests"), "guests")
         return found
 
+    def control(self, words: Sequence[str]) -> tuple[str, ...]:
+        """Do to the fabric what the words of `mcast sim ctl` say. Raises McastError (EINVAL) for others."""
+        if len(words) > 32 or any(len(word) > 256 for word in words):
+            raise mcast_error(E.EINVAL, "ctl", Phase.OPEN, None, "at most 32 words of 256 characters")
+        found: tuple[str, ...] = self._ask(frames.Command(words=list(words)), "ctl")
+        return found
+
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
         with suppress(McastError):
             request = frames.PortCounters(device=device[:64], port_num=port_num)

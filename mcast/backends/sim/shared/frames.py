@@ -124,6 +124,13 @@ class AskFor(_Request):
     op: Literal["devices", "groups", "seed", "open_channel", "guests"]
 
 
+class Command(_Request):
+    """Do something to the fabric, in the words of `mcast sim ctl`."""
+
+    op: Literal["ctl"] = "ctl"
+    words: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=32)]
+
+
 class PortCounters(_Request):
     op: Literal["port_counters"] = "port_counters"
     device: str = Field(max_length=64)
@@ -239,6 +246,7 @@ class Repost(_Request):
 AnyRequest = Annotated[
     AttachTo
     | AskFor
+    | Command
     | PortCounters
     | OnChannel
     | CreateId
@@ -365,6 +373,7 @@ ANSWERS: dict[str, TypeAdapter[Any]] = {
     "devices": _answer(tuple[DeviceInfo, ...]),
     "groups": _answer(GroupTable),
     "guests": _answer(tuple[Guest, ...]),
+    "ctl": _answer(tuple[str, ...]),
     "seed": _answer(int),
     "open_channel": _answer(int),
     "port_counters": _answer(dict[str, int]),

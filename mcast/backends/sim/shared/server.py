@@ -24,6 +24,7 @@ from mcast.api import McastError, Phase, mcast_error
 from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.control import Control
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
 
 logger = logging.getLogger("mcast")
@@ -64,10 +65,10 @@ class FabricServer:
     ) -> None:
         self.fabric, self.path, self._group, self._say = fabric, path, group, say
         self.name = "sim-roce" if fabric.sa is None else "sim-ib"
+        self.control = Control(fabric, say)
         self.clients: dict[socket.socket, Client] = {}
         self._buffer = bytearray(frames.MOST_FRAME)
         self._selector = selectors.DefaultSelector()
-        self._stopped = False
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = _listen(path, group)
         self._made = os.lstat(path)
@@ -78,12 +79,13 @@ class FabricServer:
 
     def run(self) -> None:
         """Serve until `stop`."""
-        while not self._stopped:
+        serves = True
+        while serves:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj == self._stop:
-                    self._stopped = True
+                    serves = False
                 else:
                     self._read(key.data)
 
@@ -92,7 +94,8 @@ class FabricServer:
         os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """End every session and remove the socket. `run` must have ended."""
+        """End every session and fault, and remove the socket. `run` must have ended."""
+        self.control.faults.close()
         for client in list(self.clients.values()):
             self._end(client, "")
         self._selector.close()
@@ -171,6 +174,8 @@ class FabricServer:
             raise ValueError("the first request is not an attach")
         if isinstance(request, frames.AskFor) and request.op == "guests":
             return Answer(self.guests())
+        if isinstance(request, frames.Command):
+            return Answer(self.control.obey(request.words))
         return client.session.handle(request, tail)
 
     def _answer_later(self, client: Client, op: str, value: object) -> None:

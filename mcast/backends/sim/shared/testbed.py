@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.client import SharedBackend
-from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimTestbed
 from mcast.contract.testbed import Testbed
 
@@ -18,6 +17,8 @@ from mcast.contract.testbed import Testbed
 @contextmanager
 def shared_testbed(make: Callable[..., Fabric]) -> Iterator[Testbed]:
     """A fresh fabric for one test, served by a thread of this process, and a client on all its hosts."""
+    from mcast.backends.sim.shared.server import FabricServer, Serving  # programs that attach need it not
+
     with TemporaryDirectory(prefix="mcast-") as directory:
         path = Path(directory) / "fabric.sock"
         fabric = make(ports=5, clock="wall")

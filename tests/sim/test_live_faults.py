@@ -1,0 +1,241 @@
+"""Faults of a served fabric: by `mcast sim ctl`, and those of a scenario on the wall clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from mcast import Endpoint, open_endpoint
+from mcast.api import McastError
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.scenario.faults import words_of
+from mcast.backends.sim.scenario.model import FAULTS, BadScenario, ScenarioTopology, fault_of
+from mcast.backends.sim.scenario.words import fields_of
+from mcast.backends.sim.shared.attach import attach
+from mcast.backends.sim.shared.client import SharedBackend
+from mcast.backends.sim.shared.control import MOST_FAULTS
+from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.endpoint.policy import Lost, Rejoined
+
+from ..commands import Run
+from ..waiting import until
+
+GROUP = "239.1.1.1"
+PORTS = {"ib0": 0, "ib1": 1, "ib2": 2, "10.0.0.3": 2}
+SHAPE = ScenarioTopology(link_layer="infiniband", ports=3, switches=3)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FabricServer]:
+    path = tmp_path / "fabric.sock"
+    monkeypatch.setenv("MCAST_SIM", str(path))
+    fabric = Fabric.infiniband(ports=3, switches=3, clock="wall")
+    with Serving(FabricServer(fabric, path)) as server:
+        yield server
+
+
+@pytest.fixture
+def onlooker(server: FabricServer) -> Iterator[SharedBackend]:
+    with attach("sim", host="all") as backend:
+        yield backend
+
+
+@pytest.fixture
+def pair(server: FabricServer) -> Iterator[tuple[Endpoint, Endpoint]]:
+    with ExitStack() as stack:
+        yield tuple(  # type: ignore[misc]
+            stack.enter_context(open_endpoint("sim", address)) for address in ("10.0.0.1", "10.0.0.2")
+        )
+
+
+# --- words ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ("drop 1%", {"rate": 0.01}),
+        ("delay 5ms", {"seconds": 0.005}),
+        ("delay 0.5s 10% ib1", {"seconds": 0.5, "rate": 0.1, "target": 1}),
+        ("drop nth=1,3 group=239.1.1.1 source=10.0.0.3", {"nth": (1, 3), "group": GROUP, "source": 2}),
+        ("drop 239.1.1.1 until=10s", {"group": GROUP, "until": 10.0}),
+        ("duplicate 2", {"copies": 2}),
+        ("reorder 3", {"after": 3}),
+        ("restart-sm 2s", {"outage": 2.0}),
+        ("sm-restart", {}),
+        ("cut 10.0.0.3", {"port": 2}),
+        ("cut 1", {"port": 1}),
+        ("cut switch=1 at=1 until=2s", {"switch": 1, "at": 1.0, "until": 2.0}),
+        ("pkey-change ib1 pkeys=0x7fff,0xffff", {"port": 1, "pkeys": (0x7FFF, 0xFFFF)}),
+        ("device-removal port=ib2", {"port": 2}),
+    ],
+)
+def test_a_fault_in_words_is_that_of_a_scenario(words: str, fields: dict[str, object]) -> None:
+    fault = fault_of(fields_of(words.split(), PORTS), SHAPE)
+    assert fault.kind == words.split()[0]
+    assert {name: getattr(fault, name) for name in fields} == fields
+    assert fault_of(fields_of(words_of(fault).split(), PORTS), SHAPE) == fault
+
+
+def test_a_status_goes_by_its_name() -> None:
+    for words in ("sa-refuses NO_RESOURCES", "qp-error ib1 LOC_QP_OP_ERR", "sa-silent SET"):
+        fault = fault_of(fields_of(words.split(), PORTS), SHAPE)
+        status = getattr(fault, "status", None) or getattr(fault, "method", None)
+        assert status is not None
+        assert status.name == words.split()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("drip 1%", "there is no fault 'drip': there are drop, delay, .*restart-sm, .*qp-error$"),
+        ("cut ib7", "there is no port 'ib7': there are ib0 to ib2, or by address"),
+        ("cut 3", "there is no port '3': there are ib0 to ib2"),
+        ("cut ib1 ib2", "'ib2' gives port a second time"),
+        ("lid-change 5ms", "'lid-change' has no place for '5ms': its fields are at, port"),
+        ("drop colour=red", "no place for 'colour=red': its fields are at, until, group"),
+    ],
+)
+def test_words_that_fit_nothing_are_one_sentence(words: str, sentence: str) -> None:
+    with pytest.raises(BadScenario, match=sentence):
+        fields_of(words.split(), PORTS)
+
+
+def test_each_fault_of_a_scenario_has_its_name() -> None:
+    assert len(FAULTS) == 21
+    assert FAULTS["restart-sm"] is FAULTS["sm-restart"]
+
+
+# --- on a served fabric -----------------------------------------------------------------------
+
+
+def test_messages_are_lost_from_the_word_to_its_mend(
+    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint]
+) -> None:
+    one, other = pair
+    with one.join(GROUP) as here, other.join(GROUP) as there:
+        assert onlooker.control(["drop", "ib1"]) == ("drop target=1",)
+        here.send(b"lost")
+        assert onlooker.control(["list"]) == ("drop target=1",)
+        assert onlooker.control(["mend", "ib1"]) == ("1 fault ended",)
+        here.send(b"found")
+        message = there.recv(10)
+        assert message is not None
+        assert bytes(message.payload) == b"found"
+    assert onlooker.control(["list"]) == ("no fault lasts",)
+
+
+def test_a_cut_port_s_programs_hear_of_it_and_the_mend_brings_them_back(
+    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint]
+) -> None:
+    with pair[1].join(GROUP):
+        onlooker.control(["cut", "10.0.0.2"])
+        until(lambda: isinstance(pair[1].next_event(10), Lost))
+        assert onlooker.control(["mend"]) == ("1 fault ended",)
+        until(lambda: isinstance(pair[1].next_event(20), Rejoined))
+
+
+def test_a_restart_of_the_sm_resets_the_memberships(
+    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint]
+) -> None:
+    with pair[0].join(GROUP):
+        assert onlooker.control(["restart-sm"]) == ("restart-sm",)
+        until(lambda: isinstance(pair[0].next_event(10), Lost))
+        until(lambda: isinstance(pair[0].next_event(20), Rejoined))
+
+
+def test_a_removed_device_comes_back_by_its_mend(onlooker: SharedBackend) -> None:
+    onlooker.control(["device-removal", "ib1"])
+    assert [device.name for device in onlooker.devices()] == ["ib0", "ib2"]
+    assert onlooker.control(["mend", "device-removal"]) == ("1 fault ended",)
+    assert len(onlooker.devices()) == 3
+
+
+def test_a_fault_ends_by_itself_at_until(onlooker: SharedBackend, server: FabricServer) -> None:
+    onlooker.control(["late-switches", "1s", "until=10ms"])
+    until(lambda: onlooker.control(["list"]) == ("no fault lasts",))
+    assert server.control.faults.count == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "say what shall happen: list, `mend`, or a fault: drop, "),
+        (["mend", "ib1"], "nothing ends by 'ib1'; the faults that last: none"),
+        (["mend", "ib1", "ib2"], '"mend" takes one word'),
+        (["no-querier"], "needs IGMP: the fabric must be"),
+        (["cut", "switch=3"], "the leaves are 1..2"),
+        (["cut"], "give port or switch; the fields of 'cut' are at, until, port, switch"),
+        (["delay"], "seconds: Field required"),
+        (["drop", "x" * 300], "at most 32 words"),
+        (["drop", "rate=\x1b[2J"], "rate: "),
+    ],
+)
+def test_other_words_are_refused_and_change_nothing(
+    onlooker: SharedBackend, server: FabricServer, words: list[str], sentence: str
+) -> None:
+    with pytest.raises(McastError, match=sentence):
+        onlooker.control(words)
+    assert server.control.faults.count == 0
+    assert len(onlooker.devices()) == 3
+
+
+def test_the_faults_that_last_or_wait_are_bounded(onlooker: SharedBackend, server: FabricServer) -> None:
+    for words in (["drop", "at=1000"], ["drop", "nth=1"]):
+        for _ in range(MOST_FAULTS // 2):
+            onlooker.control(words)
+    with pytest.raises(McastError, match=f"{MOST_FAULTS} faults last or wait"):
+        onlooker.control(["drop"])
+    assert onlooker.control(["mend"]) == (f"{MOST_FAULTS // 2} faults ended",)
+    assert len(server.fabric.rules.deliveries) == 0
+
+
+def test_the_command_says_what_it_did_or_why_not(server: FabricServer, here: Run, tmp_path: Path) -> None:
+    done = here("sim", "ctl", "drop", "1%")
+    assert (done.returncode, done.stdout) == (0, "drop rate=0.01\n")
+    done = here("sim", "ctl", "cut", "ib9", "--socket", server.path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "mcast: there is no port 'ib9': there are ib0 to ib2, or by address\n",
+    )
+    done = here("sim", "ctl", "list", "--socket", tmp_path / "nothing")
+    assert done.returncode == 2
+    assert "no fabric is served at" in done.stderr
+
+
+def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
+    here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late.toml").write_text(
+        'name = "late"\nseconds = 60\nseed = 5\nfabric = {ports = 2}\n'
+        f'members = [{{group = "{GROUP}", ports = [0]}}]\n'
+        '[[faults]]\nkind = "cut"\nport = 1\nat = 0.01\n'
+        '[[faults]]\nkind = "drop"\nrate = 0.5\n'
+    )
+    path = tmp_path / "fabric.sock"
+    played: list[str] = []
+
+    def end_it() -> None:
+        try:
+            until(path.exists)
+            with attach("sim", socket=path, host="all") as backend:
+                until(lambda: len(backend.control(["list"])) == 2)
+                played.extend(backend.control(["list"]))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=end_it)
+    thread.start()
+    done = here("sim", "serve", "--scenario", "late.toml", "--socket", path)
+    thread.join()
+    assert done.returncode == 0, done.stderr
+    assert played == ["drop rate=0.5", "cut at=0.01 port=1"]
+    said = [line for line in done.stdout.splitlines() if line.startswith(("fault", "ended"))]
+    assert said == [*(f"fault: {one}" for one in played), *(f"ended: {one}" for one in reversed(played))]
+    assert not path.exists()
