@@ -24,7 +24,8 @@ BOUND = 10.0
 class BenchEnd:
     """An id on a port, with a queue pair. Closing the channel frees both.
 
-    Of an endpoint's `settings` only `busy_poll`, `traffic_class` and `service_level` have an effect here.
+    Of an endpoint's `settings` those have an effect here that a queue pair or its messages have: `busy_poll`,
+    `comp_vector`, `moderation`, `traffic_class` and `service_level`.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class BenchEnd:
         self.channel, self.address, self.settings = channel, address, settings
         self.id: CmId = channel.create_id(space)
         self.id.bind_addr(address)
-        self.qp: QueuePair = self.id.create_qp(init.model_copy(update={"busy_poll": settings.busy_poll}))
+        own = {name: getattr(settings, name) for name in ("busy_poll", "comp_vector", "moderation")}
+        self.qp: QueuePair = self.id.create_qp(init.model_copy(update=own))
 
     def join(self, group: McastAddress, send_only: bool = False) -> Destination:
         """Join and wait for the outcome; return the destination to send to. Raises what `join_all` raises."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
-from mcast.api import Batch, Destination, LinkLayer, Message
+from mcast.api import Batch, Destination, LinkLayer, Message, TimestampClock
 from mcast.endpoint.blocking import Endpoint
 from mcast.pcapng.writer import CapturedPacket, Direction, Writer
 from mcast.wire import packets
@@ -33,12 +33,19 @@ class Recorder:
     link_layer    the link layer of the port, which decides on the headers
     destinations  MGID -> the destination that the join of the group gave; messages of other groups are left
                   out
+    epoch         when the clock of `Message.timestamp` was 0, in nanoseconds since 1970: packets have the
+                  times of the messages; None: the times at which batches are taken
     """
 
     def __init__(
-        self, writer: Writer, port: str, link_layer: LinkLayer, destinations: Mapping[Gid, Destination]
+        self,
+        writer: Writer,
+        port: str,
+        link_layer: LinkLayer,
+        destinations: Mapping[Gid, Destination],
+        epoch: int | None = None,
     ) -> None:
-        self._writer, self._port = writer, port
+        self._writer, self._port, self._epoch = writer, port, epoch
         self._infiniband = link_layer is LinkLayer.INFINIBAND
         self._destinations = destinations
         self._counts: Counter[tuple[Gid, int]] = Counter()
@@ -55,8 +62,10 @@ class Recorder:
         for message in batch:
             destination = self._destinations.get(message.group)
             if destination is not None and (limit is None or self.messages < limit):
+                stamp = message.timestamp
+                at = t if self._epoch is None or stamp is None else self._epoch + stamp
                 self._writer.write(
-                    CapturedPacket(t, self._port, Direction.IN, self._packet(message, destination))
+                    CapturedPacket(at, self._port, Direction.IN, self._packet(message, destination))
                 )
                 self.messages += 1
                 self.bytes += len(message.payload)
@@ -89,11 +98,29 @@ class Recorder:
 
 
 def recorder_of(endpoint: Endpoint, file: BinaryIO) -> Recorder:
-    """A recorder of the groups that the endpoint has joined, into a file that is open for writing bytes."""
+    """A recorder of the groups that the endpoint has joined, into a file that is open for writing bytes.
+
+    Packets have the times that the device has noted, if the endpoint was opened with `timestamps`. Raises
+    ValueError if these are of a clock of the device's own, which nobody can tell as time of day.
+    """
     port = f"{endpoint.device.name}/{endpoint.port.port_num}"
     layer = endpoint.port.link_layer
     destinations = {one.mgid: one.destination for one in endpoint.groups}
-    return Recorder(Writer(file, layer, [port], _COMMENT), port, layer, destinations)
+    writer = Writer(file, layer, [port], _COMMENT)
+    return Recorder(writer, port, layer, destinations, _epoch(endpoint))
+
+
+def _epoch(endpoint: Endpoint) -> int | None:
+    """When the clock of the endpoint's time stamps was 0, in nanoseconds since 1970; None without stamps."""
+    clock = endpoint.timestamp_clock
+    if clock is TimestampClock.DEVICE:
+        raise ValueError(
+            f"{endpoint.device.name} stamps messages by a clock of its own, which does not tell the time of "
+            "day: record without timestamps"
+        )
+    if clock is TimestampClock.VIRTUAL:
+        return time.time_ns() - int(endpoint.backend.now() * 1e9)
+    return None if clock is None else 0
 
 
 def record(

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.terminal import Failure, backend_name, group
+from mcast.cli.terminal import Failure, backend_name, group, sentence
 from mcast.contract.registry import SIMULATED, backend_names, open_backend, provider
 from mcast.errors.tree import BackendError
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.contract.backend import Backend
+    from mcast.contract.values import CqModeration
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.ports import Place
     from mcast.endpoint.settings import Settings
@@ -96,6 +97,19 @@ def refuse_simulated(backend: str, what: str) -> None:
         )
 
 
+def _moderation(text: str) -> CqModeration:
+    from mcast.contract.values import CqModeration
+
+    numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if numbers is None:
+        raise Failure(f"--moderation is {text!r}: write MESSAGES/MICROSECONDS, such as 32/50", 2)
+    count, period = map(int, numbers.groups())
+    try:
+        return CqModeration(count=count, period=period)
+    except ValueError as error:
+        raise Failure(f"--moderation {text}: {sentence(error)}", 2) from None
+
+
 def settings_of(
     busy_poll: Annotated[
         float,
@@ -110,20 +124,41 @@ def settings_of(
     service_level: Annotated[
         int | None, typer.Option(min=0, max=15, metavar="0..15", help="Service level; on RoCE a priority.")
     ] = None,
+    comp_vector: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="The card's completion vector: the interrupt that wakes."),
+    ] = None,
+    moderation: Annotated[
+        str | None,
+        typer.Option(metavar="N/US", help="Wake for N messages, or US microseconds after the first of them."),
+    ] = None,
 ) -> Settings:
-    """An endpoint's settings from the command's options."""
+    """The settings of a command's endpoints, or of its queue pairs, from the command's options.
+
+    `timestamps` is an option of `mcast record` alone, because the other commands show no time of a message.
+    """
     from mcast.endpoint.settings import Settings
 
     if dscp is not None and traffic_class is not None:
         raise Failure("--dscp is a part of --traffic-class: give one of them", 2)
     traffic_class = traffic_class if dscp is None else dscp << 2
-    return Settings(busy_poll=busy_poll, traffic_class=traffic_class, service_level=service_level)
+    return Settings(
+        busy_poll=busy_poll,
+        traffic_class=traffic_class,
+        service_level=service_level,
+        comp_vector=comp_vector,
+        moderation=None if moderation is None else _moderation(moderation),
+    )
+
+
+SETTINGS = signature(settings_of).parameters
+"""The settings that are options of commands."""
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command that takes `settings` have the options of `settings_of` in their place."""
     scope = {**globals(), **command.__globals__}
-    shared = signature(settings_of).parameters.values()
+    shared = SETTINGS.values()
     taken = signature(command).parameters.values()
     listed = [one for each in taken for one in (shared if each.name == "settings" else [each])]
     read = [one.replace(annotation=eval(one.annotation, scope)) for one in listed]
@@ -140,7 +175,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def in_options(error: ValueError) -> str:
     """What an endpoint says of its keywords, in the words of the command."""
-    return str(error).replace("bind=ADDRESS", "--bind ADDRESS").replace("service_level", "--service-level")
+    said = str(error).replace("bind=ADDRESS", "--bind ADDRESS")
+    name = said.partition(" ")[0]
+    return said.replace(name, f"--{name.replace('_', '-')}", 1) if name in SETTINGS else said
 
 
 def require(settings: Settings, places: Iterable[Place]) -> None:

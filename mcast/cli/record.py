@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -45,6 +46,9 @@ def record(
     demo: Demo = False,
     *,
     settings: Settings,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="Packets have the times that the card noted, not the host.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Record messages to groups in a pcapng file.
@@ -54,13 +58,17 @@ def record(
     """
     from mcast.capture.recorder import recorder_of
 
+    settings = replace(settings, timestamps=timestamps)
     with (
         ends_cleanly(),
         opened(backend, demo, bind) as fabric,
         listening(fabric, groups, bind, device, settings, demo) as endpoint,
         _sink(output) as file,
     ):
-        recorder, started = recorder_of(endpoint, file), time.monotonic()
+        try:
+            recorder, started = recorder_of(endpoint, file), time.monotonic()
+        except ValueError as error:
+            raise Failure(f"{error}: leave out --timestamps", 2) from None
         try:
             _record(endpoint, recorder, count, duration, file)
         except KeyboardInterrupt:

@@ -84,6 +84,12 @@ def refuse_beyond_device(settings: Settings, place: Place) -> None:
             (1, most),
             f"MTU {port.active_mtu} of {device.name}, less headers",
         ),
+        (
+            "comp_vector",
+            settings.comp_vector,
+            (0, device.num_comp_vectors - 1),
+            f"num_comp_vectors of {device.name}",
+        ),
         ("traffic_class", settings.traffic_class, (0, 255), "a DSCP is its upper six bits: dscp << 2"),
         ("service_level", settings.service_level, *_SERVICE_LEVELS[port.link_layer]),
     ):

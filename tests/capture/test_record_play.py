@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcast.api import Backend
+from mcast.api import Backend, TimestampClock
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.capture.player import Recorded, contents_of, messages_of, play
 from mcast.capture.recorder import record, recorder_of
@@ -178,3 +179,40 @@ def test_a_recording_ends_by_count_or_time_and_is_whole_after_each_wait(
             assert len(read(path.read_bytes())) == recorder.messages
         assert backend.now() - start == pytest.approx(seconds, abs=0.01)
     assert len(read(path.read_bytes())) == recorder.messages == messages
+
+
+@pytest.mark.parametrize("clock", [TimestampClock.VIRTUAL, TimestampClock.REALTIME])
+def test_packets_have_the_times_that_the_device_noted(
+    clock: TimestampClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, began = io.BytesIO(), time.time_ns()
+    with (
+        open_fabric(Fabric.roce(ports=2)) as backend,
+        open_endpoint(backend, "10.0.0.2", timestamps=True) as member,
+        open_endpoint(backend, "10.0.0.1") as sender,
+    ):
+        monkeypatch.setattr(Endpoint, "timestamp_clock", clock)
+        member.join(GROUP)
+        recorder, since, group = recorder_of(member, file), backend.now(), sender.sender(GROUP)
+        for gap in (0, 3):
+            sender.recv_batch(1, gap).release()  # nothing comes, and so the time passes
+            group.send(b"x")
+        with member.recv_batch(2, 0) as batch:
+            stamps = [message.timestamp or 0 for message in batch]
+            recorder.take(batch, 77)
+    first, second = [message.t for message in read(file.getvalue())]
+    assert second - first == stamps[1] - stamps[0] >= 3 * NS
+    if clock is TimestampClock.REALTIME:
+        assert first == stamps[0]
+    else:
+        assert first >= began + stamps[0] - int(since * NS)
+
+
+def test_times_of_a_devices_own_clock_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        open_fabric(Fabric.roce(ports=1)) as backend,
+        open_endpoint(backend, "10.0.0.1", timestamps=True) as member,
+    ):
+        monkeypatch.setattr(Endpoint, "timestamp_clock", TimestampClock.DEVICE)
+        with pytest.raises(ValueError, match="roce0 stamps messages by a clock of its own"):
+            recorder_of(member, io.BytesIO())

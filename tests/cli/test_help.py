@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 from typing import cast
 
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from mcast.api import CmId, CqModeration, QpInit, QueuePair
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.trace.events import Send
+from mcast.bench.end import BenchEnd
 from mcast.cli import app
 from mcast.cli.place import endpoint_at, settings_of
 from mcast.endpoint.policy import LoopbackPolicy
@@ -25,6 +27,7 @@ ORDER += ["bench", "conformance", "sim", "lab"]
 ALL = """
 import sys
 from typer.main import get_command
+from mcast.bench.end import BenchEnd
 from mcast.cli import app
 
 def show(command, path):
@@ -54,13 +57,15 @@ def test_the_commands_are_in_order_of_use_and_none_is_cut_short(mcast: Run) -> N
 def test_each_command_that_opens_an_endpoint_takes_what_cards_offer(name: str) -> None:
     command = cast(TyperGroup, get_command(app)).commands[name]
     offered = {option for one in command.params for option in one.opts}
-    assert {"--busy-poll", "--traffic-class", "--dscp", "--service-level"} <= offered
+    wanted = {"--busy-poll", "--traffic-class", "--dscp", "--service-level", "--comp-vector", "--moderation"}
+    assert wanted <= offered
+    assert ("--timestamps" in offered) is (name == "record"), "it shows the times"
 
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
 def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., Fabric]) -> None:
     fabric = make(ports=2, trace=True)
-    settings = settings_of(busy_poll=0.5, dscp=26, service_level=3)
+    settings = settings_of(busy_poll=0.5, dscp=26, service_level=3, comp_vector=2, moderation="32/50")
     with (
         open_fabric(fabric) as backend,
         endpoint_at(backend, IPv4Address("10.0.0.1"), None, 32, settings) as endpoint,
@@ -68,15 +73,47 @@ def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., F
         endpoint.sender("239.1.1.1").send(b"x")
         kept = endpoint._session.station.settings
     assert (kept.busy_poll, kept.receive_depth, kept.loopback) == (0.5, 32, LoopbackPolicy.OFF)
+    assert (kept.comp_vector, kept.moderation) == (2, CqModeration(count=32, period=50))
     sent = [event for _, event in fabric.trace or () if type(event) is Send]
     assert [(event.traffic_class, event.sl) for event in sent] == [(104, 3)]
 
 
-@pytest.mark.parametrize("command", ["record 239.1.1.1 -o a --demo", "demo"])
-def test_a_class_that_the_port_has_not_is_one_sentence_and_status_2(here: Run, command: str) -> None:
-    done = here(*command.split(), "--backend", "sim", "--service-level", "9")
+@pytest.mark.parametrize("command", ["record 239.1.1.1 -o a --demo", "demo", "bench"])
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        (("--service-level", "9"), "--service-level is 9: allowed are 0..7 (Ethernet has eight priorities)"),
+        (("--comp-vector", "4"), "--comp-vector is 4: allowed are 0..3 (num_comp_vectors of roce0)"),
+        (("--moderation", "32"), "--moderation is '32': write MESSAGES/MICROSECONDS, such as 32/50"),
+        (("--moderation", "0/50"), "--moderation 0/50: count is 0: give 1..65535 messages"),
+        (("--moderation", "1/65536"), "--moderation 1/65536: period is 65536: give 1..65535 microseconds"),
+    ],
+)
+def test_what_the_port_or_the_card_has_not_is_one_sentence_and_status_2(
+    here: Run, command: str, option: tuple[str, str], why: str
+) -> None:
+    done = here(*command.split(), "--backend", "sim", *option)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "--service-level is 9: allowed are 0..7 (Ethernet has eight priorities)" in done.stderr
+    assert why in done.stderr
+
+
+@pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
+def test_a_queue_pair_of_a_measurement_is_made_as_the_options_say(make: Callable[..., Fabric]) -> None:
+    asked: list[QpInit] = []
+
+    def seen(cm_id: CmId, init: QpInit) -> QueuePair:
+        asked.append(init)
+        return make_qp(cm_id, init)
+
+    settings = settings_of(busy_poll=0.5, comp_vector=2, moderation="32/50")
+    with open_fabric(make(ports=1)) as backend, backend.event_channel() as channel:
+        make_qp = CmId.create_qp
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(CmId, "create_qp", seen)
+            BenchEnd(channel, ip_address("10.0.0.1"), QpInit(max_recv_wr=7), settings)
+    (init,) = asked
+    assert (init.max_recv_wr, init.busy_poll, init.comp_vector) == (7, 0.5, 2)
+    assert init.moderation == CqModeration(count=32, period=50)
 
 
 WORK = ("pydantic", "rich", "mcast.api", "mcast.backends", "mcast.bench.", "mcast.capture", "mcast.cast.")

@@ -432,10 +432,10 @@ def test_the_only_active_port_is_taken_and_logged(make: Make, caplog: pytest.Log
         ),
         ({"bind": "10.0.0.1", "service_level": -1}, "service_level is -1: allowed are 0.."),
         ({"bind": "10.0.0.1", "service_level": 16}, "service_level is 16: allowed are 0.."),
-        ({"bind": "10.0.0.1", "comp_vector": 4}, "has 4 completion vectors, 0..3: choose one of these"),
+        ({"bind": "10.0.0.1", "comp_vector": 4}, "comp_vector is 4: allowed are 0..3 (num_comp_vectors of"),
         ({"bind": "10.0.0.1", "busy_poll": -1.0}, "busy_poll"),
         ({"bind": "10.0.0.1", "busy_poll": nan}, "busy_poll"),
-        ({"bind": "10.0.0.1", "comp_vector": -1}, "comp_vector"),
+        ({"bind": "10.0.0.1", "comp_vector": -1}, "comp_vector is -1: allowed are 0.."),
         (
             {"bind": "10.0.0.1", "traffic_class": 1.5},
             "traffic_class is 1.5: allowed are 0..255",
