@@ -5,20 +5,22 @@ QEMU migrates a guest to a file while the guest waits, before it sees the host's
 9p mounts cannot be migrated.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
-import shlex
 import socket
-import threading
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from stat import S_ISREG
+from typing import IO, Any, NamedTuple
 
 from mcast.lab.kernels import cache_dir
 
@@ -27,15 +29,36 @@ MAX_BYTES = 1 << 30
 
 A guest has some 110 MB.
 """
-PARTIAL, ABANDONED = ".partial-", 86_400.0
-"""How the name of a file that is not whole yet begins, and the seconds after which nobody is writing to it
-any more."""
+PARTIAL = ".partial-"
+"""How the name of a file that is not whole yet begins. The process that writes the file has a lock on it."""
+KEY = re.compile("[0-9a-f]{32}")
+"""The name of a file with a guest."""
 DIGEST = hashlib.sha256().digest_size
 """The last bytes of a file, which tell whether the others are those that were written."""
 UNLIMITED = 1 << 40
 """Bytes each second, which is more than any file takes."""
 
 logger = logging.getLogger("mcast")
+
+
+class KeptGuest(NamedTuple):
+    """A guest in an open file: whatever other runs do to the file's name, this run resumes this guest."""
+
+    path: Path
+    file: IO[bytes]
+    size: int
+    """Bytes of the guest; the digest is behind them."""
+
+    def resumed(self) -> list[str]:
+        """The words for a QEMU that inherits the file's descriptor."""
+        return ["-incoming", f"exec:head -c {self.size} /proc/$PPID/fd/{self.file.fileno()}"]
+
+    def discard(self, why: str) -> None:
+        """Say why this guest is booted anew, and remove the file, unless another run has replaced it."""
+        with suppress(OSError):
+            if os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
+                self.path.unlink()
+        logger.warning("the lab boots a guest anew, for %s, which was kept, %s", self.path, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +85,33 @@ class GuestKind:
                 said.update(f"{stat.st_size} {stat.st_mtime_ns}\0".encode())
         return cls(said.hexdigest()[:32])
 
-    def find(self) -> Path | None:
-        """The file of such a guest, if there is a sound one; a damaged one is discarded."""
+    def find(self) -> KeptGuest | None:
+        """Such a guest, if one is kept; the caller closes its file. A damaged one is discarded.
+
+        A guest that another user could have written is not resumed, because a guest sees the host's files.
+        """
         path = _folder() / self.key
-        try:
-            with path.open("rb") as file:
-                size = path.stat().st_size - DIGEST
-                sound = _digest(file, size) == file.read()
-            if sound:
+        with ExitStack() as opened:
+            try:
+                # Whatever has that name, opening it does not wait.
+                file = opened.enter_context(os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"))
+                stat = os.fstat(file.fileno())
+                if not S_ISREG(stat.st_mode):
+                    return None
+                for place, its in ((path.parent, path.parent.stat()), (path, stat)):
+                    if its.st_uid != os.geteuid() or its.st_mode & 0o022:
+                        logger.warning("the lab boots a guest anew, for others may write to %s", place)
+                        return None
+                guest = KeptGuest(path, file, stat.st_size - DIGEST)
+                if _digest(file, guest.size) != file.read():
+                    guest.discard("is damaged")
+                    return None
+            except OSError:  # there is none, or it cannot be read
+                return None
+            with suppress(OSError):  # a cache that is only read
                 os.utime(path)  # used last
-                return path
-        except OSError:  # there is none, or it is not ours
-            return None
-        discard(path, "is damaged")
-        return None
+            opened.pop_all()
+            return guest
 
     def keep(self, monitor: socket.socket) -> None:
         """Keep the guest whose QEMU is at the other end of `monitor`.
@@ -83,25 +119,15 @@ class GuestKind:
         If that fails, later runs only take longer.
         """
         folder = _folder()
-        partial = folder / f"{PARTIAL}{os.getpid()}-{threading.get_ident()}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _migrate(monitor, partial)
-            with partial.open("r+b") as file:
-                file.write(_digest(file, partial.stat().st_size))
-            partial.replace(folder / self.key)
-            _make_room(folder)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _partial(folder) as file:
+                file.write(_migrate(monitor, file))
+                file.flush()
+                Path(file.name).replace(folder / self.key)
         except (OSError, MonitorError) as error:
             logger.warning("the lab's guest is not kept for later runs: %s", error)
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-
-
-def resumed_from(path: Path) -> list[str]:
-    """QEMU's words to resume the guest in `path`."""
-    size = path.stat().st_size - DIGEST
-    return ["-incoming", f"exec:head -c {size} {shlex.quote(str(path))}"]
+        _make_room(folder)
 
 
 def monitored(fd: int) -> list[str]:
@@ -109,17 +135,11 @@ def monitored(fd: int) -> list[str]:
     return ["-chardev", f"socket,id=mcast.monitor,fd={fd}", "-mon", "chardev=mcast.monitor,mode=control"]
 
 
-def discard(path: Path, why: str) -> None:
-    """Remove a kept guest, and say so."""
-    path.unlink(missing_ok=True)
-    logger.warning("the lab boots a guest anew, for %s, which was kept, %s", path, why)
-
-
 def _folder() -> Path:
     return cache_dir() / "guests"
 
 
-def _digest(file: BinaryIO, size: int) -> bytes:
+def _digest(file: IO[bytes], size: int) -> bytes:
     """Of the next `size` bytes."""
     said = hashlib.sha256()
     while size > 0 and (data := file.read(min(size, 1 << 20))):
@@ -128,38 +148,98 @@ def _digest(file: BinaryIO, size: int) -> bytes:
     return said.digest()
 
 
+@contextmanager
+def _partial(folder: Path) -> Iterator[IO[bytes]]:
+    """A new file, locked, which is gone after the block unless it got another name there."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=PARTIAL, delete=False) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the process that wrote the file has ended."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def _make_room(folder: Path) -> None:
-    """Remove the least recently used guests until MAX_BYTES suffice, and files that a killed process left
-    behind."""
-    now, taken = time.time(), 0
-    stats = [(path, path.stat()) for path in folder.iterdir()]
-    for path, stat in sorted(stats, key=lambda each: each[1].st_mtime, reverse=True):
-        abandoned = path.name.startswith(PARTIAL) and stat.st_mtime < now - ABANDONED
+    """Remove files that a killed process left behind, and the least recently used guests until MAX_BYTES
+    suffice. Files of other names are not touched."""
+    kept = []
+    with suppress(OSError):  # what goes meanwhile, another run has removed
+        for path in folder.iterdir():
+            with suppress(OSError):
+                if path.name.startswith(PARTIAL) and _is_abandoned(path):
+                    path.unlink()
+                elif KEY.fullmatch(path.name):
+                    kept.append((path.stat(), path))
+    taken = 0
+    for stat, path in sorted(kept, key=lambda each: each[0].st_mtime, reverse=True):
         taken += stat.st_size
-        if abandoned or taken > MAX_BYTES:
-            path.unlink(missing_ok=True)
+        if taken > MAX_BYTES:
+            with suppress(OSError):
+                path.unlink()
 
 
 class MonitorError(Exception):
     """QEMU's monitor said no, or nothing any more."""
 
 
-def _migrate(monitor: socket.socket, path: Path) -> None:
-    """Write the guest to `path`, and let the guest go on. Raises MonitorError."""
-    with monitor.makefile("rwb") as stream:
+def _copy(stream: socket.socket, file: IO[bytes]) -> bytes:
+    """Write to `file` what comes from `stream`, and return the digest of that.
+
+    If a write fails, the other end cannot send any more.
+    """
+    said = hashlib.sha256()
+    with stream:
+        while data := stream.recv(1 << 20):
+            said.update(data)
+            file.write(data)
+    return said.digest()
+
+
+def _migrate(monitor: socket.socket, file: IO[bytes]) -> bytes:
+    """Write the guest to `file`, let the guest go on, and return the digest of what QEMU sent. Raises
+    MonitorError, OSError."""
+    stream, theirs = socket.socketpair()
+    with ThreadPoolExecutor(1) as other:
+        copied = other.submit(_copy, stream, file)
+        try:
+            with theirs:
+                _ask_to_migrate(monitor, theirs)
+            return copied.result(monitor.gettimeout())
+        except MonitorError:
+            if copied.done():
+                copied.result()  # a write that failed is the reason
+            raise
+        finally:
+            with suppress(OSError):  # closed
+                stream.shutdown(socket.SHUT_RDWR)
+
+
+def _ask_to_migrate(monitor: socket.socket, stream: socket.socket) -> None:
+    """Let QEMU send the guest to `stream`, then let the guest go on. Raises MonitorError."""
+    with monitor.makefile("rb") as answers:
 
         def heard() -> dict[str, Any]:
-            line = stream.readline()
-            if not line:
+            line = answers.readline()
+            if not line.endswith(b"\n"):
                 raise MonitorError("QEMU has ended")
             answer: dict[str, Any] = json.loads(line)
             if "error" in answer:
                 raise MonitorError(answer["error"]["desc"])
             return answer
 
-        def ask(command: str, **arguments: object) -> dict[str, Any]:
-            stream.write(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
-            stream.flush()
+        def ask(command: str, *fds: int, **arguments: object) -> dict[str, Any]:
+            line = json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n"
+            socket.send_fds(monitor, [line], fds)
             while "return" not in (answer := heard()):  # an event
                 pass
             returned: dict[str, Any] = answer["return"]
@@ -169,14 +249,15 @@ def _migrate(monitor: socket.socket, path: Path) -> None:
         ask("qmp_capabilities")
         ask("migrate-set-capabilities", capabilities=[{"capability": "events", "state": True}])
         ask("migrate-set-parameters", **{"max-bandwidth": UNLIMITED})
-        ask("migrate", uri=f"exec:cat >{shlex.quote(str(path))}")
+        ask("getfd", stream.fileno(), fdname="kept")
+        ask("migrate", uri="fd:kept")
         status = ""
         while status not in ("completed", "failed"):
             event = heard()
             if event.get("event") == "MIGRATION":
                 status = event["data"]["status"]
         if status == "failed":
-            raise MonitorError(f"QEMU could not write it to {path.parent}")
+            raise MonitorError("QEMU could not send it")
         end = time.monotonic() + (monitor.gettimeout() or 0)
         while ask("query-status")["status"] != "postmigrate":  # it says so a moment before it can go on
             if time.monotonic() > end:

@@ -236,7 +236,9 @@ class LabMachine:
                 )
                 kind = None if kvm or self.anew else kept.GuestKind.of(argv)
                 state = kind.find() if kind else None
-                argv += kept.resumed_from(state) if state else kept.monitored(lines[1])
+                if state:
+                    lines.append(stack.enter_context(state.file).fileno())
+                argv += state.resumed() if state else kept.monitored(lines[1])
                 process = stack.enter_context(
                     _running(argv, [*fds.values(), *lines], pipes["console"][1], tty)
                 )
@@ -261,9 +263,7 @@ class LabMachine:
             except LabError as error:
                 if state is None or watch.ready_after is not None or watch.failure is not None:
                     raise
-                kept.discard(
-                    state, "; ".join(["could not be resumed: " + error.message, *error.console[-1:]])
-                )
+                state.discard("; ".join(["could not be resumed: " + error.message, *error.console[-1:]]))
                 if isinstance(error, LabTimeoutError):
                     raise
                 raise _NotResumedError from error

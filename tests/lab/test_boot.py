@@ -69,6 +69,7 @@ found = {
     "seed": os.environ.get("MCAST_SEED"),
     "uverbs": sorted(os.listdir("/dev/infiniband")),
     "cpus": os.cpu_count(),
+    "cmdline": pathlib.Path("/proc/cmdline").read_text().split(),
     "stdin": sys.stdin.read(),
     "accept_local": pathlib.Path("/proc/sys/net/ipv4/conf/e1/accept_local").read_text().strip(),
 }
@@ -162,6 +163,10 @@ def test_the_command_has_its_directory_and_environment(visit: Visit) -> None:
     assert (visit.found["cwd"], visit.found["seed"], visit.found["lab"]) == (str(visit.cwd), "7", "1")
     assert visit.found["stdin"] == ""
     assert visit.found["cpus"] == 2
+
+
+def test_an_emulated_guest_boots_beside_whatever_else_runs_here(visit: Visit) -> None:
+    assert ("no_timer_check" in visit.found["cmdline"]) is not visit.result.kvm
 
 
 def test_only_what_is_shared_is_written_here(visit: Visit) -> None:

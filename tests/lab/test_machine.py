@@ -141,7 +141,11 @@ def kept_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a guest, of whatever kind, that was kept."""
     path = tmp_path / "kept"
     path.write_bytes(b"a guest")
-    monkeypatch.setattr(kept.GuestKind, "find", lambda self: path if path.exists() else None)
+
+    def find(_: kept.GuestKind) -> kept.KeptGuest | None:
+        return kept.KeptGuest(path, path.open("rb"), 7) if path.exists() else None
+
+    monkeypatch.setattr(kept.GuestKind, "find", find)
     return path
 
 
@@ -150,9 +154,11 @@ def resuming(boot_timeout: float = 20) -> LabMachine:
 
 
 def test_a_guest_that_was_kept_is_resumed(pretend: Pretend, kept_guest: Path) -> None:
-    pretend('[ "$0" = -incoming ] && echo ready >$ctl; echo exit 7 >$ctl')
-    result = resuming().run(["true"])
-    assert (result.exit_code, result.resumed) == (7, True)
+    started = """sh -c "${1#exec:}" >$out"""
+    pretend(f'[ "$0" = -incoming ] && {started}; echo ready >$ctl; echo exit 7 >$ctl')
+    out = io.BytesIO()
+    result = resuming().run(["true"], stdout=out)
+    assert (result.exit_code, result.resumed, out.getvalue()) == (7, True, b"a guest")
 
 
 @pytest.mark.parametrize("ended", ["echo 'qemu: Unknown section' >&2; exit 1", "kill -KILL $$"])
