@@ -188,10 +188,13 @@ def boot_image(kernel: Kernel) -> Path:
                 return kernel.image
             unpacked.parent.mkdir(parents=True, exist_ok=True)
             partial = unpacked.with_name(f".{unpacked.name}.{os.getpid()}")
-            partial.write_bytes(elf)
-            for old in unpacked.parent.glob(f"vmlinux-{kernel.version}-*"):
-                old.unlink()  # of a package that was upgraded
-            partial.rename(unpacked)
+            try:
+                partial.write_bytes(elf)
+                partial.rename(unpacked)
+            finally:
+                partial.unlink(missing_ok=True)
+            for old in set(unpacked.parent.glob(f"vmlinux-{kernel.version}-*")) - {unpacked}:
+                old.unlink(missing_ok=True)  # of a package that was upgraded
     except OSError:  # no cache (a read-only or missing home): slower, not wrong
         return kernel.image
     return unpacked

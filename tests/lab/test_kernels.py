@@ -167,6 +167,45 @@ def test_an_unpacked_image_is_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(image.parent.iterdir()) == [image], "neither a partial file nor the old one stays"
 
 
+def test_who_unpacks_the_same_image_at_once_never_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
+    (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
+    kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
+    image, removed = kernels.boot_image(kernel), set[Path]()
+    exists, unlink = Path.exists, Path.unlink
+
+    def seen(path: Path, missing_ok: bool = False) -> None:
+        removed.add(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(
+        Path, "exists", lambda path: path != image and exists(path)
+    )  # not yet, when it looked
+    monkeypatch.setattr(Path, "unlink", seen)
+    assert kernels.boot_image(kernel) == image
+    assert image not in removed, "the other is about to boot it"
+
+
+def test_an_image_that_cannot_be_written_whole_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:1])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
+    (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
+    kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert kernels.boot_image(kernel) == kernel.image
+    assert list(kernels.cache_dir().iterdir()) == []
+
+
 def test_a_cache_that_cannot_be_written_only_costs_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
