@@ -7,6 +7,7 @@ Whatever a core imports of its own room is held to the same; the rooms below it 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,21 +18,34 @@ from .test_rooms import FILES, PACKAGE, ROOT, knows, room
 CORES = (
     "backends/sim/core/*",
     "backends/sim/faults/*",
+    "backends/sim/shared/frames",
+    "backends/sim/trace/events",
+    "backends/sim/trace/pcapng",
+    "backends/sim/trace/story",
+    "bench/echo",
     "cast/packets",
     "cast/receiver",
     "cast/sender",
     "endpoint/inbox",
+    "endpoint/low_water",
+    "endpoint/meter",
     "endpoint/policy",
     "endpoint/probe",
     "endpoint/recovery",
     "endpoint/sequence",
+    "endpoint/stats",
+    "endpoint/waiting",
     "errors/cause*",
     "errors/finding",
     "errors/rows",
     "errors/sa_refusal",
+    "pcapng/*",
     "wire/*",
 )
 """The files that say so of themselves, or of which CONTRIBUTING.md does."""
+
+CLAIM = re.compile(r"\b(pure|(no|without) (I/O|clock))\b", re.I)
+"""How a docstring says so."""
 
 HANDED_IN = {"endpoint/recovery": {"endpoint/membership", "endpoint/station"}}
 """Core -> what it acts on and is given: memberships, with a lock for who sends; a station, which asks the
@@ -93,6 +107,28 @@ def cores() -> list[str]:
 def test_a_core_is_pure(core: str) -> None:
     found = {file: list(impurities((ROOT / f"{file}.py").read_text())) for file in sorted(reached(core))}
     assert {file: what for file, what in found.items() if what} == {}
+
+
+def claims(text: str) -> list[str]:
+    """The docstrings of a text that say of their module or class that it is pure."""
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Module | ast.ClassDef))
+    return [told for node in nodes if CLAIM.search(told := ast.get_docstring(node) or "")]
+
+
+def test_what_says_that_it_is_pure_is_held_to_it() -> None:
+    """The docstring of a folder speaks of other files, which say it themselves."""
+    saying = {
+        file
+        for file in FILES
+        if not file.endswith("__init__") and claims((ROOT / f"{file}.py").read_text("utf-8"))
+    }
+    assert len(saying & set(cores())) > 5
+    assert saying - set(cores()) == set()
+
+
+def test_a_claim_is_seen() -> None:
+    text = '"""Rules.\n\nNo clock, no lock."""\nclass A:\n    """Pure."""\nclass B:\n    """Purely."""\n'
+    assert [told.partition(".")[0] for told in claims(text)] == ["Rules", "Pure"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whether the real stack can run here. `judge` is pure: facts in, status out."""
+"""Whether the real stack can run here. `judge` decides from the facts that `gather` has found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with this host: a table of checks, each a pure function of what was found (`host.HostFacts`).
+"""What is wrong with this host: a table of checks, each a function of what was found (`host.HostFacts`).
 
 A check says nothing where it has no subject: without a device there is no port to check.
 """

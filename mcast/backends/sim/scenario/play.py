@@ -1,8 +1,7 @@
 """Scenarios: a run with faults that is written down as a file, and its result.
 
 `load("slow-receiver")`, or `load(Path("my.toml"))`, gives a `Scenario`; `run(scenario)` plays it on a fabric
-with virtual time and returns a `ScenarioResult`. Pure: the same scenario gives the same result, trace
-included.
+with virtual time and returns a `ScenarioResult`. The same scenario gives the same result, trace included.
 """
 
 from __future__ import annotations
