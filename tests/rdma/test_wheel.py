@@ -37,14 +37,18 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the sources, as `make wheel` does."""
+    """Built from a source distribution, and that from a copy of the tree, its links included."""
     tree = tmp_path_factory.mktemp("wheel") / "mcast"
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*.so")
-    shutil.copytree(ROOT, tree, ignore=ignored)
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=ignored)
     env = {**os.environ, "MCAST_RDMA": "1"}
-    command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
-    subprocess.run(command, cwd=tree, env=env, check=True, capture_output=True, timeout=500)
-    (built,) = tree.glob("dist/*.whl")
+    for kind, made in (("sdist", "dist/*.tar.gz"), ("bdist_wheel", "dist/*.whl")):
+        command = [sys.executable, "setup.py", "-q", kind]
+        subprocess.run(command, cwd=tree, env=env, check=True, capture_output=True, timeout=500)
+        (built,) = tree.glob(made)
+        if kind == "sdist":
+            shutil.unpack_archive(built, tree.parent)
+            (tree,) = tree.parent.glob("mcast-*")
     assert "-cp311-abi3-linux" in built.name
     return built
 
