@@ -30,7 +30,7 @@ CLOCKS = {"roce": "virtual", "infiniband": "wall"}
 Prepare = Callable[[], tuple[Calls, Callable[[], None]]]
 
 
-@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
+@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband", "shared-roce"])
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     """Time is virtual on one of the simulated fabrics: there a call that waits holds the fabric's lock."""
     made = network_of(request, clock=CLOCKS.get(request.param, "wall"))

@@ -398,7 +398,7 @@ def test_frames_of_strangers_harm_only_themselves(server: FabricServer, path: Pa
         frames.pack(b"[]"),
         frames.pack(b'{"op":"devices"}'),
         frames.pack(b"[" * 60_000),
-        frames.PREFIX.pack(1 << 31, 0) + b"{}",
+        frames.PREFIX.pack(1 << 31, 0, 0) + b"{}",
         frames.pack(b'{"op":"attach","version":%d}' % (1 << 70)),
         bytes(frames.MOST_FRAME + 1),
     ],

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakSet
 
 from mcast.api import (
     Backend,
@@ -58,7 +59,7 @@ from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
-from mcast.backends.sim.shared.connection import Connection, Gone, Reply, Sleep, Unknown
+from mcast.backends.sim.shared.connection import ENDED, Connection, Gone, Reply, Sleep, Unknown
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
 from mcast.interrupts import Lock, uninterrupted
@@ -67,7 +68,11 @@ from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
 
 _BOTH_FIELDS, _FULL_MEMBER = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS), int(JoinFlag.FULLMEMBER)
-_SERVER_ENDED = "the fabric is served no more"
+_PATIENCE_ANEW = 5.0
+"""Seconds that an attempt to attach again waits for an answer: there will be another attempt."""
+
+_backends: WeakSet[SharedBackend] = WeakSet()
+"""Those of this process, for its forks."""
 
 
 class SharedBackend(Backend):
@@ -84,6 +89,7 @@ class SharedBackend(Backend):
         again = self.fabric.hosts
         self._again = frames.AttachTo(host="all" if again == "all" else int(again))
         self._made = self.fabric.made
+        _backends.add(self)
 
     def now(self) -> float:
         return (time.monotonic_ns() - self._made) / NS
@@ -129,6 +135,7 @@ class SharedBackend(Backend):
 
     def event_channel(self) -> EventChannel:
         self._require_open("event_channel", Phase.OPEN)
+        self._connection.require_process("event_channel", Phase.OPEN)
         with uninterrupted(self.lock):
             channel = SharedEventChannel(self)
             self._channels[channel] = None
@@ -152,7 +159,7 @@ class SharedBackend(Backend):
         except Gone:
             self._require_open(call, Phase.OPEN)
             self.lost(self._connection)
-            raise mcast_error(E.ENODEV, call, Phase.OPEN, None, _SERVER_ENDED) from None
+            raise mcast_error(E.ENODEV, call, Phase.OPEN, None, self._connection.why) from None
 
     # --- the server's end, and its return --------------------------------------------------------
 
@@ -161,7 +168,7 @@ class SharedBackend(Backend):
         with uninterrupted(self.lock):
             if self._connection.lost and not self._closed:
                 self.lost(self._connection)
-                fresh = Connection(self.path, self._again)
+                fresh = Connection(self.path, self._again, _PATIENCE_ANEW)
                 if fresh.fabric.link_layer is not self.fabric.link_layer:
                     fresh.close()
                     raise mcast_error(E.ENODEV, "devices", Phase.OPEN, None, "another fabric is served there")
@@ -171,16 +178,32 @@ class SharedBackend(Backend):
 
     def lost(self, connection: Connection) -> None:
         """Every id of that connection has lost its device."""
+        if os.getpid() != connection.pid:
+            return
         with uninterrupted(self.lock):
             connection.lose()
             for channel in list(self._channels):
                 channel.lose(connection)
         self.sleep.wake()
 
+    def after_fork(self) -> None:
+        """In a child: another thread of the parent may have had the lock."""
+        self.lock = Lock()
+        self._connection.after_fork()
+        self.sleep.after_fork()
+
     def forget(self, channel: SharedEventChannel) -> None:
         """The channel is closed."""
         with uninterrupted(self.lock):
             self._channels.pop(channel, None)
+
+
+def _after_fork() -> None:
+    for backend in list(_backends):
+        backend.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Remote(Closeable):
@@ -198,7 +221,7 @@ class _Remote(Closeable):
         except Gone:
             self._require_open(call, phase)
             self._backend.lost(self._connection)
-            raise mcast_error(self._gone(call), call, phase, None, _SERVER_ENDED) from None
+            raise mcast_error(self._gone(call), call, phase, None, self._connection.why) from None
         except Unknown:  # another thread has closed it meanwhile
             raise Closed(type(self).__name__, call, phase) from None
 
@@ -228,7 +251,7 @@ class SharedEventChannel(_Remote, EventChannel):
             self._epoll.close()
             os.close(self._bell)
             if isinstance(error, OSError) and not isinstance(error, McastError):
-                raise mcast_error(E.ENODEV, "event_channel", Phase.OPEN, None, _SERVER_ENDED) from None
+                raise mcast_error(E.ENODEV, "event_channel", Phase.OPEN, None, ENDED) from None
             raise
 
     def _attach(self, connection: Connection) -> None:
@@ -275,6 +298,7 @@ class SharedEventChannel(_Remote, EventChannel):
     def _create_id(self, port_space: PortSpace) -> CmId:
         with uninterrupted(self._backend.lock):
             self._require_open("create_id", Phase.OPEN)
+            self._connection.require_process("create_id", Phase.OPEN)
             try:
                 connection = self._backend.connection()
                 if connection is not self._connection or self._number is None:
@@ -282,7 +306,7 @@ class SharedEventChannel(_Remote, EventChannel):
             except OSError as error:
                 if isinstance(error, McastError):
                     raise
-                raise mcast_error(E.ENODEV, "create_id", Phase.OPEN, None, _SERVER_ENDED) from None
+                raise mcast_error(E.ENODEV, "create_id", Phase.OPEN, None, ENDED) from None
             assert self._number is not None
             request = frames.CreateId(channel=self._number, port_space=port_space)
             number = self._ask(request, "create_id", Phase.OPEN)
@@ -294,6 +318,7 @@ class SharedEventChannel(_Remote, EventChannel):
         while True:
             if self._closed:
                 self._require_open("get_event", Phase.EVENT)
+            self._connection.require_process("get_event", Phase.EVENT)
             if self.pending and (event := self._next()) is not None:
                 return event
             left = None if end is None else end - time.monotonic()
@@ -353,7 +378,7 @@ class SharedEventChannel(_Remote, EventChannel):
             self._orphans.pop(cm_id, None)
             if self._ids.get(cm_id.number) is cm_id:
                 del self._ids[cm_id.number]
-            if self._closed:
+            if self._closed or os.getpid() != self._connection.pid:
                 return
             kept = [event for event in self._local if event.id is not cm_id]
             if len(kept) < len(self._local):
@@ -433,7 +458,7 @@ class SharedCmId(_Remote, CmId):
         """The id is bound; if the server has ended meanwhile, nothing would tell of the device's removal."""
         with uninterrupted(self._backend.lock):
             if self._connection.lost:
-                raise mcast_error(self._gone(call), call, phase, None, _SERVER_ENDED)
+                raise mcast_error(self._gone(call), call, phase, None, self._connection.why)
             self._place = place
 
     def _create_qp(self, init: QpInit) -> QueuePair:
@@ -658,7 +683,7 @@ class SharedQueuePair(_Remote, QueuePair):
                 self._require_open("send", Phase.SEND)
                 self._backend.lost(self._connection)
                 self._failed = WcStatus.LOC_QP_OP_ERR
-                raise QpError(self._failed, "send", Phase.SEND, about, _SERVER_ENDED) from None
+                raise QpError(self._failed, "send", Phase.SEND, about, self._connection.why) from None
             except Unknown:
                 raise Closed(type(self).__name__, "send", Phase.SEND) from None
             except McastError as error:
@@ -697,6 +722,7 @@ class SharedQueuePair(_Remote, QueuePair):
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._require_open("recv", Phase.RECV)
+            self._connection.require_process("recv", Phase.RECV)
             if self._failed is not None:
                 raise QpError(self._failed, "recv", Phase.RECV)
             alive = not self._connection.lost

@@ -10,6 +10,8 @@ import select
 import socket
 import struct
 import threading
+import time
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +19,14 @@ from mcast.api import Phase, QpError, mcast_error
 from mcast.backends.sim.shared import frames
 from mcast.interrupts import Lock, interruptible, uninterrupted
 
-PATIENCE = 60
+PATIENCE = 60.0
 """Seconds that a request waits for a server that does not answer, one that was stopped, say."""
 
 LOOK_AGAIN = 1.0
-"""The longest sleep in one go, in seconds: a signal that comes just before it is taken so much later."""
+"""The longest sleep in one go, in seconds: a signal that comes just before it is taken so much later. A
+request that has waited for so long may be ended by Ctrl-C."""
+
+ENDED = "the fabric is served no more"
 
 
 class Gone(Exception):
@@ -43,25 +48,35 @@ class Reply(NamedTuple):
 class Connection:
     """AttachedTo to the server at `path`. Raises OSError where none is, McastError if it refuses.
 
-    May be used from several threads.
+    May be used from several threads. A request is done or not done: one that is given up, for its server does
+    not answer or by Ctrl-C, ends the connection, and with it all that the server had for this process.
     """
 
-    def __init__(self, path: Path, attach: frames.AttachTo) -> None:
-        self.path, self.pid = path, os.getpid()
-        self.lost = False
-        self._buffer = bytearray(frames.MOST_FRAME)
-        self._asked = self._answered = 0
+    def __init__(self, path: Path, attach: frames.AttachTo, patience: float = PATIENCE) -> None:
+        self.pid, self._patience = os.getpid(), patience
+        self.lost, self.why = False, ENDED
+        """Whether the server has ended, and what is known of that."""
+        self._buffers: list[bytearray] = []
+        self._numbers = count()
         self._answers: dict[int, tuple[int, bytes, bytes, int | None]] = {}
+        self._untold: list[bytes] = []
         self._whole = uninterrupted(Lock())
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PATIENCE, 0))
-            self._socket.connect(str(path))
+            # connect waits while many others do.
+            whole, part = divmod(patience, 1)
+            waits = struct.pack("ll", int(whole), int(part * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, waits)
+            try:
+                self._socket.connect(str(path))
+            except BlockingIOError:
+                raise TimeoutError(E.ETIMEDOUT, self._silence(), str(path)) from None
             self.fd = self._socket.fileno()
             self.fabric: frames.AttachedTo = self.ask(attach, "attach", Phase.OPEN).value
         except Gone:
             self._socket.close()
+            if self.why != ENDED:
+                raise TimeoutError(E.ETIMEDOUT, self.why, str(path)) from None
             raise ConnectionRefusedError(
                 E.ECONNREFUSED, "the server does not let this process in", str(path)
             ) from None
@@ -95,7 +110,7 @@ class Connection:
         with self._whole:
             if self.lost:
                 raise Gone
-            kind, value, rest, descriptor = self._exchange(op, frames.pack(text, tail))
+            kind, value, rest, descriptor = self._exchange(op, text, tail)
         if kind != frames.REFUSED:
             return Reply(value, rest, descriptor)
         refusal: frames.RefusedCall = value
@@ -105,46 +120,98 @@ class Connection:
             raise Unknown
         raise mcast_error(refusal.errno, call, phase, arguments, refusal.detail)
 
-    def _exchange(self, op: str, frame: bytes) -> tuple[int, Any, bytes, int | None]:
-        """The answers come in the order of the requests. A signal's handler may ask inside of another
-        request, and then takes its answer, too.
+    def _exchange(self, op: str, text: bytes, tail: bytes) -> tuple[int, Any, bytes, int | None]:
+        """Each answer has the number of its request: a signal's handler may ask inside of another request,
+        and then takes the answers to both.
         """
+        number = next(self._numbers) & 0xFFFF
         try:
-            self._socket.send(frame, socket.MSG_NOSIGNAL)
-            self._asked += 1
-            mine = self._asked
-            while mine not in self._answers:
-                answer = self._receive()
-                self._answered += 1
-                self._answers[self._answered] = answer
-            kind, text, tail, descriptor = self._answers.pop(mine)
-            return kind, _parse("refused" if kind == frames.REFUSED else op, text), tail, descriptor
+            self._send(frames.pack(text, tail, number=number))
+            wait = _Wait(self._patience)
+            while number not in self._answers:
+                if not wait.until(self._socket.fileno(), select.POLLIN):
+                    self.why = self._silence()
+                    raise OSError(E.ETIMEDOUT, self.why)
+                self._receive()
+            kind, found, rest, descriptor = self._answers.pop(number)
+            return kind, _parse("refused" if kind == frames.REFUSED else op, found), rest, descriptor
         except (OSError, ValueError) as error:
             self.lose()
             raise Gone from error
+        except BaseException:  # nobody would take the answer
+            self.lose()
+            raise
 
-    def _receive(self) -> tuple[int, bytes, bytes, int | None]:
-        descriptors: list[int] = []
-        size, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], socket.CMSG_SPACE(4))
-        for _, _, data in ancillary:
-            descriptors += array.array("i", data[: len(data) - len(data) % 4])
-        descriptor = descriptors[0] if descriptors else None
-        if not size:
-            raise OSError(E.EPIPE, "the server has ended")
-        kind, text, tail = frames.unpack(memoryview(self._buffer)[:size])
-        if kind != frames.IN_FILE or descriptor is None:
-            return kind, bytes(text), bytes(tail), descriptor
+    def _send(self, frame: bytes) -> None:
+        wait = _Wait(self._patience)
+        while not self._flush() or not self._send_now(frame):
+            if not wait.until(self._socket.fileno(), select.POLLOUT):
+                self.why = self._silence()
+                raise OSError(E.ETIMEDOUT, self.why)
+
+    def _send_now(self, frame: bytes) -> bool:
         try:
-            with mmap.mmap(descriptor, int(bytes(text)), access=mmap.ACCESS_READ) as mapped:
-                return frames.OK, bytes(mapped), b"", None
+            self._socket.send(frame, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _flush(self) -> bool:
+        """Send what had no room before; whether it has now."""
+        while self._untold:
+            frame = self._untold.pop()
+            if not self._send_now(frame):
+                self._untold.append(frame)
+                return False
+        return True
+
+    def _receive(self) -> None:
+        """Take an answer, if one is there."""
+        buffer = self._buffers.pop() if self._buffers else bytearray(frames.MOST_FRAME)
+        descriptors = array.array("i")
+        try:
+            try:
+                size, ancillary, _, _ = self._socket.recvmsg_into(
+                    [buffer], socket.CMSG_SPACE(4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            for _, _, data in ancillary:
+                descriptors.frombytes(data[: len(data) - len(data) % 4])
+            if not size:
+                raise OSError(E.EPIPE, "the server has ended")
+            kind, number, text, tail = frames.unpack(memoryview(buffer)[:size])
+            if kind == frames.IN_FILE and descriptors:
+                with mmap.mmap(descriptors[0], int(bytes(text)), access=mmap.ACCESS_READ) as mapped:
+                    self._answers[number] = (frames.OK, bytes(mapped), b"", None)
+            else:
+                descriptor = descriptors.pop(0) if descriptors else None
+                self._answers[number] = (kind, bytes(text), bytes(tail), descriptor)
         finally:
-            os.close(descriptor)
+            self._buffers.append(buffer)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _silence(self) -> str:
+        """Why there is no answer."""
+        about = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, _, _ = struct.unpack("iII", about)
+        try:
+            stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            stopped = False
+        server = f"the server of the fabric, process {pid}," if pid > 0 else "the server of the fabric"
+        if stopped:
+            return f"{server} is stopped: let it go on by `kill -CONT {pid}`"
+        return f"{server} has not answered for {self._patience:g} s"
 
     def tell(self, request: frames._Request) -> None:
-        """Send what is not answered; nothing if the server has gone."""
+        """Send what is not answered, now or with the next request; nothing if the server has gone."""
         if not self.lost and os.getpid() == self.pid:
+            frame = frames.pack(request.model_dump_json().encode())
             try:
-                self._socket.send(frames.pack(request.model_dump_json().encode()), socket.MSG_NOSIGNAL)
+                if not self._flush() or not self._send_now(frame):
+                    self._untold.append(frame)
             except OSError:
                 self.lost = True
 
@@ -159,7 +226,10 @@ class Connection:
 
     def lose(self) -> None:
         """Nothing can be asked any more, and what polls the socket sees that."""
+        if os.getpid() != self.pid:
+            return  # the socket is the parent's, too
         self.lost = True
+        self._drop()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -169,7 +239,41 @@ class Connection:
         """The server ends what is left."""
         with self._whole:
             self.lost = True
+            self._drop()
             self._socket.close()
+
+    def _drop(self) -> None:
+        """Nobody takes the answers that are here."""
+        while self._answers:
+            _, (_, _, _, descriptor) = self._answers.popitem()
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def after_fork(self) -> None:
+        """In a child: another thread of the parent may have had the lock."""
+        self._whole = uninterrupted(Lock())
+
+
+class _Wait:
+    """A wait for the server: whole at first, as a system call is, and then one that Ctrl-C ends."""
+
+    def __init__(self, patience: float) -> None:
+        self._begun, self._patience = time.monotonic(), patience
+
+    def until(self, fd: int, event: int) -> bool:
+        """Sleep until the descriptor is ready, at most for LOOK_AGAIN; whether to go on waiting."""
+        waited = time.monotonic() - self._begun
+        if waited >= self._patience:
+            return False
+        poller = select.poll()
+        poller.register(fd, event)
+        left = min(self._patience - waited, LOOK_AGAIN) * 1000
+        if waited < LOOK_AGAIN:
+            poller.poll(left)
+        else:
+            with interruptible():
+                poller.poll(left)
+        return True
 
 
 def _parse(op: str, text: bytes) -> Any:
@@ -186,6 +290,7 @@ class Sleep:
         self._lock = threading.RLock()
         self._free: list[int] = []
         self._asleep: set[int] = set()
+        self._closed = False
 
     def until(self, readable: list[int], seconds: float | None) -> None:
         """Sleep until one of these is readable, until `wake`, or so many seconds; maybe less."""
@@ -215,7 +320,10 @@ class Sleep:
                 os.eventfd_read(bell)
             except BlockingIOError:
                 pass
-            self._free.append(bell)
+            if self._closed:
+                os.close(bell)
+            else:
+                self._free.append(bell)
 
     def wake(self) -> None:
         """Everybody looks again."""
@@ -223,9 +331,14 @@ class Sleep:
             for bell in self._asleep:
                 os.eventfd_write(bell, 1)
 
+    def after_fork(self) -> None:
+        """In a child: the descriptors are the parent's, too."""
+        self._lock = threading.RLock()
+
     def close(self) -> None:
-        """Free what nobody sleeps on."""
+        """Free the descriptors, each once nobody sleeps on it."""
         with self._lock:
+            self._closed = True
             free, self._free = self._free, []
         for bell in free:
             os.close(bell)

@@ -46,8 +46,8 @@ MOST_FRAME = 128 << 10
 OK, REFUSED, IN_FILE = 0, 1, 2
 """What an answer is: what was asked for, a `RefusedCall`, or the size of what lies in the file beside it."""
 
-PREFIX = Struct("<IB3x")
-"""Before the JSON text: its length, and of an answer what it is."""
+PREFIX = Struct("<IBxH")
+"""Before the JSON text: its length, of an answer what it is, and the number of the request."""
 
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]
 Lid = Annotated[int, Field(ge=0, le=0xFFFF)]
@@ -411,17 +411,20 @@ def unpack_header(text: str) -> tuple[Gid, Gid, int, int]:
     return Gid(source), Gid(group), src_qp, slid
 
 
-def pack(text: bytes, tail: bytes = b"", kind: int = OK) -> bytes:
-    """A frame."""
-    return PREFIX.pack(len(text), kind) + text + tail
+def pack(text: bytes, tail: bytes = b"", kind: int = OK, number: int = 0) -> bytes:
+    """A frame; a request has any number, and its answer the same."""
+    return PREFIX.pack(len(text), kind, number) + text + tail
 
 
-def unpack(frame: memoryview) -> tuple[int, memoryview, memoryview]:
-    """What an answer is, the text of a frame, and what follows it. Raises ValueError for what is no frame."""
+def unpack(frame: memoryview) -> tuple[int, int, memoryview, memoryview]:
+    """What an answer is, the number of the request, the text of the frame, and what follows it.
+
+    Raises ValueError for what is no frame.
+    """
     if len(frame) < PREFIX.size:
         raise ValueError(f"a frame of {len(frame)} bytes is cut short")
-    length, kind = PREFIX.unpack_from(frame)
+    length, kind, number = PREFIX.unpack_from(frame)
     end = PREFIX.size + length
     if end > len(frame):
         raise ValueError(f"a frame of {len(frame)} bytes has no text of {length}")
-    return kind, frame[PREFIX.size : end], frame[end:]
+    return kind, number, frame[PREFIX.size : end], frame[end:]

@@ -147,17 +147,18 @@ class FabricServer:
     def _serve(self, client: Client, frame: memoryview) -> bool:
         """Carry out one request; whether the client is still there."""
         try:
-            _, text, tail = frames.unpack(frame)
+            _, number, text, tail = frames.unpack(frame)
             request = frames.REQUEST.validate_json(bytes(text))
             try:
                 found = self._do(client, request, tail)
             except McastError as error:
-                self._answer(client, "refused", Answer(refusal_of(error)), frames.REFUSED)
+                self._answer(client, number, "refused", Answer(refusal_of(error)), frames.REFUSED)
             else:
                 if isinstance(found, Later):
-                    found.begin(partial(self._answer_later, client, request.op))
+                    with self.fabric.clock:
+                        found.begin(partial(self._answer_later, client, number, request.op))
                 elif found is not None:
-                    self._answer(client, request.op, found)
+                    self._answer(client, number, request.op, found)
         except ValueError as error:  # of pydantic, too: no client of this package sends that
             self._end(client, str(error).partition("\n")[0])
         except OSError as error:  # it does not read, or it has gone
@@ -178,23 +179,23 @@ class FabricServer:
             return Answer(self.control.obey(request.words))
         return client.session.handle(request, tail)
 
-    def _answer_later(self, client: Client, op: str, value: object) -> None:
+    def _answer_later(self, client: Client, number: int, op: str, value: object) -> None:
         """By whatever thread has the answer, in the fabric's lock."""
         try:
-            self._answer(client, op, Answer(value))
+            self._answer(client, number, op, Answer(value))
         except OSError:  # the loop sees that it has gone
             logger.debug("process %s does not read its answer", client.pid)
 
-    def _answer(self, client: Client, op: str, answer: Answer, kind: int = frames.OK) -> None:
+    def _answer(self, client: Client, number: int, op: str, answer: Answer, kind: int = frames.OK) -> None:
         text = frames.ANSWERS.get(op, frames.NOTHING).dump_json(answer.value)
-        frame = frames.pack(text, answer.tail, kind)
+        frame = frames.pack(text, answer.tail, kind, number)
         descriptors = [] if answer.descriptor is None else [answer.descriptor]
         kept = None
         if len(frame) > frames.MOST_FRAME:
             kept = os.memfd_create("mcast-answer")
             with open(kept, "wb", closefd=False) as file:
                 file.write(text)
-            descriptors, frame = [kept], frames.pack(b"%d" % len(text), b"", frames.IN_FILE)
+            descriptors, frame = [kept], frames.pack(b"%d" % len(text), b"", frames.IN_FILE, number)
         try:
             # Not by socket.send_fds, which takes flags and does not heed them (Python 3.11).
             sent_along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
