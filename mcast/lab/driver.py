@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from mcast.lab.errors import LabUnavailableError
-from mcast.lab.kernels import Kernel, cache_dir
+from mcast.lab.kernels import Kernel, cache_dir, fetched_dir, headers_of
 
 SOURCES = Path(str(files("mcast.lab") / "softib"))
 SCRIPT = Path(str(files("mcast.lab") / "infiniband.sh"))
@@ -21,10 +21,26 @@ MAX_HCAS, MAX_SWITCHES = 64, 16
 
 
 def headers(kernel: Kernel) -> Path | None:
-    """The headers that modules for `kernel` are built against, where linux-headers-VERSION installs them;
-    None without them."""
-    candidates = (kernel.modules / "build", Path("/usr/src") / f"linux-headers-{kernel.version}")
-    return next((path for path in candidates if (path / "Module.symvers").exists()), None)
+    """The headers that modules for `kernel` are built against; None without them.
+
+    They are where the kernel was installed or unpacked, or where the modules' link `build` leads.
+    """
+    build = kernel.modules / "build"
+    if (build / "Module.symvers").exists():
+        return build
+    found = (headers_of(kernel.version, root) for root in kernel.modules.parents)
+    return next((path for path in found if path), None)
+
+
+def headers_line(kernel: Kernel) -> str:
+    """The line that brings the headers of `kernel`, and no other kernel.
+
+    apt installs the image beside the headers, and the newest installed image is the lab's default: the line
+    for a kernel that is not installed fetches its headers beside it.
+    """
+    if kernel.modules.is_relative_to(fetched_dir()):
+        return f"mcast lab kernel {kernel.version}"
+    return f"apt-get install linux-headers-{kernel.version}"
 
 
 def module(kernel: Kernel) -> Path:
@@ -35,8 +51,7 @@ def module(kernel: Kernel) -> Path:
     build = headers(kernel)
     if build is None:
         raise LabUnavailableError(
-            f"InfiniBand wants the headers of Linux {kernel.version}: "
-            f"apt-get install linux-headers-{kernel.version}"
+            f"InfiniBand wants the headers of Linux {kernel.version}: {headers_line(kernel)}"
         )
     made = cache_dir() / "softib" / f"{kernel.version}-{_digest(build)}" / "softib.ko"
     if not made.exists():
@@ -77,7 +92,8 @@ def _make(build: Path, made: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="mcast-softib-") as folder:
         for path in _sources():
             shutil.copy(path, folder)
-        command = ["make", "-C", str(build), f"M={folder}", f"-j{os.cpu_count() or 1}", "modules"]
+        command = ["make", "-C", str(build), f"M={folder}", f"-j{os.cpu_count() or 1}"]
+        command += ["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]  # type information wants pahole
         # GNU make of a caller speaks to its children by these
         env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
         try:

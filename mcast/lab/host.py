@@ -81,12 +81,15 @@ def _kernel() -> str | None:
         return None
 
 
-def _headers() -> str | None:
+def _headers() -> Need:
+    """The headers of the kernel that the lab boots by default; apt is not asked for those of another."""
+    name, package, found = "InfiniBand: kernel headers", "linux-headers-amd64", None
     try:
-        found = driver.headers(kernels.find())
-    except LabUnavailableError:
-        return None
-    return None if found is None else str(found)
+        kernel = kernels.find()
+        package, found = f"linux-headers-{kernel.version}", driver.headers(kernel)
+    except LabUnavailableError:  # there is no kernel yet: the newest image and its headers go together
+        pass
+    return Need(name, None if found is None else str(found), package, False)
 
 
 def _library(pattern: str) -> Callable[[], str | None]:
@@ -112,17 +115,17 @@ TABLE: tuple[tuple[str, str, bool, Callable[[], str | None]], ...] = (
 
 
 INFINIBAND: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
-    ("InfiniBand: kernel headers", "linux-headers-amd64", _headers),
     ("InfiniBand: make", "make", _tools("make")),
     ("InfiniBand: gcc", "gcc", _tools("gcc")),
     ("InfiniBand: OpenSM", "opensm", _tools("opensm")),
 )
-"""What an InfiniBand fabric needs besides."""
+"""What an InfiniBand fabric needs besides the headers of its kernel."""
 
 
 def needs() -> tuple[Need, ...]:
     """Every need, looked up now."""
-    return tuple(Need(name, probe(), package, boots) for name, package, boots, probe in TABLE) + _infiniband()
+    roce = (Need(name, probe(), package, boots) for name, package, boots, probe in TABLE)
+    return (*roce, _headers(), *_infiniband())
 
 
 def _infiniband() -> tuple[Need, ...]:
@@ -140,7 +143,10 @@ def apt_line(missing: Iterable[Need]) -> str:
 
 
 def require(fabric: str = "roce") -> None:
-    """Raise LabUnavailableError, with the line to type, unless a guest with that fabric can boot here."""
+    """Raise LabUnavailableError, with the line to type, unless a guest with that fabric can boot here.
+
+    The headers are not asked for: the build of the module knows for which kernel.
+    """
     if (system := f"{platform.system()} {platform.machine()}") != "Linux x86_64":
         raise LabUnavailableError(
             f"the lab shares this machine's files with an x86-64 guest, and this is {system}"

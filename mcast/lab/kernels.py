@@ -201,11 +201,12 @@ def boot_image(kernel: Kernel) -> Path:
 
 
 def fetch(wanted: str) -> Kernel:
-    """Download Debian's newest kernel package of version `wanted` from the configured sources, and unpack it.
+    """Download Debian's newest kernel of version `wanted` from the configured sources, and unpack it.
 
-    Nothing is installed. Raises LabUnavailableError.
+    The headers for modules come along if the sources have them. Nothing is installed, and what was fetched
+    before is not fetched again. Raises LabUnavailableError.
     """
-    listed = _output(["apt-cache", "search", "--names-only", "^linux-image-[0-9].*-amd64$"])
+    listed = _output(["apt-cache", "search", "--names-only", "^linux-(image|headers)-[0-9].*-amd64$"])
     versions = re.findall(r"^linux-image-(\d+\.\d+\.\d[^-]*(?:-\d+)?-amd64) ", listed, re.M)
     versions = [version for version in versions if matches(version, wanted)]
     if not versions:
@@ -214,13 +215,19 @@ def fetch(wanted: str) -> Kernel:
         )
     version = max(versions, key=_age)
     target = fetched_dir() / version
+    headers = _headers_packages(version) if f"linux-headers-{version} " in listed else []
+    if target.exists() and (not headers or headers_of(version, target)):
+        return find(str(target))
     partial = target.with_name(f".{version}.{os.getpid()}")
     partial.mkdir(parents=True)
     try:
-        _output(["apt-get", "download", f"linux-image-{version}"], cwd=partial)
-        (deb,) = partial.glob("*.deb")
-        _output(["dpkg-deb", "--extract", str(deb), str(partial)])
-        deb.unlink()
+        _output(["apt-get", "download", f"linux-image-{version}", *headers], cwd=partial)
+        for deb in sorted(partial.glob("*.deb")):
+            _output(["dpkg-deb", "--extract", str(deb), str(partial)])
+            deb.unlink()
+        if headers:
+            makefile = partial / "usr/src" / f"linux-headers-{version}" / "Makefile"
+            makefile.write_text(makefile.read_text().replace(" /usr/src/", f" {target}/usr/src/"))
         _output(
             [shutil.which("depmod", path="/usr/sbin:/sbin:/usr/bin") or "depmod", "-b", str(partial), version]
         )
@@ -229,6 +236,22 @@ def fetch(wanted: str) -> Kernel:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return find(str(target))
+
+
+def headers_of(version: str, root: Path) -> Path | None:
+    """Where linux-headers-VERSION is installed or unpacked under `root`; None without it."""
+    path = root / "usr/src" / f"linux-headers-{version}"
+    return path if (path / "Module.symvers").exists() else None
+
+
+def _headers_packages(version: str) -> list[str]:
+    """linux-headers-VERSION and what it is made of.
+
+    Not all that it depends on: apt would install the image of the same version as well.
+    """
+    package = f"linux-headers-{version}"
+    depends = _output(["apt-cache", "depends", package])
+    return [package, *re.findall(r"Depends: (linux-(?:headers|kbuild)-\S+)", depends)]
 
 
 def _output(command: list[str], cwd: Path | None = None) -> str:

@@ -58,8 +58,36 @@ def test_a_build_that_fails_is_told_in_the_compiler_s_words(
 
 
 def test_without_headers_the_line_to_type_is_told() -> None:
-    with pytest.raises(LabUnavailableError, match=r"apt-get install linux-headers-6\.1\.0-mcast$"):
+    with pytest.raises(LabUnavailableError, match=r": apt-get install linux-headers-6\.1\.0-mcast$"):
         driver.module(KERNEL)
+
+
+def test_the_headers_of_a_fetched_kernel_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """To install them, apt would install that kernel, and the lab would boot it from then on."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    root = kernels.fetched_dir() / "6.12.9-amd64"
+    kernel = kernels.Kernel("6.12.9-amd64", root / "boot/vmlinuz", root / "lib/modules/6.12.9-amd64")
+    with pytest.raises(LabUnavailableError, match=r": mcast lab kernel 6\.12\.9-amd64$"):
+        driver.module(kernel)
+    headers = root / "usr/src/linux-headers-6.12.9-amd64"
+    headers.mkdir(parents=True)
+    (headers / "Module.symvers").touch()
+    assert driver.headers(kernel) == headers
+
+
+def test_the_headers_to_install_are_those_of_the_kernel_that_is_booted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The newest headers, which linux-headers-amd64 has, may be of another kernel and bring that along."""
+    kernel = kernels.Kernel("6.1.0-9-amd64", tmp_path / "vmlinuz", tmp_path / "lib/modules/6.1.0-9-amd64")
+    monkeypatch.setattr(kernels, "find", lambda: kernel)
+    (need,) = (need for need in host.needs() if need.name == "InfiniBand: kernel headers")
+    assert (need.package, need.found) == ("linux-headers-6.1.0-9-amd64", None)
+
+
+def test_headers_of_the_default_kernel_are_not_asked_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "headers", lambda kernel: None)
+    host.require("infiniband")
 
 
 def test_a_kernel_without_rdmavt_gets_one_sentence(tmp_path: Path) -> None:

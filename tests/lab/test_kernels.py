@@ -215,3 +215,69 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
     (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
     kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
     assert kernels.boot_image(kernel) == kernel.image
+
+
+class Sources:
+    """Debian's package sources, with a kernel 6.12.9 and, if so wanted, its headers; `got` was downloaded."""
+
+    def __init__(self, headers: bool) -> None:
+        self.headers = headers
+        self.got: list[list[str]] = []
+
+    def output(self, command: list[str], cwd: Path | None = None) -> str:
+        version = "6.12.9-amd64"
+        match command:
+            case ["apt-cache", "search", *_]:
+                listed = f"linux-image-{version} - Linux\n"
+                return listed + (f"linux-headers-{version} - Headers\n" if self.headers else "")
+            case ["apt-cache", "depends", *_]:
+                needed = ("linux-base", f"linux-image-{version}", "linux-headers-6.12.9-common")
+                return "".join(f"  Depends: {name}\n" for name in (*needed, "linux-kbuild-6.12.9", "gcc-12"))
+            case ["apt-get", "download", *packages]:
+                assert cwd is not None
+                self.got.append(packages)
+                for name in packages:
+                    (cwd / f"{name}.deb").touch()
+            case ["dpkg-deb", "--extract", deb, into]:
+                root, name = Path(into), Path(deb).stem
+                if name.startswith("linux-image"):
+                    unpacked(root, version)
+                elif name == f"linux-headers-{version}":
+                    headers = root / "usr/src" / name
+                    headers.mkdir(parents=True)
+                    (headers / "Module.symvers").touch()
+                    (headers / "Makefile").write_text(
+                        "include /usr/src/linux-headers-6.12.9-common/Makefile\n"
+                    )
+        return ""
+
+
+@pytest.mark.parametrize("headers", [True, False], ids=["with-headers", "without-headers"])
+def test_a_kernel_is_fetched_once_and_its_headers_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: bool
+) -> None:
+    """Not the image that apt would have beside them: it is the one that was asked for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sources = Sources(headers)
+    monkeypatch.setattr(kernels, "_output", sources.output)
+    kernel = kernels.fetch("6.12")
+    assert kernels.fetch("6.12.9") == kernel
+    extra = ["linux-headers-6.12.9-amd64", "linux-headers-6.12.9-common", "linux-kbuild-6.12.9"]
+    assert sources.got == [["linux-image-6.12.9-amd64", *(extra if headers else ())]]
+    root = kernels.fetched_dir() / "6.12.9-amd64"
+    found = kernels.headers_of("6.12.9-amd64", root)
+    assert (found is not None) == headers
+    if found:
+        common = root / "usr/src/linux-headers-6.12.9-common/Makefile"
+        assert (found / "Makefile").read_text() == f"include {common}\n"
+    assert not list(root.glob("*.deb"))
+
+
+def test_a_kernel_that_was_fetched_without_headers_gets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    unpacked(kernels.fetched_dir() / "6.12.9-amd64", "6.12.9-amd64")
+    monkeypatch.setattr(kernels, "_output", Sources(headers=True).output)
+    kernels.fetch("6.12")
+    assert kernels.headers_of("6.12.9-amd64", kernels.fetched_dir() / "6.12.9-amd64")
