@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
@@ -16,16 +12,13 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
-from mcast.cli.terminal import Failure, console, group
-from mcast.errors.tree import McastError
+from mcast.cli.terminal import STANDARD, Failure, console, group, packet_sink
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.capture.recorder import Recorder
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.settings import Settings
-
-_STANDARD = "-"
 
 
 @with_settings
@@ -63,7 +56,7 @@ def record(
         ends_cleanly(),
         opened(backend, demo, bind) as fabric,
         listening(fabric, groups, bind, device, settings, demo) as endpoint,
-        _sink(output) as file,
+        packet_sink(output) as file,
     ):
         try:
             recorder, started = recorder_of(endpoint, file), time.monotonic()
@@ -74,30 +67,13 @@ def record(
         except KeyboardInterrupt:
             pass  # the usual way to end a recording
         outcome = _outcome(endpoint, recorder, groups, output, time.monotonic() - started)
-    apart = output == _STANDARD
+    apart = output == STANDARD
     if as_json:
         typer.echo(json.dumps(outcome, indent=1), err=apart)
     else:
         _show(outcome, apart)
     if count is not None and outcome["messages"] < count:
         raise Failure(f"{outcome['messages']:,} of {count:,} messages came in {outcome['seconds']:.3g} s")
-
-
-@contextmanager
-def _sink(output: str) -> Iterator[BinaryIO]:
-    if output == _STANDARD:
-        if sys.stdout.isatty():
-            raise Failure("a terminal cannot show packets: pipe them on, or name a file with -o", 2)
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    try:
-        with Path(output).open("wb") as file:
-            yield file
-    except OSError as error:
-        if isinstance(error, McastError):
-            raise
-        raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
 
 
 def _record(

@@ -1,4 +1,4 @@
-"""What `mcast sim` does to a fabric that is served: faults by `ctl`."""
+"""What `mcast sim` does to a fabric that is served: faults by `ctl`, and its packets by `tap`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.terminal import Failure, plain
+from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.terminal import Failure, packet_sink, plain
 from mcast.errors.tree import BackendUnavailable, McastError
 
 if TYPE_CHECKING:
@@ -27,6 +28,31 @@ def looking_on(socket: Path | None) -> SharedBackend:
         return attach("sim", socket=socket, host="all")
     except BackendUnavailable as error:
         raise Failure(f"{error.detail}: {error.fix}", 2) from None
+
+
+def tap(
+    output: Annotated[str, typer.Option("--write", "-w", metavar="FILE", help="Where to; - is stdout.")],
+    count: Annotated[
+        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many packets.")
+    ] = None,
+    socket: Socket = None,
+) -> None:
+    """Write the served fabric's packets as pcapng while it runs.
+
+    `mcast sim tap -w - | wireshark -k -i -` shows them as they come. A reader that is too slow loses packets,
+    which are counted, and holds nobody up. Ends after --count, with its reader, or with Ctrl-C.
+    """
+    from mcast.backends.sim.shared.tap import write_pcapng
+
+    written = 0
+    with ends_cleanly(), looking_on(socket) as fabric, packet_sink(output) as file, fabric.tap() as tapped:
+        try:
+            for so_far in write_pcapng(tapped, file, fabric.fabric.link_layer, fabric.epoch, count):
+                written = so_far
+        except KeyboardInterrupt:  # the usual way to end it
+            pass
+        lost = tapped.close()
+    typer.echo(f"tap: {written:,} packets written, {lost:,} lost because the reader was slow", err=True)
 
 
 def ctl(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.served import ctl
+from mcast.cli.served import ctl, tap
 from mcast.cli.terminal import Failure, console, output_file, plain, write_file
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def run(
 
 
 app.command()(ctl)
+app.command()(tap)
 
 
 @app.command()

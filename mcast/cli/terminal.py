@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
 from mcast.contract.registry import backend_names
+from mcast.errors.tree import McastError
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+
+STANDARD = "-"
+"""The name of stdout where a file is asked for."""
 
 
 class Failure(Exception):
@@ -110,6 +117,24 @@ def output_file(path: Path | None) -> Path | None:
         except OSError as error:
             raise typer.BadParameter(f"cannot write {path}: {error.strerror}") from None
     return path
+
+
+@contextmanager
+def packet_sink(output: str) -> Iterator[BinaryIO]:
+    """Where packets are written, STANDARD for stdout; one sentence if that cannot be."""
+    if output == STANDARD:
+        if sys.stdout.isatty():
+            raise Failure("a terminal cannot show packets: pipe them on, or name a file", 2)
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with Path(output).open("wb") as file:
+            yield file
+    except OSError as error:
+        if isinstance(error, McastError):
+            raise
+        raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mcast import Endpoint, open_endpoint
+from mcast import BackendUnavailable, Endpoint, open_endpoint
 from mcast.api import McastError
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario.faults import words_of
@@ -215,15 +215,22 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
     (tmp_path / "late.toml").write_text(
         'name = "late"\nseconds = 60\nseed = 5\nfabric = {ports = 2}\n'
         f'members = [{{group = "{GROUP}", ports = [0]}}]\n'
-        '[[faults]]\nkind = "cut"\nport = 1\nat = 0.01\n'
         '[[faults]]\nkind = "drop"\nrate = 0.5\n'
+        '[[faults]]\nkind = "cut"\nport = 1\nat = 0.01\n'
     )
     path = tmp_path / "fabric.sock"
     played: list[str] = []
 
+    def is_served() -> bool:
+        try:
+            attach("sim", socket=path, host="all").close()
+        except BackendUnavailable:
+            return False
+        return True
+
     def end_it() -> None:
         try:
-            until(path.exists)
+            until(is_served)
             with attach("sim", socket=path, host="all") as backend:
                 until(lambda: len(backend.control(["list"])) == 2)
                 played.extend(backend.control(["list"]))

@@ -133,7 +133,7 @@ class CmChannel:
     queue: OrderedDict[QueuedEvent, None] = field(default_factory=OrderedDict)
 
     def put(self, event: QueuedEvent) -> None:
-        if event.id.fabric.log.trace is not None:
+        if event.id.fabric.log.is_kept:
             event.id.note_event(event)
         self.queue[event] = None
         event.owner.unread += (event,)
@@ -342,7 +342,7 @@ class CmaId:
     def _new_membership(
         self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
     ) -> CmaMembership:
-        if self.fabric.log.trace is not None:
+        if self.fabric.log.is_kept:
             self.fabric.log.note(
                 JoinAccepted,
                 port=port.name,
@@ -431,7 +431,7 @@ class CmaId:
         """End the port's part in the group, by IGMP leave or SA Delete, if no other id has joined it."""
         assert self.interface is not None
         port = self.interface.port
-        if self.fabric.log.trace is not None:
+        if self.fabric.log.is_kept:
             self.fabric.log.note(Leave, port=port.name, id=self.number, group=membership.mgid)
         if port.is_infiniband:
             membership.group.client.leave(membership)

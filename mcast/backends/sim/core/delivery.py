@@ -32,7 +32,8 @@ _RTS = QpState.RTS
 class Wire:
     """Carries the messages of queue pairs.
 
-    `honours_block`: the devices do what QpInit.block_loopback asks for.
+    `honours_block`: the devices do what QpInit.block_loopback asks for. `is_told`: somebody asks what happens
+    to messages.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class Wire:
         clock: Timeline,
         log: MessageLog,
         honours_block: bool,
+        is_told: bool,
     ) -> None:
         self._switching, self._receivers, self._rules = switching, receivers, rules
         self._clock, self._log, self._honours_block = clock, log, honours_block
-        self._is_told = log.is_kept
+        self.is_told = is_told
         self._held: dict[Qp, HeldBack] = {}
         self._sent = 0
 
@@ -95,12 +97,12 @@ class Wire:
     def _carry(self, qp: Qp, path: Path, burst: Burst) -> None:
         """Give the burst to all that the path reaches; faults judge each message for itself."""
         if self._rules.deliveries:
-            if self._is_told:
+            if self.is_told:
                 self._log.sent(qp, path.to, burst)
             for index in range(len(burst.payloads)):
                 for target in path.targets:
                     self._carry_one(qp.port, burst, index, target)
-        elif self._is_told:
+        elif self.is_told:
             self._log.sent(qp, path.to, burst)
             for target in path.targets:
                 self._deliver(target, burst, 0, len(burst.payloads))
@@ -168,7 +170,7 @@ class Wire:
         """Messages start..stop arrive."""
         if qp.stamps:
             burst = burst._replace(at=self._clock.now)
-        if self._is_told:
+        if self.is_told:
             self._log.deliver(qp, burst, start, stop)
         else:
             qp.deliver(burst, start, stop)

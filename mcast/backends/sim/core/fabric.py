@@ -9,7 +9,7 @@ from random import Random
 from mcast.backends.sim.core.delivery import Wire
 from mcast.backends.sim.core.hosts import Hosts
 from mcast.backends.sim.core.igmp import Igmp
-from mcast.backends.sim.core.log import Log
+from mcast.backends.sim.core.log import Listener, Log
 from mcast.backends.sim.core.message_log import MessageLog
 from mcast.backends.sim.core.options import InfinibandOptions, Options
 from mcast.backends.sim.core.queue_pairs import QueuePairs
@@ -51,22 +51,32 @@ class Parts:
         switching = Switching(members, self.topology, self.queue_pairs, self.receivers)
         messages = MessageLog(self.log, self.topology, self.queue_pairs, switching)
         honours_block = options.block_loopback == "honoured"
-        self.wire = Wire(switching, self.receivers, self.rules, clock, messages, honours_block)
-        self._introduce()
+        is_told = self.log.is_kept
+        self.wire = Wire(switching, self.receivers, self.rules, clock, messages, honours_block, is_told)
+        if is_told:
+            for event in self.introduction():
+                self.log.write(event)
 
     def topology_changed(self) -> None:
         """Forget which ports receive what, and with which headers, in every group."""
         self.receivers.forget_all()
         self.hosts.forget_devices()
 
-    def _introduce(self) -> None:
-        """The first lines of the trace."""
-        if self.log.trace is None:
-            return
-        self.log.note(FabricMade, link_layer=self.options.link_layer.value, seed=self.options.seed)
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` what happens on the fabric from now on, with the time in ns."""
+        self.log.listen(listener)
+        self.wire.is_told = True
+
+    def unlisten(self, listener: Listener) -> None:
+        """Undo `listen`."""
+        self.log.unlisten(listener)
+        self.wire.is_told = self.log.is_kept
+
+    def introduction(self) -> Iterator[FabricMade | PortMade]:
+        """The first lines of a trace."""
+        yield FabricMade(link_layer=self.options.link_layer.value, seed=self.options.seed)
         for port in self.topology.ports:
-            self.log.note(
-                PortMade,
+            yield PortMade(
                 port=port.name,
                 host=port.host,
                 switch=port.switch,

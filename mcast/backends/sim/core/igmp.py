@@ -43,7 +43,7 @@ class Igmp:
         if not port.igmp[group]:
             del port.igmp[group]
             self._forget(port, group)
-            if self._log.trace is not None:
+            if self._log.is_kept:
                 self._log.note(IgmpLeave, port=port.name, source=_source(port), group=group)
 
     def report(self, port: Port, group: Gid) -> None:
@@ -55,7 +55,7 @@ class Igmp:
             if not self.querier:
                 self._age(port, group)
         self._receivers.forget(group)
-        if self._log.trace is not None:
+        if self._log.is_kept:
             self._log.note(IgmpReport, port=port.name, source=_source(port), group=group)
 
     def stop_querier(self) -> None:

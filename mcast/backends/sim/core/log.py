@@ -11,14 +11,38 @@ from mcast.backends.sim.trace.events import Trace, TraceEvent
 P = ParamSpec("P")
 
 
+Listener = Callable[[int, TraceEvent], None]
+
+
 class Log:
-    """Writes into the trace, if there is one. Code on a message's path checks `trace` first."""
+    """Writes into the trace, if there is one, and tells listeners. Code on a message's path checks `is_kept`
+    first, which says whether anybody asks."""
 
     def __init__(self, clock: Timeline, trace: Trace | None) -> None:
         self.trace = trace
+        self.listeners: tuple[Listener, ...] = ()
+        self.is_kept = trace is not None
         self._clock = clock
 
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` what happens from now on, with the time in ns."""
+        self.listeners += (listener,)
+        self.is_kept = True
+
+    def unlisten(self, listener: Listener) -> None:
+        """Undo `listen`."""
+        self.listeners = tuple(one for one in self.listeners if one != listener)
+        self.is_kept = self.trace is not None or bool(self.listeners)
+
     def note(self, kind: Callable[P, TraceEvent], *args: P.args, **fields: P.kwargs) -> None:
-        """Record an event in the trace, if there is one."""
+        """Record an event, if anybody asks."""
+        if self.is_kept:
+            self.write(kind(*args, **fields))
+
+    def write(self, event: TraceEvent) -> None:
+        """Record an event that is made already."""
+        now = self._clock.now
         if self.trace is not None:
-            self.trace.add(self._clock.now, kind(*args, **fields))
+            self.trace.add(now, event)
+        for listener in self.listeners:
+            listener(now, event)

@@ -28,10 +28,9 @@ not."""
 
 
 class MessageLog:
-    """Notes in the trace of a fabric; asked for nothing where there is none (`is_kept`)."""
+    """Notes in the trace of a fabric; asked for nothing where there is none."""
 
     def __init__(self, log: Log, topology: Topology, queue_pairs: QueuePairs, switching: Switching) -> None:
-        self.is_kept = log.trace is not None
         self._log, self._topology = log, topology
         self._queue_pairs, self._switching = queue_pairs, switching
 

@@ -76,7 +76,7 @@ class QueuePairs:
                 qp.attached[gid] = lid  # first: what a send in between finds in the table, it looks up here
                 table[gid] = (*members, qp) if members else qp.alone
         self._receivers.forget(lid if port.is_infiniband else gid)
-        if self._log.trace is not None:
+        if self._log.is_kept:
             self._log.note(Attach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
@@ -93,7 +93,7 @@ class QueuePairs:
                 del table[gid]
             del qp.attached[gid]
         self._receivers.forget(lid if port.is_infiniband else gid)
-        if self._log.trace is not None:
+        if self._log.is_kept:
             self._log.note(Detach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 

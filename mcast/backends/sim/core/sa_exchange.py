@@ -40,7 +40,7 @@ class SaExchange:
         if self._rules.sa_requests:
             verdict = self._rules.judge_sa_request(SaRequest(self._clock.now, port.name, method, record))
             wait += verdict.ns if isinstance(verdict, Delay) else 0
-        if self._log.trace is not None:
+        if self._log.is_kept:
             answered = self._noted(port, method, mask, record, answered)
         arrive = partial(self._arrive, port, method, mask, record, answered, wait, verdict)
         self._clock.call_later(wait, arrive)

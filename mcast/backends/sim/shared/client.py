@@ -60,6 +60,7 @@ from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, 
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.connection import ENDED, Connection, Gone, Reply, Sleep, Unknown
+from mcast.backends.sim.shared.tap import Tapped
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
 from mcast.interrupts import Lock, uninterrupted
@@ -94,6 +95,11 @@ class SharedBackend(Backend):
     def now(self) -> float:
         return (time.monotonic_ns() - self._made) / NS
 
+    @property
+    def epoch(self) -> int:
+        """When the fabric was made, in ns since 1970 as the system's clock has them now."""
+        return self._made + time.time_ns() - time.monotonic_ns()
+
     def new_seed(self) -> int:
         seed: int = self._ask(frames.AskFor(op="seed"), "new_seed")
         return seed
@@ -120,6 +126,17 @@ class SharedBackend(Backend):
             raise mcast_error(E.EINVAL, "ctl", Phase.OPEN, None, "at most 32 words of 256 characters")
         found: tuple[str, ...] = self._ask(frames.Command(words=list(words)), "ctl")
         return found
+
+    def tap(self) -> Tapped:
+        """What happens on the fabric from now on, on all its ports. Raises McastError (EBUSY, ENOMEM)."""
+        introduction: str = self._ask(frames.AskFor(op="introduction"), "tap")
+        try:
+            reply = self._connection.ask(frames.AskFor(op="tap"), "tap", Phase.OPEN)
+        except Gone:
+            self.lost(self._connection)
+            raise mcast_error(E.ENODEV, "tap", Phase.OPEN, None, ENDED) from None
+        assert reply.descriptor is not None
+        return Tapped(introduction, reply.descriptor, lambda: self._ask(frames.AskFor(op="untap"), "untap"))
 
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
         with suppress(McastError):

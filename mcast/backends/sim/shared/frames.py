@@ -121,7 +121,7 @@ class AttachTo(_Request):
 class AskFor(_Request):
     """What needs no argument."""
 
-    op: Literal["devices", "groups", "seed", "open_channel", "guests"]
+    op: Literal["devices", "groups", "seed", "open_channel", "guests", "introduction", "tap", "untap"]
 
 
 class Command(_Request):
@@ -374,6 +374,8 @@ ANSWERS: dict[str, TypeAdapter[Any]] = {
     "groups": _answer(GroupTable),
     "guests": _answer(tuple[Guest, ...]),
     "ctl": _answer(tuple[str, ...]),
+    "introduction": _answer(str),
+    "untap": _answer(int),
     "seed": _answer(int),
     "open_channel": _answer(int),
     "port_counters": _answer(dict[str, int]),

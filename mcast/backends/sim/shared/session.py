@@ -25,12 +25,16 @@ from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.flag import Flag
+from mcast.backends.sim.shared.tap import TapFeed
+from mcast.backends.sim.trace.events import Entry, Trace
 from mcast.errors.cause import Cause
 
 T = TypeVar("T")
 
 MOST_CHANNELS, MOST_IDS, MOST_GROUPS = 1024, 16_384, 65_536
 """Of one client: event channels; ids, and with them queue pairs; groups that an id is in."""
+MOST_TAPS = 8
+"""Of all clients, because each one has every event written for it."""
 MOST_RECEIVES = 256 << 20
 """Bytes that all receives of one client hold at most."""
 
@@ -82,6 +86,7 @@ class ClientSession:
         self._ids: dict[int, _Id] = {}
         self._number_of: dict[SimCmId, int] = {}
         self._qps: dict[int, _Qp] = {}
+        self._tap: TapFeed | None = None
         self._held = 0
         """Bytes that the receives of all queue pairs hold."""
 
@@ -89,6 +94,7 @@ class ClientSession:
         """The process has ended: everything is destroyed, every group left."""
         with self._clock:
             self.backend._close()
+            self._end_tap()
             for channel in self._channels.values():
                 channel.flag.close()
             for qp in self._qps.values():
@@ -115,6 +121,30 @@ class ClientSession:
 
     def _port_counters(self, request: frames.PortCounters, tail: memoryview) -> Answer:
         return Answer(self.backend.port_counters(request.device, request.port_num))
+
+    # --- what happens on the fabric ----------------------------------------------------------
+
+    def _introduction(self, request: Any, tail: memoryview) -> Answer:
+        introduction = self.fabric.parts.introduction()
+        return Answer(str(Trace(Entry(0, event) for event in introduction)))
+
+    def _begin_tap(self, request: Any, tail: memoryview) -> Answer:
+        parts = self.fabric.parts
+        _bound(len(parts.log.listeners), MOST_TAPS, "taps", "tap", Phase.OPEN)
+        if self._tap is not None:
+            raise mcast_error(E.EBUSY, "tap", Phase.OPEN, None, "this process taps the fabric already")
+        self._tap = TapFeed(self._clock)
+        parts.listen(self._tap.note)
+        return Answer(None, descriptor=self._tap.theirs)
+
+    def _end_tap(self, request: Any = None, tail: memoryview | None = None) -> Answer:
+        """Answered with how many packets had no room."""
+        tap, self._tap = self._tap, None
+        if tap is None:
+            return Answer(0)
+        self.fabric.parts.unlisten(tap.note)
+        tap.close()
+        return Answer(tap.lost)
 
     # --- channels and events -----------------------------------------------------------------
 
@@ -362,6 +392,9 @@ _METHODS: dict[str, Callable[[ClientSession, Any, memoryview], Answer | Later | 
     "groups": ClientSession._groups,
     "seed": ClientSession._seed,
     "port_counters": ClientSession._port_counters,
+    "introduction": ClientSession._introduction,
+    "tap": ClientSession._begin_tap,
+    "untap": ClientSession._end_tap,
     "open_channel": ClientSession._open_channel,
     "close_channel": ClientSession._close_channel,
     "get_event": ClientSession._get_event,

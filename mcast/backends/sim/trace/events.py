@@ -341,10 +341,11 @@ class Trace:
     @classmethod
     def load(cls, text: str) -> Trace:
         """The trace in JSON lines. Raises ValueError with the number of the line that is none."""
-        return cls(_parse(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+        return cls(parse(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
 
 
-def _parse(number: int, line: str) -> Entry:
+def parse(number: int, line: str) -> Entry:
+    """The entry in a line of JSON. Raises ValueError with `number`, that of the line, for another text."""
     try:
         fields = json.loads(line)
         t = int(fields.pop("t"))

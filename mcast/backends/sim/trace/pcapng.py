@@ -7,7 +7,7 @@ the reason. Times are virtual, in ns from 1970.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from ipaddress import IPv4Address
 from itertools import islice
@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from mcast.api import LinkLayer
 from mcast.backends.sim.trace.events import (
+    Entry,
     FabricMade,
     IgmpLeave,
     IgmpReport,
@@ -32,6 +33,9 @@ from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac
 from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
 
+MOST_ASKED = 1 << 17
+"""How many requests to the SA are remembered, because an answer may carry the record of its request."""
+
 _MOST_NAMED = 100
 """How many ports a comment names that did not get a message; of further ones it gives the number."""
 
@@ -47,23 +51,35 @@ def write(trace: Trace, file: BinaryIO) -> None:
 
 def packets_of(trace: Trace) -> Iterator[CapturedPacket]:
     """The packets of a trace, in order."""
-    wire = _Wire(trace)
-    for t, event in trace:
-        for port, direction, data, comment in wire.packets(event):
-            yield CapturedPacket(t, port, direction, data, comment)
+    return Packets(trace).of(trace)
 
 
-class _Wire:
-    """Makes packets of events; remembers the ports, the fate of messages, and the requests to the SA."""
+class Packets:
+    """Makes packets of a trace, which may come in pieces; remembers the ports, and the requests to the SA.
 
-    def __init__(self, trace: Trace) -> None:
-        events = [event for _, event in trace]
-        self._ports = {event.port: event for event in events if isinstance(event, PortMade)}
+    `ports`: entries of which this reads the ports.
+    """
+
+    def __init__(self, ports: Iterable[Entry]) -> None:
+        self._ports = {event.port: event for _, event in ports if isinstance(event, PortMade)}
         self._by_gid = {gid: port for port in self._ports.values() for gid in port.gids}
         self._asked: dict[int, McMemberRecord] = {}
-        self._losses = dict(_losses(events))
+        self._losses: dict[int, str] = {}
 
-    def packets(self, event: TraceEvent) -> Iterator[tuple[str, Direction, bytes, str]]:
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """The names of the ports."""
+        return tuple(self._ports)
+
+    def of(self, entries: Iterable[Entry]) -> Iterator[CapturedPacket]:
+        """The packets of a piece of the trace, in order; what is lost is said if the loss is in the piece."""
+        piece = list(entries)
+        self._losses = dict(_losses([event for _, event in piece]))
+        for t, event in piece:
+            for port, direction, data, comment in self._packets(event):
+                yield CapturedPacket(t, port, direction, data, comment)
+
+    def _packets(self, event: TraceEvent) -> Iterator[tuple[str, Direction, bytes, str]]:
         if isinstance(event, Send):
             for index, payload in enumerate(event.payloads):
                 # A device sends nothing of a message larger than its MTU (K-DATA-6).
@@ -75,12 +91,16 @@ class _Wire:
                 yield event.port, Direction.OUT, self._igmp(event, event.group.ipv4), ""
         elif isinstance(event, SaAsked):
             self._asked[event.tid] = event.record
+            if len(self._asked) > MOST_ASKED:
+                del self._asked[next(iter(self._asked))]
             method = SaMethod[event.method]
             data = packets.sa_request(method, event.tid, event.mask, event.record, event.lid)
             yield event.port, Direction.OUT, data, ""
         elif isinstance(event, SaAnswered) and event.status is not None:
             # A refusal carries the record of its request.
-            record = event.record or self._asked[event.tid]
+            record = event.record or self._asked.get(event.tid)
+            if record is None:  # of a request from before the first piece
+                return
             method, status = SaMethod[event.method], SaStatus[event.status]
             data = packets.sa_answer(method, status, event.tid, event.mask, record, event.lid)
             yield event.port, Direction.IN, data, ""

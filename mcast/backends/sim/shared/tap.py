@@ -1,0 +1,193 @@
+"""What happens on a served fabric, as lines of a trace in a pipe: the server's end and a client's.
+
+The server never waits for the reader. What finds no room in the pipe waits in the server, up to a bound;
+beyond it packets are lost and counted, and the next line that has room says how many.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import BinaryIO, NamedTuple, Self
+
+from mcast.api import LinkLayer, McastError
+from mcast.backends.sim.clock import Clock
+from mcast.backends.sim.core.times import NS
+from mcast.backends.sim.trace.events import (
+    Entry,
+    IgmpLeave,
+    IgmpReport,
+    MessagesLost,
+    SaAnswered,
+    SaAsked,
+    Send,
+    Trace,
+    TraceEvent,
+    parse,
+)
+from mcast.backends.sim.trace.pcapng import Packets
+from mcast.pcapng.writer import Writer
+
+SHOWN = (Send, MessagesLost, IgmpReport, IgmpLeave, SaAsked, SaAnswered)
+"""The events that packets are made of."""
+
+MOST_WAITING = 4 << 20
+"""Bytes that wait in the server at most."""
+PIPE = 1 << 20
+"""Bytes that the pipe holds, if the system lets it."""
+AGAIN_NS = NS // 100
+"""How long after a full pipe the server tries again."""
+MISSED = "missed"
+"""The field of a line that says how many packets there was no room for."""
+
+
+class TapFeed:
+    """The server's end; each call is made in the fabric's lock. `theirs` is the reader's end of the pipe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.theirs, self._ours = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            fcntl.fcntl(self._ours, fcntl.F_SETPIPE_SZ, PIPE)
+        except OSError:  # the user has many pipes: this one is as small as they come
+            pass
+        self._waiting = bytearray()
+        self._flushes = False
+        self._unsaid = 0
+        self.lost = 0
+        """Packets for which there was no room."""
+
+    def note(self, now: int, event: TraceEvent) -> None:
+        """Take an event. It leaves once the running call into the fabric is over, with what becomes of it."""
+        if not isinstance(event, SHOWN):
+            return
+        line = b'{"t":%d,%b\n' % (now, event.model_dump_json().encode()[1:])
+        if self._unsaid:
+            line = b'{"%b":%d}\n%b' % (MISSED.encode(), self._unsaid, line)
+        if len(self._waiting) + len(line) > MOST_WAITING:
+            missed = len(event.payloads) if isinstance(event, Send) else not isinstance(event, MessagesLost)
+            self._unsaid += missed
+            self.lost += missed
+            return
+        self._unsaid = 0
+        self._waiting += line
+        self._flush_in(0)
+
+    def _flush_in(self, ns: int) -> None:
+        if not self._flushes:
+            self._flushes = True
+            self._clock.call_later(ns, self._flush)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._ours, self._waiting)]
+        except BlockingIOError:
+            self._flush_in(AGAIN_NS)
+        except OSError:  # nobody reads any more, or it is closed
+            self._waiting.clear()
+
+    def close(self) -> None:
+        """The reader finds the end of the pipe."""
+        self._flush()
+        self._waiting.clear()
+        self._flushes = True  # and so nothing is scheduled any more
+        os.close(self._ours)
+        os.close(self.theirs)
+
+
+class TapPiece(NamedTuple):
+    """What a reader gets in one go: entries of the trace, and how many packets before them were lost."""
+
+    entries: tuple[Entry, ...]
+    missed: int
+
+
+class Tapped:
+    """A client's end: `introduction` has the fabric and its ports, iterating gives what happens, in pieces.
+
+    Iteration waits, and ends when the fabric is served no more. Close it, or use `with`.
+    """
+
+    def __init__(self, introduction: str, descriptor: int, end: Callable[[], int]) -> None:
+        self.introduction = Trace.load(introduction)
+        self._fd, self._end = descriptor, end
+        self._lost = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[TapPiece]:
+        rest, seen, ended = b"", 0, False
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN)
+        while not ended:
+            poller.poll()
+            data, ended = self._read()
+            *lines, rest = (rest + data).split(b"\n")
+            entries, missed = [], 0
+            for number, line in enumerate(lines, seen + 1):
+                if line.startswith(b'{"%b"' % MISSED.encode()):
+                    missed += int(json.loads(line)[MISSED])
+                else:
+                    entries.append(parse(number, line.decode()))
+            seen += len(lines)
+            if entries or missed:
+                yield TapPiece(tuple(entries), missed)
+
+    def _read(self) -> tuple[bytes, bool]:
+        """What there is now, up to a pipe's worth, and whether that is the end."""
+        blocks, room = list[bytes](), PIPE
+        try:
+            while room > 0:
+                block = os.read(self._fd, 1 << 16)
+                if not block:
+                    return b"".join(blocks), True
+                blocks.append(block)
+                room -= len(block)
+        except BlockingIOError:
+            pass
+        return b"".join(blocks), False
+
+    def close(self) -> int:
+        """End the tap; how many packets the server had no room for. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            with suppress(McastError):  # the server has gone, and all that it said was read
+                self._lost = self._end()
+        return self._lost
+
+
+def write_pcapng(
+    tapped: Tapped, file: BinaryIO, link_layer: LinkLayer, made: int, most: int | None = None
+) -> Iterator[int]:
+    """Write packets as they come, at most `most`; yields how many are written, each time the file has all.
+
+    `made`: when the fabric was made, in ns since 1970. A packet before which others were lost says so.
+    """
+    packets = Packets(tapped.introduction)
+    writer = Writer(file, link_layer, packets.ports)
+    written, missed = 0, 0
+    file.flush()
+    for piece in tapped:
+        missed += piece.missed
+        for packet in packets.of(piece.entries):
+            comment = [f"{missed:,} packets before this one were lost: the reader was slow"] * (missed > 0)
+            comment += [packet.comment] * bool(packet.comment)
+            writer.write(packet._replace(t=packet.t + made, comment="\n".join(comment)))
+            written, missed = written + 1, 0
+            if written == most:
+                break
+        file.flush()
+        yield written
+        if written == most:
+            return

@@ -1,0 +1,184 @@
+"""`mcast sim tap`: the packets of a served fabric while it runs, for one reader, fast or slow."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from mcast import Endpoint, open_endpoint
+from mcast.api import LinkLayer, McastError
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.shared import tap
+from mcast.backends.sim.shared.attach import attach
+from mcast.backends.sim.shared.client import SharedBackend
+from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.shared.session import MOST_TAPS
+from mcast.backends.sim.shared.tap import write_pcapng
+from mcast.backends.sim.trace.events import IgmpReport, MessagesLost, SaAsked, Send
+
+from ..commands import Run
+from ..waiting import until
+from .wireshark import Decoded, is_message
+
+GROUP = "239.1.1.1"
+
+
+@pytest.fixture(params=["roce", "infiniband"])
+def server(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FabricServer]:
+    path = tmp_path / "fabric.sock"
+    monkeypatch.setenv("MCAST_SIM", str(path))
+    make = Fabric.roce if request.param == "roce" else Fabric.infiniband
+    with Serving(FabricServer(make(ports=3, clock="wall"), path)) as server:
+        yield server
+
+
+@pytest.fixture
+def onlooker(server: FabricServer) -> Iterator[SharedBackend]:
+    with attach("sim", host="all") as backend:
+        yield backend
+
+
+@pytest.fixture
+def pair(server: FabricServer) -> Iterator[tuple[Endpoint, Endpoint]]:
+    with ExitStack() as stack:
+        yield tuple(  # type: ignore[misc]
+            stack.enter_context(open_endpoint("sim", address)) for address in ("10.0.0.1", "10.0.0.2")
+        )
+
+
+def exchange(onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], *payloads: bytes) -> None:
+    with pair[0].join(GROUP) as here, pair[1].join(GROUP) as there:
+        for payload in payloads:
+            here.send(payload)
+            assert there.recv(10) is not None
+        onlooker.control(["drop", "10.0.0.2"])
+        here.send(b"lostlost")
+        onlooker.control(["mend"])
+
+
+def test_what_happens_comes_while_the_fabric_runs(
+    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint]
+) -> None:
+    with onlooker.tap() as tapped:
+        exchange(onlooker, pair, b"one", b"two")
+        seen = []
+        for piece in tapped:
+            assert piece.missed == 0
+            seen += [event for _, event in piece.entries]
+            if any(isinstance(event, MessagesLost) for event in seen):
+                break
+        sent = [bytes(one) for event in seen if isinstance(event, Send) for one in event.payloads]
+        assert sent[-3:] == [b"one", b"two", b"lostlost"]
+        assert any(isinstance(event, IgmpReport | SaAsked) for event in seen)
+
+
+def test_wireshark_reads_it_and_a_lost_message_says_where_it_was_lost(
+    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], tmp_path: Path
+) -> None:
+    path = tmp_path / "live.pcapng"
+    with onlooker.tap() as tapped, path.open("wb") as file:
+        exchange(onlooker, pair, b"first", b"second")
+        layer = onlooker.fabric.link_layer
+        for _ in write_pcapng(tapped, file, layer, onlooker.epoch):
+            if b"lost at" in path.read_bytes():  # each piece is in the file when the reader has it
+                break
+    decoded = Decoded(path)
+    messages = decoded.rows(is_message, "frame.comment", "frame.time_epoch")
+    assert [row["frame.comment"].startswith("lost at ") for row in messages][-3:] == [False, False, True]
+    assert [path.read_bytes().count(payload) for payload in (b"first", b"second", b"lostlost")] == [1, 1, 1]
+    assert min(float(row["frame.time_epoch"]) for row in messages) > 1.5e9
+
+
+def test_a_reader_that_does_not_read_loses_packets_and_holds_nobody_up(
+    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tap, "MOST_WAITING", 20_000)
+    monkeypatch.setattr(tap, "PIPE", 4096)
+    with onlooker.tap() as tapped, pair[0].sender(GROUP) as sender:
+        for _ in range(10):
+            sender.send_batch([bytes(500)] * 10)
+        messages = missed = 0
+        for piece in tapped:
+            messages += sum(len(event.payloads) for _, event in piece.entries if isinstance(event, Send))
+            missed += piece.missed
+            if missed:
+                break
+            sender.send(b"and on")  # the next packet for which there is room says what was lost
+        assert messages > 0
+        assert tapped.close() >= missed > 0
+
+
+def test_a_packet_after_lost_ones_says_so(tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+    fabric = Fabric.roce(ports=2, trace=True)
+    assert fabric.trace is not None
+    report = '{"t":7,"what":"igmp-report","port":"roce0","source":"10.0.0.1","group":"::ffff:239.1.1.1"}\n'
+    os.write(theirs, ('{"missed":5}\n' + report).encode())
+    os.close(theirs)
+    file = BytesIO()
+    with tap.Tapped(str(fabric.trace), ours, lambda: 5) as tapped:
+        assert list(write_pcapng(tapped, file, LinkLayer.ETHERNET, 0)) == [1]
+        assert tapped.close() == 5
+    assert b"5 packets before this one were lost" in file.getvalue()
+
+
+def test_nothing_of_a_tap_is_left_however_it_ends(server: FabricServer) -> None:
+    parts = server.fabric.parts
+
+    def is_quiet() -> bool:
+        return not parts.log.listeners and not parts.wire.is_told and not parts.log.is_kept
+
+    with attach("sim", host="all") as backend:
+        descriptors = len(list(Path("/proc/self/fd").iterdir()))
+        tapped = backend.tap()
+        assert parts.wire.is_told
+        with pytest.raises(McastError, match="taps the fabric already"):
+            backend.tap()
+        tapped.close()
+        assert is_quiet()
+        assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+        left = backend.tap()
+    until(is_quiet)  # the program has ended
+    assert list(left) == []
+    left.close()
+
+
+def test_taps_are_bounded(server: FabricServer) -> None:
+    with ExitStack() as stack:
+        for _ in range(MOST_TAPS):
+            stack.enter_context(stack.enter_context(attach("sim", host="all")).tap())
+        with (
+            stack.enter_context(attach("sim", host="all")) as another,
+            pytest.raises(McastError, match=f"has {MOST_TAPS} taps at most"),
+        ):
+            another.tap()
+
+
+def test_the_command_writes_a_file_and_says_how_much(
+    server: FabricServer, here: Run, tmp_path: Path, pair: tuple[Endpoint, Endpoint]
+) -> None:
+    def talk() -> None:
+        until(lambda: server.fabric.parts.log.listeners)
+        with pair[0].sender(GROUP) as sender:
+            sender.send_batch([b"hello"] * 20)
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    done = here("sim", "tap", "-w", "live.pcapng", "-C", 10)
+    talking.join()
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "tap: 10 packets written, 0 lost because the reader was slow\n"
+    assert (tmp_path / "live.pcapng").read_bytes().count(b"hello") >= 8
+    done = here("sim", "tap", "-w", "nowhere/live.pcapng")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "mcast: cannot write nowhere/live.pcapng: No such file or directory\n",
+    )
