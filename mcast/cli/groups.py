@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from ipaddress import ip_network
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +11,8 @@ import typer
 from mcast.cli.place import BackendName, Json, refuse_simulated
 from mcast.cli.terminal import Failure, console, group, wrapped
 from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
-from mcast.wire.addresses import McastAddress
+from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of, is_mapped
-
-_NEVER_SNOOPED = ip_network("224.0.0.0/24")
-"""Switches send messages of these groups to every port, and list them nowhere (RFC 4541, 2.1.2)."""
 
 
 def groups(
@@ -118,6 +114,6 @@ def _where(member: GroupMember, info: GroupInfo, snooped: bool) -> str:
     found = ", ".join(where.value for where in _sources(member)) + (", send-only" if member.send_only else "")
     group = info.mgid.ipv4
     lacking = snooped and member.seen_in == {GroupSource.HOST}
-    if lacking and group is not None and group not in _NEVER_SNOOPED:
+    if lacking and group is not None and group not in LOCAL_CONTROL:
         return f"{found}\n[yellow]not in the switch's: gets no message[/]"
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,7 @@ from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
 from mcast.cli.terminal import Failure, console, group
-from mcast.wire.addresses import McastAddress
+from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from mcast.endpoint.meter import Rates, SequenceCounts
     from mcast.endpoint.settings import Settings
     from mcast.endpoint.watching import Look
-
-_LOCAL_CONTROL = ip_network("224.0.0.0/24")
-"""Groups for traffic between routers and hosts, which are not joined unless they are named."""
 
 
 @with_settings
@@ -73,7 +69,7 @@ def top(
 def _groups_here(backend: Backend) -> list[McastAddress]:
     """The IPv4 groups that have a member as far as this host can see, without control traffic."""
     found = (ipv4_group_of(info.mgid) for info in backend.groups().groups)
-    groups = [McastAddress.of(each) for each in found if each is not None and each not in _LOCAL_CONTROL]
+    groups = [McastAddress.of(each) for each in found if each is not None and each not in LOCAL_CONTROL]
     if not groups:
         raise Failure("no group with a member is seen here: name a GROUP, such as 239.1.1.1", 2)
     return groups

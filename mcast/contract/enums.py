@@ -44,6 +44,10 @@ class CompMask(IntFlag):
     JOIN_FLAGS = 2
 
 
+JOIN_MASK = CompMask.ADDRESS | CompMask.JOIN_FLAGS
+"""The one mask that librdmacm takes; rdma_join_multicast gives it itself."""
+
+
 class JoinFlag(IntEnum):
     """rdma_cm_mc_join_flags: what the member does in the group. A join has exactly one of them (JEX-2)."""
 

@@ -16,6 +16,10 @@ class GroupSource(Enum):
     SA = "the SA's table"
 
 
+UNREPORTED = "send-only members: they send no IGMP report, so no table has them"
+"""What each table of an Ethernet port lacks: a sentence of `GroupTable.unseen`."""
+
+
 class GroupMember(NamedTuple):
     """A port that is in a group.
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from mcast.contract.batch import Message
 from mcast.contract.enums import (
+    JOIN_MASK,
     MULTICAST_QPN,
     CmEventType,
     CompMask,
@@ -44,19 +45,18 @@ class JoinAttrEx(_Model):
     for a reserved bit of comp_mask, EINVAL for a missing bit or other join_flags (JEX-1, JEX-2).
     """
 
-    comp_mask: CompMask = CompMask.ADDRESS | CompMask.JOIN_FLAGS
+    comp_mask: CompMask = JOIN_MASK
     join_flags: JoinFlag = JoinFlag.FULLMEMBER
     addr: McastAddress
 
     @field_validator("comp_mask", mode="plain")
     @classmethod
     def _both_fields(cls, value: object) -> CompMask:
-        both = CompMask.ADDRESS | CompMask.JOIN_FLAGS
-        if not isinstance(value, int) or value != both:
+        if not isinstance(value, int) or value != JOIN_MASK:
             raise ValueError(
                 f"{value!r} is not ADDRESS | JOIN_FLAGS (3): both fields are needed, no other exists"
             )
-        return both
+        return JOIN_MASK
 
     @field_validator("join_flags", mode="plain")
     @classmethod

@@ -19,8 +19,7 @@ from mcast.wire.packets import Datagram
 
 _RAW_IP, _SLL, _SLL2, _IPV4, _IPV6, _INFINIBAND = 101, 113, 276, 228, 229, 247
 _VLAN_TAGS = frozenset({0x8100, 0x88A8})
-_ETHER_IPV4, _ETHER_IPV6, _ETHER_ROCE_V1 = 0x0800, 0x86DD, 0x8915
-_UDP, _IBA, _GLOBAL = 17, 0x1B, 3
+_ETHER_ROCE_V1 = 0x8915
 _ERF_MORE = 0x80
 _UD_IMMEDIATE = {0x64: 0, 0x65: 4}
 """Opcode of a UD message -> size of its immediate in bytes."""
@@ -122,7 +121,7 @@ def _sll2(data: bytes) -> _Carrier:
 
 
 def _raw_ip(data: bytes) -> _Carrier:
-    return _network(_ETHER_IPV6 if data[0] >> 4 == 6 else _ETHER_IPV4, data)
+    return _network(packets.ETHER_IPV6 if data[0] >> 4 == 6 else packets.ETHER_IPV4, data)
 
 
 def _erf(data: bytes) -> _Carrier:
@@ -138,7 +137,7 @@ def _erf(data: bytes) -> _Carrier:
 
 def _infiniband(data: bytes) -> _Carrier:
     _, kind, dlid, words, slid = struct.unpack_from(">BBHHH", data)
-    if kind & 3 != _GLOBAL:
+    if kind & 3 != packets.LNH_GLOBAL:
         raise Skipped("without a GRH, so not for a group")
     # The length counts words from the LRH to the ICRC.
     carrier = _grh(_exactly(data, 8, (words & 0x7FF) * 4), b"\xff" * 8)
@@ -149,9 +148,9 @@ def _infiniband(data: bytes) -> _Carrier:
 
 
 def _network(ether_type: int, data: bytes) -> _Carrier:
-    if ether_type == _ETHER_IPV4:
+    if ether_type == packets.ETHER_IPV4:
         return _ipv4(data)
-    if ether_type == _ETHER_IPV6:
+    if ether_type == packets.ETHER_IPV6:
         return _ipv6(data)
     if ether_type == _ETHER_ROCE_V1:
         return _grh(data, None)
@@ -161,7 +160,7 @@ def _network(ether_type: int, data: bytes) -> _Carrier:
 def _ipv4(data: bytes) -> _Carrier:
     first, tos, length, _, fragment, ttl, protocol = struct.unpack_from(">BBHHHBB", data)
     size = (first & 15) * 4
-    if first >> 4 != 4 or protocol != _UDP:
+    if first >> 4 != 4 or protocol != packets.UDP:
         raise Skipped("not RoCE or InfiniBand")
     if fragment & 0x3FFF:
         raise Skipped("an IP fragment")
@@ -174,7 +173,7 @@ def _ipv4(data: bytes) -> _Carrier:
 
 def _ipv6(data: bytes) -> _Carrier:
     first, length, next_header, hops = struct.unpack_from(">IHBB", data)
-    if next_header != _UDP:
+    if next_header != packets.UDP:
         raise Skipped("not RoCE or InfiniBand")
     header = _exactly(data, 0, 40)
     udp, transport = _udp(_exactly(data, 40, 40 + length))
@@ -191,7 +190,7 @@ def _udp(data: bytes) -> tuple[bytes, bytes]:
 
 def _grh(data: bytes, before: bytes | None) -> _Carrier:
     first, length, next_header, hops = struct.unpack_from(">IHBB", data)
-    if next_header != _IBA:
+    if next_header != packets.IBA_NEXT_HEADER:
         raise Skipped("not RoCE or InfiniBand")
     header = _exactly(data, 0, 40)
     transport = _exactly(data, 40, 40 + length)

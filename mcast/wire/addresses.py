@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address
+from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 if TYPE_CHECKING:
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_IB = 0, 1, 2, 10, 27
 """Linux address families as they stand in a sockaddr; AF_IB carries a raw GID."""
+
+LOCAL_CONTROL = ip_network("224.0.0.0/24")
+"""Groups for traffic between the routers and hosts of one link (RFC 5771, 4). Switches send messages of these
+groups to every port, and list them nowhere (RFC 4541, 2.1.2)."""
 
 IPV4_MAPPED = b"\0" * 10 + b"\xff\xff"
 """The first 12 bytes of a RoCEv2 GID that is made from an IPv4 address (K-EVENT-1)."""

@@ -83,6 +83,9 @@ class JoinState(IntFlag):
     SEND_ONLY_FULL = 8
 
 
+RECEIVING = JoinState.FULL | JoinState.NON
+"""The kinds of membership that get the group's messages: a member of either kind is no send-only member."""
+
 JOIN_STATES = tuple(JoinState(bits) for bits in range(16))
 """Every combination of the bits. Making one anew would take ten times as long as looking it up."""
 

@@ -23,9 +23,10 @@ SA_LID = 0xBFFF
 """The LID of the simulated SA: the highest unicast LID, because ports are numbered from the lowest."""
 
 _UD_SEND_ONLY, _UD_SEND_ONLY_IMM = 0x64, 0x65
-_LNH_LOCAL, _LNH_GLOBAL = 2, 3
-_IBA_NEXT_HEADER = 0x1B
-_IPV4, _IPV6, _UDP, _IGMP = 0x0800, 0x86DD, 17, 2
+_LNH_LOCAL, LNH_GLOBAL = 2, 3
+IBA_NEXT_HEADER = 0x1B
+ETHER_IPV4, ETHER_IPV6 = 0x0800, 0x86DD
+UDP, _IGMP = 17, 2
 _DATA_WORDS = 7  # an MCMemberRecord in an answer takes this many times 8 bytes
 _FIRST_UDP_SOURCE = 0xC000
 _VCRC_POLYNOMIAL = 0xD008  # x^16 + x^12 + x^3 + x + 1, lowest bit first
@@ -72,13 +73,13 @@ def roce(message: Datagram, src_mac: bytes, dest_mac: bytes) -> bytes:
     udp = struct.pack(">HHHH", udp_source_port(message.src_qp), ROCE_UDP_PORT, length, 0)
     source, dest = message.source.ipv4, message.dest.ipv4
     if source is not None and dest is not None:
-        ip = _ipv4(source, dest, _UDP, length, message.hop_limit, message.traffic_class)
+        ip = _ipv4(source, dest, UDP, length, message.hop_limit, message.traffic_class)
         masked = mask_ipv4(ip)
-        ether_type = _IPV4
+        ether_type = ETHER_IPV4
     else:
-        ip = _ipv6(message, _UDP, length)
+        ip = _ipv6(message, UDP, length)
         masked = mask_ipv6(ip)
-        ether_type = _IPV6
+        ether_type = ETHER_IPV6
     crc = icrc(b"\xff" * 8 + masked + mask_udp(udp) + mask_bth(transport))
     return ethernet(dest_mac, src_mac, ether_type) + ip + udp + transport + crc
 
@@ -98,7 +99,7 @@ def igmp_report(source: IPv4Address, group: IPv4Address, joined: bool, src_mac: 
     body = unsummed[:2] + _checksum(unsummed) + unsummed[4:]
     router_alert = b"\x94\x04\x00\x00"
     ip = _ipv4(source, IGMP_ROUTERS, _IGMP, len(body), 1, 0xC0, router_alert)
-    return ethernet(group_mac(Gid(IGMP_ROUTERS)), src_mac, _IPV4) + ip + body
+    return ethernet(group_mac(Gid(IGMP_ROUTERS)), src_mac, ETHER_IPV4) + ip + body
 
 
 def _ipv4(
@@ -142,8 +143,8 @@ def _checksum(data: bytes) -> bytes:
 def infiniband(message: Datagram) -> bytes:
     """An InfiniBand packet with a GRH, from LRH to VCRC."""
     transport = _transport(message)
-    grh = _ipv6(message, _IBA_NEXT_HEADER, len(transport) + 4)
-    lrh = _lrh(message, _LNH_GLOBAL, len(grh) + len(transport))
+    grh = _ipv6(message, IBA_NEXT_HEADER, len(transport) + 4)
+    lrh = _lrh(message, LNH_GLOBAL, len(grh) + len(transport))
     crc = icrc(b"\xff" * 8 + mask_ipv6(grh) + mask_bth(transport))
     packet = lrh + grh + transport + crc
     return packet + vcrc(packet)

@@ -1,7 +1,8 @@
 """A rule lives in one place: no table and no function of the package stands in it twice.
 
 A table is the constants of a literal, of an enumeration or of a mask, with pairs either way round. Functions
-are alike if they differ in names and constants alone.
+are alike if they differ in names and constants alone. So are constants with a value that is no chance: a
+sentence, a path, a number that is not round, a union of flags.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ FILES = {
 ENTRIES, STATEMENTS = 4, 5
 """So many in common make a second place."""
 
+NAMING = {"TypeVar", "ParamSpec", "getLogger", "logging.getLogger", "ContextVar"}
+"""Calls whose text is only a name."""
 NO_RULES = {"__slots__", "__all__", "__match_args__"}
 
 
@@ -88,6 +91,28 @@ def functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "".join(ast.dump(Shape().visit(part)) for part in body)
 
 
+def is_telling(value: ast.expr) -> bool:
+    """Whether two constants with this value are one by more than chance."""
+    try:
+        found = ast.literal_eval(value)
+    except ValueError:
+        flags = [one for one in ast.walk(value) if isinstance(one, ast.Attribute) and one.attr.isupper()]
+        texts = [one for one in ast.walk(value) if isinstance(one, ast.Constant) and type(one.value) is str]
+        return len(flags) > 1 or (bool(texts) and ast.unparse(value).partition("(")[0] not in NAMING)
+    if type(found) is int:  # neither a power of ten or two, nor near one
+        return found > 1000 and found % 1000 > 0 and min(found.bit_count(), (found + 1).bit_count()) > 2
+    return type(found) is str and len(found) > 20
+
+
+def constants(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and value of each telling constant of a module."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and (value := node.value) is not None:
+            for one in value.elts if isinstance(value, ast.Tuple) else [value]:
+                if is_telling(one):
+                    yield node.lineno, ast.unparse(one)
+
+
 def twice(files: dict[str, str]) -> list[str]:
     """Each two places that say the same."""
     trees = {name: ast.parse(text) for name, text in files.items()}
@@ -101,7 +126,7 @@ def twice(files: dict[str, str]) -> list[str]:
     ]
     bodies: dict[str, list[str]] = {}
     for name, tree in trees.items():
-        for line, body in functions(tree):
+        for line, body in [*functions(tree), *constants(tree)]:
             bodies.setdefault(body, []).append(f"{name}:{line}")
     return found + [" and ".join(places) + " are alike" for places in bodies.values() if len(places) > 1]
 
@@ -124,9 +149,18 @@ def test_a_second_place_is_found() -> None:
         "kind.py": "class Kind(Enum):\n    D = 4\n    C = 3\n    B = 2\n    A = 1\n    E = 5\n",
         "rule.py": rule,
         "copy.py": copy,
+        "number.py": "PORT = 4791",
+        "again.py": "A, B = 1, 4791",
+        "path.py": "NET = Path('/sys/class/net')",
+        "same.py": "_NET = Path('/sys/class/net')",
+        "flags.py": "BOTH = int(Mask.A | Mask.B)\nLOG = getLogger('a')\nN = 4096\nM = 65535",
+        "both.py": "_BOTH = int(Mask.A | Mask.B)\nlog = getLogger('a')\nn = 4096\nm = 65535",
+        "said.py": "WHY = 'no such device in this host'",
+        "told.py": "WHAT = 'no such device in this host'",
         "slots.py": "__slots__ = ('a', 'b', 'c', 'd')\ndef short(): return short()",
         "other.py": "__slots__ = ('a', 'b', 'c', 'd')\ndef brief(): return brief()\nA = (1, 2, 3)",
     }
     found = [line.partition(" have ")[0].partition(" are ")[0] for line in twice(files)]
     pairs = {("dict", "inverse"), ("mask", "union"), ("enum", "kind"), ("rule", "copy")}
+    pairs |= {("number", "again"), ("path", "same"), ("flags", "both"), ("said", "told")}
     assert set(found) == {f"{one}.py:1 and {other}.py:1" for one, other in pairs}

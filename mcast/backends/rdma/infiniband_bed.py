@@ -24,7 +24,7 @@ from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.ipoib import interfaces_of
 from mcast.backends.rdma.net.netlink import rdma_objects, rdma_objects_since
 from mcast.contract.testbed import Feature, Observer
-from mcast.wire.mcmember import JoinState
+from mcast.wire.mcmember import RECEIVING, JoinState
 
 _SETTLE = 60.0
 """Seconds that the kernel and the SA may take to carry a change through."""
@@ -33,8 +33,6 @@ _SM_KEY = "1"
 _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
 _ATTACHED = Path("/sys/kernel/debug/softib/attached")
 """softib's list of queue pairs in groups: HCA, number, MGID, MLID."""
-_RECEIVING = JoinState.FULL | JoinState.NON
-
 OWN = frozenset({Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
 """What any InfiniBand ports can show without disturbing their fabric."""
 SOFTIB = OWN | {Feature.ROUTES, Feature.ADDRESS_REMOVAL, Feature.ATTACH_TABLE}
@@ -158,7 +156,7 @@ class InfinibandObserver(Observer):
         return frozenset(
             self._by_gid[one.port]
             for one in self._delivered(group)
-            if one.port in self._by_gid and one.state & _RECEIVING
+            if one.port in self._by_gid and one.state & RECEIVING
         )
 
     def takes_from(self, port: IPv4Address, group: Gid) -> bool:

@@ -21,7 +21,6 @@ from mcast.api import (
     Cause,
     CmEvent,
     CmId,
-    CompMask,
     Destination,
     DeviceBytes,
     DeviceInfo,
@@ -57,6 +56,7 @@ from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, 
 from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.contract.batch import CopiedBatch
+from mcast.contract.enums import JOIN_MASK
 from mcast.interrupts import uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 
@@ -74,7 +74,7 @@ INFINIBAND_CAPABILITIES = frozenset(
 
 
 _SQD = QpState.SQD
-_BOTH_FIELDS, _FULL_MEMBER = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS), JoinFlag.FULLMEMBER
+_JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), JoinFlag.FULLMEMBER
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -326,7 +326,7 @@ class SimCmId(CmId):
         addr: McastAddress,
         context: object,
         call: str = "join_multicast",
-        mask: int = _BOTH_FIELDS,
+        mask: int = _JOIN_MASK,
         flags: int = _FULL_MEMBER,
     ) -> None:
         failed = self.core.join(mask, flags, addr, context)

@@ -11,7 +11,7 @@ from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.fabric import Fabric
 from mcast.contract.testbed import Feature, Observer, Testbed
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod
+from mcast.wire.mcmember import RECEIVING, McMask, McMemberRecord, SaMethod
 
 _COMMON = frozenset(
     {
@@ -27,8 +27,6 @@ _COMMON = frozenset(
     }
 )
 
-_RECEIVING = JoinState.FULL | JoinState.NON
-
 
 class SimObserver(Observer):
     """Reads the switches', the SA's and the devices' tables."""
@@ -41,7 +39,7 @@ class SimObserver(Observer):
         if fabric.sa is None:
             return frozenset(_address(fabric, index) for index in fabric.parts.igmp.snooping.get(group, {}))
         known, port_with = fabric.sa.group(group), fabric.parts.topology.port_with
-        receiving = (m.guid for m in (known.members if known else ()) if m.join_state & _RECEIVING)
+        receiving = (m.guid for m in (known.members if known else ()) if m.join_state & RECEIVING)
         return frozenset(_address(fabric, port_with(guid).index) for guid in receiving)
 
     def group_exists(self, group: Gid) -> bool:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from mcast.api import Finding, Level, LinkLayer, PortState
 from mcast.backends.rdma.availability import HURDLES
-from mcast.backends.rdma.doctor.firewall import ROCE_UDP_PORT, dropping_rule
+from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
+from mcast.wire.packets import ROCE_UDP_PORT
 
 SMALL_MTU = 1024
 """An MTU below this wastes an Ethernet frame. An interface with an MTU of 1500 bytes gives this MTU."""

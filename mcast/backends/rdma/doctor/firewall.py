@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-ROCE_UDP_PORT = 4791
+from mcast.wire.packets import ROCE_UDP_PORT
+
 _HOOKS = frozenset({"ingress", "prerouting", "input", "output", "postrouting"})
 _VERDICTS = {"drop": "drop", "reject": "drop", "accept": "accept"}
 _DEPTH = 16

@@ -16,15 +16,14 @@ from mcast.api import DeviceInfo, LinkLayer, PortInfo
 from mcast.backends.rdma import availability
 from mcast.backends.rdma.devices import SYSFS
 from mcast.backends.rdma.net import hostnet
+from mcast.backends.rdma.net.hostnet import NET
 from mcast.backends.rdma.net.igmp_listener import hear_queriers
-from mcast.backends.rdma.net.ipoib import IpoibInterface, interfaces_of
+from mcast.backends.rdma.net.ipoib import IFF_UP, IpoibInterface, interfaces_of
 from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
 from mcast.wire import mad
 
-_NET = Path("/sys/class/net")
 _CONF = Path("/proc/sys/net/ipv4/conf")
 _CGROUPS = Path("/sys/fs/cgroup")
-_IFF_UP = 1
 SA_SECONDS = 1.0
 """How long a port's SA may take to answer."""
 _A_GROUP = "239.255.0.1"
@@ -191,8 +190,8 @@ def _port(
         gid_types={index: _read(attributes / "types" / str(index)) for index in info.gids},
         netdev=netdev,
         netdev_here=not netdev or netdev in {name for _, name in socket.if_nameindex()},
-        netdev_up=bool(_number(_NET / netdev / "flags") & _IFF_UP) if netdev else True,
-        netdev_mtu=_number(_NET / netdev / "mtu") if netdev else 0,
+        netdev_up=bool(_number(NET / netdev / "flags") & IFF_UP) if netdev else True,
+        netdev_mtu=_number(NET / netdev / "mtu") if netdev else 0,
         software="/virtual/" in str((SYSFS / device).resolve()),
         igmp_version=igmp.get(netdev, ""),
         force_igmp_version=max(
@@ -218,14 +217,14 @@ def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
     """The bridge of this host that the interface is, is a port of, or is tied to by a veth pair."""
     if not netdev:
         return None
-    if (_NET / netdev / "bridge").exists():
+    if (NET / netdev / "bridge").exists():
         name = netdev
     else:
-        port = netdev if (_NET / netdev / "brport").exists() else hostnet.bridge_port_of(netdev)
+        port = netdev if (NET / netdev / "brport").exists() else hostnet.bridge_port_of(netdev)
         if port is None:
             return None
-        name = (_NET / port / "brport/bridge").resolve().name
-    sysfs = _NET / name / "bridge"
+        name = (NET / port / "brport/bridge").resolve().name
+    sysfs = NET / name / "bridge"
     details = links.get(name, {}).get("linkinfo", {}).get("info_data", {})
     return Bridge(
         name,

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from mcast.api import DeviceInfo, GroupInfo, GroupMember, GroupSource, GroupTable, LinkLayer, PortState
 from mcast.backends.rdma.devices import netdevs_of
 from mcast.backends.rdma.net import hostnet, netlink
+from mcast.contract.groups import UNREPORTED
 from mcast.wire.addresses import ZERO_GID, Gid
 from mcast.wire.mcmember import JoinState
 
-SEND_ONLY = "send-only members: they send no IGMP report, so no table has them"
 SOCKETS = "who holds a membership: the kernel counts RDMA ids and sockets of a port together"
 NO_BRIDGE = (
     "members on other hosts, and whether the switch knows ours: no bridge of this host carries these ports; "
@@ -75,7 +75,7 @@ def group_table(devices: Iterable[DeviceInfo]) -> GroupTable:
     if ethernet:
         _look_at_igmp(ethernet, table)
         _look_at_bridges(ethernet, table)
-        table.unseen |= dict.fromkeys((SEND_ONLY, SOCKETS))
+        table.unseen |= dict.fromkeys((UNREPORTED, SOCKETS))
     infiniband = [
         (device, port.port_num)
         for device, port in ports

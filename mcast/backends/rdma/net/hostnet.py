@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_NET = Path("/sys/class/net")
+NET = Path("/sys/class/net")
 _IGMP = Path("/proc/net/igmp")
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _ALL_SYSTEMS = IPv4Address("224.0.0.1")
@@ -70,9 +70,9 @@ def addresses() -> dict[str, list[InterfaceAddress]]:
 def bridge_port_of(netdev: str) -> str | None:
     """The other end of a veth, if that is a port of a bridge."""
     try:
-        peer = int((_NET / netdev / "iflink").read_text())
-        names = (path.name for path in _NET.iterdir() if int((path / "ifindex").read_text()) == peer)
-        return next((name for name in names if name != netdev and (_NET / name / "brport").exists()), None)
+        peer = int((NET / netdev / "iflink").read_text())
+        names = (path.name for path in NET.iterdir() if int((path / "ifindex").read_text()) == peer)
+        return next((name for name in names if name != netdev and (NET / name / "brport").exists()), None)
     except OSError:
         return None
 

@@ -11,16 +11,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from mcast.backends.rdma.net.hostnet import NET
 from mcast.wire.addresses import Gid
 
-NET = Path("/sys/class/net")
 ENCAPSULATION = 4
 """Bytes that IPoIB puts in front of a packet: an interface's MTU is the broadcast group's without these."""
 
 _INFINIBAND = "32"
 """ARPHRD_INFINIBAND, as sysfs writes it."""
 _GID_AT, _HARDWARE_BYTES = 4, 20
-_IFF_UP = 1
+IFF_UP = 1
 
 
 class IpoibInterface(NamedTuple):
@@ -48,7 +48,7 @@ def _read(path: Path) -> IpoibInterface:
         path.name,
         _gid_in(_text(path / "broadcast")),
         int(_text(path / "mtu") or 0) + ENCAPSULATION,
-        bool(int(_text(path / "flags") or "0", 0) & _IFF_UP),
+        bool(int(_text(path / "flags") or "0", 0) & IFF_UP),
         _text(path / "carrier") == "1",
     )
 

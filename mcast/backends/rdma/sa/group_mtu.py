@@ -9,12 +9,9 @@ from contextlib import suppress
 
 from mcast.api import MtuSource
 from mcast.backends.rdma.net.ipoib import ENCAPSULATION, IpoibInterface
-from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
+from mcast.backends.rdma.sa.umad import ANSWER_SECONDS, Silent, subnet_administrator
 from mcast.wire.addresses import Gid
 from mcast.wire.units import MTU
-
-ANSWER_SECONDS = 0.25
-"""How many seconds get_event waits for the SA, which has just answered the join."""
 
 
 def mtu_of(

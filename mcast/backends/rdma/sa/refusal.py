@@ -7,7 +7,7 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 
 from mcast.api import PortSpace
-from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
+from mcast.backends.rdma.sa.umad import ANSWER_SECONDS, Silent, SubnetAdministrator, subnet_administrator
 from mcast.errors.cause import Cause
 from mcast.errors.sa_refusal import PortView, found_causes
 from mcast.wire.addresses import Gid, McastAddress
@@ -15,9 +15,6 @@ from mcast.wire.kernel_join import kernel_join
 from mcast.wire.mapping import infiniband_mgid
 from mcast.wire.mcmember import JoinState
 from mcast.wire.units import RATE
-
-ANSWER_SECONDS = 0.25
-"""How many seconds get_event waits for the SA, which has just answered the join."""
 
 
 def find_causes(

@@ -19,6 +19,8 @@ from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import RECORD_SIZE, McMask, McMemberRecord, SaMethod, SaStatus
 
 LIBRARY = "libibumad.so.3"
+ANSWER_SECONDS = 0.25
+"""How many seconds get_event waits for the SA, which has just answered the join."""
 
 _TID = slice(12, 16)
 """The half of the transaction id that a program may choose; the kernel puts its agent's number into the other

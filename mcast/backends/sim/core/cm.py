@@ -18,7 +18,6 @@ from mcast.api import (
     MULTICAST_QPN,
     RDMA_UDP_QKEY,
     CmEventType,
-    CompMask,
     Destination,
     JoinFlag,
     MtuSource,
@@ -33,6 +32,7 @@ from mcast.backends.sim.core.port import Interface, Port
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa_client import SaMember
 from mcast.backends.sim.trace.events import EventQueued, JoinAccepted, Leave
+from mcast.contract.enums import JOIN_MASK
 from mcast.errors.cause import ENOTSUPP, Cause
 from mcast.errors.causes import causes_of_status
 from mcast.errors.sa_refusal import PortView, found_causes
@@ -56,7 +56,7 @@ _CONNECTED_TYPES = {QpType.RC, QpType.UC}
 # Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _SEND_ONLY_FLAG, _FLAGS = int(JoinFlag.SENDONLY_FULLMEMBER), tuple(map(int, JoinFlag))
-_BOTH_FIELDS = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS)
+_JOIN_MASK = int(JOIN_MASK)
 _JOINED, _ERROR, _RESOLVED = (
     CmEventType.MULTICAST_JOIN,
     CmEventType.MULTICAST_ERROR,
@@ -470,9 +470,9 @@ class CmaId:
 
 def _refused_by_library(mask: int, flags: int, address: object) -> int:
     """The checks that librdmacm makes itself, in its order."""
-    if mask & ~_BOTH_FIELDS:
+    if mask & ~_JOIN_MASK:
         return errno.EOPNOTSUPP
-    if mask != _BOTH_FIELDS:
+    if mask != _JOIN_MASK:
         return errno.EINVAL
     if not isinstance(address, McastAddress):
         return errno.EINVAL

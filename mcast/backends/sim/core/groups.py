@@ -7,11 +7,10 @@ from collections import defaultdict
 from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.backends.sim.core.fabric import Parts
 from mcast.backends.sim.core.port import Port
+from mcast.contract.groups import UNREPORTED
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import JoinState
+from mcast.wire.mcmember import RECEIVING
 
-_RECEIVES = JoinState.FULL | JoinState.NON
-_SEND_ONLY = "send-only members: they send no IGMP report, so no table has them"
 _ELSEWHERE = "members on other hosts: switches know them by IGMP, a host does not"
 _UNTRUSTED = "members on other hosts: the SA names them only to programs that have its SM_Key"
 
@@ -28,7 +27,7 @@ def group_table(fabric: Parts, hosts: frozenset[int]) -> GroupTable:
         GroupInfo(mgid, tuple(member for _, member in sorted(members.items())), mlids.get(mgid, 0))
         for mgid, members in sorted(seen.items())
     )
-    never, elsewhere = ((_SEND_ONLY,), _ELSEWHERE) if fabric.subnet is None else ((), _UNTRUSTED)
+    never, elsewhere = ((UNREPORTED,), _ELSEWHERE) if fabric.subnet is None else ((), _UNTRUSTED)
     return GroupTable(tuple(groups), never if everywhere else (*never, elsewhere))
 
 
@@ -47,13 +46,13 @@ def _look_at_sa(fabric: Parts, ports: list[Port], everywhere: bool, seen: SeenMe
     assert fabric.subnet is not None
     for port in ports:
         for mgid, held in fabric.subnet.clients[port.index].memberships.items():
-            _note(seen[mgid], port, GroupSource.HOST, send_only=not held & _RECEIVES)
+            _note(seen[mgid], port, GroupSource.HOST, send_only=not held & RECEIVING)
     mlids = {Gid(group.mgid): group.mlid for group in fabric.subnet.sa.groups}
     for group in fabric.subnet.sa.groups:
         members = seen[Gid(group.mgid)]
         for member in group.members if everywhere else ():
             port = fabric.topology.port_with(member.guid)
-            _note(members, port, GroupSource.SA, send_only=not member.join_state & _RECEIVES)
+            _note(members, port, GroupSource.SA, send_only=not member.join_state & RECEIVING)
     return mlids
 
 

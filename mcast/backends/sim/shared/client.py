@@ -28,7 +28,6 @@ from mcast.api import (
     CmEvent,
     CmEventType,
     CmId,
-    CompMask,
     Destination,
     DeviceBytes,
     DeviceInfo,
@@ -63,12 +62,13 @@ from mcast.backends.sim.shared.connection import ENDED, Connection, Gone, Reply,
 from mcast.backends.sim.shared.tap import Tapped
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
+from mcast.contract.enums import JOIN_MASK
 from mcast.interrupts import Lock, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
 
-_BOTH_FIELDS, _FULL_MEMBER = int(CompMask.ADDRESS | CompMask.JOIN_FLAGS), int(JoinFlag.FULLMEMBER)
+_JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), int(JoinFlag.FULLMEMBER)
 _PATIENCE_ANEW = 5.0
 """Seconds that an attempt to attach again waits for an answer: there will be another attempt."""
 
@@ -519,7 +519,7 @@ class SharedCmId(_Remote, CmId):
         addr: McastAddress,
         context: object,
         call: str = "join_multicast",
-        mask: int = _BOTH_FIELDS,
+        mask: int = _JOIN_MASK,
         flags: int = _FULL_MEMBER,
     ) -> None:
         number = next(self._numbers)
