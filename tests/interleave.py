@@ -113,8 +113,8 @@ def interrupted_everywhere(call: Callable[[], object], check: Callable[[bool], N
 class Reentered(Lines):
     """`action` is called when the `at`-th line begins: there, as a finalizer is, or by a signal's handler."""
 
-    def __init__(self, at: int, action: Callable[[], object], signalled: bool) -> None:
-        super().__init__()
+    def __init__(self, at: int, action: Callable[[], object], signalled: bool, part: str = "") -> None:
+        super().__init__(lambda name: name.startswith(part))
         self._at, self._action, self._signalled = at, action, signalled
 
     def __enter__(self) -> Reentered:

@@ -27,6 +27,7 @@ from ..calls import (
     Outcomes,
     calls_on_an_endpoint,
     calls_on_an_id,
+    may_matter,
 )
 from ..interleave import BOUND, EVERY, ROOT, interleaved
 from ..networks import KINDS, SHARED, Network, SharedNetwork
@@ -57,6 +58,8 @@ def race(
     assert all(Path(ROOT, name).is_file() for name in stops)
     for number, second in enumerate(allowed):
         if network.is_infiniband and EVERY > 1 and not {first, second} <= SA_MATTERS:
+            continue
+        if not may_matter(first, second):
             continue
         every = EVERY * (3 if shared and EVERY > 1 else 1)
         at, stopped = 1 + number % every, True
