@@ -18,6 +18,7 @@ from mcast import open_endpoint
 from mcast.api import AddressNotAvailable, Backend, Closed, McastError
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.sim.backend import SimBackend
+from mcast.backends.sim.shared.client import SharedBackend
 from mcast.interrupts import WITHIN, Lock, is_held, later
 
 from ..calls import (
@@ -267,5 +268,7 @@ def lock_of(backend: Backend) -> Lock:
     """What the provider holds while a channel of the backend changes."""
     if isinstance(backend, SimBackend):
         return backend._clock.mutex
+    if isinstance(backend, SharedBackend):
+        return backend.lock
     assert isinstance(backend, RdmaBackend)
     return backend._channels[0].lock

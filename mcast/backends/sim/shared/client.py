@@ -151,18 +151,19 @@ class SharedBackend(Backend):
         return found
 
     def event_channel(self) -> EventChannel:
-        self._require_open("event_channel", Phase.OPEN)
         self._connection.require_process("event_channel", Phase.OPEN)
-        with uninterrupted(self.lock):
+        with uninterrupted(self.lock):  # a close beside it comes before or after
+            self._require_open("event_channel", Phase.OPEN)
             channel = SharedEventChannel(self)
             self._channels[channel] = None
         return channel
 
     def _close(self) -> None:
         with uninterrupted():
-            if self._closed:
-                return
-            self._closed = True
+            with self.lock:
+                if self._closed:
+                    return
+                self._closed = True
             for channel in list(self._channels):
                 channel._close()
             self._connection.close()
@@ -475,6 +476,7 @@ class SharedCmId(_Remote, CmId):
         """The id is bound; if the server has ended meanwhile, nothing would tell of the device's removal."""
         with uninterrupted(self._backend.lock):
             if self._connection.lost:
+                self._require_open(call, phase)
                 raise mcast_error(self._gone(call), call, phase, None, self._connection.why)
             self._place = place
 
