@@ -4,8 +4,11 @@ fixtures  mcast_fabric      the test's fabric, a `mcast.backends.sim.Fabric`; du
           application's
                             `open_endpoint("sim", …)` and `open_backend("sim")` lead to it
           mcast_endpoints   opens endpoints on the fabric, each on a port of its own (McastEndpoints)
-marks     mcast(fabric="roce", seed=…, faults=[…], allow_leaks=False, **options)
-                            the fabric: its link layer, or several to run the test on each; its seed and
+          mcast_environment
+                            the environment for subprocesses, where the fabric is shared
+marks     mcast(fabric="roce", shared=False, seed=…, faults=[…], allow_leaks=False, **options)
+                            the fabric: its link layer, or several to run the test on each; whether it is
+                            shared with subprocesses, of which nothing is left after the test; its seed and
                             faults; and
                             the options of `Fabric.roce` or `.infiniband` (ports, hosts, switches, clock, …)
           mcast_faults(kind, **fields)     a fault by the name that it has in a scenario
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from mcast.backends.sim import Fabric as McastFabric
     from mcast.backends.sim.census import Census, Leftover
     from mcast.endpoint.blocking import Endpoint
+    from mcast.testing.shared import SharedRun
     from mcast.wire.addresses import LocalAddress
 
 # No other module of mcast is imported before a test needs it, because pytest loads this one in every run.
@@ -101,7 +105,7 @@ def _seed(text: str) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
-        "mcast(fabric, seed, faults, allow_leaks, **options): the simulated fabric of the test",
+        "mcast(fabric, shared, seed, faults, allow_leaks, **options): the simulated fabric of the test",
         "mcast_faults(kind, **fields) or (which, verdict): a fault on the fabric of the test",
     ):
         config.addinivalue_line("markers", line)
@@ -127,6 +131,7 @@ class _Plan:
     """What the marks say of a test's fabric. `seed` None: the seed follows from the run's."""
 
     layers: Sequence[str]
+    shared: bool = False
     seed: int | None = None
     faults: Sequence[object] = ()
     allow_leaks: bool = False
@@ -153,7 +158,8 @@ def _plan(node: pytest.Item | pytest.Function) -> _Plan:
             raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
     said.pop("faults", None)
     seed, allow_leaks = said.pop("seed", None), said.pop("allow_leaks", False)
-    return _Plan(layers, seed, faults, allow_leaks, said)
+    shared = said.pop("shared", False)
+    return _Plan(layers, shared, seed, faults, allow_leaks, said)
 
 
 def _fault_of_mark(mark: pytest.Mark) -> object:
@@ -200,16 +206,37 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
         raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
     run = item.stash[_RUN] = _Run(layer, _seed_of(item) if plan.seed is None else plan.seed)
     item.user_properties.append(("mcast_seed", run.seed))
-    fabric = _make(layer, run.seed, {"clock": _clock_of(item), **plan.options})
-    census = Census(fabric, _TRACE_DEPTH if request.config.getoption("mcast_traces") else 1)
-    try:
-        with _planted(fabric, layer, plan.faults), _reachable(fabric, layer):
+    if plan.shared and plan.options.get("clock", "wall") != "wall":
+        raise _failure("mcast(shared=True): processes share real time: leave out clock")
+    clock = "wall" if plan.shared else _clock_of(item)
+    fabric = _make(layer, run.seed, {"clock": clock, **plan.options})
+    depth = _TRACE_DEPTH if request.config.getoption("mcast_traces") else 1
+    keeps_leaks, directory = plan.allow_leaks, Path(request.config.invocation_params.dir)
+    if plan.shared:
+        with _planted(fabric, layer, plan.faults), _served(fabric, layer, depth) as shared:
             yield fabric
-        if not (plan.allow_leaks or run.failed):
-            _report_leaks(census, Path(request.config.invocation_params.dir))
+            if not (keeps_leaks or run.failed):
+                _fail_for(shared.leftovers(), directory)
+        return
+    census = Census(fabric, depth)
+    try:
+        with _planted(fabric, layer, plan.faults), _reachable(layer, partial(_open, fabric)):
+            yield fabric
+        if not (keeps_leaks or run.failed):
+            _report_leaks(census, directory)
     finally:
         census.close()
         fabric.close()
+
+
+@pytest.fixture
+def mcast_environment(mcast_fabric: McastFabric) -> dict[str, str]:
+    """The environment for the subprocesses of a test with a shared fabric: MCAST_SIM leads them there."""
+    from mcast.backends.sim.shared.attach import VARIABLE
+
+    if not os.environ.get(VARIABLE):
+        raise _failure("the fabric is in this process alone: mark the test @pytest.mark.mcast(shared=True)")
+    return dict(os.environ)
 
 
 @pytest.fixture
@@ -338,17 +365,29 @@ def _planted(fabric: McastFabric, layer: str, faults: Sequence[Any]) -> Iterator
 
 
 @contextmanager
-def _reachable(fabric: McastFabric, layer: str) -> Iterator[None]:
-    """Inside the `with`, the names of this kind of fabric lead to this one, and those of the other kind to an
-    error."""
+def _reachable(layer: str, open_it: Callable[..., Backend], shared: str = "") -> Iterator[None]:
+    """Inside the `with`, the names of this kind of fabric lead to the test's, and those of the other kind to
+    an error. `shared` says in words which fabric other processes are on, too."""
     from mcast.contract.registry import override, provider
 
     with ExitStack() as stack:
         for kind, names in _NAMES.items():
-            open_it = partial(_open, fabric) if kind == layer else partial(_open_other, kind, layer)
+            opens = open_it if kind == layer else partial(_open_other, kind, layer)
             for name in names if kind == layer else names[1:]:
-                stack.enter_context(override(name, provider(name)._replace(open=open_it)))
+                stand_in = provider(name)._replace(open=opens, shared=lambda: shared)
+                stack.enter_context(override(name, stand_in))
         yield
+
+
+@contextmanager
+def _served(fabric: McastFabric, layer: str, depth: int) -> Iterator[SharedRun]:
+    from mcast.testing.shared import served
+
+    with (
+        served(fabric, depth, logger.info) as shared,
+        _reachable(layer, partial(shared.open, _NAMES[layer][1]), f"the test's fabric at {shared.path}"),
+    ):
+        yield shared
 
 
 def _open(fabric: McastFabric, **options: object) -> Backend:
@@ -376,7 +415,10 @@ def _open_other(kind: str, layer: str, **options: object) -> NoReturn:
 def _report_leaks(census: Census, directory: Path) -> None:
     if census.leases():
         gc.collect()  # a reference cycle, such as a caught error and its frames, may hold an unused batch
-    found = [*census.leases(), *census.leftovers()]
+    _fail_for([*census.leases(), *census.leftovers()], directory)
+
+
+def _fail_for(found: Sequence[Leftover], directory: Path) -> None:
     if found:
         lines = [line for leftover in found for line in _leftover_lines(leftover, directory)]
         hint = (

@@ -35,7 +35,7 @@ FLOORS = (
 FRONT = {"__init__": "", "aio": "", "api": "contract", "__main__": "cli", "backends/__init__": "wire"}
 """The files that lie in no room, and the room that each belongs to."""
 
-MAY_NAME = dict.fromkeys(("cli/sim", "cli/served", "testing/plugin"), "backends/sim")
+MAY_NAME = dict.fromkeys(("cli/sim", "cli/served", "testing/plugin", "testing/shared"), "backends/sim")
 """Above the contract a provider is known by its name alone, but where it is the very subject of a file."""
 
 FOLDERS = sorted(

@@ -565,3 +565,78 @@ def test_other():
     with pytest.raises(ImportError):
         from mcast.testing.plugin import McastNothing
 """).assert_outcomes(passed=2)
+
+
+# --- several processes ------------------------------------------------------------------------------
+
+PROGRAM = (
+    """
+LISTENER = """
+    + '"""'
+    + """
+import sys, mcast
+with mcast.open_endpoint("sim") as endpoint, endpoint.join("239.1.1.1") as group:
+    print("joined", flush=True)
+    print(bytes(group.recv(60).payload).decode(), flush=True)
+    sys.stdin.read()
+"""
+    + '"""'
+    + """
+import subprocess, sys
+
+def listener(**more):
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", LISTENER], stdin=pipe, stdout=pipe, text=True, **more)
+    assert process.stdout.readline() == "joined\\n"
+    return process
+"""
+)
+
+
+def test_a_shared_fabric_is_that_of_subprocesses_and_each_process_left_is_named_and_killed(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MCAST_SIM", raising=False)
+    result = suite(
+        PROGRAM
+        + """
+LEFT = []
+
+@pytest.mark.mcast(shared=True, ports=3)
+def test_heard(mcast_fabric, mcast_environment, mcast_endpoints):
+    with listener(env=mcast_environment) as process:
+        (endpoint,) = mcast_endpoints(1)
+        assert str(endpoint.address) == "10.0.0.1"
+        with open_endpoint("sim-roce", "10.0.0.3") as other, other.join(GROUP) as group:
+            group.ready(members=1, timeout=60)
+            group.send(b"over there")
+            assert process.communicate()[0] == "over there\\n"
+    LEFT.append(mcast_environment["MCAST_SIM"])
+
+@pytest.mark.mcast(shared=True)
+def test_left(mcast_fabric):
+    LEFT.append(listener())
+    open_endpoint("sim")
+
+def test_gone(mcast_fabric):
+    import os
+    path, process = LEFT
+    assert process.wait(60) == -9
+    process.stdin.close(), process.stdout.close()
+    assert not os.path.exists(os.path.dirname(path))
+    assert "MCAST_SIM" not in os.environ
+
+def test_alone(mcast_environment):
+    pass
+
+@pytest.mark.mcast(shared=True, clock="virtual")
+def test_clock(mcast_fabric):
+    pass
+"""
+    )
+    text = output(result)
+    result.assert_outcomes(passed=3, errors=3)
+    assert re.search(r"process \d+ \(python\), attached as host 0", text)
+    assert "backend sim-roce on the shared fabric\n    opened at test_it.py:" in text
+    assert "mark the test @pytest.mark.mcast(shared=True)" in text
+    assert "processes share real time: leave out clock" in text

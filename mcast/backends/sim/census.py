@@ -38,7 +38,7 @@ class Census:
         fabric.watch = self._note
 
     def _note(self, thing: object, qp: object = None) -> None:
-        place = tuple(_frames(sys._getframe(1), self._depth))
+        place = opened_at(self._depth)
         if isinstance(thing, Batch) and isinstance(qp, SimQueuePair):
             self._batches[thing] = (qp, place)
         elif isinstance(thing, SimBackend | SimEventChannel | SimCmId | SimQueuePair):
@@ -61,6 +61,11 @@ class Census:
         for thing in list(self._opened):
             if isinstance(thing, SimBackend):
                 thing.close()
+
+
+def opened_at(depth: int) -> OpenedAt:
+    """The innermost `depth` frames of the program that is calling."""
+    return tuple(_frames(sys._getframe(1), depth))
 
 
 def _words(thing: SimBackend | SimEventChannel | SimCmId | SimQueuePair) -> str:

@@ -299,7 +299,8 @@ def _program(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return "a process"
-    names = [Path(word.decode(errors="replace")).name for word in words[:3]]
+    words = words[: words.index(b"-c") if b"-c" in words[:3] else 3]  # what follows -c is source
+    names = [Path(word.decode(errors="replace")).name for word in words]
     plain = [name for name in names if name and not name.startswith(("python", "-"))]
     return "".join(c if c.isprintable() else "?" for c in " ".join(plain[:2]) or "python")[:40]
 

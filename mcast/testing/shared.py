@@ -1,0 +1,89 @@
+"""A test's fabric for several processes: served while the test runs, and nothing of it is left at its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mcast.api import Backend
+from mcast.backends.sim.census import Leftover, OpenedAt, opened_at
+from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.shared.attach import VARIABLE, attach
+from mcast.backends.sim.shared.frames import Guest
+from mcast.backends.sim.shared.server import FabricServer, Serving
+
+
+class SharedRun:
+    """The served fabric of one test: where it is, and what this process has opened there."""
+
+    def __init__(self, path: Path, depth: int) -> None:
+        self.path, self._depth = path, depth
+        self._opened: list[tuple[Backend, OpenedAt]] = []
+
+    def open(self, name: str, **options: object) -> Backend:
+        """Attach this process, which is noted; options of a fabric of one's own are passed over."""
+        where = {key: value for key, value in options.items() if key in ("host", "bind")}
+        backend = attach(name, socket=self.path, **where)  # type: ignore[arg-type]  # `attach` looks
+        self._opened.append((backend, opened_at(self._depth)))
+        return backend
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """What this process has not closed, and the other processes that still run."""
+        own = [
+            Leftover(place, f"backend {backend.name} on the shared fabric")
+            for backend, place in self._opened
+            if not backend.closed
+        ]
+        others = [
+            Leftover((), f"process {guest.pid} ({guest.program}), attached as host {guest.hosts}")
+            for guest in self._others()
+        ]
+        return (*own, *others)
+
+    def close(self) -> None:
+        """Close what this process has open, and kill the other processes."""
+        for backend, _ in self._opened:
+            backend.close()
+        for guest in self._others():
+            try:
+                os.kill(guest.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def _others(self) -> list[Guest]:
+        """The other processes that are attached and alive; one of another PID namespace has no number."""
+        with attach("sim", socket=self.path, host="all") as looking:
+            guests = {guest.pid: guest for guest in looking.guests()}
+        return [guest for pid, guest in guests.items() if pid > 0 and pid != os.getpid() and _is_alive(pid)]
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process runs: one that has ended may be attached until the server looks."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+@contextmanager
+def served(fabric: Fabric, depth: int, say: Callable[[str], None]) -> Iterator[SharedRun]:
+    """Inside the `with` the fabric is served, and MCAST_SIM names it to this process and its children."""
+    before = os.environ.get(VARIABLE)
+    with TemporaryDirectory(prefix="mcast-") as directory, ExitStack() as stack:
+        path = Path(directory) / "fabric.sock"
+        stack.enter_context(Serving(FabricServer(fabric, path, say=say)))
+        run = SharedRun(path, depth)
+        stack.callback(run.close)
+        os.environ[VARIABLE] = str(path)
+        try:
+            yield run
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
