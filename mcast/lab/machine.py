@@ -94,8 +94,9 @@ class LabMachine:
     Port i has the addresses 10.77.0.i/24 and fd77::i/64. The guest sees this host's files; what it writes is
     gone with it, except in the directories of `share`.
 
-    `kernel` is what `kernels.find` takes; `memory` is in MiB; `boot_timeout` in seconds. `accel` "auto" takes
-    KVM where a kernel really starts under it. Values out of range raise LabUnavailableError at once.
+    `kernel` is what `kernels.find` takes; `memory` is in MiB, of which 64 HCAs need 1664; `boot_timeout` in
+    seconds. `accel` "auto" takes KVM where a kernel really starts under it. Values out of range raise
+    LabUnavailableError at once.
 
     An emulated guest takes seconds to boot. So it is kept in the user's cache when its fabric stands, and the
     next run of the same machine, kernel, QEMU and mcast resumes it there, with the clock set and other random
@@ -129,6 +130,12 @@ class LabMachine:
             )
         if not 1 <= self.ports <= MAX_PORTS:
             raise LabUnavailableError(f"{self.ports} ports asked for: the lab makes 1 to {MAX_PORTS}")
+        needed = driver.memory(self.ports) if self.fabric == "infiniband" else 0
+        if self.memory < needed:
+            raise LabUnavailableError(
+                f"{self.memory} MiB of memory for {self.ports} ports: on infiniband these take {needed} MiB; "
+                f"give the guest so much (--memory {needed})"
+            )
         for path in self.share:
             if not path.is_dir():
                 raise LabUnavailableError(f"{path} cannot be shared: it is not a directory; make it first")

@@ -103,6 +103,8 @@ def test_a_kernel_without_rdmavt_gets_one_sentence(tmp_path: Path) -> None:
         ({"ports": 65}, "65 ports asked for: the lab makes 1 to 64"),
         ({"switches": 0}, "0 switches asked for: on infiniband the lab makes 1 to 16"),
         ({"switches": 17, "ports": 64}, "17 switches asked for: on infiniband the lab makes 1 to 16"),
+        ({"ports": 64}, "1024 MiB of memory for 64 ports: .* take 1664 MiB; .*--memory 1664"),
+        ({"ports": 4, "memory": 300}, "300 MiB of memory for 4 ports: .* take 344 MiB"),
         ({"switches": 6, "ports": 4}, "6 switches for 4 ports: a leaf would have none"),
         ({"fabric": "roce", "switches": 2}, "2 switches asked for: on roce the lab makes 1 bridge"),
         ({"fabric": "ethernet"}, "no fabric ethernet: there are roce and infiniband"),
