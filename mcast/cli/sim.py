@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from contextlib import ExitStack, suppress
 from io import BytesIO
 from pathlib import Path
@@ -118,6 +119,11 @@ def serve(
     from mcast.backends.sim.shared.server import FabricServer
 
     about, seed, faults = _described(fabric_file, scenario, fabric, ports)
+    if group and socket is None:
+        raise Failure("--group needs --socket PATH: nobody else may look into the user's own place", 2)
+    # Each channel and queue pair of each client has descriptors here.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         path = make_place(default_socket()) if socket is None else socket.absolute()
     except OSError as error:

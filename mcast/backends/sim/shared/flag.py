@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+DESCRIPTORS = 2
+"""Of a flag, in the server."""
+
 
 class Flag:
     """The two ends of a pair of sockets; a byte lies in the client's while `look` says so.

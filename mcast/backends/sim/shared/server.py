@@ -7,12 +7,12 @@ what it does not read in time, too; nobody else notices.
 from __future__ import annotations
 
 import errno as E
+import fcntl
 import logging
 import os
 import selectors
 import socket
-import stat
-import struct
+import termios
 import threading
 import time
 from array import array
@@ -25,6 +25,7 @@ from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.control import Control
+from mcast.backends.sim.shared.door import Door, credentials
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
 
 logger = logging.getLogger("mcast")
@@ -33,10 +34,11 @@ MOST_CLIENTS = 512
 BURST = 16
 """Frames of one client that are read before the others have their turn."""
 
-MOST_GROUPS_OF_USER = 1024
-_CREDENTIALS = struct.Struct("iII")
-_SO_PEERGROUPS = 59
-"""The further groups of a peer's user; `socket` has no name for the option."""
+MOST_UNREAD = 16
+"""Descriptors on their way to one client: the kernel counts them as the server's."""
+
+_GONE = {E.EPIPE: "", E.ECONNRESET: "", E.EAGAIN: "it does not read"}
+"""Why the session of a client ends whose answer could not be sent."""
 
 
 class Client:
@@ -47,6 +49,17 @@ class Client:
         self.session: ClientSession | None = None
         self.sees_all = False
         """Whether it looks at every host, and so takes none."""
+        self._passed = 0
+
+    def pass_descriptor(self) -> None:
+        """One more is about to be sent. Raises BlockingIOError for a client that leaves too many unread."""
+        self._passed += 1
+        if self._passed > MOST_UNREAD:
+            unread = array("i", [0])
+            fcntl.ioctl(self.socket, termios.TIOCOUTQ, unread)
+            if unread[0]:
+                raise BlockingIOError(E.EAGAIN, "it does not read")
+            self._passed = 1
 
 
 class FabricServer:
@@ -63,16 +76,15 @@ class FabricServer:
         group: int | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.fabric, self.path, self._group, self._say = fabric, path, group, say
+        self.fabric, self.path, self._say = fabric, path, say
         self.name = "sim-roce" if fabric.sa is None else "sim-ib"
         self.control = Control(fabric, say)
         self.clients: dict[socket.socket, Client] = {}
         self._buffer = bytearray(frames.MOST_FRAME)
+        self._door = Door(path, group)
         self._selector = selectors.DefaultSelector()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._listener = _listen(path, group)
-        self._made = os.lstat(path)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._door, selectors.EVENT_READ)
         self._selector.register(self._stop, selectors.EVENT_READ)
 
     # --- the loop ----------------------------------------------------------------------------
@@ -82,7 +94,7 @@ class FabricServer:
         serves = True
         while serves:
             for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
+                if key.fileobj is self._door:
                     self._accept()
                 elif key.fileobj == self._stop:
                     serves = False
@@ -99,36 +111,26 @@ class FabricServer:
         for client in list(self.clients.values()):
             self._end(client, "")
         self._selector.close()
-        self._listener.close()
+        self._door.close()
         os.close(self._stop)
-        try:  # somebody else may serve there by now
-            if os.path.samestat(self._made, os.lstat(self.path)):
-                self.path.unlink()
-        except FileNotFoundError:
-            pass
 
     # --- clients -----------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        connection = self._door.accept()
+        if connection is None:
+            return
         try:
-            connection, _ = self._listener.accept()
-        except OSError as error:  # gone again, or no descriptor is left
+            if len(self.clients) >= MOST_CLIENTS:
+                raise OSError(E.EUSERS, f"{MOST_CLIENTS} clients are there")
+            pid = credentials(connection)[0]
+            client = Client(connection, pid, _program(pid))
+            self._selector.register(connection, selectors.EVENT_READ, client)
+        except OSError as error:
             logger.warning("nobody attached: %s", error)
-            return
-        if len(self.clients) >= MOST_CLIENTS or not self._may(connection):
             connection.close()
-            return
-        pid = _credentials(connection)[0]
-        client = self.clients[connection] = Client(connection, pid, _program(pid))
-        self._selector.register(connection, selectors.EVENT_READ, client)
-
-    def _may(self, connection: socket.socket) -> bool:
-        """The mode of the socket says the same, until somebody changes it."""
-        uid, gid = _credentials(connection)[1:]
-        if uid in (0, os.geteuid()):
-            return True
-        others = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * MOST_GROUPS_OF_USER)
-        return self._group in {gid, *struct.unpack(f"{len(others) // 4}I", others)}
+        else:
+            self.clients[connection] = client
 
     def _read(self, client: Client) -> None:
         for _ in range(BURST):
@@ -162,7 +164,7 @@ class FabricServer:
         except ValueError as error:  # of pydantic, too: no client of this package sends that
             self._end(client, str(error).partition("\n")[0])
         except OSError as error:  # it does not read, or it has gone
-            self._end(client, "" if error.errno == E.EPIPE else "it does not read")
+            self._end(client, _GONE.get(error.errno or 0, f"{error.strerror}"))
         except Exception as error:  # an error in the server: the others go on
             logger.exception("a request of process %s failed", client.pid)
             self._end(client, f"an error of the server: {error}")
@@ -191,6 +193,8 @@ class FabricServer:
         frame = frames.pack(text, answer.tail, kind, number)
         descriptors = [] if answer.descriptor is None else [answer.descriptor]
         kept = None
+        if descriptors or len(frame) > frames.MOST_FRAME:
+            client.pass_descriptor()
         if len(frame) > frames.MOST_FRAME:
             kept = os.memfd_create("mcast-answer")
             with open(kept, "wb", closefd=False) as file:
@@ -209,7 +213,9 @@ class FabricServer:
         self._selector.unregister(client.socket)
         session, client.session = client.session, None
         if session is not None:
-            session.close()
+            with self.fabric.clock:  # in which the clock's thread may be about to answer
+                session.close()
+                client.socket.close()
             self._say(f"left: {client.program} ({client.pid}){f': {why}' if why else ''}")
         elif why:
             self._say(f"refused: {client.program} ({client.pid}): {why}")
@@ -282,13 +288,6 @@ class FabricServer:
         )
 
 
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the peer, as they were when it connected."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(found)
-    return pid, uid, gid
-
-
 def _named(hosts: frozenset[int], topology: Topology) -> str:
     return "all" if hosts == topology.hosts and len(hosts) > 1 else ", ".join(map(str, sorted(hosts)))
 
@@ -303,43 +302,6 @@ def _program(pid: int) -> str:
     names = [Path(word.decode(errors="replace")).name for word in words]
     plain = [name for name in names if name and not name.startswith(("python", "-"))]
     return "".join(c if c.isprintable() else "?" for c in " ".join(plain[:2]) or "python")[:40]
-
-
-def _listen(path: Path, group: int | None) -> socket.socket:
-    """The socket, which nobody but the user (and the group) can open, not even while it is made.
-
-    Raises FileExistsError where a fabric is served, or something else lies. A socket that nobody listens on
-    is a server's that was killed, and is replaced.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        _remove_dead(path)
-        os.fchmod(listener.fileno(), 0o600)  # which bind gives to the file that it makes
-        listener.bind(str(path))
-        if group is not None:
-            os.chown(path, -1, group)
-            path.chmod(0o660)
-        listener.listen(64)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _remove_dead(path: Path) -> None:
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(E.EEXIST, "this is no socket, and stays", str(path))
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-    raise FileExistsError(E.EADDRINUSE, "a fabric is served there already", str(path))
 
 
 class Serving:

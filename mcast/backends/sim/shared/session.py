@@ -7,7 +7,9 @@ no request at all ends the session. The end of a session is what the kernel does
 from __future__ import annotations
 
 import errno as E
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +26,7 @@ from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
-from mcast.backends.sim.shared.flag import Flag
+from mcast.backends.sim.shared.flag import DESCRIPTORS, Flag
 from mcast.backends.sim.shared.tap import TapFeed
 from mcast.backends.sim.trace.events import Entry, Trace
 from mcast.errors.cause import Cause
@@ -32,7 +34,9 @@ from mcast.errors.cause import Cause
 T = TypeVar("T")
 
 MOST_CHANNELS, MOST_IDS, MOST_GROUPS = 1024, 16_384, 65_536
-"""Of one client: event channels; ids, and with them queue pairs; groups that an id is in."""
+"""Of one client: event channels; ids, and with them queue pairs; groups that its ids are in."""
+MOST_DESTINATIONS = 16_384
+"""Of one queue pair, which has an address handle for each."""
 MOST_TAPS = 8
 """Of all clients, because each one has every event written for it."""
 MOST_RECEIVES = 256 << 20
@@ -87,6 +91,8 @@ class ClientSession:
         self._number_of: dict[SimCmId, int] = {}
         self._qps: dict[int, _Qp] = {}
         self._tap: TapFeed | None = None
+        self._joined = 0
+        """Groups that the ids are in, each id counted."""
         self._held = 0
         """Bytes that the receives of all queue pairs hold."""
 
@@ -152,11 +158,26 @@ class ClientSession:
         _bound(len(self._channels), MOST_CHANNELS, "event channels", "event_channel", Phase.OPEN)
         channel = self.backend.event_channel()
         assert isinstance(channel, SimEventChannel)
-        flag = Flag(lambda: bool(channel.unread))
+        with self._or_undone(channel, "event_channel", Phase.OPEN):
+            flag = Flag(lambda: bool(channel.unread))
         channel.tell(flag.show)
         number = next(self._numbers)
         self._channels[number] = _Channel(channel, flag, set())
         return Answer(number, descriptor=flag.theirs.fileno())
+
+    @contextmanager
+    def _or_undone(self, made: SimEventChannel | SimQueuePair, call: str, phase: Phase) -> Iterator[None]:
+        """Get the descriptors of what was made, or take that back: one client has half of the server's."""
+        try:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (2 * DESCRIPTORS)
+            _bound(len(self._channels) + len(self._qps), most, "channels and queue pairs", call, phase)
+            yield
+        except OSError as error:
+            made._close()
+            if isinstance(error, McastError):
+                raise
+            detail = f"the server has no descriptor left: {error.strerror}"
+            raise mcast_error(error.errno or E.EMFILE, call, phase, None, detail) from None
 
     def _close_channel(self, request: frames.OnChannel, tail: memoryview) -> Answer:
         known = self._known(self._channels, request.channel)
@@ -231,13 +252,18 @@ class ClientSession:
 
     def _join(self, request: frames.JoinGroup, tail: memoryview) -> Answer:
         known = self._known(self._ids, request.id).id
-        _bound(len(known.core.groups), MOST_GROUPS, "groups", request.call, Phase.JOIN)
+        _bound(self._joined, MOST_GROUPS, "groups", request.call, Phase.JOIN)
         address: Any = None if request.addr is None else request.addr.value()
+        before = len(known.core.groups)
         known._join_multicast(address, request.context, request.call, request.mask, request.flags)
+        self._joined += len(known.core.groups) - before
         return Answer(None)
 
     def _leave(self, request: frames.LeaveGroup, tail: memoryview) -> Answer:
-        self._known(self._ids, request.id).id._leave_multicast(request.addr.value())
+        known = self._known(self._ids, request.id).id
+        before = len(known.core.groups)
+        known._leave_multicast(request.addr.value())
+        self._joined += len(known.core.groups) - before
         return Answer(None)
 
     def _destroy(self, request: frames.OnId, tail: memoryview) -> Answer:
@@ -247,6 +273,7 @@ class ClientSession:
 
     def _forget_id(self, known: _Id) -> None:
         self._forget_qp(known.number)
+        self._joined -= len(known.id.core.groups)
         known.id._close()
         del self._ids[known.number], self._number_of[known.id]
         self._channels[known.channel].ids.discard(known.number)
@@ -262,7 +289,8 @@ class ClientSession:
         qp = known.id._create_qp(init)
         assert isinstance(qp, SimQueuePair)
         core = qp.core
-        flag = Flag(lambda: core.readable or core.news)
+        with self._or_undone(qp, "create_qp", Phase.CREATE_QP):
+            flag = Flag(lambda: core.readable or core.news)
         core.on_readable = flag.show
         self._qps[known.number] = made = _Qp(qp, flag, receives)
         self._held += made.bytes
@@ -319,6 +347,7 @@ class ClientSession:
             raise ValueError(f"payloads of {sum(lengths)} bytes came as {len(tail)}")
         if lengths and max(lengths) > qp.core.port.mtu:
             raise ValueError("a message is larger than the MTU")
+        _bound(len(qp.core.handles), MOST_DESTINATIONS, "destinations of a queue pair", "send", Phase.SEND)
         payloads, start = [], 0
         for length in lengths:
             payloads.append(bytes(tail[start : start + length]))

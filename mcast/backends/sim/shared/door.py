@@ -1,0 +1,149 @@
+"""The socket that a fabric is served on: who may come in, and which server has the place."""
+
+from __future__ import annotations
+
+import errno as E
+import fcntl
+import logging
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+logger = logging.getLogger("mcast")
+
+MOST_GROUPS_OF_USER = 1024
+_CREDENTIALS = struct.Struct("iII")
+_SO_PEERGROUPS = 59
+"""The further groups of a peer's user; `socket` has no name for the option."""
+
+
+class Door:
+    """Listens at `path`, which this makes, with mode 0600, and `close` removes.
+
+    `group`: the number of a group whose members may come in besides the user. Raises OSError.
+    """
+
+    def __init__(self, path: Path, group: int | None) -> None:
+        self._path, self._group = path, group
+        self._listener, self._made = _listen(path, group)
+        self._spare = _spare()
+
+    def fileno(self) -> int:
+        """Readable while somebody waits outside."""
+        return self._listener.fileno()
+
+    def accept(self) -> socket.socket | None:
+        """The connection of a peer; None if the peer has gone again, or may not come in."""
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            logger.warning("nobody attached: %s", error)
+            self._turn_away()
+            return None
+        try:
+            if self._may(connection):
+                return connection
+        except OSError as error:
+            logger.warning("nobody attached: %s", error)
+        connection.close()
+        return None
+
+    def _turn_away(self) -> None:
+        """No descriptor is left: take the newcomer by the spare one, or it would wake the server for ever."""
+        if self._spare is not None:
+            os.close(self._spare)
+            try:
+                self._listener.accept()[0].close()
+            except OSError:
+                pass
+            self._spare = _spare()
+
+    def _may(self, connection: socket.socket) -> bool:
+        """The mode of the socket says the same, until somebody changes it."""
+        uid, gid = credentials(connection)[1:]
+        if uid in (0, os.geteuid()):
+            return True
+        others = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * MOST_GROUPS_OF_USER)
+        return self._group in {gid, *struct.unpack(f"{len(others) // 4}I", others)}
+
+    def close(self) -> None:
+        """Remove the socket."""
+        self._listener.close()
+        if self._spare is not None:
+            os.close(self._spare)
+        try:  # somebody else may serve there by now
+            if os.path.samestat(self._made, os.lstat(self._path)):
+                self._path.unlink()
+        except FileNotFoundError:
+            pass
+
+
+def credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of the peer, as they were when it connected."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(found)
+    return pid, uid, gid
+
+
+def _spare() -> int | None:
+    try:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # no descriptor is left
+        return None
+
+
+def _listen(path: Path, group: int | None) -> tuple[socket.socket, os.stat_result]:
+    """The socket, which nobody but the user (and the group) can open, not even while it is made.
+
+    Raises FileExistsError where a fabric is served, or something else lies. A socket that nobody listens on
+    is a server's that was killed, and is replaced; by one server at a time.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            return listener, _bind(listener, path, group)
+        finally:
+            os.close(folder)
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _bind(listener: socket.socket, path: Path, group: int | None) -> os.stat_result:
+    _remove_dead(path)
+    os.fchmod(listener.fileno(), 0o600)  # which bind gives to the file that it makes
+    listener.bind(str(path))
+    try:
+        if group is not None:
+            os.chown(path, -1, group)
+            path.chmod(0o660)
+        listener.listen(64)
+        listener.setblocking(False)
+        return os.lstat(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _remove_dead(path: Path) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(E.EEXIST, "this is no socket, and stays", str(path))
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:  # it is busy, or stopped
+            pass
+    raise FileExistsError(E.EADDRINUSE, "a fabric is served there already", str(path))
