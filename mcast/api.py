@@ -62,6 +62,7 @@ from mcast.contract.groups import (
     GroupSource,
     GroupTable,
 )
+from mcast.contract.guest import Guest
 from mcast.contract.provider import (
     Provider,
     Status,
@@ -160,6 +161,7 @@ __all__ = [
     "GroupMember",
     "GroupSource",
     "GroupTable",
+    "Guest",
     "GuardError",
     "InvalidArgument",
     "JoinAttrEx",

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from mcast.cli import guests
 from mcast.cli.place import BackendName, Json, refuse_simulated
 from mcast.cli.terminal import Failure, console, group, wrapped
 from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
+from mcast.contract.guest import Guest
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of, is_mapped
 
@@ -33,12 +35,12 @@ def groups(
     refuse_simulated(backend, "be a member")
     look_on = {"host": "all"} if provider(backend).shared() else {}
     with open_backend(backend, **look_on) as opened:
-        table = opened.groups()
+        table, there = opened.groups(), guests.others(opened)
     shown = [info for info in table.groups if not wanted or any(_is_of(info, each) for each in wanted)]
     if as_json:
-        typer.echo(json.dumps(_as_json(backend, shown, table.unseen), indent=1))
+        typer.echo(json.dumps(_as_json(backend, shown, table.unseen, there), indent=1))
     else:
-        _show(shown, table)
+        _show(shown, table, there)
     missing = [each for each in wanted or () if not any(_is_of(info, each) for info in shown)]
     if missing:
         raise Failure(f"nobody is seen in {', '.join(str(each.address) for each in missing)}")
@@ -48,7 +50,9 @@ def _is_of(info: GroupInfo, wanted: McastAddress) -> bool:
     return is_mapped(wanted.address, info.mgid)
 
 
-def _as_json(backend: str, shown: Sequence[GroupInfo], unseen: Sequence[str]) -> dict[str, Any]:
+def _as_json(
+    backend: str, shown: Sequence[GroupInfo], unseen: Sequence[str], there: Sequence[Guest]
+) -> dict[str, Any]:
     return {
         "backend": backend,
         "groups": [
@@ -68,6 +72,7 @@ def _as_json(backend: str, shown: Sequence[GroupInfo], unseen: Sequence[str]) ->
             for info in shown
         ],
         "unseen": list(unseen),
+        "guests": guests.as_json(there),
     }
 
 
@@ -80,7 +85,7 @@ def _sources(member: GroupMember) -> list[GroupSource]:
     return [where for where in GroupSource if where in member.seen_in]
 
 
-def _show(shown: Sequence[GroupInfo], table: GroupTable) -> None:
+def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest]) -> None:
     from rich.table import Table
 
     snooped = any(GroupSource.SWITCH in member.seen_in for info in table.groups for member in info.members)
@@ -94,7 +99,9 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable) -> None:
     for info in shown:
         head: tuple[str, ...] = (_name(info), f"0x{info.mlid:04x}") if lids else (_name(info),)
         for member in info.members:
-            lines.add_row(*head, member.port, _where(member, info, snooped))
+            who = guests.on_port(there, member.port)
+            port = f"{member.port}, {who}" if who else member.port
+            lines.add_row(*head, port, _where(member, info, snooped))
             head = ("",) * len(head)
         if not info.members:
             lines.add_row(*head, "[dim]not shown[/]", "the SA's table")
@@ -102,6 +109,10 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable) -> None:
         console().print(lines)
     else:
         typer.echo("no group is seen")
+    if there:
+        typer.echo("\non the fabric")
+    for guest in there:
+        wrapped("  ", guests.words_of(guest))
     if table.unseen:
         typer.echo("\nnot seen")
     for sentence in table.unseen:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcast.cli import guests
 from mcast.cli.terminal import console
+from mcast.contract.guest import Guest
 from mcast.errors.tree import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -39,12 +41,13 @@ def _look(name: str) -> dict[str, Any]:
     from mcast.contract.registry import provider
 
     status, ports = backend_status(name), list[dict[str, Any]]()
+    on_it: list[Guest] = []
     if status.available:
         try:
             words = provider(name).shared()
             with open_backend(name, **({"host": "all"} if words else {})) as backend:
                 status = status._replace(detail=words or status.detail)
-                ports = _ports(backend)
+                ports, on_it = _ports(backend), guests.others(backend)
         except BackendUnavailable as error:
             status = status._replace(available=False, detail=error.detail, reason=error.reason, fix=error.fix)
     return {
@@ -53,6 +56,7 @@ def _look(name: str) -> dict[str, Any]:
         "reason": status.reason.value if status.reason else None,
         "fix": status.fix or None,
         "ports": ports,
+        "guests": guests.as_json(on_it),
     }
 
 
@@ -87,6 +91,8 @@ def _show(found: dict[str, Any]) -> None:
             for port in provider["ports"]:
                 addresses = ", ".join(port["addresses"]) or "no address"
                 table.add_row("", "", f"[dim]{port['device']}/{port['port']} {port['state']}  {addresses}[/]")
+            for guest in provider["guests"]:
+                table.add_row("", "on it", guests.words_of(Guest(**guest)))
         else:
             table.add_row(name, "[red]not here[/]", f"{provider['reason']}: {provider['detail']}")
             table.add_row("", "[yellow]fix[/]", provider["fix"] or "")

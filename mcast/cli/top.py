@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcast.cli import guests
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Group as Lines
 
     from mcast.api import Backend
+    from mcast.contract.guest import Guest
     from mcast.endpoint.meter import Rates, SequenceCounts
     from mcast.endpoint.settings import Settings
     from mcast.endpoint.watching import Look
@@ -56,12 +58,17 @@ def top(
             try:
                 if as_json:
                     for look in seen:
-                        print(json.dumps(look.as_dict()), flush=True)
+                        there = guests.as_json(guests.others(endpoint.backend))
+                        print(json.dumps(look.as_dict() | {"guests": there}), flush=True)
                 elif console().is_terminal:
-                    _show_live(seen)
+                    _show_live(seen, endpoint.backend)
                 else:
+                    before: list[Guest] = []
                     for look in seen:
-                        print(*_lines(look), sep="\n", flush=True)
+                        there_now = guests.others(endpoint.backend)
+                        shown = there_now if there_now != before else []
+                        print(*_lines(look, shown), sep="\n", flush=True)
+                        before = there_now
             except KeyboardInterrupt:
                 pass  # the usual way to end this command
 
@@ -91,8 +98,8 @@ def _lost(look: Look) -> str:
     return f"receives free {free}; lost {dropped}"
 
 
-def _lines(look: Look) -> Iterator[str]:
-    """A line for each group, and one for what was lost."""
+def _lines(look: Look, there: Sequence[Guest]) -> Iterator[str]:
+    """A line for each group, one for what was lost, and one for each program on the fabric."""
     at = time.strftime("%H:%M:%S", time.localtime(look.time))
     for found in look.groups:
         gaps = "" if found.sequence.gaps is None else f", {found.sequence.gaps:,} gaps"
@@ -100,23 +107,24 @@ def _lines(look: Look) -> Iterator[str]:
         yield f"{at} {found.group}: {_rate(found.rates)} from {sources} source{'s' * (sources != 1)}{gaps}"
     yield f"{at} {_lost(look)}"
     yield from (f"{at} {event}" for event in look.events)
+    yield from (f"{at} on the fabric: {guests.words_of(guest)}" for guest in there)
 
 
-def _show_live(seen: Iterable[Look]) -> None:
+def _show_live(seen: Iterable[Look], backend: Backend) -> None:
     from rich.live import Live
 
     events: list[str] = []
     with Live(console=console(), auto_refresh=False) as live:
         for look in seen:
             events = [*events, *map(str, look.events)][-_EVENTS_SHOWN:]
-            live.update(_table(look, events), refresh=True)
+            live.update(_table(look, events, guests.others(backend)), refresh=True)
 
 
-_EVENTS_SHOWN, _SOURCES_SHOWN = 5, 10
-"""How many events and sources fit on a screen; JSON has all."""
+_EVENTS_SHOWN, _SOURCES_SHOWN, _GUESTS_SHOWN = 5, 10, 10
+"""How many events, sources and programs fit on a screen; JSON has all."""
 
 
-def _table(look: Look, events: Sequence[str]) -> Lines:
+def _table(look: Look, events: Sequence[str], there: Sequence[Guest]) -> Lines:
     from rich.console import Group as Lines
     from rich.table import Table
     from rich.text import Text
@@ -135,7 +143,9 @@ def _table(look: Look, events: Sequence[str]) -> Lines:
         more = len(found.sources) - len(busiest) + found.forgotten_sources
         if more:
             table.add_row(f"  and {more:,} more sources")
-    return Lines(table, Text(f"\n{_lost(look)}"), *(Text(event, style="yellow") for event in events))
+    news = [Text(event, style="yellow") for event in events]
+    news += [Text(f"on the fabric: {guests.words_of(guest)}") for guest in there[:_GUESTS_SHOWN]]
+    return Lines(table, Text(f"\n{_lost(look)}"), *news)
 
 
 def _cells(rates: Rates, sequence: SequenceCounts) -> Iterator[str]:

@@ -11,6 +11,7 @@ from mcast.contract.closing import Closeable
 from mcast.contract.cm_id import CmId
 from mcast.contract.enums import Capability
 from mcast.contract.groups import GroupTable
+from mcast.contract.guest import Guest
 from mcast.contract.seconds import seconds_of
 from mcast.contract.values import CmEvent, DeviceInfo
 from mcast.errors.cause import Phase
@@ -53,6 +54,11 @@ class Backend(Closeable):
         """The counters that the device keeps of the port, under the device's names; empty where there are
         none."""
         return {}
+
+    def guests(self) -> tuple[Guest, ...]:
+        """The processes that share the network with this one, and this one itself; empty where that is not
+        known."""
+        return ()
 
     @abstractmethod
     def event_channel(self) -> EventChannel:

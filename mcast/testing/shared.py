@@ -9,11 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mcast.api import Backend
+from mcast.api import Backend, Guest
 from mcast.backends.sim.census import Leftover, OpenedAt, opened_at
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared.attach import VARIABLE, attach
-from mcast.backends.sim.shared.frames import Guest
 from mcast.backends.sim.shared.server import FabricServer, Serving
 
 

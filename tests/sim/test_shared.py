@@ -125,7 +125,7 @@ def test_an_endpoint_s_address_chooses_the_host(
 
 def test_who_is_attached_is_known(server: FabricServer, path: Path) -> None:
     with opened(path), opened(path, host="all") as looking:
-        guests = looking.guests()  # type: ignore[attr-defined]
+        guests = looking.guests()
     assert [(guest.pid, guest.hosts) for guest in guests] == [(os.getpid(), "0"), (os.getpid(), "all")]
 
 

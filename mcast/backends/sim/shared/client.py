@@ -34,6 +34,7 @@ from mcast.api import (
     DeviceRegion,
     EventChannel,
     GroupTable,
+    Guest,
     JoinAttrEx,
     JoinFlag,
     LinkLayer,
@@ -115,9 +116,13 @@ class SharedBackend(Backend):
             return ()
         return found
 
-    def guests(self) -> tuple[frames.Guest, ...]:
-        """Who is attached to the fabric, this process as well."""
-        found: tuple[frames.Guest, ...] = self._ask(frames.AskFor(op="guests"), "guests")
+    def guests(self) -> tuple[Guest, ...]:
+        try:
+            found: tuple[Guest, ...] = self._ask(frames.AskFor(op="guests"), "guests")
+        except McastError:
+            if not self._connection.lost:
+                raise
+            return ()
         return found
 
     def control(self, words: Sequence[str]) -> tuple[str, ...]:

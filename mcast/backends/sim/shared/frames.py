@@ -22,6 +22,7 @@ from mcast.api import (
     Destination,
     DeviceInfo,
     GroupTable,
+    Guest,
     LinkLayer,
     PortEvent,
     PortSpace,
@@ -284,15 +285,6 @@ class RefusedCall(NamedTuple):
     errno: int
     detail: str = ""
     status: WcStatus | None = None
-
-
-class Guest(NamedTuple):
-    """Who is attached: a process, its hosts, and the devices that it has there."""
-
-    pid: int
-    program: str
-    hosts: str
-    devices: tuple[str, ...]
 
 
 class AttachedTo(NamedTuple):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from mcast.api import McastError, Phase, mcast_error
+from mcast.api import Guest, McastError, Phase, mcast_error
 from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
@@ -273,11 +273,11 @@ class FabricServer:
         sessions = (client.session for client in self.clients.values() if not client.sees_all)
         return [session.hosts for session in sessions if session is not None]
 
-    def guests(self) -> tuple[frames.Guest, ...]:
+    def guests(self) -> tuple[Guest, ...]:
         """Who is attached."""
         topology = self.fabric.parts.topology
         return tuple(
-            frames.Guest(
+            Guest(
                 client.pid,
                 client.program,
                 _named(client.session.hosts, topology),

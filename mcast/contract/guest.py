@@ -1,0 +1,18 @@
+"""Who takes part in a network that several processes share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Guest(NamedTuple):
+    """A process on a shared network: `pid` and the name of its `program`, and what is its own there.
+
+    hosts    the numbers of the hosts that it is; "all" for one that looks on
+    devices  the names of their devices
+    """
+
+    pid: int
+    program: str
+    hosts: str
+    devices: tuple[str, ...]
