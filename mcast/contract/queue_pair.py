@@ -16,7 +16,7 @@ from mcast.contract.batch import Batch, Message
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
-from mcast.contract.seconds import seconds_of
+from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.values import Destination, QpCounters
 from mcast.errors.cause import Phase
 from mcast.errors.tree import MessageTooLarge, SecondMlid, mcast_error
@@ -179,7 +179,7 @@ class QueuePair(OnPort):
         messages that were posted.
         """
         self._require_open("send", Phase.SEND)
-        if timeout is not None:
+        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes):
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
@@ -205,7 +205,7 @@ class QueuePair(OnPort):
         timeout: float | None = None,
     ) -> None:
         """Send one message, as `send` with a batch of one."""
-        if timeout is not None:
+        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         plain = imm is None and not self._closed
         if plain and type(payload) is bytes and len(payload) <= self.max_message_to(destination):
@@ -246,7 +246,7 @@ class QueuePair(OnPort):
             max = operator.index(max)
         if max < 1:
             raise ValueError(f"max is {max}: recv returns 1 or more messages")
-        if timeout is not None:
+        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         return self._recv(max, timeout, events)
 
@@ -258,7 +258,7 @@ class QueuePair(OnPort):
         """
         if self._closed:
             self._require_open("recv", Phase.RECV)
-        if timeout is not None:
+        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         return self._recv_one(timeout)
 

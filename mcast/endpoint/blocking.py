@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
-from mcast.contract.seconds import seconds_of
+from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
@@ -210,7 +210,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         A receive that finds something does not ask for events each time, because asking may take longer than
         receiving.
         """
-        if timeout is not None:
+        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             seconds_of(timeout)  # what is no number of seconds is refused, although nothing may wait for them
         with self._lock:
             if self._pumping:

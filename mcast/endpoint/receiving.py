@@ -95,7 +95,7 @@ class Receiving:
             self._memberships.require_receiving(group)
         if not self._sorter.judges and (group is None or roster.members == 1):
             try:
-                message = None if self._restorer.recovery is not None else station.qp.recv_one(0)
+                message = None if self._restorer.recovery is not None else station.qp.recv_one(0.0)
             except QpError as error:
                 self._on_qp_error(error)
                 return None
@@ -128,7 +128,7 @@ class Receiving:
         if self._restorer.recovery is not None:
             return None
         try:
-            batch = self._station.qp.recv(max, 0)
+            batch = self._station.qp.recv(max, 0.0)
         except QpError as error:
             self._on_qp_error(error)
             return None
