@@ -51,9 +51,9 @@ def facts(_: str) -> str:
 
 def deviations(_: str) -> str:
     """Where Soft-RoCE differs from the suite's sentences."""
-    from mcast.backends.rdma.testbed import DEVIATIONS
+    from mcast.backends.rdma.roce_bed import OVER_LO
 
-    return table(("test that fails", "why"), [(f"`{test}`", why) for test, why in DEVIATIONS.items()])
+    return table(("test that fails", "why"), [(f"`{test}`", why) for test, why in OVER_LO.items()])
 
 
 def mutations(_: str) -> str:

@@ -23,6 +23,9 @@ class Feature(Enum):
     A test that needs a feature runs where the bed has it.
     """
 
+    SECOND_PORT = "there is a second port"
+    THIRD_PORT = "there is a third port"
+    SWITCH_TABLE = "what the switch knows of groups can be read"
     ROUTES = "routes can be added"
     IPV6_SOURCE = "ports have IPv6 addresses"
     LINK = "links can be taken down"
@@ -34,6 +37,10 @@ class Feature(Enum):
     IGMP_ON_WIRE = "IGMP messages on the wire are counted"
     QKEY_VIOLATIONS = "the port counts Q_Key violations"
     DROP_COUNTERS = "messages dropped by a QP are counted"
+
+
+PORT_FEATURES = (Feature.SECOND_PORT, Feature.THIRD_PORT)
+"""What the number of ports decides, and no bed declares."""
 
 
 class Observer(ABC):
@@ -79,7 +86,7 @@ class Observer(ABC):
 
 
 class Testbed(ABC):
-    """A fabric with at least three ports, made for one test and removed after it."""
+    """A fabric with at least one port, made for one test and removed after it."""
 
     __test__ = False
 
@@ -93,7 +100,11 @@ class Testbed(ABC):
     backend: Backend
     observer: Observer
     ports: tuple[IPv4Address, ...]
-    """IPv4 addresses of three or more ports, each on a device of its own, all on one fabric."""
+    """IPv4 addresses of one or more ports, all on one fabric.
+
+    Where there are fewer than a test uses, the test meets the first ones again, unless the test needs
+    Feature.SECOND_PORT or Feature.THIRD_PORT, which the number of ports decides.
+    """
 
     def ipv6_of(self, port: IPv4Address) -> IPv6Address:
         """An IPv6 address of the same port (Feature.IPV6_SOURCE)."""

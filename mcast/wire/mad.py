@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import struct
 
+from mcast.wire.mcmember import MLID_FIRST, SaMethod
+
 GSI_QP, GSI_QKEY = 1, 0x80010000
 """The queue pair and the Q_Key that a port receives these MADs with."""
 
@@ -20,17 +22,62 @@ MAD_BYTES, DATA_AT = 256, 56
 SEND_ONLY_FULL_MEMBER = 1 << 12
 """The bit of ClassPortInfo:CapabilityMask2 that says the SA knows send-only full members (SA-JOIN-7)."""
 
-_HEADER = struct.Struct(">BBBBHHQHHI12x8xHHQ")
-"""The common header; that of RMPP, which is not used; a zero SM_Key; the rest of the SA's header."""
+SMP_CLASS, SMP_CLASS_VERSION = 1, 1
+MULTICAST_FORWARDING_TABLE = 0x001B
+MFT_PORTS, MFT_MLIDS = 16, 32
+"""A block of a switch's multicast forwarding table has so many ports, a bit each, of so many MLIDs."""
+SMP_DATA_AT = 64
+
+_HEADER = struct.Struct(">BBBBHHQHHI12xQHHQ")
+"""The common header; that of RMPP, which is not used; the SM_Key and the rest of the SA's header."""
+_SMP_HEADER = struct.Struct(">BBBBHHQHHIQ")
+"""The common header, and the M_Key."""
 _CLASS_PORT_INFO = struct.Struct(">BBHI")
 
 
 def sa_mad(
-    method: int, tid: int, attribute: int, mask: int, data: bytes, status: int = 0, words: int = 0
+    method: int,
+    tid: int,
+    attribute: int,
+    mask: int,
+    data: bytes,
+    status: int = 0,
+    words: int = 0,
+    sm_key: int = 0,
 ) -> bytes:
-    """The 256 bytes of a MAD; `words` is the size of a record in an answer, in units of 8 bytes."""
+    """The 256 bytes of a MAD; `words` is the size of a record in an answer, in units of 8 bytes.
+
+    A holder of the SM_Key is told who is in a group (SA-REQUEST-5).
+    """
     common = (1, SA_CLASS, SA_CLASS_VERSION, method, status, 0, tid, attribute, 0, 0)
-    return (_HEADER.pack(*common, words, 0, mask) + data).ljust(MAD_BYTES, b"\0")
+    return (_HEADER.pack(*common, sm_key, words, 0, mask) + data).ljust(MAD_BYTES, b"\0")
+
+
+def get_multicast_block(tid: int, port: int, mlid: int) -> bytes:
+    """The 256 bytes that ask a switch for the block of its multicast table with that port and MLID.
+
+    Source: IBA vol 1, 14.2.5.12: the modifier's low bits have the block of MLIDs, its upper 4 that of ports.
+    """
+    modifier = port // MFT_PORTS << 28 | (mlid - MLID_FIRST) // MFT_MLIDS
+    common = (
+        1,
+        SMP_CLASS,
+        SMP_CLASS_VERSION,
+        SaMethod.GET,
+        0,
+        0,
+        tid,
+        MULTICAST_FORWARDING_TABLE,
+        0,
+        modifier,
+    )
+    return _SMP_HEADER.pack(*common, 0).ljust(MAD_BYTES, b"\0")
+
+
+def block_sends(block: bytes, port: int, mlid: int) -> bool:
+    """Whether the block that has that port and MLID, 64 bytes, sends what goes to the MLID to the port."""
+    at = 2 * ((mlid - MLID_FIRST) % MFT_MLIDS)
+    return bool(int.from_bytes(block[at : at + 2]) >> port % MFT_PORTS & 1)
 
 
 def capability_mask2(class_port_info: bytes) -> int:

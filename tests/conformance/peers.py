@@ -75,6 +75,11 @@ def readable(channel: EventChannel) -> bool:
     return bool(poller.poll(0))
 
 
+def port_at(bed: Testbed, index: int) -> IPv4Address:
+    """The port with that index; one of the first again where the bed has fewer."""
+    return bed.ports[index % len(bed.ports)]
+
+
 def port_info(bed: Testbed, port: IPv4Address) -> PortInfo:
     """The port that has the address, as devices() describes it."""
     (found,) = (info for device in bed.backend.devices() for info in device.ports if port in info.addresses)
@@ -97,7 +102,7 @@ class Application:
         channel: EventChannel | None = None,
     ) -> None:
         self.bed = bed
-        self.port: Any = bed.ports[port] if isinstance(port, int) else port
+        self.port: Any = port_at(bed, port) if isinstance(port, int) else port
         self.channel = channel or bed.backend.event_channel()
         self.id: CmId = self.channel.create_id(PortSpace.UDP)
         self.id.bind_addr(self.port)

@@ -30,7 +30,7 @@ from mcast.conformance.facts import FACTS
 from mcast.conformance.log import ResultLog
 from mcast.conformance.report import Outcome, SuiteReport, SuiteResult, build_report, to_json
 from mcast.contract.registry import backend_status, provider
-from mcast.contract.testbed import Feature, Testbed
+from mcast.contract.testbed import PORT_FEATURES, Feature, Testbed
 
 pytest_plugins = ["mcast.conformance.peers"]
 
@@ -215,7 +215,8 @@ def _read_profile(backend: str) -> Profile:
         return Profile(status, everything, {})
     try:
         with provider(backend).testbed() as opened:
-            present = opened.backend.capabilities | opened.features
+            several = PORT_FEATURES[: len(opened.ports) - 1]
+            present = opened.backend.capabilities | opened.features | {*several}
             deviations = dict(opened.deviations)
             opened.backend.close()
     except Exception as error:

@@ -100,6 +100,7 @@ def test_attached_three_times_still_one_copy(bed: Testbed) -> None:
 
 @clause("AT-5")
 @fact("K-DATA-4")
+@needs(Feature.THIRD_PORT)
 def test_attach_without_a_join_on_the_port_receives_nothing(bed: Testbed) -> None:
     group, member, outsider, sender = (
         new_group(),

@@ -54,6 +54,7 @@ def test_a_detached_qp_gets_no_copy_while_others_do(bed: Testbed) -> None:
 
 
 @clause("DT-2")
+@needs(Feature.SECOND_PORT)
 def test_detach_is_local_and_the_fabric_delivers_until_a_leave(bed: Testbed) -> None:
     group, peer, other = new_group(), Application(bed, 0), Application(bed, 1)
     where = peer.join(group)

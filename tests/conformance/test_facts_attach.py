@@ -60,7 +60,7 @@ def test_an_attachment_survives_every_state(bed: Testbed) -> None:
 
 
 @fact("K-ATTACH-6")
-@needs(Feature.ATTACH_TABLE)
+@needs(Feature.ATTACH_TABLE, Feature.SECOND_PORT)
 def test_a_duplicate_attach_is_one_entry_and_ends_with_one_detach(bed: Testbed) -> None:
     group, peer, sender = new_group(), Application(bed, 0), Application(bed, 1)
     where, outward = peer.join(group), sender.join(group)

@@ -53,11 +53,11 @@ def test_a_wrong_qkey_is_counted_for_each_message_and_attached_qp(bed: Testbed) 
     outward = sender.join(group, send_only=True)
     for receiver in receivers:
         receiver.join(group)
-    before = bed.observer.qkey_violations(bed.ports[1])
+    before = bed.observer.qkey_violations(receivers[0].port)
     sender.send(outward.model_copy(update={"qkey": outward.qkey ^ 1}), *numbered(5))
     for receiver in receivers:
         assert receiver.seen(by=sender) == []
-    assert bed.observer.qkey_violations(bed.ports[1]) - before == 5 * len(receivers)
+    assert bed.observer.qkey_violations(receivers[0].port) - before == 5 * len(receivers)
 
 
 @fact("K-DATA-7")

@@ -11,7 +11,7 @@ roce = needs(Capability.IGMP)
 
 @fact("K-DEVICE-1")
 @roce
-@needs(Feature.DEVICE_REMOVAL)
+@needs(Feature.DEVICE_REMOVAL, Feature.SECOND_PORT)
 def test_removing_a_device_is_an_event_of_its_ids_and_ends_igmp(bed: Testbed) -> None:
     ids, other = [Application(bed, 0), Application(bed, 0, None)], Application(bed, 1)
     mgid = ids[0].join(new_group()).gid
@@ -26,7 +26,7 @@ def test_removing_a_device_is_an_event_of_its_ids_and_ends_igmp(bed: Testbed) ->
 
 @fact("K-DEVICE-2", "K-DEVICE-3")
 @roce
-@needs(Feature.LINK)
+@needs(Feature.LINK, Feature.SECOND_PORT)
 def test_a_link_that_comes_back_carries_the_group_again(bed: Testbed) -> None:
     group, receiver, sender, witness = (
         new_group(),
@@ -75,6 +75,7 @@ def test_losing_an_address_is_no_event(bed: Testbed) -> None:
 
 @fact("K-DEVICE-8")
 @roce
+@needs(Feature.SWITCH_TABLE, Feature.THIRD_PORT)
 def test_the_switch_learns_full_members_and_nothing_else(bed: Testbed) -> None:
     group, full, silent, outsider = (
         new_group(),

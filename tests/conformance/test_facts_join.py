@@ -6,7 +6,8 @@ Rows that a clause, a guard or the contract covers are marked there.
 from __future__ import annotations
 
 import errno as E
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest
@@ -109,6 +110,7 @@ def test_groups_from_all_of_the_ipv4_range_are_joined(bed: Testbed, address: str
 
 
 @fact("K-JOIN-10")
+@needs(Feature.SECOND_PORT)
 def test_the_port_is_part_of_what_leave_compares(bed: Testbed) -> None:
     peer = Application(bed)
     group = new_group(port=5000)
@@ -253,7 +255,17 @@ def test_no_join_after_the_device_was_removed(bed: Testbed) -> None:
         assert caught.value.errno == E.ENXIO
 
 
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """This process may open as many files as it is ever allowed to: a card takes hundreds of queue pairs."""
+    limits = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @fact("K-JOIN-21")
+@pytest.mark.usefixtures("many_descriptors")
 def test_a_join_past_the_attach_limit_fails_at_the_attach(bed: Testbed) -> None:
     small, group = QpInit(max_send_wr=1, max_recv_wr=1), new_group()
     peer, keeper = Application(bed, init=small), Application(bed, init=None)
@@ -338,6 +350,7 @@ def test_a_qp_that_the_user_attached_is_detached_by_leave(bed: Testbed) -> None:
 
 
 @fact("K-EVENT-6")
+@needs(Feature.SECOND_PORT)
 @pytest.mark.parametrize("first", [0, 1])
 def test_ids_of_one_device_are_counted(bed: Testbed, first: int) -> None:
     group, pair, sender = new_group(), [Application(bed, 0), Application(bed, 0)], Application(bed, 1)

@@ -6,7 +6,7 @@ import pytest
 
 from mcast.api import Backend, Capability, Closed, GroupMember, GroupSource, GroupTable
 from mcast.conformance.peers import Application, eventually, needs, new_group
-from mcast.contract.testbed import Testbed
+from mcast.contract.testbed import Feature, Testbed
 
 pytestmark = needs(Capability.GROUP_TABLE)
 
@@ -46,6 +46,7 @@ def test_a_full_member_is_shown_from_join_to_leave(bed: Testbed) -> None:
     eventually(bed, lambda: not members(bed, destination.gid))
 
 
+@needs(Feature.SWITCH_TABLE)
 def test_the_table_that_delivers_is_shown_too(bed: Testbed) -> None:
     peer = Application(bed)
     destination = peer.join(new_group())

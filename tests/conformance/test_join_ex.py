@@ -31,6 +31,7 @@ from mcast.conformance.peers import (
     new_group,
     numbered,
     other_lid,
+    port_at,
     raw_address,
     raw_join,
     readable,
@@ -187,7 +188,7 @@ def join_refused_by_the_sm(peer: Application, group: McastAddress) -> None:
 
 
 @clause("JEX-9")
-@needs(Capability.SA, Feature.SM_WITHOUT_SEND_ONLY)
+@needs(Capability.SA, Feature.SM_WITHOUT_SEND_ONLY, Feature.SECOND_PORT)
 def test_send_only_fails_when_the_sm_does_not_support_it(bed: Testbed) -> None:
     group, peer, other = new_group(), Application(bed, 0), Application(bed, 1)
     with bed.sm_without_send_only():
@@ -282,7 +283,7 @@ def test_resolve_without_source_takes_the_device_of_the_route(bed: Testbed) -> N
         id_.resolve_addr(group)
     assert caught.value.errno == E.ENETUNREACH
     assert id_.device is None
-    with bed.route(IPv4Network("239.0.0.0/8"), bed.ports[1]):
+    with bed.route(IPv4Network("239.0.0.0/8"), port_at(bed, 1)):
         id_ = channel.create_id()
         id_.resolve_addr(group)
         event = channel.get_event(BOUND)
@@ -296,7 +297,7 @@ def test_resolve_without_source_takes_the_device_of_the_route(bed: Testbed) -> N
 def test_resolve_with_a_source_needs_no_route(bed: Testbed) -> None:
     channel, group = bed.backend.event_channel(), new_group()
     id_ = channel.create_id()
-    id_.resolve_addr(group, bed.ports[1])
+    id_.resolve_addr(group, port_at(bed, 1))
     with pytest.raises(InvalidArgument):
         id_.join_multicast(group)  # not resolved until the event is fetched
     resolved = channel.get_event(BOUND)
@@ -310,6 +311,7 @@ def test_resolve_with_a_source_needs_no_route(bed: Testbed) -> None:
 
 
 @clause("JEX-14")
+@needs(Feature.SECOND_PORT)
 def test_leave_releases_membership_attachment_and_group(bed: Testbed) -> None:
     group, first, last = new_group(), Application(bed, 0), Application(bed, 1)
     where, mgid = first.join(group), last.join(group).gid

@@ -7,8 +7,17 @@ import errno as E
 import pytest
 
 from mcast.api import AddressNotAvailable, InvalidArgument, QpInit
-from mcast.conformance.peers import Application, clause, eventually, fact, new_group, numbered, readable
-from mcast.contract.testbed import Testbed
+from mcast.conformance.peers import (
+    Application,
+    clause,
+    eventually,
+    fact,
+    needs,
+    new_group,
+    numbered,
+    readable,
+)
+from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import McastAddress
 
 
@@ -78,6 +87,7 @@ def test_leave_of_one_group_leaves_the_others(bed: Testbed) -> None:
 
 @clause("LV-2")
 @fact("K-LEAVE-1")
+@needs(Feature.SECOND_PORT)
 @pytest.mark.parametrize("queued", [False, True], ids=["at-once", "event-queued"])
 @pytest.mark.parametrize("init", [QpInit(), None], ids=["qp", "no-qp"])
 def test_leave_before_the_event_is_fetched_cancels_the_join(

@@ -185,6 +185,7 @@ DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
         "net.ipv4.conf.e1.accept_local=1",
     ),
     "no SM": (host(infiniband(sm_lid=0)), [("SM", "mlx5_0/1", P)], "systemctl start opensm"),
+    "a dead SM": (host(infiniband(sm_silent=True)), [("SM", "mlx5_0/1", P)], "systemctl start opensm"),
     "no send-only": (host(infiniband(send_only=False)), [("SM", "mlx5_0/1", W)], "join as a full member"),
     "no IPoIB": (host(infiniband(ipoib=())), [("IPoIB", "mlx5_0/1", P)], "modprobe ib_ipoib"),
     "IPoIB down": (

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
-from typing import Protocol
+from time import monotonic, sleep
+from typing import Protocol, TypeVar
 
+from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net import hostnet
 from mcast.contract.testbed import Testbed
+
+SETTLE = 60.0
+"""Seconds that the kernel and the fabric may take to carry a change through."""
 
 
 @contextmanager
@@ -19,6 +26,34 @@ def for_a_while(do: Sequence[str], undo: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         hostnet.run(*undo)
+
+
+def eventually(condition: Callable[[], bool], otherwise: str) -> None:
+    """Wait until the condition holds; raises TimeoutError."""
+    deadline = monotonic() + SETTLE
+    while not condition():
+        if monotonic() > deadline:
+            raise TimeoutError(otherwise)
+        sleep(0.05)
+
+
+def own_objects() -> Counter[tuple[str, str]]:
+    """(device, kind of object) -> how many this process has, whatever other programs have."""
+    return Counter(
+        (one["ifname"], kind)
+        for kind in ("qp", "cm_id", "cq", "mr", "pd")
+        for one in hostnet.ask("rdma", "-j", "resource", "show", kind) or []
+        if one.get("pid") == os.getpid()
+    )
+
+
+def qkey_violations(native: Native, device: str, port_num: int) -> int:
+    """The port's counter of messages with a wrong Q_Key."""
+    context = native.open_device(device)
+    try:
+        return int(native.query_port(context, port_num).qkey_violations)
+    finally:
+        native.close_device(context)
 
 
 class HostPort(Protocol):
@@ -32,6 +67,19 @@ class HostPort(Protocol):
     def ipv4(self) -> hostnet.InterfaceAddress: ...
     @property
     def ipv6(self) -> hostnet.InterfaceAddress | None: ...
+
+
+P = TypeVar("P", bound=HostPort)
+
+
+def of_one_network(ports: dict[IPv4Address, P]) -> dict[IPv4Address, P]:
+    """The ports in the IPv4 network that has most of them: of one fabric, as far as a host can know."""
+
+    def network(port: P) -> IPv4Network:
+        return IPv4Network(str(port.ipv4), strict=False)
+
+    most = [found for found, _ in Counter(map(network, ports.values())).most_common(1)]
+    return {address: port for address, port in ports.items() if network(port) in most}
 
 
 class HostTestbed(Testbed):

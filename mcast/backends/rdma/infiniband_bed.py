@@ -8,8 +8,8 @@ alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -18,24 +18,36 @@ from typing import NamedTuple
 
 from mcast.api import Backend, Gid, LinkLayer, PortState
 from mcast.backends.rdma.devices import read_devices
-from mcast.backends.rdma.host_bed import HostTestbed, for_a_while
+from mcast.backends.rdma.host_bed import (
+    SETTLE,
+    HostTestbed,
+    eventually,
+    for_a_while,
+    of_one_network,
+    own_objects,
+    qkey_violations,
+)
 from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net import hostnet
+from mcast.backends.rdma.net.groups import SaRecord, read_records
 from mcast.backends.rdma.net.ipoib import interfaces_of
-from mcast.backends.rdma.net.netlink import rdma_objects, rdma_objects_since
+from mcast.backends.rdma.net.netlink import more_objects, rdma_objects
+from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.contract.testbed import Feature, Observer
 from mcast.wire.mcmember import RECEIVING, JoinState
 
-_SETTLE = 60.0
-"""Seconds that the kernel and the SA may take to carry a change through."""
-_SM_KEY = "1"
+SM_KEY = 1
 """OpenSM's default: who has the SM_Key may see who is in a group."""
+_ANSWER = 5.0
+"""Seconds that the SA or a switch may take to answer."""
 _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
+_LINKS = Path("/sys/kernel/debug/softib/links")
+"""softib's cables, which a line takes out and puts in."""
 _ATTACHED = Path("/sys/kernel/debug/softib/attached")
 """softib's list of queue pairs in groups: HCA, number, MGID, MLID."""
-OWN = frozenset({Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
+OWN = frozenset({Feature.SWITCH_TABLE, Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
 """What any InfiniBand ports can show without disturbing their fabric."""
-SOFTIB = OWN | {Feature.ROUTES, Feature.ADDRESS_REMOVAL, Feature.ATTACH_TABLE}
+SOFTIB = OWN | {Feature.ROUTES, Feature.LINK, Feature.ADDRESS_REMOVAL, Feature.ATTACH_TABLE}
 """What the lab's ports can be made to show: they are nobody else's."""
 
 
@@ -49,15 +61,6 @@ class InfinibandPort(NamedTuple):
     netdev: str
     ipv4: hostnet.InterfaceAddress
     ipv6: hostnet.InterfaceAddress | None
-
-
-class PortInGroup(NamedTuple):
-    """One port in one group, as the SA has it."""
-
-    group: Gid
-    port: Gid
-    mlid: int
-    state: JoinState
 
 
 @cache
@@ -81,7 +84,7 @@ def find_infiniband_ports(native: Native) -> dict[IPv4Address, InfinibandPort]:
                     where = (device.name, port.port_num, port.lid, port.gids[0], interface.name)
                     found[ipv4.ip] = InfinibandPort(*where, ipv4, ipv6)
                     break
-    return found
+    return of_one_network(found)
 
 
 @cache
@@ -93,100 +96,81 @@ def cables() -> dict[int, tuple[int, int]]:
     return {int(lid): (int(to), int(at)) for lid, at, to in links}
 
 
-def memberships(said: str) -> list[PortInGroup]:
-    """What `saquery MCMR` says, one dump of fields for each port in each group."""
-    found = []
-    for dump in said.split("MCMember Record dump:")[1:]:
-        fields = dict(re.findall(r"^\s*(\w+)\.{2,}(\S+)$", dump, re.MULTILINE))
-        state = JoinState(int(fields["JoinState"], 16))
-        found.append(PortInGroup(Gid(fields["MGID"]), Gid(fields["PortGid"]), int(fields["mlid"], 16), state))
-    return found
+def trusted_records() -> list[SaRecord]:
+    """Each port in each group of the fabric, as saquery has it from the SA."""
+    return list(read_records(hostnet.run("saquery", "--smkey", str(SM_KEY), "MCMR")))
 
 
-def multicast_table(said: str) -> dict[int, frozenset[int]]:
-    """MLID -> ports, of what `ibroute -M` says: a column for each port, below its number."""
-    header = re.search(r"^ *Ports: (.*)$", said, re.MULTILINE)
-    if header is None:
-        raise RuntimeError(f"ibroute: {said.strip()}")
-    first = header.start(1) - header.start()
-    table = {}
-    for line in re.findall(r"^0x[0-9a-f]{4} .*$", said, re.MULTILINE):
-        marks = (mark.start() for mark in re.finditer("x", line) if mark.start() >= first)
-        table[int(line[:6], 16)] = frozenset((at - first) // 2 for at in marks)
-    return table
-
-
-def _of_ipoib(one: PortInGroup) -> bool:
+def _of_ipoib(one: SaRecord) -> bool:
     """Whether IPoIB has joined by itself, as what the host sends makes it do (RFC 4391)."""
-    return one.group[2:4] in _IPOIB_SIGNATURES
+    return one.mgid[2:4] in _IPOIB_SIGNATURES
+
+
+def _are_of_softib(ports: Mapping[IPv4Address, InfinibandPort]) -> bool:
+    """Whether the ports are the lab's, of a fabric that is nobody else's."""
+    return all(port.device.startswith("softib") for port in ports.values())
 
 
 class InfinibandObserver(Observer):
-    def __init__(self, native: Native, ports: Mapping[IPv4Address, InfinibandPort]) -> None:
-        self._native, self._ports = native, ports
+    """What is asked again and again until it holds is asked by this process, the rest by saquery, which takes
+    far longer to start than OpenSM to answer. `tests/rdma/in_lab/infiniband/test_bed.py` compares both.
+    """
+
+    def __init__(
+        self, native: Native, ports: Mapping[IPv4Address, InfinibandPort], sa: SubnetAdministrator
+    ) -> None:
+        self._native, self._ports, self._sa = native, ports, sa
         self._by_gid = {port.gid: address for address, port in ports.items()}
-        self._objects_before = rdma_objects()
-        self._before = {(one.group, one.port) for one in self._members()}
+        self._objects = rdma_objects if _are_of_softib(ports) else own_objects
+        self._objects_before = self._objects()
+        self._before = {(one.mgid, one.port_gid) for one in trusted_records()}
         """IPoIB's own, and what others on the fabric have."""
 
-    def _members(self, *of: str) -> list[PortInGroup]:
-        return memberships(hostnet.run("saquery", "--smkey", _SM_KEY, "MCMR", *of))
+    def _delivered(self, group: Gid) -> dict[IPv4Address, JoinState]:
+        """Our members of the group that the tables of their switches send it to, or take it from."""
+        asked = {at: self._sa.member(group, port.gid, SM_KEY) for at, port in self._ports.items()}
+        members = {at: record for at, record in asked.items() if record is not None}
+        if len(members) > 1:  # OpenSM writes no table for one port alone
+            members = {at: one for at, one in members.items() if self._routed(at, one.mlid)}
+        return {at: JoinState(one.join_state) for at, one in members.items()}
 
-    def _members_of(self, group: Gid) -> list[PortInGroup]:
-        return self._members("--mgid", str(group))
-
-    def _delivered(self, group: Gid) -> list[PortInGroup]:
-        """The members of the group that the tables of their switches send it to, or take it from."""
-        members = self._members_of(group)
-        if len({one.port for one in members}) < 2:  # OpenSM writes no table for one port alone
-            return members
-        at = {port.gid: cables()[port.lid] for port in self._ports.values()}
-        tables = {
-            switch: multicast_table(hostnet.run("ibroute", "-M", str(switch)))
-            for switch in {at[one.port][0] for one in members if one.port in self._by_gid}
-        }
-
-        def routed(one: PortInGroup) -> bool:
-            switch, number = at[one.port]
-            return number in tables[switch].get(one.mlid, ())
-
-        return [one for one in members if one.port not in self._by_gid or routed(one)]
+    def _routed(self, port: IPv4Address, mlid: int) -> bool:
+        switch, number = cables()[self._ports[port].lid]
+        return self._sa.switch_sends(switch, number, mlid)
 
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
-        return frozenset(
-            self._by_gid[one.port]
-            for one in self._delivered(group)
-            if one.port in self._by_gid and one.state & RECEIVING
-        )
+        return frozenset(port for port, state in self._delivered(group).items() if state & RECEIVING)
 
     def takes_from(self, port: IPv4Address, group: Gid) -> bool:
-        return any(one.port == self._ports[port].gid for one in self._delivered(group))
+        return port in self._delivered(group)
 
     def group_exists(self, group: Gid) -> bool:
-        return bool(self._members_of(group))
+        return self._sa.group(group) is not None
 
     def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
         gid = self._ports[port].gid
         return frozenset(
-            one.group
-            for one in self._members()
-            if one.port == gid and (one.group, one.port) not in self._before
+            one.mgid
+            for one in trusted_records()
+            if one.port_gid == gid and (one.mgid, one.port_gid) not in self._before
         )
 
     def leftovers(self) -> tuple[str, ...]:
         """What is left once the SA has had the time to hear of every leave."""
-        deadline = monotonic() + _SETTLE
+        deadline = monotonic() + SETTLE
         while (left := self._left()) and monotonic() < deadline:
             sleep(0.1)
         return left
 
     def _left(self) -> tuple[str, ...]:
         members = [
-            f"{self._by_gid[one.port]} is a member of {one.group}"
-            for one in self._members()
-            if one.port in self._by_gid and (one.group, one.port) not in self._before and not _of_ipoib(one)
+            f"{self._by_gid[one.port_gid]} is a member of {one.mgid}"
+            for one in trusted_records()
+            if one.port_gid in self._by_gid
+            and (one.mgid, one.port_gid) not in self._before
+            and not _of_ipoib(one)
         ]
-        return (*rdma_objects_since(self._objects_before), *members)
+        return (*more_objects(self._objects_before, self._objects()), *members)
 
     def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
         lines = (line.split() for line in _ATTACHED.read_text().splitlines())
@@ -197,23 +181,55 @@ class InfinibandObserver(Observer):
 
     def qkey_violations(self, port: IPv4Address) -> int:
         where = self._ports[port]
-        context = self._native.open_device(where.device)
-        try:
-            return int(self._native.query_port(context, where.port_num).qkey_violations)
-        finally:
-            self._native.close_device(context)
+        return qkey_violations(self._native, where.device, where.port_num)
 
 
 class InfinibandTestbed(HostTestbed):
-    def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, InfinibandPort]) -> None:
-        ours = all(port.device.startswith("softib") for port in ports.values())
-        self.features = SOFTIB if ours else OWN
+    def __init__(
+        self,
+        backend: Backend,
+        native: Native,
+        ports: dict[IPv4Address, InfinibandPort],
+        sa: SubnetAdministrator,
+    ) -> None:
+        self.features = SOFTIB if _are_of_softib(ports) else OWN
         if not all(port.ipv6 for port in ports.values()):
             self.features -= {Feature.IPV6_SOURCE}
-        self.backend, self._where = backend, ports
+        self.backend, self._where, self._infiniband, self._sa = backend, ports, ports, sa
         self.ports = tuple(sorted(ports))
-        self.observer: InfinibandObserver = InfinibandObserver(native, ports)
+        self.observer: InfinibandObserver = InfinibandObserver(native, ports, sa)
 
     def without_address(self, port: IPv4Address) -> AbstractContextManager[None]:
         where = (str(self._where[port].ipv4), "dev", self._where[port].netdev)
         return for_a_while(("ip", "addr", "del", *where), ("ip", "addr", "add", *where))
+
+    @contextmanager
+    def link_down(self, port: IPv4Address) -> Iterator[None]:
+        """Take the port's cable out, and put it in; both ends when OpenSM and IPoIB have followed."""
+        where = self._infiniband[port]
+        _LINKS.write_text(f"{where.device} out\n")
+        try:
+            eventually(lambda: not self._in_broadcast_group(where), f"OpenSM still has {where.device}")
+            yield
+        finally:
+            _LINKS.write_text(f"{where.device} in\n")
+            eventually(lambda: self._in_broadcast_group(where), f"{where.device} does not come back")
+
+    def _in_broadcast_group(self, where: InfinibandPort) -> bool:
+        """Whether the SA, if it can be reached, has the port in the group that its IPoIB interface joins."""
+        (interface,) = interfaces_of([where.gid])
+        assert interface.broadcast is not None
+        try:
+            return self._sa.member(interface.broadcast, where.gid, SM_KEY) is not None
+        except Silent:
+            return False
+
+
+@contextmanager
+def infiniband_testbed(
+    backend: Backend, native: Native, ports: dict[IPv4Address, InfinibandPort]
+) -> Iterator[InfinibandTestbed]:
+    """A test bed on these ports; the SA is asked through the first."""
+    first = ports[min(ports)]
+    with subnet_administrator(first.device, first.port_num, _ANSWER) as sa:
+        yield InfinibandTestbed(backend, native, ports, sa)

@@ -8,37 +8,36 @@ multicast database follows a join or leave with a delay.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from time import monotonic, sleep
 from typing import NamedTuple
 
 from mcast.api import Backend, BackendUnavailable, Gid, PortState, UnavailableReason
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.devices import read_devices
-from mcast.backends.rdma.host_bed import HostTestbed
-from mcast.backends.rdma.infiniband_bed import InfinibandTestbed, find_infiniband_ports
+from mcast.backends.rdma.host_bed import SETTLE, HostTestbed, eventually, qkey_violations
+from mcast.backends.rdma.infiniband_bed import find_infiniband_ports, infiniband_testbed
 from mcast.backends.rdma.native import Native, load
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.igmp_listener import IgmpListener
 from mcast.backends.rdma.net.netlink import (
     SnoopingEntry,
     forget,
+    more_objects,
     rdma_objects,
-    rdma_objects_since,
     snooping_table,
 )
+from mcast.backends.rdma.roce_bed import OVER_LO, RoceTestbed, find_roce_ports
 from mcast.contract.testbed import Feature, Observer, Testbed
 
 PORTS_NEEDED = 3
-_SETTLE = 60.0
-"""Seconds that the kernel may take to carry a change through."""
-
+"""The ports of a bridge that its test bed wants; with fewer, the one for any host's ports does."""
 FEATURES = frozenset(
     {
+        Feature.SWITCH_TABLE,
         Feature.ROUTES,
         Feature.IPV6_SOURCE,
         Feature.LINK,
@@ -48,12 +47,6 @@ FEATURES = frozenset(
         Feature.QKEY_VIOLATIONS,
     }
 )
-
-DEVIATIONS = {
-    "test_a_reply_goes_to_the_source_of_a_message_alone": "all ports are in one network namespace: the "
-    "kernel takes a unicast to another port's address over lo, where no Soft-RoCE device listens",
-}
-"""Test name -> how Soft-RoCE, or a fabric of Soft-RoCE devices, differs."""
 
 
 class BridgedPort(NamedTuple):
@@ -111,24 +104,20 @@ class RdmaObserver(Observer):
             for port in self._ports
             for group in sorted(self.port_memberships(port))
         ]
-        return (*rdma_objects_since(self._objects_before), *memberships)
+        return (*more_objects(self._objects_before, rdma_objects()), *memberships)
 
     def igmp_reports(self, group: Gid) -> int:
         return 0 if group.ipv4 is None else self._igmp.count(group.ipv4)
 
     def qkey_violations(self, port: IPv4Address) -> int:
-        context = self._native.open_device(self._ports[port].device)
-        try:
-            return int(self._native.query_port(context, 1).qkey_violations)
-        finally:
-            self._native.close_device(context)
+        return qkey_violations(self._native, self._ports[port].device, 1)
 
     def close(self) -> None:
         self._igmp.close()
 
 
 class RdmaTestbed(HostTestbed):
-    deviations = DEVIATIONS
+    deviations = OVER_LO
 
     def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, BridgedPort]) -> None:
         self.features = (
@@ -147,29 +136,29 @@ class RdmaTestbed(HostTestbed):
         Path(f"/proc/sys/net/ipv6/conf/{netdev}/keep_addr_on_down").write_text("1")
         hostnet.run("ip", "link", "set", netdev, "down")
         try:
-            _eventually(lambda: not self._is_usable(port), f"the link of {port} does not go down")
+            eventually(lambda: not self._is_usable(port), f"the link of {port} does not go down")
             yield
         finally:
             hostnet.run("ip", "link", "set", netdev, "up")
-            _eventually(lambda: self._is_usable(port), f"the link of {port} does not come back")
+            eventually(lambda: self._is_usable(port), f"the link of {port} does not come back")
 
     @contextmanager
     def without_address(self, port: IPv4Address) -> Iterator[None]:
         where = (str(self._ports[port].ipv4), "dev", self._ports[port].netdev)
         hostnet.run("ip", "addr", "del", *where)
         try:
-            _eventually(lambda: not self._is_usable(port), f"{port} does not lose its GID")
+            eventually(lambda: not self._is_usable(port), f"{port} does not lose its GID")
             yield
         finally:
             hostnet.run("ip", "addr", "add", *where)
-            _eventually(lambda: self._is_usable(port), f"{port} does not get its GID back")
+            eventually(lambda: self._is_usable(port), f"{port} does not get its GID back")
 
     def remove_device(self, port: IPv4Address) -> None:
         device = self._ports[port].device
         # the command ends when every process, this one too, has closed its verbs context (K-FABRIC-4)
         command = [hostnet.program("rdma"), "link", "delete", device]
         self._removals[port] = subprocess.Popen(command)
-        _eventually(lambda: device not in self._native.device_names(), f"{device} does not go away")
+        eventually(lambda: device not in self._native.device_names(), f"{device} does not go away")
         # librdmacm does not look for removed devices once none is left: it would hold this one for ever
         self._native.sync_devices()
 
@@ -178,11 +167,11 @@ class RdmaTestbed(HostTestbed):
         self.observer.close()
         for port, removal in self._removals.items():
             self._native.sync_devices()
-            removal.wait(_SETTLE)
+            removal.wait(SETTLE)
             where = self._ports[port]
             hostnet.run("rdma", "link", "add", where.device, "type", "rxe", "netdev", where.netdev)
-            _eventually(partial(self._is_usable, port), f"{where.device} does not come back")
-        _eventually(self._forget_groups, "the bridge keeps groups that everyone has left")
+            eventually(partial(self._is_usable, port), f"{where.device} does not come back")
+        eventually(self._forget_groups, "the bridge keeps groups that everyone has left")
 
     def _forget_groups(self) -> bool:
         """Take out every IPv4 group that the bridge knows on our ports; whether all went."""
@@ -203,40 +192,33 @@ class RdmaTestbed(HostTestbed):
         )
 
 
-def _eventually(condition: Callable[[], bool], otherwise: str) -> None:
-    deadline = monotonic() + _SETTLE
-    while not condition():
-        if monotonic() > deadline:
-            raise TimeoutError(otherwise)
-        sleep(0.05)
-
-
 @contextmanager
 def rdma_testbed() -> Iterator[Testbed]:
-    """A test bed on the ports of this host: Soft-RoCE on a bridge, else InfiniBand.
+    """A test bed on the ports of this host: Soft-RoCE on a bridge, else InfiniBand, else Ethernet.
 
-    Raises BackendUnavailable, also where there are too few of both.
+    Raises BackendUnavailable, also where no port can be used.
     """
     backend = RdmaBackend()
     try:
-        bridged = find_ports()
+        bridged, native = find_ports(), load()
         if len(bridged) >= PORTS_NEEDED:
-            bed = RdmaTestbed(backend, load(), bridged)
+            bed = RdmaTestbed(backend, native, bridged)
             try:
                 yield bed
             finally:
                 backend.close()
                 bed.restore()
-            return
-        infiniband = find_infiniband_ports(load())
-        if len(infiniband) < PORTS_NEEDED:
+        elif infiniband := find_infiniband_ports(native):
+            with infiniband_testbed(backend, native, infiniband) as opened:
+                yield opened
+        elif roce := find_roce_ports(native):
+            yield RoceTestbed(backend, native, roce)
+        else:
             raise BackendUnavailable(
                 "rdma",
                 UnavailableReason.NO_DEVICE,
-                f"{len(bridged)} Soft-RoCE devices on a snooping bridge and {len(infiniband)} active "
-                f"InfiniBand ports with an IPv4 address, the suite needs {PORTS_NEEDED} of one kind",
-                "run it in the lab: mcast lab run -- COMMAND",
+                "no active port has an IPv4 address, which the suite binds its ids to",
+                "`ip addr add` one to the port's interface, or run it in the lab: mcast lab run -- COMMAND",
             )
-        yield InfinibandTestbed(backend, load(), infiniband)
     finally:
         backend.close()

@@ -15,6 +15,7 @@ from mcast.wire.mcmember import RECEIVING, McMask, McMemberRecord, SaMethod
 
 _COMMON = frozenset(
     {
+        Feature.SWITCH_TABLE,
         Feature.ROUTES,
         Feature.IPV6_SOURCE,
         Feature.LINK,

@@ -278,7 +278,7 @@ static void set_limits(struct rvt_driver_params *params)
 	props->max_srq_sge = 16;
 	props->max_pkeys = SOFTIB_PKEYS;
 	props->max_mcast_grp = 16384;
-	props->max_mcast_qp_attach = 256;
+	props->max_mcast_qp_attach = 56;
 	props->max_total_mcast_qp_attach = 65536;
 	params->lkey_table_size = 16;
 	params->qp_table_size = 256;

@@ -331,6 +331,9 @@ def _sm(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
     if not port.sm_lid or not port.info.lid:
         seen = f"no subnet manager has set the port up (SM LID {port.sm_lid}, LID {port.info.lid})"
         yield _problem("SM", seen, "systemctl start opensm, here or on another host", port.name)
+    elif port.sm_silent:
+        seen = f"the subnet manager at LID {port.sm_lid} does not answer: nothing can be joined"
+        yield _problem("SM", seen, "systemctl start opensm, here or on another host", port.name)
     else:
         seen = f"LID {port.info.lid}, SM LID {port.sm_lid}, capability mask {port.capability_mask:#010x}"
         seen += {True: "", False: "; it knows no send-only members", None: "; could not be asked"}[

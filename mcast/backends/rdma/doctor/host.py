@@ -19,7 +19,7 @@ from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.hostnet import NET
 from mcast.backends.rdma.net.igmp_listener import hear_queriers
 from mcast.backends.rdma.net.ipoib import IFF_UP, IpoibInterface, interfaces_of
-from mcast.backends.rdma.sa.umad import Silent, subnet_administrator
+from mcast.backends.rdma.sa.umad import NoAnswer, Silent, subnet_administrator
 from mcast.wire import mad
 
 _CONF = Path("/proc/sys/net/ipv4/conf")
@@ -51,6 +51,7 @@ class PortFacts(NamedTuple):
     `software`      True if its packets pass the host's IP stack (Soft-RoCE)
     `igmp_version`  the IGMP version that the querier on that link has set, "" if the interface has no IGMP
     `send_only`     True if the SM knows send-only full members; None: the SM could not be asked
+    `sm_silent`     True if the SM was asked, and did not answer
     `subnets`       the IPv4 networks of the interface
     `listened`      how many seconds IGMP queries were listened for, 0 if not at all
     `querier`       the address that sent one, "" if none did
@@ -75,6 +76,7 @@ class PortFacts(NamedTuple):
     sm_lid: int = 0
     capability_mask: int = 0
     send_only: bool | None = None
+    sm_silent: bool = False
     ipoib: tuple[IpoibInterface, ...] = ()
 
     @property
@@ -184,6 +186,7 @@ def _port(
     # Soft-RoCE names it as its parent, also while it has no GID
     netdev = next(filter(None, netdevs), _read(SYSFS / device / "parent"))
     conf = _CONF / netdev
+    send_only, sm_silent = _ask_sm(device, info)
     return PortFacts(
         device=device,
         info=info,
@@ -203,7 +206,8 @@ def _port(
         bridge=_bridge(netdev, links),
         sm_lid=_number(sysfs / "sm_lid"),
         capability_mask=_number(sysfs / "cap_mask"),
-        send_only=_send_only(device, info) if info.link_layer is LinkLayer.INFINIBAND else None,
+        send_only=send_only,
+        sm_silent=sm_silent,
         ipoib=() if info.link_layer is LinkLayer.ETHERNET else interfaces_of(set(info.gids.values())),
     )
 
@@ -234,15 +238,19 @@ def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
     )
 
 
-def _send_only(device: str, info: PortInfo) -> bool | None:
-    """Whether the SA knows send-only members; None without access to /dev/infiniband/umad*, or without an
-    answer."""
+def _ask_sm(device: str, info: PortInfo) -> tuple[bool | None, bool]:
+    """Whether the SA knows send-only members, and whether it was asked and is silent.
+
+    None and False without access to /dev/infiniband/umad*.
+    """
+    if info.link_layer is not LinkLayer.INFINIBAND:
+        return None, False
     try:
         with subnet_administrator(device, info.port_num, SA_SECONDS) as sa:
             capabilities = sa.capability_mask2()
-    except Silent:
-        return None
-    return None if capabilities is None else bool(capabilities & mad.SEND_ONLY_FULL_MEMBER)
+    except Silent as silent:
+        return None, isinstance(silent, NoAnswer)
+    return None if capabilities is None else bool(capabilities & mad.SEND_ONLY_FULL_MEMBER), False
 
 
 def _container() -> str:

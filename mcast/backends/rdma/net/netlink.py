@@ -63,11 +63,13 @@ def rdma_objects() -> dict[tuple[str, str], int]:
     return dict(_object_counts(_ask(_RDMA, _RES_GET, _DUMP, b"")))
 
 
-def rdma_objects_since(before: Mapping[tuple[str, str], int]) -> tuple[str, ...]:
+def more_objects(
+    before: Mapping[tuple[str, str], int], now: Mapping[tuple[str, str], int]
+) -> tuple[str, ...]:
     """In words, of which objects there are more than `before`, but for contexts, which librdmacm keeps."""
     return tuple(
         f"{count - before.get((device, kind), 0)} {kind} on {device}"
-        for (device, kind), count in rdma_objects().items()
+        for (device, kind), count in now.items()
         if kind != "ctx" and count > before.get((device, kind), 0)
     )
 

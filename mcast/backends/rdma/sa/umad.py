@@ -1,4 +1,4 @@
-"""Asks the Subnet Administrator through libibumad, which is loaded when it is first needed.
+"""Asks the Subnet Administrator and switches through libibumad, which is loaded when it is first needed.
 
 Needs read and write access to /dev/infiniband/umad*, which only root has by default.
 """
@@ -29,6 +29,10 @@ half."""
 
 class Silent(Exception):
     """The SA did not answer in time, or cannot be asked from here."""
+
+
+class NoAnswer(Silent):
+    """The question was sent, and nothing came back in time."""
 
 
 class _Port(ctypes.Structure):
@@ -81,10 +85,11 @@ def _check(result: int, call: str) -> int:
 
 
 class SubnetAdministrator:
-    """The SA, as one port reaches it. Each question waits at most `timeout` seconds."""
+    """The SA and the switches, as one port reaches them. Each question waits at most `timeout` seconds."""
 
     def __init__(self, library: Any, port: int, agent: int, at: PortAttributes, timeout: float) -> None:
         self._library, self._port, self._agent, self.port = library, port, agent, at
+        self._smi_agent: int | None = None
         self._timeout = timeout
         self._tids = itertools.count(int(monotonic() * 1000) & 0xFFFFFF)
 
@@ -94,21 +99,48 @@ class SubnetAdministrator:
         status, data = self._ask(mad.MC_MEMBER_RECORD, int(McMask.MGID), wanted)
         return McMemberRecord.unpack(data[:RECORD_SIZE]) if status == SaStatus.OK else None
 
+    def member(self, mgid: Gid, port: Gid, sm_key: int) -> McMemberRecord | None:
+        """The record of that port in the group; None if the port is no member. Raises Silent.
+
+        The SA names members to holders of its SM_Key, and does not answer a wrong one (SA-REQUEST-5).
+        """
+        mask, wanted = int(McMask.MGID | McMask.PORT_GID), McMemberRecord(mgid=mgid, port_gid=port).pack()
+        status, data = self._ask(mad.MC_MEMBER_RECORD, mask, wanted, sm_key)
+        return McMemberRecord.unpack(data[:RECORD_SIZE]) if status == SaStatus.OK else None
+
+    def switch_sends(self, switch: int, port: int, mlid: int) -> bool:
+        """Whether the multicast table of the switch, named by its LID, sends the group to a port.
+
+        Raises Silent.
+        """
+        if self._smi_agent is None:
+            registered = self._library.umad_register(
+                self._port, mad.SMP_CLASS, mad.SMP_CLASS_VERSION, 0, None
+            )
+            self._smi_agent = _check(registered, "umad_register")
+        request = mad.get_multicast_block(next(self._tids), port, mlid)
+        answer = self._exchange(self._smi_agent, request, (switch, 0, 0, 0))
+        return mad.block_sends(answer[mad.SMP_DATA_AT :], port, mlid)
+
     def capability_mask2(self) -> int | None:
         """ClassPortInfo:CapabilityMask2, 27 bits; None if the SA does not tell. Raises Silent."""
         status, data = self._ask(mad.CLASS_PORT_INFO, 0, b"")
         return mad.capability_mask2(data) if status == SaStatus.OK else None
 
-    def _ask(self, attribute: int, mask: int, data: bytes) -> tuple[int, bytes]:
+    def _ask(self, attribute: int, mask: int, data: bytes, sm_key: int = 0) -> tuple[int, bytes]:
         """Status and data of the answer to a Get."""
-        request = mad.sa_mad(SaMethod.GET, next(self._tids), attribute, mask, data)
+        request = mad.sa_mad(SaMethod.GET, next(self._tids), attribute, mask, data, sm_key=sm_key)
+        to = (self.port.sm_lid, mad.GSI_QP, self.port.sm_sl, mad.GSI_QKEY)
+        answer = self._exchange(self._agent, request, to)
+        return int.from_bytes(answer[4:6]), answer[mad.DATA_AT :]
+
+    def _exchange(self, agent: int, request: bytes, to: tuple[int, int, int, int]) -> bytes:
+        """The answer of a LID, QP, SL and Q_Key to a MAD."""
         header, milliseconds = self._library.umad_size(), max(1, int(self._timeout * 1000))
         out = ctypes.create_string_buffer(header + mad.MAD_BYTES)
         ctypes.memmove(ctypes.byref(out, header), request, len(request))
-        self._library.umad_set_addr(out, self.port.sm_lid, mad.GSI_QP, self.port.sm_sl, mad.GSI_QKEY)
-        _check(
-            self._library.umad_send(self._port, self._agent, out, mad.MAD_BYTES, milliseconds, 0), "umad_send"
-        )
+        self._library.umad_set_addr(out, *to)
+        _check(self._library.umad_send(self._port, agent, out, mad.MAD_BYTES, milliseconds, 0), "umad_send")
         deadline = monotonic() + self._timeout
         while monotonic() <= deadline:
             back = ctypes.create_string_buffer(header + mad.MAD_BYTES)
@@ -116,9 +148,10 @@ class SubnetAdministrator:
             _check(self._library.umad_recv(self._port, back, ctypes.byref(length), milliseconds), "umad_recv")
             answer = back.raw[header:]
             if answer[_TID] == request[_TID]:
-                _check(-self._library.umad_status(back), "the SA")
-                return int.from_bytes(answer[4:6]), answer[mad.DATA_AT :]
-        raise Silent("the SA did not answer")
+                if status := self._library.umad_status(back):
+                    raise NoAnswer(f"the SA: {os.strerror(status)}")
+                return answer
+        raise NoAnswer("the SA did not answer")
 
 
 @contextmanager
