@@ -56,6 +56,7 @@ def run_tests(
     job: Sequence[str] = (),
     kernel: str | None = None,
     fabric: FabricKind = "roce",
+    ports: int = PORTS,
 ) -> GuestRun:
     """Run each group, a list of pytest's arguments, in a process of its own; then `mcast` with `job`.
 
@@ -69,7 +70,7 @@ def run_tests(
     command = [sys.executable, str(FORKING), json.dumps(steps)]
     stopped = ""
     try:
-        LabMachine(PORTS, kernel, share=[shared], fabric=fabric).run(command, cwd=PROJECT, silence=SILENCE)
+        LabMachine(ports, kernel, share=[shared], fabric=fabric).run(command, cwd=PROJECT, silence=SILENCE)
     except LabError as error:
         print(error)  # with what the guest's console said, for the report of the test that fails
         stopped = error.message

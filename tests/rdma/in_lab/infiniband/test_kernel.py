@@ -1,0 +1,251 @@
+"""What the kernel makes of the SA, measured on the lab's InfiniBand fabric: rows of docs/facts/sa.md.
+
+The evidence is OpenSM's: who is in which group, by saquery.
+"""
+
+from __future__ import annotations
+
+import errno as E
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+
+import pytest
+
+from mcast.api import CmEventType, InvalidArgument, JoinAttrEx, McastError, PortSpace, TimedOut
+from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, trusted_records
+from mcast.backends.rdma.net import hostnet
+from mcast.backends.rdma.net.ipoib import interfaces_of
+from mcast.conformance.peers import Application, eventually, new_group, raw_address, readable
+from mcast.contract.testbed import Testbed
+from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.mapping import infiniband_mgid
+from mcast.wire.mcmember import JoinState, McMemberRecord
+
+FULL, SEND_ONLY = JoinState.FULL, JoinState.SEND_ONLY_FULL
+LAB_SM = ("opensm", "-B", "-g", "0x5254000000010001")
+
+
+@pytest.fixture
+def bed(lab_bed: Testbed) -> InfinibandTestbed:
+    assert isinstance(lab_bed, InfinibandTestbed)
+    return lab_bed
+
+
+def states(group: Gid) -> list[JoinState]:
+    """The JoinStates of the group's members, as OpenSM has them."""
+    return [one.join_state for one in trusted_records() if one.mgid == group]
+
+
+def record(bed: InfinibandTestbed, group: Gid) -> McMemberRecord:
+    found = bed._sa.group(group)
+    assert found is not None
+    return found
+
+
+def broadcast(bed: InfinibandTestbed, port: IPv4Address) -> Gid:
+    """The group that the port's IPoIB interface has joined by itself."""
+    (interface,) = interfaces_of([bed._infiniband[port].gid])
+    assert interface.broadcast is not None
+    return interface.broadcast
+
+
+def opensm() -> int:
+    return int(subprocess.check_output(["pidof", "opensm"]))
+
+
+@contextmanager
+def silent_sm() -> Iterator[None]:
+    """Inside the `with`, OpenSM answers nobody."""
+    os.kill(opensm(), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(opensm(), signal.SIGCONT)
+
+
+def restart_sm() -> None:
+    pid = opensm()
+    os.kill(pid, signal.SIGTERM)
+    while Path(f"/proc/{pid}").exists():
+        os.sched_yield()
+    subprocess.run(LAB_SM, check=True, stdout=subprocess.DEVNULL)
+
+
+# --- a join -----------------------------------------------------------------
+
+
+def test_the_request_is_the_broadcast_groups_record_with_another_mgid(bed: InfinibandTestbed) -> None:
+    """SA-PATH-2, SA-PATH-3."""
+    peer = Application(bed)
+    made = record(bed, peer.join(new_group()).gid)
+    model = record(bed, broadcast(bed, peer.port))
+    assert made.qkey == 0x01234567
+    for field in ("pkey", "sl", "flow_label", "tclass", "scope"):
+        assert getattr(made, field) == getattr(model, field), field
+
+
+@pytest.mark.parametrize(
+    ("address", "mgid"),
+    [
+        (IPv4Address("239.1.1.1"), "ff12:4001:ffff::f01:101"),
+        (IPv6Address("ff0e::1:2:3"), "ff12:6001:ffff::1:2:3"),
+        (IPv6Address("ff15:a01b::7"), "ff15:a01b::7"),
+        (Mgid("ff15:beef::7"), "ff15:beef::7"),
+    ],
+)
+def test_an_address_becomes_an_mgid(
+    bed: InfinibandTestbed, address: IPv4Address | IPv6Address | Mgid, mgid: str
+) -> None:
+    """SA-MAP-2, SA-MAP-3."""
+    assert Application(bed).join(McastAddress.of(address)).gid == Gid(mgid)
+
+
+def test_the_zero_address_is_a_group_that_the_sa_names(bed: InfinibandTestbed) -> None:
+    """SA-MAP-1."""
+    peer = Application(bed)
+    peer.id.join_multicast(raw_address(IPv4Address(0)))
+    ud = peer.event().ud
+    assert ud is not None
+    assert ud.destination.gid[:4] == bytes.fromhex("ff12a01b")
+    assert states(ud.destination.gid) == [FULL]
+
+
+def test_join_flags_are_join_states(bed: InfinibandTestbed) -> None:
+    """SA-ENTRY-1, SA-ENTRY-3."""
+    assert states(Application(bed).join(new_group()).gid) == [FULL]
+    assert states(Application(bed).join(new_group(), send_only=True).gid) == [SEND_ONLY]
+
+
+def test_without_the_broadcast_group_a_join_fails_at_once(bed: InfinibandTestbed) -> None:
+    """SA-PATH-1."""
+    peer, where = Application(bed, 1), bed._infiniband[bed.ports[1]]
+    hostnet.run("ip", "link", "set", where.netdev, "down")
+    try:
+        with pytest.raises(McastError) as caught:
+            peer.id.join_multicast(new_group())
+        assert caught.value.errno == E.EADDRNOTAVAIL
+    finally:
+        hostnet.run("ip", "link", "set", where.netdev, "up")
+        hostnet.run("ip", "addr", "replace", str(where.ipv6), "dev", where.netdev, "nodad")
+        eventually(bed, lambda: interfaces_of([where.gid])[0].carrier)
+    peer.join(new_group())
+
+
+# --- many ids of one port ---------------------------------------------------
+
+
+def test_the_ids_of_a_port_are_one_member_with_the_bits_of_all(bed: InfinibandTestbed) -> None:
+    """SA-SHARE-1, SA-SHARE-2. Another port stays a member, because of SA-LEAVE-6."""
+    group, first, second, silent = new_group(), Application(bed), Application(bed), Application(bed)
+    where = bed._infiniband[first.port].gid
+    mgid = Application(bed, 1).join(group).gid
+
+    def state() -> int | None:
+        found = bed._sa.member(mgid, where, SM_KEY)
+        return found and found.join_state
+
+    for peer in (first, second):
+        peer.join(group)
+        assert state() == FULL
+    silent.join(group, send_only=True)
+    assert state() == FULL | SEND_ONLY
+    first.id.leave_multicast(group)
+    first.join(new_group())  # the leave has had its time
+    assert state() == FULL | SEND_ONLY
+    second.id.leave_multicast(group)
+    eventually(bed, lambda: state() == SEND_ONLY)
+    silent.id.leave_multicast(group)
+    eventually(bed, lambda: state() is None)
+
+
+def test_bits_that_the_port_holds_cost_no_request_and_others_time_out(bed: InfinibandTestbed) -> None:
+    """SA-SHARE-1, SA-SHARE-2, SA-STATUS-1: OpenSM does not answer, so what succeeds has not asked."""
+    group, late = new_group(), new_group()
+    first, second, third = Application(bed), Application(bed), Application(bed)
+    late_mgid = Gid(infiniband_mgid(late.address, PortSpace.UDP, broadcast(bed, third.port)))
+    mgid = first.join(group).gid
+    with silent_sm():
+        second.id.join_multicast(group)
+        ud = second.event().ud
+        third.id.join_multicast(late)
+        event = third.event(CmEventType.MULTICAST_ERROR, -E.ETIMEDOUT)
+    assert ud is not None
+    assert ud.destination.gid == mgid
+    with pytest.raises(TimedOut):
+        event.check()
+    third.id.leave_multicast(late)
+    eventually(bed, lambda: states(late_mgid) == [FULL])  # OpenSM does what it was asked, when it can
+    assert third.join(late).gid == late_mgid
+    third.id.leave_multicast(late)
+    eventually(bed, lambda: states(late_mgid) == [])
+
+
+def test_what_the_sa_refuses_is_einval(bed: InfinibandTestbed) -> None:
+    """SA-STATUS-1: of signature A01B with scope 2 the SA alone makes groups (SA-MGID-1)."""
+    peer = Application(bed)
+    peer.id.join_multicast(McastAddress.of(Mgid("ff12:a01b::1:2")))
+    event = peer.event(CmEventType.MULTICAST_ERROR, -E.EINVAL)
+    with pytest.raises(InvalidArgument):
+        event.check()
+
+
+def test_a_leave_before_the_answer_leaves_nothing(bed: InfinibandTestbed) -> None:
+    """SA-CANCEL-1, SA-CANCEL-2: the Set succeeds, a Delete follows, and no event comes."""
+    group, peer, other = new_group(), Application(bed), Application(bed, 1)
+    mgid = other.join(group).gid
+    with ThreadPoolExecutor(1) as beside:
+        with silent_sm():
+            peer.id.join_multicast_ex(JoinAttrEx.full_member(group))
+            leaving = beside.submit(peer.id.leave_multicast, group)
+        leaving.result(60)
+    peer.join(new_group())
+    assert not readable(peer.channel)
+    eventually(bed, lambda: bed.observer.port_memberships(peer.port).isdisjoint({mgid}))
+
+
+# --- what ends memberships --------------------------------------------------
+
+
+def lost(peer: Application, *groups: McastAddress) -> None:
+    """Each membership of the peer is reported lost, and is left."""
+    for _ in groups:
+        event = peer.event(CmEventType.MULTICAST_ERROR, -E.ENETRESET)
+        assert event.context in groups
+        peer.id.leave_multicast(event.context)
+
+
+def test_a_port_that_goes_down_loses_its_memberships_and_nobody_joins_again(bed: InfinibandTestbed) -> None:
+    """SA-RESET-1, SA-RESET-2."""
+    groups, peer, other = (new_group(), new_group()), Application(bed, 1), Application(bed, 2)
+    kept = other.join(groups[0], context=groups[0]).gid
+    mgids = {peer.join(group, context=group).gid for group in groups}
+    with bed.link_down(peer.port):
+        pass
+    assert bed.observer.port_memberships(peer.port).isdisjoint(mgids)
+    lost(peer, *groups)
+    assert other.channel.get_event(0) is None  # another port's
+    assert bed.observer.group_ports(kept) == {other.port}
+    peer.join(groups[0])
+    assert bed.observer.group_ports(kept) == {peer.port, other.port}
+
+
+def test_an_sm_that_restarts_knows_no_group_and_every_member_is_told(bed: InfinibandTestbed) -> None:
+    """SA-RESET-1, SA-SM-2: ClientReregister."""
+    group, peers = new_group(), [Application(bed, index) for index in range(3)]
+    (mgid,) = {peer.join(group, context=group).gid for peer in peers}
+    restart_sm()
+    for peer in peers:
+        lost(peer, group)
+    member = bed._sa.member
+    for port in bed.ports:  # IPoIB joins again by itself, and with it every join is possible again
+        eventually(bed, lambda: member(broadcast(bed, port), bed._infiniband[port].gid, SM_KEY))  # noqa: B023
+    assert states(mgid) == []
+    for peer in peers:
+        peer.join(group)
+    assert bed.observer.group_ports(mgid) == set(bed.ports[:3])
