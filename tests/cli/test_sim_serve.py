@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ..commands import MCAST, Run
 
@@ -102,13 +103,50 @@ def test_ping_groups_info_and_demo_share_it(terminals: Terminals, tmp_path: Path
     assert demo.returncode == 0, out + err
 
 
+def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals, tmp_path: Path) -> None:
+    """Each container's command as a process; their volume is a directory, and their clone this one."""
+    root = Path(__file__).parents[2]
+    about = yaml.safe_load((root / "docs" / "assets" / "sim-compose.yml").read_text("utf-8"))
+    services, here = (
+        about["services"],
+        {"/fabric/": f"{tmp_path}/", "/mcast/": f"{root}/", "/tmp/copy": "copy"},
+    )
+    assert list(services) == ["fabric", "receiver", "sender"]
+    assert about["volumes"].keys() == {"fabric"}
+    commands = []
+    for service in services.values():
+        assert service["volumes"] == ["fabric:/fabric"]
+        assert service["environment"] == {"MCAST_SIM": "/fabric/sim.sock"}
+        command: str = service["command"]
+        for there, place in here.items():
+            command = command.replace(there, place)
+        assert command.startswith("mcast ")
+        commands.append(command.split()[1:])
+    assert services["fabric"]["healthcheck"]["test"] == "test -S /fabric/sim.sock"
+    terminals.env["MCAST_SIM"] = f"{tmp_path}/sim.sock"
+    assert commands[0][:2] == ["sim", "serve"]
+    terminals.serve(*commands[0][2:])
+    receiver, sender = (terminals.start(*command) for command in commands[1:])
+    out, err = sender.communicate()
+    assert sender.returncode == 0, out + err
+    assert receiver.wait() == 0
+    assert (tmp_path / "copy").read_bytes() == (root / "README.md").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--fabric", "token-ring"), "--fabric is token-ring: there are roce and infiniband"),
         (("--ports", 100_000), "--ports is 100000: at most 65,000"),
         (("--socket", "/nowhere/sim.sock"), "cannot serve at /nowhere/sim.sock: No such file or directory"),
-        (("--group", "no-such-group"), "--group is no-such-group: this host has no such group"),
+        (
+            ("--group", "no-such-group", "--socket", "sim.sock"),
+            "--group is no-such-group: this host has no such group",
+        ),
+        (
+            ("--group", "root"),
+            "--group needs --socket PATH: nobody else may look into the user's own place",
+        ),
         (("missing.toml",), "cannot read missing.toml: No such file or directory"),
         (("missing.toml", "--ports", 2), "the file says what the fabric is: leave out --fabric and --ports"),
     ],

@@ -1,0 +1,98 @@
+"""Commands on a served fabric that test_sim_serve.py does not run: bench, record, replay, top; and MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mcast import open_endpoint
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.shared.server import FabricServer, Serving
+
+from ..commands import MCAST, Run
+from ..waiting import until
+
+GROUP = "239.1.1.1"
+SIM = ("--backend", "sim")
+
+
+@pytest.fixture(autouse=True)
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FabricServer]:
+    path = tmp_path / "fabric.sock"
+    monkeypatch.setenv("MCAST_SIM", str(path))
+    with Serving(FabricServer(Fabric.roce(ports=9, clock="wall"), path)) as server:
+        yield server
+
+
+def members(server: FabricServer) -> int:
+    return sum(bool(qp.attached) for qp in server.fabric.qps)
+
+
+def test_what_is_recorded_is_replayed_to_other_processes(
+    server: FabricServer, here: Run, tmp_path: Path
+) -> None:
+    sent = [b"message %d" % number for number in range(20)]
+
+    def talk() -> None:
+        until(lambda: members(server))
+        with open_endpoint("sim", "10.0.0.9") as endpoint, endpoint.sender(GROUP) as sender:
+            sender.send_batch(sent)
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    done = here("record", GROUP, "-o", "taken.pcapng", "-C", 20, *SIM)
+    talking.join()
+    assert done.returncode == 0, done.stderr
+    with open_endpoint("sim", "10.0.0.9") as endpoint, endpoint.join(GROUP) as group:
+        done = here("replay", "taken.pcapng", *SIM)
+        assert done.returncode == 0, done.stderr
+        found = [group.recv(10) for _ in sent]
+        assert [bytes(message.payload) for message in found if message is not None] == sent
+    assert not server.fabric.qps
+
+
+def test_top_shows_what_another_program_sends(server: FabricServer, here: Run) -> None:
+    stop = threading.Event()
+
+    def talk() -> None:
+        until(lambda: members(server))
+        with open_endpoint("sim", "10.0.0.9") as endpoint, endpoint.sender(GROUP) as sender:
+            while not stop.wait(0.01):
+                sender.send(b"again")
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    done = here("top", GROUP, "-C", 3, "--interval", 0.3, "--json", *SIM)
+    stop.set()
+    talking.join()
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    (group,) = last["groups"]
+    assert group["messages"] > 0
+    assert [source["source"] for source in group["sources"]] == ["10.0.0.9"]
+
+
+def test_bench_measures_the_served_fabric(here: Run) -> None:
+    done = here("bench", "--seconds", 0.05, "--receivers", 2, "--json", *SIM)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["messages"] > 0
+    assert (found["receivers"], found["lost"]) == (2, 0)
+
+
+@pytest.mark.long  # eight processes import the command
+def test_eight_ranks_of_mpi_share_the_served_fabric(run: Run) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.fail("this test starts ranks with mpirun: apt-get install openmpi-bin", pytrace=False)
+    mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 8)
+    env = {"MCAST_SIM": os.environ["MCAST_SIM"]}
+    done = run(*mpirun, MCAST, "bench", "--seconds", 0.3, "--json", *SIM, env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["processes"], found["receivers"], found["lost"]) == (8, 7, 0)
