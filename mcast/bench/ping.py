@@ -228,7 +228,7 @@ def ping_all(
     timeout: float,
     answered: Callable[[Peer, int, float], None] = lambda peer, seq, seconds: None,
 ) -> PingResult:
-    """Ask `count` times; Ctrl-C ends it early. Return who answered.
+    """Ask `count` times; Ctrl-C ends the pings early. Return the members that answered.
 
     size      of each ping, in bytes
     interval  seconds from one ping to the next

@@ -145,7 +145,7 @@ def apt_line(missing: Iterable[Need]) -> str:
 def require(fabric: str = "roce") -> None:
     """Raise LabUnavailableError, with the line to type, unless a guest with that fabric can boot here.
 
-    The headers are not asked for: the build of the module knows for which kernel.
+    The kernel's headers are left to the build of the module, which knows the kernel.
     """
     if (system := f"{platform.system()} {platform.machine()}") != "Linux x86_64":
         raise LabUnavailableError(

@@ -175,7 +175,7 @@ def vmlinux(bzimage: bytes) -> bytes | None:
 
 
 def boot_image(kernel: Kernel) -> Path:
-    """`kernel.image`, unpacked once into the cache: an emulated guest takes 2.5 s for that at each boot."""
+    """`kernel.image`, unpacked once into the cache, which takes an emulated guest 2.5 s at each boot."""
     config = kernel.image.with_name(f"config-{kernel.version}")
     if "CONFIG_PVH=y" not in _lines(config):  # QEMU starts an ELF kernel by its PVH entry only
         return kernel.image

@@ -1,8 +1,8 @@
 """The QEMU command line of a machine: planned by virtme-ng, with the lab's devices and init added.
 
 virtme-ng gives the machine and an initramfs with what mounts this host's files. The lab adds its serial log,
-its virtio ports and its 9p shares, and makes `guest.sh` the init: that saves the 5 s in which virtme-ng's own
-init starts udev, which nothing here needs.
+its virtio ports and its 9p shares, and makes `guest.sh` the init, because virtme-ng's own
+init takes 5 s to start udev, which nothing here needs.
 """
 
 import os
@@ -21,7 +21,7 @@ CPUS = 2
 (K-FABRIC-3)."""
 
 CHEAP = ("mitigations=off", "audit=0", "kfence.sample_interval=0", "rcupdate.rcu_expedited=1")
-"""Kernel parameters that save work: nobody attacks the guest from inside, and nobody reads its audit log."""
+"""Kernel parameters that save work, because nobody attacks the guest from inside or reads its audit log."""
 CHEAP_EMULATED = ("tsc=reliable", "clocksource=tsc", "highres=off")
 """Kernel parameters for emulation, where each use of the HPET or a one-shot timer costs a turn of QEMU's main
 loop."""
@@ -93,7 +93,7 @@ def plan(
     command += [] if kvm else ["--disable-kvm"]
     command += [] if tty else ["--script-sh", "true"]  # decides who has standard input
     command += [f"-q={word}" for word in extra]
-    # virtme-ng leaves a file in TMPDIR for an exit code that it will not fetch: the job directory is removed.
+    # The job directory, because virtme-ng leaves a file in TMPDIR, for an exit code that it will not fetch.
     environ = os.environ | {"TMPDIR": str(job), "PATH": f"{os.environ.get('PATH', '')}:{host.SYSTEM_PATH}"}
     with tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(

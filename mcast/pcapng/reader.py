@@ -14,7 +14,7 @@ from mcast.pcapng.writer import BYTE_ORDER, INTERFACE, NS, PACKET, RESOLUTION, S
 _SIMPLE_PACKET = 3
 _END, _TIME_OFFSET = 0, 14
 _MAX_BLOCK = 16 << 20
-"""More bytes than any packet needs: a larger length means that the file is damaged."""
+"""The longest block, in bytes, which is more than any packet needs. A longer one means a damaged file."""
 
 _PCAP = {
     bytes.fromhex("a1b2c3d4"): (">", 1000),

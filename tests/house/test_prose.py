@@ -26,6 +26,12 @@ INSTEAD = {
 }
 """Words, as patterns -> what to write."""
 
+HEADLESS = {
+    r"([;:|(]|(?<=[a-z])\.|, and) who (?!.*\?)": "the noun: the program that, a call that",
+    r"(\"\"\"|\||/\*) ?(It|They|Its|Their) ": "the noun: nothing stands before it that the word could mean",
+}
+"""How a sentence or a cell begins without its subject -> what to write."""
+
 
 def pages() -> Iterator[Path]:
     """Every page and module that users read."""
@@ -46,6 +52,28 @@ def found_in(text: str, pattern: str) -> list[str]:
 def test_a_plain_word_is_used(pattern: str) -> None:
     found = {path.relative_to(ROOT): found_in(path.read_text("utf-8"), pattern) for path in pages()}
     assert {path: lines for path, lines in found.items() if lines} == {}, INSTEAD[pattern]
+
+
+@pytest.mark.parametrize("pattern", HEADLESS)
+def test_a_sentence_has_its_subject(pattern: str) -> None:
+    lines = [(path, line) for path in pages() for line in path.read_text("utf-8").splitlines()]
+    found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path, line in lines if re.search(pattern, line)]
+    assert found == [], HEADLESS[pattern]
+
+
+@pytest.mark.parametrize(
+    ("line", "there"),
+    [
+        ("| who wants the lowest latency", True),
+        ("moderated: who waits for a send", True),
+        ("the caller, who looks again", False),
+        ('"""It runs wherever', True),
+        ("/* Its users leave", True),
+        ("A lab boots. It ends", False),
+    ],
+)
+def test_a_sentence_without_subject_is_seen(line: str, there: bool) -> None:
+    assert any(re.search(pattern, line) for pattern in HEADLESS) is there
 
 
 def public() -> Iterator[tuple[str, object]]:

@@ -26,7 +26,7 @@ class Update(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The book has this version: who has an older one has missed something."""
+    """The book has this version; a subscriber with an older one has missed something."""
 
     version: int
 

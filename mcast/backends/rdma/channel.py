@@ -35,7 +35,7 @@ _KINDS = {int(kind): kind for kind in CmEventType}
 
 @lru_cache(maxsize=4096)
 def _ud_param(raw: bytes) -> UdParam:
-    """Values of values: a group that is joined again has the same."""
+    """The values in an event's bytes, kept because a group that is joined again has the same."""
     fields = Ud.unpack(raw)._asdict()
     gid, is_global = Gid(fields.pop("dgid")), bool(fields.pop("is_global"))
     destination = Destination(gid=gid, is_global=is_global, **fields)
@@ -114,7 +114,9 @@ class RdmaChannel(Shared, EventChannel):
         ud = booked.ud
         if ud is None or not ud.destination.dlid or booked.id is None:  # an MLID is InfiniBand's alone
             return booked
-        bounded: CmEvent = booked.id.bounded(booked, ud)  # without the lock, as above: the SA may be asked
+        bounded: CmEvent = booked.id.bounded(
+            booked, ud
+        )  # without the lock, as above, because the SA may be asked
         return bounded
 
     def _book(self, event: NativeEvent) -> CmEvent:

@@ -83,16 +83,16 @@ class RdmaCmId(Shared, CmId):
         self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
         self._qps: list[RdmaQueuePair] = []
-        """Those that are not closed completely: a close that failed half-way is carried on."""
+        """The queue pairs that are not closed completely. The next close carries on with them."""
         self._broadcast: bytes | None = None
         """What `_group_of` makes MGIDs from, once it is known."""
         self._joins: dict[object, RdmaJoin] = {}
         """By group; whatever the port, there is one membership of each (G-JOIN)."""
         self._known_layer: tuple[object, LinkLayer | None] = None, None
-        """The last port that was asked about, and what that speaks: reading a file costs more than a join."""
+        """The last port and its link layer, kept because reading the file costs more than a join."""
         self.is_destroyed = False
         self.device_is_gone = False
-        """Whether DEVICE_REMOVAL was read: the device waits until all have let go of it."""
+        """Whether DEVICE_REMOVAL was read. The kernel removes the device when no id holds it any more."""
 
     @property
     def device(self) -> str | None:
@@ -132,7 +132,7 @@ class RdmaCmId(Shared, CmId):
             interface = self._ipoib_interface()
             try:
                 port_mtu = self.native.query_port(context, port).active_mtu
-            except McastError:  # the device is gone: another event says so
+            except McastError:  # the device is gone, which another event says
                 return event
         to = ud.destination
         found = mtu_of(to.gid, device or "", port, port_mtu, interface)

@@ -37,7 +37,7 @@ from mcast.contract.testbed import Feature, Observer
 from mcast.wire.mcmember import RECEIVING, JoinState
 
 SM_KEY = 1
-"""OpenSM's default: who has the SM_Key may see who is in a group."""
+"""OpenSM's default SM_Key. The SA tells the members of a group only to a request with this key."""
 _ANSWER = 5.0
 """Seconds that the SA or a switch may take to answer."""
 _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
@@ -48,7 +48,7 @@ _ATTACHED = Path("/sys/kernel/debug/softib/attached")
 OWN = frozenset({Feature.SWITCH_TABLE, Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
 """What any InfiniBand ports can show without disturbing their fabric."""
 SOFTIB = OWN | {Feature.ROUTES, Feature.LINK, Feature.ADDRESS_REMOVAL, Feature.ATTACH_TABLE}
-"""What the lab's ports can be made to show: they are nobody else's."""
+"""What only the lab's ports can be made to show, because nobody else uses them."""
 
 
 class InfinibandPort(NamedTuple):
@@ -102,7 +102,7 @@ def trusted_records() -> list[SaRecord]:
 
 
 def _of_ipoib(one: SaRecord) -> bool:
-    """Whether IPoIB has joined by itself, as what the host sends makes it do (RFC 4391)."""
+    """Whether IPoIB has joined the group by itself, because of a packet that the host sends (RFC 4391)."""
     return one.mgid[2:4] in _IPOIB_SIGNATURES
 
 

@@ -15,8 +15,8 @@ from mcast.interrupts import Lock, uninterrupted
 class Process:
     """The process that opened a backend.
 
-    A fork shares the device files, but not the queues: a call from the child would destroy the parent's queue
-    pairs.
+    A fork shares the device files, but not the queues, so a call from the child would destroy the parent's
+    queue pairs.
     """
 
     def __init__(self) -> None:

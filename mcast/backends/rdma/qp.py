@@ -276,7 +276,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     def _qp_error(self, call: str, phase: Phase) -> QpError:
         number, reason, unsent = self.native.failure(self._handle)
-        # ERR without any failed work: the user asked for it, and whatever is posted is flushed
+        # ERR without failed work, because the user asked for ERR: all that is posted is flushed
         status = WcStatus(number) or WcStatus.WR_FLUSH_ERR
         detail = f"the QP is in ERR: {_REASONS.get(reason, status.name)}"
         if unsent:

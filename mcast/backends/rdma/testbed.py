@@ -159,7 +159,7 @@ class RdmaTestbed(HostTestbed):
         command = [hostnet.program("rdma"), "link", "delete", device]
         self._removals[port] = subprocess.Popen(command)
         eventually(lambda: device not in self._native.device_names(), f"{device} does not go away")
-        # librdmacm does not look for removed devices once none is left: it would hold this one for ever
+        # librdmacm looks for removed devices only while one is left, and would hold this one for ever
         self._native.sync_devices()
 
     def restore(self) -> None:

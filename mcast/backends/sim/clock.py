@@ -92,12 +92,12 @@ class Clock(ABC):
         self._due.clear()
 
     # `with clock:` is one call into the fabric, which no signal ends half-way, as none ends a system call.
-    # The fastest calls, where a tenth of a microsecond counts, use `with clock.call:`, and if the clock is
-    # `watched`, calls `settle`. What is one change, and what stands in such a block anyway, holds the bare
-    # `mutex`.
+    # The fastest calls, where a tenth of a microsecond counts, use `with clock.call:` instead, and call
+    # `settle` if the clock is `watched`. Code that makes a single change, and code inside of such a block,
+    # holds the bare `mutex`.
 
     def settle(self) -> None:
-        """Do what leaving a call does besides unlocking."""
+        """Do what the end of `with clock:` does, besides unlocking."""
         with self:
             pass
 
@@ -259,7 +259,7 @@ def _pump(clock_of: ref[WallClock], mutex: Lock, sleepers: Sleepers, stopped: th
         while not stopped.is_set():
             clock = clock_of()
             left = None if clock is None else clock.run_due()
-            del clock  # the last one, maybe: then it has stopped
+            del clock  # perhaps the last reference, and then the clock has stopped
             if not stopped.is_set():
                 sleepers.sleep(left)
 

@@ -360,7 +360,7 @@ struct softib_hca *softib_hca_create(unsigned int index)
 
 void softib_hca_destroy(struct softib_hca *hca)
 {
-	/* Its users leave their groups, for which the SA must be able to answer them, before the tables go. */
+	/* The users of the device leave their groups before the tables go: the SA must still be able to answer them. */
 	WRITE_ONCE(hca->leaving, true);
 	synchronize_rcu();
 	rvt_unregister_device(&hca->rdi);

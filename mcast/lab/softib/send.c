@@ -145,7 +145,7 @@ void softib_do_send(struct rvt_qp *qp)
 		}
 	}
 	qp->s_flags &= ~RVT_S_BUSY;
-	wake_up(&priv->idle);	/* under the lock: who waits takes it before the queue pair is freed */
+	wake_up(&priv->idle);	/* under the lock, which the thread that waits takes before it frees the queue pair */
 	spin_unlock_irqrestore(&qp->s_lock, flags);
 }
 

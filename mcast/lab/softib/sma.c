@@ -197,8 +197,8 @@ static bool key_allows(struct softib_port *at, const struct ib_smp *smp)
 }
 
 /*
- * Answers a request in place. `at` is the port that it came by; who is `trusted`, the node's own kernel, needs no
- * M_Key. False: there is no answer.
+ * Answers a request in place. `at` is the port that the request came by; a `trusted` sender, which is the node's own
+ * kernel, needs no M_Key. False: there is no answer.
  */
 bool softib_sma(struct softib_port *at, struct ib_smp *smp, bool trusted)
 {

@@ -157,7 +157,7 @@ void mcast_free_qp(struct mcast_qp *self)
 	free(self);
 }
 
-/* Only receives are moderated: who waits for a send waits for room, and would wait longer. */
+/* Only receives are moderated, because a call that waits for sends waits for room, and would wait longer. */
 static int open_queues(struct mcast_qp *self, struct ibv_context *context, int *refused)
 {
 	const struct mcast_qp_init *init = &self->init;

@@ -25,7 +25,7 @@ _ONLY_IGMP = (
     (0x30, 0, 0, 9),  # load the protocol byte of the IPv4 header
     (0x15, 0, 1, _IGMP_PROTOCOL),
     (0x06, 0, 0, 0xFFFF),  # take the packet
-    (0x06, 0, 0, 0),  # drop it: data must not fill the socket's buffer
+    (0x06, 0, 0, 0),  # drop the packet, because data must not fill the socket's buffer
 )
 """Classic BPF: code, jump if true, jump if false, operand."""
 
@@ -76,7 +76,7 @@ def hear_queriers(netdevs: Collection[str], seconds: float) -> dict[str, IPv4Add
 
 def _packets() -> socket.socket:
     """IGMP of every interface, as IPv4 packets."""
-    # all protocols: a socket for IP alone comes after the bridge, which has taken the packet by then
+    # all protocols, because the bridge takes packets before a socket for IP alone would get them
     packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
     packets.setblocking(False)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in _ONLY_IGMP))

@@ -15,7 +15,7 @@ from mcast.backends.rdma.net.hostnet import NET
 from mcast.wire.addresses import Gid
 
 ENCAPSULATION = 4
-"""Bytes that IPoIB puts in front of a packet: an interface's MTU is the broadcast group's without these."""
+"""Bytes that IPoIB puts in front of a packet: an interface's MTU is the broadcast group's less these."""
 
 _INFINIBAND = "32"
 """ARPHRD_INFINIBAND, as sysfs writes it."""

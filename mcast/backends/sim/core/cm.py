@@ -53,7 +53,7 @@ _KNOWN_FAMILIES = (AF_INET, AF_INET6, AF_IB)
 _UD_TYPES = {PortSpace.UDP: {QpType.UD}, PortSpace.IPOIB: {QpType.UD}}
 _CONNECTED_TYPES = {QpType.RC, QpType.UC}
 
-# Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
+# Plain ints of this module, because looking up and combining enum members takes ten times as long.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _SEND_ONLY_FLAG, _FLAGS = int(JoinFlag.SENDONLY_FULLMEMBER), tuple(map(int, JoinFlag))
 _JOIN_MASK = int(JOIN_MASK)
@@ -195,9 +195,9 @@ class CmaId:
         self.state = IdState.IDLE
         self.interface: Interface | None = None
         self.known_group: tuple[McastAddress | None, int, object] = (None, 0, None)
-        """Of the last address: it, the partition then, its group."""
+        """The last address that was asked about, the partition at that time, and the address's group."""
         self.known_mgid: tuple[McastAddress | None, bytes, Gid] = (None, b"", ZERO_GID)
-        """Of the last join: the address, the broadcast MGID then, the MGID."""
+        """The address of the last join, the broadcast MGID at that time, and the MGID of the join."""
         self.source: IPv4Address | IPv6Address | None = None
         self.qp: Qp | None = None
         self.unread: tuple[QueuedEvent, ...] = ()

@@ -32,8 +32,8 @@ _RTS = QpState.RTS
 class Wire:
     """Carries the messages of queue pairs.
 
-    `honours_block`: the devices do what QpInit.block_loopback asks for. `is_told`: somebody asks what happens
-    to messages.
+    `honours_block` is True if the devices do what QpInit.block_loopback asks for, `is_told` if there is a
+    trace of what happens to each message.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Forwarding:
         self._kept: dict[int, Tables] = {}  # of each switch that the SM does not reach
 
     def changed(self) -> None:
-        """The SA has changed groups: the switches learn that, at once unless they are slow."""
+        """The SA has changed groups. The switches learn of the change, at once unless they are slow."""
         changed = self._sa.drain_changes()
         if self._late is None:
             for mlid in changed:

@@ -231,7 +231,7 @@ class Qp:
         if stop - start > 1:
             self._queue[0] = (burst, start + 1, stop)
         else:
-            self._queue.popleft()  # a signal is taken after a call: this one comes last
+            self._queue.popleft()  # last, because a signal is taken after a call
         return burst, start
 
     def _accept(self, burst: Burst, start: int, stop: int) -> None:

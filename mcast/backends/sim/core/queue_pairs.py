@@ -73,7 +73,9 @@ class QueuePairs:
             if (not members and len(table) >= limits.groups) or len(members) >= limits.qps_per_group:
                 result = errno.ENOMEM
             else:
-                qp.attached[gid] = lid  # first: what a send in between finds in the table, it looks up here
+                qp.attached[gid] = (
+                    lid  # first, because a send in between looks up here whatever it finds in the table
+                )
                 table[gid] = (*members, qp) if members else qp.alone
         self._receivers.forget(lid if port.is_infiniband else gid)
         if self._log.is_kept:

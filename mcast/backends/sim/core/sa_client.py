@@ -53,7 +53,7 @@ class Reset(Enum):
 
 DELETE_REPEATS = 3
 
-# Plain ints, and names of this module: to look up and to combine enum members costs ten times as much.
+# Plain ints of this module, because looking up and combining enum members takes ten times as long.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
 _COMPARED = int(McMask.COMPARED | McMask.PKEY)
 _JOIN = int(McMask.JOIN)

@@ -217,7 +217,7 @@ def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
 def program_late(fabric: Parts, delay: float) -> None:
     """From now on a switch learns of a change `delay` s after the SA has answered; 0: at once, as normally.
 
-    Reply and switch tables are not ordered (SA-SM-4): the first messages after a join are lost.
+    The first messages after a join are lost, because the SA answers before the tables are written (SA-SM-4).
     Raises ValueError on RoCE.
     """
     subnet, late = _subnet(fabric, "program_late"), ns_of(delay, "delay")

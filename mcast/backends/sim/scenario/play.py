@@ -281,7 +281,7 @@ class _Play:
         try:
             member.id.leave_multicast(member.plan.group)
         except McastError:
-            pass  # the join was refused, or the device is gone: nothing is left to leave
+            pass  # nothing is left to leave, because the join was refused or the device is gone
 
     def _out(self, member: _Member, why: str, wait: int) -> None:
         """No member (any more): leave, and join again if the plan says so."""

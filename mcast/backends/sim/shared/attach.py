@@ -89,7 +89,7 @@ def attach(
 
 
 def shared_status() -> Status:
-    """It runs wherever there are Unix sockets; whether a fabric is served now is said in words."""
+    """The provider runs wherever there are Unix sockets; the words say whether a fabric is served now."""
     return Status(True, shared_words() or f"no fabric is served now: {_SERVE}")
 
 

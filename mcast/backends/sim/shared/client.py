@@ -253,7 +253,7 @@ class _Remote(Closeable):
 
 
 class SharedEventChannel(_Remote, EventChannel):
-    """Its descriptor is an epoll: over what the server shows, the server's end, and events of here."""
+    """The channel's descriptor is an epoll over the server's flag and end, and events of this process."""
 
     def __init__(self, backend: SharedBackend) -> None:
         self._backend = backend

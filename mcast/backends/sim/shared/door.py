@@ -1,4 +1,4 @@
-"""The socket that a fabric is served on: who may come in, and which server has the place."""
+"""The socket that a fabric is served on: which users may come in, and which server has the place."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ from mcast.api import (
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 
 VERSION = 1
-"""Of what is in this file; who speaks another one is refused."""
+"""The version of the frames in this file; a client or server with another one is refused."""
 
 MOST_PAYLOAD = 96 << 10
-"""Bytes of payloads in one frame; what is more goes in several."""
+"""The most bytes of payloads in one frame; a larger batch goes in several frames."""
 MOST_MESSAGES = 1024
 """Messages in one frame."""
 MOST_FRAME = 128 << 10

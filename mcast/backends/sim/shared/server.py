@@ -1,7 +1,7 @@
-"""The server of a fabric: who attaches, which host it is, and the loop that carries out what clients ask for.
+"""The server of a fabric: which processes are attached, as which hosts, and the loop that serves them.
 
-One thread, which waits on the sockets alone. A client is a stranger: what is no request ends its session, and
-what it does not read in time, too; nobody else notices.
+One thread, which waits on the sockets alone. A client is a stranger: bytes that are no request end its
+session, and so do answers that it does not read in time; no other client notices.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class FabricServer:
         return frozenset({int(request.host)})
 
     def _taken(self) -> list[frozenset[int]]:
-        """The hosts of the clients; who sees all of them takes none."""
+        """The hosts of the clients; a client that sees all hosts takes none."""
         sessions = (client.session for client in self.clients.values() if not client.sees_all)
         return [session.hosts for session in sessions if session is not None]
 

@@ -1,5 +1,5 @@
-"""A trace as one HTML page that needs no other file: who was a member when, which messages were lost, and
-why.
+"""A trace as one HTML page that needs no other file: the memberships over time, the lost messages, and the
+reason of each loss.
 
 `story.py` decides what the page shows, and this file draws it. Times are virtual.
 """
