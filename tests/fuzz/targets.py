@@ -8,7 +8,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import io
+import os
+import selectors
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,7 +23,11 @@ import typer
 
 from mcast.api import Backend, DeviceInfo
 from mcast.backends.rdma.sa import umad
+from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
+from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.server import Client, FabricServer
+from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Trace
 from mcast.bench.echo import Answerer, Pinger
@@ -268,6 +275,75 @@ def sa_answers(data: bytes) -> None:
         assert mask is None or 0 <= mask < 1 << 27
 
 
+class _Served:
+    """A served fabric of which one client is honest; what a stranger says is carried out at once."""
+
+    def __init__(self, make: Callable[..., Fabric]) -> None:
+        self.said: list[str] = []
+        path = Path(tempfile.mkdtemp(prefix="mcast-fuzz-")) / "fabric.sock"
+        atexit.register(shutil.rmtree, path.parent)
+        self.fabric = make(ports=3, clock="wall")
+        self.server = FabricServer(self.fabric, path, say=self.said.append)
+        atexit.register(self.close)
+        self.honest, self._theirs = self.connect()
+        for text in _HONEST:
+            assert self.server._serve(self.honest, memoryview(frames.pack(text)))
+        self.before = self.tables()
+
+    def close(self) -> None:
+        self._theirs.close()
+        self.server.close()
+        self.fabric.close()
+
+    def tables(self) -> object:
+        """What the honest client has, and what a stranger might leave."""
+        ports = self.fabric.ports
+        return sorted(SimObserver(self.fabric).leftovers()), [len(port.ids) for port in ports]
+
+    def connect(self) -> tuple[Client, socket.socket]:
+        """A client, and its end of the socket."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client = self.server.clients[ours] = Client(ours, 0, "somebody")
+        self.server._selector.register(ours, selectors.EVENT_READ, client)
+        theirs.setblocking(False)  # recv_fds has flags, and does not heed them
+        return client, theirs
+
+
+_HONEST = (
+    b'{"op":"attach","host":0}',
+    b'{"op":"open_channel"}',
+    b'{"op":"create_id","channel":1,"port_space":273}',
+    b'{"op":"bind","id":2,"src":"10.0.0.1"}',
+    b'{"op":"create_qp","id":2,"init":{}}',
+    b'{"op":"attach_mcast","qp":2,"gid":"ff0e::1","lid":49153}',
+)
+_served = cache(_Served)
+
+
+def served_frames(data: bytes) -> None:
+    """Frames of a stranger, to the server of a fabric: its other client keeps what it has, nothing is left.
+
+    Each chunk is a text, and after a zero what follows the text; or after 255 the whole frame.
+    """
+    served = _served(Fabric.infiniband if data[:1] == b"i" else Fabric.roce)
+    client, theirs = served.connect()
+    with theirs:
+        for chunk in _chunks(data[1:]):
+            text, _, tail = chunk.partition(b"\0")
+            frame = chunk[1:] if chunk[:1] == b"\xff" else frames.pack(text, tail)
+            if not served.server._serve(client, memoryview(frame)):
+                break
+            with suppress(BlockingIOError):
+                _, descriptors, _, _ = socket.recv_fds(theirs, frames.MOST_FRAME, 4)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+    if client.socket in served.server.clients:
+        served.server._end(client, "")
+    assert served.tables() == served.before
+    assert not [line for line in served.said if "an error of the server" in line]
+    served.said.clear()
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
@@ -283,6 +359,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         endpoint_text,
         sa_records,
         sa_answers,
+        served_frames,
     )
 }
 
