@@ -19,6 +19,7 @@ _EVENT = ("MULTICAST_ERROR", _ENDPOINT)
 
 _REAL = "needs the real stack"
 _MEMLOCK = "only the real stack locks memory"
+_SERVED = "needs a served fabric"
 _CLOSED_FIRST = "close and destroy detach first; by plain verbs"
 
 ROWS: tuple[Row, ...] = (
@@ -118,6 +119,30 @@ ROWS: tuple[Row, ...] = (
         ),
         "kernel's cgroup-v2.rst, rdma",
         only=_REAL,
+    ),
+    Row(
+        Phase.OPEN,
+        E.EINVAL,
+        Cause(
+            "the words name no fault, or a field that the fault has not",
+            "mcast sim ctl --help",
+            "write the fault as the message says",
+        ),
+        "mcast.backends.sim.shared.control",
+        calls=("ctl",),
+        only=_SERVED,
+    ),
+    Row(
+        Phase.OPEN,
+        E.EBUSY,
+        Cause(
+            "this process taps the served fabric already",
+            "print(backend.path)",
+            "close the first tap, or tap from another process",
+        ),
+        "mcast.backends.sim.shared.tap",
+        calls=("tap",),
+        only=_SERVED,
     ),
     # --- bind
     Row(

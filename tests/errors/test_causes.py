@@ -513,7 +513,9 @@ def test_each_errno_that_a_rule_names_has_a_row() -> None:
 NOT_TOLD = {
     "EAGAIN": "means: nothing yet",
     "ECONNREFUSED": "of the socket of a served fabric: becomes BackendUnavailable",
+    "ECONNRESET": "of that socket: ends the client's session",
     "EPIPE": "of that socket: becomes the removal of the devices",
+    "EUSERS": "within that server: becomes a warning of that server; the client finds its socket closed",
 }
 """Errnos that the backends handle themselves."""
 
