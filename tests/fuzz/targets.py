@@ -25,6 +25,8 @@ from mcast.api import Backend, DeviceInfo
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
+from mcast.backends.sim.scenario.faults import words_of
+from mcast.backends.sim.scenario.words import fields_of
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.server import Client, FabricServer
 from mcast.backends.sim.testbed import SimObserver
@@ -173,6 +175,16 @@ def scenario_toml(data: bytes) -> None:
 def scenario_yaml(data: bytes) -> None:
     """A scenario in YAML is one, or BadScenario."""
     _scenario(data, "yaml")
+
+
+def fault_words(data: bytes) -> None:
+    """Words of `mcast sim ctl`: a fault that is the same in its own words, or BadScenario."""
+    words = data.decode(errors="replace").split()[:32]
+    shape = scenario_model.ScenarioTopology(link_layer="infiniband", ports=3, switches=3)
+    ports = {"ib0": 0, "ib1": 1, "ib2": 2}
+    with suppress(scenario_model.BadScenario):
+        fault = scenario_model.fault_of(fields_of(words or ["drop"], ports), shape)
+        assert scenario_model.fault_of(fields_of(words_of(fault).split(), ports), shape) == fault
 
 
 def trace_lines(data: bytes) -> None:
@@ -354,6 +366,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         capture,
         scenario_toml,
         scenario_yaml,
+        fault_words,
         trace_lines,
         addresses,
         endpoint_text,

@@ -89,6 +89,7 @@ def test_a_status_goes_by_its_name() -> None:
         status = getattr(fault, "status", None) or getattr(fault, "method", None)
         assert status is not None
         assert status.name == words.split()[-1]
+        assert fault_of(fields_of(words_of(fault).split(), PORTS), SHAPE) == fault
 
 
 @pytest.mark.parametrize(

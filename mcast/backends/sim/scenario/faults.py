@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from enum import Enum
 from functools import partial
 from itertools import count
 from typing import Any
@@ -101,12 +102,14 @@ class Planted:
 
 def words_of(fault: model.ScenarioFault) -> str:
     """The fault in the words that `mcast sim ctl` takes."""
-    fields = fault.model_dump(mode="json", exclude={"kind"}, exclude_defaults=True)
-    values = {
-        name: ",".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in fields.items()
-    }
-    return " ".join([fault.kind, *(f"{name}={value}" for name, value in values.items())])
+    fields = fault.model_dump(exclude={"kind"}, exclude_defaults=True)
+    return " ".join([fault.kind, *(f"{name}={_word(value)}" for name, value in fields.items())])
+
+
+def _word(value: object) -> str:
+    if isinstance(value, Enum):
+        return value.name
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @contextmanager
