@@ -43,6 +43,7 @@ docs: .venv/test
 bench: .venv/test
 	@PYTHON="$(PYTHON)" scripts/bootstrap bench
 	$(BIN)/pytest benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.served --keep build/bench/served.ratios.json
 	$(BIN)/python -m benchmarks.rdma.overhead
 	$(BIN)/python -m benchmarks.rdma.fast_calls
 	$(BIN)/python -m benchmarks.rdma.compare

@@ -324,18 +324,18 @@ def honest() -> list[bytes]:
         '{"op":"join","id":2,"call":"join_multicast","mask":3,"flags":0,"context":1,'
         '"addr":{"kind":"ipv4","text":"239.1.1.7"}}',
         '{"op":"get_event","channel":1}',
-        '{"op":"attach_mcast","qp":2,"gid":"ff0e::1","lid":49153}',
-        '{"op":"recv","qp":2,"max":64,"lease":true}',
-        '{"op":"give_back","qp":2,"count":1}',
-        '{"op":"repost","qp":2,"receives":[16,64]}',
-        '{"op":"modify","qp":2,"state":3}',
-        '{"op":"look","qp":2}',
+        '{"op":"attach_mcast","qp":3,"gid":"ff0e::1","lid":49153}',
+        '{"op":"recv","qp":3,"max":64,"lease":true}',
+        '{"op":"give_back","qp":3,"count":1}',
+        '{"op":"repost","qp":3,"receives":[16,64]}',
+        '{"op":"modify","qp":3,"state":3}',
+        '{"op":"look","qp":3}',
         '{"op":"groups"}',
         '{"op":"leave","id":2,"addr":{"kind":"ipv4","text":"239.1.1.7"}}',
-        '{"op":"close_qp","qp":2}',
+        '{"op":"close_qp","qp":3}',
         '{"op":"close_channel","channel":1}',
     ]
-    send = f'{{"op":"send","qp":2,"to":{to},"lengths":[3,0]}}'
+    send = f'{{"op":"send","qp":3,"to":{to},"lengths":[3,0]}}'
     frame = [frames.pack(text.encode()) for text in texts]
     frame.insert(8, frames.pack(send.encode(), b"abc"))
     return frame

@@ -61,6 +61,7 @@ def exchange(onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], *payloads
             assert there.recv(10) is not None
         onlooker.control(["drop", "10.0.0.2"])
         here.send(b"lostlost")
+        pair[0].flush()  # the fault must not end while the message is on its way to the server
         onlooker.control(["mend"])
 
 

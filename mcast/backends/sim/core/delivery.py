@@ -52,8 +52,16 @@ class Wire:
         self._held: dict[Qp, HeldBack] = {}
         self._sent = 0
 
-    def send(self, qp: Qp, to: Destination, payloads: Sequence[bytes], imm: int | None) -> int:
-        """Post the messages and carry them out; the errno of the post.
+    def send(
+        self,
+        qp: Qp,
+        to: Destination,
+        payloads: Sequence[bytes],
+        imm: int | None,
+        longest: int | None = None,
+    ) -> int:
+        """Post the messages and carry them out; the errno of the post. `longest`: its length, where that is
+        known.
 
         A failure of the device itself puts the QP into ERR, and the post returns 0 (K-DATA-16).
         """
@@ -67,7 +75,8 @@ class Wire:
             path = qp.path = self._path(qp, to)
         count = len(payloads)
         if path is not None:
-            longest = len(payloads[0]) if count == 1 else max(map(len, payloads), default=0)
+            if longest is None:
+                longest = len(payloads[0]) if count == 1 else max(map(len, payloads), default=0)
             self._carry(qp, path, make_burst((payloads, longest, path.header, imm, self._sent, None)))
         elif qp.port.is_infiniband and not qp.gone:
             self._log.unsent(qp, to, payloads, "the sender's link is down")

@@ -31,7 +31,7 @@ class Forwarding:
         if self._late is None:
             for mlid in changed:
                 self._receivers.known.pop(mlid, None)
-            self._receivers.version += 1
+            self._receivers.changed()
         else:
             for mlid in changed:
                 self._clock.call_later(self._delay, partial(self._program, mlid))

@@ -100,6 +100,7 @@ class Qp:
         "port_events",
         "qkey",
         "received",
+        "refill",
         "removals",
         "room",
         "sent",
@@ -128,6 +129,7 @@ class Qp:
         self.stamps = init.timestamps
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
+        self.refill: Callable[[], None] | None = None  # posts what was given back without a call
         self.port_events: tuple[PortEvent, ...] = ()
         self.news = False  # of the port, since a receive was empty
         self._queue: deque[tuple[Burst, int, int]] = deque()
@@ -235,6 +237,8 @@ class Qp:
         return burst, start
 
     def _accept(self, burst: Burst, start: int, stop: int) -> None:
+        if self.refill is not None:
+            self.refill()
         fits = stop - start
         if fits > self.free:
             self.no_receive += fits - self.free

@@ -49,7 +49,7 @@ class QueuePairs:
         qp.modify(QpState.RESET)
         qp.alone = ()  # it names the QP itself, and would keep it
         del self._by_number[qp.number]
-        self._receivers.version += 1
+        self._receivers.changed()
 
     def tell(self, port: Port, event: PortEvent) -> None:
         """Tell every queue pair of the port about an event of the port."""

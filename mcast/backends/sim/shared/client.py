@@ -18,7 +18,7 @@ from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from mcast.api import (
@@ -54,12 +54,14 @@ from mcast.api import (
     WcStatus,
     mcast_error,
 )
-from mcast.backends.sim.core.qp import PORT_EVENTS_KEPT, Burst, Header
+from mcast.backends.sim.core.qp import PORT_EVENTS_KEPT, Header
 from mcast.backends.sim.core.times import NS
-from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
+from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slices, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.connection import ENDED, Connection, Gone, Reply, Sleep, Unknown
+from mcast.backends.sim.shared.incoming import Ended, Incoming
+from mcast.backends.sim.shared.outgoing import Outgoing
 from mcast.backends.sim.shared.tap import Tapped
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
@@ -68,6 +70,8 @@ from mcast.interrupts import Lock, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
+
+T = TypeVar("T")
 
 _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), int(JoinFlag.FULLMEMBER)
 _PATIENCE_ANEW = 5.0
@@ -568,10 +572,11 @@ class SharedCmId(_Remote, CmId):
 class SharedQueuePair(_Remote, QueuePair):
     """The QP of an id; its descriptor is readable while messages wait, and once the server has ended."""
 
-    def __init__(self, owner: SharedCmId, made: frames.MadeQp, flag: int, qp_type: QpType) -> None:
+    def __init__(self, owner: SharedCmId, made: frames.MadeQp, fd: int, qp_type: QpType) -> None:
         self._owner, self._made, self._type = owner, made, qp_type
         self._backend, self._connection = owner._backend, owner._connection
-        self._flag = flag
+        self._incoming = Incoming(self._connection, made.number, made.word, fd)
+        self._outgoing = Outgoing(self._connection, made.number)
         self._port_events: tuple[PortEvent, ...] = ()
         self._slots: Slots | None = None
         self._failed: WcStatus | None = None
@@ -628,13 +633,15 @@ class SharedQueuePair(_Remote, QueuePair):
     def _modify(self, state: QpState) -> None:
         request = frames.ModifyQp(qp=self._made.number, state=state)
         self._ask(request, "modify", Phase.MODIFY, state=state.name)
+        self._outgoing.forget()
         self._backend.sleep.wake()
 
     def port_events(self) -> tuple[PortEvent, ...]:
         self._require_open("port_events", Phase.EVENT)
-        if not self._connection.lost and self._is_shown():
+        if not self._connection.lost:
             with suppress(McastError):
-                self._hear(self._ask(self._on("port_events"), "port_events", Phase.EVENT))
+                if self._looks("port_events", Phase.EVENT):
+                    self._ask_news("port_events", Phase.EVENT)
             self._require_open("port_events", Phase.EVENT)
         found, self._port_events = self._port_events, ()
         return found
@@ -642,13 +649,15 @@ class SharedQueuePair(_Remote, QueuePair):
     def _hear(self, events: tuple[PortEvent, ...]) -> None:
         self._port_events = (*self._port_events, *events)[-PORT_EVENTS_KEPT:]
 
-    def _is_shown(self) -> bool:
-        flag = self._flag
-        if flag < 0:
-            return False  # another thread has closed it
-        poller = select.poll()
-        poller.register(flag, select.POLLIN)
-        return bool(poller.poll(0))
+    def _looks(self, call: str, phase: Phase) -> bool:
+        """Whether the server has something to tell."""
+        return self._guarded(self._incoming.look, call, phase)
+
+    def _ask_news(self, call: str, phase: Phase) -> WcStatus | None:
+        """Hear what the port tells; the status of a QP in ERR."""
+        news: frames.QpNews = self._ask(self._on("port_events"), call, phase)
+        self._hear(news.events)
+        return news.failed
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         request = frames.AttachQp(op="attach_mcast", qp=self._made.number, gid=gid, lid=lid)
@@ -692,6 +701,9 @@ class SharedQueuePair(_Remote, QueuePair):
         about: dict[str, object] = {"gid": destination.gid}
         if self._failed is not None:
             raise QpError(self._failed, "send", Phase.SEND, about)
+        with suppress(Gone):  # which the request says in its own way
+            if self._outgoing.post(destination, part, imm):
+                return
         text = b'{"op":"send","qp":%d,"to":%b,"lengths":[%b],"imm":%b}' % (
             self._made.number,
             _as_json(destination),
@@ -699,9 +711,11 @@ class SharedQueuePair(_Remote, QueuePair):
             b"null" if imm is None else b"%d" % imm,
         )
         payload = b"".join(part)
+        where = "send", Phase.SEND, about
         while True:
             try:
-                self._connection.ask_raw("send", text, "send", Phase.SEND, about, payload)
+                sent: frames.Sent = self._connection.ask_raw("send", text, *where, payload).value
+                self._outgoing.note(destination, sent)
                 return
             except Gone:
                 self._require_open("send", Phase.SEND)
@@ -717,11 +731,16 @@ class SharedQueuePair(_Remote, QueuePair):
                 with uninterrupted():  # in SQD, until another thread takes it to RTS
                     self._backend.sleep.until([], left)
 
+    def _flush(self, timeout: float | None) -> None:
+        """The answer comes after everything that was posted before."""
+        if (failed := self._ask_news("flush", Phase.SEND)) is not None:
+            raise QpError(failed, "flush", Phase.SEND)
+
     # --- receiving ---------------------------------------------------------------------------
 
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
         with uninterrupted():
-            slices, own = self._receive(max, timeout, events, lease=True)
+            slices, own = self._receive(max, timeout, events)
             return (
                 SimBatch(slices, own.__contains__, self._give_back, self._slots) if slices else CopiedBatch()
             )
@@ -733,15 +752,14 @@ class SharedQueuePair(_Remote, QueuePair):
                 self._refuse_copy()
             return super()._recv_one(timeout)
         with uninterrupted():
-            slices, own = self._receive(1, timeout, events=False, lease=False)
+            slices, own = self._receive(1, timeout, events=False)
             if not slices:
                 return None
-            burst = slices[0][0]
-            return message_of(burst, memoryview(burst.payloads[0]), burst.header in own)
+            ((burst, place, _),) = slices
+            self._give_back(1)
+            return message_of(burst, memoryview(burst.payloads[place]), burst.header in own)
 
-    def _receive(
-        self, max: int, timeout: float | None, events: bool, lease: bool
-    ) -> tuple[list[tuple[Burst, int, int]], set[Header]]:
+    def _receive(self, max: int, timeout: float | None, events: bool) -> tuple[Slices, set[Header]]:
         """The next messages, and which of their headers are this QP's own; none once time is over."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -750,8 +768,8 @@ class SharedQueuePair(_Remote, QueuePair):
             if self._failed is not None:
                 raise QpError(self._failed, "recv", Phase.RECV)
             alive = not self._connection.lost
-            if alive and self._is_shown():
-                found = self._take(max, lease)
+            if alive:
+                found = self._take(max)
                 if found[0] or (events and self._port_events):
                     return found
             if events and self._owner.channel.pending:
@@ -759,42 +777,47 @@ class SharedQueuePair(_Remote, QueuePair):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return [], set()
-            awaited = [self._flag] if alive and not self._connection.lost else []
+            awaited = [self._incoming.descriptor()] if alive and not self._connection.lost else []
             if events:
                 awaited.append(self._owner.channel.descriptor())
             self._backend.sleep.until(awaited, left)
 
-    def _take(self, max: int, lease: bool) -> tuple[list[tuple[Burst, int, int]], set[Header]]:
-        request = frames.Receive(qp=self._made.number, max=max, lease=lease)
+    def _take(self, max: int) -> tuple[Slices, set[Header]]:
         try:
-            ask = partial(self._connection.ask, request, "recv", Phase.RECV)
-            reply = self._reply(ask, "recv", Phase.RECV)
+            found = self._guarded(partial(self._incoming.take, max), "recv", Phase.RECV)
+            failed = None
+            if not found[0] and self._looks("recv", Phase.RECV):
+                failed = self._ask_news("recv", Phase.RECV)
         except McastError:
             if self._connection.lost:
                 return [], set()
             raise
-        received: frames.Received = reply.value
-        self._hear(received.events)
-        if received.failed is not None:
-            raise QpError(received.failed, "recv", Phase.RECV)
-        slices, own, start = [], set(), 0
-        for text, imm, at, is_own, lengths in received.bursts:
-            header = _header(text)
-            payloads = []
-            for length in lengths:
-                payloads.append(reply.tail[start : start + length])
-                start += length
-            slices.append((Burst(payloads, 0, header, imm, 0, at), 0, len(payloads)))
-            if is_own:
-                own.add(header)
-        return slices, own
+        if failed is not None:
+            raise QpError(failed, "recv", Phase.RECV)
+        return found
+
+    def _guarded(self, call_it: Callable[[], T], call: str, phase: Phase) -> T:
+        """What a call to the messages here gives; the server's end is noted."""
+        self._connection.require_process(call, phase)
+        try:
+            return call_it()
+        except Unknown:
+            raise Closed(type(self).__name__, call, phase) from None
+        except Ended:
+            self._require_open(call, phase)
+            self._ask(self._on("look"), call, phase)  # says which of both has ended
+            raise Closed(type(self).__name__, call, phase) from None
+        except Gone:
+            self._require_open(call, phase)
+            self._backend.lost(self._connection)
+            raise mcast_error(E.ENODEV, call, phase, None, self._connection.why) from None
 
     def fileno(self) -> int:
         self._require_open("fileno", Phase.RECV)
-        return self._flag
+        return self._incoming.descriptor()
 
     def _give_back(self, count: int) -> None:
-        if not self._closed:
+        if not self._closed and not self._incoming.give_back(count):
             self._connection.tell(frames.GiveBack(qp=self._made.number, count=count))
 
     # --- memory ------------------------------------------------------------------------------
@@ -850,20 +873,13 @@ class SharedQueuePair(_Remote, QueuePair):
                 self._closed = True
                 self._owner.forget_qp(self)
                 self._backend.sleep.wake()
-                flag, self._flag = self._flag, -1
-                os.close(flag)
+                self._incoming.close()
 
 
 @lru_cache(maxsize=1024)
 def _as_json(destination: Destination) -> bytes:
     """The destination as a string of JSON, which holds its own JSON."""
     return frames.TEXT.dump_json(destination.model_dump_json())
-
-
-@lru_cache(maxsize=4096)
-def _header(text: str) -> Header:
-    source, group, src_qp, slid = frames.unpack_header(text)
-    return Header(source, src_qp, group, 0, 0, 0, slid)
 
 
 def _parts(payloads: list[bytes]) -> list[list[bytes]]:

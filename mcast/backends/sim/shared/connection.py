@@ -11,12 +11,14 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mcast.api import Phase, QpError, mcast_error
 from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.memory import SharedMemory
 from mcast.interrupts import Lock, interruptible, uninterrupted
 
 PATIENCE = 60.0
@@ -27,6 +29,10 @@ LOOK_AGAIN = 1.0
 request that has waited for so long may be ended by Ctrl-C."""
 
 ENDED = "the fabric is served no more"
+
+
+_MAKE_ROOM = frames.AskFor(op="make_room").model_dump_json().encode()
+_AT_ONCE = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
 class Gone(Exception):
@@ -61,6 +67,7 @@ class Connection:
         self._answers: dict[int, tuple[int, bytes, bytes, int | None]] = {}
         self._untold: list[bytes] = []
         self._whole = uninterrupted(Lock())
+        self.memory = SharedMemory()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # connect waits while many others do.
@@ -72,17 +79,52 @@ class Connection:
             except BlockingIOError:
                 raise TimeoutError(E.ETIMEDOUT, self._silence(), str(path)) from None
             self.fd = self._socket.fileno()
-            self.fabric: frames.AttachedTo = self.ask(attach, "attach", Phase.OPEN).value
+            self._attach(attach)
         except Gone:
-            self._socket.close()
+            self.close()
             if self.why != ENDED:
                 raise TimeoutError(E.ETIMEDOUT, self.why, str(path)) from None
             raise ConnectionRefusedError(
                 E.ECONNREFUSED, "the server does not let this process in", str(path)
             ) from None
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
+
+    def _attach(self, attach: frames.AttachTo) -> None:
+        """Attach, and give the server a ring."""
+        ring, text = self.memory.ring, attach.model_dump_json().encode()
+        enclosed = () if ring is None else (ring.fd,)
+        reply = self.ask_raw("attach", text, "attach", Phase.OPEN, enclosed=enclosed)
+        self.fabric: frames.AttachedTo = reply.value
+        if ring is not None:
+            ring.forget_descriptor()
+        if reply.descriptor is not None:
+            self.memory.take_page(reply.descriptor)
+
+    def post(self, payload: bytes, frame: Callable[[int], bytes]) -> bool:
+        """Write into the ring, and send the frame that says where; False without a ring. Raises Gone."""
+        ring = self.memory.ring
+        if ring is None or os.getpid() != self.pid:
+            return False
+        with self._whole:
+            if self.lost:
+                raise Gone
+            place = ring.put(payload)
+            if place is None:
+                ring.allow(self._exchange("make_room", _MAKE_ROOM)[1])
+                place = ring.put(payload)
+                if place is None:
+                    return False
+            try:
+                self._send(frame(place))
+            except OSError as error:
+                self.lose()
+                raise Gone from error
+            except BaseException:  # what is in the ring is not sent
+                self.lose()
+                raise
+        return True
 
     def ask(
         self,
@@ -104,13 +146,14 @@ class Connection:
         phase: Phase,
         arguments: dict[str, object] | None = None,
         tail: bytes = b"",
+        enclosed: Sequence[int] = (),
     ) -> Reply:
-        """The same with a request that is text already."""
+        """The same with a request that is text already, and descriptors that go with it."""
         self.require_process(call, phase)
         with self._whole:
             if self.lost:
                 raise Gone
-            kind, value, rest, descriptor = self._exchange(op, text, tail)
+            kind, value, rest, descriptor = self._exchange(op, text, tail, enclosed)
         if kind != frames.REFUSED:
             return Reply(value, rest, descriptor)
         refusal: frames.RefusedCall = value
@@ -120,13 +163,15 @@ class Connection:
             raise Unknown
         raise mcast_error(refusal.errno, call, phase, arguments, refusal.detail)
 
-    def _exchange(self, op: str, text: bytes, tail: bytes) -> tuple[int, Any, bytes, int | None]:
+    def _exchange(
+        self, op: str, text: bytes, tail: bytes = b"", enclosed: Sequence[int] = ()
+    ) -> tuple[int, Any, bytes, int | None]:
         """Each answer has the number of its request: a signal's handler may ask inside of another request,
         and then takes the answers to both.
         """
         number = next(self._numbers) & 0xFFFF
         try:
-            self._send(frames.pack(text, tail, number=number))
+            self._send(frames.pack(text, tail, number=number), enclosed)
             wait = _Wait(self._patience)
             while number not in self._answers:
                 if not wait.until(self._socket.fileno(), select.POLLIN):
@@ -142,16 +187,22 @@ class Connection:
             self.lose()
             raise
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: bytes, enclosed: Sequence[int] = ()) -> None:
+        if not self._untold and self._send_now(frame, enclosed):
+            return
         wait = _Wait(self._patience)
-        while not self._flush() or not self._send_now(frame):
+        while not self._flush() or not self._send_now(frame, enclosed):
             if not wait.until(self._socket.fileno(), select.POLLOUT):
                 self.why = self._silence()
                 raise OSError(E.ETIMEDOUT, self.why)
 
-    def _send_now(self, frame: bytes) -> bool:
+    def _send_now(self, frame: bytes, enclosed: Sequence[int] = ()) -> bool:
         try:
-            self._socket.send(frame, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            if enclosed:
+                sent_along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", enclosed))]
+                self._socket.sendmsg([frame], sent_along, _AT_ONCE)
+            else:
+                self._socket.send(frame, _AT_ONCE)
         except BlockingIOError:
             return False
         return True
@@ -241,6 +292,7 @@ class Connection:
             self.lost = True
             self._drop()
             self._socket.close()
+            self.memory.close()
 
     def _drop(self) -> None:
         """Nobody takes the answers that are here."""

@@ -7,7 +7,6 @@ stranger.
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
@@ -34,7 +33,7 @@ from mcast.api import (
 )
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 
-VERSION = 1
+VERSION = 2
 """The version of the frames in this file; a client or server with another one is refused."""
 
 MOST_PAYLOAD = 96 << 10
@@ -122,7 +121,9 @@ class AttachTo(_Request):
 class AskFor(_Request):
     """What needs no argument."""
 
-    op: Literal["devices", "groups", "seed", "open_channel", "guests", "introduction", "tap", "untap"]
+    op: Literal[
+        "devices", "groups", "seed", "open_channel", "guests", "introduction", "tap", "untap", "make_room"
+    ]
 
 
 class Command(_Request):
@@ -219,13 +220,21 @@ class SendBurst(_Request):
     imm: Word | None = None
 
 
-class Receive(_Request):
-    """`lease`: the receives stay taken until they are given back."""
+class WantRing(_Request):
+    """The descriptor of a ring that holds messages for the queue pair."""
 
-    op: Literal["recv"] = "recv"
+    op: Literal["ring"] = "ring"
     qp: Number
-    max: Annotated[int, Field(ge=1, lt=1 << 62)]
-    lease: bool
+    ring: Annotated[int, Field(ge=1, lt=1 << 62)]
+
+
+class WantPayloads(_Request):
+    """Messages that the queue pair was told of and that lie in no ring any more, by their number."""
+
+    op: Literal["payloads"] = "payloads"
+    qp: Number
+    first: Annotated[int, Field(ge=0, lt=1 << 62)]
+    count: Annotated[int, Field(ge=1, le=MOST_MESSAGES)]
 
 
 class GiveBack(_Request):
@@ -261,7 +270,8 @@ AnyRequest = Annotated[
     | ModifyQp
     | AttachQp
     | SendBurst
-    | Receive
+    | WantRing
+    | WantPayloads
     | GiveBack
     | Repost,
     Field(discriminator="op"),
@@ -315,6 +325,8 @@ class MadeQp(NamedTuple):
     depth: int
     room: int
     stamps: bool
+    word: int
+    """Where the client's ring counts the receives that it gives back; 0: nowhere, it says so."""
 
 
 class HeardEvent(NamedTuple):
@@ -337,22 +349,18 @@ class QpLook(NamedTuple):
     counters: QpCounters
 
 
-class GotBurst(NamedTuple):
-    """Messages that came together; their payloads follow the frame's text. `header` is a `pack_header`."""
+class QpNews(NamedTuple):
+    """What the port has told, and the status of a QP in ERR."""
 
-    header: str
-    imm: int | None
-    at: int | None
-    own: bool
-    lengths: list[int]
-
-
-class Received(NamedTuple):
-    """What a receive gives, what the port has told, and the status of a QP in ERR."""
-
-    bursts: list[GotBurst]
     events: tuple[PortEvent, ...]
     failed: WcStatus | None
+
+
+class Sent(NamedTuple):
+    """A send was carried out; and may be posted next time, to this number, while the page says `change`."""
+
+    slot: int | None
+    change: int
 
 
 def _answer(kind: Any) -> TypeAdapter[Any]:
@@ -379,8 +387,9 @@ ANSWERS: dict[str, TypeAdapter[Any]] = {
     "create_qp": _answer(MadeQp),
     "look": _answer(QpLook),
     "attachments": _answer(tuple[tuple[Gid, int], ...]),
-    "port_events": _answer(tuple[PortEvent, ...]),
-    "recv": _answer(Received),
+    "port_events": _answer(QpNews),
+    "send": _answer(Sent),
+    "make_room": _answer(int),
 }
 """What each request is answered with; None for those that are not here."""
 
@@ -391,17 +400,15 @@ _HEADER = Struct("<16s16sIHxx")
 
 
 @lru_cache(maxsize=4096)
-def pack_header(source: bytes, group: bytes, src_qp: int, slid: int) -> str:
-    """What receivers are told of a message's headers, as text."""
-    return _HEADER.pack(source, group, src_qp, slid).hex()
+def pack_header(source: bytes, group: bytes, src_qp: int, slid: int) -> bytes:
+    """What receivers are told of a message's headers, in 40 bytes."""
+    return _HEADER.pack(source, group, src_qp, slid)
 
 
 @lru_cache(maxsize=4096)
-def unpack_header(text: str) -> tuple[Gid, Gid, int, int]:
+def unpack_header(text: bytes) -> tuple[Gid, Gid, int, int]:
     """Source, group, QP number and LID of the sender."""
-    if not re.fullmatch("[0-9a-f]{80}", text):
-        raise ValueError("a header has 40 bytes")
-    source, group, src_qp, slid = _HEADER.unpack(bytes.fromhex(text))
+    source, group, src_qp, slid = _HEADER.unpack(text)
     return Gid(source), Gid(group), src_qp, slid
 
 

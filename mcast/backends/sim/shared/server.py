@@ -23,9 +23,11 @@ from pathlib import Path
 from mcast.api import Guest, McastError, Phase, mcast_error
 from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared import frames, posts
+from mcast.backends.sim.shared.arrivals import Pump
 from mcast.backends.sim.shared.control import Control
 from mcast.backends.sim.shared.door import Door, credentials
+from mcast.backends.sim.shared.rings import Page
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
 
 logger = logging.getLogger("mcast")
@@ -39,6 +41,7 @@ MOST_UNREAD = 16
 
 _GONE = {E.EPIPE: "", E.ECONNRESET: "", E.EAGAIN: "it does not read"}
 """Why the session of a client ends whose answer could not be sent."""
+_INT = array("i").itemsize
 
 
 class Client:
@@ -47,6 +50,8 @@ class Client:
     def __init__(self, connection: socket.socket, pid: int, program: str) -> None:
         self.socket, self.pid, self.program = connection, pid, program
         self.session: ClientSession | None = None
+        self.ring: int | None = None
+        """A descriptor that came with the first request, until the session has it."""
         self.sees_all = False
         """Whether it looks at every host, and so takes none."""
         self._passed = 0
@@ -77,15 +82,21 @@ class FabricServer:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.fabric, self.path, self._say = fabric, path, say
-        self.name = "sim-roce" if fabric.sa is None else "sim-ib"
         self.control = Control(fabric, say)
         self.clients: dict[socket.socket, Client] = {}
         self._buffer = bytearray(frames.MOST_FRAME)
         self._door = Door(path, group)
         self._selector = selectors.DefaultSelector()
+        self._pump = Pump(self._selector, Page())
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        fabric.parts.receivers.on_change = self._pump.page.change
         self._selector.register(self._door, selectors.EVENT_READ)
         self._selector.register(self._stop, selectors.EVENT_READ)
+
+    @property
+    def name(self) -> str:
+        """Of the provider whose fabric this is."""
+        return "sim-roce" if self.fabric.sa is None else "sim-ib"
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -93,13 +104,19 @@ class FabricServer:
         """Serve until `stop`."""
         serves = True
         while serves:
-            for key, _ in self._selector.select():
+            ready = self._selector.select()
+            self._pump.begin()
+            for key, _ in ready:
                 if key.fileobj is self._door:
                     self._accept()
                 elif key.fileobj == self._stop:
                     serves = False
-                else:
+                elif isinstance(key.data, Client):
                     self._read(key.data)
+                else:
+                    key.data()
+            with self.fabric.clock:
+                self._pump.end()
 
     def stop(self) -> None:
         """End `run`; from any thread, or from a signal's handler."""
@@ -110,6 +127,9 @@ class FabricServer:
         self.control.faults.close()
         for client in list(self.clients.values()):
             self._end(client, "")
+        with self.fabric.clock:
+            self.fabric.parts.receivers.on_change = None
+            self._pump.page.close()
         self._selector.close()
         self._door.close()
         os.close(self._stop)
@@ -135,20 +155,42 @@ class FabricServer:
     def _read(self, client: Client) -> None:
         for _ in range(BURST):
             try:
-                size, _, flags, _ = client.socket.recvmsg_into([self._buffer], 0, socket.MSG_DONTWAIT)
+                size = self._receive(client)
             except BlockingIOError:
                 return
             except OSError:
-                size, flags = 0, 0
-            if not size or flags & socket.MSG_TRUNC:
+                size = 0
+            if not size or size > len(self._buffer):
                 self._end(client, "" if not size else "a frame is too long")
                 return
             if not self._serve(client, memoryview(self._buffer)[:size]):
                 return
 
+    def _receive(self, client: Client) -> int:
+        """Bytes of the next frame, those without room in the buffer too. A ring comes with the first."""
+        flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC
+        if client.session is not None:
+            return client.socket.recv_into(self._buffer, 0, flags)  # the kernel drops descriptors
+        room = socket.CMSG_SPACE(_INT)
+        whole = flags | socket.MSG_CMSG_CLOEXEC
+        size, ancillary, _, _ = client.socket.recvmsg_into([self._buffer], room, whole)
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                for fd in array("i", data[: len(data) - len(data) % _INT]):
+                    if client.ring is None:
+                        client.ring = fd
+                    else:
+                        os.close(fd)
+        return size
+
     def _serve(self, client: Client, frame: memoryview) -> bool:
         """Carry out one request; whether the client is still there."""
         try:
+            if posts.is_post(frame):
+                if client.session is None:
+                    raise ValueError("the first request is not an attach")
+                client.session.post(frame)
+                return True
             _, number, text, tail = frames.unpack(frame)
             request = frames.REQUEST.validate_json(bytes(text))
             try:
@@ -219,6 +261,9 @@ class FabricServer:
             self._say(f"left: {client.program} ({client.pid}){f': {why}' if why else ''}")
         elif why:
             self._say(f"refused: {client.program} ({client.pid}): {why}")
+        if client.ring is not None:
+            os.close(client.ring)
+            client.ring = None
         client.socket.close()
 
     # --- hosts -------------------------------------------------------------------------------
@@ -234,7 +279,8 @@ class FabricServer:
         except LookupError as error:
             raise mcast_error(E.ENODEV, "attach", Phase.OPEN, None, str(error.args[0])) from None
         client.sees_all = request.host == "all" and request.bind is None
-        client.session = ClientSession(fabric, self.name, hosts)
+        ring, client.ring = client.ring, None
+        client.session = ClientSession(fabric, self.name, hosts, self._pump, ring)
         places = ", ".join(f"{port.name} {port.addresses[0]}" for port in topology.ports_of(hosts)[:4])
         self._say(f"attached: {client.program} ({client.pid}) as host {_named(hosts, topology)}: {places}")
         backend = client.session.backend
@@ -246,7 +292,8 @@ class FabricServer:
                 time.monotonic_ns() - fabric.clock.now,
                 _named(hosts, topology),
                 len(fabric.ports),
-            )
+            ),
+            descriptor=self._pump.page.fd,
         )
 
     def _hosts(self, request: frames.AttachTo, topology: Topology) -> frozenset[int]:

@@ -21,12 +21,15 @@ from mcast.backends.sim.backend import (
     SimEventChannel,
     SimQueuePair,
 )
+from mcast.backends.sim.clock import Clock
 from mcast.backends.sim.core.cm import QueuedEvent
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.arrivals import Arrivals, Pump
 from mcast.backends.sim.shared.flag import DESCRIPTORS, Flag
+from mcast.backends.sim.shared.posting import Posting
 from mcast.backends.sim.shared.tap import TapFeed
 from mcast.backends.sim.trace.events import Entry, Trace
 from mcast.errors.cause import Cause
@@ -67,24 +70,32 @@ class _Id(NamedTuple):
     number: int
     id: SimCmId
     channel: int
+    qps: set[int]
+    """One, or none. A number is never used again: a late request must not meet the next queue pair."""
 
 
 class _Qp:
-    """A queue pair, its flag, how many receives the client has leased, and what its receives hold."""
+    """A queue pair, what it receives, the word of the ring that counts it, and what its receives hold."""
 
-    def __init__(self, qp: SimQueuePair, flag: Flag, made: tuple[int, int]) -> None:
-        self.qp, self.flag, self.made = qp, flag, made
-        self.leased = 0
+    def __init__(
+        self, qp: SimQueuePair, arrivals: Arrivals, word: int, made: tuple[int, int], siblings: set[int]
+    ) -> None:
+        self.qp, self.arrivals, self.word, self.made, self.siblings = qp, arrivals, word, made, siblings
         self.bytes = made[0] * made[1]
 
 
 class ClientSession:
-    """One client: a backend on its hosts, and numbers for all that it opens."""
+    """One client: a backend on its hosts, and numbers for all that it opens.
 
-    def __init__(self, fabric: Fabric, name: str, hosts: frozenset[int]) -> None:
-        self.fabric, self.hosts = fabric, hosts
+    `ring` is the descriptor of the ring that the client came with, which is this object's from now on.
+    """
+
+    def __init__(
+        self, fabric: Fabric, name: str, hosts: frozenset[int], pump: Pump, ring: int | None
+    ) -> None:
+        self.fabric, self.hosts, self._pump = fabric, hosts, pump
+        self._posting = Posting(ring, pump.page)
         self.backend = SimBackend(fabric, name, hosts)
-        self._clock = fabric.clock
         self._numbers = count(1)
         self._channels: dict[int, _Channel] = {}
         self._ids: dict[int, _Id] = {}
@@ -96,6 +107,10 @@ class ClientSession:
         self._held = 0
         """Bytes that the receives of all queue pairs hold."""
 
+    @property
+    def _clock(self) -> Clock:
+        return self.fabric.clock
+
     def close(self) -> None:
         """The process has ended: everything is destroyed, every group left."""
         with self._clock:
@@ -104,7 +119,8 @@ class ClientSession:
             for channel in self._channels.values():
                 channel.flag.close()
             for qp in self._qps.values():
-                qp.flag.close()
+                qp.arrivals.close()
+            self._posting.leave()
             for kept in (self._channels, self._ids, self._number_of, self._qps):
                 kept.clear()
 
@@ -112,7 +128,24 @@ class ClientSession:
         """Carry out a request; None is answered with nothing. Raises McastError, ValueError."""
         with self._clock:
             method = _METHODS[request.op]
-            return method(self, request, tail)
+            found = method(self, request, tail)
+            self._pump.flush()
+            return found
+
+    def post(self, frame: memoryview) -> None:
+        """Carry out what was posted without a question. Raises ValueError for what no client posts.
+
+        A failure shows where that of a device does: in the state of the queue pair.
+        """
+        with self._clock:
+            number, to, payloads, imm, longest = self._posting.take(frame)
+            known = self._qps.get(number)
+            if known is None:
+                return  # closed by another thread meanwhile
+            core = known.qp.core
+            if longest > core.port.mtu:
+                raise ValueError("a message is larger than the MTU")
+            self.fabric.parts.wire.send(core, to, payloads, imm, longest)
 
     # --- the backend -------------------------------------------------------------------------
 
@@ -227,7 +260,7 @@ class ClientSession:
         cm_id = known.channel._create_id(request.port_space)
         assert isinstance(cm_id, SimCmId)
         number = next(self._numbers)
-        self._ids[number] = _Id(number, cm_id, request.channel)
+        self._ids[number] = _Id(number, cm_id, request.channel, set())
         self._number_of[cm_id] = number
         known.ids.add(number)
         return Answer(number)
@@ -272,13 +305,14 @@ class ClientSession:
         return Answer(None)
 
     def _forget_id(self, known: _Id) -> None:
-        self._forget_qp(known.number)
+        for number in list(known.qps):
+            self._forget_qp(number)
         self._joined -= len(known.id.core.groups)
         known.id._close()
         del self._ids[known.number], self._number_of[known.id]
         self._channels[known.channel].ids.discard(known.number)
 
-    # --- queue pairs: each has the number of its id ---------------------------------------------
+    # --- queue pairs ---------------------------------------------------------------------
 
     def _create_qp(self, request: frames.CreateQp, tail: memoryview) -> Answer:
         known, init = self._known(self._ids, request.id), request.init
@@ -290,12 +324,18 @@ class ClientSession:
         assert isinstance(qp, SimQueuePair)
         core = qp.core
         with self._or_undone(qp, "create_qp", Phase.CREATE_QP):
-            flag = Flag(lambda: core.readable or core.news)
-        core.on_readable = flag.show
-        self._qps[known.number] = made = _Qp(qp, flag, receives)
+            word, counted = self._posting.take_word()
+            try:
+                arrivals = Arrivals(core, self._pump, self._clock, counted)
+            except OSError:
+                self._posting.free_word(word)
+                raise
+        number = next(self._numbers)
+        self._qps[number] = made = _Qp(qp, arrivals, word, receives, known.qps)
+        known.qps.add(number)
         self._held += made.bytes
-        answer = frames.MadeQp(known.number, core.number, core.port.mtu, *receives, core.stamps)
-        return Answer(answer, descriptor=flag.theirs.fileno())
+        answer = frames.MadeQp(number, core.number, core.port.mtu, *receives, core.stamps, word)
+        return Answer(answer, descriptor=arrivals.theirs.fileno())
 
     def _hold(self, more: int, call: str, phase: Phase) -> None:
         if self._held + more > MOST_RECEIVES:
@@ -310,27 +350,33 @@ class ClientSession:
     def _forget_qp(self, number: int) -> None:
         known = self._qps.pop(number, None)
         if known is not None:
+            known.siblings.discard(number)
             known.qp._close()
-            known.flag.close()
+            known.arrivals.close()
+            self._posting.free_word(known.word)
             self._held -= known.bytes
 
     def _look(self, request: frames.OnQp, tail: memoryview) -> Answer:
-        core = self._known(self._qps, request.qp).qp.core
-        return Answer(frames.QpLook(core.state, core.counters))
+        known = self._settled(request.qp)
+        return Answer(frames.QpLook(known.qp.core.state, known.qp.core.counters))
+
+    def _settled(self, number: int) -> _Qp:
+        """The queue pair, with all receives posted that were given back."""
+        known = self._known(self._qps, number)
+        known.arrivals.receives.settle()
+        return known
 
     def _attachments(self, request: frames.OnQp, tail: memoryview) -> Answer:
         return Answer(tuple(self._known(self._qps, request.qp).qp.core.attached.items()))
 
     def _port_events(self, request: frames.OnQp, tail: memoryview) -> Answer:
         known = self._known(self._qps, request.qp)
-        events = known.qp.port_events()
-        known.flag.show()
-        return Answer(events)
+        news = frames.QpNews(known.qp.port_events(), known.qp.core.error)
+        known.arrivals.looked()
+        return Answer(news)
 
     def _modify(self, request: frames.ModifyQp, tail: memoryview) -> Answer:
-        known = self._known(self._qps, request.qp)
-        known.qp._modify(request.state)
-        known.flag.show()
+        self._known(self._qps, request.qp).qp._modify(request.state)
         return Answer(None)
 
     def _attach_mcast(self, request: frames.AttachQp, tail: memoryview) -> Answer:
@@ -352,43 +398,31 @@ class ClientSession:
         for length in lengths:
             payloads.append(bytes(tail[start : start + length]))
             start += length
-        qp._send(frames.destination_of(request.to), payloads, request.imm, 0)
-        return Answer(None)
+        to = frames.destination_of(request.to)
+        qp._send(to, payloads, request.imm, 0)
+        return Answer(self._posting.sent(to))
 
-    def _recv(self, request: frames.Receive, tail: memoryview) -> Answer:
-        known = self._known(self._qps, request.qp)
-        core = known.qp.core
-        most = max(1, min(request.max, frames.MOST_MESSAGES, frames.MOST_PAYLOAD // core.port.mtu))
-        slices = core.take(most)
-        if not slices:
-            core.news = False
-        taken = sum(stop - start for _, start, stop in slices)
-        if request.lease:
-            known.leased += taken
-        else:
-            core.free += taken
-        events, core.port_events = core.port_events, ()
-        known.flag.show()
-        bursts, payloads = [], list[bytes]()
-        for burst, start, stop in slices:
-            header, chosen = burst.header, burst.payloads[start:stop]
-            payloads += chosen
-            text = frames.pack_header(header.source, header.group, header.src_qp, header.slid)
-            bursts.append(
-                frames.GotBurst(text, burst.imm, burst.at, core.is_own(header), list(map(len, chosen)))
-            )
-        failed = None if slices else core.error
-        return Answer(frames.Received(bursts, events, failed), b"".join(payloads))
+    def _make_room(self, request: Any, tail: memoryview) -> Answer:
+        return Answer(self._posting.make_room())
+
+    def _ring(self, request: frames.WantRing, tail: memoryview) -> Answer:
+        found = self._known(self._qps, request.qp).arrivals.receives.ring(request.ring)
+        return Answer(None, descriptor=found)
+
+    def _payloads(self, request: frames.WantPayloads, tail: memoryview) -> Answer:
+        found = self._known(self._qps, request.qp).arrivals.receives.payloads(request.first, request.count)
+        tail_there = b"".join(found)
+        if len(tail_there) > frames.MOST_PAYLOAD:
+            raise ValueError("more payloads than a frame holds")
+        return Answer(None, tail_there)
 
     def _give_back(self, request: frames.GiveBack, tail: memoryview) -> None:
         known = self._qps.get(request.qp)
         if known is not None:  # else it was closed meanwhile, which is nobody's fault
-            count = min(request.count, known.leased)
-            known.leased -= count
-            known.qp.core.free += count
+            known.arrivals.receives.give_back(request.count)
 
     def _repost(self, request: frames.Repost, tail: memoryview) -> Answer:
-        known = self._known(self._qps, request.qp)
+        known = self._settled(request.qp)
         depth, room = receives = request.receives or known.made
         more = depth * room - known.bytes
         self._hold(more, "register", Phase.REGISTER)
@@ -443,7 +477,9 @@ _METHODS: dict[str, Callable[[ClientSession, Any, memoryview], Answer | Later | 
     "attach_mcast": ClientSession._attach_mcast,
     "detach_mcast": ClientSession._detach_mcast,
     "send": ClientSession._send,
-    "recv": ClientSession._recv,
+    "make_room": ClientSession._make_room,
+    "ring": ClientSession._ring,
+    "payloads": ClientSession._payloads,
     "give_back": ClientSession._give_back,
     "repost": ClientSession._repost,
 }

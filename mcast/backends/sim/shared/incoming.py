@@ -1,0 +1,191 @@
+"""The client's side of what a queue pair receives: headers come through a socket, payloads from rings.
+
+What is read from the socket is copied out of the senders' rings at once. A payload that its sender has
+overwritten since, because this process was slow, is asked for: the server has kept it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import lru_cache, partial
+from itertools import accumulate
+
+from mcast.api import Phase
+from mcast.backends.sim.core.qp import Burst, Header
+from mcast.backends.sim.lease import Slices
+from mcast.backends.sim.shared import frames, posts
+from mcast.backends.sim.shared.connection import Connection, Gone, Unknown
+from mcast.backends.sim.shared.rings import MASK, SIZE
+from mcast.interrupts import Lock, uninterrupted
+
+
+class Ended(Exception):
+    """The server tells no more: the queue pair is closed there, or the server has ended."""
+
+
+class Incoming:
+    """Messages of the queue pair `number`. `word`: where the ring counts what is given back; 0: nowhere.
+
+    The descriptor `fd` is this object's. May be used from several threads.
+    """
+
+    def __init__(self, connection: Connection, number: int, word: int, fd: int) -> None:
+        self._connection, self._number, self._word = connection, number, word
+        self._given = 0 if connection.memory.ring is None else connection.memory.ring.words[word]
+        self._local: deque[tuple[Burst, int, int, bool]] = deque()
+        self._looks = False
+        self._whole = uninterrupted(Lock())
+        self._shown = False
+        self._fd = fd
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(fd, select.EPOLLIN)
+        self._epoll.register(self._bell, select.EPOLLIN)
+
+    def descriptor(self) -> int:
+        """Readable while messages wait, or the server has something to tell; -1 once this is closed."""
+        return -1 if self._epoll.closed else self._epoll.fileno()
+
+    def take(self, max: int) -> tuple[Slices, set[Header]]:
+        """The next messages that are here, and which of their headers are this queue pair's own.
+
+        Raises Ended; Gone for a server that tells nonsense.
+        """
+        slices: Slices = []
+        own: set[Header] = set()
+        with self._whole:
+            while max:
+                try:
+                    if not self._local and not self._read():
+                        break
+                except (Ended, Gone, Unknown):
+                    if not slices:
+                        raise
+                    break  # what was here is not lost; the next call meets that again
+                if not self._local:
+                    continue
+                burst, start, stop, is_own = self._local.popleft()
+                if stop - start > max:
+                    self._local.appendleft((burst, start + max, stop, is_own))
+                    stop = start + max
+                max -= stop - start
+                slices.append((burst, start, stop))
+                if is_own:
+                    own.add(burst.header)
+            self._show()
+        return slices, own
+
+    def look(self) -> bool:
+        """Whether the server has said, since the last time, that there is something to ask for."""
+        with self._whole:
+            while not self._looks and self._read():
+                pass
+            self._show()
+            looks, self._looks = self._looks, False
+        return looks
+
+    def give_back(self, count: int) -> bool:
+        """Count receives as given back in the ring; whether there is a ring for that."""
+        ring = self._connection.memory.ring
+        if ring is None or not self._word:
+            return False
+        if os.getpid() != self._connection.pid:
+            return True  # a fork's copy of a batch gives nothing back
+        with self._whole:
+            if not self._epoll.closed:
+                self._given = ring.words[self._word] = (self._given + count) & MASK
+        return True
+
+    def close(self) -> None:
+        in_fork = os.getpid() != self._connection.pid  # where a thread of the parent may have the lock
+        with nullcontext() if in_fork else self._whole:
+            self._epoll.close()
+            os.close(self._fd)
+            os.close(self._bell)
+
+    # --- within the lock ---------------------------------------------------------------------
+
+    def _read(self) -> bool:
+        """Read one frame, if one is there and the server has not said to look. Raises Ended, Gone."""
+        if self._looks or self._epoll.closed:
+            return False
+        try:
+            frame = os.read(self._fd, posts.MOST_FRAME)  # a packet; the server has made that not block
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise Ended from error
+        if not frame:
+            raise Ended
+        if frame == posts.LOOK:
+            self._looks = True
+            return False
+        try:
+            number, records = posts.unpack_told(frame)
+            for told in records:
+                payloads = self._payloads(told, number)
+                burst = Burst(payloads, 0, _header(told.header), told.imm, 0, told.at)
+                self._local.append((burst, 0, len(payloads), told.own))
+                number += len(payloads)
+        except ValueError as error:  # no server of this package tells that
+            raise Gone from error
+        return True
+
+    def _payloads(self, told: posts.Told, number: int) -> list[bytes]:
+        lengths = told.lengths
+        count = lengths[0] if len(lengths) == 1 else sum(lengths)
+        copied = None
+        if told.ring:
+            reader = self._connection.memory.reader(told.ring, partial(self._ask_ring, told.ring))
+            copied = None if reader is None else reader.copy(told.place, count)
+        if copied is None:
+            copied = self._asked_for(lengths, number)
+        if len(lengths) == 1:
+            return [copied]
+        step = lengths[0]
+        if lengths.count(step) == len(lengths) and step:
+            return [copied[start : start + step] for start in range(0, count, step)]
+        ends = list(accumulate(lengths))
+        return [copied[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+    def _ask_ring(self, ring: int) -> int | None:
+        request = frames.WantRing(qp=self._number, ring=ring)
+        return self._connection.ask(request, "recv", Phase.RECV).descriptor
+
+    def _asked_for(self, lengths: Sequence[int], number: int) -> bytes:
+        """The payloads as the server has them, in as many answers as they fit in."""
+        if sum(lengths) > SIZE:
+            raise ValueError("more than any sender can send at once")
+        parts, start = [], 0
+        while start < len(lengths):
+            stop, size = start, 0
+            while stop < len(lengths) and (stop == start or size + lengths[stop] <= frames.MOST_PAYLOAD):
+                size += lengths[stop]
+                stop += 1
+            request = frames.WantPayloads(qp=self._number, first=number + start, count=stop - start)
+            tail = self._connection.ask(request, "recv", Phase.RECV).tail
+            if len(tail) != size:
+                raise ValueError(f"{len(tail)} bytes for payloads of {size}")
+            parts.append(tail)
+            start = stop
+        return b"".join(parts)
+
+    def _show(self) -> None:
+        """Make the descriptor readable while messages are here that no call has taken."""
+        here = bool(self._local) or self._looks
+        if here != self._shown and not self._epoll.closed:
+            self._shown = here
+            if here:
+                os.eventfd_write(self._bell, 1)
+            else:
+                os.eventfd_read(self._bell)
+
+
+@lru_cache(maxsize=4096)
+def _header(text: bytes) -> Header:
+    source, group, src_qp, slid = frames.unpack_header(text)
+    return Header(source, src_qp, group, 0, 0, 0, slid)

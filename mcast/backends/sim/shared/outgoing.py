@@ -1,0 +1,48 @@
+"""The client's side of what a queue pair sends: payloads go into the ring, and headers to the server.
+
+The first send to a destination is a request, whose answer says how it ended. The next ones to the same
+destination are posted without a question, as long as the server's page says that nothing has changed that a
+send depends on; so a send that cannot be carried out still fails in its own call.
+"""
+
+from __future__ import annotations
+
+from mcast.api import Destination
+from mcast.backends.sim.shared import frames, posts
+from mcast.backends.sim.shared.connection import Connection
+
+_NOTHING = frames.Sent(None, 0)
+
+
+class Outgoing:
+    """The sends of the queue pair `number`."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection, self._number = connection, number
+        self._sent: dict[Destination, frames.Sent] = {}
+        self._last: tuple[Destination | None, frames.Sent] = None, _NOTHING
+
+    def note(self, to: Destination, sent: frames.Sent) -> None:
+        """How a request to send was answered."""
+        self._sent[to] = sent
+        self._last = to, sent
+
+    def forget(self) -> None:
+        """The queue pair has changed its state: ask again."""
+        self._sent, self._last = {}, (None, _NOTHING)
+
+    def post(self, to: Destination, payloads: list[bytes], imm: int | None) -> bool:
+        """Send without a question; False if that must be asked for. Raises Gone."""
+        last, sent = self._last
+        if last is not to:  # a destination's hash takes as long as the rest
+            sent = self._sent.get(to, _NOTHING)
+            self._last = to, sent
+        page, slot = self._connection.memory.page, sent.slot
+        if slot is None or page is None or page.words[0] != sent.change:
+            return False
+        payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+        lengths = list(map(len, payloads))
+        return self._connection.post(
+            payload,
+            lambda place: posts.pack_post(posts.PostedFrame(self._number, slot, imm, place, lengths)),
+        )

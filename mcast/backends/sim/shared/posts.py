@@ -1,0 +1,109 @@
+"""The two frames of a message's path that are not JSON: what a sender posts, and what its receivers are told.
+
+Both hold headers only; the payloads lie in the sender's ring. Who reads a frame believes no length in it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from mcast.backends.sim.shared.frames import MOST_MESSAGES
+
+POST = 3
+"""What a posted frame says that it is, where other requests say 0."""
+
+_POST = Struct("<IBBHIIQ")  # the first two as in frames.PREFIX
+_IMM, _OWN, _STAMPED = 1, 2, 4
+_RECORD = Struct("<40sQQQIHBx")
+_FIRST = Struct("<Q")
+
+LOOK = b"L"
+"""A frame that tells a receiver to ask: its port has news, or its queue pair an error."""
+MOST_TOLD = 256
+"""Messages in a frame for a receiver; each takes no more than a record and a length."""
+MOST_FRAME = _FIRST.size + MOST_TOLD * (_RECORD.size + 4)
+
+
+class PostedFrame(NamedTuple):
+    """Messages in the sender's ring: the queue pair and the destination, by their numbers."""
+
+    qp: int
+    slot: int
+    imm: int | None
+    place: int
+    lengths: Sequence[int]
+
+
+class Told(NamedTuple):
+    """Messages for a receiver, which came together. `ring` 0: they lie in no ring, ask for them."""
+
+    header: bytes
+    ring: int
+    place: int
+    at: int | None
+    imm: int | None
+    own: bool
+    lengths: Sequence[int]
+
+
+def pack_post(post: PostedFrame) -> bytes:
+    """A frame."""
+    qp, slot, imm, place, lengths = post
+    head = _POST.pack(0, POST, imm is not None, slot, qp, imm or 0, place)
+    return head + array("I", lengths).tobytes()
+
+
+def is_post(frame: memoryview) -> bool:
+    """Whether a frame of a client is one of these."""
+    return len(frame) > 4 and frame[4] == POST
+
+
+def unpack_post(frame: memoryview) -> PostedFrame:
+    """What a stranger has sent. Raises ValueError for what is no post."""
+    if len(frame) < _POST.size or len(frame) - _POST.size > 4 * MOST_MESSAGES:
+        raise ValueError(f"a post of {len(frame)} bytes")
+    _, _, has_imm, slot, qp, imm, place = _POST.unpack_from(frame)
+    lengths = array("I", bytes(frame[_POST.size :]))
+    return PostedFrame(qp, slot, imm if has_imm else None, place, lengths)
+
+
+def pack_told(first: int, told: Sequence[Told]) -> bytes:
+    """A frame; `first` numbers its first message among all that the queue pair was told of."""
+    parts = [_FIRST.pack(first)]
+    for header, ring, place, at, imm, own, lengths in told:
+        flags = _IMM * (imm is not None) | _OWN * own | _STAMPED * (at is not None)
+        parts.append(_RECORD.pack(header, ring, place, at or 0, imm or 0, len(lengths), flags))
+        parts.append(array("I", lengths).tobytes())
+    return b"".join(parts)
+
+
+def unpack_told(frame: bytes) -> tuple[int, list[Told]]:
+    """The number of the first message, and the messages. Raises ValueError for what is no such frame."""
+    if len(frame) < _FIRST.size:
+        raise ValueError(f"a frame of {len(frame)} bytes")
+    return _FIRST.unpack_from(frame)[0], list(_records(frame, _FIRST.size))
+
+
+def _records(frame: bytes, at: int) -> Iterator[Told]:
+    end = len(frame)
+    while at < end:
+        lengths_at = at + _RECORD.size
+        if lengths_at > end:
+            raise ValueError("a record is cut short")
+        header, ring, place, stamp, imm, count, flags = _RECORD.unpack_from(frame, at)
+        at = lengths_at + 4 * count
+        if at > end:
+            raise ValueError("the lengths are cut short")
+        lengths = array("I", frame[lengths_at:at])
+        yield Told(
+            header,
+            ring,
+            place,
+            stamp if flags & _STAMPED else None,
+            imm if flags & _IMM else None,
+            bool(flags & _OWN),
+            lengths,
+        )

@@ -1,0 +1,480 @@
+"""Messages of a served fabric in shared memory: late readers, and strangers' posts and rings."""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from mcast import Backend, open_backend
+from mcast.api import Destination, JoinAttrEx, QpError, QpInit, QueuePair
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.faults.rules import Delay, Messages
+from mcast.backends.sim.shared import frames, posts, rings
+from mcast.backends.sim.shared.client import SharedBackend, SharedQueuePair
+from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.testbed import SimObserver
+
+from ..waiting import until
+
+GROUP = "239.1.1.1"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "fabric.sock"
+
+
+@pytest.fixture
+def server(path: Path) -> Iterator[FabricServer]:
+    with Serving(FabricServer(Fabric.roce(ports=3, clock="wall"), path)) as server:
+        yield server
+
+
+class End(NamedTuple):
+    """A process that sends to the group or receives from it."""
+
+    qp: QueuePair
+    to: Destination
+    backend: Backend
+
+    def send(self, *payloads: bytes) -> None:
+        self.qp.send(self.to, payloads)
+
+    def take(self, count: int) -> list[bytes]:
+        """The payloads of so many messages."""
+        found: list[bytes] = []
+        while len(found) < count:
+            with self.qp.recv(count - len(found), 30) as batch:
+                assert len(batch), f"{len(found)} of {count} messages came"
+                found += [bytes(message.payload) for message in batch]
+        return found
+
+    @property
+    def client(self) -> SharedQueuePair:
+        assert isinstance(self.qp, SharedQueuePair)
+        return self.qp
+
+
+@contextmanager
+def end(path: Path, sends: bool = False, depth: int = 512) -> Iterator[End]:
+    with open_backend("sim", socket=path) as backend, backend.event_channel() as channel:
+        cm_id = channel.create_id()
+        cm_id.bind_addr(backend.devices()[0].ports[0].addresses[0])
+        qp = cm_id.create_qp(QpInit(max_recv_wr=depth))
+        cm_id.join_multicast_ex(JoinAttrEx.send_only(GROUP) if sends else JoinAttrEx.full_member(GROUP))
+        event = channel.get_event(30)
+        assert event is not None
+        ud = event.check().ud
+        assert ud is not None
+        yield End(qp, ud.destination, backend)
+
+
+@pytest.fixture
+def receiver(server: FabricServer, path: Path) -> Iterator[End]:
+    with end(path) as made:
+        yield made
+
+
+@pytest.fixture
+def sender(receiver: End, path: Path) -> Iterator[End]:
+    """It has sent a message, so that from now on it posts."""
+    with end(path, sends=True) as made:
+        made.send(b"first")
+        assert receiver.take(1) == [b"first"]
+        yield made
+
+
+def core_of(server: FabricServer, made: End) -> Qp:
+    return next(qp for qp in server.fabric.qps if qp.number == made.qp.qp_num)
+
+
+def descriptors() -> int:
+    """How many this process has open, the server's among them."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def asked(made: End, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests that the process makes from now on."""
+    backend = made.backend
+    assert isinstance(backend, SharedBackend)
+    connection, found = backend.connection(), list[str]()
+    exchange = connection._exchange
+
+    def noted(op: str, *rest: object) -> object:
+        found.append(op)
+        return exchange(op, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(connection, "_exchange", noted)
+    return found
+
+
+# --- the way of a message ---------------------------------------------------------------------------
+
+
+def test_messages_go_without_a_question(sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of a sender maps its ring; then neither side waits for the server."""
+    sender.send(b"a", b"", b"ccc")
+    assert receiver.take(3) == [b"a", b"", b"ccc"]
+    there, here = asked(sender, monkeypatch), asked(receiver, monkeypatch)
+    sizes = [(number * 37) % 1025 for number in range(200)]
+    for start in range(0, 200, 50):
+        sender.send(*(bytes([number]) * sizes[number] for number in range(start, start + 50)))
+    sender.qp.send_one(sender.to, b"single", 7)
+    assert receiver.take(200) == [bytes([number]) * sizes[number] for number in range(200)]
+    with receiver.qp.recv(1, 30) as batch:
+        assert [(bytes(one.payload), one.imm, one.src_qp) for one in batch] == [
+            (b"single", 7, sender.qp.qp_num)
+        ]
+    assert (there, here) == ([], [])
+
+
+def test_the_server_does_not_read_payloads(
+    server: FabricServer, sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = rings.RingPayloads._bytes
+
+    def refused(payloads: rings.RingPayloads, index: int) -> bytes:
+        raise AssertionError("a payload was read")
+
+    monkeypatch.setattr(rings.RingPayloads, "_bytes", refused)
+    sender.send(bytes(1000), bytes(10))
+    assert receiver.take(2) == [bytes(1000), bytes(10)]
+    monkeypatch.setattr(rings.RingPayloads, "_bytes", read)
+
+
+def test_an_overtaken_reader_gets_what_its_receives_hold(server: FabricServer, path: Path) -> None:
+    """The sender goes round its ring twice meanwhile, and waits for nobody."""
+    size, depth = 1024, 2 * rings.SIZE // 1024
+    with end(path, depth=depth) as receiver, end(path, sends=True) as sender:
+        sender.send(b"first")
+        payloads = [number.to_bytes(4, "little") * (size // 4) for number in range(2 * depth)]
+        for start in range(0, 2 * depth, 64):
+            sender.send(*payloads[start : start + 64])
+        sender.qp.flush()
+        core = core_of(server, receiver)
+        assert (core.received, core.no_receive) == (depth, depth + 1)
+        assert receiver.take(depth) == [b"first", *payloads[: depth - 1]]
+        counters = receiver.qp.counters
+        assert (counters.received, counters.recv_free) == (depth, depth)
+
+
+def test_a_delayed_message_outlives_its_place_in_the_ring(
+    server: FabricServer, sender: End, receiver: End
+) -> None:
+    with server.fabric.rules.when(Messages(nth=1), Delay(1 << 60)):
+        sender.send(b"late" * 100)
+        sender.qp.flush()
+    for _ in range(2 * rings.SIZE // (64 * 1024)):
+        sender.send(*[bytes(1024)] * 64)
+        receiver.take(64)
+    with server.fabric.clock as _:
+        ((_, _, deliver),) = server.fabric.clock._due
+        deliver()
+        server.fabric.clock._due.clear()
+    assert receiver.take(1) == [b"late" * 100]
+
+
+def test_receives_are_given_back_without_a_call(
+    server: FabricServer, sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, here = core_of(server, receiver), asked(receiver, monkeypatch)
+    sender.send(*[b"x"] * 512)
+    sender.qp.flush()
+    assert (core.free, core.no_receive) == (0, 0)
+    with receiver.qp.recv(200, 30) as batch:
+        assert len(batch) == 200
+        assert receiver.qp.recv_one(30) is not None
+        sender.send(b"y", b"y")
+        sender.qp.flush()
+        assert (core.free, core.no_receive) == (0, 1)
+    sender.send(b"z")
+    sender.qp.flush()
+    assert (core.free, core.no_receive) == (199, 1)
+    assert set(here) <= {"ring"}
+
+
+def test_the_descriptor_is_readable_while_messages_are_here(sender: End, receiver: End) -> None:
+    poller = select.poll()
+    poller.register(receiver.qp.fileno(), select.POLLIN)
+    sender.send(b"a", b"b", b"c")
+    for _ in range(3):
+        assert poller.poll(30_000)
+        assert receiver.qp.recv_one(0) is not None
+    assert poller.poll(0) == []
+
+
+@pytest.mark.parametrize("what", ["link", "error"])
+def test_a_send_that_cannot_be_carried_out_fails_in_its_own_call(
+    server: FabricServer, sender: End, receiver: End, what: str
+) -> None:
+    core = core_of(server, sender)
+    sender.send(b"still posted")
+    sender.qp.flush()
+    if what == "link":
+        server.fabric.set_link(core.port, False)
+    else:
+        server.fabric.fail_qp(core)
+    with pytest.raises(QpError):
+        sender.send(b"lost")
+
+
+def test_a_client_without_sealed_memory_asks_for_everything(
+    server: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError("no memory files here")
+
+    with end(path) as ringed:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", refused)
+            poor = ExitStack()
+            receiver = poor.enter_context(end(path))
+            sender = poor.enter_context(end(path, sends=True))
+        with poor:
+            for number in range(3):
+                sender.send(bytes([number]) * 1024, b"")
+                for one in (receiver, ringed):
+                    assert one.take(2) == [bytes([number]) * 1024, b""]
+            assert receiver.qp.counters.recv_free == 512
+
+
+def test_senders_that_come_and_go_leave_nothing_behind(server: FabricServer, path: Path) -> None:
+    with end(path) as receiver:
+        counts = []
+        for number in range(12):
+            with end(path, sends=True) as sender:
+                for text in (b"one", b"two"):
+                    sender.send(text, bytes([number]))
+                    assert receiver.take(2) == [text, bytes([number])]
+            until(lambda: len(server.clients) == 1)
+            counts.append(descriptors())
+        assert counts[2:] == [counts[2]] * 10
+        assert sum(map(bool, server._pump.page.words[1:])) == 1
+
+
+# --- rings ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page() -> rings.Page:
+    return rings.Page()
+
+
+def pair(page: rings.Page) -> tuple[rings.RingWriter, rings.Outbox]:
+    writer = rings.RingWriter()
+    return writer, rings.Outbox(os.dup(writer.fd), page)
+
+
+def test_a_ring_goes_round_and_a_late_reader_notices(page: rings.Page) -> None:
+    random, (writer, outbox) = Random(14), pair(page)
+    reader = rings.RingReader(writer.fd)
+    kept: list[tuple[rings.RingPayloads, int, bytes]] = []
+    late = 0
+    for _ in range(400):
+        payload = random.randbytes(random.randrange(1, 60_000))
+        place = writer.put(payload)
+        if place is None:
+            writer.allow(outbox.make_room())
+            place = writer.put(payload)
+        assert place is not None
+        kept.append((outbox.take(place, [len(payload)]), place, payload))
+        if len(kept) > 100:
+            taken, place, payload = kept.pop(random.randrange(50))
+            assert taken[0] == payload
+            copied = reader.copy(place, len(payload))
+            assert copied in (None, payload)
+            late += copied is None
+    assert 50 < late < 300
+
+
+def test_the_server_believes_no_place(page: rings.Page) -> None:
+    _, outbox = pair(page)
+    for place, lengths in (
+        (rings.SIZE - 10, [11]),
+        (rings.SIZE, [1]),
+        (0, [rings.SIZE + 1]),
+        (1 << 63, [1]),
+        (0, [0xFFFFFFFF] * 1024),
+    ):
+        with pytest.raises(ValueError, match="messages at"):
+            outbox.take(place, lengths)
+    assert list(outbox.take(rings.SIZE - 10, [10])) == [bytes(10)]
+    outbox.make_room()
+    with pytest.raises(ValueError, match="kept from"):
+        outbox.take(0, [1])
+
+
+def test_a_client_believes_no_place_either() -> None:
+    reader = rings.RingReader(rings.RingWriter().fd)
+    for place, count in ((rings.SIZE - 10, 11), (0, -1), (0, rings.SIZE + 1)):
+        with pytest.raises(ValueError, match="has no"):
+            reader.copy(place, count)
+
+
+def test_what_many_small_sends_hold_is_bounded(page: rings.Page) -> None:
+    """None is forgotten that somebody waits for."""
+    writer, outbox = pair(page)
+    kept = []
+    for number in range(2 * rings.MOST_LIVE):
+        place = writer.put(bytes([number % 251]))
+        assert place is not None
+        kept.append(outbox.take(place, [1]))
+    assert len(outbox._live) <= rings.MOST_LIVE
+    assert [one[0][0] for one in kept] == [number % 251 for number in range(len(kept))]
+
+
+def test_a_ring_can_be_neither_shrunk_nor_written_by_others() -> None:
+    import mmap
+
+    writer = rings.RingWriter()
+    for forbidden in (
+        lambda: os.ftruncate(writer.fd, 0),
+        lambda: os.pwrite(writer.fd, b"x", 0),
+        lambda: mmap.mmap(writer.fd, rings.HEAD),
+    ):
+        with pytest.raises(PermissionError):
+            forbidden()
+
+
+# --- strangers ----------------------------------------------------------------------------------------
+
+
+class Stranger:
+    """A client that has a queue pair in the group, a destination to post to, and no manners."""
+
+    def __init__(self, path: Path, ring: int) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(30)
+        self.socket.connect(str(path))
+        sent_along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [ring]))]
+        attach = frames.AttachTo(host=2).model_dump_json().encode()
+        self.socket.sendmsg([frames.pack(attach)], sent_along)
+
+    def answer(self) -> bytes:
+        """b"" once the server has ended the session."""
+        try:
+            return self.socket.recv(frames.MOST_FRAME)
+        except ConnectionResetError:
+            return b""
+
+    def ready(self, destination: Destination) -> None:
+        to = destination.model_dump_json().replace('"', '\\"')
+        for text in (
+            '{"op":"open_channel"}',
+            '{"op":"create_id","channel":1,"port_space":273}',
+            '{"op":"bind","id":2,"src":"10.0.0.3"}',
+            '{"op":"create_qp","id":2,"init":{"max_recv_wr":64}}',
+            f'{{"op":"send","qp":3,"to":"{to}","lengths":[],"imm":null}}',
+        ):
+            assert self.answer()
+            self.socket.send(frames.pack(text.encode()))
+        kind, _, text_of, _ = frames.unpack(memoryview(self.answer()))
+        assert kind == frames.OK, bytes(text_of)
+
+
+@contextmanager
+def stranger(path: Path, ring: int) -> Iterator[Stranger]:
+    made = Stranger(path, ring)
+    with made.socket:
+        yield made
+
+
+def unsealed() -> int:
+    fd = os.memfd_create("unsealed")
+    os.ftruncate(fd, rings.HEAD + rings.SIZE)
+    return fd
+
+
+def short() -> int:
+    return rings.make(4096)[0]
+
+
+def no_memory() -> int:
+    return os.open("/dev/zero", os.O_RDONLY)
+
+
+@pytest.mark.parametrize("make", [unsealed, short, no_memory])
+def test_what_is_no_ring_ends_its_session(server: FabricServer, path: Path, make: Callable[[], int]) -> None:
+    fd = make()
+    with end(path) as receiver, end(path, sends=True) as sender:
+        before = descriptors()
+        with stranger(path, fd) as client:
+            assert client.answer() == b""
+        sender.send(b"still here")
+        assert receiver.take(1) == [b"still here"]
+        until(lambda: descriptors() == before)
+    os.close(fd)
+
+
+def wild(random: Random) -> bytes:
+    """A post: right, or with any of its numbers wrong, or with some bits the other way."""
+    odd = random.random() < 0.5
+    lengths = random.choice(([5], [1, 2], [], [1024], [0xFFFFFFFF], [0] * 1024, [0] * 1025, [rings.SIZE]))
+    place = random.choice((0, 64, rings.SIZE - 1, rings.SIZE, 1 << 40, (1 << 64) - 1)) if odd else 64
+    frame = posts.pack_post(
+        posts.PostedFrame(
+            random.choice((3, 3, 3, 0, 77, 0xFFFFFFFF)),
+            random.choice((0, 0, 0, 1, 0xFFFF)) if odd else 0,
+            random.choice((None, 9)),
+            place,
+            lengths if odd else [5],
+        )
+    )
+    made = bytearray(frame)
+    if random.random() < 0.3:
+        made[random.randrange(len(made))] ^= 1 << random.randrange(8)
+    if random.random() < 0.1:
+        del made[random.randrange(len(made)) :]
+    return bytes(made) or b"\0"
+
+
+def test_posts_and_rings_of_strangers_harm_only_themselves(
+    server: FabricServer, path: Path, long: bool
+) -> None:
+    """A million posts with --long; the words of the rings change all the while."""
+    random, count, observer = Random(14), 0, SimObserver(server.fabric)
+    with end(path) as receiver, end(path, sends=True) as sender:
+        sender.send(b"first")
+        receiver.take(1)
+        before = sorted(observer.leftovers())
+        while count < (1_000_000 if long else 1_500):
+            writer = rings.RingWriter()
+            with stranger(path, writer.fd) as client:
+                writer.forget_descriptor()
+                client.ready(sender.to)
+                core = next(qp for qp in server.fabric.qps if str(qp.port.addresses[0]) == "10.0.0.3")
+                with suppress(OSError):
+                    for _ in range(200):
+                        writer.words[random.randrange(8)] = random.getrandbits(64)
+                        client.socket.send(wild(random))
+                        count += 1
+                assert 0 <= core.free <= core.depth
+            until(lambda: len(server.clients) == 2)
+            until(lambda: receiver.qp.recv_one(0) is None and receiver.qp.counters.recv_free == 512)
+            sender.send(b"still here")
+            assert receiver.take(1) == [b"still here"]
+        assert sorted(observer.leftovers()) == before
+
+
+def test_a_count_of_given_back_receives_is_never_believed_beyond_what_is_out(
+    server: FabricServer, sender: End, receiver: End
+) -> None:
+    core, ring = core_of(server, receiver), receiver.client._connection.memory.ring
+    assert ring is not None
+    sender.send(*[b"x"] * 10)
+    sender.qp.flush()
+    for word in (1 << 63, 3, 0, (1 << 64) - 1):
+        ring.words[receiver.client._made.word] = word
+        sender.send(b"y")
+        sender.qp.flush()
+        assert core.free <= core.depth
