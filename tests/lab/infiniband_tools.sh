@@ -1,11 +1,12 @@
 # Runs the field's own tools, none of them ours, on the lab's InfiniBand fabric of four ports and three switches.
 # What each says is kept in the directory $1 as NAME.out, its exit status as NAME.status. Then come faults, by the
-# module's files in debugfs, and $2 malformed management datagrams, sent by the Python $3.
+# module's files in debugfs, $2 malformed management datagrams, sent by the Python $3, and $4 lives of queue pairs.
 here=$(dirname "$0")
 cd "$1" || exit 1
 debug=/sys/kernel/debug/softib
 leaf_2=0x5254000000020021
 mgid=ff12:4001:ffff::f01:107 # of 239.1.1.7 for PS_UDP
+late_mgid=ff12:4001:ffff::f01:108 # of 239.1.1.8
 
 kept() { # name, command
     kept=$1
@@ -43,12 +44,35 @@ kept portinfo smpquery portinfo -D 0,1,2 1
 kept no_such_port smpquery portinfo -D 0,1 9
 kept before.2 perfquery -x -G 0x5254000000010011 1
 kept before.4 perfquery -x -G 0x5254000000010031 1
+cat "$debug/tap" >tap.pcapng &
+tap=$!
+until [ -s tap.pcapng ]; do sleep 0.05; done
+cat "$debug/tap" >/dev/null 2>second_reader.txt
 passes forth "2 3" 2 1
+# A message's MGID stands before its BTH, whose first byte says: with an immediate.
+until [ "$(LC_ALL=C grep -aoP "\xff\x12\x40\x01\xff\xff\x00{6}\x0f\x01\x01\x07\x65" tap.pcapng | wc -l)" -ge 300 ]; do
+    sleep 0.05
+done
+kill "$tap"
 kept after.2 perfquery -x -G 0x5254000000010011 1
 kept after.4 perfquery -x -G 0x5254000000010031 1
 passes back 1 1 2 -o
 kept reset perfquery -x -R -G 0x5254000000010011 1
 kept cleared perfquery -x -G 0x5254000000010011 1
+
+# Switch 2 gets its entry, and does not use it yet: its two HCAs are members, and hear nothing.
+echo "switch2 hold" >"$debug/tables"
+kept held.tables cat "$debug/tables"
+for port in 2 4; do (kept "late.$port" mckey -m 239.1.1.8 -b "10.77.0.$port" -C 3 -S 64) & done
+until mlid=$(saquery -C softib1 -g | sed -n "/$late_mgid/{n;s/.*Mlid\.*//p}") && [ -n "$mlid" ] &&
+    ibroute -M -G "$leaf_2" | grep -qi "^$mlid .*x"; do sleep 0.05; done
+until [ "$(grep -c "^softib[24] .*:0f01:0108 " "$debug/attached")" = 2 ]; do sleep 0.05; done
+kept held.before perfquery -x -G 0x5254000000010031 1
+kept held.sender mckey -s -m 239.1.1.8 -b 10.77.0.1 -C 200 -S 64
+kept held.after perfquery -x -G 0x5254000000010031 1
+[ "$(finished late "2 4")" = 0 ] && echo "nothing was heard" >held.txt
+echo "switch2 0" >"$debug/tables"
+until [ "$(finished late "2 4")" = 2 ]; do kept late.sender mckey -s -m 239.1.1.8 -b 10.77.0.1 -C 3 -S 64; done
 
 state() { cut -d: -f1 "/sys/class/infiniband/$1/ports/1/state"; }
 known() { saquery -C softib1 NR | grep -c "NodeDescription.*softib[0-9]"; }
@@ -63,18 +87,50 @@ until [ "$(known)" = 2 ]; do sleep 0.05; done
 kept cut cat "$debug/links"
 echo "switch0/2 in" >"$debug/links"
 until [ "$(known)" = 4 ] && [ "$(state softib2)$(state softib4)" = 44 ]; do sleep 0.05; done
-for line in "softib5 out" "softib0 out" "switch3/1 out" "switch0/9 in" "softib1 away" "nothing" ""; do
-    echo "$line" >"$debug/links" || echo "refused: $line"
-done >refused.txt 2>/dev/null
+echo "softib4 down" >"$debug/links"
+kept down ibstat softib4
+echo "softib4 up" >"$debug/links"
+until [ "$(state softib4)" = 4 ]; do sleep 0.05; done
+kept up ibstat softib4
+while IFS=: read -r file line; do
+    echo "$line" >"$debug/$file" || echo "refused: $file: $line"
+done >refused.txt 2>/dev/null <<END
+links:softib5 out
+links:softib0 out
+links:switch3/1 out
+links:switch0/9 in
+links:softib1 away
+links:softib1 out now
+links:softib1x out
+links:nothing
+links:
+drop:softib1 many
+drop:softib1 -1
+tables:switch3 0
+tables:switch1/1 0
+tables:switch1 never
+tables:switch1 99999999
+mlids:31
+mlids:33
+mlids:2048
+mlids:32 32
+END
 echo "softib3 2" >"$debug/drop"
 kept dropping sh -c 'for i in 1 2 3 4 5 6 7 8; do smpquery -t 100 nodeinfo -G 0x5254000000010021; done'
 echo "softib3 0" >"$debug/drop"
 kept dropped perfquery -G 0x5254000000010021 1
 
+kept churn "$3" "$here/qp_churn.py" 10.77.0.1 10.77.0.2 10.77.0.3 "$4"
 kept storm "$3" "$here/smp_storm.py" softib2 "$2" 1
-for port in 1 2 3 4; do ip link set "ib$port" down; done
-rmmod ib_ipoib
-kill "$(pidof opensm)"
-while pidof opensm >/dev/null; do sleep 0.05; done
+pidof opensm >opensm.txt
+# Not with a queue pair open; then with OpenSM, IPoIB and all that they have on it.
+"$3" "$here/qp_churn.py" 10.77.0.4 held_open.txt &
+holder=$!
+until [ -s held_open.txt ] || ! kill -0 "$holder"; do sleep 0.05; done
+kept in_use rmmod softib
+kill -KILL "$holder"
+wait "$holder"
 kept unload rmmod softib
+kill -KILL "$(pidof opensm)" # without its device it does not end by itself
+while pidof opensm >/dev/null; do sleep 0.05; done
 kept log dmesg

@@ -2,8 +2,9 @@
 
 usage: smp_storm.py DEVICE COUNT SEED
 
-Each is a valid SMP or PMA request in which some bytes were changed, sent by directed route or by LID to some
-node of the fabric. Nothing is expected but that the kernel lives; answers say that requests came that far.
+Each is a valid SMP, or a request to a PMA or the SA, in which some bytes were changed, sent by directed route
+or by LID to some node of the fabric. Nothing is expected but that the kernel lives; answers say that requests
+came that far.
 """
 
 from __future__ import annotations
@@ -13,19 +14,28 @@ import random
 import sys
 
 MAD_BYTES, SMI, GSI = 256, 0, 1
-LID_ROUTED, DIRECTED, PERFORMANCE = 0x01, 0x81, 0x04
+LID_ROUTED, DIRECTED, PERFORMANCE, ADMINISTRATION = 0x01, 0x81, 0x04, 0x03
+CLASS_VERSIONS = {LID_ROUTED: 1, DIRECTED: 1, PERFORMANCE: 1, ADMINISTRATION: 2}
 GSI_QKEY = 0x80010000
 PERMISSIVE = 0xFFFF
+SA_METHODS, SA_ATTRIBUTES = (0x01, 0x02, 0x12, 0x13, 0x14, 0x15), (0x01, 0x02, 0x11, 0x12, 0x31, 0x35, 0x38)
 ATTRIBUTES = (0x02, *range(0x10, 0x1E), 0x20, 0x31, 0xFF90)
+SM = 1
 LIDS = (*range(16), 0xBFFF, 0xC000, 0xC001, PERMISSIVE)
 
 
 def request(draw: random.Random) -> tuple[bytearray, int]:
     """A request, and the queue pair that it is for."""
-    kind = draw.choice((DIRECTED, DIRECTED, LID_ROUTED, PERFORMANCE))
+    kind = draw.choice((DIRECTED, DIRECTED, LID_ROUTED, PERFORMANCE, ADMINISTRATION))
     mad = bytearray(MAD_BYTES)
-    mad[0:4] = bytes((1, kind, 1, draw.choice((0x01, 0x02, 0x02, 0x05, 0x07, 0x81))))
+    mad[0:4] = bytes((1, kind, CLASS_VERSIONS[kind], draw.choice((0x01, 0x02, 0x02, 0x05, 0x07, 0x81))))
     mad[8:16] = draw.randbytes(8)
+    if kind == ADMINISTRATION:
+        mad[3] = draw.choice(SA_METHODS)
+        mad[16:18] = draw.choice(SA_ATTRIBUTES).to_bytes(2)
+        mad[48:56] = draw.choice((bytes(8), draw.randbytes(8)))  # the component mask
+        mad[56:] = draw.randbytes(MAD_BYTES - 56)
+        return mad, GSI
     attributes = (0x01, 0x12, 0x1D) if kind == PERFORMANCE else ATTRIBUTES
     mad[16:18] = draw.choice(attributes).to_bytes(2)
     modifier = draw.choice((0, 1, 2, 0x1FF, 0x2FF, 0xF00001FF, 0x10000000, 0xFFFFFFFF, draw.getrandbits(32)))
@@ -57,8 +67,7 @@ def storm(device: str, count: int, seed: int) -> tuple[int, int]:
     assert umad.umad_init() == 0
     handle = umad.umad_open_port(device.encode(), 1)
     assert handle >= 0, f"{device}: {handle}"
-    kinds = (LID_ROUTED, DIRECTED, PERFORMANCE)
-    agents = {kind: umad.umad_register(handle, kind, 1, 0, None) for kind in kinds}
+    agents = {kind: umad.umad_register(handle, kind, v, 0, None) for kind, v in CLASS_VERSIONS.items()}
     assert min(agents.values()) >= 0, agents
     draw, header, sent, answered = random.Random(seed), umad.umad_size(), 0, 0
     for _ in range(count):
@@ -67,7 +76,7 @@ def storm(device: str, count: int, seed: int) -> tuple[int, int]:
         payload = changed(draw, mad)
         buffer = ctypes.create_string_buffer(header + MAD_BYTES)
         ctypes.memmove(ctypes.byref(buffer, header), payload, MAD_BYTES)
-        lid = PERMISSIVE if kind == DIRECTED else draw.choice(LIDS)
+        lid = PERMISSIVE if kind == DIRECTED else SM if kind == ADMINISTRATION else draw.choice(LIDS)
         umad.umad_set_addr(buffer, lid, qpn, 0, GSI_QKEY if qpn else 0)
         sent += umad.umad_send(handle, agents[kind], buffer, MAD_BYTES, 1, 0) == 0
         length = ctypes.c_int(MAD_BYTES)

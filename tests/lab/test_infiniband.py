@@ -1,4 +1,4 @@
-"""The lab's InfiniBand fabric as others see it: OpenSM, infiniband-diags and mckey, in one guest.
+"""The lab's InfiniBand fabric as others see it: OpenSM, infiniband-diags, mckey and tshark, in one guest.
 
 What they say is compared with what the lab was asked for; none of them knows of us.
 """
@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.trace import pcapng as trace_pcapng
 from mcast.lab import LabMachine, LabResult
+from mcast.pcapng.dissect import Skipped, datagram
+from mcast.pcapng.reader import read_frames
+from mcast.wire import packets
+from mcast.wire.addresses import Gid
 
+from ..sim.wireshark import Decoded, Shown, has, is_message
 from .guest_run import SILENCE
 
 SCRIPT = Path(__file__).with_name("infiniband_tools.sh")
 PORTS, SWITCHES, MESSAGES = 4, 3, 100
 STORM, STORM_LONG = 3_000, 100_000
+LIVES, LIVES_LONG = 6, 1_000
 BROADCAST = "ff12:401b:ffff::ffff:ffff"
+MGID = "ff12:4001:ffff::f01:107"
+"""Of 239.1.1.7, for who uses rdma_cm with PS_UDP."""
+COMPARED = 4
+"""How many messages of the tap are compared with the simulator's."""
 
 pytestmark = pytest.mark.timeout(3600)  # against hangs of this process: the guest is bounded by its progress
 
@@ -48,7 +62,8 @@ def said(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, 
     shared = tmp_path_factory.mktemp("infiniband")
     kernel = pytestconfig.getoption("--lab-kernel")
     lab = LabMachine(PORTS, kernel, share=[shared], fabric="infiniband", switches=SWITCHES)
-    command = ["sh", str(SCRIPT), str(shared), str(STORM_LONG if long else STORM), sys.executable]
+    storm, lives = (STORM_LONG, LIVES_LONG) if long else (STORM, LIVES)
+    command = ["sh", str(SCRIPT), str(shared), str(storm), sys.executable, str(lives)]
     return Said(shared, lab.run(command, silence=SILENCE))
 
 
@@ -147,7 +162,24 @@ def test_a_cable_can_be_taken_out_and_put_in(said: Said) -> None:
 
 
 def test_a_line_that_names_no_port_is_refused(said: Said) -> None:
-    assert (said.folder / "refused.txt").read_text().count("refused") == 7
+    text = (said.folder / "refused.txt").read_text()
+    wrong = re.search(r"<<END\n(.*)^END$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
+    assert wrong
+    assert text.splitlines() == [f"refused: {line.replace(':', ': ', 1)}" for line in wrong[1].splitlines()]
+
+
+def test_a_port_can_be_disabled_and_enabled(said: Said) -> None:
+    assert {"State: Down", "Physical state: Disabled"} <= {line.strip() for line in said("down").splitlines()}
+    assert "State: Active" in said("up")
+
+
+def test_a_switch_uses_what_is_written_when_it_is_told_to(said: Said) -> None:
+    """OpenSM has written, and reads, its entry; messages go by the old one until then."""
+    assert said("held.tables") == "switch0 0\nswitch1 0\nswitch2 hold\n"
+    assert (said.folder / "held.txt").read_text() == "nothing was heard\n"
+    before, after = (int(said.field(f"held.{name}", "PortMulticastRcvPkts")) for name in ("before", "after"))
+    assert after - before < MESSAGES
+    assert "data transfers complete" in said("late.4")
 
 
 def test_lost_messages_are_counted(said: Said) -> None:
@@ -155,11 +187,137 @@ def test_lost_messages_are_counted(said: Said) -> None:
 
 
 def test_malformed_datagrams_do_no_harm(said: Said, long: bool) -> None:
-    """All are sent, some are answered, and the module goes away afterwards as if nothing had been."""
+    """All are sent, and some are answered."""
     sent, answered = map(int, said("storm").split())
     assert sent > (STORM_LONG if long else STORM) // 2
     assert answered > sent // 100
+    assert (said.folder / "opensm.txt").read_text().strip(), "OpenSM has ended"
+
+
+def test_processes_may_come_and_go_at_once(said: Said, long: bool) -> None:
+    """Each made queue pairs, joined and sent; some were killed, some ended without closing anything."""
+    assert int(said("churn")) == (LIVES_LONG if long else LIVES)
+
+
+def test_the_module_stays_while_a_queue_pair_is_open(said: Said) -> None:
+    assert "in use" in said("in_use", status=1)
+
+
+def test_the_module_goes_under_opensm_and_ipoib(said: Said) -> None:
+    """While switches tell that their ports go; nothing complains, which the last test sees."""
     assert said("unload") == ""
+
+
+@pytest.fixture(scope="module")
+def tapped(said: Said) -> Decoded:
+    return Decoded(said.folder / "tap.pcapng")
+
+
+@pytest.fixture(scope="module")
+def simulated(tapped: Decoded, tmp_path_factory: pytest.TempPathFactory) -> Decoded:
+    """The beginning of the same exchange on the simulator, with mckey's payload, immediate and PSNs."""
+    first = tapped.rows(left("softib1"), "data.data", "infiniband.immdt")[:COMPARED]
+    fabric = Fabric.infiniband(ports=3, switches=3, trace=True)
+    with open_fabric(fabric) as backend, backend.event_channel() as channel:
+        ids = [channel.create_id() for _ in range(3)]
+        for index in (1, 2, 0):
+            ids[index].bind_addr(backend.devices()[index].ports[0].addresses[0])
+            ids[index].create_qp()
+            ids[index].join_multicast("239.1.1.7")
+            event = channel.get_event(1)
+        assert event is not None
+        assert event.ud is not None
+        qp = ids[0].qp
+        assert qp is not None
+        for row in first:
+            payload = bytes.fromhex(row["data.data"].replace(":", ""))
+            qp.send(event.ud.destination, [payload], imm=int(row["infiniband.immdt"].replace(":", ""), 16))
+    assert fabric.trace is not None
+    file = tmp_path_factory.mktemp("sim") / "sim.pcapng"
+    with file.open("wb") as out:
+        trace_pcapng.write(fabric.trace, out)
+    return Decoded(file)
+
+
+def left(port: str) -> Shown:
+    """Messages to a group as they leave that port."""
+
+    def shown(packet: dict[str, list[str]]) -> bool:
+        outward = has("frame.packet_flags_direction", "0x00000002")(packet)
+        return (
+            is_message(packet) and outward and has("frame.interface_name", port)(packet) and is_ours(packet)
+        )
+
+    return shown
+
+
+def is_ours(packet: dict[str, list[str]]) -> bool:
+    return MGID in packet.get("infiniband.grh.dgid", ())
+
+
+MESSAGE_DIFFERS = {
+    "infiniband.lrh.slid": "OpenSM numbers switches, too",
+    "infiniband.lrh.dlid": "the kernel's other groups have MLIDs before",
+    "infiniband.grh.sgid": "softib has its own GUIDs",
+    "infiniband.deth.srcqp": "queue pairs are numbered from another start",
+    "infiniband.invariant.crc": "follows from these",
+    "infiniband.variant.crc": "follows from all",
+}
+
+WHOLE_HEADERS = {"infiniband.lrh", "infiniband.grh", "infiniband.deth"}
+"""tshark shows each header's bytes, too, whose fields are compared."""
+
+
+def test_a_tapped_message_is_the_simulator_s_field_by_field(tapped: Decoded, simulated: Decoded) -> None:
+    theirs = [packet for packet in tapped.decoded if left("softib1")(packet)][:COMPARED]
+    ours = [packet for packet in simulated.decoded if is_message(packet)]
+    assert len(theirs) == len(ours) == COMPARED
+    for mine, yours in zip(ours, theirs, strict=True):
+        names = {
+            name for name in mine.keys() | yours.keys() if name.startswith(("infiniband", "data", "_ws"))
+        }
+        differing = {name for name in names if mine.get(name) != yours.get(name)}
+        assert differing - WHOLE_HEADERS <= MESSAGE_DIFFERS.keys()
+        assert "_ws.malformed" not in yours
+
+
+def test_a_tapped_message_is_ours_to_the_byte(said: Said) -> None:
+    """With both CRCs, which the module computes in C and `mcast.wire.packets` by other means."""
+    with (said.folder / "tap.pcapng").open("rb") as file:
+        frames = list(read_frames(file))
+    erf_header = 16
+    found = 0
+    for frame in frames:
+        with suppress(Skipped):
+            message = datagram(frame)
+            if message.dest == Gid(MGID):
+                found += 1
+                assert packets.infiniband(message) == frame.data[erf_header:]
+    assert found >= 3 * MESSAGES
+
+
+def test_a_message_is_tapped_where_it_leaves_and_where_it_arrives(tapped: Decoded) -> None:
+    """Once at softib1's port, and at the two members' ports: nothing comes by softib4."""
+    where = Counter(
+        (packet["frame.interface_name"][0], packet["frame.packet_flags_direction"][0])
+        for packet in tapped.decoded
+        if is_message(packet) and is_ours(packet)
+    )
+    assert where.keys() == {("softib1", "0x00000002"), ("softib2", "0x00000001"), ("softib3", "0x00000001")}
+    assert min(where.values()) >= MESSAGES
+
+
+def test_the_kernel_s_join_is_in_the_tap(tapped: Decoded) -> None:
+    """Two full members, each a Set of MCMemberRecord that the SA answers."""
+    joins = [packet for packet in tapped.decoded if MGID in packet.get("infiniband.mcmemberrecord.mgid", ())]
+    asked = {
+        packet["frame.interface_name"][0] for packet in joins if "0x02" in packet["infiniband.mad.method"]
+    }
+    assert asked >= {"softib2", "softib3"}
+
+
+def test_the_tap_has_one_reader(said: Said) -> None:
+    assert "busy" in (said.folder / "second_reader.txt").read_text()
 
 
 def test_the_kernel_has_no_complaint(said: Said) -> None:

@@ -17,16 +17,6 @@ static struct softib_attachment *find(struct softib_hca *hca, struct ib_qp *ibqp
 	return NULL;
 }
 
-static unsigned int count(struct softib_hca *hca)
-{
-	struct softib_attachment *one;
-	unsigned int attached = 0;
-
-	list_for_each_entry(one, &hca->attached, list)
-		attached++;
-	return attached;
-}
-
 /* The core has checked that it is UD, and the GID and LID are multicast; a second time changes nothing. */
 int softib_attach(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
 {
@@ -42,23 +32,15 @@ int softib_attach(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
 	spin_lock(&hca->attach_lock);
 	if (find(hca, ibqp, gid, lid)) {
 		kfree(new);
-	} else if (count(hca) >= hca->rdi.dparms.props.max_total_mcast_qp_attach) {
+	} else if (hca->attachments >= hca->rdi.dparms.props.max_total_mcast_qp_attach) {
 		kfree(new);
 		error = -ENOMEM;
 	} else {
-		rvt_get_qp(new->qp);
 		list_add_tail_rcu(&new->list, &hca->attached);
+		hca->attachments++;
 	}
 	spin_unlock(&hca->attach_lock);
 	return error;
-}
-
-static void release(struct rcu_head *rcu)
-{
-	struct softib_attachment *old = container_of(rcu, struct softib_attachment, rcu);
-
-	rvt_put_qp(old->qp);
-	kfree(old);
 }
 
 int softib_detach(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
@@ -68,11 +50,13 @@ int softib_detach(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
 
 	spin_lock(&hca->attach_lock);
 	old = find(hca, ibqp, gid, lid);
-	if (old)
+	if (old) {
 		list_del_rcu(&old->list);
+		hca->attachments--;
+	}
 	spin_unlock(&hca->attach_lock);
 	if (!old)
 		return -EINVAL;
-	call_rcu(&old->rcu, release);	/* a message may be on its way to it */
+	kfree_rcu(old, rcu);	/* a message may be on its way to it: qp_priv_free waits for that before the QP goes */
 	return 0;
 }

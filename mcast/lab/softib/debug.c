@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * What root may do to the fabric, and see of it, in /sys/kernel/debug/softib:
- *   links     each cable and the states of its ends; "softib2 out", "switch1/3 in" take it out and put it in
+ *   links     each cable and the states of its ends; "softib2 out" and "switch1/3 in" take it out and put it in,
+ *             "softib2 down" and "softib2 up" disable and enable one end
  *   drop      "softib2 10" loses every tenth message that arrives there; 0 ends that. Shown: port, its state, number
+ *   tables    "switch1 500": what the subnet manager writes into that switch's forwarding tables takes effect 500 ms
+ *             after the last write; "switch1 hold": not before "switch1 0". Shown: each switch, and its delay
+ *   mlids     of the multicast forwarding tables so many entries are there; the subnet manager asks when it starts
  *   attached  the queue pairs in groups: HCA, number, MGID, MLID
+ *   tap       a capture file of what HCAs send and get while it is read
  */
 #include <linux/debugfs.h>
 #include <linux/module.h>
@@ -13,48 +18,82 @@
 #include "softib.h"
 
 #define LINE 64
+#define WORD 16
+#define MOST_DELAY_MS (60 * 60 * 1000)
 
 static struct dentry *folder;
 
-/* The port that a line begins with, and what follows; NULL if there is none. The caller has softib.lock. */
-static struct softib_port *named(const char *line, char *rest)
+/* The port that the first word of a line names; NULL if there is none. The caller has softib.lock. */
+static struct softib_port *port_named(const char *word)
 {
 	unsigned int number, port;
+	char more;
 
-	if (sscanf(line, "softib%u %15s", &number, rest) == 2)
+	if (sscanf(word, "softib%u%c", &number, &more) == 1)
 		return number && number <= softib.hcas ? &softib.hca[number - 1]->port[1] : NULL;
-	if (sscanf(line, "switch%u/%u %15s", &number, &port, rest) == 3)
+	if (sscanf(word, "switch%u/%u%c", &number, &port, &more) == 2)
 		return number < softib.switches && port && port <= softib.sw[number]->node.ports ?
 			&softib.sw[number]->port[port] : NULL;
 	return NULL;
 }
 
-/* Whether there is such a line: 0, or -EINVAL. */
-static int change(const char *line, bool cable)
-{
-	struct softib_port *port;
-	unsigned long flags;
-	char rest[16];
-	u32 every = 0;
-	int error = -EINVAL;
+/* Each does what a line of two words says. 0, or -EINVAL if it says nothing. The caller has softib.lock. */
 
-	spin_lock_irqsave(&softib.lock, flags);
-	port = named(line, rest);
-	if (port && cable && (!strcmp(rest, "in") || !strcmp(rest, "out"))) {
-		softib_plug(port, !strcmp(rest, "in"));
-		error = 0;
-	} else if (port && !cable && !kstrtou32(rest, 10, &every)) {
-		port->drop_every = every;
-		port->received = 0;
-		error = 0;
-	}
-	spin_unlock_irqrestore(&softib.lock, flags);
-	return error;
+static int change_links(const char *who, const char *what)
+{
+	struct softib_port *port = port_named(who);
+
+	if (!port)
+		return -EINVAL;
+	if (!strcmp(what, "in") || !strcmp(what, "out"))
+		softib_plug(port, !strcmp(what, "in"));
+	else if (!strcmp(what, "up") || !strcmp(what, "down"))
+		softib_enable(port, !strcmp(what, "up"));
+	else
+		return -EINVAL;
+	return 0;
 }
 
-static ssize_t write_line(const char __user *from, size_t length, bool cable)
+static int change_drop(const char *who, const char *what)
 {
-	char line[LINE];
+	struct softib_port *port = port_named(who);
+	u32 every;
+
+	if (!port || kstrtou32(what, 10, &every))
+		return -EINVAL;
+	port->drop_every = every;
+	port->received = 0;
+	return 0;
+}
+
+static int change_tables(const char *who, const char *what)
+{
+	u32 number, delay_ms = SOFTIB_UNTIL_TOLD;
+	char more;
+
+	if (sscanf(who, "switch%u%c", &number, &more) != 1 || number >= softib.switches)
+		return -EINVAL;
+	if (strcmp(what, "hold") && (kstrtou32(what, 10, &delay_ms) || delay_ms > MOST_DELAY_MS))
+		return -EINVAL;
+	softib_switch_delay(softib.sw[number], delay_ms);
+	return 0;
+}
+
+static int change_mlids(const char *number, const char *nothing)
+{
+	u32 mlids;
+
+	if (*nothing || kstrtou32(number, 10, &mlids) || mlids < SOFTIB_MFT_BLOCK ||
+	    mlids > softib.mcast_entries || mlids % SOFTIB_MFT_BLOCK)
+		return -EINVAL;
+	softib.mlids = mlids;
+	return 0;
+}
+
+static ssize_t write_line(const char __user *from, size_t length, int (*change)(const char *, const char *))
+{
+	char line[LINE], word[3][WORD] = { };
+	unsigned long flags;
 	int error;
 
 	if (length >= sizeof(line))
@@ -62,7 +101,11 @@ static ssize_t write_line(const char __user *from, size_t length, bool cable)
 	if (copy_from_user(line, from, length))
 		return -EFAULT;
 	line[length] = 0;
-	error = change(line, cable);
+	if (sscanf(line, "%15s %15s %15s", word[0], word[1], word[2]) > 2)
+		return -EINVAL;
+	spin_lock_irqsave(&softib.lock, flags);
+	error = change(word[0], word[1]);
+	spin_unlock_irqrestore(&softib.lock, flags);
 	return error ? error : length;
 }
 
@@ -129,15 +172,32 @@ static int attached_show(struct seq_file *file, void *unused)
 	return 0;
 }
 
-static ssize_t links_write(struct file *file, const char __user *from, size_t length, loff_t *at)
+static int tables_show(struct seq_file *file, void *unused)
 {
-	return write_line(from, length, true);
+	unsigned int i;
+
+	for (i = 0; i < softib.switches; i++) {
+		u32 delay_ms = READ_ONCE(softib.sw[i]->delay_ms);
+
+		if (delay_ms == SOFTIB_UNTIL_TOLD)
+			seq_printf(file, "switch%u hold\n", i);
+		else
+			seq_printf(file, "switch%u %u\n", i, delay_ms);
+	}
+	return 0;
 }
 
-static ssize_t drop_write(struct file *file, const char __user *from, size_t length, loff_t *at)
+static int mlids_show(struct seq_file *file, void *unused)
 {
-	return write_line(from, length, false);
+	seq_printf(file, "%u\n", READ_ONCE(softib.mlids));
+	return 0;
 }
+
+#define WRITTEN(name)									\
+	static ssize_t name##_write(struct file *file, const char __user *from, size_t length, loff_t *at)	\
+	{										\
+		return write_line(from, length, change_##name);				\
+	}
 
 #define SHOWN(name, writer)								\
 	static int name##_open(struct inode *inode, struct file *file)			\
@@ -149,8 +209,14 @@ static ssize_t drop_write(struct file *file, const char __user *from, size_t len
 		.release = single_release, .write = writer,				\
 	}
 
+WRITTEN(links)
+WRITTEN(drop)
+WRITTEN(tables)
+WRITTEN(mlids)
 SHOWN(links, links_write);
 SHOWN(drop, drop_write);
+SHOWN(tables, tables_write);
+SHOWN(mlids, mlids_write);
 SHOWN(attached, NULL);
 
 void softib_debug_create(void)
@@ -158,10 +224,13 @@ void softib_debug_create(void)
 	folder = debugfs_create_dir("softib", NULL);
 	debugfs_create_file("links", 0600, folder, NULL, &links_operations);
 	debugfs_create_file("drop", 0600, folder, NULL, &drop_operations);
+	debugfs_create_file("tables", 0600, folder, NULL, &tables_operations);
+	debugfs_create_file("mlids", 0600, folder, NULL, &mlids_operations);
 	debugfs_create_file("attached", 0400, folder, NULL, &attached_operations);
+	debugfs_create_file("tap", 0400, folder, NULL, &softib_tap_operations);
 }
 
-/* Waits until no process reads or writes one of the files. */
+/* An open file holds the module, so that no process is in one of them. */
 void softib_debug_destroy(void)
 {
 	debugfs_remove(folder);

@@ -25,11 +25,12 @@ static struct softib_hca *to_hca(struct rvt_dev_info *rdi)
 	return container_of(rdi, struct softib_hca, rdi);
 }
 
+/* The caller has softib.lock. Once the device leaves, nothing would wait for the event before it is freed. */
 void softib_event(struct softib_hca *hca, enum ib_event_type type)
 {
 	struct ib_event event = { .device = &hca->rdi.ibdev, .element.port_num = 1, .event = type };
 
-	if (READ_ONCE(softib.hca[hca->node.index]))	/* registered, so that there is somebody to tell */
+	if (softib.hca[hca->node.index] && !hca->leaving)
 		ib_dispatch_event(&event);
 }
 
@@ -163,6 +164,7 @@ static void qp_priv_free(struct rvt_dev_info *rdi, struct rvt_qp *qp)
 	struct softib_qp *priv = qp->priv;
 
 	cancel_work_sync(&priv->work);
+	synchronize_rcu();	/* who found the queue pair in a group is done with it */
 	kfree(priv);
 }
 
@@ -321,14 +323,14 @@ struct softib_hca *softib_hca_create(unsigned int index)
 	}
 	spin_lock_init(&hca->attach_lock);
 	INIT_LIST_HEAD(&hca->attached);
-	device_initialize(&hca->pci.dev);
-	dev_set_name(&hca->pci.dev, "softib%u", index + 1);
 	hca->node.type = RDMA_NODE_IB_CA;
 	hca->node.index = index;
 	hca->node.ports = 1;
 	hca->node.guid = 0x5254000000010000ULL + 16 * index;
 	hca->node.port = hca->port;
 	snprintf(hca->node.description, sizeof(hca->node.description), "softib%u", index + 1);
+	snprintf(hca->name, sizeof(hca->name), "softib%u", index + 1);
+	hca->pci.dev.init_name = hca->name;
 	softib_trap_init(&hca->node);
 	softib_port_init(&hca->port[1], &hca->node, 1);
 
@@ -360,8 +362,12 @@ struct softib_hca *softib_hca_create(unsigned int index)
 
 void softib_hca_destroy(struct softib_hca *hca)
 {
+	unsigned long flags;
+
 	/* The users of the device leave their groups before the tables go: the SA must still be able to answer them. */
+	spin_lock_irqsave(&softib.lock, flags);
 	WRITE_ONCE(hca->leaving, true);
+	spin_unlock_irqrestore(&softib.lock, flags);
 	synchronize_rcu();
 	rvt_unregister_device(&hca->rdi);
 	WRITE_ONCE(softib.hca[hca->node.index], NULL);

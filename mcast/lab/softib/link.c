@@ -111,6 +111,13 @@ void softib_plug(struct softib_port *port, bool in)
 		softib_link_down(port, phys);
 }
 
+/* Disables a port, as an operator does with ibportstate, or enables one that is disabled. */
+void softib_enable(struct softib_port *port, bool enabled)
+{
+	if ((phys_state(port) != IB_PORT_PHYS_STATE_DISABLED) != enabled)
+		softib_link_down(port, enabled ? IB_PORT_PHYS_STATE_POLLING : IB_PORT_PHYS_STATE_DISABLED);
+}
+
 void softib_connect(struct softib_port *one, struct softib_port *other)
 {
 	unsigned long flags;
@@ -147,7 +154,7 @@ static bool usable(const struct softib_port *port, const struct softib_packet *p
 	return softib_state(port) >= (packet->vl == SOFTIB_SMI_VL ? IB_PORT_INIT : IB_PORT_ACTIVE);
 }
 
-/* The port at which a message arrives that is sent out of `out`; NULL if it is lost, which is counted. */
+/* The port at which a message arrives that is sent out of `out`; NULL if it is lost. */
 struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *packet)
 {
 	bool multicast = softib_is_multicast(packet->dlid);
@@ -162,6 +169,8 @@ struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *
 	out->counters.xmit_data += words(packet);
 	out->counters.multicast_xmit += multicast;
 	out->counters.unicast_xmit += !multicast;
+	if (!softib_is_switch(out->node))
+		softib_tap_record(out, packet, false);
 	if (!usable(in, packet))
 		return NULL;
 	if (in->drop_every && ++in->received % in->drop_every == 0) {
@@ -172,5 +181,7 @@ struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *
 	in->counters.rcv_data += words(packet);
 	in->counters.multicast_rcv += multicast;
 	in->counters.unicast_rcv += !multicast;
+	if (!softib_is_switch(in->node))
+		softib_tap_record(in, packet, true);
 	return in;
 }

@@ -28,13 +28,17 @@ static void take_down(void)
 {
 	unsigned int i;
 
-	for (i = 0; i < softib.hcas; i++)
+	/* The first, where a subnet manager is most likely, goes last: it answers the others, who leave their groups. */
+	for (i = softib.hcas; i--; )
 		if (softib.hca[i])
 			softib_hca_destroy(softib.hca[i]);
+	/* A trap of one switch goes through the others: all are silent before the first is freed. */
+	for (i = 0; i < softib.switches; i++)
+		if (softib.sw[i])
+			softib_switch_silence(softib.sw[i]);
 	for (i = 0; i < softib.switches; i++)
 		if (softib.sw[i])
 			softib_switch_destroy(softib.sw[i]);
-	rcu_barrier();	/* detached queue pairs */
 	if (softib.work)
 		destroy_workqueue(softib.work);
 }
@@ -77,7 +81,7 @@ static int __init softib_init(void)
 	}
 	softib.hcas = hcas;
 	softib.switches = switches;
-	softib.mcast_entries = mcast_entries;
+	softib.mcast_entries = softib.mlids = mcast_entries;
 	softib.work = alloc_workqueue("softib", WQ_MEM_RECLAIM, 0);
 	error = softib.work ? build() : -ENOMEM;
 	if (error)

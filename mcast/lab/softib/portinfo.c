@@ -118,6 +118,9 @@ static void set_states(struct softib_port *port, u8 state, u8 phys)
 
 __be16 softib_portinfo(struct softib_port *at, struct ib_smp *smp, bool set)
 {
+	const struct ib_port_info *managed = &softib_management_port(at->node)->info;
+	/* IBA 14.2.4: a requester that does not know a protected M_Key is not told that key. */
+	bool hides_key = smp->mkey != managed->mkey && managed->mkeyprot_resv_lmc >> 6;
 	struct softib_port *port = named(at, smp);
 	const struct ib_port_info asked = *(struct ib_port_info *)smp->data;
 	u8 state = asked.linkspeed_portstate & 0xF, phys = asked.portphysstate_linkdown >> 4;
@@ -141,6 +144,8 @@ __be16 softib_portinfo(struct softib_port *at, struct ib_smp *smp, bool set)
 	}
 	*(struct ib_port_info *)smp->data = port->info;
 	((struct ib_port_info *)smp->data)->local_port_num = at->number;
+	if (hides_key)
+		((struct ib_port_info *)smp->data)->mkey = 0;
 	if (!softib_is_switch(port->node))
 		((struct ib_port_info *)smp->data)->cap_mask =
 			cpu_to_be32(softib_hca_of(port->node)->rvp.port_cap_flags);

@@ -29,6 +29,17 @@ static void count_up(struct softib_hca *hca, __be16 *counter, u16 *mirror)
 	spin_unlock_irqrestore(&softib.lock, flags);
 }
 
+/* No receive was posted: the message is lost, silently but for this. */
+static void count_dropped(struct softib_hca *hca, struct rvt_qp *qp)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&softib.lock, flags);
+	hca->rvp.n_pkt_drops++;
+	hca->port[1].counters.vl15_dropped += !qp->ibqp.qp_num;
+	spin_unlock_irqrestore(&softib.lock, flags);
+}
+
 /* Whether the keys let the message in; `index` becomes the P_Key's. QP 0 has none (IBA 9.6.1.4, 9.6.1.5). */
 static bool keys_match(struct softib_hca *hca, struct rvt_qp *qp, struct softib_packet *packet, u16 *index)
 {
@@ -96,9 +107,7 @@ static void into_queue_pair(struct softib_hca *hca, struct rvt_qp *qp, struct so
 	if (got < 0) {
 		rvt_rc_error(qp, IB_WC_LOC_QP_OP_ERR);
 	} else if (!got) {
-		hca->rvp.n_pkt_drops++;
-		if (!qp->ibqp.qp_num)
-			hca->port[1].counters.vl15_dropped++;
+		count_dropped(hca, qp);
 	} else if (wc.byte_len > qp->r_len) {
 		rvt_rc_error(qp, IB_WC_LOC_LEN_ERR);	/* the receive is used up, and the queue pair stops */
 	} else {

@@ -69,7 +69,7 @@ static __be16 switch_info(struct softib_port *at, struct ib_smp *smp, bool set)
 	}
 	memset(smp->data, 0, sizeof(smp->data));
 	info->linear_cap = cpu_to_be16(SOFTIB_LINEAR_ENTRIES);
-	info->multicast_cap = cpu_to_be16(softib.mcast_entries);
+	info->multicast_cap = cpu_to_be16(softib.mlids);
 	info->linear_top = cpu_to_be16(sw->linear_top);
 	/* There is no default: what no table has is dropped. */
 	info->default_port = info->default_primary = info->default_not_primary = SOFTIB_NO_PORT;
@@ -119,33 +119,39 @@ static __be16 sl_to_vl(struct softib_port *at, struct ib_smp *smp, bool set)
 static __be16 linear_table(struct softib_port *at, struct ib_smp *smp, bool set)
 {
 	u32 block = be32_to_cpu(smp->attr_mod);
+	struct softib_switch *sw = softib_switch_of(at->node);
 	u8 *entries;
 
 	if (block >= SOFTIB_LINEAR_ENTRIES / SOFTIB_LFT_BLOCK)
 		return BAD_FIELD;
-	entries = softib_switch_of(at->node)->linear + block * SOFTIB_LFT_BLOCK;
-	if (set)
+	entries = sw->written.linear + block * SOFTIB_LFT_BLOCK;
+	if (set) {
 		memcpy(entries, smp->data, SOFTIB_LFT_BLOCK);
-	else
+		softib_switch_written(sw);
+	} else {
 		memcpy(smp->data, entries, SOFTIB_LFT_BLOCK);
+	}
 	return OK;
 }
 
 static __be16 multicast_table(struct softib_port *at, struct ib_smp *smp, bool set)
 {
 	u32 modifier = be32_to_cpu(smp->attr_mod), block = modifier & 0x1FF, position = modifier >> 28;
+	struct softib_switch *sw = softib_switch_of(at->node);
 	__be16 *values = (__be16 *)smp->data;
 	u16 *entries;
 	int i;
 
-	if (block >= softib.mcast_entries / SOFTIB_MFT_BLOCK || position > at->node->ports / SOFTIB_MFT_PORTS)
+	if (block >= softib.mlids / SOFTIB_MFT_BLOCK || position > at->node->ports / SOFTIB_MFT_PORTS)
 		return BAD_FIELD;
-	entries = softib_switch_of(at->node)->multicast + position * softib.mcast_entries + block * SOFTIB_MFT_BLOCK;
+	entries = sw->written.multicast + position * softib.mcast_entries + block * SOFTIB_MFT_BLOCK;
 	for (i = 0; i < SOFTIB_MFT_BLOCK; i++) {
 		if (set)
 			entries[i] = be16_to_cpu(values[i]);
 		values[i] = cpu_to_be16(entries[i]);
 	}
+	if (set)
+		softib_switch_written(sw);
 	return OK;
 }
 

@@ -37,6 +37,7 @@
 #define SOFTIB_MFT_PORTS 16		/* ports in one position of it */
 #define SOFTIB_MCAST_QPN 0xFFFFFF
 #define SOFTIB_SMI_VL 15
+#define SOFTIB_UNTIL_TOLD U32_MAX	/* as a delay */
 #define SOFTIB_GSI_QKEY 0x80010000
 
 /* What the PMA of a port tells; IBA 16.1.3.5. Data are counted in words of 4 bytes. */
@@ -82,8 +83,15 @@ struct softib_hca {
 	struct platform_device *platform;
 	bool leaving;			/* rdmavt takes its tables down: management alone still arrives */
 	struct pci_dev pci;		/* rdmavt prints through its name, and asks for nothing else */
+	char name[16];
 	spinlock_t attach_lock;
 	struct list_head attached;	/* struct softib_attachment, read under RCU */
+	unsigned int attachments;	/* how many these are */
+};
+
+struct softib_tables {
+	u8 *linear;			/* LID -> port */
+	u16 *multicast;			/* [position * softib.mcast_entries + MLID - 0xC000] -> 16 ports */
 };
 
 struct softib_switch {
@@ -92,8 +100,10 @@ struct softib_switch {
 	u16 linear_top;
 	u8 life_time;
 	bool port_state_changed;
-	u8 *linear;			/* LID -> port */
-	u16 *multicast;			/* [position * softib.mcast_entries + MLID - 0xC000] -> 16 ports */
+	struct softib_tables written;	/* as the subnet manager wrote and reads them */
+	struct softib_tables used;	/* as messages are forwarded; the same, but for a delay */
+	u32 delay_ms;			/* a fault: from a write until messages go by it */
+	struct delayed_work late;
 };
 
 /* A queue pair, attached to a group. */
@@ -127,6 +137,7 @@ struct softib_packet {
 struct softib {
 	spinlock_t lock;
 	unsigned int hcas, switches, mcast_entries;
+	unsigned int mlids;			/* a fault: of the mcast_entries, so many are there */
 	struct softib_hca *hca[SOFTIB_HCAS];	/* NULL while it is not registered */
 	struct softib_switch *sw[SOFTIB_SWITCHES];
 	struct workqueue_struct *work;
@@ -195,7 +206,10 @@ int softib_detach(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
 
 /* switch.c */
 struct softib_switch *softib_switch_create(unsigned int index, u8 ports);
+void softib_switch_silence(struct softib_switch *sw);
 void softib_switch_destroy(struct softib_switch *sw);
+void softib_switch_delay(struct softib_switch *sw, u32 delay_ms);
+void softib_switch_written(struct softib_switch *sw);
 void softib_carry(struct softib_port *from, struct softib_packet *packet, unsigned long *reached);
 
 /* link.c */
@@ -203,6 +217,7 @@ void softib_port_init(struct softib_port *port, struct softib_node *node, u8 num
 void softib_connect(struct softib_port *one, struct softib_port *other);
 void softib_disconnect(struct softib_port *port);
 void softib_plug(struct softib_port *port, bool in);
+void softib_enable(struct softib_port *port, bool enabled);
 void softib_link_down(struct softib_port *port, u8 phys_state);
 void softib_set_state(struct softib_port *port, u8 state);
 struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *packet);
@@ -215,8 +230,10 @@ void softib_trap_init(struct softib_node *node);
 void softib_trap(struct softib_node *node, __be16 number);
 void softib_trap_repress(struct softib_node *node, __be64 tid);
 
-/* debug.c */
+/* debug.c, tap.c */
 void softib_debug_create(void);
 void softib_debug_destroy(void);
+extern const struct file_operations softib_tap_operations;
+void softib_tap_record(const struct softib_port *at, const struct softib_packet *packet, bool inbound);
 
 #endif

@@ -5,42 +5,92 @@
 
 #include "softib.h"
 
+static size_t multicast_bytes(u8 ports)
+{
+	return array3_size(ports / SOFTIB_MFT_PORTS + 1, softib.mcast_entries, sizeof(u16));
+}
+
+static bool make_tables(struct softib_tables *tables, u8 ports)
+{
+	tables->linear = vmalloc(SOFTIB_LINEAR_ENTRIES);
+	tables->multicast = vzalloc(multicast_bytes(ports));
+	if (tables->linear)
+		memset(tables->linear, SOFTIB_NO_PORT, SOFTIB_LINEAR_ENTRIES);
+	return tables->linear && tables->multicast;
+}
+
+/* From now on messages go by what is written. The caller has softib.lock. */
+static void take_effect(struct softib_switch *sw)
+{
+	memcpy(sw->used.linear, sw->written.linear, SOFTIB_LINEAR_ENTRIES);
+	memcpy(sw->used.multicast, sw->written.multicast, multicast_bytes(sw->node.ports));
+}
+
+static void late_work(struct work_struct *work)
+{
+	struct softib_switch *sw = container_of(to_delayed_work(work), struct softib_switch, late);
+	unsigned long flags;
+
+	spin_lock_irqsave(&softib.lock, flags);
+	if (sw->delay_ms != SOFTIB_UNTIL_TOLD)
+		take_effect(sw);
+	spin_unlock_irqrestore(&softib.lock, flags);
+}
+
+/* The subnet manager has written into a table. The caller has softib.lock. */
+void softib_switch_written(struct softib_switch *sw)
+{
+	if (!sw->delay_ms)
+		take_effect(sw);
+	else if (sw->delay_ms != SOFTIB_UNTIL_TOLD)
+		mod_delayed_work(softib.work, &sw->late, msecs_to_jiffies(sw->delay_ms));
+}
+
+/* From now on what is written takes effect later; what waits for that, with 0 at once. The caller has softib.lock. */
+void softib_switch_delay(struct softib_switch *sw, u32 delay_ms)
+{
+	sw->delay_ms = delay_ms;
+	softib_switch_written(sw);
+}
+
 struct softib_switch *softib_switch_create(unsigned int index, u8 ports)
 {
 	struct softib_switch *sw = kzalloc(sizeof(*sw), GFP_KERNEL);
-	unsigned int positions = ports / SOFTIB_MFT_PORTS + 1;
 	u8 i;
 
 	if (!sw)
 		return NULL;
+	INIT_DELAYED_WORK(&sw->late, late_work);
+	softib_trap_init(&sw->node);
 	sw->port = kcalloc(ports + 1, sizeof(*sw->port), GFP_KERNEL);
-	sw->linear = vmalloc(SOFTIB_LINEAR_ENTRIES);
-	sw->multicast = vzalloc(array3_size(positions, softib.mcast_entries, sizeof(*sw->multicast)));
-	if (!sw->port || !sw->linear || !sw->multicast) {
-		vfree(sw->multicast);
-		vfree(sw->linear);
-		kfree(sw->port);
-		kfree(sw);
+	if (!make_tables(&sw->written, ports) || !make_tables(&sw->used, ports) || !sw->port) {
+		softib_switch_destroy(sw);
 		return NULL;
 	}
-	memset(sw->linear, SOFTIB_NO_PORT, SOFTIB_LINEAR_ENTRIES);
 	sw->node.type = RDMA_NODE_IB_SWITCH;
 	sw->node.index = index;
 	sw->node.ports = ports;
 	sw->node.guid = 0x5254000000020000ULL + 16 * index;
 	sw->node.port = sw->port;
 	snprintf(sw->node.description, sizeof(sw->node.description), "softib switch %u", index);
-	softib_trap_init(&sw->node);
 	for (i = 0; i <= ports; i++)
 		softib_port_init(&sw->port[i], &sw->node, i);
 	return sw;
 }
 
-void softib_switch_destroy(struct softib_switch *sw)
+/* Before any switch is freed: this one sends nothing more, and changes nothing by itself. */
+void softib_switch_silence(struct softib_switch *sw)
 {
 	cancel_delayed_work_sync(&sw->node.trap_work);
-	vfree(sw->multicast);
-	vfree(sw->linear);
+	cancel_delayed_work_sync(&sw->late);
+}
+
+void softib_switch_destroy(struct softib_switch *sw)
+{
+	vfree(sw->used.multicast);
+	vfree(sw->used.linear);
+	vfree(sw->written.multicast);
+	vfree(sw->written.linear);
 	kfree(sw->port);
 	kfree(sw);
 }
@@ -48,7 +98,7 @@ void softib_switch_destroy(struct softib_switch *sw)
 /* The port that the linear table has for the LID; NULL if none. */
 static struct softib_port *linear_port(struct softib_switch *sw, u16 lid)
 {
-	u8 number = lid && lid <= sw->linear_top && lid < SOFTIB_LINEAR_ENTRIES ? sw->linear[lid] : SOFTIB_NO_PORT;
+	u8 number = lid && lid <= sw->linear_top && lid < SOFTIB_LINEAR_ENTRIES ? sw->used.linear[lid] : SOFTIB_NO_PORT;
 
 	return number <= sw->node.ports ? &sw->port[number] : NULL;
 }
@@ -154,8 +204,8 @@ static void spread(struct softib_port *in, struct softib_packet *packet, unsigne
 	unsigned int entry = packet->dlid - SOFTIB_FIRST_MLID, number;
 	bool known = false;
 
-	for (number = 1; entry < softib.mcast_entries && number <= sw->node.ports; number++) {
-		u16 ports = sw->multicast[number / SOFTIB_MFT_PORTS * softib.mcast_entries + entry];
+	for (number = 1; entry < softib.mlids && number <= sw->node.ports; number++) {
+		u16 ports = sw->used.multicast[number / SOFTIB_MFT_PORTS * softib.mcast_entries + entry];
 		struct softib_port *next;
 
 		if (!(ports & BIT(number % SOFTIB_MFT_PORTS)))

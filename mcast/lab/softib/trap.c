@@ -54,8 +54,10 @@ static void send_trap(struct work_struct *work)
 	bool again = false;
 	unsigned long flags;
 
-	if (!packet)
+	if (!packet) {
+		queue_delayed_work(softib.work, &node->trap_work, msecs_to_jiffies(AGAIN_MS));
 		return;
+	}
 	spin_lock_irqsave(&softib.lock, flags);
 	if (node->trap) {
 		fill(node, (struct ib_smp *)packet->payload);
