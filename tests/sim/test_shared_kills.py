@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import pytest
 
 from mcast import open_endpoint
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared import frames, incoming
 from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
 
@@ -96,9 +96,11 @@ def tables(fabric: Fabric) -> dict[str, object]:
 
 
 def memory() -> int:
-    """What is allocated, without the texts of the last headers, of which so many are kept."""
-    for kept in (frames.pack_header, frames.unpack_header, incoming._header):
-        kept.cache_clear()
+    """What is allocated, without what is cached, of which there is never more than so much."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("mcast.")]:
+        for one in vars(module).values():
+            if isinstance(one, functools._lru_cache_wrapper):
+                one.cache_clear()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
