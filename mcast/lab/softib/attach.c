@@ -17,11 +17,34 @@ static struct softib_attachment *find(struct softib_hca *hca, struct ib_qp *ibqp
 	return NULL;
 }
 
+/*
+ * Whether one more fits: so many queue pairs in a group, so many groups, as the HCA says of itself. New ones are
+ * put behind the last of their group, so that a group is counted where it begins.
+ */
+static bool has_room(struct softib_hca *hca, union ib_gid *gid, struct list_head **after)
+{
+	struct rvt_driver_params *limits = &hca->rdi.dparms;
+	unsigned int groups = 0, pairs = 0;
+	struct softib_attachment *one, *last = NULL;
+
+	*after = hca->attached.prev;
+	list_for_each_entry(one, &hca->attached, list) {
+		groups += !last || memcmp(&last->mgid, &one->mgid, sizeof(*gid));
+		last = one;
+		if (!memcmp(&one->mgid, gid, sizeof(*gid))) {
+			*after = &one->list;
+			pairs++;
+		}
+	}
+	return pairs ? pairs < limits->props.max_mcast_qp_attach : groups < limits->props.max_mcast_grp;
+}
+
 /* The core has checked that it is UD, and the GID and LID are multicast; a second time changes nothing. */
 int softib_attach(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
 {
 	struct softib_hca *hca = container_of(ib_to_rvt(ibqp->device), struct softib_hca, rdi);
 	struct softib_attachment *new = kzalloc(sizeof(*new), GFP_KERNEL);
+	struct list_head *after;
 	int error = 0;
 
 	if (!new)
@@ -32,12 +55,11 @@ int softib_attach(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
 	spin_lock(&hca->attach_lock);
 	if (find(hca, ibqp, gid, lid)) {
 		kfree(new);
-	} else if (hca->attachments >= hca->rdi.dparms.props.max_total_mcast_qp_attach) {
+	} else if (!has_room(hca, gid, &after)) {
 		kfree(new);
 		error = -ENOMEM;
 	} else {
-		list_add_tail_rcu(&new->list, &hca->attached);
-		hca->attachments++;
+		list_add_rcu(&new->list, after);
 	}
 	spin_unlock(&hca->attach_lock);
 	return error;
@@ -50,10 +72,8 @@ int softib_detach(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
 
 	spin_lock(&hca->attach_lock);
 	old = find(hca, ibqp, gid, lid);
-	if (old) {
+	if (old)
 		list_del_rcu(&old->list);
-		hca->attachments--;
-	}
 	spin_unlock(&hca->attach_lock);
 	if (!old)
 		return -EINVAL;

@@ -2,6 +2,7 @@
 /* An HCA as rdmavt and the kernel's InfiniBand core see it. */
 #include <linux/module.h>
 #include <linux/slab.h>
+#include <rdma/rdmavt_cq.h>
 
 #include "softib.h"
 
@@ -226,6 +227,18 @@ static void nothing(struct rvt_qp *qp)
 {
 }
 
+/* A queue pair in RESET has no receives (IBA vol 1, 10.3.1); rdmavt leaves them in the ring. The caller has r_lock. */
+static void forget_receives(struct rvt_qp *qp)
+{
+	if (qp->r_rq.wq) {
+		RDMA_WRITE_UAPI_ATOMIC(qp->r_rq.wq->head, 0);
+		RDMA_WRITE_UAPI_ATOMIC(qp->r_rq.wq->tail, 0);
+	} else if (qp->r_rq.kwq) {
+		qp->r_rq.kwq->head = 0;
+		qp->r_rq.kwq->tail = 0;
+	}
+}
+
 static void no_restart(struct rvt_qp *qp, u32 psn, int wait)
 {
 }
@@ -239,7 +252,7 @@ static const struct rvt_driver_provided functions = {
 	.qp_priv_alloc = qp_priv_alloc,
 	.qp_priv_free = qp_priv_free,
 	.free_all_qps = free_all_qps,
-	.notify_qp_reset = nothing,
+	.notify_qp_reset = forget_receives,
 	.notify_restart_rc = no_restart,
 	.get_pmtu_from_attr = get_pmtu_from_attr,
 	.flush_qp_waiters = nothing,
@@ -279,9 +292,9 @@ static void set_limits(struct rvt_driver_params *params)
 	props->max_srq_wr = 16384;
 	props->max_srq_sge = 16;
 	props->max_pkeys = SOFTIB_PKEYS;
-	props->max_mcast_grp = 16384;
+	props->max_mcast_grp = 1024;
 	props->max_mcast_qp_attach = 56;
-	props->max_total_mcast_qp_attach = 65536;
+	props->max_total_mcast_qp_attach = 1024 * 56;
 	params->lkey_table_size = 16;
 	params->qp_table_size = 256;
 	params->qpn_start = 1;

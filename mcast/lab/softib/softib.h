@@ -86,7 +86,6 @@ struct softib_hca {
 	char name[16];
 	spinlock_t attach_lock;
 	struct list_head attached;	/* struct softib_attachment, read under RCU */
-	unsigned int attachments;	/* how many these are */
 };
 
 struct softib_tables {
