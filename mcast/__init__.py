@@ -105,7 +105,9 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         if name == "__version__":
             from importlib.metadata import version
 
-            value: object = version("mcast")
+            from mcast.errors.install import DISTRIBUTION
+
+            value: object = version(DISTRIBUTION)
         elif name == "aio":
             value = import_module("mcast.aio")
         elif name in _HOME:

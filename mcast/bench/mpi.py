@@ -1,7 +1,8 @@
 """The same measurements over the processes of an MPI job: rank 0 sends, the others receive.
 
 MPI starts the processes, numbers them, lets them wait for one another and gathers what they count; every
-message goes over the group. Processes on one host take its ports in turn. Needs `pip install 'mcast[mpi]'`.
+message goes over the group. Processes on one host take its ports in turn. The extra `mpi`
+installs mpi4py.
 """
 
 from __future__ import annotations

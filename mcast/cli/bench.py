@@ -18,6 +18,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.terminal import Failure, group
 from mcast.contract.registry import open_backend
+from mcast.errors import install
 from mcast.errors.tree import MessageTooLarge
 from mcast.wire.addresses import McastAddress
 
@@ -59,7 +60,7 @@ def bench(
 
     Messages are sent in batches for the rate, then one by one for the latency. The exit status is 1 if
     --min-rate or --max-p99 is missed. Between hosts, start one rank on each with mpirun or srun; rank 0 sends
-    (pip install 'mcast[mpi]').
+    (pip install 'rdma-mcast[mpi]').
     """
     from mcast.bench.mpi import started_by_mpi
 
@@ -102,7 +103,7 @@ def _over_ranks(
     try:
         comm = world()
     except ImportError:
-        raise Failure("started under MPI, but there is no mpi4py: pip install 'mcast[mpi]'", 2) from None
+        raise Failure(f"started under MPI, but there is no mpi4py: {install.line('mpi')}", 2) from None
     try:
         with open_backend(backend) as opened:
             require(settings, places_of(opened))

@@ -16,6 +16,7 @@ import typer
 
 from mcast.cli.terminal import Failure, backend_name, console, output_file, write_file
 from mcast.contract.registry import backend_names
+from mcast.errors import install
 
 if TYPE_CHECKING:
     from mcast.conformance.report import SuiteReport
@@ -73,7 +74,7 @@ def conformance(
     """
     for package in ("pytest", "pytest_timeout"):
         if not find_spec(package):
-            raise Failure(f"the suite needs {package}: pip install 'mcast[conformance]'", 2)
+            raise Failure(f"the suite needs {package}: {install.line('conformance')}", 2)
     if fabric != "roce" and not lab:
         raise typer.BadParameter("--fabric is the lab's: add --lab")
     named = (backend or [], require_backend or [])

@@ -1,4 +1,4 @@
-"""Statistics for Prometheus: a collector that reads snapshots when it is scraped (extra `mcast[prometheus]`).
+"""Statistics for Prometheus: a collector that reads snapshots when it is scraped (extra `prometheus`).
 
 ```python
 from mcast.endpoint.prometheus import export
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from mcast.endpoint.stats import EndpointStats, GroupStats
 from mcast.endpoint.view import EndpointView
+from mcast.errors import install
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -26,7 +27,7 @@ except ModuleNotFoundError as error:
     if error.name != "prometheus_client":
         raise
     raise ModuleNotFoundError(
-        "mcast.endpoint.prometheus needs prometheus_client: pip install 'mcast[prometheus]'", name=error.name
+        f"mcast.endpoint.prometheus needs prometheus_client: {install.line('prometheus')}", name=error.name
     ) from error
 
 __all__ = ["EndpointCollector", "export"]

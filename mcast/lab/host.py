@@ -12,6 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from mcast.errors import install
 from mcast.lab import driver, kernels
 from mcast.lab.errors import LabUnavailableError
 
@@ -138,7 +139,7 @@ def apt_line(missing: Iterable[Need]) -> str:
     packages = sorted({need.package for need in missing if need.package})
     sudo = "" if os.geteuid() == 0 else "sudo "
     apt = [f"{sudo}apt-get install -y {' '.join(packages)}"] if packages else []
-    pip = ["pip install 'mcast[lab]'"] if any(not need.package for need in missing) else []
+    pip = [install.line("lab")] if any(not need.package for need in missing) else []
     return " && ".join(apt + pip)
 
 

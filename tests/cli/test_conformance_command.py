@@ -74,7 +74,7 @@ def test_without_pytest_there_is_one_sentence(run: Run) -> None:
     hide = "import sys; sys.modules['pytest'] = None; from mcast.cli import main; main()"
     done = run(sys.executable, "-c", hide, "conformance")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "mcast: the suite needs pytest: pip install 'mcast[conformance]'\n"
+    assert done.stderr == "mcast: the suite needs pytest: pip install 'rdma-mcast[conformance]'\n"
 
 
 # --- the table -------------------------------------------------------------

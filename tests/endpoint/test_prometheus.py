@@ -132,4 +132,4 @@ def test_a_scrape_from_another_thread_does_no_harm() -> None:
 def test_without_the_client_the_pip_line_is_named() -> None:
     code = "import sys; sys.modules['prometheus_client'] = None\nimport mcast.endpoint.prometheus"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
-    assert "pip install 'mcast[prometheus]'" in done.stderr
+    assert "pip install 'rdma-mcast[prometheus]'" in done.stderr

@@ -37,7 +37,8 @@ def test_one_line_installs_all_that_is_missing() -> None:
     assert all(need.found is None for need in missing)
     sudo = "" if os.geteuid() == 0 else "sudo "
     assert (
-        host.apt_line(missing) == f"{sudo}apt-get install -y {' '.join(PACKAGES)} && pip install 'mcast[lab]'"
+        host.apt_line(missing)
+        == f"{sudo}apt-get install -y {' '.join(PACKAGES)} && pip install 'rdma-mcast[lab]'"
     )
 
 

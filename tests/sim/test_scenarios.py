@@ -218,7 +218,7 @@ def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:
 def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     (tmp_path / "a.yml").write_text("name: x")
-    with pytest.raises(BadScenario, match=r"YAML needs PyYAML: pip install 'mcast\[yaml\]', or write TOML"):
+    with pytest.raises(BadScenario, match=r"PyYAML: pip install 'rdma-mcast\[yaml\]', or write TOML"):
         load(tmp_path / "a.yml")
 
 

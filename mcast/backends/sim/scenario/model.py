@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from mcast.api import McastAddress, WcStatus
+from mcast.errors import install
 from mcast.wire.mcmember import MLID_LAST, SaMethod, SaStatus
 
 READY_MADE = files("mcast.backends.sim.scenario") / "ready_made"
@@ -512,7 +513,7 @@ def _table(name: str, text: str, yaml: bool) -> dict[str, object]:
     try:
         data = (_from_yaml if yaml else _from_toml)(text)
     except ImportError:
-        raise BadScenario(f"{name}: YAML needs PyYAML: pip install 'mcast[yaml]', or write TOML") from None
+        raise BadScenario(f"{name}: YAML needs PyYAML: {install.line('yaml')}, or write TOML") from None
     except RecursionError:
         raise BadScenario(f"{name} is no scenario: it is nested too deeply") from None
     except (ValueError, OverflowError) as error:  # syntax, or a number or a date that is none
