@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import mcast
 from mcast.api import Capability, Status, UnknownBackend
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
@@ -143,7 +144,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("mcast", "pydantic"))
+    packages = f"mcast {mcast.__version__}, pydantic {version('pydantic')}"
     lines = [f"{packages}; {platform.system()} {platform.release()} {platform.machine()}"]
     for name in suite_of(config).backends:
         status = backend_status(name)

@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (built,) = tree.glob(made)
         if kind == "sdist":
             shutil.unpack_archive(built, tree.parent)
-            (tree,) = tree.parent.glob("mcast-*")
+            (tree,) = tree.parent.glob("rdma_mcast-*")
     assert "-cp311-abi3-linux" in built.name
     return built
 
