@@ -13,6 +13,7 @@ import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.served import ctl, tap
+from mcast.cli.sim_cast import cast
 from mcast.cli.terminal import Failure, console, output_file, plain, write_file
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def _ready_made() -> list[str]:
     from mcast.backends.sim.scenario.model import ready_made
 
     return list(ready_made())
+
+
+app.command()(cast)
 
 
 @app.command("list")

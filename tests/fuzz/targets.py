@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import typer
@@ -35,6 +36,10 @@ from mcast.backends.sim.trace.events import Trace
 from mcast.bench.echo import Answerer, Pinger
 from mcast.capture.player import contents_of
 from mcast.cast import packets
+from mcast.cast.nack import messages
+from mcast.cast.nack.receiver import Receiver, Self
+from mcast.cast.nack.sender import Sender
+from mcast.cast.nack.strategy import all_of_them
 from mcast.cast.receiver import FileReceiver
 from mcast.cast.sender import FileSender
 from mcast.cli import mgid, place, terminal
@@ -119,6 +124,57 @@ def cast_transfer(data: bytes) -> None:
 
 _ANSWERS = {packets._NUMBERS[kind] for kind in (packets.Join, packets.Report, packets.Done)}
 _NAMED = {packets._NUMBERS[kind] for kind in (packets.Welcome, packets.Close)}
+
+
+def cast_object(data: bytes) -> None:
+    """A message of the protocol of objects is rejected, or is written again as it was read."""
+    with suppress(packets.Rejected):
+        spoken = messages.unpacked(data)
+        assert messages.unpacked(messages.packed(spoken)) == spoken
+
+
+def cast_objects(data: bytes) -> None:
+    """Both ends of a session hear what a stranger makes up, in its own name, the other end's, or another's.
+
+    Each chunk: the speaker and whether time passes, the kind, the body, to which the number is added.
+    """
+    salts = {host: packets.number_at(host, 1) for host in _HOSTS}
+    session = salts[_SENDER]
+    sender = Sender(session, "sender", 1024, 0.0)
+    receiver = Receiver(session, Self(salts[_RECEIVER], "receiver", 8, 1024, True), Random(1), 0.0)
+    sender.hears(messages.Enter(session, salts[_RECEIVER], 8, 1024, 1, 0, "receiver"), _RECEIVER, 0.0)
+    receiver.hears(messages.Admit(session, {salts[_RECEIVER]: 0}), 0.0)
+    receiver.hears(sender.begin(0.0, all_of_them(), 20_000, width=4), 0.0)
+    now = 0.0
+    for chunk in _chunks(data):
+        if len(chunk) < 2:
+            continue
+        who, kind, body = chunk[0], chunk[1], chunk[2:]
+        now += (who >> 2) ** 2 / 64
+        host = _HOSTS[who % 3]
+        speaks = messages.OF_MEMBERS.get(kind, 0)
+        body = (
+            body[:speaks] + salts[host].to_bytes(8) + body[speaks:] if kind in messages.OF_MEMBERS else body
+        )
+        message = messages._HEAD.pack(messages.SIGN, kind, session) + body
+        with suppress(packets.Rejected):
+            spoken = messages.told(message, host)
+            sender.hears(spoken, host, now)
+            if isinstance(spoken, messages.Piece):
+                receiver.takes(spoken.object, spoken.block, spoken.place, 1, now)
+            else:
+                receiver.hears(spoken, now)
+        for ready in receiver.ready():
+            receiver.checked(ready.block, False, now)
+        assert len(sender.messages(now)) + len(receiver.messages(now)) < 2000
+    assert len(sender.members) <= 3
+    for _ in range(400):  # nobody speaks any more: both come to an end
+        now += 1.0
+        sender.end()
+        sender.messages(now)
+        receiver.messages(now)
+    assert receiver.over
+    assert not sender.members.owing
 
 
 def probes(data: bytes) -> None:
@@ -361,6 +417,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     for target in (
         cast_packet,
         cast_transfer,
+        cast_object,
+        cast_objects,
         probes,
         sequence_headers,
         capture,

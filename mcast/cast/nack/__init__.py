@@ -1,0 +1,45 @@
+"""Objects from one sender to many receivers: only what is missing is said, and parity repairs it.
+
+This is the protocol of objects, without I/O and clock. `mcast send`, `mcast recv` and `mcast demo` use the
+protocol of files in `mcast/cast/`; `mcast sim cast` plays this one.
+
+An object is cut into pieces, and the pieces into blocks of at most `MOST_WIDTH`. All messages go to the
+group. A message is a header (magic `mcC1`, kind, session) and a body in network order; `messages` has the
+table.
+
+```
+sender                                                  receivers
+OFFER    members, round trip, next object    0.1 s  ->
+                                                    <-  ENTER   number, room in blocks, name
+ADMIT    index and number of each that enters       ->
+DESCRIBE object, size, piece, width, spare, name    ->
+PIECE    block, index, bytes             a block    ->
+SEAL     pieces, bytes, BLAKE3 of the last blocks   ->
+                                                    <-  LACK    blocks, how many pieces, which
+PIECE    parity, one for different losses           ->
+FLUSH    blocks sent, who shall answer              ->
+                                                    <-  HAVE    all blocks before this one; all; failed
+OVER     object, who has it whole                   ->
+BYE      to one receiver, or to everybody           ->
+```
+
+- A session is one sender's, and takes any number of objects, one after another, without a new handshake.
+- A receiver speaks when it lacks something. It waits a random time, which the group's size scales, and is
+  silent if another receiver has asked for as much (RFC 5401, section 3.2). The sender takes all requests of
+  some round trips together, and sends as many parity pieces as the receiver needs that lacks most.
+- A request repeats the stamp of the last message of the sender that its receiver has heard. What was sent
+  after that stamp is on its way, and is not sent again.
+- Where parity is used up, or a receiver cannot use parity, the pieces that are named are sent again.
+- HAVE comes once from each receiver and object, and once for each half of the window, spread in time. When
+  the group is quiet, a FLUSH names the receivers whose HAVE is missing.
+- The sender sends at most `room` blocks beyond the first that some receiver lacks. It sends as fast as it
+  can until the receivers report losses above `TOLERATED`, and then no faster than what arrived.
+- A block is used when its BLAKE3 digest is that of its SEAL. The object's digest is BLAKE3 of the digests of
+  its blocks.
+- A receiver that comes late takes part from the current block, and asks for the beginning at the next FLUSH
+  that says that the sender waits. If the beginning is gone, it takes part from the next object.
+- A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
+  is named in the sender's report, and learns it by OVER or BYE.
+- The number of an end is bound to its address, as in `mcast/cast/packets.py`. There is no authentication:
+  ends that share an address can lie about each other.
+"""

@@ -1,0 +1,173 @@
+"""What a sender knows of its receivers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from enum import Enum
+from math import inf
+
+from mcast.cast.nack.messages import MOST_MEMBERS, UNDECIDED, WHOLE, Enter
+
+MOST_OF_ADDRESS = 64
+"""The most receivers at one address."""
+
+
+class Lot(Enum):
+    """What has become of a receiver, as seen by its sender."""
+
+    PART = "takes part"
+    SILENT = "was silent"
+    STILL = "stood still"
+    GREEDY = "asked for too much"
+
+
+class Member:
+    """One receiver."""
+
+    __slots__ = (
+        "address",
+        "asked",
+        "asks",
+        "base",
+        "charged",
+        "heard",
+        "index",
+        "judged",
+        "largest",
+        "lot",
+        "moved",
+        "name",
+        "number",
+        "parity",
+        "part",
+        "room",
+        "state",
+        "waited",
+        "whole_at",
+        "words",
+    )
+
+    def __init__(self, enter: Enter, index: int, address: str, now: float) -> None:
+        self.number, self.index = enter.member, index
+        self.name, self.address = enter.name, address
+        self.room, self.largest, self.parity = enter.room, enter.largest, bool(enter.parity)
+        self.lot = Lot.PART
+        self.heard = now
+        self.begin(0, now)
+
+    def begin(self, sent: int, now: float) -> None:
+        """An object begins, of which `sent` blocks have been sent already."""
+        self.base, self.state, self.words = 0, UNDECIDED, ""
+        self.part = True
+        """Whether this receiver takes part in the object."""
+        self.judged = sent
+        """The losses of blocks before this one have been judged."""
+        self.asks = self.asked = self.charged = 0
+        """How often it asked, for how many pieces, and how many were sent on its account."""
+        self.moved = now
+        self.waited = inf
+        """Since when an answer is waited for; inf if none is."""
+        self.whole_at = inf
+
+    @property
+    def lives(self) -> bool:
+        """Whether the sender still reckons with this receiver."""
+        return self.lot is Lot.PART
+
+    @property
+    def owes(self) -> bool:
+        """Whether the object is still on its way to this receiver."""
+        return self.part and self.lives and self.state == UNDECIDED
+
+
+class Attendance:
+    """All receivers of a session."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Member] = {}
+        self._at = Counter[str]()
+        self.owing = 0
+        """To how many the object is still on its way."""
+        self._bases = Counter[int]()
+        self.whole = 0
+        """How many have it."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._all.values())
+
+    def get(self, number: int) -> Member | None:
+        """The receiver of that number."""
+        return self._all.get(number)
+
+    def enter(self, enter: Enter, address: str, sent: int, part: bool, now: float) -> Member | None:
+        """Admit a receiver when `sent` blocks of the object have been sent, in which it takes part or not.
+
+        None if there is no place.
+        """
+        if len(self) >= MOST_MEMBERS or self._at[address] >= MOST_OF_ADDRESS:
+            return None
+        member = self._all[enter.member] = Member(enter, len(self), address, now)
+        member.begin(sent, now)
+        member.part = part
+        if part:
+            self.owing += 1
+            self._bases[0] += 1
+        self._at[address] += 1
+        return member
+
+    def begin(self, now: float) -> None:
+        """An object begins for all that live."""
+        for member in self:
+            member.begin(0, now)
+            member.part = member.lives
+        self.whole, self.owing = 0, sum(member.part for member in self)
+        self._bases = Counter({0: self.owing})
+
+    def has(self, member: Member, base: int, now: float) -> None:
+        """A receiver that owes an answer says that it has all blocks before `base`."""
+        if base > member.base:
+            self._leaves(member)
+            self._bases[base] += 1
+            member.base, member.moved = base, now
+
+    def answer(self, member: Member, state: int, words: str, now: float) -> None:
+        """A receiver says for good what has become of the object there."""
+        if member.owes and state != UNDECIDED:
+            self.owing -= 1
+            self._leaves(member)
+            member.state, member.words = state, words
+            if state == WHOLE:
+                self.whole += 1
+                member.whole_at = now
+
+    def give_up(self, member: Member, lot: Lot) -> None:
+        """Reckon with a receiver no more."""
+        if member.owes:
+            self.owing -= 1
+            self._leaves(member)
+        member.lot = lot
+
+    def low(self) -> int | None:
+        """The first block that a receiver may still lack; None if there is no such receiver."""
+        return min(self._bases, default=None) if self.owing else None
+
+    def room(self) -> int | None:
+        """How many blocks each of them can hold; None if there is no such receiver."""
+        return min((member.room for member in self if member.owes), default=None)
+
+    def _leaves(self, member: Member) -> None:
+        self._bases[member.base] -= 1
+        if not self._bases[member.base]:
+            del self._bases[member.base]
+
+    def bits(self, chosen: Callable[[Member], bool]) -> int:
+        """A bit for each receiver that is chosen, by its index."""
+        marks = bytearray(len(self) // 8 + 1)
+        for member in self:
+            if chosen(member):
+                marks[member.index >> 3] |= 1 << (member.index & 7)
+        return int.from_bytes(marks, "little")

@@ -1,0 +1,395 @@
+"""The messages of the protocol of objects: a value for each kind, and the table that packs and reads them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from typing_extensions import Buffer
+
+from mcast.cast.packets import FOREIGN, FORGED, MALFORMED, TEXT, Rejected, number_at, printable
+
+SIGN = b"mcC1"
+MOST_WIDTH = 128
+"""The most pieces of data in a block."""
+MOST_SPARE = 32
+"""The most pieces of parity of a block."""
+MOST_SEALS = 16
+"""How many blocks a SEAL describes: so many in a row must be lost before a receiver has to ask for one."""
+MOST_MEMBERS = 8192
+"""The most receivers of a session."""
+MOST_ADMITTED = 100
+"""The most receivers that one ADMIT names."""
+MOST_METADATA = 512
+"""The most bytes of metadata of an object."""
+MOST_ROOM = 4096
+"""The most blocks that are ever under way."""
+MOST_BLOCKS = 1 << 31
+"""The most blocks of an object."""
+MOST_PIECE = 1 << 14
+"""The most bytes of a piece."""
+MOST_ROUND_TRIP = 1.0
+"""The longest round trip, in seconds, that a sender announces."""
+LARGEST = 1024
+"""A member takes messages of at least so many bytes."""
+UNTOLD = (1 << 64) - 1
+"""The size of a stream whose end is not known."""
+OPEN = (1 << 32) - 1
+"""The number of blocks of an object whose end is not known."""
+ALL = 0
+"""The receiver of a BYE that is for everybody."""
+
+UNDECIDED, WHOLE, BROKEN = range(3)
+"""What a HAVE says of the object: parts have arrived, all has arrived, it cannot arrive."""
+
+
+class Offer(NamedTuple):
+    """A sender invites. `object` is the number of its next object, times are in µs."""
+
+    session: int
+    object: int
+    stamp: int
+    members: int
+    round_trip: int
+    name: str
+
+
+class Enter(NamedTuple):
+    """A receiver takes part. `room` is in blocks; `parity` says whether it can use parity."""
+
+    session: int
+    member: int
+    room: int
+    largest: int
+    parity: int
+    stamp: int
+    name: str
+
+
+class Admit(NamedTuple):
+    """Receivers that take part: number -> index in the bitmaps of the sender."""
+
+    session: int
+    indexes: dict[int, int]
+
+
+class Describe(NamedTuple):
+    """An object: bytes or UNTOLD, bytes of a piece, most data pieces and parity pieces of a block."""
+
+    session: int
+    object: int
+    size: int
+    piece: int
+    width: int
+    spare: int
+    name: str
+    metadata: bytes
+
+
+class Piece(NamedTuple):
+    """One piece. A place below the object's width is a data piece, one from the width on a parity piece."""
+
+    session: int
+    object: int
+    block: int
+    place: int
+    payload: Buffer
+
+
+class Sealed(NamedTuple):
+    """A block: its data pieces, its bytes and their digest."""
+
+    pieces: int
+    size: int
+    digest: bytes
+
+
+class Seal(NamedTuple):
+    """The blocks `block`, block-1, … of an object; those before `low` are gone. Times are in µs."""
+
+    session: int
+    object: int
+    block: int
+    low: int
+    stamp: int
+    members: int
+    round_trip: int
+    blocks: tuple[Sealed, ...]
+
+
+class Flush(NamedTuple):
+    """Blocks 0..blocks-1 are sent, of `total` or OPEN.
+
+    The members first+i whose bit i is set shall answer. `waits` says that the sender has nothing else to
+    send. Blocks before `low` are gone.
+    """
+
+    session: int
+    object: int
+    blocks: int
+    total: int
+    low: int
+    stamp: int
+    members: int
+    round_trip: int
+    waits: int
+    first: int
+    asked: int
+
+
+class Want(NamedTuple):
+    """What one receiver lacks of a block: how many pieces, or 0 where it cannot use parity; and which.
+
+    Without a piece that is missing, the receiver lacks the block's seal.
+    """
+
+    block: int
+    need: int
+    missing: int
+
+
+class Lack(NamedTuple):
+    """A receiver has all blocks before `base`, and asks for pieces of others.
+
+    `stamp` is the last that it has heard, `held` how many µs ago.
+    """
+
+    session: int
+    object: int
+    member: int
+    base: int
+    stamp: int
+    held: int
+    wants: tuple[Want, ...]
+
+
+class Have(NamedTuple):
+    """A receiver has all blocks before `base`; `state` is UNDECIDED, WHOLE or BROKEN, with a reason."""
+
+    session: int
+    object: int
+    member: int
+    base: int
+    stamp: int
+    held: int
+    state: int
+    words: str
+
+
+class Over(NamedTuple):
+    """The sender is done with the object. The members first+i whose bit i is set have it whole."""
+
+    session: int
+    object: int
+    first: int
+    whole: int
+
+
+class Bye(NamedTuple):
+    """The sender is done with one receiver, or with ALL, and says why."""
+
+    session: int
+    member: int
+    words: str
+
+
+Spoken = Offer | Enter | Admit | Describe | Piece | Seal | Flush | Lack | Have | Over | Bye
+
+
+class _Tail(NamedTuple):
+    """How the fields after the fixed ones are packed and read; reading raises ValueError."""
+
+    fields: int
+    pack: Callable[..., bytes]
+    read: Callable[[bytes], tuple[Any, ...]]
+
+
+def _read_words(raw: bytes) -> tuple[str]:
+    if len(raw) > TEXT:
+        raise ValueError
+    return (printable(raw.decode(errors="replace")),)
+
+
+def _pack_described(name: str, metadata: bytes) -> bytes:
+    encoded = name.encode()
+    return bytes((len(encoded),)) + encoded + metadata
+
+
+def _read_described(raw: bytes) -> tuple[str, bytes]:
+    metadata = raw[1 + raw[0] :] if raw else b""
+    if not raw or len(raw) <= raw[0] or len(metadata) > MOST_METADATA:
+        raise ValueError
+    return *_read_words(raw[1 : 1 + raw[0]]), metadata
+
+
+_BITS = MOST_MEMBERS // 8
+
+
+def _pack_bits(bits: int) -> bytes:
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def _read_bits(raw: bytes) -> tuple[int]:
+    if len(raw) > _BITS:
+        raise ValueError
+    return (int.from_bytes(raw, "little"),)
+
+
+def _read_payload(raw: bytes) -> tuple[bytes]:
+    if not 0 < len(raw) <= MOST_PIECE:
+        raise ValueError
+    return (raw,)
+
+
+def _rows(form: struct.Struct, raw: bytes, most: int) -> list[tuple[Any, ...]]:
+    rows, odd = divmod(len(raw), form.size)
+    if odd or not 0 < rows <= most:
+        raise ValueError
+    return list(form.iter_unpack(raw))
+
+
+_SEALED = struct.Struct("!HI32s")
+_WANT = struct.Struct("!IB16s")
+_ADMITTED = struct.Struct("!QI")
+WANT_BYTES = _WANT.size
+
+
+def _pack_sealed(blocks: tuple[Sealed, ...]) -> bytes:
+    return b"".join(_SEALED.pack(*block) for block in blocks)
+
+
+def _read_sealed(raw: bytes) -> tuple[tuple[Sealed, ...]]:
+    return (tuple(Sealed(*row) for row in _rows(_SEALED, raw, MOST_SEALS)),)
+
+
+def _pack_wants(wants: tuple[Want, ...]) -> bytes:
+    return b"".join(_WANT.pack(block, need, bits.to_bytes(16, "little")) for block, need, bits in wants)
+
+
+def _read_wants(raw: bytes) -> tuple[tuple[Want, ...]]:
+    rows = _rows(_WANT, raw, len(raw) // WANT_BYTES)
+    return (tuple(Want(block, need, int.from_bytes(bits, "little")) for block, need, bits in rows),)
+
+
+def _pack_admitted(indexes: dict[int, int]) -> bytes:
+    return b"".join(_ADMITTED.pack(*row) for row in indexes.items())
+
+
+def _read_admitted(raw: bytes) -> tuple[dict[int, int]]:
+    rows = dict(_rows(_ADMITTED, raw, MOST_ADMITTED))
+    if len(rows) * _ADMITTED.size != len(raw):
+        raise ValueError
+    return (rows,)
+
+
+_WORDS = _Tail(1, str.encode, _read_words)
+_BITMAP = _Tail(1, _pack_bits, _read_bits)
+
+_HEAD = struct.Struct("!4sB3xQ")
+_FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
+    Offer: (struct.Struct("!IQII"), _WORDS),
+    Enter: (struct.Struct("!QHHBQ"), _WORDS),
+    Admit: (struct.Struct(""), _Tail(1, _pack_admitted, _read_admitted)),
+    Describe: (struct.Struct("!IQHBB"), _Tail(2, _pack_described, _read_described)),
+    Piece: (struct.Struct("!IIH"), _Tail(1, bytes, _read_payload)),
+    Seal: (struct.Struct("!IIIQII"), _Tail(1, _pack_sealed, _read_sealed)),
+    Flush: (struct.Struct("!IIIIQIIBI"), _BITMAP),
+    Lack: (struct.Struct("!IQIQI"), _Tail(1, _pack_wants, _read_wants)),
+    Have: (struct.Struct("!IQIQIB"), _WORDS),
+    Over: (struct.Struct("!II"), _BITMAP),
+    Bye: (struct.Struct("!Q"), _WORDS),
+}
+_NUMBERS = {kind: number for number, kind in enumerate(_FORMS, 1)}
+_KINDS = dict(enumerate(_FORMS, 1))
+
+OF_MEMBERS = {_NUMBERS[Enter]: 0, _NUMBERS[Lack]: 4, _NUMBERS[Have]: 4}
+"""The kinds that receivers send -> where the number of the receiver stands in the body."""
+
+_PIECE_HEAD = struct.Struct(_HEAD.format + _FORMS[Piece][0].format[1:])
+AROUND = _PIECE_HEAD.size
+"""Bytes of a PIECE message that are not the piece."""
+WANTS_AT = _HEAD.size + _FORMS[Lack][0].size
+"""Bytes of a LACK before its rows."""
+
+_BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
+    Offer: lambda it: it.members <= MOST_MEMBERS,
+    Enter: lambda it: it.room > 0 and it.largest >= LARGEST and it.parity <= 1,
+    Admit: lambda it: all(index < MOST_MEMBERS for index in it.indexes.values()),
+    Describe: lambda it: (
+        0 < it.piece <= MOST_PIECE
+        and 0 < it.width <= MOST_WIDTH
+        and it.spare <= MOST_SPARE
+        and (it.size == UNTOLD or it.size <= MOST_BLOCKS * it.width * it.piece)
+    ),
+    Piece: lambda it: it.block < MOST_BLOCKS and it.place < MOST_WIDTH + MOST_SPARE,
+    Seal: lambda it: (
+        it.members <= MOST_MEMBERS
+        and len(it.blocks) - 1 <= it.block < MOST_BLOCKS
+        and it.low <= MOST_BLOCKS
+        and all(0 < one.pieces <= MOST_WIDTH for one in it.blocks)
+    ),
+    Flush: lambda it: (
+        it.members <= MOST_MEMBERS
+        and it.low <= it.blocks <= min(it.total, MOST_BLOCKS)
+        and (it.total == OPEN or it.total <= MOST_BLOCKS)
+        and it.waits <= 1
+        and it.first + it.asked.bit_length() <= MOST_MEMBERS
+    ),
+    Lack: lambda it: (
+        it.base < MOST_BLOCKS and all(it.base <= want.block and want.need <= MOST_WIDTH for want in it.wants)
+    ),
+    Have: lambda it: it.base <= MOST_BLOCKS and it.state <= BROKEN,
+    Over: lambda it: it.first + it.whole.bit_length() <= MOST_MEMBERS,
+}
+"""What is not between its bounds is malformed, before an end sees it."""
+
+
+def piece_size(largest: int) -> int:
+    """How many bytes a piece has in messages of at most `largest` bytes: whole words of a code's 16 bytes."""
+    return min(MOST_PIECE, (largest - AROUND) // 16 * 16)
+
+
+def heads(session: int, object_: int, block: int, first: int, count: int) -> list[bytes]:
+    """What stands before the pieces first..first+count-1 of a block, each in a message of its own."""
+    pack, kind = _PIECE_HEAD.pack, _NUMBERS[Piece]
+    return [pack(SIGN, kind, session, object_, block, index) for index in range(first, first + count)]
+
+
+def packed(spoken: Spoken) -> bytes:
+    """The bytes of a message."""
+    fixed, tail = _FORMS[type(spoken)]
+    session, *rest = spoken
+    cut = len(rest) - tail.fields
+    head = _HEAD.pack(SIGN, _NUMBERS[type(spoken)], session)
+    return head + fixed.pack(*rest[:cut]) + tail.pack(*rest[cut:])
+
+
+def unpacked(message: Buffer) -> Spoken:
+    """The values in a message. Raises Rejected if the bytes are none of the protocol, or out of bounds."""
+    raw = bytes(message)
+    if raw[: len(SIGN)] != SIGN:
+        raise Rejected(FOREIGN)
+    try:
+        _, number, session = _HEAD.unpack_from(raw)
+        kind = _KINDS[number]
+        fixed, tail = _FORMS[kind]
+        rest = tail.read(raw[_HEAD.size + fixed.size :])
+        spoken = kind(session, *fixed.unpack_from(raw, _HEAD.size), *rest)
+    except (struct.error, KeyError, ValueError):
+        raise Rejected(MALFORMED) from None
+    if not _BOUNDS.get(kind, bool)(spoken):
+        raise Rejected(MALFORMED)
+    return spoken
+
+
+def told(message: Buffer, address: str) -> Spoken:
+    """The values in a message that came from that address.
+
+    Raises Rejected if there are none, or if the message speaks for an end at another address.
+    """
+    spoken = unpacked(message)
+    number = spoken.member if isinstance(spoken, Enter | Lack | Have) else spoken.session
+    if number != number_at(address, number >> 32):
+        raise Rejected(FORGED)
+    return spoken

@@ -1,0 +1,139 @@
+"""One object as its sender knows it: which blocks are there, how far they have been sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import NamedTuple
+
+from mcast.cast.nack.messages import MOST_SEALS, OPEN, Describe, Flush, Seal, Sealed
+from mcast.cast.nack.repairs import Repairs, Run
+from mcast.cast.nack.strategy import Strategy
+
+AHEAD = 4
+"""How many blocks are asked of the driver before their turn."""
+
+
+class Terms(NamedTuple):
+    """What the sender promises of an object, and since when."""
+
+    strategy: Strategy
+    begun: float
+
+
+class Outgoing:
+    """An object on its way. The driver offers blocks; their pieces are handed out as runs."""
+
+    def __init__(self, about: Describe, terms: Terms) -> None:
+        self.about, self.terms = about, terms
+        self.sent_at = terms.begun
+        """When something was sent for the first time."""
+        self.repairs = Repairs(about.width, about.spare)
+        self.low = 0
+        """Blocks before this one are not needed any more."""
+        self.window = 1
+        self.ended = False
+        self.sent = 0
+        """How many blocks have been sent whole."""
+        self.pieces = 0
+        self._sealed: list[Sealed] = []
+        self._waiting = deque[Sealed]()
+        self._at = 0
+
+    @property
+    def room(self) -> int:
+        """How many blocks the driver may offer now."""
+        return 0 if self.ended else max(0, AHEAD - len(self._waiting))
+
+    @property
+    def offered(self) -> int:
+        """How many blocks the driver has offered."""
+        return self.sent + len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether the window is full."""
+        return self.sent >= self.low + self.window
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is no block to send now."""
+        return not self._waiting or self.full
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether every block has been sent once."""
+        return self.ended and not self._waiting
+
+    def offer(self, sealed: Sealed) -> None:
+        """The next block is there."""
+        self._waiting.append(sealed)
+
+    def next(self, most: int, now: float) -> Run | None:
+        """The next pieces to send for the first time, at most so many; the block's seal follows the last."""
+        if self.waits:
+            return None
+        count = self._waiting[0].pieces
+        run = Run(self.sent, self._at, min(most, count - self._at))
+        self._at += run.pieces
+        self.sent_at = now
+        self.pieces += run.pieces
+        if self._at == count:
+            self._sealed.append(self._waiting.popleft())
+            self.sent, self._at = self.sent + 1, 0
+        return run
+
+    @property
+    def between(self) -> bool:
+        """Whether the last run ended a block, whose seal is to be sent."""
+        return self._at == 0
+
+    def seal(self, block: int, stamp: int, members: int, round_trip: int) -> Seal:
+        """What that block is, and those before it."""
+        last = min(block, self.sent - 1)
+        blocks = tuple(reversed(self._sealed[max(0, last + 1 - MOST_SEALS) : last + 1]))
+        return Seal(self.about.session, self.about.object, last, self.low, stamp, members, round_trip, blocks)
+
+    def flush(self, stamp: int, members: int, round_trip: int, first: int, asked: int) -> Flush:
+        """What has been sent; the members of these bits are asked."""
+        total = self.sent if self.all_sent else OPEN
+        session, number = self.about.session, self.about.object
+        waits = int(self.waits)
+        return Flush(
+            session, number, self.sent, total, self.low, stamp, members, round_trip, waits, first, asked
+        )
+
+
+class Rounds:
+    """The questions of a sender that has nothing to send: what is missing, and who has not answered."""
+
+    def __init__(self) -> None:
+        self.at = inf
+        """When to ask next."""
+        self.quiet = 0
+        """How many questions in a row nobody has answered with a request."""
+        self._count = 0
+        self._wait = 0.0
+        self._news = False
+
+    def begin(self, at: float) -> None:
+        """There is nothing to send: ask then, if no round is under way."""
+        if self.at == inf:
+            self.at, self._news = at, True
+
+    def end(self) -> None:
+        """There is something to send."""
+        self.at = inf
+
+    def news(self) -> None:
+        """A receiver has asked for something, or a repair was sent."""
+        self._news = True
+
+    def turn(self, now: float, shortest: float, longest: float) -> bool:
+        """A question is asked now; True if it shall name those that have not answered."""
+        self._wait = shortest if self._news else min(max(self._wait, shortest) * 1.5, longest)
+        self.quiet = 0 if self._news else self.quiet + 1
+        self._news = False
+        self._count += 1
+        self.at = now + self._wait
+        return self.quiet > 0 or self._count % 8 == 0

@@ -1,0 +1,377 @@
+"""One transfer from a sender to many receivers on a simulated fabric, in virtual time, and what it cost.
+
+The ends are the protocol's own. The bytes of a piece are the sender's own, to which receivers refer; each
+pattern of pieces that a receiver has of a block is decoded and compared with the block's digest once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import inf, log1p
+from random import Random
+from time import thread_time
+from typing import NamedTuple
+
+from mcast.cast.nack import parity
+from mcast.cast.nack.arriving import Ready
+from mcast.cast.nack.messages import (
+    MOST_ROOM,
+    MOST_SPARE,
+    Describe,
+    Lack,
+    Spoken,
+    heads,
+    told,
+)
+from mcast.cast.nack.payload import BlockBytes, joined
+from mcast.cast.nack.receiver import Receiver, Self
+from mcast.cast.nack.repairs import Run
+from mcast.cast.nack.sender import Sender
+from mcast.cast.nack.strategy import Strategy, all_of_them
+from mcast.cast.packets import number_at
+
+LARGEST = 4096
+"""Bytes of a message."""
+
+_LATENCY = 10e-6
+"""Seconds from one end to another, besides the time that a message takes on the sender's link."""
+
+_LONGEST = 3600.0
+"""A transfer that takes longer, in virtual seconds, has failed."""
+
+
+class Setup(NamedTuple):
+    """What is played.
+
+    receivers  how many there are
+    loss       the part of the messages that each end loses, independently
+    size       of the object, in bytes
+    strategy   what the sender does with slow receivers
+    seed       of all that is random
+    gbit       the rate of the sender's link, in Gbit/s
+    room       how many blocks a receiver can hold
+    parity     whether parity may be used
+    """
+
+    receivers: int
+    loss: float = 0.0
+    size: int = 1 << 20
+    strategy: Strategy = all_of_them()
+    seed: int = 0
+    gbit: float = 10.0
+    room: int = 256
+    parity: bool = True
+
+
+class Costs(NamedTuple):
+    """What a transfer cost.
+
+    receivers, verified  how many there are, and how many have the object, each block compared with its digest
+    left_behind    those that the sender does not reckon with any more
+    pieces         of the object
+    transmissions_per_piece  messages of the sender, of any kind, from the object's beginning to its end
+    feedback_per_piece       messages of all receivers in that time
+    requests, answers        of what kind these were: LACK and HAVE
+    joins          messages of receivers before the object
+    kept           whether the strategy's promise was kept
+    seconds        of virtual time
+    sender_cpu_us_per_piece  processor time of protocol and headers, not of digests and parity
+    parity         whether parity repaired losses; otherwise pieces were repeated
+    """
+
+    receivers: int
+    verified: int
+    left_behind: int
+    pieces: int
+    transmissions_per_piece: float
+    feedback_per_piece: float
+    requests: int
+    answers: int
+    joins: int
+    kept: bool
+    seconds: float
+    sender_cpu_us_per_piece: float
+    parity: bool
+
+
+class _Losses:
+    """Which of the messages that come to one end are lost: each with the same probability."""
+
+    __slots__ = ("_log", "_next", "_random")
+
+    def __init__(self, random: Random, loss: float) -> None:
+        self._random = random
+        self._log = log1p(-loss) if loss < 1 else -inf
+        self._next = self._gap()
+
+    def _gap(self) -> int:
+        """How many messages arrive before the next is lost."""
+        if not self._log:
+            return 1 << 62
+        return int(log1p(-self._random.random()) / self._log)
+
+    def of(self, count: int) -> list[int]:
+        """Which of the next `count` messages are lost, by their place."""
+        if self._next >= count:
+            self._next -= count
+            return _NONE
+        found = []
+        at = self._next
+        while at < count:
+            found.append(at)
+            at += 1 + self._gap()
+        self._next = at - count
+        return found
+
+
+_NONE: list[int] = []
+
+
+class _Work:
+    """Messages, by what they are."""
+
+    def __init__(self) -> None:
+        self.messages = self.requests = self.answers = self.joins = 0
+
+
+class Load:
+    """The object that is sent: its blocks are made when their turn comes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.blocks: list[BlockBytes] = []
+
+    def turn(self, sender: Sender, now: float) -> tuple[list[bytes | Run], float]:
+        """A sender's turn: it offers blocks, and makes the messages. What it says, and when it has more."""
+        outgoing = sender.outgoing
+        if outgoing is not None:
+            about = outgoing.about
+            whole = about.piece * about.width
+            while sender.room and (at := len(self.blocks) * whole) < len(self.data):
+                self.blocks.append(BlockBytes(self.data[at : at + whole], about.piece, about.width))
+                sender.offer(self.blocks[-1].sealed)
+            if len(self.blocks) * whole >= len(self.data):
+                sender.end()
+        out = sender.messages(now)
+        for one in out:
+            if isinstance(one, Run) and outgoing is not None:
+                self.framed(outgoing.about, one)
+        return out, sender.due
+
+    def framed(self, about: Describe, run: Run) -> list[bytes]:
+        """The messages of a run."""
+        found = heads(about.session, about.object, run.block, run.first, run.pieces)
+        piece = self.blocks[run.block].piece
+        return [head + piece(place) for place, head in enumerate(found, run.first)]
+
+
+class Play:
+    """The fabric and all ends."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        random = Random(setup.seed)
+        self.work = _Work()
+        self._events: list[tuple[float, int, int, object]] = []
+        self._order = 0
+        self._load = Load(random.randbytes(setup.size))
+        self._right: dict[tuple[int, int], bool] = {}
+        self._coding = setup.parity and parity.available()
+        self.sender = Sender(number_at("sender", 1), "sender", LARGEST, 0.0)
+        self._ends: list[Receiver] = []
+        self._losses = [_Losses(random, setup.loss) for _ in range(setup.receivers + 1)]
+        for number in range(setup.receivers):
+            address = f"receiver {number}"
+            room = min(setup.room, MOST_ROOM)
+            who = Self(number_at(address, 1), address, room, LARGEST, self._coding)
+            self._ends.append(Receiver(self.sender.session, who, Random(random.random()), 0.0))
+        self._due = [inf] * setup.receivers
+        self._tape: list[tuple[float, tuple[bytes, str] | None]] = []
+        self._free = self._sends_at = 0.0
+        self._about: Describe
+        self._begins = 0
+
+    # --- the run ---------------------------------------------------------------------------------
+
+    def run(self) -> Costs:
+        """Play it until the sender is done with the object. Raises RuntimeError if that takes an hour."""
+        setup, sender = self.setup, self.sender
+        begun = self._gather()
+        before = self.work
+        self.work = _Work()
+        self.work.joins = before.requests + before.answers + before.joins
+        self._begins = len(self._tape)
+        self._about = self._begin(sender, begun)
+        for now in self._turns(begun):  # noqa: B007  (the last one is asked for)
+            if sender.settled:
+                break
+        else:
+            raise RuntimeError(f"the transfer has not ended in {_LONGEST:g} s of virtual time")
+        settled = sender.settled[0]
+        verified = sum(any(one.whole for one in end.ended) for end in self._ends)
+        pieces = max(1, settled.pieces)
+        work = self.work
+        return Costs(
+            setup.receivers,
+            verified,
+            sum(not account.whole for account in settled.receivers),
+            settled.pieces,
+            round(work.messages / pieces, 5),
+            round((work.requests + work.answers) / pieces, 5),
+            work.requests,
+            work.answers,
+            work.joins,
+            settled.kept,
+            round(now - begun, 6),
+            round(self._again(begun) * 1e6 / pieces, 3),
+            settled.parity,
+        )
+
+    def _begin(self, sender: Sender, now: float) -> Describe:
+        spare = MOST_SPARE if self._coding else 0
+        return sender.begin(now, self.setup.strategy, self.setup.size, "simulated", spare=spare)
+
+    def _again(self, begun: float) -> float:
+        """The processor time of the sender for its object: its part is played again, alone, from the tape.
+
+        To look at the clock at each turn would cost more than the turn.
+        """
+        sender, load = Sender(self.sender.session, "sender", LARGEST, 0.0), Load(self._load.data)
+        start = 0.0
+        for number, (now, heard) in enumerate(self._tape):
+            if number == self._begins:
+                self._begin(sender, begun)
+                start = thread_time()
+            if heard is None:
+                load.turn(sender, now)
+            else:
+                sender.hears(told(*heard), heard[1], now)
+        return thread_time() - start
+
+    def _gather(self) -> float:
+        """All receivers take part."""
+        for now in self._turns(0.0):
+            if all(end.index is not None for end in self._ends):
+                return now
+        raise RuntimeError("not all receivers could join")
+
+    def _turns(self, now: float) -> Iterator[float]:
+        """What happens, one event after another: the time of each."""
+        self._sends_at = now
+        self._push(now, 0, None)
+        while self._events:
+            now, _, kind, what = heappop(self._events)
+            if now > _LONGEST:
+                return
+            if kind == 0:
+                self._send(now)
+            elif kind == 1:
+                assert isinstance(what, list)
+                self._arrive(what, now)
+            elif kind == 2:
+                assert isinstance(what, tuple)
+                number, message = what
+                self._said(number, message, now)
+            else:
+                assert isinstance(what, int)
+                self._speaks(what, now)
+            yield now
+
+    def _push(self, at: float, kind: int, what: object) -> None:
+        self._order += 1
+        heappush(self._events, (at, self._order, kind, what))
+
+    # --- the sender ------------------------------------------------------------------------------
+
+    def _send(self, now: float) -> None:
+        if now != self._sends_at:
+            return  # another turn was put before this one
+        sender = self.sender
+        self._tape.append((now, None))
+        out, due = self._load.turn(sender, now)
+        size = 0
+        burst: list[tuple[int, Run | Spoken]] = []
+        for one in out:
+            if isinstance(one, Run):
+                burst.append((one.pieces, one))
+                size += one.pieces * LARGEST
+            else:
+                burst.append((1, told(one, "sender")))
+                size += len(one)
+        self.work.messages += sum(count for count, _ in burst)
+        gone = now + size * 8 / (self.setup.gbit * 1e9)
+        if burst:
+            self._push(gone + _LATENCY, 1, burst)
+        self._sender_at(max(gone, due))
+        self._free = gone
+
+    def _sender_at(self, at: float) -> None:
+        self._sends_at = at
+        if at < inf:
+            self._push(at, 0, None)
+
+    # --- the receivers ---------------------------------------------------------------------------
+
+    def _arrive(self, burst: list[tuple[int, Run | Spoken]], now: float) -> None:
+        total = sum(count for count, _ in burst)
+        for number, end in enumerate(self._ends):
+            lost = self._losses[number].of(total)
+            at = 0
+            for count, one in burst:
+                gone = [place - at for place in lost if at <= place < at + count] if lost else _NONE
+                at += count
+                if isinstance(one, Run):
+                    self._take(end, one, gone, now)
+                elif not gone:
+                    end.hears(one, now)
+            for ready in end.ready():
+                end.checked(ready.block, self._is_right(ready), now)
+            self._wake(number, end, now)
+
+    def _take(self, end: Receiver, run: Run, gone: list[int], now: float) -> None:
+        start = 0
+        for place in [*gone, run.pieces]:
+            if place > start:
+                end.takes(0, run.block, run.first + start, place - start, now)
+            start = place + 1
+
+    def _is_right(self, ready: Ready) -> bool:
+        """Whether the pieces that are there give the block: decoded and compared once for each pattern."""
+        about = (ready.block, ready.pieces)
+        if about not in self._right:
+            block, shape = self._load.blocks[ready.block], self._about
+            places = [place for place in range(ready.pieces.bit_length()) if ready.pieces >> place & 1]
+            pieces = {place: block.piece(place) for place in places}
+            self._right[about] = joined(ready.sealed, pieces, shape.piece, shape.width) is not None
+        return self._right[about]
+
+    def _wake(self, number: int, end: Receiver, now: float) -> None:
+        due = end.due
+        if due < self._due[number]:
+            self._due[number] = due
+            self._push(max(due, now), 3, number)
+
+    def _speaks(self, number: int, now: float) -> None:
+        end = self._ends[number]
+        self._due[number] = inf
+        for message in end.messages(now):
+            self._push(now + _LATENCY, 2, (number, message))
+        self._wake(number, end, now)
+
+    def _said(self, number: int, message: bytes, now: float) -> None:
+        spoken = told(message, f"receiver {number}")
+        if isinstance(spoken, Lack):
+            self.work.requests += 1
+            for other, end in enumerate(self._ends):
+                if other != number and not self._losses[other].of(1):
+                    end.hears(spoken, now)
+        else:  # which other receivers do not heed
+            self.work.answers += 1
+        if self._losses[-1].of(1):
+            return
+        self._tape.append((now, (message, f"receiver {number}")))
+        self.sender.hears(spoken, f"receiver {number}", now)
+        at = max(self.sender.due, self._free, now)
+        if at < self._sends_at:
+            self._sender_at(at)

@@ -1,0 +1,68 @@
+"""How fast a sender sends: as fast as it can, as a limit allows, and as what arrives."""
+
+from __future__ import annotations
+
+from math import inf
+
+TOLERATED = 0.05
+"""Such a part of the messages may be lost without being taken for too much: parity repairs it cheaply."""
+
+BURST = 256
+"""The most messages that are sent at once."""
+
+_SLOWEST = 100.0
+_EASED, _GROWTH = 0.9, 1.1
+_TRIPS = 4
+
+
+class Rate:
+    """The pace of one sender, in messages a second; inf while nothing holds the sender back."""
+
+    def __init__(self, limit: float = inf) -> None:
+        self.limit = limit
+        self.pace = limit
+        self._tokens, self._filled = 0.0, -inf
+        self._since, self._sent = -inf, 0
+        self._loss = 0.0
+
+    def allowed(self, now: float) -> int:
+        """How many messages may be sent now."""
+        if self.pace == inf:
+            return BURST
+        if self._filled == -inf:
+            self._filled = now
+        # A turn that comes late may catch up with ten milliseconds.
+        most = min(BURST, max(1.0, self.pace / 100))
+        self._tokens = min(most, self._tokens + (now - self._filled) * self.pace)
+        self._filled = now
+        return max(0, int(self._tokens))
+
+    def next(self, now: float) -> float:
+        """When the next message may be sent."""
+        return now if self.pace == inf or self._tokens >= 1 else now + (1 - self._tokens) / self.pace
+
+    def spent(self, messages: int) -> None:
+        """So many messages have been sent."""
+        self._sent += messages
+        if self.pace != inf:
+            self._tokens -= messages
+
+    def lost(self, part: float) -> None:
+        """A receiver has lost that part of what was sent lately."""
+        self._loss = max(self._loss, part)
+
+    def judge(self, now: float, round_trip: float) -> None:
+        """Once in some round trips: yield to losses, or speed up again."""
+        if self._since == -inf:
+            self._since = now
+        passed = now - self._since
+        if passed < _TRIPS * round_trip:
+            return
+        sent = self._sent / passed
+        if self._loss > TOLERATED:
+            self.pace = max(_SLOWEST, min(self.pace, sent) * (1 - self._loss) * _EASED)
+        elif self.pace < self.limit:
+            faster = self.pace * _GROWTH
+            # What is never reached holds nobody back.
+            self.pace = self.limit if faster > self.limit or faster > 4 * max(sent, _SLOWEST) else faster
+        self._since, self._sent, self._loss = now, 0, 0.0

@@ -1,0 +1,373 @@
+"""The receiver of one sender's objects, without I/O and clock: messages and times in, messages out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+from random import Random
+from typing import Any, NamedTuple
+
+from mcast.cast.nack.arriving import Arriving, Ready
+from mcast.cast.nack.asking import Asking
+from mcast.cast.nack.backoff import LEAST_ROUND_TRIP, spread
+from mcast.cast.nack.messages import (
+    ALL,
+    BROKEN,
+    MOST_ROUND_TRIP,
+    OPEN,
+    UNDECIDED,
+    WANT_BYTES,
+    WANTS_AT,
+    WHOLE,
+    Admit,
+    Bye,
+    Describe,
+    Enter,
+    Flush,
+    Have,
+    Lack,
+    Offer,
+    Over,
+    Seal,
+    Spoken,
+    packed,
+)
+from mcast.cast.nack.shape import Shape
+from mcast.cast.packets import printable
+
+
+class Self(NamedTuple):
+    """What a receiver is: number, name, blocks that it can hold, longest message, whether it uses parity.
+
+    silence  how many seconds the sender may be silent
+    stall    how many seconds the sender may speak without sending what is missing
+    """
+
+    number: int
+    name: str
+    room: int
+    largest: int
+    parity: bool
+    silence: float = 10.0
+    stall: float = 60.0
+
+
+class Ended(NamedTuple):
+    """How an object ended here: `about` it, whether it is `whole` and right, and in `words` why it is not."""
+
+    about: Describe
+    whole: bool
+    words: str
+
+
+class _Pulse:
+    """What a receiver knows of its sender's time and group."""
+
+    __slots__ = ("at", "heard", "members", "moved", "round_trip", "stamp")
+
+    def __init__(self, now: float) -> None:
+        self.stamp = 0
+        self.at = self.heard = self.moved = now
+        self.round_trip, self.members = LEAST_ROUND_TRIP, 1
+
+    def beats(self, spoken: Offer | Seal | Flush, now: float) -> None:
+        if spoken.stamp >= self.stamp:
+            self.stamp, self.at = spoken.stamp, now
+            self.members = max(1, spoken.members)
+            self.round_trip = min(max(spoken.round_trip / 1e6, LEAST_ROUND_TRIP), MOST_ROUND_TRIP)
+
+    def held(self, now: float) -> int:
+        """For how many µs the last stamp has been here."""
+        return min(int((now - self.at) * 1e6), (1 << 32) - 1)
+
+
+class Receiver:
+    """One end: takes part in the session of one sender."""
+
+    def __init__(self, session: int, who: Self, random: Random, now: float) -> None:
+        self.session, self.who = session, who
+        self.index: int | None = None
+        """The place in the sender's bitmaps; None before the sender has admitted this end."""
+        self.over = False
+        """Whether the session has ended."""
+        self.why = ""
+        """Why it has ended; empty if the sender has ended it for all."""
+        self.ended: list[Ended] = []
+        """Objects that have ended; the driver takes them away."""
+        self.rejected = Counter[str]()
+        self._random = random
+        self._pulse = _Pulse(now)
+        self._asking = Asking(random)
+        self._now: tuple[Describe, Arriving] | None = None
+        self._last = -1
+        self._late = False  # whether the first piece of an object may be one of its middle
+        self._state = UNDECIDED
+        self._answers = _Answers()
+
+    @property
+    def arriving(self) -> Arriving | None:
+        """The object that is arriving, or has arrived last."""
+        return self._now and self._now[1]
+
+    @property
+    def about(self) -> Describe | None:
+        """What the sender says of that object."""
+        return self._now and self._now[0]
+
+    # --- what comes ------------------------------------------------------------------------------
+
+    def hears(self, spoken: Spoken, now: float) -> None:
+        """Take in a message, other than a piece, of this session."""
+        if self.over or spoken.session != self.session:
+            return
+        if isinstance(spoken, Lack):
+            self._on_lack(spoken, now)
+        elif (step := _STEPS.get(type(spoken))) is not None:
+            self._pulse.heard = now
+            step(self, spoken, now)
+
+    def takes(self, object_: int, block: int, first: int, count: int, now: float) -> int:
+        """A bit for each new piece among first..first+count-1 of a block, which the driver keeps from now."""
+        self._pulse.heard = now
+        arriving = self._takes_part(object_)
+        if arriving is None:
+            return 0
+        if not arriving.begun and self._late:
+            arriving.since = block
+        new = arriving.takes(block, first, count)
+        if new:
+            self._pulse.moved = now
+        if self._asking.due is None and arriving.lacking:
+            self._wake(now)
+        return new
+
+    def ready(self) -> list[Ready]:
+        """The blocks of the current object to decode and check, each once; `checked` takes the outcome."""
+        if self._now is None or not self._now[1].ready:
+            return _NONE
+        found, self._now[1].ready = self._now[1].ready, []
+        return found
+
+    def checked(self, block: int, right: bool, now: float) -> None:
+        """The driver has compared a block that was ready with its digest."""
+        arriving = self.arriving
+        if arriving is None or self._state != UNDECIDED:
+            return
+        if not right:
+            self.rejected["a block that differs from its digest"] += 1
+            if not arriving.wrong(block):
+                self.fail("a block differs from its digest, again and again", now)
+            return
+        before = arriving.base
+        arriving.right(block)
+        half = max(1, self.who.room // 2)
+        if arriving.whole:
+            self._settle(WHOLE, "", now)
+        elif before // half != arriving.base // half:
+            self._answer(now)
+
+    def fail(self, words: str, now: float) -> None:
+        """Give up the current object: the sender is told why."""
+        if self._now is not None and self._state == UNDECIDED:
+            self._settle(BROKEN, words, now)
+
+    def leave(self, why: str) -> None:
+        """End the session here."""
+        if not self.over:
+            self._behind(why or "the sender has ended the session")
+            self.over, self.why = True, why
+
+    # --- what is said ----------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """When to ask `messages` again, unless a message comes."""
+        if self.over:
+            return inf
+        asking = inf if self._asking.due is None else self._asking.due
+        stalled = self._pulse.moved + self.who.stall if self._lacks else inf
+        return min(asking, self._answers.due, self._pulse.heard + self.who.silence, stalled)
+
+    def messages(self, now: float) -> list[bytes]:
+        """What to send now."""
+        if self.over or now < self.due:
+            return []
+        if now >= self._pulse.heard + self.who.silence:
+            self.leave(f"the sender was silent for {self.who.silence:g} s")
+            return []
+        if self._lacks and now >= self._pulse.moved + self.who.stall:
+            self.fail(f"the sender sent nothing that is missing for {self.who.stall:g} s", now)
+        said = [packed(spoken) for spoken in self._answers.pop(now, self._entry, self._has)]
+        arriving = self.arriving
+        if arriving is not None and self._asking.due is not None and now >= self._asking.due:
+            most = (self.who.largest - WANTS_AT) // WANT_BYTES
+            trip = self._pulse.round_trip
+            wants = self._asking.ask(arriving.wants(), now, trip, most) if self._lacks else ()
+            if wants:
+                stamp, held = self._pulse.stamp, self._pulse.held(now)
+                base, me = arriving.base, self.who.number
+                said.append(packed(Lack(self.session, arriving.number, me, base, stamp, held, wants)))
+            if self._lacks and arriving.lacking:
+                self._wake(now)
+        return said
+
+    def _entry(self, now: float) -> Spoken:
+        who = self.who
+        stamp = self._pulse.stamp
+        return Enter(self.session, who.number, who.room, who.largest, who.parity, stamp, who.name)
+
+    def _has(self, now: float) -> Spoken:
+        arriving = self.arriving
+        number, base = (0, 0) if arriving is None else (arriving.number, arriving.base)
+        stamp, held = self._pulse.stamp, self._pulse.held(now)
+        words = self._answers.words
+        return Have(self.session, number, self.who.number, base, stamp, held, self._state, words)
+
+    # --- the steps -------------------------------------------------------------------------------
+
+    @property
+    def _lacks(self) -> bool:
+        """Whether the current object may still become whole here."""
+        return self._now is not None and self._state == UNDECIDED and not self._now[1].gone
+
+    def _takes_part(self, number: int) -> Arriving | None:
+        """The object of that number, while it is arriving."""
+        if self._now is None or self.index is None or self._state != UNDECIDED:
+            return None
+        return self._now[1] if self._now[1].number == number else None
+
+    def _wake(self, now: float) -> None:
+        self._asking.wake(now, self._pulse.round_trip, self._pulse.members)
+
+    def _answer(self, now: float) -> None:
+        self._answers.have = min(self._answers.have, now + spread(self._random, self._pulse.members))
+
+    def _settle(self, state: int, words: str, now: float) -> None:
+        if self._now is not None:
+            self._state, self._answers.words = state, printable(words)
+            self._asking.due = None
+            self.ended.append(Ended(self._now[0], state == WHOLE, words))
+            self._answer(now)
+
+    def _behind(self, words: str) -> None:
+        """The sender goes on without this end."""
+        if self._now is not None and self._state == UNDECIDED:
+            self._state = BROKEN
+            self._asking.due = None
+            self.ended.append(Ended(self._now[0], False, words))
+
+    def _on_offer(self, offer: Offer, now: float) -> None:
+        self._pulse.beats(offer, now)
+        if self._now is not None and offer.object > self._now[1].number:
+            self._behind("left behind: the sender has turned to the next object")
+        self._last = max(self._last, offer.object - 1)
+        if self.index is None and self._answers.enter == inf:
+            self._answers.enter = now + spread(self._random, 1000)
+
+    def _on_admit(self, admit: Admit, now: float) -> None:
+        if self.index is None:
+            self.index = admit.indexes.get(self.who.number)
+            if self.index is not None:
+                self._answers.enter = inf
+
+    def _on_describe(self, about: Describe, now: float) -> None:
+        if self.index is None or about.object <= self._last:
+            return
+        if self._now is not None and about.object <= self._now[1].number:
+            return
+        self._behind("left behind: the sender has turned to the next object")
+        self._late = self._now is None
+        arriving = Arriving(about.object, Shape.of(about), self.who.room, self.who.parity)
+        self._now, self._state, self._pulse.moved = (about, arriving), UNDECIDED, now
+        self._answers.words = ""
+        if arriving.whole:
+            self._settle(WHOLE, "", now)
+
+    def _on_seal(self, seal: Seal, now: float) -> None:
+        self._pulse.beats(seal, now)
+        arriving = self._takes_part(seal.object)
+        if arriving is None:
+            return
+        if not arriving.begun and self._late:
+            arriving.since = seal.block
+        arriving.sent(0, OPEN, seal.low)
+        if not arriving.seal(seal.block, seal.blocks):
+            self.rejected["a block that the object cannot have"] += 1
+        self._after(arriving, now)
+
+    def _on_flush(self, flush: Flush, now: float) -> None:
+        self._pulse.beats(flush, now)
+        arriving = self._takes_part(flush.object)
+        if arriving is not None:
+            if flush.waits:
+                arriving.since = 0
+            arriving.sent(flush.blocks, flush.total, flush.low)
+            if arriving.whole:
+                self._settle(WHOLE, "", now)
+            self._after(arriving, now)
+        if self.index is not None and flush.asked << flush.first >> self.index & 1:
+            self._answer(now)
+
+    def _after(self, arriving: Arriving, now: float) -> None:
+        if self._lacks:
+            if self._asking.due is None and arriving.lacking:
+                self._wake(now)
+        elif self._state == UNDECIDED:
+            self._settle(BROKEN, "left behind: this receiver came too late for the object", now)
+
+    def _on_lack(self, lack: Lack, now: float) -> None:
+        arriving = self._takes_part(lack.object)
+        if arriving is not None and lack.member != self.who.number and self._asking.due is not None:
+            for want in lack.wants:
+                if arriving.lacks(want.block):
+                    self._asking.heard(want, now, self._pulse.round_trip)
+
+    def _on_over(self, over: Over, now: float) -> None:
+        if self._now is not None and over.object >= self._now[1].number:
+            self._behind("left behind: the sender does not wait for this receiver")
+            self._answers.have = inf
+        self._last = max(self._last, over.object)
+
+    def _on_bye(self, bye: Bye, now: float) -> None:
+        if bye.member in (ALL, self.who.number):
+            self.leave(bye.words)
+
+
+class _Answers:
+    """What a receiver says without lacking anything, and when."""
+
+    __slots__ = ("enter", "have", "words")
+
+    def __init__(self) -> None:
+        self.enter = self.have = inf
+        self.words = ""
+
+    @property
+    def due(self) -> float:
+        return min(self.enter, self.have)
+
+    def pop(
+        self, now: float, enter: Callable[[float], Spoken], have: Callable[[float], Spoken]
+    ) -> list[Spoken]:
+        said = []
+        if now >= self.enter:
+            self.enter = inf
+            said.append(enter(now))
+        if now >= self.have:
+            self.have = inf
+            said.append(have(now))
+        return said
+
+
+_NONE: list[Ready] = []
+
+_STEPS: dict[type[Spoken], Callable[[Receiver, Any, float], None]] = {
+    Offer: Receiver._on_offer,
+    Admit: Receiver._on_admit,
+    Describe: Receiver._on_describe,
+    Seal: Receiver._on_seal,
+    Flush: Receiver._on_flush,
+    Over: Receiver._on_over,
+    Bye: Receiver._on_bye,
+}

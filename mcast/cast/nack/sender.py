@@ -1,0 +1,517 @@
+"""The sender of objects to a group, without I/O and clock: messages and times go in, messages come out.
+
+What comes out is bytes, or a `Run`: pieces whose bytes the driver has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from mcast.cast.nack.backoff import PATIENCE, RoundTrip
+from mcast.cast.nack.members import Attendance, Lot, Member
+from mcast.cast.nack.messages import (
+    ALL,
+    LARGEST,
+    MOST_ADMITTED,
+    MOST_METADATA,
+    MOST_ROOM,
+    MOST_ROUND_TRIP,
+    MOST_SPARE,
+    MOST_WIDTH,
+    UNTOLD,
+    WHOLE,
+    Admit,
+    Bye,
+    Describe,
+    Enter,
+    Have,
+    Lack,
+    Offer,
+    Over,
+    Sealed,
+    Spoken,
+    packed,
+    piece_size,
+)
+from mcast.cast.nack.outgoing import Outgoing, Rounds, Terms
+from mcast.cast.nack.rate import BURST, Rate
+from mcast.cast.nack.repairs import Run
+from mcast.cast.nack.strategy import Standing, Strategy
+from mcast.cast.packets import printable
+
+_SAID = 3
+"""How often what nobody confirms is said."""
+
+_MOMENT = 0.002
+"""Seconds in which receivers are admitted together."""
+
+_DESCRIBED = 8
+"""An object is described again every so many blocks, for those that have lost the description."""
+
+_FREE, _SHARE = 4096, 2
+"""On account of one receiver so many pieces are repaired, and so many times what has been sent."""
+
+_BITS = (LARGEST - 64) * 8 // 2
+"""How many receivers one message has bits for."""
+
+
+class Manners(NamedTuple):
+    """How a sender deals with time, in seconds.
+
+    offer    between two invitations
+    silence  for which a receiver that is asked may be silent
+    stall    for which a receiver may stand still while others wait for it
+    trip     the longest round trip that is believed
+    """
+
+    offer: float = 0.1
+    silence: float = 10.0
+    stall: float = 60.0
+    trip: float = 0.25
+
+
+class Account(NamedTuple):
+    """What became of one object at one receiver.
+
+    name, address  the receiver's
+    whole    whether it has the object
+    seconds  when it said so, since the object was begun; inf if it did not
+    asks     how many requests it sent
+    asked    for how many pieces
+    why      why it does not have the object; empty if it has
+    """
+
+    name: str
+    address: str
+    whole: bool
+    seconds: float
+    asks: int
+    asked: int
+    why: str
+
+
+class Settled(NamedTuple):
+    """How one object ended: its number, whether the strategy's promise was kept, and each receiver's account.
+
+    pieces  of the object
+    parity  whether parity could be sent
+    """
+
+    object: int
+    kept: bool
+    pieces: int
+    parity: bool
+    receivers: tuple[Account, ...]
+
+
+class Sender:
+    """One end: invites receivers, and sends them one object after another."""
+
+    def __init__(
+        self,
+        session: int,
+        name: str,
+        largest: int,
+        now: float,
+        manners: Manners = Manners(),  # noqa: B008  (immutable)
+        limit: float = inf,
+    ) -> None:
+        self.session, self.largest = session, largest
+        self.members = Attendance()
+        self.rate = Rate(limit)
+        self.outgoing: Outgoing | None = None
+        """The object on its way."""
+        self.settled: list[Settled] = []
+        """Objects that have ended; the driver takes them away."""
+        self.rejected = Counter[str]()
+        self._manners = manners
+        self._trip = RoundTrip(min(manners.trip, MOST_ROUND_TRIP))
+        self._rounds = Rounds()
+        self._plan = _Plan(now, printable(name))
+
+    # --- what the driver does --------------------------------------------------------------------
+
+    def begin(
+        self,
+        now: float,
+        strategy: Strategy,
+        size: int | None = None,
+        name: str = "",
+        metadata: bytes = b"",
+        width: int = MOST_WIDTH,
+        spare: int = MOST_SPARE,
+    ) -> Describe:
+        """Begin the next object, of `size` bytes or of a length that is not known.
+
+        Returns how it is cut. Without parity, which `spare` 0 means, pieces are repeated. Raises ValueError
+        if an object is on its way, or the metadata is too long.
+        """
+        if self.outgoing is not None:
+            raise ValueError("the object before is still on its way")
+        if len(metadata) > MOST_METADATA:
+            raise ValueError(f"{len(metadata)} bytes of metadata: at most {MOST_METADATA}")
+        self.members.begin(now)
+        largest = min([self.largest, *(member.largest for member in self.members if member.part)])
+        about = Describe(
+            self.session,
+            self._plan.objects,
+            UNTOLD if size is None else size,
+            piece_size(largest),
+            width,
+            spare,
+            printable(name),
+            metadata,
+        )
+        self._plan.objects += 1
+        self._plan.judged = False
+        self.outgoing, self._rounds = Outgoing(about, Terms(strategy, now)), Rounds()
+        self._widen()
+        for _ in range(_SAID):  # all that follows is lost on an end that has not heard it
+            self._plan.say(now, packed(about))
+        return about
+
+    @property
+    def room(self) -> int:
+        """How many blocks of the object may be offered now."""
+        return 0 if self.outgoing is None else self.outgoing.room
+
+    def offer(self, sealed: Sealed) -> None:
+        """The next block is there, and stays readable until the object's `low` is beyond it."""
+        assert self.outgoing is not None
+        self.outgoing.offer(sealed)
+
+    def end(self) -> None:
+        """The object has no more blocks."""
+        if self.outgoing is not None:
+            self.outgoing.ended = True
+
+    def abandon(self, now: float) -> None:
+        """Send no more of the object: those that do not have it are left behind."""
+        if self.outgoing is not None:
+            self._settle(self.outgoing, now, "the sender has given the object up")
+
+    def close(self, now: float, why: str = "") -> None:
+        """End the session: all are told."""
+        self.abandon(now)
+        self._plan.often(packed(Bye(self.session, ALL, printable(why))), now, self._trip.seconds)
+        self._plan.closed = True
+
+    @property
+    def over(self) -> bool:
+        """Whether the session has ended, and all has been said."""
+        return self._plan.closed and self._plan.at == inf
+
+    # --- what comes ------------------------------------------------------------------------------
+
+    def hears(self, spoken: Spoken, address: str, now: float) -> None:
+        """Take in a message of a receiver."""
+        if self._plan.closed or spoken.session != self.session:
+            return
+        if isinstance(spoken, Enter):
+            self._on_enter(spoken, address, now)
+        elif isinstance(spoken, Lack | Have):
+            member = self.members.get(spoken.member)
+            if member is None:
+                self.rejected["not a receiver of this session"] += 1
+            elif not member.lives:
+                self._part(member)
+            else:
+                member.heard = now
+                member.waited = inf
+                outgoing = self.outgoing
+                if outgoing is not None and spoken.object == outgoing.about.object and member.owes:
+                    self._on_answer(outgoing, member, spoken, now)
+
+    def _on_enter(self, enter: Enter, address: str, now: float) -> None:
+        member = self.members.get(enter.member)
+        if member is None:
+            outgoing = self.outgoing
+            sent = outgoing.sent if outgoing else 0
+            part = outgoing is not None and not outgoing.low and sent < enter.room
+            member = self.members.enter(enter, address, sent, part, now)
+            if member is None:
+                bye = packed(Bye(self.session, enter.member, "there is no place for more"))
+                self._plan.part(enter.member, bye)
+                return
+            if outgoing is not None:
+                self._widen()
+        if member.lives:
+            self._plan.admit(member, now)
+        else:
+            self._part(member)
+
+    def _on_answer(self, outgoing: Outgoing, member: Member, spoken: Lack | Have, now: float) -> None:
+        early = isinstance(spoken, Have) and spoken.state == WHOLE and not outgoing.all_sent
+        if early or spoken.base > outgoing.sent or spoken.stamp > _micros(now):
+            self.rejected["an answer to what was not sent"] += 1
+            return
+        if spoken.stamp:
+            self._trip.measured(now - spoken.stamp / 1e6 - spoken.held / 1e6)
+        self.members.has(member, spoken.base, now)
+        if isinstance(spoken, Have):
+            self.members.answer(member, spoken.state, spoken.words, now)
+            self._plan.judged = False
+        else:
+            self._on_lack(outgoing, member, spoken, now)
+
+    def _on_lack(self, outgoing: Outgoing, member: Member, lack: Lack, now: float) -> None:
+        self._rounds.news()
+        member.asks += 1
+        trip = self._trip.seconds
+        at = now + (1 if self._rounds.at < inf else PATIENCE) * trip
+        lost = charged = 0
+        width = outgoing.about.width
+        for want in lack.wants:
+            if not outgoing.low <= want.block < outgoing.sent or want.missing >> width:
+                self.rejected["a request for what was not sent"] += 1
+                continue
+            needs = want.need or want.missing.bit_count()
+            if want.block >= member.judged:
+                lost += needs
+            more = outgoing.repairs.asked(want, lack.stamp, at)
+            member.asked += needs if more else 0
+            charged += more
+        span = (outgoing.sent - member.judged) * width
+        if lost >= _FREE // width and span:
+            self.rate.lost(min(1.0, lost / span))
+        member.judged = outgoing.sent
+        member.charged += charged
+        if member.charged > _FREE + _SHARE * outgoing.pieces:
+            self._give_up(member, Lot.GREEDY)
+
+    # --- what is said ----------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """When to ask `messages` again, unless a message comes or a block is offered."""
+        found = min(self._plan.at, self._rounds.at) if self._plan.judged else self._plan.now
+        outgoing = self.outgoing
+        if outgoing is None:
+            return found if self._plan.closed else min(found, self._plan.offer)
+        found = min(found, outgoing.repairs.at, self._plan.offer)
+        found = min(found, self._ends_at(outgoing))
+        if self._plan.runs or not outgoing.waits:
+            found = min(found, self.rate.next(self._plan.now))
+        return found
+
+    @staticmethod
+    def _ends_at(outgoing: Outgoing) -> float:
+        strategy, begun = outgoing.terms
+        return inf if strategy.seconds is None else begun + strategy.seconds
+
+    def messages(self, now: float, most: int = BURST) -> list[bytes | Run]:
+        """What to send now, in order: bytes as they are, and runs of pieces; some `most` messages."""
+        plan, outgoing = self._plan, self.outgoing
+        plan.now = now
+        out: list[bytes | Run] = list(
+            plan.pop(now, self.session, packed(outgoing.about) if outgoing else b"")
+        )
+        if outgoing is not None and (not plan.judged or now >= self._ends_at(outgoing)):
+            self._judge(outgoing, now)
+            outgoing = self.outgoing
+        if now >= plan.offer and not plan.closed:
+            plan.offer = now + self._manners.offer
+            out.append(self._invitation(now))
+        if outgoing is not None:
+            allowed = min(most, self.rate.allowed(now))
+            self.rate.judge(now, self._trip.seconds)
+            if allowed:
+                self._repair(outgoing, now)
+                allowed = self._runs(out, allowed)
+                self._fresh(outgoing, out, allowed, now)
+            if outgoing.waits and not plan.runs:
+                # A source that has nothing for the moment is not the end: its next block says as much.
+                ends = outgoing.all_sent or outgoing.full
+                self._rounds.begin(now if ends else now + 3 * PATIENCE * self._trip.seconds)
+                if now >= self._rounds.at:
+                    self._ask(outgoing, out, now)
+            else:
+                self._rounds.end()
+        self.rate.spent(sum(one.pieces if isinstance(one, Run) else 1 for one in out))
+        return out
+
+    def _invitation(self, now: float) -> bytes:
+        number = self._plan.objects if self.outgoing is None else self.outgoing.about.object
+        return packed(Offer(self.session, number, *self._pulse(now), self._plan.name))
+
+    def _pulse(self, now: float) -> tuple[int, int, int]:
+        """The stamp, the number of receivers, the round trip."""
+        return _micros(now), len(self.members), _micros(self._trip.seconds)
+
+    def _repair(self, outgoing: Outgoing, now: float) -> None:
+        if now >= outgoing.repairs.at and not self._plan.runs:
+            runs, seals = outgoing.repairs.take(_micros(now))
+            self._plan.runs += runs
+            self._plan.seals = seals
+            self._rounds.news()
+
+    def _runs(self, out: list[bytes | Run], allowed: int) -> int:
+        """Repairs that the pace allows. How many messages are still allowed."""
+        runs = self._plan.runs
+        while runs and allowed > 0:
+            run = runs.pop(0)
+            if run.pieces > allowed:
+                runs.insert(0, Run(run.block, run.first + allowed, run.pieces - allowed))
+                run = run._replace(pieces=allowed)
+            out.append(run)
+            allowed -= run.pieces
+        return allowed
+
+    def _fresh(self, outgoing: Outgoing, out: list[bytes | Run], allowed: int, now: float) -> None:
+        if not self._plan.runs and self._plan.seals:
+            out += [packed(outgoing.seal(block, *self._pulse(now))) for block in self._plan.seals]
+            self._plan.seals = []
+        while allowed > 0 and not self._plan.runs and (run := outgoing.next(allowed, now)) is not None:
+            out.append(run)
+            allowed -= run.pieces
+            if outgoing.between:
+                out.append(packed(outgoing.seal(run.block, *self._pulse(now))))
+                if outgoing.sent % _DESCRIBED == 0:
+                    out.append(packed(outgoing.about))
+
+    def _widen(self) -> None:
+        if self.outgoing is not None:
+            self.outgoing.window = min(self.members.room() or MOST_ROOM, MOST_ROOM)
+
+    def _ask(self, outgoing: Outgoing, out: list[bytes | Run], now: float) -> None:
+        """Ask what is missing; name those that do not answer, and give up those that never do."""
+        trip, manners = self._trip.seconds, self._manners
+        names = self._rounds.turn(now, 3 * PATIENCE * trip, max(0.5, 3 * PATIENCE * trip))
+        target = outgoing.sent if outgoing.all_sent or not outgoing.full else outgoing.low + 1
+        asked = 0
+        if names:
+            asked = self._waited(outgoing, target, now, manners)
+        if names:
+            out.append(packed(outgoing.about))
+        if outgoing.sent:
+            out.append(packed(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
+        out += [packed(outgoing.flush(*self._pulse(now), first, bits)) for first, bits in _parts(asked)]
+        self._plan.judged = False
+
+    def _waited(self, outgoing: Outgoing, target: int, now: float, manners: Manners) -> int:
+        waits = outgoing.all_sent or outgoing.full
+        for member in [*self.members]:
+            if not member.owes or (not outgoing.all_sent and member.base >= target):
+                continue
+            if member.waited == inf:
+                member.waited = now
+            if now - member.waited > manners.silence:
+                self._give_up(member, Lot.SILENT)
+            elif waits and now - max(member.moved, outgoing.sent_at) > manners.stall:
+                self._give_up(member, Lot.STILL)
+        return self.members.bits(lambda it: it.owes and (outgoing.all_sent or it.base < target))
+
+    def _give_up(self, member: Member, lot: Lot) -> None:
+        self.members.give_up(member, lot)
+        self._part(member)
+        self._widen()
+        self._plan.judged = False
+
+    def _part(self, member: Member) -> None:
+        words = f"given up: this receiver {member.lot.value}"
+        self._plan.part(member.number, packed(Bye(self.session, member.number, words)))
+
+    def _judge(self, outgoing: Outgoing, now: float) -> None:
+        """Whether the object is done with."""
+        self._plan.judged = True
+        low = self.members.low()
+        outgoing.low = outgoing.sent if low is None else max(outgoing.low, low)
+        outgoing.repairs.forget(outgoing.low)
+        quiet = self._rounds.quiet if outgoing.all_sent and self._rounds.at < inf else 0
+        standing = Standing(self.members.whole, self.members.owing, now - outgoing.terms.begun, quiet)
+        if outgoing.terms.strategy.done(standing):
+            self._settle(outgoing, now, "the strategy did not wait for this receiver")
+
+    def _settle(self, outgoing: Outgoing, now: float, behind: str) -> None:
+        members = self.members
+        strategy, begun = outgoing.terms
+        standing = Standing(members.whole, members.owing, now - begun, 0)
+        lost = sum(not member.lives for member in members if member.part)
+        accounts = tuple(_account(member, begun, behind) for member in members if member.part)
+        kept = strategy.kept(standing, lost) and outgoing.all_sent
+        about = outgoing.about
+        self.settled.append(Settled(about.object, kept, outgoing.pieces, about.spare > 0, accounts))
+        whole = members.bits(lambda it: it.part and it.state == WHOLE)
+        for first, bits in _parts(whole):
+            over = packed(Over(self.session, about.object, first, bits))
+            self._plan.often(over, now, self._trip.seconds)
+        self.outgoing, self._plan.runs, self._plan.seals = None, [], []
+        self._rounds.end()
+
+
+class _Plan:
+    """What a sender has to say besides pieces, and when."""
+
+    def __init__(self, now: float, name: str) -> None:
+        self.name = name
+        self.objects = 0
+        self.now = self.offer = now
+        self.runs: list[Run] = []
+        self.seals: list[int] = []
+        self.judged = True
+        self.closed = False
+        self._said: list[tuple[float, int, bytes]] = []
+        self._admitted: dict[int, int] = {}
+        self._order = 0
+        self._admit_at = inf
+        self._byes: dict[int, bytes] = {}
+
+    @property
+    def at(self) -> float:
+        """When the next of it is due."""
+        due = self.now if self._byes else self._admit_at
+        return min(due, self._said[0][0]) if self._said else due
+
+    def say(self, at: float, message: bytes) -> None:
+        """Say this once."""
+        self._order += 1
+        heappush(self._said, (at, self._order, message))
+
+    def often(self, message: bytes, now: float, trip: float) -> None:
+        """Say this some times, because nobody confirms it."""
+        for turn in range(_SAID):
+            self.say(now + turn * trip, message)
+
+    def part(self, number: int, message: bytes) -> None:
+        """Take leave of one receiver; once in a turn, however often it speaks."""
+        if len(self._byes) < BURST:
+            self._byes[number] = message
+
+    def admit(self, member: Member, now: float) -> None:
+        """Tell a receiver, and others that come in a moment, that they take part; and what is on its way."""
+        self._admitted[member.number] = member.index
+        self._admit_at = min(self._admit_at, now + _MOMENT)
+
+    def pop(self, now: float, session: int, about: bytes) -> list[bytes]:
+        """What is due."""
+        out = list(self._byes.values())
+        self._byes = {}
+        if now >= self._admit_at:
+            rows = list(self._admitted.items())
+            starts = range(0, len(rows), MOST_ADMITTED)
+            out += [packed(Admit(session, dict(rows[at : at + MOST_ADMITTED]))) for at in starts]
+            out += [about] if about else []
+            self._admitted, self._admit_at = {}, inf
+        while self._said and self._said[0][0] <= now:
+            out.append(heappop(self._said)[2])
+        return out
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * 1e6)
+
+
+def _parts(bits: int) -> list[tuple[int, int]]:
+    """The bits in parts that fit into messages: first and bits; at least one part."""
+    parts = [(first, bits >> first & (1 << _BITS) - 1) for first in range(0, bits.bit_length(), _BITS)]
+    return [part for part in parts if part[1]] or [(0, 0)]
+
+
+def _account(member: Member, begun: float, behind: str) -> Account:
+    whole = member.state == WHOLE
+    why = "" if whole else member.words or (behind if member.lives else member.lot.value)
+    seconds = member.whole_at - begun if whole else inf
+    return Account(member.name, member.address, whole, seconds, member.asks, member.asked, why)

@@ -1,0 +1,75 @@
+"""`mcast sim cast`: plays a transfer to many receivers on a simulated fabric, and prints what it cost."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcast.cli.terminal import Failure, size
+
+if TYPE_CHECKING:
+    from mcast.cast.nack.strategy import Strategy
+
+_MOST = 8192
+"""The most receivers of a session."""
+
+
+def cast(
+    receivers: Annotated[int, typer.Option(min=1, max=_MOST, metavar="N", help="Receivers.")] = 100,
+    loss: Annotated[
+        float, typer.Option(min=0, max=0.9, metavar="P", help="The part of the messages that each end loses.")
+    ] = 0.001,
+    bytes_: Annotated[
+        int, typer.Option("--size", parser=size, metavar="BYTES", help="Of the object, such as 64M.")
+    ] = 16 << 20,
+    strategy: Annotated[
+        str, typer.Option(metavar="WHAT", help="all, quorum:K, deadline:SECONDS or best-effort.")
+    ] = "all",
+    gbit: Annotated[float, typer.Option(min=0.001, metavar="GBIT", help="Gbit/s of the sender's link.")] = 10,
+    parity: Annotated[bool, typer.Option(help="Repair with parity; without, repeat pieces.")] = True,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of all that is random.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Play a transfer from one sender to N receivers in virtual time, and print what it cost.
+
+    The ends are those of mcast.cast.nack, the protocol of objects. Losses are independent. The exit status is
+    1 if a receiver does not have the object that the strategy promises.
+    """
+    if find_spec("blake3") is None:
+        raise Failure("blocks are compared by BLAKE3, which is missing: pip install 'mcast[cast]'", 2)
+    from mcast.cast.nack.play import Play, Setup
+
+    setup = Setup(receivers, loss, bytes_, _strategy(strategy), seed, gbit, parity=parity)
+    try:
+        costs = Play(setup).run()
+    except RuntimeError as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(costs._asdict(), indent=1))
+    else:
+        for name, value in costs._asdict().items():
+            typer.echo(f"{name.replace('_', ' '):26}{value:>12,}" if name != "parity" else _repaired(value))
+    if not costs.kept:
+        raise typer.Exit(1)
+
+
+def _repaired(parity: bool) -> str:
+    return "losses were repaired by parity" if parity else "losses were repaired by repeating pieces"
+
+
+def _strategy(text: str) -> Strategy:
+    from mcast.cast.nack.strategy import all_of_them, best_effort, deadline, quorum
+
+    kind, _, figure = text.partition(":")
+    try:
+        if kind == "quorum":
+            return quorum(int(figure))
+        if kind == "deadline":
+            return deadline(float(figure))
+        return {"all": all_of_them, "best-effort": best_effort}[text]()
+    except (KeyError, ValueError):
+        choices = "all, quorum:K, deadline:SECONDS and best-effort"
+        raise Failure(f"--strategy is {text}: there are {choices}", 2) from None

@@ -1,0 +1,242 @@
+"""A seeded network for the ends of the protocol of objects, with real bytes, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import pairwise
+from math import inf
+from random import Random
+from typing import NamedTuple
+
+from mcast.cast.nack.messages import Describe, Piece, packed, told, unpacked
+from mcast.cast.nack.payload import BlockBytes, joined
+from mcast.cast.nack.receiver import Receiver, Self
+from mcast.cast.nack.repairs import Run
+from mcast.cast.nack.sender import Manners, Sender
+from mcast.cast.nack.strategy import Strategy, all_of_them
+from mcast.cast.packets import Rejected, number_at
+
+LARGEST = 1024
+LONG = 2000.0
+"""Virtual seconds: an end that has not ended by then hangs."""
+
+Lie = Callable[[Random, bytes], list[bytes]]
+"""What a liar says to a message that it hears."""
+
+
+def address(end: int) -> str:
+    """Where an end is (0: the sender, n: receiver n)."""
+    return f"10.0.0.{end + 1}"
+
+
+def number(end: int) -> int:
+    """The number of that end."""
+    return number_at(address(end), end + 1)
+
+
+class Weather(NamedTuple):
+    """What happens to messages, each with a probability; to receivers, by number, at a time."""
+
+    loss: float = 0.0
+    doubles: float = 0.0
+    disorder: float = 0.0
+    garbled: float = 0.0
+    deaths: dict[int, float] = {}  # noqa: RUF012  (never changed)
+    late: dict[int, float] = {}  # noqa: RUF012
+
+
+CALM = Weather()
+
+
+class Case(NamedTuple):
+    """The objects, how they are cut and promised, and to how many."""
+
+    objects: tuple[bytes, ...]
+    receivers: int = 3
+    width: int = 4
+    spare: int = 4
+    room: int = 8
+    strategy: Strategy = all_of_them()
+    stream: bool = False
+    parity: bool = True
+
+
+class Taker:
+    """A receiver with its bytes: what it takes for verified is in `got`, by object."""
+
+    def __init__(self, core: Receiver) -> None:
+        self.core = core
+        self.got: dict[int, bytes] = {}
+        self.wrong: list[str] = []
+        self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._blocks: dict[int, dict[int, bytes]] = {}
+
+    def hears(self, message: bytes, source: str, now: float) -> None:
+        try:
+            spoken = told(message, source)
+        except Rejected:
+            return
+        core = self.core
+        if isinstance(spoken, Piece):
+            if spoken.session == core.session and core.takes(
+                spoken.object, spoken.block, spoken.place, 1, now
+            ):
+                self._pieces.setdefault((spoken.object, spoken.block), {})[spoken.place] = bytes(
+                    spoken.payload
+                )
+        else:
+            core.hears(spoken, now)
+        for ready in core.ready():
+            about = core.about
+            assert about is not None
+            pieces = self._pieces.pop((ready.object, ready.block), {})
+            assert sum(1 << place for place in pieces) & ready.pieces == ready.pieces
+            whole = joined(ready.sealed, pieces, about.piece, about.width)
+            if whole is not None:
+                self._blocks.setdefault(ready.object, {})[ready.block] = whole
+            core.checked(ready.block, whole is not None, now)
+        for ended in core.ended:
+            if ended.whole:
+                blocks = self._blocks.get(ended.about.object, {})
+                self.got[ended.about.object] = b"".join(blocks[at] for at in range(len(blocks)))
+            else:
+                self.wrong.append(ended.words)
+        core.ended.clear()
+
+
+class Network:
+    """One sender, receivers and liars; `run` plays all objects."""
+
+    def __init__(self, case: Case, weather: Weather = CALM, seed: int = 0, lie: Lie | None = None) -> None:
+        self.case, self.weather = case, weather
+        self.random = Random(seed)
+        self.sender = Sender(number(0), "sender", LARGEST, 0.0, Manners(silence=5.0, stall=20.0))
+        self.takers: dict[int, Taker] = {}
+        self.lie = lie
+        self.now = 0.0
+        self._events: list[tuple[float, int, int, int, bytes]] = []
+        self._order = 0
+        self._blocks: list[BlockBytes] = []
+        self._about: Describe | None = None
+        for end in range(1, case.receivers + 1):
+            if end not in weather.late:
+                self._join(end)
+
+    def _join(self, end: int) -> None:
+        who = Self(
+            number(end), f"r{end}", self.case.room, LARGEST, self.case.parity, silence=30.0, stall=100.0
+        )
+        core = Receiver(number(0), who, Random(self.random.random()), self.now)
+        self.takers[end] = Taker(core)
+
+    # --- the run ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Play until all ends that live have ended. Fails if one of them hangs."""
+        left = list(self.case.objects)
+        late, deaths = dict(self.weather.late), dict(self.weather.deaths)
+        sender = self.sender
+        present = self.case.receivers - len(late)
+        while not (sender.over and all(taker.core.over for taker in self.takers.values())):
+            for end, at in [*late.items()]:
+                if self.now >= at:
+                    del late[end]
+                    self._join(end)
+            for end, at in [*deaths.items()]:
+                if self.now >= at:
+                    self.takers.pop(end, None)
+                    del deaths[end]
+            here = sum(taker.core.index is not None for taker in self.takers.values())
+            ready = (here and len(sender.members) >= present) or self.now > 1.0  # one may have died before
+            if ready and sender.outgoing is None and not sender._plan.closed:
+                if left:
+                    self._begin(left.pop(0))
+                else:
+                    sender.close(self.now)
+            self._step(min([*late.values(), *deaths.values(), inf]))
+            assert self.now < LONG, self._stuck()
+
+    def _stuck(self) -> str:
+        ends = {end: taker.core.over for end, taker in self.takers.items()}
+        return f"hangs: sender over {self.sender.over}, receivers over {ends}"
+
+    def _begin(self, data: bytes) -> None:
+        case = self.case
+        size = None if case.stream else len(data)
+        spare = case.spare if case.parity else 0
+        about = self.sender.begin(self.now, case.strategy, size, "thing", width=case.width, spare=spare)
+        self._about = about
+        whole = about.piece * about.width
+        cuts = [0]
+        while cuts[-1] < len(data):
+            step = self.random.randint(1, whole) if case.stream else whole
+            cuts.append(min(len(data), cuts[-1] + step))
+        self._blocks = [BlockBytes(data[a:b], about.piece, about.width) for a, b in pairwise(cuts)]
+
+    def _step(self, also: float) -> None:
+        """One turn of each end, then the next thing that happens."""
+        sender = self.sender
+        outgoing = sender.outgoing
+        if outgoing is not None:
+            while sender.room and outgoing.offered < len(self._blocks):
+                sender.offer(self._blocks[outgoing.offered].sealed)
+            if outgoing.offered == len(self._blocks):
+                sender.end()
+        for one in sender.messages(self.now):
+            if isinstance(one, Run):
+                assert self._about is not None
+                for place in range(one.first, one.first + one.pieces):
+                    piece = self._blocks[one.block].piece(place)
+                    session, number_ = self._about.session, self._about.object
+                    self._say(0, packed(Piece(session, number_, one.block, place, piece)))
+            else:
+                self._say(0, one)
+        for end, taker in self.takers.items():
+            for message in taker.core.messages(self.now):
+                self._say(end, message)
+        dues = [self.sender.due, *(taker.core.due for taker in self.takers.values()), also]
+        due = max(min(dues), self.now + 1e-5)
+        if self._events and self._events[0][0] <= due:
+            while self._events and self._events[0][0] <= max(due, self._events[0][0]):
+                self._arrives()
+                if not self._events or self._events[0][0] > self.now + 1e-5:
+                    break
+        elif due < inf:
+            self.now = due
+        else:
+            self.now += 1.0
+
+    def _say(self, source: int, message: bytes) -> None:
+        weather, random = self.weather, self.random
+        for target in [0, *self.takers, *([-1] if self.lie and source >= 0 else [])]:
+            if target == source or (random.random() < weather.loss and target >= 0):
+                continue
+            for _ in range(2 if random.random() < weather.doubles else 1):
+                late = random.random() * 0.01 if random.random() < weather.disorder else 0.0
+                heard = message
+                if source == 0 and random.random() < weather.garbled and isinstance(unpacked(heard), Piece):
+                    at = len(heard) - 1 - random.randrange(4)
+                    heard = heard[:at] + bytes((heard[at] ^ 0x55,)) + heard[at + 1 :]
+                self._order += 1
+                heappush(self._events, (self.now + 0.0002 + late, self._order, source, target, heard))
+
+    def _arrives(self) -> None:
+        at, _, source, target, message = heappop(self._events)
+        self.now = max(self.now, at)
+        if target == -1:
+            assert self.lie is not None
+            for lie in self.lie(self.random, message):
+                self._say(-1, lie)
+        elif target == 0:
+            try:
+                spoken = told(message, address(source) if source >= 0 else LIAR)
+            except Rejected:
+                return
+            self.sender.hears(spoken, address(source) if source >= 0 else LIAR, self.now)
+        elif target in self.takers:
+            self.takers[target].hears(message, address(source) if source >= 0 else LIAR, self.now)
+
+
+LIAR = "10.0.0.99"
+LIARS_NUMBER = number_at(LIAR, 99)

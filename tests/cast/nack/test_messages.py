@@ -1,0 +1,111 @@
+"""The messages of the protocol of objects: written as they are read, and bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from mcast.cast.nack.messages import (
+    LARGEST,
+    MOST_ADMITTED,
+    MOST_MEMBERS,
+    MOST_METADATA,
+    MOST_PIECE,
+    MOST_SEALS,
+    MOST_SPARE,
+    MOST_WIDTH,
+    Admit,
+    Bye,
+    Describe,
+    Enter,
+    Flush,
+    Have,
+    Lack,
+    Offer,
+    Over,
+    Piece,
+    Seal,
+    Sealed,
+    Spoken,
+    Want,
+    packed,
+    told,
+    unpacked,
+)
+from mcast.cast.packets import TEXT, Rejected
+
+from .network import address, number
+
+S, R = number(0), number(1)
+SEALED = Sealed(4, 4000, bytes(32))
+GOOD: dict[str, Spoken] = {
+    "offer": Offer(S, 0, 5, 3, 1000, "sender"),
+    "enter": Enter(S, R, 8, LARGEST, 1, 5, "r"),
+    "admit": Admit(S, {R: 0, 7: MOST_MEMBERS - 1}),
+    "describe": Describe(S, 0, 20_000, 976, MOST_WIDTH, MOST_SPARE, "thing", bytes(MOST_METADATA)),
+    "piece": Piece(S, 0, 1, 2, b"x"),
+    "seal": Seal(S, 0, MOST_SEALS, 0, 5, 3, 1000, (SEALED,) * MOST_SEALS),
+    "flush": Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, MOST_MEMBERS - 3, 5),
+    "lack": Lack(S, 0, R, 1, 5, 100, (Want(1, MOST_WIDTH, 3), Want(4, 0, 0))),
+    "have": Have(S, 0, R, 6, 5, 10, 1, ""),
+    "over": Over(S, 0, 0, 7),
+    "bye": Bye(S, 0, "done"),
+}
+BAD: dict[str, Spoken] = {
+    "more members than there are": Offer(S, 0, 5, MOST_MEMBERS + 1, 1000, "sender"),
+    "a long name": Bye(S, 0, "n" * (TEXT + 1)),
+    "no room": Enter(S, R, 0, LARGEST, 1, 5, "r"),
+    "short messages": Enter(S, R, 8, LARGEST - 1, 1, 5, "r"),
+    "neither parity nor none": Enter(S, R, 8, LARGEST, 2, 5, "r"),
+    "an index beyond the bitmap": Admit(S, {R: MOST_MEMBERS}),
+    "too many at once": Admit(S, dict.fromkeys(range(MOST_ADMITTED + 1), 0)),
+    "nobody": Admit(S, {}),
+    "an empty piece of all": Describe(S, 0, 1, 0, 4, 4, "", b""),
+    "large pieces": Describe(S, 0, 1, MOST_PIECE + 1, 4, 4, "", b""),
+    "no width": Describe(S, 0, 1, 976, 0, 4, "", b""),
+    "wide blocks": Describe(S, 0, 1, 976, MOST_WIDTH + 1, 4, "", b""),
+    "much parity": Describe(S, 0, 1, 976, 4, MOST_SPARE + 1, "", b""),
+    "more blocks than there are": Describe(S, 0, 1 << 63, 16, 1, 0, "", b""),
+    "much metadata": Describe(S, 0, 1, 976, 4, 4, "", bytes(MOST_METADATA + 1)),
+    "an empty piece": Piece(S, 0, 1, 2, b""),
+    "a long piece": Piece(S, 0, 1, 2, bytes(MOST_PIECE + 1)),
+    "a block beyond all": Piece(S, 0, 1 << 31, 2, b"x"),
+    "a place beyond parity": Piece(S, 0, 1, MOST_WIDTH + MOST_SPARE, b"x"),
+    "blocks before the first": Seal(S, 0, 0, 0, 5, 3, 1000, (SEALED, SEALED)),
+    "many seals": Seal(S, 0, 99, 0, 5, 3, 1000, (SEALED,) * (MOST_SEALS + 1)),
+    "a sealed block of nothing": Seal(S, 0, 0, 0, 5, 3, 1000, (Sealed(0, 0, bytes(32)),)),
+    "gone before it was sent": Flush(S, 0, 6, 6, 7, 5, 3, 1000, 1, 0, 5),
+    "more sent than there is": Flush(S, 0, 7, 6, 0, 5, 3, 1000, 1, 0, 5),
+    "asked beyond the bitmap": Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, MOST_MEMBERS, 1),
+    "lacking nothing": Lack(S, 0, R, 1, 5, 100, ()),
+    "lacking what it has": Lack(S, 0, R, 2, 5, 100, (Want(1, 1, 1),)),
+    "lacking more than a block": Lack(S, 0, R, 1, 5, 100, (Want(1, MOST_WIDTH + 1, 1),)),
+    "a state that is none": Have(S, 0, R, 6, 5, 10, 3, ""),
+    "whole beyond the bitmap": Over(S, 0, MOST_MEMBERS, 1),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_message_is_read_as_it_was_written(name: str) -> None:
+    spoken = GOOD[name]
+    assert unpacked(packed(spoken)) == spoken
+    assert told(packed(spoken), address(1 if isinstance(spoken, Enter | Lack | Have) else 0)) == spoken
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_out_of_bounds_is_malformed(name: str) -> None:
+    with pytest.raises(Rejected, match="malformed"):
+        unpacked(packed(BAD[name]))
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_nobody_speaks_for_an_end_at_another_address(name: str) -> None:
+    with pytest.raises(Rejected, match="another's number"):
+        told(packed(GOOD[name]), "10.9.9.9")
+
+
+def test_foreign_and_cut_bytes_are_rejected() -> None:
+    with pytest.raises(Rejected, match="foreign"):
+        unpacked(b"mcF1" + bytes(40))
+    for at in range(4, len(packed(GOOD["lack"])) - 21):
+        with pytest.raises(Rejected, match="malformed"):
+            unpacked(packed(GOOD["lack"])[:at])

@@ -1,0 +1,136 @@
+"""The parts of the protocol of objects, one by one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mcast.cast.nack.asking import Asking
+from mcast.cast.nack.backoff import backoff
+from mcast.cast.nack.messages import MOST_SPARE, Want
+from mcast.cast.nack.parity import parity_of, restored
+from mcast.cast.nack.payload import BlockBytes, joined
+from mcast.cast.nack.rate import TOLERATED, Rate
+from mcast.cast.nack.repairs import Repairs, Run
+from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
+
+
+def test_any_pieces_that_are_enough_give_the_block() -> None:
+    random = Random(5)
+    for pieces in (1, 2, 17, 128):
+        data = [random.randbytes(32) for _ in range(pieces)]
+        parity = parity_of(data)
+        assert len(parity) == MOST_SPARE
+        for _ in range(5):
+            lost = random.sample(range(pieces), random.randint(0, min(pieces, MOST_SPARE)))
+            rows = random.sample(range(MOST_SPARE), len(lost))
+            there = {place: piece for place, piece in enumerate(data) if place not in lost}
+            assert restored(pieces, there, {row: parity[row] for row in rows}) == data
+        with pytest.raises(ValueError, match="are needed"):
+            restored(pieces, dict(enumerate(data[1:], 1)), {})
+
+
+def test_a_block_that_differs_is_no_block() -> None:
+    block = BlockBytes(Random(1).randbytes(100), 32, 4)
+    pieces = {place: block.piece(place) for place in (0, 2, 3, 4)}
+    assert joined(block.sealed, pieces, 32, 4) == Random(1).randbytes(100)
+    pieces[4] = bytes(32)
+    assert joined(block.sealed, pieces, 32, 4) is None
+    assert joined(block.sealed, {0: bytes(33)}, 32, 4) is None
+
+
+@pytest.mark.parametrize("members", [1, 10, 1000])
+def test_few_speak_at_first_however_many_there_are(members: int) -> None:
+    random = Random(3)
+    for _ in range(20):
+        waits = sorted(backoff(random, 4.0, members) for _ in range(members))
+        assert 0 <= waits[0] <= waits[-1] <= 4.0
+        assert sum(wait < waits[0] + 1.0 for wait in waits) <= 40
+
+
+def test_who_hears_its_own_request_is_silent() -> None:
+    asking = Asking(Random(1))
+    asking.wake(0.0, 0.001, 10)
+    asking.heard(Want(1, 2, 0b11), 0.0, 0.001)
+    mine = [Want(1, 1, 0b100), Want(1, 2, 0b1100), Want(1, 3, 0b11), Want(1, 3, 0b111), Want(2, 1, 1)]
+    assert asking.ask(mine, 0.001, 0.001, 9) == (mine[3], mine[4])
+    assert asking.ask(mine, 1.0, 0.001, 2) == (mine[0], mine[1]), "what was heard long ago is forgotten"
+
+
+def test_one_parity_piece_repairs_different_losses() -> None:
+    repairs = Repairs(8, 4)
+    assert [repairs.asked(Want(0, 1, 1 << place), 0, 1.0) for place in range(5)] == [1, 0, 0, 0, 0]
+    assert repairs.take(100) == ([Run(0, 8, 1)], [])
+
+
+def test_what_is_on_its_way_is_not_sent_again() -> None:
+    repairs = Repairs(8, 4)
+    repairs.asked(Want(0, 1, 1), 0, 1.0)
+    repairs.take(100)
+    assert repairs.asked(Want(0, 1, 2), 99, 1.0) == 0
+    assert repairs.asked(Want(0, 1, 2), 100, 1.0) == 1
+    assert repairs.take(200) == ([Run(0, 9, 1)], [])
+
+
+def test_where_parity_is_used_up_pieces_are_repeated() -> None:
+    repairs = Repairs(8, 1)
+    repairs.asked(Want(0, 3, 0b1011), 0, 1.0)
+    assert repairs.take(100) == ([Run(0, 0, 2), Run(0, 3, 1)], [])
+    repairs.asked(Want(0, 0, 0b100), 100, 1.0)
+    repairs.asked(Want(5, 0, 0), 100, 1.0)
+    assert repairs.take(200) == ([Run(0, 2, 1)], [5])
+
+
+def test_the_pace_follows_what_arrives_and_recovers() -> None:
+    rate, now = Rate(), 0.0
+    assert rate.pace == float("inf")
+    for loss, slower in ((TOLERATED / 2, False), (0.5, True)):
+        for _ in range(5):
+            now += 0.001
+            rate.spent(100)
+            rate.lost(loss)
+            rate.judge(now, 0.001)
+        assert (rate.pace < 60_000) is slower
+    for _ in range(200):
+        now += 0.005
+        rate.spent(max(1, rate.allowed(now)))
+        rate.judge(now, 0.001)
+    assert rate.pace > 60_000
+
+
+def test_a_limit_is_kept() -> None:
+    rate, sent = Rate(limit=1000.0), 0
+    for turn in range(1000):
+        allowed = rate.allowed(turn / 1000)
+        rate.spent(allowed)
+        sent += allowed
+        rate.judge(turn / 1000, 0.001)
+    assert 900 <= sent <= 1010
+
+
+@pytest.mark.parametrize(
+    ("strategy", "standing", "done"),
+    [
+        (all_of_them(), Standing(5, 1, 1e9, 100), False),
+        (all_of_them(), Standing(5, 0, 0.0, 0), True),
+        (quorum(2), Standing(1, 4, 1e9, 9), False),
+        (quorum(2), Standing(2, 3, 0.0, 0), True),
+        (deadline(5), Standing(0, 3, 4.9, 9), False),
+        (deadline(5), Standing(0, 3, 5.0, 0), True),
+        (best_effort(), Standing(1, 3, 1.0, 1), False),
+        (best_effort(), Standing(1, 3, 1.0, 2), True),
+    ],
+)
+def test_a_strategy_says_when_to_go_on(strategy: Strategy, standing: Standing, done: bool) -> None:
+    assert strategy.done(standing) is done
+
+
+def test_a_promise_is_kept_or_not() -> None:
+    assert all_of_them().kept(Standing(3, 0, 1.0, 0), 0)
+    assert not all_of_them().kept(Standing(3, 0, 1.0, 0), 1)
+    assert not quorum(3).kept(Standing(2, 0, 1.0, 0), 1)
+    with pytest.raises(ValueError, match="at least 1"):
+        quorum(0)
+    with pytest.raises(ValueError, match="at least 0"):
+        deadline(float("nan"))

@@ -1,0 +1,84 @@
+"""What a transfer costs, and that this does not grow with the receivers: `mcast sim cast`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mcast.cast.nack.play import Play, Setup
+from mcast.cast.nack.strategy import Strategy, quorum
+
+from ...commands import Run
+
+
+@pytest.mark.parametrize(("loss", "transmissions", "requests"), [(0.001, 1.05, 0.05), (0.01, 1.15, 0.2)])
+def test_neither_transmissions_nor_requests_grow_with_the_receivers(
+    loss: float, transmissions: float, requests: float
+) -> None:
+    costs = Play(Setup(300, loss, 4_000_000)).run()
+    assert (costs.verified, costs.left_behind, costs.kept) == (300, 0, True)
+    assert costs.transmissions_per_piece <= transmissions
+    assert costs.requests / costs.pieces <= requests
+    assert costs.answers <= 310, "one for each receiver, but for those that got lost"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("loss", "transmissions", "feedback"), [(0.001, 1.05, 0.1), (0.01, 1.15, 0.3)])
+def test_a_thousand_receivers_of_64_megabytes(loss: float, transmissions: float, feedback: float) -> None:
+    costs = Play(Setup(1000, loss, 64_000_000)).run()
+    assert costs.verified == 1000
+    assert costs.transmissions_per_piece <= transmissions
+    assert costs.feedback_per_piece <= feedback
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_lossless_fabric_costs_no_request(size: int) -> None:
+    costs = Play(Setup(5, 0.0, size * 1_000_000)).run()
+    assert (costs.verified, costs.requests, costs.answers) == (5, 0, 5)
+
+
+def test_without_parity_pieces_are_repeated() -> None:
+    costs = Play(Setup(20, 0.01, 1_000_000, parity=False)).run()
+    assert (costs.verified, costs.parity) == (20, False)
+
+
+@pytest.mark.parametrize("strategy", [quorum(3), Strategy(seconds=0.0)])
+def test_a_strategy_leaves_receivers_behind(strategy: Strategy) -> None:
+    costs = Play(Setup(10, 0.3, 1_000_000, strategy)).run()
+    assert costs.kept
+    assert costs.left_behind > 0
+
+
+def test_the_command_prints_the_costs(here: Run) -> None:
+    done = here(
+        "sim", "cast", "--receivers", "9", "--loss", "0.01", "--size", "256K", "--seed", "4", "--json"
+    )
+    costs = json.loads(done.stdout)
+    assert (costs["receivers"], costs["verified"], costs["pieces"]) == (9, 9, 65)
+    assert costs.keys() >= {
+        "transmissions_per_piece",
+        "feedback_per_piece",
+        "sender_cpu_us_per_piece",
+        "seconds",
+    }
+    words = here(
+        "sim", "cast", "--receivers", "2", "--size", "9", "--strategy", "quorum:1", "--no-parity"
+    ).stdout
+    assert "repeating pieces" in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "status"),
+    [
+        (("--strategy", "some"), "--strategy is some: there are all, quorum:K", 2),
+        (("--strategy", "quorum:0"), "--strategy is quorum:0", 2),
+        (("--receivers", "2", "--size", "9", "--strategy", "quorum:3"), "", 1),
+    ],
+)
+def test_what_cannot_be_kept_has_a_status(
+    here: Run, arguments: tuple[str, ...], says: str, status: int
+) -> None:
+    done = here("sim", "cast", *arguments)
+    assert done.returncode == status
+    assert says in done.stderr

@@ -1,0 +1,117 @@
+"""Transfers of objects, whatever the network does: no wrong byte is taken for right, and no end hangs."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mcast.cast.nack.messages import (
+    BROKEN,
+    UNDECIDED,
+    WHOLE,
+    Enter,
+    Flush,
+    Have,
+    Lack,
+    Offer,
+    Piece,
+    Seal,
+    Sealed,
+    Spoken,
+    Want,
+    packed,
+    unpacked,
+)
+from mcast.cast.nack.strategy import all_of_them, best_effort, deadline, quorum
+from mcast.cast.packets import Rejected
+
+from .network import LIARS_NUMBER, Case, Network, Weather, number
+
+SIZES = (0, 1, 983, 976 * 4, 976 * 4 + 1, 30_000, 60_000)
+
+
+def anything(random: Random, heard: bytes) -> list[bytes]:
+    """A liar says what comes into its head, in its own name and in others'."""
+    try:
+        spoken = unpacked(heard)
+    except Rejected:
+        return []
+    if isinstance(spoken, Offer):
+        return [packed(Enter(number(0), LIARS_NUMBER, random.choice((1, 8, 4000)), 1024, 1, 0, "liar"))]
+    if random.random() > 0.05:
+        return []
+    block, stamp = random.randrange(20), random.randrange(1 << 40)
+    name = random.choice((LIARS_NUMBER, LIARS_NUMBER, number(1)))
+    want = Want(block, random.randrange(129), random.getrandbits(random.choice((4, 128))))
+    lies: list[Spoken] = [
+        Lack(number(0), random.randrange(3), name, min(block, random.randrange(20)), stamp, 0, (want,)),
+        Have(number(0), random.randrange(3), name, random.randrange(20), stamp, 0, UNDECIDED, ""),
+        Have(number(0), random.randrange(3), name, 0, 0, 0, random.choice((WHOLE, BROKEN)), "lie"),
+        Piece(number(0), 0, block, random.randrange(8), bytes(976)),
+        Seal(number(0), 0, block, 0, stamp, 5, 100, (Sealed(4, 976 * 4, bytes(32)),)),
+        Flush(number(0), 0, block, block, 0, stamp, 8000, 1_000_000, 1, 0, 255),
+        Offer(number(0), 7, stamp, 8000, 1_000_000, "liar"),
+    ]
+    return [packed(random.choice(lies))]
+
+
+def play(seed: int) -> None:
+    """A transfer whose circumstances are the seed's."""
+    random = Random(seed)
+    objects = tuple(random.randbytes(random.choice(SIZES)) for _ in range(random.randint(1, 3)))
+    receivers = random.randint(1, 5)
+    ends = range(1, receivers + 1)
+    deaths = {end: random.random() for end in ends if random.random() < 0.1}
+    late = {end: random.random() / 2 for end in ends[1:] if random.random() < 0.15 and end not in deaths}
+    hostile = random.random() < 0.3
+    strategy = random.choice(
+        (all_of_them(), all_of_them(), best_effort(), quorum(random.randint(1, 3)), deadline(random.random()))
+    )
+    case = Case(
+        objects,
+        receivers,
+        width=random.choice((1, 4, 8)),
+        spare=random.choice((0, 1, 4)),
+        room=random.choice((1, 4, 64)),
+        strategy=strategy,
+        stream=random.random() < 0.3,
+        parity=random.random() < 0.8,
+    )
+    weather = Weather(
+        loss=random.choice((0.0, 0.01, 0.2)),
+        doubles=random.choice((0.0, 0.1)),
+        disorder=random.choice((0.0, 0.1)),
+        garbled=random.choice((0.0, 0.0, 0.01)),
+        deaths=deaths,
+        late=late,
+    )
+    network = Network(case, weather, seed, anything if hostile else None)
+    network.run()
+    for taker in network.takers.values():
+        for at, data in taker.got.items():
+            assert data == objects[at]
+    settled = network.sender.settled
+    assert [one.object for one in settled] == list(range(len(objects)))
+    for one in settled:
+        for account in one.receivers:
+            if account.whole and account.name.startswith("r") and account.name != "liar":
+                end = int(account.name[1:])
+                assert end not in network.takers or one.object in network.takers[end].got
+            assert account.whole == (not account.why)
+    if strategy == all_of_them() and not (deaths or late or hostile) and weather.garbled == 0:
+        assert all(one.kept for one in settled)
+        assert all(taker.got.keys() == set(range(len(objects))) for taker in network.takers.values())
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_transfers_in_any_weather(first: int) -> None:
+    for seed in range(first, first + 10):
+        play(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 11_000, 250))
+def test_ten_thousand_transfers(first: int) -> None:
+    for seed in range(first, first + 250):
+        play(seed)
