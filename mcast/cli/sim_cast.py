@@ -24,7 +24,7 @@ def cast(
     ] = 0.001,
     bytes_: Annotated[
         int, typer.Option("--size", parser=size, metavar="BYTES", help="Of the object, such as 64M.")
-    ] = 16 << 20,
+    ] = "16M",  # type: ignore[assignment]  # which the parser reads
     strategy: Annotated[
         str, typer.Option(metavar="WHAT", help="all, quorum:K, deadline:SECONDS or best-effort.")
     ] = "all",

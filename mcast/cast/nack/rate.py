@@ -13,6 +13,8 @@ BURST = 256
 _SLOWEST = 100.0
 _EASED, _GROWTH = 0.9, 1.1
 _TRIPS = 4
+_ROUNDED = 1e-6
+"""Of a message: to wait for less would not move the clock, and the sender would turn for ever."""
 
 
 class Rate:
@@ -35,11 +37,13 @@ class Rate:
         most = min(BURST, max(1.0, self.pace / 100))
         self._tokens = min(most, self._tokens + (now - self._filled) * self.pace)
         self._filled = now
-        return max(0, int(self._tokens))
+        return max(0, int(self._tokens + _ROUNDED))
 
     def next(self, now: float) -> float:
         """When the next message may be sent."""
-        return now if self.pace == inf or self._tokens >= 1 else now + (1 - self._tokens) / self.pace
+        return (
+            now if self.pace == inf or self._tokens + _ROUNDED >= 1 else now + (1 - self._tokens) / self.pace
+        )
 
     def spent(self, messages: int) -> None:
         """So many messages have been sent."""

@@ -291,7 +291,7 @@ class Sender:
         outgoing = self.outgoing
         if outgoing is None:
             return found if self._plan.closed else min(found, self._plan.offer)
-        found = min(found, outgoing.repairs.at, self._plan.offer)
+        found = min(found, max(outgoing.repairs.at, self.rate.next(self._plan.now)), self._plan.offer)
         found = min(found, self._ends_at(outgoing))
         if self._plan.runs or not outgoing.waits:
             found = min(found, self.rate.next(self._plan.now))
