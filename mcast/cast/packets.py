@@ -21,7 +21,7 @@ UNKNOWN_SIZE = (1 << 64) - 1
 EVERYBODY = 0
 """The receiver id of a CLOSE that is for all receivers."""
 
-_HEADER = struct.Struct("!4sB3xQ")
+HEADER = struct.Struct("!4sB3xQ")
 
 
 class Verdict(IntEnum):
@@ -202,7 +202,7 @@ _NUMBERS = {kind: number for number, kind in enumerate(_FORMS, 1)}
 _KINDS = dict(enumerate(_FORMS, 1))
 _CODES: dict[type[Packet], type[Verdict] | type[Reason]] = {Done: Verdict, Close: Reason}
 
-OVERHEAD = _HEADER.size + _FORMS[Data][0].size
+OVERHEAD = HEADER.size + _FORMS[Data][0].size
 """Bytes of a DATA message that are not the piece."""
 
 
@@ -211,7 +211,7 @@ def encode(packet: Packet) -> bytes:
     fixed, rest = _FORMS[type(packet)]
     session, *fields = packet
     tail = b"" if rest is None else rest.pack(fields.pop())
-    return _HEADER.pack(MAGIC, _NUMBERS[type(packet)], session) + fixed.pack(*fields) + tail
+    return HEADER.pack(MAGIC, _NUMBERS[type(packet)], session) + fixed.pack(*fields) + tail
 
 
 def decode(message: Buffer) -> Packet:
@@ -220,11 +220,11 @@ def decode(message: Buffer) -> Packet:
     if data[: len(MAGIC)] != MAGIC:
         raise Rejected(FOREIGN)
     try:
-        _, number, session = _HEADER.unpack_from(data)
+        _, number, session = HEADER.unpack_from(data)
         kind = _KINDS[number]
         fixed, rest = _FORMS[kind]
-        fields: list[Any] = [session, *fixed.unpack_from(data, _HEADER.size)]
-        tail = data[_HEADER.size + fixed.size :]
+        fields: list[Any] = [session, *fixed.unpack_from(data, HEADER.size)]
+        tail = data[HEADER.size + fixed.size :]
         if rest is not None:
             fields.append(rest.read(tail))
         elif tail:

@@ -37,8 +37,8 @@ from mcast.bench.echo import Answerer, Pinger
 from mcast.capture.player import contents_of
 from mcast.cast import packets
 from mcast.cast.nack import messages
-from mcast.cast.nack.receiver import Receiver, Self
-from mcast.cast.nack.sender import Sender
+from mcast.cast.nack.receiver import ObjectReceiver, Self
+from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import all_of_them
 from mcast.cast.receiver import FileReceiver
 from mcast.cast.sender import FileSender
@@ -100,7 +100,7 @@ def cast_transfer(data: bytes) -> None:
         elif kind in _NAMED:
             body = salts[_RECEIVER].to_bytes(8) + body
         of = salts[_STRANGER] if host == _STRANGER and kind not in _ANSWERS else session
-        message = packets._HEADER.pack(packets.MAGIC, kind, of) + body
+        message = packets.HEADER.pack(packets.MAGIC, kind, of) + body
         sender.hears(message, host, now)
         receiver.hears(message, host, now)
         if sender.wants:
@@ -140,8 +140,8 @@ def cast_objects(data: bytes) -> None:
     """
     salts = {host: packets.number_at(host, 1) for host in _HOSTS}
     session = salts[_SENDER]
-    sender = Sender(session, "sender", 1024, 0.0)
-    receiver = Receiver(session, Self(salts[_RECEIVER], "receiver", 8, 1024, True), Random(1), 0.0)
+    sender = ObjectSender(session, "sender", 1024, 0.0)
+    receiver = ObjectReceiver(session, Self(salts[_RECEIVER], "receiver", 8, 1024, True), Random(1), 0.0)
     sender.hears(messages.Enter(session, salts[_RECEIVER], 8, 1024, 1, 0, "receiver"), _RECEIVER, 0.0)
     receiver.hears(messages.Admit(session, {salts[_RECEIVER]: 0}), 0.0)
     receiver.hears(sender.begin(0.0, all_of_them(), 20_000, width=4), 0.0)
@@ -156,7 +156,7 @@ def cast_objects(data: bytes) -> None:
         body = (
             body[:speaks] + salts[host].to_bytes(8) + body[speaks:] if kind in messages.OF_MEMBERS else body
         )
-        message = messages._HEAD.pack(messages.SIGN, kind, session) + body
+        message = packets.HEADER.pack(messages.SIGN, kind, session) + body
         with suppress(packets.Rejected):
             spoken = messages.told(message, host)
             sender.hears(spoken, host, now)

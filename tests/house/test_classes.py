@@ -36,7 +36,7 @@ REASONS = {
     "cast/nack/members Member": "what a sender knows of one receiver",
     "cast/nack/play Play": "one run: the ends, what is under way between them, what it cost",
     "cast/nack/sender _Plan": "what a sender has to say, of each kind, and when",
-    "cast/nack/receiver Receiver": "one end of the protocol: a message may change each of its fields",
+    "cast/nack/receiver ObjectReceiver": "one end of the protocol: a message may change each of its fields",
     "cast/receiver FileReceiver": "one end of the protocol: a packet may change each of its fields",
     "cast/sender FileSender": "one end of the protocol: a packet may change each of its fields",
     "cast/sender ReceiverState": "what a sender knows of one receiver",

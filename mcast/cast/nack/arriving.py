@@ -1,6 +1,6 @@
 """What a receiver has of one object: which pieces of which blocks, and what is missing.
 
-The bytes are elsewhere: whoever keeps them asks here which pieces are new, and says which blocks are right.
+The driver keeps the bytes: it asks here which pieces are new, and says which blocks are right.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
-from mcast.cast.packets import FOREIGN, FORGED, MALFORMED, TEXT, Rejected, number_at, printable
+from mcast.cast.packets import FOREIGN, FORGED, HEADER, MALFORMED, TEXT, Rejected, number_at, printable
 
 SIGN = b"mcC1"
 MOST_WIDTH = 128
@@ -286,7 +286,6 @@ def _read_admitted(raw: bytes) -> tuple[dict[int, int]]:
 _WORDS = _Tail(1, str.encode, _read_words)
 _BITMAP = _Tail(1, _pack_bits, _read_bits)
 
-_HEAD = struct.Struct("!4sB3xQ")
 _FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
     Offer: (struct.Struct("!IQII"), _WORDS),
     Enter: (struct.Struct("!QHHBQ"), _WORDS),
@@ -306,10 +305,10 @@ _KINDS = dict(enumerate(_FORMS, 1))
 OF_MEMBERS = {_NUMBERS[Enter]: 0, _NUMBERS[Lack]: 4, _NUMBERS[Have]: 4}
 """The kinds that receivers send -> where the number of the receiver stands in the body."""
 
-_PIECE_HEAD = struct.Struct(_HEAD.format + _FORMS[Piece][0].format[1:])
+_PIECE_HEAD = struct.Struct(HEADER.format + _FORMS[Piece][0].format[1:])
 AROUND = _PIECE_HEAD.size
 """Bytes of a PIECE message that are not the piece."""
-WANTS_AT = _HEAD.size + _FORMS[Lack][0].size
+WANTS_AT = HEADER.size + _FORMS[Lack][0].size
 """Bytes of a LACK before its rows."""
 
 _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
@@ -361,7 +360,7 @@ def packed(spoken: Spoken) -> bytes:
     fixed, tail = _FORMS[type(spoken)]
     session, *rest = spoken
     cut = len(rest) - tail.fields
-    head = _HEAD.pack(SIGN, _NUMBERS[type(spoken)], session)
+    head = HEADER.pack(SIGN, _NUMBERS[type(spoken)], session)
     return head + fixed.pack(*rest[:cut]) + tail.pack(*rest[cut:])
 
 
@@ -371,11 +370,11 @@ def unpacked(message: Buffer) -> Spoken:
     if raw[: len(SIGN)] != SIGN:
         raise Rejected(FOREIGN)
     try:
-        _, number, session = _HEAD.unpack_from(raw)
+        _, number, session = HEADER.unpack_from(raw)
         kind = _KINDS[number]
         fixed, tail = _FORMS[kind]
-        rest = tail.read(raw[_HEAD.size + fixed.size :])
-        spoken = kind(session, *fixed.unpack_from(raw, _HEAD.size), *rest)
+        rest = tail.read(raw[HEADER.size + fixed.size :])
+        spoken = kind(session, *fixed.unpack_from(raw, HEADER.size), *rest)
     except (struct.error, KeyError, ValueError):
         raise Rejected(MALFORMED) from None
     if not _BOUNDS.get(kind, bool)(spoken):

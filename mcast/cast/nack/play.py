@@ -25,9 +25,9 @@ from mcast.cast.nack.messages import (
     told,
 )
 from mcast.cast.nack.payload import BlockBytes, joined
-from mcast.cast.nack.receiver import Receiver, Self
+from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
-from mcast.cast.nack.sender import Sender
+from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import Strategy, all_of_them
 from mcast.cast.packets import number_at
 
@@ -142,7 +142,7 @@ class Load:
         self.data = data
         self.blocks: list[BlockBytes] = []
 
-    def turn(self, sender: Sender, now: float) -> tuple[list[bytes | Run], float]:
+    def turn(self, sender: ObjectSender, now: float) -> tuple[list[bytes | Run], float]:
         """A sender's turn: it offers blocks, and makes the messages. What it says, and when it has more."""
         outgoing = sender.outgoing
         if outgoing is not None:
@@ -178,14 +178,14 @@ class Play:
         self._load = Load(random.randbytes(setup.size))
         self._right: dict[tuple[int, int], bool] = {}
         self._coding = setup.parity and parity.available()
-        self.sender = Sender(number_at("sender", 1), "sender", LARGEST, 0.0)
-        self._ends: list[Receiver] = []
+        self.sender = ObjectSender(number_at("sender", 1), "sender", LARGEST, 0.0)
+        self._ends: list[ObjectReceiver] = []
         self._losses = [_Losses(random, setup.loss) for _ in range(setup.receivers + 1)]
         for number in range(setup.receivers):
             address = f"receiver {number}"
             room = min(setup.room, MOST_ROOM)
             who = Self(number_at(address, 1), address, room, LARGEST, self._coding)
-            self._ends.append(Receiver(self.sender.session, who, Random(random.random()), 0.0))
+            self._ends.append(ObjectReceiver(self.sender.session, who, Random(random.random()), 0.0))
         self._due = [inf] * setup.receivers
         self._tape: list[tuple[float, tuple[bytes, str] | None]] = []
         self._free = self._sends_at = 0.0
@@ -228,7 +228,7 @@ class Play:
             settled.parity,
         )
 
-    def _begin(self, sender: Sender, now: float) -> Describe:
+    def _begin(self, sender: ObjectSender, now: float) -> Describe:
         spare = MOST_SPARE if self._coding else 0
         return sender.begin(now, self.setup.strategy, self.setup.size, "simulated", spare=spare)
 
@@ -237,7 +237,7 @@ class Play:
 
         To look at the clock at each turn would cost more than the turn.
         """
-        sender, load = Sender(self.sender.session, "sender", LARGEST, 0.0), Load(self._load.data)
+        sender, load = ObjectSender(self.sender.session, "sender", LARGEST, 0.0), Load(self._load.data)
         start = 0.0
         for number, (now, heard) in enumerate(self._tape):
             if number == self._begins:
@@ -329,7 +329,7 @@ class Play:
                 end.checked(ready.block, self._is_right(ready), now)
             self._wake(number, end, now)
 
-    def _take(self, end: Receiver, run: Run, gone: list[int], now: float) -> None:
+    def _take(self, end: ObjectReceiver, run: Run, gone: list[int], now: float) -> None:
         start = 0
         for place in [*gone, run.pieces]:
             if place > start:
@@ -346,7 +346,7 @@ class Play:
             self._right[about] = joined(ready.sealed, pieces, shape.piece, shape.width) is not None
         return self._right[about]
 
-    def _wake(self, number: int, end: Receiver, now: float) -> None:
+    def _wake(self, number: int, end: ObjectReceiver, now: float) -> None:
         due = end.due
         if due < self._due[number]:
             self._due[number] = due

@@ -82,7 +82,7 @@ class _Pulse:
         return min(int((now - self.at) * 1e6), (1 << 32) - 1)
 
 
-class Receiver:
+class ObjectReceiver:
     """One end: takes part in the session of one sender."""
 
     def __init__(self, session: int, who: Self, random: Random, now: float) -> None:
@@ -362,12 +362,12 @@ class _Answers:
 
 _NONE: list[Ready] = []
 
-_STEPS: dict[type[Spoken], Callable[[Receiver, Any, float], None]] = {
-    Offer: Receiver._on_offer,
-    Admit: Receiver._on_admit,
-    Describe: Receiver._on_describe,
-    Seal: Receiver._on_seal,
-    Flush: Receiver._on_flush,
-    Over: Receiver._on_over,
-    Bye: Receiver._on_bye,
+_STEPS: dict[type[Spoken], Callable[[ObjectReceiver, Any, float], None]] = {
+    Offer: ObjectReceiver._on_offer,
+    Admit: ObjectReceiver._on_admit,
+    Describe: ObjectReceiver._on_describe,
+    Seal: ObjectReceiver._on_seal,
+    Flush: ObjectReceiver._on_flush,
+    Over: ObjectReceiver._on_over,
+    Bye: ObjectReceiver._on_bye,
 }

@@ -107,7 +107,7 @@ class Settled(NamedTuple):
     receivers: tuple[Account, ...]
 
 
-class Sender:
+class ObjectSender:
     """One end: invites receivers, and sends them one object after another."""
 
     def __init__(

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from mcast.cast.nack.messages import Describe, Piece, packed, told, unpacked
 from mcast.cast.nack.payload import BlockBytes, joined
-from mcast.cast.nack.receiver import Receiver, Self
+from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
-from mcast.cast.nack.sender import Manners, Sender
+from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Strategy, all_of_them
 from mcast.cast.packets import Rejected, number_at
 
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 class Taker:
     """A receiver with its bytes: what it takes for verified is in `got`, by object."""
 
-    def __init__(self, core: Receiver) -> None:
+    def __init__(self, core: ObjectReceiver) -> None:
         self.core = core
         self.got: dict[int, bytes] = {}
         self.wrong: list[str] = []
@@ -111,7 +111,7 @@ class Network:
     def __init__(self, case: Case, weather: Weather = CALM, seed: int = 0, lie: Lie | None = None) -> None:
         self.case, self.weather = case, weather
         self.random = Random(seed)
-        self.sender = Sender(number(0), "sender", LARGEST, 0.0, Manners(silence=5.0, stall=20.0))
+        self.sender = ObjectSender(number(0), "sender", LARGEST, 0.0, Manners(silence=5.0, stall=20.0))
         self.takers: dict[int, Taker] = {}
         self.lie = lie
         self.now = 0.0
@@ -127,7 +127,7 @@ class Network:
         who = Self(
             number(end), f"r{end}", self.case.room, LARGEST, self.case.parity, silence=30.0, stall=100.0
         )
-        core = Receiver(number(0), who, Random(self.random.random()), self.now)
+        core = ObjectReceiver(number(0), who, Random(self.random.random()), self.now)
         self.takers[end] = Taker(core)
 
     # --- the run ---------------------------------------------------------------------------------
