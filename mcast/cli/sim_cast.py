@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,8 +37,6 @@ def cast(
     The ends are those of mcast.cast.nack, the protocol of objects. Losses are independent. The exit status is
     1 if a receiver does not have the object that the strategy promises.
     """
-    if find_spec("blake3") is None:
-        raise Failure("blocks are compared by BLAKE3, which is missing: pip install 'mcast[cast]'", 2)
     from mcast.cast.nack.play import Play, Setup
 
     setup = Setup(receivers, loss, bytes_, _strategy(strategy), seed, gbit, parity=parity)

@@ -21,7 +21,7 @@ _FIELD = 0x11D
 
 
 def available() -> bool:
-    """Whether parity can be computed here: `pip install 'mcast[fec]'`."""
+    """Whether parity can be computed here, because the extra `fec` is installed."""
     return find_spec("pyeclib") is not None
 
 
