@@ -105,7 +105,7 @@ class Outgoing:
 
 
 class Rounds:
-    """The questions of a sender that has nothing to send: what is missing, and who has not answered."""
+    """The questions of a sender that has nothing to send: the missing pieces, and the missing answers."""
 
     def __init__(self) -> None:
         self.at = inf

@@ -60,8 +60,8 @@ from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slices,
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.connection import ENDED, Connection, Gone, Reply, Sleep, Unknown
-from mcast.backends.sim.shared.incoming import Ended, Incoming
-from mcast.backends.sim.shared.outgoing import Outgoing
+from mcast.backends.sim.shared.incoming import Incoming, ServerEnded
+from mcast.backends.sim.shared.outgoing import SharedOutgoing
 from mcast.backends.sim.shared.tap import Tapped
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
@@ -576,7 +576,7 @@ class SharedQueuePair(_Remote, QueuePair):
         self._owner, self._made, self._type = owner, made, qp_type
         self._backend, self._connection = owner._backend, owner._connection
         self._incoming = Incoming(self._connection, made.number, made.word, fd)
-        self._outgoing = Outgoing(self._connection, made.number)
+        self._outgoing = SharedOutgoing(self._connection, made.number)
         self._port_events: tuple[PortEvent, ...] = ()
         self._slots: Slots | None = None
         self._failed: WcStatus | None = None
@@ -803,7 +803,7 @@ class SharedQueuePair(_Remote, QueuePair):
             return call_it()
         except Unknown:
             raise Closed(type(self).__name__, call, phase) from None
-        except Ended:
+        except ServerEnded:
             self._require_open(call, phase)
             self._ask(self._on("look"), call, phase)  # says which of both has ended
             raise Closed(type(self).__name__, call, phase) from None

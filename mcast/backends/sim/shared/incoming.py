@@ -23,7 +23,7 @@ from mcast.backends.sim.shared.rings import MASK, SIZE
 from mcast.interrupts import Lock, uninterrupted
 
 
-class Ended(Exception):
+class ServerEnded(Exception):
     """The server tells no more: the queue pair is closed there, or the server has ended."""
 
 
@@ -53,7 +53,7 @@ class Incoming:
     def take(self, max: int) -> tuple[Slices, set[Header]]:
         """The next messages that are here, and which of their headers are this queue pair's own.
 
-        Raises Ended; Gone for a server that tells nonsense.
+        Raises ServerEnded; Gone for a server that tells nonsense.
         """
         slices: Slices = []
         own: set[Header] = set()
@@ -62,7 +62,7 @@ class Incoming:
                 try:
                     if not self._local and not self._read():
                         break
-                except (Ended, Gone, Unknown):
+                except (ServerEnded, Gone, Unknown):
                     if not slices:
                         raise
                     break  # what was here is not lost; the next call meets that again
@@ -110,7 +110,7 @@ class Incoming:
     # --- within the lock ---------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Read one frame, if one is there and the server has not said to look. Raises Ended, Gone."""
+        """Read one frame, if one is there and the server has not said to look. Raises ServerEnded, Gone."""
         if self._looks or self._epoll.closed:
             return False
         try:
@@ -118,9 +118,9 @@ class Incoming:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise Ended from error
+            raise ServerEnded from error
         if not frame:
-            raise Ended
+            raise ServerEnded
         if frame == posts.LOOK:
             self._looks = True
             return False

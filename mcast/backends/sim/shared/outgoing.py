@@ -14,7 +14,7 @@ from mcast.backends.sim.shared.connection import Connection
 _NOTHING = frames.Sent(None, 0)
 
 
-class Outgoing:
+class SharedOutgoing:
     """The sends of the queue pair `number`."""
 
     def __init__(self, connection: Connection, number: int) -> None:
