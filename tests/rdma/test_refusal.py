@@ -41,6 +41,20 @@ def test_where_the_sa_cannot_be_asked_nothing_is_found(monkeypatch: pytest.Monke
         assert find_causes("mlx5_0", 2, GROUP, PortSpace.UDP, False, broadcast) == ()
 
 
+@pytest.mark.parametrize(("error", "asked"), [(E.ETIMEDOUT, True), (E.EIO, False)])
+def test_an_sa_that_is_silent_is_told_from_one_that_cannot_be_asked(error: int, asked: bool) -> None:
+    library = SimpleNamespace(
+        umad_size=lambda: 56,
+        umad_set_addr=lambda *_: 0,
+        umad_send=lambda *_: 0,
+        umad_recv=lambda *_: -error,  # as poll(2) ends, or a device that has gone
+    )
+    at = umad.PortAttributes(BROADCAST, (0xFFFF,), 100, 1, 0)
+    with pytest.raises(umad.Silent) as caught:
+        umad.SubnetAdministrator(library, 0, 0, at, 0.001).capability_mask2()
+    assert isinstance(caught.value, umad.NoAnswer) == asked
+
+
 CAUSE = Cause("why", "check", "next")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address
+from time import monotonic
 from typing import NamedTuple
 
 from mcast.api import Backend, Gid, LinkLayer, PortState
@@ -24,6 +25,9 @@ OVER_LO = {
     "kernel takes a unicast to another port's address over lo, where no Soft-RoCE device listens",
 }
 """Test name -> how several Soft-RoCE devices of one host differ."""
+
+REPORTED = 0.3
+"""Seconds after which the kernel has reported a member by IGMP, which takes a tick or two of its clock."""
 
 
 class RocePort(NamedTuple):
@@ -61,15 +65,23 @@ class RoceObserver(Observer):
         self._native, self._ports = native, ports
         self._objects_before = own_objects()
         self._before = {port: self._groups(port) for port in ports}
+        self._since: dict[tuple[IPv4Address, Gid], float] = {}
 
     def _groups(self, port: IPv4Address) -> frozenset[Gid]:
         return frozenset(map(Gid, hostnet.igmp_memberships().get(self._ports[port].netdev, ())))
 
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
-        return frozenset(port for port in self._ports if group in self.port_memberships(port))
+        """The members since REPORTED seconds, because nothing on this host says what the switch has heard."""
+        members = {(port, group) for port in self._members(group)}
+        self._since = {one: at for one, at in self._since.items() if one in members or one[1] != group}
+        now = monotonic()
+        return frozenset(one[0] for one in members if now - self._since.setdefault(one, now) >= REPORTED)
+
+    def _members(self, group: Gid) -> list[IPv4Address]:
+        return [port for port in self._ports if group in self.port_memberships(port)]
 
     def group_exists(self, group: Gid) -> bool:
-        return bool(self.group_ports(group))
+        return bool(self._members(group))
 
     def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
         return self._groups(port) - self._before[port]

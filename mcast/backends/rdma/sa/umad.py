@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ETIMEDOUT
 from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple
@@ -145,7 +146,10 @@ class SubnetAdministrator:
         while monotonic() <= deadline:
             back = ctypes.create_string_buffer(header + mad.MAD_BYTES)
             length = ctypes.c_int(mad.MAD_BYTES)
-            _check(self._library.umad_recv(self._port, back, ctypes.byref(length), milliseconds), "umad_recv")
+            came = self._library.umad_recv(self._port, back, ctypes.byref(length), milliseconds)
+            if came == -ETIMEDOUT:  # before the kernel, which waits as long, has given the request back
+                break
+            _check(came, "umad_recv")
             answer = back.raw[header:]
             if answer[_TID] == request[_TID]:
                 if status := self._library.umad_status(back):
