@@ -14,8 +14,9 @@ from mcast.api import (
     QpInit,
     QueuePair,
 )
+from mcast.endpoint.ports import Place
+from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import DEFAULTS, Settings
-from mcast.wire.addresses import LocalAddress
 
 BOUND = 10.0
 """The longest that a join or a send may take, or the first message, in seconds."""
@@ -31,20 +32,25 @@ class BenchEnd:
     def __init__(
         self,
         channel: EventChannel,
-        address: LocalAddress,
+        place: Place,
         init: QpInit,
         settings: Settings = DEFAULTS,
         space: PortSpace = PortSpace.UDP,
     ) -> None:
-        self.channel, self.address, self.settings = channel, address, settings
+        self.channel, self.place, self.settings = channel, place, settings
+        self.address = place.address
         self.id: CmId = channel.create_id(space)
-        self.id.bind_addr(address)
+        self.id.bind_addr(place.address)
         own = {name: getattr(settings, name) for name in ("busy_poll", "comp_vector", "moderation")}
         self.qp: QueuePair = self.id.create_qp(init.model_copy(update=own))
 
     def join(self, group: McastAddress, send_only: bool = False) -> Destination:
         """Join and wait for the outcome; return the destination to send to. Raises what `join_all` raises."""
         return join_all([self], group, send_only)[0]
+
+    def sends_as(self, destination: Destination) -> Peer:
+        """How receivers know the sender of messages that go from here to the destination."""
+        return Peer(self.place.source(destination), self.qp.qp_num)
 
 
 def join_all(ends: Sequence[BenchEnd], group: McastAddress, send_only: bool = False) -> list[Destination]:

@@ -15,23 +15,15 @@ from typing import NamedTuple
 
 from mcast.api import Backend, Destination, McastAddress, Message, QpInit, QueuePair, TimedOut
 from mcast.bench.end import BOUND, BenchEnd, join_all
+from mcast.bench.receiver import KNOCKS, WINDOW, Receiver
 from mcast.endpoint.ports import active
 from mcast.endpoint.settings import DEFAULTS, Settings
-
-WINDOW = 256
-"""How many messages are sent before the receivers are emptied; they have room for twice as many."""
 
 COPIES = 512
 """The most copies in flight to all receivers, because a host queues no more than 1000 for its software
 devices."""
 
-CHUNK = 64
 PINGS = 2000
-GRACE = 1.0
-"""How many seconds a receiver waits for a message before it counts as lost."""
-
-KNOCK = 0.2
-KNOCKS = round(BOUND / KNOCK)
 
 
 class Latency(NamedTuple):
@@ -44,7 +36,11 @@ class Latency(NamedTuple):
 
 
 class BenchResult(NamedTuple):
-    """`messages` were sent in `seconds`; `lost` counts each copy that a receiver missed."""
+    """`messages` were sent in `seconds`; `lost` counts each copy that a receiver missed.
+
+    `strangers` counts the messages that the receivers got from others in the group; they count for nothing
+    else.
+    """
 
     backend: str
     size: int
@@ -55,6 +51,7 @@ class BenchResult(NamedTuple):
     messages_per_s: float
     deliveries_per_s: float
     lost: int
+    strangers: int
     latency_us: Latency | None
 
     def as_dict(self) -> dict[str, object]:
@@ -70,13 +67,24 @@ def result(
     messages: int,
     seconds: float,
     lost: int,
+    strangers: int,
     latencies: Sequence[float],
 ) -> BenchResult:
     """The result of what was counted; `latencies` are in seconds."""
     rate = messages / seconds if seconds > 0 else 0.0
     delivered = rate * receivers * (1 - lost / (messages * receivers)) if messages else 0.0
     return BenchResult(
-        backend, size, receivers, processes, messages, seconds, rate, delivered, lost, percentiles(latencies)
+        backend,
+        size,
+        receivers,
+        processes,
+        messages,
+        seconds,
+        rate,
+        delivered,
+        lost,
+        strangers,
+        percentiles(latencies),
     )
 
 
@@ -97,59 +105,39 @@ def window_for(receivers: int) -> int:
 @contextmanager
 def ends(
     backend: Backend, group: McastAddress, receivers: int, settings: Settings = DEFAULTS
-) -> Iterator[tuple[BenchEnd, Destination, list[BenchEnd]]]:
+) -> Iterator[tuple[QueuePair, Destination, list[Receiver]]]:
     """A sender on the first port and receivers on the others in turn, each of which has received a message of
     the sender.
 
     Raises TimeoutError, which names a receiver that gets nothing, and ValueError where there is no port.
     """
-    ports = [place.address for place in active(backend, group)]
+    places = active(backend, group)
     init = QpInit(max_recv_wr=2 * window_for(receivers))
     with backend.event_channel() as channel:
-        seats = islice(cycle(ports[1:] or ports), receivers)
-        members = [BenchEnd(channel, address, init, settings) for address in seats]
+        seats = islice(cycle(places[1:] or places), receivers)
+        members = [BenchEnd(channel, place, init, settings) for place in seats]
         join_all(members, group)
-        sender = BenchEnd(channel, ports[0], QpInit(max_recv_wr=1), settings)
+        sender = BenchEnd(channel, places[0], QpInit(max_recv_wr=1), settings)
         destination = sender.join(group, send_only=True)
-        wait_until_heard(sender, destination, members)
-        yield sender, destination, members
+        senders = [sender.sends_as(destination)]
+        hearers = [Receiver(member, senders, backend.now) for member in members]
+        wait_until_heard(sender, destination, hearers)
+        yield sender.qp, destination, hearers
 
 
-def wait_until_heard(sender: BenchEnd, destination: Destination, members: Sequence[BenchEnd]) -> None:
+def wait_until_heard(sender: BenchEnd, destination: Destination, receivers: Sequence[Receiver]) -> None:
     """Send empty messages until every receiver has got one, because a switch may learn of a member only after
     a while."""
-    deaf = list(members)
+    deaf = list(receivers)
     for _ in range(KNOCKS):
         sender.qp.send_one(destination, b"", timeout=BOUND)
-        deaf = [member for member in deaf if not hears(member.qp)]
+        deaf = [receiver for receiver in deaf if not receiver.hears()]
         if not deaf:
-            for member in members:
-                drain(member.qp)
+            for receiver in receivers:
+                receiver.drain()
             return
-    raise TimeoutError(f"{deaf[0].address} joined and hears nothing of {sender.address} within {BOUND:g} s")
-
-
-def hears(qp: QueuePair) -> bool:
-    with qp.recv(CHUNK, KNOCK) as batch:
-        return len(batch) > 0
-
-
-def drain(qp: QueuePair) -> None:
-    """Drop all messages that wait."""
-    waiting = 1
-    while waiting:
-        with qp.recv(CHUNK, 0) as batch:
-            waiting = len(batch)
-
-
-def take(qp: QueuePair, count: int) -> int:
-    """Receive `count` messages; return how many did not come in time."""
-    while count:
-        with qp.recv(count, GRACE) as batch:
-            if not len(batch):
-                return count
-            count -= len(batch)
-    return 0
+    address = deaf[0].end.address
+    raise TimeoutError(f"{address} joined and hears nothing of {sender.address} within {BOUND:g} s")
 
 
 def send_window(qp: QueuePair, destination: Destination, payloads: list[bytes]) -> None:
@@ -172,23 +160,24 @@ def measure(
     `size` is in bytes. The settings that have an effect are those that `BenchEnd` names. Raises
     MessageTooLarge if `size` is more than one MTU, and what `ends` raises.
     """
-    with ends(backend, group, receivers, settings) as (sender, destination, members):
+    with ends(backend, group, receivers, settings) as (sender, destination, hearers):
         payloads = [bytes(size)] * window_for(receivers)
         messages = lost = 0
         start = perf_counter()
         while perf_counter() < start + seconds:
-            send_window(sender.qp, destination, payloads)
+            send_window(sender, destination, payloads)
             messages += len(payloads)
-            lost += sum([take(member.qp, len(payloads)) for member in members])
+            lost += sum([receiver.take(len(payloads)) for receiver in hearers])
         spent = perf_counter() - start
-        latencies = list(one_by_one(sender.qp, destination, [member.qp for member in members], size, seconds))
+        latencies = list(one_by_one(sender, destination, hearers, size, seconds))
         lost += sum(heard is None for heard in latencies)
+        strangers = sum(receiver.strangers for receiver in hearers)
         arrived = [heard for heard in latencies if heard is not None]
-        return result(backend.name, size, receivers, 1, messages, spent, lost, arrived)
+        return result(backend.name, size, receivers, 1, messages, spent, lost, strangers, arrived)
 
 
 def one_by_one(
-    sender: QueuePair, destination: Destination, receivers: Sequence[QueuePair], size: int, seconds: float
+    sender: QueuePair, destination: Destination, receivers: Sequence[Receiver], size: int, seconds: float
 ) -> Iterator[float | None]:
     """Seconds from before the send until the last receiver has the message; None when one misses it."""
     payload = bytes(size)
@@ -196,7 +185,7 @@ def one_by_one(
     for _ in range(PINGS):
         start = perf_counter()
         sender.send_one(destination, payload)
-        heard: list[Message | None] = [receiver.recv_one(GRACE) for receiver in receivers]
+        heard: list[Message | None] = [receiver.take_one() for receiver in receivers]
         spent = perf_counter() - start
         yield None if None in heard else spent
         if start > end:

@@ -13,20 +13,10 @@ from collections.abc import Iterator
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
-from mcast.api import Backend, McastAddress, Message, QpInit
+from mcast.api import Backend, Destination, McastAddress, Message, QpInit
 from mcast.bench.end import BOUND, BenchEnd
-from mcast.bench.measure import (
-    GRACE,
-    KNOCKS,
-    PINGS,
-    BenchResult,
-    drain,
-    hears,
-    result,
-    send_window,
-    take,
-    window_for,
-)
+from mcast.bench.measure import PINGS, BenchResult, result, send_window, window_for
+from mcast.bench.receiver import KNOCKS, Receiver
 from mcast.endpoint.ports import active
 from mcast.endpoint.settings import DEFAULTS, Settings
 
@@ -36,8 +26,11 @@ if TYPE_CHECKING:
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 """The variables by which launchers tell a process how many processes the job has."""
 
-_WHO = struct.Struct("!I")
-"""The first bytes of a ping: the rank that has to answer."""
+_NUMBER = struct.Struct("!I")
+"""The first bytes of a ping: its number, from 1, which says what rank has to answer."""
+
+_OVER = 0xFFFFFFFF
+"""In place of a number, the end of the pings: not 0, as a late message of the batches begins."""
 
 
 def started_by_mpi() -> bool:
@@ -69,128 +62,109 @@ def measure(
 
     rank, receivers = comm.Get_rank(), comm.Get_size() - 1
     try:
-        ports = active(backend, group)
+        places = active(backend, group)
     except ValueError as error:
         raise ValueError(f"rank {rank}: {error}") from None
     seat = comm.Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
     back = _next(group)
     window = window_for(receivers)
     with backend.event_channel() as channel:
-        address = ports[seat % len(ports)].address
-        end = BenchEnd(channel, address, QpInit(max_recv_wr=2 * window), settings)
-        run = _send if rank == 0 else _receive
-        counted = run(comm, end, group, back, size, seconds, window)
-        lost = comm.reduce(counted[0])
+        end = BenchEnd(channel, places[seat % len(places)], QpInit(max_recv_wr=2 * window), settings)
+        end.join(group if rank else back)
+        destination = end.join(back if rank else group, send_only=True)
+        peers = comm.allgather(end.sends_as(destination))
+        receiver = Receiver(end, peers[:1] if rank else peers[1:], backend.now)
         if rank:
+            comm.reduce(_receive(comm, receiver, destination, window))
+            comm.reduce(receiver.strangers)
             return None
-        _, messages, spent, latencies = counted
-        missed = sum(heard is None for heard in latencies)
-        arrived = [heard for heard in latencies if heard is not None]
+        messages, spent, latencies = _send(comm, receiver, destination, size, seconds, window)
+        lost = (comm.reduce(0) or 0) + sum(half is None for half in latencies)
+        strangers = comm.reduce(receiver.strangers) or 0
+        arrived = [half for half in latencies if half is not None]
         processes = comm.Get_size()
-        return result(
-            backend.name, size, receivers, processes, messages, spent, (lost or 0) + missed, arrived
-        )
-
-
-Counted = tuple[int, int, float, list[float | None]]
-"""Messages that this rank lost, messages sent, seconds that took, and half of each round trip in seconds."""
+        return result(backend.name, size, receivers, processes, messages, spent, lost, strangers, arrived)
 
 
 def _send(
-    comm: MPI.Comm,
-    end: BenchEnd,
-    group: McastAddress,
-    back: McastAddress,
-    size: int,
-    seconds: float,
-    window: int,
-) -> Counted:
-    destination = end.join(group, send_only=True)
-    end.join(back)
-    comm.Barrier()
+    comm: MPI.Comm, receiver: Receiver, destination: Destination, size: int, seconds: float, window: int
+) -> tuple[int, float, list[float | None]]:
+    """Messages sent in batches, the seconds that took, and half of each ping's round trip in seconds."""
+    qp = receiver.qp
     for _ in range(KNOCKS):
-        end.qp.send_one(destination, b"", timeout=BOUND)
+        qp.send_one(destination, b"", timeout=BOUND)
         if all(comm.allgather(True)):
             break
     else:
-        raise TimeoutError(f"a rank hears nothing of {end.address} within {BOUND:g} s")
+        raise TimeoutError(f"a rank hears nothing of {receiver.end.address} within {BOUND:g} s")
     comm.Barrier()
     payloads = [bytes(size)] * window
     messages = 0
     start = perf_counter()
     while comm.bcast(perf_counter() < start + seconds):
-        send_window(end.qp, destination, payloads)
+        send_window(qp, destination, payloads)
         messages += window
         comm.Barrier()
     spent = perf_counter() - start
-    return 0, messages, spent, list(_ping(comm, end, destination, size, seconds))
+    return messages, spent, list(_ping(comm, receiver, destination, size, seconds))
 
 
 def _ping(
-    comm: MPI.Comm, end: BenchEnd, destination: Any, size: int, seconds: float
+    comm: MPI.Comm, receiver: Receiver, destination: Destination, size: int, seconds: float
 ) -> Iterator[float | None]:
     """Half of each round trip, with the receivers in turn; then tell the receivers that the pings are
     over."""
-    drain(end.qp)
-    receivers = comm.Get_size() - 1
-    stop = perf_counter() + seconds
-    for number in range(PINGS):
-        message = _WHO.pack(1 + number % receivers).ljust(size, b"\0")
+    receiver.drain()
+    qp, stop = receiver.qp, perf_counter() + seconds
+    for number in range(1, PINGS + 1):
+        ping = _NUMBER.pack(number).ljust(size, b"\0")
         start = perf_counter()
-        end.qp.send_one(destination, message)
-        answer = end.qp.recv_one(GRACE)
+        qp.send_one(destination, ping)
+        answer = receiver.take_one(ping)
         yield None if answer is None else (perf_counter() - start) / 2
         if start > stop:
             break
     everybody = comm.Ibarrier()
     while not everybody.Test():
-        end.qp.send_one(destination, _WHO.pack(0))
+        qp.send_one(destination, _NUMBER.pack(_OVER))
         sleep(0.01)
 
 
-def _receive(
-    comm: MPI.Comm,
-    end: BenchEnd,
-    group: McastAddress,
-    back: McastAddress,
-    size: int,
-    seconds: float,
-    window: int,
-) -> Counted:
-    end.join(group)
-    answer_to = end.join(back, send_only=True)
-    comm.Barrier()
+def _receive(comm: MPI.Comm, receiver: Receiver, answer_to: Destination, window: int) -> int:
+    """The messages that this rank lost."""
     heard = False
     for _ in range(KNOCKS):
-        heard = heard or hears(end.qp)
+        heard = heard or receiver.hears()
         if all(comm.allgather(heard)):
             break
     else:
         raise TimeoutError(
-            f"rank {comm.Get_rank()}: {end.address} does not hear every message within {BOUND:g} s"
+            f"rank {comm.Get_rank()}: {receiver.end.address} does not hear every message within {BOUND:g} s"
         )
-    drain(end.qp)
+    receiver.drain()
     comm.Barrier()  # messages count from here on
     lost = 0
     while comm.bcast(None):
-        lost += take(end.qp, window)
+        lost += receiver.take(window)
         comm.Barrier()
-    who = -1
-    while who:
-        message = end.qp.recv_one(GRACE)
-        who = _asked(message)
-        if message is not None and who == comm.Get_rank():
-            end.qp.send_one(answer_to, message.payload)
+    while (number := _number(message := receiver.take_one())) != _OVER:
+        if message is not None and number and _asked(number, comm.Get_size() - 1) == comm.Get_rank():
+            receiver.qp.send_one(answer_to, message.payload)
     comm.Ibarrier().Wait()
-    return lost, 0, 0.0, []
+    return lost
 
 
-def _asked(message: Message | None) -> int:
-    """The rank that has to answer a ping, 0 at the end; -1 if no message came, or one that is no ping."""
-    if message is None or len(message.payload) < _WHO.size:
-        return -1
-    (who,) = _WHO.unpack_from(message.payload)
-    return int(who)
+def _number(message: Message | None) -> int:
+    """The number of a ping; 0 if no message came, or one that is no ping."""
+    if message is None or len(message.payload) < _NUMBER.size:
+        return 0
+    (number,) = _NUMBER.unpack_from(message.payload)
+    return int(number)
+
+
+def _asked(number: int, receivers: int) -> int:
+    """The rank that has to answer that ping."""
+    return 1 + (number - 1) % receivers
 
 
 def _next(group: McastAddress) -> McastAddress:

@@ -26,7 +26,7 @@ from mcast.bench.end import BOUND, BenchEnd, join_all
 from mcast.endpoint.ports import Place
 from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import DEFAULTS, Settings
-from mcast.wire.addresses import ZERO_GID, Gid, McastAddress
+from mcast.wire.addresses import Gid, McastAddress
 
 _SLICE = 0.002
 """How many seconds each of several queue pairs is listened to in its turn."""
@@ -154,8 +154,7 @@ class PingQueuePairs:
 
     def gid(self, qp: QueuePair) -> Gid:
         """The GID that messages of the queue pair come from."""
-        index = self.destinations[qp].sgid_index
-        return self.place.port.gids.get(index, ZERO_GID)
+        return self.place.source(self.destinations[qp])
 
     def listen(self, until: float) -> Iterator[tuple[QueuePair, Message]]:
         """The messages that come until then, own messages included.
@@ -210,7 +209,7 @@ def joined(
     with backend.event_channel() as channel:
         try:
             init = QpInit(block_loopback=no_loopback)
-            ends = [BenchEnd(channel, place.address, init, settings, space) for _ in range(qps)]
+            ends = [BenchEnd(channel, place, init, settings, space) for _ in range(qps)]
         except (NotSupported, InvalidArgument):
             if not no_loopback:
                 raise

@@ -123,6 +123,8 @@ def _show(found: BenchResult, as_json: bool) -> None:
     rate = f"{found.messages_per_s:,.0f} messages/s, {found.deliveries_per_s:,.0f} deliveries/s"
     typer.echo(f"rate     {rate}, in batches, {found.seconds:.2f} s")
     typer.echo(f"lost     {found.lost:,} of {found.messages * found.receivers:,}")
+    if found.strangers:
+        typer.echo(f"others   {found.strangers:,} messages of other senders in the group, not counted above")
     latency = found.latency_us
     if latency is None:
         typer.echo("latency  none: no message arrived one by one")

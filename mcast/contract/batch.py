@@ -30,6 +30,9 @@ the fields of `Message`. `imm` is valid where `has_imm` is 1. `timestamp` is 0 u
 _RECORD = Struct("<QIII4xB1xH4x16s16sQ")
 """One row of `Batch.records`, laid out as RECORD_DTYPE says."""
 
+_SENDER = Struct("<12xI16x16s24x")
+"""Of such a row: `src_qp` and `source`."""
+
 
 class Message(NamedTuple):
     """One received message.
@@ -90,6 +93,24 @@ class Batch(Enterable, ABC):
     def groups(self) -> Sequence[Gid]:
         """The MGID that each message was sent to."""
         return [Gid(row[7]) for row in _RECORD.iter_unpack(self.records)]
+
+    def count_from(self, source: Gid, src_qp: int) -> int:
+        """How many of the messages were sent by the queue pair `src_qp` of the port with the GID `source`.
+
+        Where all were, this costs some nanoseconds for each message.
+        """
+        if not (records := self.records):
+            return 0
+        # As integers, once of four bytes and twice of eight: is each what it is in the next row?
+        rows = memoryview(records)
+        fours, eights = rows.cast("I"), rows.cast("Q")
+        if (
+            fours[3:-18:18] == fours[21::18]
+            and eights[4:-9:9] == eights[13::9]
+            and eights[5:-9:9] == eights[14::9]
+        ):
+            return len(self) if _SENDER.unpack_from(records) == (src_qp, source) else 0
+        return [*_SENDER.iter_unpack(records)].count((src_qp, source))
 
     @property
     def memory(self) -> memoryview:

@@ -9,8 +9,8 @@ from ipaddress import ip_address
 from itertools import islice
 from typing import NamedTuple
 
-from mcast.api import Backend, DeviceInfo, McastAddress, PortInfo, PortState
-from mcast.wire.addresses import LocalAddress
+from mcast.api import Backend, Destination, DeviceInfo, McastAddress, PortInfo, PortState
+from mcast.wire.addresses import ZERO_GID, Gid, LocalAddress
 
 logger = logging.getLogger("mcast")
 
@@ -21,6 +21,10 @@ class Place(NamedTuple):
     device: DeviceInfo
     port: PortInfo
     address: LocalAddress
+
+    def source(self, destination: Destination) -> Gid:
+        """The GID that messages to the destination come from; ZERO_GID if the port's table has none there."""
+        return self.port.gids.get(destination.sgid_index, ZERO_GID)
 
 
 def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None, port_num: int) -> Place:

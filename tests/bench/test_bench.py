@@ -15,7 +15,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages
 from mcast.backends.sim.trace.events import Send
 from mcast.bench.measure import measure, percentiles, result, window_for
-from mcast.bench.mpi import _asked
+from mcast.bench.mpi import _number
 
 from ..commands import MCAST, Run
 
@@ -28,7 +28,7 @@ def test_json_has_what_programs_compare(here: Run, backend: str, receivers: int)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert (found["backend"], found["size"], found["receivers"]) == (backend, 512, receivers)
-    assert (found["lost"], found["processes"]) == (0, 1)
+    assert (found["lost"], found["strangers"], found["processes"]) == (0, 0, 1)
     assert found["messages_per_s"] == pytest.approx(found["messages"] / found["seconds"])
     assert found["deliveries_per_s"] == pytest.approx(receivers * found["messages_per_s"])
     latency = found["latency_us"]
@@ -111,7 +111,7 @@ def test_what_an_mpi_job_cannot_have(arguments: tuple[str, ...], says: str) -> N
 
 
 def test_each_message_that_a_receiver_misses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.bench.measure.GRACE", 0.01)
+    monkeypatch.setattr("mcast.bench.receiver.GRACE", 0.01)
     group = McastAddress.of("239.1.1.1")
     fabric = Fabric.roce(ports=3, seed=1)
     with open_fabric(fabric) as backend, fabric.rules.when(Messages(target="roce1", nth=40), Drop()):
@@ -147,18 +147,18 @@ def test_messages_carry_what_the_options_say(
 
 
 @pytest.mark.parametrize("text", [b"", b"abc"])
-def test_a_message_that_is_no_ping_ends_no_job(text: bytes) -> None:
+def test_a_message_that_is_no_ping_has_no_number(text: bytes) -> None:
     with open_endpoint("sim", "10.0.0.1") as endpoint, endpoint.join("239.1.1.1") as group:
         group.send(text)
-        assert _asked(group.recv(1)) == _asked(None) == -1
+        assert _number(group.recv(1)) == _number(None) == 0
         group.send(bytes([0, 0, 0, 7]))
-        assert _asked(group.recv(1)) == 7
+        assert _number(group.recv(1)) == 7
 
 
 def test_percentiles_of_what_arrived() -> None:
     assert percentiles([]) is None
     assert percentiles([number * 1e-6 for number in range(100, 0, -1)]) == (51, 91, 100, 100)
-    nothing = result("sim", 64, 1, 1, 0, 1.0, 0, [])
+    nothing = result("sim", 64, 1, 1, 0, 1.0, 0, 0, [])
     assert (nothing.messages_per_s, nothing.deliveries_per_s, nothing.latency_us) == (0, 0, None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address
 from typing import cast
 
 import pytest
@@ -18,6 +18,7 @@ from mcast.bench.end import BenchEnd
 from mcast.cli import app
 from mcast.cli.place import endpoint_at, settings_of
 from mcast.endpoint.policy import LoopbackPolicy
+from mcast.endpoint.ports import active
 
 from ..commands import MCAST, Run
 
@@ -110,7 +111,7 @@ def test_a_queue_pair_of_a_measurement_is_made_as_the_options_say(make: Callable
         make_qp = CmId.create_qp
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(CmId, "create_qp", seen)
-            BenchEnd(channel, ip_address("10.0.0.1"), QpInit(max_recv_wr=7), settings)
+            BenchEnd(channel, active(backend)[0], QpInit(max_recv_wr=7), settings)
     (init,) = asked
     assert (init.max_recv_wr, init.busy_poll, init.comp_vector) == (7, 0.5, 2)
     assert init.moderation == CqModeration(count=32, period=50)

@@ -395,6 +395,25 @@ def test_batches_keep_the_order_and_the_maximum(bed: Testbed) -> None:
         receiver.qp.recv(0)
 
 
+def test_a_batch_says_how_many_messages_a_queue_pair_sent(bed: Testbed) -> None:
+    group, receiver = new_group(), Application(bed, 1)
+    receiver.join(group)
+    senders, known = [Application(bed, 0), Application(bed, 0)], []
+    for sender, count in zip(senders, (3, 1), strict=True):
+        outward = sender.join(group, send_only=True)
+        known.append((port_info(bed, sender.port).gids[outward.sgid_index], sender.qp.qp_num))
+        sender.qp.send(outward, [b"x"] * count)
+    counted = [0, 0]
+    while sum(counted) < 4:
+        with receiver.qp.recv(4, BOUND) as batch:
+            found = [batch.count_from(*one) for one in known]
+            assert sum(found) == len(batch) > 0
+            assert batch.count_from(outward.gid, senders[0].qp.qp_num) == 0
+            counted = [*map(sum, zip(counted, found, strict=True))]
+    assert counted == [3, 1]
+    assert receiver.qp.recv(1, 0).count_from(*known[0]) == 0
+
+
 RECORD = Struct("<QIII4xBxH4x16s16sQ")
 """RECORD_DTYPE once more: offset, length, src_qp, imm, has_imm, src_lid, source, group, timestamp."""
 
