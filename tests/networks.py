@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno as E
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from mcast.api import Backend, CmEventType, PortEvent
+from mcast.api import Backend, CmEventType, PortEvent, WcStatus
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.faults import Drop, Refuse, Requests
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
+from mcast.wire.mcmember import SaMethod, SaStatus
 
-from .card.card import Card
+from .card.card import NO_EVENT, AsyncEvent, Card, ethernet_port
 from .card.provider import CardBackend
 from .waiting import until
 
@@ -59,6 +65,42 @@ class Network(ABC):
     def touch_gids(self, port: int) -> None:
         """A GID of the port changes that nobody uses."""
 
+    @abstractmethod
+    def end_memberships(self, port: int) -> None:
+        """InfiniBand: the SM forgets the port's memberships, and the kernel says so."""
+
+    @abstractmethod
+    def refusing_joins(self, port: int) -> AbstractContextManager[None]:
+        """InfiniBand: no join of the port succeeds."""
+
+    @abstractmethod
+    def fail_joins(self, port: int, times: int, error: int) -> AbstractContextManager[None]:
+        """InfiniBand: so many joins of the port fail, with ETIMEDOUT or EINVAL, and the next succeeds."""
+
+    @abstractmethod
+    def removed_while_joining(self, port: int) -> AbstractContextManager[None]:
+        """InfiniBand: the port's device goes while a join has no answer."""
+
+    @abstractmethod
+    def remove_device(self, port: int) -> None:
+        """The port's device goes."""
+
+    @abstractmethod
+    def restore_device(self, port: int) -> None:
+        """The removed device comes back."""
+
+    @abstractmethod
+    def move(self, port: int) -> None:
+        """The port has another address than before, and nobody is told."""
+
+    @abstractmethod
+    def fail_qp(self, qp_num: int) -> None:
+        """The queue pair falls into ERR."""
+
+    @abstractmethod
+    def overrun(self, qp_num: int) -> None:
+        """The completion queue of the queue pair's receives is lost."""
+
 
 class SimNetwork(Network):
     def __init__(self, fabric: Fabric) -> None:
@@ -88,6 +130,46 @@ class SimNetwork(Network):
     def touch_gids(self, port: int) -> None:
         with self.fabric.clock:
             self.fabric.parts.queue_pairs.tell(self.fabric.ports[port], PortEvent.GID_CHANGE)
+
+    def end_memberships(self, port: int) -> None:
+        self.fabric.change_lid(self.fabric.ports[port])
+
+    def refusing_joins(self, port: int) -> AbstractContextManager[None]:
+        return self._answering(port, None, E.EINVAL)
+
+    def fail_joins(self, port: int, times: int, error: int) -> AbstractContextManager[None]:
+        return self._answering(port, range(1, times + 1), error)
+
+    @contextmanager
+    def _answering(self, port: int, nth: Collection[int] | None, error: int) -> Iterator[None]:
+        joins = Requests(method=SaMethod.SET, port=self.fabric.ports[port].name, nth=nth)
+        verdict = Drop() if error == E.ETIMEDOUT else Refuse(SaStatus.NO_RESOURCES)
+        with self.fabric.rules.when(joins, verdict):
+            yield
+
+    @contextmanager
+    def removed_while_joining(self, port: int) -> Iterator[None]:
+        self.fabric.clock.call_later(1_000_000, lambda: self.remove_device(port))
+        with self._answering(port, None, E.ETIMEDOUT):
+            yield
+
+    def remove_device(self, port: int) -> None:
+        self.fabric.remove_device(self.fabric.ports[port])
+
+    def restore_device(self, port: int) -> None:
+        self.fabric.restore_device(self.fabric.ports[port])
+
+    def move(self, port: int) -> None:
+        self.fabric.set_ipv4(self.fabric.ports[port], None)
+
+    def fail_qp(self, qp_num: int) -> None:
+        self.fabric.fail_qp(self._qp(qp_num), WcStatus.LOC_QP_OP_ERR)
+
+    def overrun(self, qp_num: int) -> None:
+        self.fabric.overrun_cq(self._qp(qp_num))
+
+    def _qp(self, qp_num: int) -> Qp:
+        return next(qp for qp in self.fabric.qps if qp.number == qp_num)
 
 
 class SharedNetwork(SimNetwork):
@@ -149,6 +231,53 @@ class CardNetwork(Network):
 
     def touch_gids(self, port: int) -> None:
         self.card.port_event(self._devices[port], PortEvent.GID_CHANGE)
+
+    def end_memberships(self, port: int) -> None:
+        self.card.event(CmEventType.MULTICAST_ERROR, _ENETRESET, f"10.0.0.{port + 1}")
+
+    @contextmanager
+    def refusing_joins(self, port: int) -> Iterator[None]:
+        """On every port."""
+        self.card.fail("rdma_join_multicast", E.EINVAL, times=-1)
+        yield
+        self.card.fail_no_more()
+
+    @contextmanager
+    def fail_joins(self, port: int, times: int, error: int) -> Iterator[None]:
+        """On whatever port they come."""
+        for nth in range(1, times + 1):
+            self.card.answer_join(CmEventType.MULTICAST_ERROR, -error, nth)
+        yield
+
+    @contextmanager
+    def removed_while_joining(self, port: int) -> Iterator[None]:
+        before = self.card.count("rdma_join_multicast")
+        self.card.answer_join(NO_EVENT)
+
+        def remove() -> None:
+            until(lambda: self.card.count("rdma_join_multicast") > before)
+            self.remove_device(port)
+
+        removing = threading.Thread(target=remove)
+        removing.start()
+        yield
+        removing.join()
+
+    def remove_device(self, port: int) -> None:
+        self.card.remove(self._devices[port])
+
+    def restore_device(self, port: int) -> None:
+        self._devices[port] = self.card.restore(self._devices[port])
+
+    def move(self, port: int) -> None:
+        moved = ethernet_port(f"10.0.1.{port + 1}")
+        self.card.set_port(self._devices[port], gids=moved.gids, addresses=moved.addresses)
+
+    def fail_qp(self, qp_num: int) -> None:
+        self.card.qp_event(qp_num, AsyncEvent.QP_FATAL)
+
+    def overrun(self, qp_num: int) -> None:
+        self.card.cq_event(qp_num, receives=True)
 
 
 @pytest.fixture(params=KINDS)

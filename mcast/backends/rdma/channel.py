@@ -128,6 +128,7 @@ class RdmaChannel(Shared, EventChannel):
             self._on_removal()
             if cm_id is not None:
                 cm_id.device_is_gone = True
+            errno = E.ENODEV  # librdmacm gives a status to no removal
         ud = _ud_param(raw) if kind is CmEventType.MULTICAST_JOIN else None
         if ud is not None and join is not None and join.receives:
             group = ud.destination
