@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mcast import open_backend
-from mcast.api import CmEventType, McastError
+from mcast.api import CmEventType, CmId, Destination, EventChannel, McastError, QueuePair, TimedOut
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared import connection, frames
 from mcast.backends.sim.shared.client import SharedBackend
@@ -247,3 +249,163 @@ def test_a_thread_that_sleeps_while_the_backend_is_closed_leaves_nothing(
     thread.join(60)
     assert ended == ["Closed"]
     until(lambda: not served.clients and len(descriptors()) == before)
+
+
+# --- a call's own time ----------------------------------------------------------------------------
+
+
+@contextmanager
+def stopped(server: subprocess.Popen[str]) -> Iterator[None]:
+    """The server is stopped within the block."""
+    server.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: ") T " in Path(f"/proc/{server.pid}/stat").read_text())
+        yield
+    finally:
+        server.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def end(
+    server: subprocess.Popen[str], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[EventChannel, CmId, QueuePair]]:
+    """Of a client that never gives a silent server up: what waits for the server's answer hangs."""
+    with open_backend("sim", socket=path) as backend, backend.event_channel() as channel:
+        assert isinstance(backend, SharedBackend)
+        monkeypatch.setattr(backend._connection, "_patience", 1e6)
+        cm_id = channel.create_id()
+        cm_id.bind_addr("10.0.0.1")
+        yield channel, cm_id, cm_id.create_qp()
+
+
+def joined(channel: EventChannel, cm_id: CmId) -> Destination:
+    cm_id.join_multicast("239.1.1.1")
+    event = channel.get_event(30)
+    assert event is not None
+    assert event.ud is not None
+    return event.ud.destination
+
+
+def test_an_event_that_a_stopped_server_was_asked_for_is_the_next_call_s(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    channel, cm_id, _ = end
+    cm_id.join_multicast("239.1.1.1")
+    until(lambda: channel.pending)
+    with stopped(server):
+        assert channel.get_event(0) is None
+        assert channel.get_event(0.01) is None
+        assert select.select([channel], [], [], 0)[0], "an event is on its way"
+    event = channel.get_event(30)
+    assert event is not None
+    assert event.type is CmEventType.MULTICAST_JOIN
+    assert not channel.pending
+    assert channel.get_event(0) is None
+
+
+@pytest.mark.parametrize("posted", [False, True])
+def test_a_message_that_a_stopped_server_was_asked_for_is_the_next_call_s(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair], posted: bool
+) -> None:
+    """The server has the first one of a sender; the next ones lie in a ring, which the server gives."""
+    channel, cm_id, qp = end
+    to = joined(channel, cm_id)
+    if posted:
+        qp.send(to, [b"first"])
+        assert qp.recv_one(30) is not None
+    qp.send(to, [b"asked for"])
+    qp.flush()
+    with stopped(server):
+        for _ in range(2):
+            assert qp.recv_one(0.01) is None
+        assert select.select([qp], [], [], 0)[0], "a message is on its way"
+    message = qp.recv_one(30)
+    assert message is not None
+    assert bytes(message.payload) == b"asked for"
+    assert qp.recv_one(0) is None
+
+
+def test_what_comes_late_and_nobody_wants_is_given_back(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    """The descriptor of a ring, for a queue pair that is closed."""
+    channel, cm_id, qp = end
+    to = joined(channel, cm_id)
+    qp.send(to, [b"first"])
+    qp.send(to, [b"in the ring"])
+    assert qp.recv_one(30) is not None
+    before = len(descriptors())
+    with stopped(server):
+        assert qp.recv_one(0.01) is None
+    cm_id.destroy()
+    assert len(descriptors()) == before - 3, "its own, and one more for each answer"
+
+
+def test_flush_is_not_answered_by_what_was_asked_before(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    channel, cm_id, qp = end
+    to = joined(channel, cm_id)
+    qp.send(to, [b"first"])
+    assert qp.recv_one(30) is not None
+    with stopped(server), pytest.raises(TimedOut):
+        qp.flush(0.01)
+    assert qp.counters.recv_free == 512  # and that answer is here
+    with stopped(server):
+        qp.send(to, [b"second"])
+        with pytest.raises(TimedOut):
+            qp.flush(0.01)
+
+
+def test_sends_to_a_stopped_server_end_in_time(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    """What was posted goes out when the server goes on, and what was refused does not."""
+    channel, cm_id, qp = end
+    to, posted = joined(channel, cm_id), [b"asked for"]
+
+    def post(times: float = 1) -> None:
+        while times:
+            posted.append(b"%d" % len(posted))
+            qp.send(to, posted[-1:], timeout=0.01)
+            times -= 1
+
+    with stopped(server):
+        qp.send(to, posted, timeout=0.01)
+    qp.flush()
+    post()  # and now there is no question to the next ones
+    with stopped(server):
+        with pytest.raises(TimedOut) as caught:
+            post(math.inf)
+        assert caught.value.posted == 0
+        with pytest.raises(TimedOut):
+            qp.flush(0.01)
+    qp.flush(30)
+    wanted, found = posted[:-1][:512], list[bytes]()
+    while len(found) < len(wanted):
+        with qp.recv(timeout=30) as batch:
+            assert len(batch)
+            found += [bytes(message.payload) for message in batch]
+    assert found == wanted
+    if len(posted) <= 512:
+        assert len(qp.recv(timeout=0)) == 0
+
+
+def test_a_call_does_not_wait_for_another_thread_s(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    """Which waits for the stopped server without a timeout."""
+    channel, cm_id, qp = end
+    cm_id.join_multicast("239.1.1.1")
+    until(lambda: channel.pending)
+    with stopped(server):
+        counters = threading.Thread(target=lambda: qp.counters, daemon=True)
+        counters.start()
+        until(lambda: is_asleep(counters))
+        assert channel.get_event(0.01) is None
+        assert len(qp.recv(timeout=0.01)) == 0
+        assert counters.is_alive()
+    counters.join(60)
+    event = channel.get_event(30)
+    assert event is not None
+    assert event.type is CmEventType.MULTICAST_JOIN

@@ -59,14 +59,14 @@ from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slices, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
-from mcast.backends.sim.shared.connection import ENDED, Connection, Gone, Reply, Sleep, Unknown
+from mcast.backends.sim.shared.connection import ENDED, Bell, Connection, Gone, Late, Reply, Sleep, Unknown
 from mcast.backends.sim.shared.incoming import Incoming, ServerEnded
 from mcast.backends.sim.shared.outgoing import SharedOutgoing
 from mcast.backends.sim.shared.tap import Tapped
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
 from mcast.contract.enums import JOIN_MASK
-from mcast.interrupts import Lock, uninterrupted
+from mcast.interrupts import Lock, made_or_undone, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
@@ -138,6 +138,9 @@ class SharedBackend(Backend):
 
     def tap(self) -> Tapped:
         """What happens on the fabric from now on, on all its ports. Raises McastError (EBUSY, ENOMEM)."""
+        return made_or_undone(self._make_tap, Tapped.close)
+
+    def _make_tap(self) -> Tapped:
         introduction: str = self._ask(frames.AskFor(op="introduction"), "tap")
         try:
             reply = self._connection.ask(frames.AskFor(op="tap"), "tap", Phase.OPEN)
@@ -161,7 +164,10 @@ class SharedBackend(Backend):
 
     def event_channel(self) -> EventChannel:
         self._connection.require_process("event_channel", Phase.OPEN)
-        with uninterrupted(self.lock):  # a close beside it comes before or after
+        return made_or_undone(self._make_channel, EventChannel.close)
+
+    def _make_channel(self) -> SharedEventChannel:
+        with self.lock:  # a close beside it comes before or after
             self._require_open("event_channel", Phase.OPEN)
             channel = SharedEventChannel(self)
             self._channels[channel] = None
@@ -267,16 +273,18 @@ class SharedEventChannel(_Remote, EventChannel):
         """Those that it knew before it ended."""
         self._local: deque[CmEvent] = deque()
         """Events that no server tells: devices that went with it."""
+        self._is_asked = False
+        """Whether the server was asked for an event, and has not answered in the time of that call."""
         self._number: int | None = None
         self._flag = -1
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell(lambda: bool(self._local) or self._is_asked)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
         try:
             self._attach(backend.connection())
         except BaseException as error:
             self._epoll.close()
-            os.close(self._bell)
+            self._bell.close()
             if isinstance(error, OSError) and not isinstance(error, McastError):
                 raise mcast_error(E.ENODEV, "event_channel", Phase.OPEN, None, ENDED) from None
             raise
@@ -346,31 +354,39 @@ class SharedEventChannel(_Remote, EventChannel):
             if self._closed:
                 self._require_open("get_event", Phase.EVENT)
             self._connection.require_process("get_event", Phase.EVENT)
-            if self.pending and (event := self._next()) is not None:
+            if self.pending and (event := self._next(end)) is not None:
                 return event
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
             self._backend.sleep.until([self.descriptor()], left)
 
-    def _next(self) -> CmEvent | None:
-        with uninterrupted(self._backend.lock):
-            if self._local:
-                event = self._local.popleft()
-                if not self._local:
-                    os.eventfd_read(self._bell)
-                return event
-        number = self._number
+    def _next(self, end: float | None) -> CmEvent | None:
+        if self._local:
+            with uninterrupted(self._backend.lock):
+                if self._local:
+                    event = self._local.popleft()
+                    self._bell.show()
+                    return event
+        number, connection = self._number, self._connection
         if number is None:
             return None  # another thread has seen the server's end
+        request = frames.OnChannel(op="get_event", channel=number)
+        ask = partial(connection.ask, request, "get_event", Phase.EVENT, end=end, owner=number)
         try:
-            request = frames.OnChannel(op="get_event", channel=number)
-            heard: frames.HeardEvent | None = self._ask(request, "get_event", Phase.EVENT)
+            heard: frames.HeardEvent | None = self._reply(ask, "get_event", Phase.EVENT).value
+        except Late:
+            self._is_asked = True
+            self._bell.show()
+            return None
         except McastError:
             self._require_open("get_event", Phase.EVENT)
             if self._connection.lost:
                 return None
             raise
+        if self._is_asked:
+            self._is_asked = False
+            self._bell.show()
         if heard is None:
             return None
         owner = self._ids.get(heard.id)
@@ -396,8 +412,8 @@ class SharedEventChannel(_Remote, EventChannel):
                 self._local.append(removal)
         self._orphans |= dict.fromkeys(self._ids.values())
         self._ids = {}
-        if self._local:
-            os.eventfd_write(self._bell, 1)
+        self._is_asked = False
+        self._bell.show()
 
     def forget(self, cm_id: SharedCmId) -> None:
         """The id is destroyed: its events are gone."""
@@ -407,11 +423,8 @@ class SharedEventChannel(_Remote, EventChannel):
                 del self._ids[cm_id.number]
             if self._closed or os.getpid() != self._connection.pid:
                 return
-            kept = [event for event in self._local if event.id is not cm_id]
-            if len(kept) < len(self._local):
-                self._local = deque(kept)
-                if not kept:
-                    os.eventfd_read(self._bell)
+            self._local = deque(event for event in self._local if event.id is not cm_id)
+            self._bell.show()
 
     def _close(self) -> None:
         with uninterrupted():
@@ -426,13 +439,14 @@ class SharedEventChannel(_Remote, EventChannel):
                 with suppress(McastError):
                     request = frames.OnChannel(op="close_channel", channel=number)
                     self._ask(request, "close", Phase.CLOSE)
+                self._connection.forget(number)
             with self._backend.lock:
                 if self._flag >= 0:
                     os.close(self._flag)
                     self._flag = -1
                 self._number = None
                 self._epoll.close()
-                os.close(self._bell)
+                self._bell.close()
 
 
 class SharedCmId(_Remote, CmId):
@@ -639,9 +653,10 @@ class SharedQueuePair(_Remote, QueuePair):
     def port_events(self) -> tuple[PortEvent, ...]:
         self._require_open("port_events", Phase.EVENT)
         if not self._connection.lost:
-            with suppress(McastError):
-                if self._looks("port_events", Phase.EVENT):
-                    self._ask_news("port_events", Phase.EVENT)
+            now = time.monotonic()  # it does not wait
+            with suppress(McastError, Late):
+                if self._looks("port_events", Phase.EVENT, now):
+                    self._ask_news("port_events", Phase.EVENT, now)
             self._require_open("port_events", Phase.EVENT)
         found, self._port_events = self._port_events, ()
         return found
@@ -649,13 +664,19 @@ class SharedQueuePair(_Remote, QueuePair):
     def _hear(self, events: tuple[PortEvent, ...]) -> None:
         self._port_events = (*self._port_events, *events)[-PORT_EVENTS_KEPT:]
 
-    def _looks(self, call: str, phase: Phase) -> bool:
+    def _looks(self, call: str, phase: Phase, end: float | None) -> bool:
         """Whether the server has something to tell."""
-        return self._guarded(self._incoming.look, call, phase)
+        return self._guarded(partial(self._incoming.look, end), call, phase)
 
-    def _ask_news(self, call: str, phase: Phase) -> WcStatus | None:
+    def _ask_news(self, call: str, phase: Phase, end: float | None) -> WcStatus | None:
         """Hear what the port tells; the status of a QP in ERR."""
-        news: frames.QpNews = self._ask(self._on("port_events"), call, phase)
+        number, request = self._made.number, self._on("port_events")
+        ask = partial(self._connection.ask, request, call, phase, end=end, owner=number)
+        try:
+            news: frames.QpNews = self._reply(ask, call, phase).value
+        except Late:
+            self._incoming.look_again()
+            raise
         self._hear(news.events)
         return news.failed
 
@@ -701,9 +722,13 @@ class SharedQueuePair(_Remote, QueuePair):
         about: dict[str, object] = {"gid": destination.gid}
         if self._failed is not None:
             raise QpError(self._failed, "send", Phase.SEND, about)
-        with suppress(Gone):  # which the request says in its own way
-            if self._outgoing.post(destination, part, imm):
+        try:
+            if self._outgoing.post(destination, part, imm, end):
                 return
+        except Late:
+            raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, about) from None
+        except Gone:  # which the request says in its own way
+            pass
         text = b'{"op":"send","qp":%d,"to":%b,"lengths":[%b],"imm":%b}' % (
             self._made.number,
             _as_json(destination),
@@ -714,7 +739,7 @@ class SharedQueuePair(_Remote, QueuePair):
         where = "send", Phase.SEND, about
         while True:
             try:
-                sent: frames.Sent = self._connection.ask_raw("send", text, *where, payload).value
+                sent: frames.Sent = self._connection.ask_raw("send", text, *where, payload, end=end).value
                 self._outgoing.note(destination, sent)
                 return
             except Gone:
@@ -722,6 +747,10 @@ class SharedQueuePair(_Remote, QueuePair):
                 self._backend.lost(self._connection)
                 self._failed = WcStatus.LOC_QP_OP_ERR
                 raise QpError(self._failed, "send", Phase.SEND, about, self._connection.why) from None
+            except Late as late:
+                if late.sent:
+                    return  # it is on its way, as what was posted is
+                raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, about) from None
             except Unknown:
                 raise Closed(type(self).__name__, "send", Phase.SEND) from None
             except McastError as error:
@@ -733,7 +762,14 @@ class SharedQueuePair(_Remote, QueuePair):
 
     def _flush(self, timeout: float | None) -> None:
         """The answer comes after everything that was posted before."""
-        if (failed := self._ask_news("flush", Phase.SEND)) is not None:
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            if self._connection.is_late(self._made.number, self._on("port_events")):
+                self._ask_news("flush", Phase.SEND, end)  # an answer to what was asked before
+            failed = self._ask_news("flush", Phase.SEND, end)
+        except Late:
+            raise mcast_error(E.ETIMEDOUT, "flush", Phase.SEND) from None
+        if failed is not None:
             raise QpError(failed, "flush", Phase.SEND)
 
     # --- receiving ---------------------------------------------------------------------------
@@ -769,7 +805,7 @@ class SharedQueuePair(_Remote, QueuePair):
                 raise QpError(self._failed, "recv", Phase.RECV)
             alive = not self._connection.lost
             if alive:
-                found = self._take(max)
+                found = self._take(max, end)
                 if found[0] or (events and self._port_events):
                     return found
             if events and self._owner.channel.pending:
@@ -782,12 +818,14 @@ class SharedQueuePair(_Remote, QueuePair):
                 awaited.append(self._owner.channel.descriptor())
             self._backend.sleep.until(awaited, left)
 
-    def _take(self, max: int) -> tuple[Slices, set[Header]]:
+    def _take(self, max: int, end: float | None) -> tuple[Slices, set[Header]]:
         try:
-            found = self._guarded(partial(self._incoming.take, max), "recv", Phase.RECV)
+            found = self._guarded(partial(self._incoming.take, max, end), "recv", Phase.RECV)
             failed = None
-            if not found[0] and self._looks("recv", Phase.RECV):
-                failed = self._ask_news("recv", Phase.RECV)
+            if not found[0] and self._looks("recv", Phase.RECV, end):
+                failed = self._ask_news("recv", Phase.RECV, end)
+        except Late:
+            return [], set()
         except McastError:
             if self._connection.lost:
                 return [], set()
@@ -873,6 +911,7 @@ class SharedQueuePair(_Remote, QueuePair):
                 self._closed = True
                 self._owner.forget_qp(self)
                 self._backend.sleep.wake()
+                self._connection.forget(self._made.number)
                 self._incoming.close()
 
 

@@ -11,7 +11,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,10 @@ LOOK_AGAIN = 1.0
 """The longest sleep in one go, in seconds: a signal that comes just before it is taken so much later. A
 request that has waited for so long may be ended by Ctrl-C."""
 
+MOMENT = 0.02
+"""Seconds for which a call whose own time is over waits for its answer all the same. A server that runs has
+as long as LOOK_AGAIN: a call that must not wait asks it, too."""
+
 ENDED = "the fabric is served no more"
 
 
@@ -43,6 +48,12 @@ class Unknown(Exception):
     """The server does not know the object of the request: it was closed there meanwhile."""
 
 
+class Late(Exception):
+    """The call's own time is over, and the server has not answered yet; `sent`: though it has the request."""
+
+    sent = False
+
+
 class Reply(NamedTuple):
     """An answer: its value, what followed it, and a descriptor, which is the caller's."""
 
@@ -56,6 +67,10 @@ class Connection:
 
     May be used from several threads. A request is done or not done: one that is given up, for its server does
     not answer or by Ctrl-C, ends the connection, and with it all that the server had for this process.
+
+    A call with a timeout of its own gives the time of its `end` (of `time.monotonic`), after which Late is
+    raised. A request with an `owner`, the number of the object that it is about, is not lost by that: the
+    answer is kept, and the same request, made again, takes it. Without one nobody wants the answer.
     """
 
     def __init__(self, path: Path, attach: frames.AttachTo, patience: float = PATIENCE) -> None:
@@ -65,8 +80,12 @@ class Connection:
         self._buffers: list[bytearray] = []
         self._numbers = count()
         self._answers: dict[int, tuple[int, bytes, bytes, int | None]] = {}
+        self._late: dict[tuple[int, bytes], tuple[int, _Wait]] = {}
+        """Owner and text of a request -> its number, and the wait for an answer that somebody will take."""
+        self._unwanted: set[int] = set()
+        """The numbers of requests whose answers nobody will take."""
         self._untold: list[bytes] = []
-        self._whole = uninterrupted(Lock())
+        self._make_lock()
         self.memory = SharedMemory()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -102,22 +121,42 @@ class Connection:
         if reply.descriptor is not None:
             self.memory.take_page(reply.descriptor)
 
-    def post(self, payload: bytes, frame: Callable[[int], bytes]) -> bool:
-        """Write into the ring, and send the frame that says where; False without a ring. Raises Gone."""
+    def _make_lock(self) -> None:
+        self._lock = Lock()
+        self._whole = uninterrupted(self._lock)
+
+    @contextmanager
+    def _whole_by(self, end: float) -> Iterator[None]:
+        """Hold the lock, which another thread may have for as long as the server is silent. Raises Late."""
+        with uninterrupted():
+            if not self._lock.acquire(True, max(end - time.monotonic(), 0.0) + MOMENT):
+                raise Late
+            try:
+                yield
+            finally:
+                self._lock.release()
+
+    def post(self, payload: bytes, frame: Callable[[int], bytes], end: float | None = None) -> bool:
+        """Write into the ring, and send the frame that says where; False without a ring.
+
+        Raises Gone; Late, and then nothing is sent.
+        """
         ring = self.memory.ring
         if ring is None or os.getpid() != self.pid:
             return False
-        with self._whole:
+        with self._whole if end is None else self._whole_by(end):
             if self.lost:
                 raise Gone
             place = ring.put(payload)
             if place is None:
-                ring.allow(self._exchange("make_room", _MAKE_ROOM)[1])
+                ring.allow(self._exchange("make_room", _MAKE_ROOM, end=end, owner=0)[1])
                 place = ring.put(payload)
                 if place is None:
                     return False
             try:
-                self._send(frame(place))
+                self._send(frame(place), (), self._wait(end))
+            except Late:
+                raise
             except OSError as error:
                 self.lose()
                 raise Gone from error
@@ -132,11 +171,13 @@ class Connection:
         call: str,
         phase: Phase,
         arguments: dict[str, object] | None = None,
-        tail: bytes = b"",
+        end: float | None = None,
+        owner: int | None = None,
     ) -> Reply:
-        """Send a request and take its answer. Raises the McastError that it is, Unknown, and Gone."""
+        """Send a request and take its answer. Raises the McastError that it is, Unknown, Gone, and Late."""
         op: str = request.op  # type: ignore[attr-defined]  # each one has it
-        return self.ask_raw(op, request.model_dump_json().encode(), call, phase, arguments, tail)
+        text = request.model_dump_json().encode()
+        return self.ask_raw(op, text, call, phase, arguments, end=end, owner=owner)
 
     def ask_raw(
         self,
@@ -147,13 +188,15 @@ class Connection:
         arguments: dict[str, object] | None = None,
         tail: bytes = b"",
         enclosed: Sequence[int] = (),
+        end: float | None = None,
+        owner: int | None = None,
     ) -> Reply:
-        """The same with a request that is text already, and descriptors that go with it."""
+        """The same with a request that is text already, what follows it, and descriptors that go with it."""
         self.require_process(call, phase)
-        with self._whole:
+        with self._whole if end is None else self._whole_by(end):
             if self.lost:
                 raise Gone
-            kind, value, rest, descriptor = self._exchange(op, text, tail, enclosed)
+            kind, value, rest, descriptor = self._exchange(op, text, tail, enclosed, end, owner)
         if kind != frames.REFUSED:
             return Reply(value, rest, descriptor)
         refusal: frames.RefusedCall = value
@@ -164,22 +207,40 @@ class Connection:
         raise mcast_error(refusal.errno, call, phase, arguments, refusal.detail)
 
     def _exchange(
-        self, op: str, text: bytes, tail: bytes = b"", enclosed: Sequence[int] = ()
+        self,
+        op: str,
+        text: bytes,
+        tail: bytes = b"",
+        enclosed: Sequence[int] = (),
+        end: float | None = None,
+        owner: int | None = None,
     ) -> tuple[int, Any, bytes, int | None]:
         """Each answer has the number of its request: a signal's handler may ask inside of another request,
         and then takes the answers to both.
         """
-        number = next(self._numbers) & 0xFFFF
+        key = None if owner is None else (owner, text)
         try:
-            self._send(frames.pack(text, tail, number=number), enclosed)
-            wait = _Wait(self._patience)
-            while number not in self._answers:
-                if not wait.until(self._socket.fileno(), select.POLLIN):
-                    self.why = self._silence()
-                    raise OSError(E.ETIMEDOUT, self.why)
-                self._receive()
+            if key is not None and key in self._late:
+                number, wait = self._late.pop(key)
+                wait.end = end
+            else:
+                number, wait = self._next_number(), self._wait(end)
+                self._send(frames.pack(text, tail, number=number), enclosed, wait)
+            try:
+                while number not in self._answers:
+                    self._sleep(wait, select.POLLIN)
+                    self._receive()
+            except Late as late:
+                late.sent = True
+                if key is None:
+                    self._unwanted.add(number)
+                else:
+                    self._late[key] = number, wait
+                raise
             kind, found, rest, descriptor = self._answers.pop(number)
             return kind, _parse("refused" if kind == frames.REFUSED else op, found), rest, descriptor
+        except Late:
+            raise
         except (OSError, ValueError) as error:
             self.lose()
             raise Gone from error
@@ -187,14 +248,31 @@ class Connection:
             self.lose()
             raise
 
-    def _send(self, frame: bytes, enclosed: Sequence[int] = ()) -> None:
+    def _next_number(self) -> int:
+        """One that no request has whose answer is still to come, or lies here."""
+        number = next(self._numbers) & 0xFFFF
+        if self._late or self._unwanted:
+            taken = {late for late, _ in self._late.values()} | self._unwanted
+            while number in taken:
+                number = next(self._numbers) & 0xFFFF
+        return number
+
+    def _wait(self, end: float | None) -> _Wait:
+        return _Wait(self._patience, end)
+
+    def _sleep(self, wait: _Wait, event: int) -> None:
+        """Sleep until the socket is ready, or a while. Raises Late; OSError when the patience is over."""
+        if wait.is_over(self._is_stopped):
+            raise Late
+        if not wait.until(self._socket.fileno(), event):
+            self.why = self._silence()
+            raise OSError(E.ETIMEDOUT, self.why)
+
+    def _send(self, frame: bytes, enclosed: Sequence[int], wait: _Wait) -> None:
         if not self._untold and self._send_now(frame, enclosed):
             return
-        wait = _Wait(self._patience)
         while not self._flush() or not self._send_now(frame, enclosed):
-            if not wait.until(self._socket.fileno(), select.POLLOUT):
-                self.why = self._silence()
-                raise OSError(E.ETIMEDOUT, self.why)
+            self._sleep(wait, select.POLLOUT)
 
     def _send_now(self, frame: bytes, enclosed: Sequence[int] = ()) -> bool:
         try:
@@ -232,7 +310,9 @@ class Connection:
             if not size:
                 raise OSError(E.EPIPE, "the server has ended")
             kind, number, text, tail = frames.unpack(memoryview(buffer)[:size])
-            if kind == frames.IN_FILE and descriptors:
+            if number in self._unwanted:
+                self._unwanted.discard(number)
+            elif kind == frames.IN_FILE and descriptors:
                 with mmap.mmap(descriptors[0], int(bytes(text)), access=mmap.ACCESS_READ) as mapped:
                     self._answers[number] = (frames.OK, bytes(mapped), b"", None)
             else:
@@ -243,16 +323,23 @@ class Connection:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def _server(self) -> int:
+        """The server's process; 0 where that cannot be known."""
+        about = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid: int = struct.unpack("iII", about)[0]
+        return pid
+
+    def _is_stopped(self) -> bool:
+        try:
+            return Path(f"/proc/{self._server()}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
+
     def _silence(self) -> str:
         """Why there is no answer."""
-        about = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, _, _ = struct.unpack("iII", about)
-        try:
-            stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-        except OSError:
-            stopped = False
+        pid = self._server()
         server = f"the server of the fabric, process {pid}," if pid > 0 else "the server of the fabric"
-        if stopped:
+        if self._is_stopped():
             return f"{server} is stopped: let it go on by `kill -CONT {pid}`"
         return f"{server} has not answered for {self._patience:g} s"
 
@@ -297,20 +384,48 @@ class Connection:
     def _drop(self) -> None:
         """Nobody takes the answers that are here."""
         while self._answers:
-            _, (_, _, _, descriptor) = self._answers.popitem()
-            if descriptor is not None:
-                os.close(descriptor)
+            self._drop_one(next(iter(self._answers)))
+        self._late.clear()
+
+    def _drop_one(self, number: int) -> None:
+        descriptor = self._answers.pop(number)[3]
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def is_late(self, owner: int, request: frames._Request) -> bool:
+        """Whether the answer to the request is still to be taken."""
+        return bool(self._late) and (owner, request.model_dump_json().encode()) in self._late
+
+    def forget(self, owner: int) -> None:
+        """The owner is closed: it asks no more."""
+        if not self._late:
+            return
+        with self._whole:
+            for key in [key for key in self._late if key[0] == owner]:
+                number, _ = self._late.pop(key)
+                if number in self._answers:
+                    self._drop_one(number)
+                else:
+                    self._unwanted.add(number)
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have had the lock."""
-        self._whole = uninterrupted(Lock())
+        self._make_lock()
 
 
 class _Wait:
-    """A wait for the server: whole at first, as a system call is, and then one that Ctrl-C ends."""
+    """A wait for the server: whole at first, as a system call is, and then one that Ctrl-C ends.
 
-    def __init__(self, patience: float) -> None:
-        self._begun, self._patience = time.monotonic(), patience
+    `end`: when the time of the call is over that waits.
+    """
+
+    def __init__(self, patience: float, end: float | None) -> None:
+        self._begun, self._patience, self.end = time.monotonic(), patience, end
+
+    def is_over(self, is_stopped: Callable[[], bool]) -> bool:
+        """Whether the call's own time is over, and the server has had a moment besides."""
+        over = -1.0 if self.end is None else time.monotonic() - self.end
+        return over >= LOOK_AGAIN or (over >= MOMENT and is_stopped())
 
     def until(self, fd: int, event: int) -> bool:
         """Sleep until the descriptor is ready, at most for LOOK_AGAIN; whether to go on waiting."""
@@ -319,7 +434,10 @@ class _Wait:
             return False
         poller = select.poll()
         poller.register(fd, event)
-        left = min(self._patience - waited, LOOK_AGAIN) * 1000
+        left = min(self._patience - waited, LOOK_AGAIN)
+        if self.end is not None:
+            left = min(left, max(self.end - time.monotonic(), MOMENT))
+        left *= 1000
         if waited < LOOK_AGAIN:
             poller.poll(left)
         else:
@@ -330,6 +448,34 @@ class _Wait:
 
 def _parse(op: str, text: bytes) -> Any:
     return frames.ANSWERS.get(op, frames.NOTHING).validate_json(text)
+
+
+class Bell:
+    """A descriptor that is readable while `look` says so. May be used from several threads."""
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        self._look, self._rings, self._lock, self._pid = look, False, Lock(), os.getpid()
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def show(self) -> None:
+        """What `look` looks at has changed."""
+        with self._lock:
+            rings = self._look()
+            if rings != self._rings and self._fd >= 0:
+                self._rings = rings
+                if rings:
+                    os.eventfd_write(self._fd, 1)
+                else:
+                    os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        in_fork = os.getpid() != self._pid  # where a thread of the parent may have the lock
+        with nullcontext() if in_fork else self._lock:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Sleep:

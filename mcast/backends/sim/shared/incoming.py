@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import accumulate
+from time import monotonic
 
 from mcast.api import Phase
 from mcast.backends.sim.core.qp import Burst, Header
 from mcast.backends.sim.lease import Slices
 from mcast.backends.sim.shared import frames, posts
-from mcast.backends.sim.shared.connection import Connection, Gone, Unknown
+from mcast.backends.sim.shared.connection import MOMENT, Bell, Connection, Gone, Late, Reply, Unknown
 from mcast.backends.sim.shared.rings import MASK, SIZE
 from mcast.interrupts import Lock, uninterrupted
 
@@ -38,10 +39,13 @@ class Incoming:
         self._given = 0 if connection.memory.ring is None else connection.memory.ring.words[word]
         self._local: deque[tuple[Burst, int, int, bool]] = deque()
         self._looks = False
-        self._whole = uninterrupted(Lock())
-        self._shown = False
+        self._frame: bytes | None = None
+        """A frame that was read, and whose payloads have not come yet."""
+        self._lock = Lock()
+        self._whole = uninterrupted(self._lock)
         self._fd = fd
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # While messages are here that no call has taken, or something is to be asked for.
+        self._bell = Bell(lambda: bool(self._local) or self._looks or self._frame is not None)
         self._epoll = select.epoll()
         self._epoll.register(fd, select.EPOLLIN)
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -50,43 +54,62 @@ class Incoming:
         """Readable while messages wait, or the server has something to tell; -1 once this is closed."""
         return -1 if self._epoll.closed else self._epoll.fileno()
 
-    def take(self, max: int) -> tuple[Slices, set[Header]]:
+    def _enter(self, end: float | None) -> None:
+        """Take the lock, which another thread may have for as long as the server is silent. Raises Late."""
+        if not self._lock.acquire(True, -1 if end is None else max(end - monotonic(), 0.0) + MOMENT):
+            raise Late
+
+    def take(self, max: int, end: float | None) -> tuple[Slices, set[Header]]:
         """The next messages that are here, and which of their headers are this queue pair's own.
 
-        Raises ServerEnded; Gone for a server that tells nonsense.
+        Raises ServerEnded; Gone for a server that tells nonsense; Late, and then nothing is taken.
         """
         slices: Slices = []
         own: set[Header] = set()
-        with self._whole:
-            while max:
-                try:
-                    if not self._local and not self._read():
-                        break
-                except (ServerEnded, Gone, Unknown):
-                    if not slices:
-                        raise
-                    break  # what was here is not lost; the next call meets that again
-                if not self._local:
-                    continue
-                burst, start, stop, is_own = self._local.popleft()
-                if stop - start > max:
-                    self._local.appendleft((burst, start + max, stop, is_own))
-                    stop = start + max
-                max -= stop - start
-                slices.append((burst, start, stop))
-                if is_own:
-                    own.add(burst.header)
-            self._show()
+        with uninterrupted():
+            self._enter(end)
+            try:
+                while max:
+                    try:
+                        if not self._local and not self._read(end):
+                            break
+                    except (ServerEnded, Gone, Unknown, Late):
+                        if not slices:
+                            raise
+                        break  # what was here is not lost; the next call meets that again
+                    if not self._local:
+                        continue
+                    burst, start, stop, is_own = self._local.popleft()
+                    if stop - start > max:
+                        self._local.appendleft((burst, start + max, stop, is_own))
+                        stop = start + max
+                    max -= stop - start
+                    slices.append((burst, start, stop))
+                    if is_own:
+                        own.add(burst.header)
+            finally:
+                self._bell.show()
+                self._lock.release()
         return slices, own
 
-    def look(self) -> bool:
+    def look(self, end: float | None) -> bool:
         """Whether the server has said, since the last time, that there is something to ask for."""
-        with self._whole:
-            while not self._looks and self._read():
-                pass
-            self._show()
-            looks, self._looks = self._looks, False
+        with uninterrupted():
+            self._enter(end)
+            try:
+                while not self._looks and self._read(end):
+                    pass
+                looks, self._looks = self._looks, False
+            finally:
+                self._bell.show()
+                self._lock.release()
         return looks
+
+    def look_again(self) -> None:
+        """What was to be asked for has not come."""
+        with self._whole:
+            self._looks = True
+            self._bell.show()
 
     def give_back(self, count: int) -> bool:
         """Count receives as given back in the ring; whether there is a ring for that."""
@@ -105,45 +128,55 @@ class Incoming:
         with nullcontext() if in_fork else self._whole:
             self._epoll.close()
             os.close(self._fd)
-            os.close(self._bell)
+            self._bell.close()
 
     # --- within the lock ---------------------------------------------------------------------
 
-    def _read(self) -> bool:
-        """Read one frame, if one is there and the server has not said to look. Raises ServerEnded, Gone."""
+    def _read(self, end: float | None) -> bool:
+        """Take one frame, if one is there and the server has not said to look. Raises ServerEnded, Gone, Late."""
         if self._looks or self._epoll.closed:
             return False
+        frame = self._next_frame() if self._frame is None else self._frame
+        if frame is None:
+            return False
+        if frame == posts.LOOK:
+            self._looks = True
+            return False
+        self._frame = frame
+        try:
+            number, records = posts.unpack_told(frame)
+            here = []
+            for told in records:
+                payloads = self._payloads(told, number, end)
+                burst = Burst(payloads, 0, _header(told.header), told.imm, 0, told.at)
+                here.append((burst, 0, len(payloads), told.own))
+                number += len(payloads)
+        except ValueError as error:  # no server of this package tells that
+            raise Gone from error
+        self._frame = None
+        self._local += here
+        return True
+
+    def _next_frame(self) -> bytes | None:
         try:
             frame = os.read(self._fd, posts.MOST_FRAME)  # a packet; the server has made that not block
         except BlockingIOError:
-            return False
+            return None
         except OSError as error:
             raise ServerEnded from error
         if not frame:
             raise ServerEnded
-        if frame == posts.LOOK:
-            self._looks = True
-            return False
-        try:
-            number, records = posts.unpack_told(frame)
-            for told in records:
-                payloads = self._payloads(told, number)
-                burst = Burst(payloads, 0, _header(told.header), told.imm, 0, told.at)
-                self._local.append((burst, 0, len(payloads), told.own))
-                number += len(payloads)
-        except ValueError as error:  # no server of this package tells that
-            raise Gone from error
-        return True
+        return frame
 
-    def _payloads(self, told: posts.Told, number: int) -> list[bytes]:
+    def _payloads(self, told: posts.Told, number: int, end: float | None) -> list[bytes]:
         lengths = told.lengths
         count = lengths[0] if len(lengths) == 1 else sum(lengths)
         copied = None
         if told.ring:
-            reader = self._connection.memory.reader(told.ring, partial(self._ask_ring, told.ring))
+            reader = self._connection.memory.reader(told.ring, partial(self._ask_ring, told.ring, end))
             copied = None if reader is None else reader.copy(told.place, count)
         if copied is None:
-            copied = self._asked_for(lengths, number)
+            copied = self._asked_for(lengths, number, end)
         if len(lengths) == 1:
             return [copied]
         step = lengths[0]
@@ -152,11 +185,13 @@ class Incoming:
         ends = list(accumulate(lengths))
         return [copied[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
-    def _ask_ring(self, ring: int) -> int | None:
-        request = frames.WantRing(qp=self._number, ring=ring)
-        return self._connection.ask(request, "recv", Phase.RECV).descriptor
+    def _ask_ring(self, ring: int, end: float | None) -> int | None:
+        return self._ask(frames.WantRing(qp=self._number, ring=ring), end).descriptor
 
-    def _asked_for(self, lengths: Sequence[int], number: int) -> bytes:
+    def _ask(self, request: frames._Request, end: float | None) -> Reply:
+        return self._connection.ask(request, "recv", Phase.RECV, end=end, owner=self._number)
+
+    def _asked_for(self, lengths: Sequence[int], number: int, end: float | None) -> bytes:
         """The payloads as the server has them, in as many answers as they fit in."""
         if sum(lengths) > SIZE:
             raise ValueError("more than any sender can send at once")
@@ -167,22 +202,12 @@ class Incoming:
                 size += lengths[stop]
                 stop += 1
             request = frames.WantPayloads(qp=self._number, first=number + start, count=stop - start)
-            tail = self._connection.ask(request, "recv", Phase.RECV).tail
+            tail = self._ask(request, end).tail
             if len(tail) != size:
                 raise ValueError(f"{len(tail)} bytes for payloads of {size}")
             parts.append(tail)
             start = stop
         return b"".join(parts)
-
-    def _show(self) -> None:
-        """Make the descriptor readable while messages are here that no call has taken."""
-        here = bool(self._local) or self._looks
-        if here != self._shown and not self._epoll.closed:
-            self._shown = here
-            if here:
-                os.eventfd_write(self._bell, 1)
-            else:
-                os.eventfd_read(self._bell)
 
 
 @lru_cache(maxsize=4096)

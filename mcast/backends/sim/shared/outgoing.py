@@ -31,8 +31,8 @@ class SharedOutgoing:
         """The queue pair has changed its state: ask again."""
         self._sent, self._last = {}, (None, _NOTHING)
 
-    def post(self, to: Destination, payloads: list[bytes], imm: int | None) -> bool:
-        """Send without a question; False if that must be asked for. Raises Gone."""
+    def post(self, to: Destination, payloads: list[bytes], imm: int | None, end: float | None) -> bool:
+        """Send without a question; False if that must be asked for. Raises Gone, Late."""
         last, sent = self._last
         if last is not to:  # a destination's hash takes as long as the rest
             sent = self._sent.get(to, _NOTHING)
@@ -45,4 +45,5 @@ class SharedOutgoing:
         return self._connection.post(
             payload,
             lambda place: posts.pack_post(posts.PostedFrame(self._number, slot, imm, place, lengths)),
+            end,
         )
