@@ -265,6 +265,83 @@ def test_the_end_of_the_server_is_a_removal_that_endpoints_recover_from(path: Pa
             stack.pop_all().close()
 
 
+RETURNS = """
+import sys
+from contextlib import ExitStack
+import mcast
+from mcast.endpoint.policy import RejoinPolicy
+socket, groups = sys.argv[1], sys.argv[2:]
+rejoin = RejoinPolicy(first=0.01, maximum=0.05)
+with ExitStack() as stack:
+    endpoints = [
+        stack.enter_context(mcast.open_endpoint("sim", options={"socket": socket}, rejoin=rejoin))
+        for _ in range(4)
+    ]
+    before = [str(endpoint.address) for endpoint in endpoints]
+    for endpoint in endpoints:
+        for group in groups:
+            endpoint.join(group)
+    print("joined", flush=True)
+    for endpoint in endpoints:
+        heard = set()
+        while len(heard) < len(groups):
+            heard.add(bytes(endpoint.recv().payload))
+    assert before == [str(endpoint.address) for endpoint in endpoints]
+    print(*before, flush=True)
+"""
+"""A process with four endpoints, which hears each group in each of them after the server's return."""
+
+
+def test_all_clients_return_to_their_hosts_and_groups(path: Path) -> None:
+    """Though a newcomer comes first."""
+    groups = [f"239.1.1.{number}" for number in range(1, 4)]
+    with ExitStack() as stack:
+        with Serving(FabricServer(Fabric.roce(ports=9, clock="wall"), path)):
+            clients = [
+                stack.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, "-c", RETURNS, str(path), *groups], stdout=subprocess.PIPE, text=True
+                    )
+                )
+                for _ in range(2)
+            ]
+            for client in clients:
+                stack.callback(client.kill)
+                assert client.stdout is not None
+                assert client.stdout.readline() == "joined\n"
+        with (
+            Serving(FabricServer(Fabric.roce(ports=9, clock="wall"), path)),
+            open_endpoint("sim", options={"socket": path}) as newcomer,
+        ):
+            assert str(newcomer.address) == "10.0.0.9"
+            senders = [stack.enter_context(newcomer.sender(group)) for group in groups]
+
+            def have_ended() -> bool:
+                for group, sender in zip(groups, senders, strict=True):
+                    sender.send(group.encode())
+                return all(client.poll() is not None for client in clients)
+
+            until(have_ended)
+            said = [client.stdout.read() for client in clients if client.stdout is not None]
+            assert sorted(" ".join(said).split()) == [f"10.0.0.{number}" for number in range(1, 9)]
+            stack.pop_all().close()
+
+
+def test_a_host_is_kept_as_long_as_its_process_is_there(path: Path) -> None:
+    with ExitStack() as stack:
+        with Serving(FabricServer(Fabric.roce(ports=3, clock="wall"), path)):
+            _, second, third = (stack.enter_context(opened(path)) for _ in range(3))
+        second.close()
+        with Serving(FabricServer(Fabric.roce(ports=3, clock="wall"), path)):
+            with opened(path) as newcomer:
+                assert addresses(newcomer) == ["10.0.0.2"]
+                with pytest.raises(BackendUnavailable, match="are taken"):
+                    opened(path)
+            until(third.devices)
+            assert addresses(third) == ["10.0.0.3"]
+            stack.close()
+
+
 def test_what_is_used_after_the_server_s_end_says_so(fabric: Fabric, path: Path) -> None:
     with ExitStack() as stack:
         with Serving(FabricServer(fabric, path)):

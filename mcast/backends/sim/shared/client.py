@@ -60,6 +60,7 @@ from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slices,
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.connection import ENDED, Bell, Connection, Gone, Late, Reply, Sleep, Unknown
+from mcast.backends.sim.shared.door import keep_host
 from mcast.backends.sim.shared.incoming import Incoming, ServerEnded
 from mcast.backends.sim.shared.outgoing import SharedOutgoing
 from mcast.backends.sim.shared.tap import Tapped
@@ -94,6 +95,8 @@ class SharedBackend(Backend):
         self.name, self.capabilities = self.fabric.backend, frozenset(self.fabric.capabilities)
         again = self.fabric.hosts
         self._again = frames.AttachTo(host="all" if again == "all" else int(again))
+        self._kept = None if self._again.host == "all" else keep_host(path, int(again))
+        """What keeps the host for this process while the fabric is not served."""
         self._made = self.fabric.made
         _backends.add(self)
 
@@ -181,6 +184,8 @@ class SharedBackend(Backend):
                 self._closed = True
             for channel in list(self._channels):
                 channel._close()
+            if self._kept is not None:
+                self._kept.close()
             self._connection.close()
             self.sleep.wake()
             self.sleep.close()

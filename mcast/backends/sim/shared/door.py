@@ -1,4 +1,4 @@
-"""The socket that a fabric is served on: which users may come in, and which server has the place."""
+"""The socket that a fabric is served on: which users may come in, and which server and hosts have a place."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import os
 import socket
 import stat
 import struct
+from hashlib import sha256
 from pathlib import Path
 
 logger = logging.getLogger("mcast")
 
 MOST_GROUPS_OF_USER = 1024
+MOST_PROBES = 128
+"""Newcomers that may come while the process has not returned."""
 _CREDENTIALS = struct.Struct("iII")
 _SO_PEERGROUPS = 59
 """The further groups of a peer's user; `socket` has no name for the option."""
@@ -52,6 +55,16 @@ class Door:
         connection.close()
         return None
 
+    def keeps(self, host: int) -> bool:
+        """Whether a process that may come in was the host before the last server ended, and will return."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(_name_of(self._path, host))
+                return self._may(probe)
+            except OSError:  # nobody has the name; or somebody who has it does not want to be known
+                return False
+
     def _turn_away(self) -> None:
         """No descriptor is left: take the newcomer by the spare one, or it would wake the server for ever."""
         if self._spare is not None:
@@ -80,6 +93,28 @@ class Door:
                 self._path.unlink()
         except FileNotFoundError:
             pass
+
+
+def keep_host(path: Path, host: int) -> socket.socket | None:
+    """Keep the host for this process until the socket is closed; None where another process keeps it.
+
+    The name is the kernel's, and is gone with the process. A server in another network namespace cannot see
+    it.
+    """
+    kept = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        kept.bind(_name_of(path, host))
+        kept.listen(MOST_PROBES)
+    except OSError:
+        kept.close()
+        return None
+    return kept
+
+
+def _name_of(path: Path, host: int) -> bytes:
+    """An abstract address."""
+    place = sha256(os.fsencode(os.path.realpath(path))).hexdigest()
+    return f"\0mcast-sim-{place}-{host}".encode()
 
 
 def credentials(connection: socket.socket) -> tuple[int, int, int]:

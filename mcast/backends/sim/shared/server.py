@@ -304,7 +304,8 @@ class FabricServer:
             return topology.hosts
         if request.host == "free":
             taken = {host for hosts in self._taken() for host in hosts}
-            free = next((host for host in sorted(topology.hosts) if host not in taken), None)
+            untaken = (host for host in sorted(topology.hosts) if host not in taken)
+            free = next((host for host in untaken if not self._door.keeps(host)), None)
             if free is None:
                 raise LookupError(
                     f"all {len(topology.hosts)} hosts of the fabric are taken: end one of the programs, "
