@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.served import ctl, tap
 from mcast.cli.sim_cast import cast
-from mcast.cli.terminal import Failure, console, output_file, plain, write_file
+from mcast.cli.terminal import Failure, Herald, console, output_file, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,9 +133,10 @@ def serve(
     except OSError as error:
         raise Failure(f"cannot serve: {error.strerror}", 2) from None
     with ExitStack() as stack:
+        herald = stack.enter_context(closing(Herald()))
         try:
             made = fabric_of(about, clock="wall", seed=seed)
-            server = FabricServer(made, path, _group_number(group), _say)
+            server = FabricServer(made, path, _group_number(group), herald.say)
         except OSError as error:
             raise Failure(f"cannot serve at {path}: {error.strerror or error}", 2) from None
         except ValueError as error:
@@ -143,9 +144,9 @@ def serve(
         stack.callback(made.close)
         stack.callback(server.close)
         stack.enter_context(ends_cleanly())
-        _say(f"serving {about.ports} ports of {about.link_layer} at {path}")
+        herald.say(f"serving {about.ports} ports of {about.link_layer} at {path}")
         known = "" if path == default_socket() else f"{VARIABLE}={path} and "
-        _say(f'attach with {known}--backend sim, or mcast.open_endpoint("sim"); end with Ctrl-C')
+        herald.say(f'attach with {known}--backend sim, or mcast.open_endpoint("sim"); end with Ctrl-C')
         for fault in faults:
             server.control.faults.plan(fault)
         with suppress(KeyboardInterrupt):  # the usual way to end it
@@ -185,10 +186,6 @@ def _group_number(name: str | None) -> int | None:
         return None if name is None else grp.getgrnam(name).gr_gid
     except KeyError:
         raise Failure(f"--group is {name}: this host has no such group", 2) from None
-
-
-def _say(line: str) -> None:
-    print(plain(line), flush=True)
 
 
 def _write_trace(result: ScenarioResult, html: Path | None, pcap: Path | None, trace: Path | None) -> None:

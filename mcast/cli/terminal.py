@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from io import UnsupportedOperation
 from pathlib import Path
+from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
@@ -38,6 +42,58 @@ def plain(text: str) -> str:
     return "".join(
         one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text
     )
+
+
+class Herald:
+    """Writes lines to stdout in a thread of its own: a reader that does not read holds nobody up.
+
+    Such a reader loses lines once MOST_LINES wait, and is told how many.
+    """
+
+    MOST_LINES = 1000
+    """What waits at most."""
+    LAST = 1.0
+    """Seconds that the end waits for a reader that does not read."""
+
+    def __init__(self) -> None:
+        self._lines: Queue[str | None] = Queue(self.MOST_LINES)
+        self._missed = 0
+        self._thread = threading.Thread(target=self._write, name="mcast-herald", daemon=True)
+        self._thread.start()
+
+    def say(self, line: str) -> None:
+        """Write the line, or count it. From any thread."""
+        try:
+            self._lines.put_nowait(line)
+        except Full:
+            self._missed += 1
+
+    def _write(self) -> None:
+        with suppress(OSError):  # nobody reads any more
+            while (line := self._lines.get()) is not None:
+                _write_line(line)
+                missed, self._missed = self._missed, 0
+                if missed:
+                    _write_line(f"({missed} lines had no room here)")
+
+    def close(self) -> None:
+        """Write what is left."""
+        with suppress(Full):
+            self._lines.put(None, timeout=self.LAST)
+            self._thread.join(self.LAST)
+
+
+def _write_line(line: str) -> None:
+    """Past Python's buffer, whose lock nobody else could have while this waits."""
+    text = f"{plain(line)}\n"
+    try:
+        fd = sys.stdout.fileno()
+    except UnsupportedOperation:  # it is no file
+        print(text, end="", flush=True)
+        return
+    data = text.encode()
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def console(stderr: bool = False) -> Console:

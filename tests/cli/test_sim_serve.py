@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
+from mcast.backends.sim.shared.attach import attach
+
 from ..commands import MCAST, Run
+from ..waiting import until
 
 SIM = ("--backend", "sim")
 
@@ -168,3 +171,34 @@ def test_a_place_that_others_may_write_to_is_refused(
     done = here("sim", "serve")
     assert done.returncode == 2
     assert done.stderr.startswith("mcast: cannot serve: others may write to")
+
+
+@pytest.mark.parametrize("reader", ["stopped", "gone"])
+def test_who_does_not_read_what_the_server_says_holds_nobody_up(
+    terminals: Terminals, tmp_path: Path, reader: str
+) -> None:
+    """As a terminal does not that Ctrl-S has stopped, and `head` that has ended."""
+    theirs, ours = os.pipe()
+    path = tmp_path / "fabric.sock"
+    if reader == "gone":
+        os.close(theirs)
+    else:
+        os.set_blocking(ours, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(ours, bytes(4096))
+        os.set_blocking(ours, True)
+    command = [str(MCAST), "sim", "serve", "--socket", str(path), "--ports", "2"]
+    with subprocess.Popen(command, stdout=ours, stderr=subprocess.PIPE) as server:
+        try:
+            os.close(ours)
+            until(path.exists)
+            for _ in range(3):
+                with attach("sim", socket=path) as backend:
+                    assert len(backend.devices()) == 1
+            server.terminate()
+            assert server.wait() == 0
+        finally:
+            server.kill()
+    if reader == "stopped":
+        os.close(theirs)

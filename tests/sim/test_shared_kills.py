@@ -89,6 +89,7 @@ def tables(fabric: Fabric) -> dict[str, object]:
         "leftovers": sorted(SimObserver(fabric).leftovers()),
         "ids": sum(len(port.ids) for port in fabric.ports),
         "snooping": {str(group): sorted(ports) for group, ports in parts.igmp.snooping.items()},
+        "reports": dict(parts.igmp.reports),
         "groups": [] if fabric.sa is None else len(list(fabric.sa.groups)),
         "members": sum(len(client.memberships) for client in clients.values()),
         "held": len(parts.wire._held),
@@ -154,3 +155,56 @@ def test_clients_that_are_killed_under_load_leave_nothing(tmp_path: Path, kind: 
         print(f"{kind}: {wanted} killed, {grown} bytes more, {sent} messages between the bystanders")
         assert grown < wanted * BYTES_OF_A_CLIENT + 131_072
         assert (lost, sent > wanted) == (0, True)
+
+
+COMES_AND_GOES = """
+import os, sys
+import mcast
+mcast.open_backend("sim", socket=sys.argv[1], host="all").close()  # what is imported late is there
+for number in range(int(sys.argv[2]), int(sys.argv[3])):
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            endpoint = mcast.open_endpoint("sim", options={"socket": sys.argv[1]})
+            group = endpoint.join(f"239.8.{number >> 8}.{number & 255}")
+            group.send(b"here")
+            assert bytes(endpoint.recv().payload) == b"here"
+            if number % 2:
+                group.leave()
+                endpoint.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0, number
+"""
+"""Processes one after the other, each a fork that attaches for itself; every other one leaves all open."""
+
+
+@pytest.mark.parametrize("kind", ["roce", "infiniband"])
+def test_processes_one_after_the_other_leave_nothing(tmp_path: Path, kind: str, long: bool) -> None:
+    """A thousand on each fabric with --long."""
+    path, wanted = tmp_path / "fabric.sock", 1000 if long else 16
+    fabric = (
+        Fabric.roce(ports=4, clock="wall") if kind == "roce" else Fabric.infiniband(ports=4, clock="wall")
+    )
+    with Serving(FabricServer(fabric, path)) as server:
+
+        def come_and_go(first: int, last: int) -> None:
+            command = [sys.executable, "-c", COMES_AND_GOES, str(path), str(first), str(last)]
+            subprocess.run(command, check=True)
+            until(lambda: not server.clients)
+
+        tracemalloc.start()
+        try:
+            come_and_go(0, 2 * AT_ONCE)  # what is made once is there
+            descriptors = len(list(Path("/proc/self/fd").iterdir()))
+            before, used = tables(fabric), memory()
+            come_and_go(2 * AT_ONCE, 2 * AT_ONCE + wanted)
+            grown = memory() - used
+        finally:
+            tracemalloc.stop()
+        assert tables(fabric) == before
+        assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+        print(f"{kind}: {wanted} came and went, {grown} bytes more")
+        assert grown < wanted * BYTES_OF_A_CLIENT + 131_072

@@ -20,7 +20,7 @@ class Igmp:
     """The snooping tables of all switches, which see the same reports.
 
     snooping  group -> index of a port -> the port: where the switches send the group's messages
-    reports   group -> how often a port has reported it
+    reports   group -> how often a port has reported it, since the switches last had no port for it
     querier   True while a querier asks for reports, so that a membership which was reported once does not age
     """
 
@@ -94,6 +94,7 @@ class Igmp:
         listeners.pop(port.index, None)
         if not listeners:
             self.snooping.pop(group, None)
+            self.reports.pop(group, None)
         self._ages.pop((group, port.index), None)
         self._receivers.forget(group)
 
