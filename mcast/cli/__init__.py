@@ -34,7 +34,7 @@ from mcast.cli import (
     sim,
     top,
 )
-from mcast.cli.terminal import Failure, plain
+from mcast.cli.terminal import Failure, forget_stdout, plain
 from mcast.errors.tree import BackendError
 
 app = typer.Typer(
@@ -122,8 +122,7 @@ def _run() -> int:
     except KeyboardInterrupt:  # while a pipe's reader is slow to read the output
         return 128 + SIGINT
     except BrokenPipeError:
-        # The reader of the pipe is gone, so the interpreter must not try to flush to it at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_stdout()
         return 1
     except OSError as error:
         # An error of the contract, with its call and causes, or one of the system: a full disk, say.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.terminal import Failure, packet_sink, plain
+from mcast.cli.terminal import Failure, forget_stdout, packet_sink, plain
 from mcast.errors.tree import BackendUnavailable, McastError
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def tap(
     """Write the served fabric's packets as pcapng while it runs.
 
     `mcast sim tap -w - | wireshark -k -i -` shows them as they come. A reader that is too slow loses packets,
-    which are counted, and holds nobody up. Ends after --count, with its reader, or with Ctrl-C.
+    which are counted, and holds nobody up. Ends after --count, with its reader, or with Ctrl-C; the status is
+    then 0.
     """
     from mcast.backends.sim.shared.tap import write_pcapng
 
@@ -51,6 +52,8 @@ def tap(
                 written = so_far
         except KeyboardInterrupt:  # the usual way to end it
             pass
+        except BrokenPipeError:  # another one: Wireshark is closed
+            forget_stdout()
         lost = tapped.close()
     typer.echo(f"tap: {written:,} packets written, {lost:,} lost because the reader was slow", err=True)
 

@@ -193,6 +193,13 @@ def packet_sink(output: str) -> Iterator[BinaryIO]:
         raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
 
 
+def forget_stdout() -> None:
+    """The reader of the pipe is gone, so the interpreter must not try to flush to it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write the whole file or nothing; one sentence if it cannot be written."""
     from mcast.cast.files import open_sink

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -21,8 +23,9 @@ from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.shared.session import MOST_TAPS
 from mcast.backends.sim.shared.tap import write_pcapng
 from mcast.backends.sim.trace.events import IgmpReport, MessagesLost, SaAsked, Send
+from mcast.pcapng.reader import read_frames
 
-from ..commands import Run
+from ..commands import MCAST, Run
 from ..waiting import until
 from .wireshark import Decoded, is_message
 
@@ -183,3 +186,51 @@ def test_the_command_writes_a_file_and_says_how_much(
         2,
         "mcast: cannot write nowhere/live.pcapng: No such file or directory\n",
     )
+
+
+@contextmanager
+def tapping(server: FabricServer) -> Iterator[subprocess.Popen[bytes]]:
+    """`mcast sim tap -w -`, which has begun."""
+    command = [str(MCAST), "sim", "tap", "-w", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            until(lambda: server.fabric.parts.log.listeners)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("server", ["roce"], indirect=True)
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_all_that_has_come(
+    server: FabricServer, pair: tuple[Endpoint, Endpoint], end: signal.Signals
+) -> None:
+    with pair[0].sender(GROUP) as sender, tapping(server) as process:
+        sender.send(b"hello")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        read = b""
+        while b"hello" not in read:
+            read += os.read(process.stdout.fileno(), 1 << 16)
+        process.send_signal(end)
+        file = BytesIO(read + process.stdout.read())
+        assert process.wait() == 0
+        written = len(list(read_frames(file)))
+        assert process.stderr.read().decode() == (
+            f"tap: {written} packets written, 0 lost because the reader was slow\n"
+        )
+
+
+@pytest.mark.parametrize("server", ["roce"], indirect=True)
+@pytest.mark.parametrize("talks", [False, True])
+def test_it_ends_with_its_reader(server: FabricServer, pair: tuple[Endpoint, Endpoint], talks: bool) -> None:
+    """At once, and not with the next packet, which may never come."""
+    with pair[0].sender(GROUP) as sender, tapping(server) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        if talks:
+            sender.send(b"hello")
+        assert process.wait() == 0
+        assert process.stderr.read().endswith(b" packets written, 0 lost because the reader was slow\n")
+    until(lambda: not server.fabric.parts.log.listeners)

@@ -6,12 +6,14 @@ beyond it packets are lost and counted, and the next line that has room says how
 
 from __future__ import annotations
 
+import errno as E
 import fcntl
 import json
 import os
 import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from io import UnsupportedOperation
 from typing import BinaryIO, NamedTuple, Self
 
 from mcast.api import LinkLayer, McastError
@@ -111,8 +113,11 @@ class TapPiece(NamedTuple):
 class Tapped:
     """A client's end: `introduction` has the fabric and its ports, iterating gives what happens, in pieces.
 
-    Iteration waits, and ends when the fabric is served no more. Close it, or use `with`.
+    Iteration waits, and ends when the fabric is served no more. Close it, or use `with`. `output` is the
+    descriptor that the packets go to; iterating raises BrokenPipeError once nobody reads there any more.
     """
+
+    output: int | None = None
 
     def __init__(self, introduction: str, descriptor: int, end: Callable[[], int]) -> None:
         self.introduction = Trace.load(introduction)
@@ -129,8 +134,11 @@ class Tapped:
         rest, seen, ended = b"", 0, False
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
+        if self.output is not None:
+            poller.register(self.output, 0)  # POLLERR is always told
         while not ended:
-            poller.poll()
+            if any(fd == self.output for fd, _ in poller.poll()):
+                raise BrokenPipeError(E.EPIPE, os.strerror(E.EPIPE))
             data, ended = self._read()
             *lines, rest = (rest + data).split(b"\n")
             entries, missed = [], 0
@@ -177,6 +185,8 @@ def write_pcapng(
     packets = Packets(tapped.introduction)
     writer = Writer(file, link_layer, packets.ports)
     written, missed = 0, 0
+    with suppress(UnsupportedOperation):  # it is no file of the system
+        tapped.output = file.fileno()
     file.flush()
     for piece in tapped:
         missed += piece.missed
