@@ -228,6 +228,7 @@ def test_it_ends_with_its_reader(server: FabricServer, pair: tuple[Endpoint, End
     with pair[0].sender(GROUP) as sender, tapping(server) as process:
         assert process.stdout is not None
         assert process.stderr is not None
+        assert process.stdout.read(4), "the beginning of the file"
         process.stdout.close()
         if talks:
             sender.send(b"hello")

@@ -59,7 +59,7 @@ from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slices, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
-from mcast.backends.sim.shared.connection import ENDED, Bell, Connection, Gone, Late, Reply, Sleep, Unknown
+from mcast.backends.sim.shared.connection import ENDED, Beacon, Connection, Gone, Late, Reply, Sleep, Unknown
 from mcast.backends.sim.shared.door import keep_host
 from mcast.backends.sim.shared.incoming import Incoming, ServerEnded
 from mcast.backends.sim.shared.outgoing import SharedOutgoing
@@ -282,7 +282,7 @@ class SharedEventChannel(_Remote, EventChannel):
         """Whether the server was asked for an event, and has not answered in the time of that call."""
         self._number: int | None = None
         self._flag = -1
-        self._bell = Bell(lambda: bool(self._local) or self._is_asked)
+        self._bell = Beacon(lambda: bool(self._local) or self._is_asked)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
         try:

@@ -450,7 +450,7 @@ def _parse(op: str, text: bytes) -> Any:
     return frames.ANSWERS.get(op, frames.NOTHING).validate_json(text)
 
 
-class Bell:
+class Beacon:
     """A descriptor that is readable while `look` says so. May be used from several threads."""
 
     def __init__(self, look: Callable[[], bool]) -> None:

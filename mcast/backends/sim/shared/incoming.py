@@ -19,7 +19,7 @@ from mcast.api import Phase
 from mcast.backends.sim.core.qp import Burst, Header
 from mcast.backends.sim.lease import Slices
 from mcast.backends.sim.shared import frames, posts
-from mcast.backends.sim.shared.connection import MOMENT, Bell, Connection, Gone, Late, Reply, Unknown
+from mcast.backends.sim.shared.connection import MOMENT, Beacon, Connection, Gone, Late, Reply, Unknown
 from mcast.backends.sim.shared.rings import MASK, SIZE
 from mcast.interrupts import Lock, uninterrupted
 
@@ -45,7 +45,7 @@ class Incoming:
         self._whole = uninterrupted(self._lock)
         self._fd = fd
         # While messages are here that no call has taken, or something is to be asked for.
-        self._bell = Bell(lambda: bool(self._local) or self._looks or self._frame is not None)
+        self._bell = Beacon(lambda: bool(self._local) or self._looks or self._frame is not None)
         self._epoll = select.epoll()
         self._epoll.register(fd, select.EPOLLIN)
         self._epoll.register(self._bell, select.EPOLLIN)
