@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,17 +46,17 @@ def tap(
     """
     from mcast.backends.sim.shared.tap import write_pcapng
 
-    written = 0
     with ends_cleanly(), looking_on(socket) as fabric, packet_sink(output) as file, fabric.tap() as tapped:
         try:
-            for so_far in write_pcapng(tapped, file, fabric.fabric.link_layer, fabric.epoch, count):
-                written = so_far
+            deque(write_pcapng(tapped, file, fabric.fabric.link_layer, fabric.epoch, count), maxlen=0)
         except KeyboardInterrupt:  # the usual way to end it
             pass
         except BrokenPipeError:  # another one: Wireshark is closed
             forget_stdout()
         lost = tapped.close()
-    typer.echo(f"tap: {written:,} packets written, {lost:,} lost because the reader was slow", err=True)
+    typer.echo(
+        f"tap: {tapped.written:,} packets written, {lost:,} lost because the reader was slow", err=True
+    )
 
 
 def ctl(

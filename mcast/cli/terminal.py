@@ -181,8 +181,9 @@ def packet_sink(output: str) -> Iterator[BinaryIO]:
     if output == STANDARD:
         if sys.stdout.isatty():
             raise Failure("a terminal cannot show packets: pipe them on, or name a file", 2)
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        # Python's own may write through (PYTHONUNBUFFERED): a packet would come in pieces.
+        with open(sys.stdout.fileno(), "wb", closefd=False) as file:
+            yield file
         return
     try:
         with Path(output).open("wb") as file:

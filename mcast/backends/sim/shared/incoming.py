@@ -133,7 +133,10 @@ class Incoming:
     # --- within the lock ---------------------------------------------------------------------
 
     def _read(self, end: float | None) -> bool:
-        """Take one frame, if one is there and the server has not said to look. Raises ServerEnded, Gone, Late."""
+        """Take one frame, if there is one and the server has not said to look.
+
+        Raises ServerEnded, Gone and Late.
+        """
         if self._looks or self._epoll.closed:
             return False
         frame = self._next_frame() if self._frame is None else self._frame

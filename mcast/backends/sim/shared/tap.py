@@ -32,6 +32,7 @@ from mcast.backends.sim.trace.events import (
     parse,
 )
 from mcast.backends.sim.trace.pcapng import Packets
+from mcast.interrupts import uninterrupted
 from mcast.pcapng.writer import Writer
 
 SHOWN = (Send, MessagesLost, IgmpReport, IgmpLeave, SaAsked, SaAnswered)
@@ -118,6 +119,8 @@ class Tapped:
     """
 
     output: int | None = None
+    written = 0
+    """Packets that `write_pcapng` has written."""
 
     def __init__(self, introduction: str, descriptor: int, end: Callable[[], int]) -> None:
         self.introduction = Trace.load(introduction)
@@ -184,7 +187,7 @@ def write_pcapng(
     """
     packets = Packets(tapped.introduction)
     writer = Writer(file, link_layer, packets.ports)
-    written, missed = 0, 0
+    missed = 0
     with suppress(UnsupportedOperation):  # it is no file of the system
         tapped.output = file.fileno()
     file.flush()
@@ -193,11 +196,13 @@ def write_pcapng(
         for packet in packets.of(piece.entries):
             comment = [f"{missed:,} packets before this one were lost: the reader was slow"] * (missed > 0)
             comment += [packet.comment] * bool(packet.comment)
-            writer.write(packet._replace(t=packet.t + made, comment="\n".join(comment)))
-            written, missed = written + 1, 0
-            if written == most:
+            with uninterrupted():  # what is written is counted
+                writer.write(packet._replace(t=packet.t + made, comment="\n".join(comment)))
+                tapped.written += 1
+            missed = 0
+            if tapped.written == most:
                 break
         file.flush()
-        yield written
-        if written == most:
+        yield tapped.written
+        if tapped.written == most:
             return
