@@ -57,6 +57,7 @@ def run_tests(
     kernel: str | None = None,
     fabric: FabricKind = "roce",
     ports: int = PORTS,
+    switches: int = 1,
 ) -> GuestRun:
     """Run each group, a list of pytest's arguments, in a process of its own; then `mcast` with `job`.
 
@@ -70,7 +71,8 @@ def run_tests(
     command = [sys.executable, str(FORKING), json.dumps(steps)]
     stopped = ""
     try:
-        LabMachine(ports, kernel, share=[shared], fabric=fabric).run(command, cwd=PROJECT, silence=SILENCE)
+        lab = LabMachine(ports, kernel, share=[shared], fabric=fabric, switches=switches)
+        lab.run(command, cwd=PROJECT, silence=SILENCE)
     except LabError as error:
         print(error)  # with what the guest's console said, for the report of the test that fails
         stopped = error.message
