@@ -4,6 +4,7 @@ usage: qp_churn.py ADDRESS... COUNT    COUNT lives of queue pairs by a process f
        qp_churn.py ADDRESS FILE        one queue pair in a group; a line in FILE tells that it is there
 
 A life: join a group, post receives and sends, and go: in order, by the end of the process, or by SIGKILL.
+A line on file descriptor 3 tells of each.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def churn(addresses: list[str], count: int) -> int:
         child, status = os.wait()
         running.discard(child)
         ended += os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+        os.write(3, b"%d of %d lives\n" % (number - len(running), count))
     return ended
 
 

@@ -4,12 +4,13 @@ usage: smp_storm.py DEVICE COUNT SEED
 
 Each is a valid SMP, or a request to a PMA or the SA, in which some bytes were changed, sent by directed route
 or by LID to some node of the fabric. Nothing is expected but that the kernel lives; answers say that requests
-came that far.
+came that far. Lines on file descriptor 3 tell how far the storm is.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import sys
 
@@ -21,6 +22,8 @@ PERMISSIVE = 0xFFFF
 SA_METHODS, SA_ATTRIBUTES = (0x01, 0x02, 0x12, 0x13, 0x14, 0x15), (0x01, 0x02, 0x11, 0x12, 0x31, 0x35, 0x38)
 ATTRIBUTES = (0x02, *range(0x10, 0x1E), 0x20, 0x31, 0xFF90)
 SM = 1
+TOLD = 500
+"""After how many datagrams a line tells how far the storm is."""
 LIDS = (*range(16), 0xBFFF, 0xC000, 0xC001, PERMISSIVE)
 
 
@@ -70,7 +73,7 @@ def storm(device: str, count: int, seed: int) -> tuple[int, int]:
     agents = {kind: umad.umad_register(handle, kind, v, 0, None) for kind, v in CLASS_VERSIONS.items()}
     assert min(agents.values()) >= 0, agents
     draw, header, sent, answered = random.Random(seed), umad.umad_size(), 0, 0
-    for _ in range(count):
+    for number in range(1, count + 1):
         mad, qpn = request(draw)
         kind = mad[1]
         payload = changed(draw, mad)
@@ -83,6 +86,8 @@ def storm(device: str, count: int, seed: int) -> tuple[int, int]:
         while umad.umad_recv(handle, buffer, ctypes.byref(length), 0) >= 0:
             answered += umad.umad_status(buffer) == 0
             length = ctypes.c_int(MAD_BYTES)
+        if number % TOLD == 0:
+            os.write(3, b"%d of %d datagrams\n" % (number, count))
     umad.umad_close_port(handle)
     return sent, answered
 
