@@ -76,9 +76,15 @@ until [ "$(finished late "2 4")" = 2 ]; do kept late.sender mckey -s -m 239.1.1.
 
 state() { cut -d: -f1 "/sys/class/infiniband/$1/ports/1/state"; }
 known() { saquery -C softib1 NR | grep -c "NodeDescription.*softib[0-9]"; }
+cat "$debug/tap" >trap.pcapng &
+tap=$!
+until [ -s trap.pcapng ]; do sleep 0.05; done
 echo "softib4 out" >"$debug/links"
 kept unplugged ibstat softib4
-until [ "$(known)" = 3 ]; do sleep 0.05; done # the switch's trap has told OpenSM
+until [ "$(known)" = 3 ]; do sleep 0.05; done # the switch's trap has told OpenSM, or its sweep
+kill "$tap"
+# A MAD by LID, version 1, method Trap: OpenSM would find the change without one, but later.
+LC_ALL=C kept trap grep -acP "\x01\x01\x01\x05\x00{11}" trap.pcapng
 echo "softib4 in" >"$debug/links"
 until [ "$(state softib4)" = 4 ] && [ "$(known)" = 4 ]; do sleep 0.05; done
 kept plugged ibstat softib4

@@ -169,6 +169,11 @@ def test_a_cable_can_be_taken_out_and_put_in(said: Said) -> None:
     assert "switch2/3 1 switch0/2 1 out" in said("cut")
 
 
+def test_a_switch_tells_the_sm_that_a_link_went_down(said: Said) -> None:
+    """IBA 14.2.5.1, trap 128. Without one, OpenSM's sweeps find the change in the end."""
+    assert int(said("trap")) > 0
+
+
 def test_a_line_that_names_no_port_is_refused(said: Said) -> None:
     text = (said.folder / "refused.txt").read_text()
     wrong = re.search(r"<<END\n(.*)^END$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
