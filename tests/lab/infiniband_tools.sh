@@ -126,6 +126,13 @@ kept dropping sh -c 'for i in 1 2 3 4 5 6 7 8; do smpquery -t 100 nodeinfo -G 0x
 echo "softib3 0" >"$debug/drop"
 kept dropped perfquery -G 0x5254000000010021 1
 
+locked=0x5254000000010031 # softib4
+kept key.set ibportstate -G "$locked" 1 mkey 5 mkeyprot 2
+kept key.unknown smpquery -t 100 portinfo -G "$locked"
+kept key.known smpquery -y 5 portinfo -G "$locked"
+kept key.cleared ibportstate -y 5 -G "$locked" 1 mkey 0 mkeyprot 0
+kept key.none smpquery portinfo -G "$locked"
+
 kept churn "$3" "$here/qp_churn.py" 10.77.0.1 10.77.0.2 10.77.0.3 "$4"
 kept storm "$3" "$here/smp_storm.py" softib2 "$2" 1
 pidof opensm >opensm.txt

@@ -199,6 +199,15 @@ def test_lost_messages_are_counted(said: Said) -> None:
     assert int(said.field("dropped", "PortRcvErrors")) >= 4
 
 
+def test_a_port_with_a_key_answers_those_who_know_that_key(said: Said) -> None:
+    """IBA 14.2.4: at protection level 2 a Get wants the M_Key, as a Set does; what lacks it is counted."""
+    said("key.set")
+    assert "failed" in said("key.unknown", status=255)
+    assert int(said.field("key.known", "MkeyViolations")) > 0
+    said("key.cleared")
+    assert int(said.field("key.none", "ProtectBits")) == 0
+
+
 def test_malformed_datagrams_do_no_harm(said: Said, long: bool) -> None:
     """All are sent, and some are answered."""
     sent, answered = map(int, said("storm").split())
