@@ -48,6 +48,22 @@ def test_infiniband_takes_multicast_lids_only(bed: Testbed, lid: int) -> None:
     assert dict(peer.qp.attachments) == {}
 
 
+@needs(Capability.MLID)
+def test_groups_that_share_an_mlid_share_no_message(bed: Testbed) -> None:
+    """One MLID may serve several MGIDs: switches go by the MLID alone, attached queue pairs by both."""
+    group, member, neighbour, sender = (
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0),
+        Application(bed, 1),
+    )
+    where, outward = member.join(group), sender.join(group)
+    neighbour.qp.attach_mcast(Gid(where.gid[:-1] + bytes([where.gid[-1] ^ 0x80])), where.dlid)
+    sender.send(outward, b"for one group")
+    assert member.receive(1) == [b"for one group"]
+    assert neighbour.seen(by=sender) == []
+
+
 @fact("K-ATTACH-1")
 @needs(Feature.ATTACH_TABLE)
 def test_an_attachment_survives_every_state(bed: Testbed) -> None:
