@@ -284,18 +284,28 @@ int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work 
 	int ret, is_watched;
 
 	pthread_mutex_lock(&qp->lock);
-	ret = work(qp, what);
+	ret = mcast_is_shut(&qp->gate) ? -EBADF : work(qp, what);
 	is_watched = completions->watch_fd >= 0;
 	pthread_mutex_unlock(&qp->lock);
-	return ret || !is_watched ? ret : look_armed(qp, completions, work, what);
+	if (ret || !is_watched)
+		return ret;
+	ret = mcast_enter_gate(&qp->gate);
+	if (ret)
+		return ret;
+	ret = look_armed(qp, completions, work, what);
+	mcast_leave_gate(&qp->gate);
+	return ret;
 }
 
 int mcast_look_often(struct mcast_qp *qp, mcast_work *work, void *what, int looks)
 {
 	int ret = 0;
 
-	for (; !ret && looks; looks--)
-		ret = look_once(qp, work, what);
+	for (; !ret && looks; looks--) {
+		pthread_mutex_lock(&qp->lock);
+		ret = mcast_is_shut(&qp->gate) ? -EBADF : work(qp, what);
+		pthread_mutex_unlock(&qp->lock);
+	}
 	return ret;
 }
 

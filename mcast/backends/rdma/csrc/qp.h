@@ -39,7 +39,8 @@ struct mcast_ah {
 
 /* mcast_close_qp frees what the struct holds, after which calls return -EBADF; mcast_free_qp frees the struct. */
 struct mcast_qp {
-	struct mcast_gate gate; /* of all calls but mcast_close_qp; its wake_fd is readable in ERR, too */
+	struct mcast_gate gate; /* of all calls but mcast_close_qp and those that hold `lock` from their look at it to their
+				 * end; its wake_fd is readable in ERR, too */
 	struct rdma_cm_id *id;
 	struct ibv_pd *pd;
 	struct ibv_qp *qp;

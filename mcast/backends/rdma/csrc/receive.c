@@ -236,13 +236,8 @@ static int work(struct mcast_qp *qp, void *what)
 int mcast_receive_now(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int looks)
 {
 	struct room room = { out, max };
-	int got = mcast_enter_gate(&qp->gate);
 
-	if (got)
-		return got;
-	got = looks ? mcast_look_often(qp, work, &room, LOOKS) : mcast_look(qp, &qp->recv, work, &room);
-	mcast_leave_gate(&qp->gate);
-	return got;
+	return looks ? mcast_look_often(qp, work, &room, LOOKS) : mcast_look(qp, &qp->recv, work, &room);
 }
 
 int mcast_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, const struct mcast_wait *wait)
@@ -283,22 +278,20 @@ int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_m
 {
 	struct receive_chain chain = { .count = 0 };
 	struct receive_memory *memory;
-	int ret = mcast_enter_gate(&qp->gate);
+	int ret;
 
-	if (ret)
-		return ret;
 	pthread_mutex_lock(&qp->lock);
-	memory = memory_of(qp, generation);
+	ret = mcast_is_shut(&qp->gate) ? -EBADF : 0;
+	memory = ret ? NULL : memory_of(qp, generation);
 	for (uint32_t i = 0; memory && i < count; i++)
 		memory->slots[messages[i].slot] = SLOT_FREE;
 	/* in RESET they wait for INIT, in the other memory for its turn */
-	if (memory == qp->memory && qp->state != IBV_QPS_RESET) {
+	if (!ret && memory == qp->memory && qp->state != IBV_QPS_RESET) {
 		for (uint32_t i = 0; i < count && !ret; i++)
 			ret = post_slot(qp, &chain, messages[i].slot);
 		if (!ret)
 			ret = post_chain(qp, &chain);
 	}
 	pthread_mutex_unlock(&qp->lock);
-	mcast_leave_gate(&qp->gate);
 	return ret;
 }

@@ -163,13 +163,7 @@ static int work(struct mcast_qp *qp, void *what)
 
 int mcast_send_now(struct mcast_qp *qp, struct mcast_send_job *job, int looks)
 {
-	int ret = mcast_enter_gate(&qp->gate);
-
-	if (ret)
-		return ret;
-	ret = looks ? mcast_look_often(qp, work, job, LOOKS) : mcast_look(qp, &qp->send, work, job);
-	mcast_leave_gate(&qp->gate);
-	return ret;
+	return looks ? mcast_look_often(qp, work, job, LOOKS) : mcast_look(qp, &qp->send, work, job);
 }
 
 int mcast_spin_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t deadline)
