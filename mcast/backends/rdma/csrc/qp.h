@@ -121,14 +121,26 @@ void mcast_async_after_fork(void);
 /* Whether the port has reported something since the last call; with the lock held. */
 int mcast_take_news(struct mcast_qp *qp);
 
+/* Whether mcast_read_port_events would find something; or -errno. */
+int mcast_has_port_events(struct mcast_qp *qp);
+
 /* --- receive.c --- */
 
+enum { COPY_ROOM = 4096, NO_SLOT = UINT32_MAX };
+
+struct mcast_receive_job {
+	struct mcast_message *out;
+	uint32_t max;
+	uint8_t *copy; /* NULL, or COPY_ROOM bytes for the payload of a single message, whose receive is then posted again
+			* at once, and whose slot is NO_SLOT; longer ones, and those in memory of the user, stay leased */
+};
+
 /* Messages received; 0: none. -EIO: the QP is in ERR. -EBADF: closed. Looks a few times if `looks` says so. */
-int mcast_receive_now(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int looks);
+int mcast_receive_now(struct mcast_qp *qp, struct mcast_receive_job *job, int looks);
 
 /* The same, asleep as mcast_wait_for says; or spinning for a while. */
-int mcast_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, const struct mcast_wait *wait);
-int mcast_spin_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int64_t deadline);
+int mcast_receive(struct mcast_qp *qp, struct mcast_receive_job *job, const struct mcast_wait *wait);
+int mcast_spin_receive(struct mcast_qp *qp, struct mcast_receive_job *job, int64_t deadline);
 
 /* Post the receives of these messages again. */
 int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count);

@@ -212,56 +212,77 @@ static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t
 	return count;
 }
 
-struct room {
-	struct mcast_message *out;
-	uint32_t max;
-};
+/* Post the receives of these messages again; with the lock held. */
+static int give_back(struct mcast_qp *qp, struct receive_memory *memory, const struct mcast_message *messages,
+		     uint32_t count)
+{
+	struct receive_chain chain;
+	int ret = 0;
+
+	for (uint32_t i = 0; i < count; i++)
+		memory->slots[messages[i].slot] = SLOT_FREE;
+	/* in RESET they wait for INIT, in the other memory for its turn */
+	if (memory != qp->memory || qp->state == IBV_QPS_RESET)
+		return 0;
+	chain.count = 0;
+	for (uint32_t i = 0; i < count && !ret; i++)
+		ret = post_slot(qp, &chain, messages[i].slot);
+	return ret ? ret : post_chain(qp, &chain);
+}
+
+/* As its lease would be read and given back. */
+static void copy_out(struct mcast_qp *qp, struct mcast_message *message, uint8_t *copy)
+{
+	if (qp->memory != &qp->slab || message->length > COPY_ROOM)
+		return;
+	memcpy(copy, (const void *)(uintptr_t)payload_of(qp->memory, message->slot), message->length);
+	give_back(qp, qp->memory, message, 1); /* a receive that cannot be posted is not this call's to report */
+	message->slot = NO_SLOT;
+}
 
 /* Fill the room as far as messages are there. */
 static int work(struct mcast_qp *qp, void *what)
 {
-	const struct room *room = what;
+	const struct mcast_receive_job *job = what;
 	uint32_t count = 0;
 	int got;
 
 	do {
-		got = receive_work(qp, room->out + count, room->max - count);
+		got = receive_work(qp, job->out + count, job->max - count);
 		count += got > 0 ? (uint32_t)got : 0;
-	} while (got > 0 && count < room->max);
+	} while (got > 0 && count < job->max);
+	if (count && job->copy)
+		copy_out(qp, job->out, job->copy);
 	if (count)
 		return (int)count;
 	return !got && qp->state == IBV_QPS_ERR ? -EIO : got;
 }
 
-int mcast_receive_now(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int looks)
+int mcast_receive_now(struct mcast_qp *qp, struct mcast_receive_job *job, int looks)
 {
-	struct room room = { out, max };
-
-	return looks ? mcast_look_often(qp, work, &room, LOOKS) : mcast_look(qp, &qp->recv, work, &room);
+	return looks ? mcast_look_often(qp, work, job, LOOKS) : mcast_look(qp, &qp->recv, work, job);
 }
 
-int mcast_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, const struct mcast_wait *wait)
+int mcast_receive(struct mcast_qp *qp, struct mcast_receive_job *job, const struct mcast_wait *wait)
 {
-	struct room room = { out, max };
 	int got = mcast_enter_gate(&qp->gate);
 
 	if (got)
 		return got;
-	got = mcast_busy_poll(qp, &qp->recv, work, &room, wait);
+	got = mcast_busy_poll(qp, &qp->recv, work, job, wait);
 	if (!got)
-		got = mcast_wait_for(qp, &qp->recv, work, &room, NULL, wait);
+		got = mcast_wait_for(qp, &qp->recv, work, job, NULL, wait);
 	mcast_leave_gate(&qp->gate);
 	return got;
 }
 
-int mcast_spin_receive(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int64_t deadline)
+int mcast_spin_receive(struct mcast_qp *qp, struct mcast_receive_job *job, int64_t deadline)
 {
-	struct room room = { out, max };
 	int got = mcast_enter_gate(&qp->gate);
 
 	if (got)
 		return got;
-	got = mcast_spin(qp, work, &room, deadline);
+	got = mcast_spin(qp, work, job, deadline);
 	mcast_leave_gate(&qp->gate);
 	return got;
 }
@@ -276,22 +297,15 @@ static struct receive_memory *memory_of(struct mcast_qp *qp, uint32_t generation
 
 int mcast_release(struct mcast_qp *qp, uint32_t generation, const struct mcast_message *messages, uint32_t count)
 {
-	struct receive_chain chain = { .count = 0 };
 	struct receive_memory *memory;
-	int ret;
+	int ret = 0;
 
 	pthread_mutex_lock(&qp->lock);
-	ret = mcast_is_shut(&qp->gate) ? -EBADF : 0;
-	memory = ret ? NULL : memory_of(qp, generation);
-	for (uint32_t i = 0; memory && i < count; i++)
-		memory->slots[messages[i].slot] = SLOT_FREE;
-	/* in RESET they wait for INIT, in the other memory for its turn */
-	if (!ret && memory == qp->memory && qp->state != IBV_QPS_RESET) {
-		for (uint32_t i = 0; i < count && !ret; i++)
-			ret = post_slot(qp, &chain, messages[i].slot);
-		if (!ret)
-			ret = post_chain(qp, &chain);
-	}
+	memory = memory_of(qp, generation);
+	if (mcast_is_shut(&qp->gate))
+		ret = -EBADF;
+	else if (memory)
+		ret = give_back(qp, memory, messages, count);
 	pthread_mutex_unlock(&qp->lock);
 	return ret;
 }

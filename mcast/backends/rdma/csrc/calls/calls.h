@@ -97,8 +97,8 @@ int calls_open_memory(struct calls *self, uint32_t generation, Py_buffer *out, P
 PyObject *calls_make_message(struct calls *self, const struct mcast_message *from, PyObject *payload,
 			     PyObject *region);
 
-/* With a payload of its own. */
-PyObject *calls_copy_message(struct calls *self, const struct mcast_message *from);
+/* With a payload of its own: those bytes, or (NULL) those of the memory that they arrived in. */
+PyObject *calls_copy_message(struct calls *self, const struct mcast_message *from, const uint8_t *copy);
 
 /* --- lease.c --- */
 

@@ -78,12 +78,14 @@ int calls_open_memory(struct calls *self, uint32_t generation, Py_buffer *out, P
 	return 0;
 }
 
-PyObject *calls_copy_message(struct calls *self, const struct mcast_message *from)
+PyObject *calls_copy_message(struct calls *self, const struct mcast_message *from, const uint8_t *copy)
 {
 	PyObject *payload = NULL, *view = NULL, *region = NULL, *message;
 	Py_buffer memory;
 
-	if (!calls_open_memory(self, from->generation, &memory, &region)) {
+	if (copy) {
+		payload = PyBytes_FromStringAndSize((const char *)copy, from->length);
+	} else if (!calls_open_memory(self, from->generation, &memory, &region)) {
 		if (region) { /* a thread that waited when another changed where messages arrive */
 			payload = PyBytes_FromStringAndSize(NULL, 0);
 		} else {

@@ -1,28 +1,25 @@
 /* QueuePair.recv and recv_one. */
 #include "calls.h"
 
-static int receive_step(void *qp, void *what, const struct mcast_wait *wait)
+static int receive_step(void *qp, void *job, const struct mcast_wait *wait)
 {
-	const struct room *room = what;
-
-	return mcast_receive(qp, room->records, room->size, wait);
+	return mcast_receive(qp, job, wait);
 }
 
-static int wait_for_messages(struct calls *self, struct mcast_message *out, uint32_t max, int events, int64_t timeout)
+static int wait_for_messages(struct calls *self, struct mcast_receive_job job, int events, int64_t timeout)
 {
-	struct room room = { out, max };
 	int64_t deadline;
-	int got = is_usable(self) ? mcast_receive_now(self->qp, out, max, timeout != 0) : -EBADF;
+	int got = is_usable(self) ? mcast_receive_now(self->qp, &job, timeout != 0) : -EBADF;
 
 	if (got || !timeout)
 		return got;
 	deadline = calls_deadline(timeout);
 	Py_BEGIN_ALLOW_THREADS
-	got = mcast_spin_receive(self->qp, out, max, deadline);
+	got = mcast_spin_receive(self->qp, &job, deadline);
 	Py_END_ALLOW_THREADS
 	if (got)
 		return got;
-	return mcast_wait_with_signals(receive_step, self->qp, &room, events ? self->event_fd : NO_FD, deadline,
+	return mcast_wait_with_signals(receive_step, self->qp, &job, events ? self->event_fd : NO_FD, deadline,
 				 calls_spin_until(self));
 }
 
@@ -35,11 +32,14 @@ void calls_give_back(struct calls *self, const struct mcast_message *messages, u
 static PyObject *recv_one_fast(struct calls *self, int64_t timeout)
 {
 	struct mcast_message from = { 0 };
+	uint8_t copy[COPY_ROOM];
 	PyObject *found;
-	int got = wait_for_messages(self, &from, 1, 0, timeout);
+	int got = wait_for_messages(self, (struct mcast_receive_job){ &from, 1, copy }, 0, timeout);
 
+	if (got == 1 && from.slot == NO_SLOT)
+		return calls_copy_message(self, &from, copy);
 	if (got == 1) {
-		found = calls_copy_message(self, &from);
+		found = calls_copy_message(self, &from, NULL);
 		calls_give_back(self, &from, 1);
 		return found;
 	}
@@ -96,7 +96,9 @@ static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t
 
 	if (!room.records)
 		return NULL;
-	got = wait_for_messages(self, room.records, room.size < max ? room.size : max, events, timeout);
+	if (max > room.size)
+		max = room.size;
+	got = wait_for_messages(self, (struct mcast_receive_job){ room.records, max, NULL }, events, timeout);
 	if (got >= 0 || got == -EAGAIN)
 		return lease_new(self, room, got > 0 ? (uint32_t)got : 0);
 	calls_give_room(self, room);
