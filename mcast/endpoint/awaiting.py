@@ -34,7 +34,7 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.contract.batch import CopiedBatch
-from mcast.contract.seconds import seconds_of
+from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
 from mcast.endpoint.probe import Peer
@@ -201,7 +201,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
         While a task has its turn it asks only the queue pair; the loop reports events and steps that are due.
         """
-        if timeout is not None:
+        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         session, end = self._session, None
         while True:
@@ -329,7 +329,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             self._watching = True
         try:
             with self._lock:
-                told = not self.closed and self._session.port.look()
+                told = not self._session.station.closed and self._session.port.look()
             if told:  # an empty receive since the event has made the descriptor unreadable again
                 self._wake()
             return await future

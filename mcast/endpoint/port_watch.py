@@ -23,7 +23,13 @@ class PortWatch:
 
     def look(self) -> bool:
         """Handle the events of the port; return whether there were any."""
-        events = self._events()
+        if self._restorer.recovery is not None:  # the next queue pair starts with the state at that time
+            return False
+        try:
+            events = self._station.qp.port_events()
+        except Closed:
+            self._station.require_open("step", Phase.EVENT)
+            return False
         for event in events:
             self._on_event(event)
         return bool(events)
@@ -32,16 +38,6 @@ class PortWatch:
         """Look at the link itself, because the port's events went to a queue pair that was replaced
         meanwhile."""
         self._note_link(self._station.place.port.state is PortState.ACTIVE)
-
-    def _events(self) -> tuple[PortEvent, ...]:
-        qp = self._restorer.usable_qp
-        if qp is None:  # the next queue pair starts with the port's state at that time
-            return ()
-        try:
-            return qp.port_events()
-        except Closed:
-            self._station.require_open("step", Phase.EVENT)
-            return ()
 
     def _on_event(self, event: PortEvent) -> None:
         port = self._station.port_name

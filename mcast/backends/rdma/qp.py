@@ -120,7 +120,6 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._holds_pd = True
         self._mtu, self._mtu_until = 0, 0.0
         self._changes = (-1, -1)
-        self._port_changes = 0
         address = self.native.address(self._handle)
         self._arm(address, events, self._memories, self._handles.sources)
 
@@ -198,11 +197,9 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             self._detached.add((gid, lid))
 
     def port_events(self) -> tuple[PortEvent, ...]:
+        if not self._has_port_events():  # as nearly always
+            return ()
         with self._in_use("port_events", Phase.EVENT):
-            changes = self.native.port_changes(self._handle)
-            if changes == self._port_changes:  # as nearly always
-                return ()
-            self._port_changes = changes
             return tuple(map(PortEvent, self.native.port_events(self._handle)))
 
     # --- sending ---

@@ -169,6 +169,20 @@ int mcast_take_news(struct mcast_qp *qp)
 	return had;
 }
 
+int mcast_has_port_events(struct mcast_qp *qp)
+{
+	int ret = mcast_enter_gate(&qp->gate);
+
+	if (ret)
+		return ret;
+	mcast_read_async(qp);
+	pthread_mutex_lock(&qp->lock);
+	ret = qp->port_events_read != qp->port_changes;
+	pthread_mutex_unlock(&qp->lock);
+	mcast_leave_gate(&qp->gate);
+	return ret;
+}
+
 int mcast_read_port_events(struct mcast_qp *qp, uint8_t *out)
 {
 	int count = 0, ret = mcast_enter_gate(&qp->gate);

@@ -51,6 +51,19 @@ static PyObject *calls_limit(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+static PyObject *calls_has_port_events(PyObject *object, PyObject *unused)
+{
+	struct calls *self = (struct calls *)object;
+	int has = !is_usable(self);
+
+	if (!has) {
+		Py_BEGIN_ALLOW_THREADS /* another thread may be reading the device's events */
+		has = mcast_has_port_events(self->qp);
+		Py_END_ALLOW_THREADS
+	}
+	return PyBool_FromLong(has);
+}
+
 static int calls_visit(PyObject *object, visitproc visit, void *arg)
 {
 	struct calls *self = (struct calls *)object;
@@ -92,6 +105,7 @@ static PyMethodDef calls_methods[] = {
 	{ "_recv", calls_receive, METH_VARARGS, "QueuePair._recv" },
 	{ "_post", calls_post, METH_VARARGS, "send a list to an address handle" },
 	{ "_flush", calls_flush, METH_O, "QueuePair._flush" },
+	{ "_has_port_events", calls_has_port_events, METH_NOARGS, "whether port_events finds something, or raises" },
 	{ "_arm", calls_arm, METH_VARARGS, "use this QP" },
 	{ "_aim", calls_aim, METH_VARARGS, "the address handle of a destination" },
 	{ "_arrive", calls_arrive, METH_O, "whether messages arrive in another device's memory" },
