@@ -12,7 +12,7 @@ from mcast.contract.cm_id import CmId
 from mcast.contract.enums import Capability
 from mcast.contract.groups import GroupTable
 from mcast.contract.guest import Guest
-from mcast.contract.seconds import seconds_of
+from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.values import CmEvent, DeviceInfo
 from mcast.errors.cause import Phase
 from mcast.interrupts import is_within, made_or_undone
@@ -104,7 +104,7 @@ class EventChannel(Closeable):
         device refuses to attach, the event is a MULTICAST_ERROR with status -1 and the errno of the attach
         (K-JOIN-7).
         """
-        if timeout is not None:
+        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         if is_within():
             self._require_alone()

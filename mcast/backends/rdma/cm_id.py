@@ -77,7 +77,8 @@ class RdmaCmId(Shared, CmId):
     def __init__(self, channel: IdOwner, token: int, handle: NativeId, port_space: PortSpace) -> None:
         super().__init__()
         self.native: Native = channel.native
-        self.process, self.lock, self.locked = channel.process, channel.lock, channel.locked
+        self.process, self.lock = channel.process, channel.lock
+        self.locked = self._whole = channel.locked
         self.handle, self.token, self.channel = handle, token, channel
         self._port_space = port_space
         self._source: IPv4Address | IPv6Address | None = None
@@ -217,29 +218,26 @@ class RdmaCmId(Shared, CmId):
             self._qps.remove(qp)
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
-        with self.lock:
-            if self._closed or not self.process.is_here:
-                self._require_open("join_multicast", Phase.JOIN)
-            join = RdmaJoin(next(self.channel.tokens), addr, True, context)
-            result = self.native.join(self.handle, sockaddr.group(addr), join.token)
-            if result:
-                self.native.check_join(result, addr)
-            self._joins[addr.key] = self.channel.joins[join.token] = join
+        if not self.process.is_here:
+            self._require_open("join_multicast", Phase.JOIN)
+        join = RdmaJoin(next(self.channel.tokens), addr, True, context)
+        result = self.native.join(self.handle, sockaddr.group(addr), join.token)
+        if result:
+            self.native.check_join(result, addr)
+        self._joins[addr.key] = self.channel.joins[join.token] = join
 
     def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
         addr, mask, flags = attr.addr, int(attr.comp_mask), int(attr.join_flags)
-        with self.lock:
-            if self._closed or not self.process.is_here:
-                self._require_open("join_multicast", Phase.JOIN)
-            join = RdmaJoin(next(self.channel.tokens), addr, flags == JoinFlag.FULLMEMBER, context)
-            self.native.join_ex(self.handle, mask, flags, sockaddr.group(addr), join.token, addr)
-            self._joins[addr.key] = self.channel.joins[join.token] = join
+        if not self.process.is_here:
+            self._require_open("join_multicast", Phase.JOIN)
+        join = RdmaJoin(next(self.channel.tokens), addr, flags == JoinFlag.FULLMEMBER, context)
+        self.native.join_ex(self.handle, mask, flags, sockaddr.group(addr), join.token, addr)
+        self._joins[addr.key] = self.channel.joins[join.token] = join
 
     def _leave_multicast(self, addr: McastAddress) -> None:
-        with self.lock:
-            if self._closed or not self.process.is_here:
-                self._require_open("leave_multicast", Phase.LEAVE)
-            self._leave(addr)
+        if not self.process.is_here:
+            self._require_open("leave_multicast", Phase.LEAVE)
+        self._leave(addr)
 
     def _leave(self, addr: McastAddress) -> None:
         result = self.native.leave(self.handle, sockaddr.group(addr))
