@@ -1084,3 +1084,12 @@ def test_a_protection_domain_that_stays_is_freed_later(card: Card, backend: Card
     assert isinstance(backend._pds, ProtectionDomains)
     backend.close()
     assert card.leftovers() == ()
+
+
+def test_a_batch_that_outlives_its_queue_pair_posts_no_receive(end: End) -> None:
+    end.qp.send(end.group, [b"x"])
+    batch = end.qp.recv(1, LONG)
+    posts = end.card.count("ibv_post_recv")
+    end.qp.close()
+    batch.release()
+    assert end.card.count("ibv_post_recv") == posts
