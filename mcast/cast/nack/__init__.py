@@ -18,7 +18,7 @@ SEAL     pieces, bytes, BLAKE3 of the last blocks   ->
                                                     <-  LACK    blocks, how many pieces, which
 PIECE    parity, one for different losses           ->
 FLUSH    blocks sent, who shall answer              ->
-                                                    <-  HAVE    all blocks before this one; all; failed
+                                                    <-  HAVE    all blocks before this one; all; failed; left
 OVER     object, who has it whole                   ->
 BYE      to one receiver, or to everybody           ->
 ```
@@ -38,6 +38,7 @@ BYE      to one receiver, or to everybody           ->
   its blocks.
 - A receiver that comes late takes part from the current block, and asks for the beginning at the next FLUSH
   that says that the sender waits. If the beginning is gone, it takes part from the next object.
+- A receiver that leaves says so by HAVE, until a BYE confirms it.
 - A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
   is named in the sender's report, and learns it by OVER or BYE.
 - The number of an end is bound to its address, as in `mcast/cast/packets.py`. There is no authentication:

@@ -20,6 +20,7 @@ class Lot(Enum):
     SILENT = "was silent"
     STILL = "stood still"
     GREEDY = "asked for too much"
+    LEFT = "left"
 
 
 class Member:

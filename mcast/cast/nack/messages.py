@@ -40,8 +40,8 @@ OPEN = (1 << 32) - 1
 ALL = 0
 """The receiver of a BYE that is for everybody."""
 
-UNDECIDED, WHOLE, BROKEN = range(3)
-"""What a HAVE says of the object: parts have arrived, all has arrived, it cannot arrive."""
+UNDECIDED, WHOLE, BROKEN, LEFT = range(4)
+"""What a HAVE says of the object: parts have arrived, all has arrived, it cannot; its receiver leaves."""
 
 
 class Offer(NamedTuple):
@@ -165,7 +165,7 @@ class Lack(NamedTuple):
 
 
 class Have(NamedTuple):
-    """A receiver has all blocks before `base`; `state` is UNDECIDED, WHOLE or BROKEN, with a reason."""
+    """A receiver has all blocks before `base`; `state` is UNDECIDED, WHOLE, BROKEN or LEFT, with a reason."""
 
     session: int
     object: int
@@ -338,7 +338,7 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
     Lack: lambda it: (
         it.base < MOST_BLOCKS and all(it.base <= want.block and want.need <= MOST_WIDTH for want in it.wants)
     ),
-    Have: lambda it: it.base <= MOST_BLOCKS and it.state <= BROKEN,
+    Have: lambda it: it.base <= MOST_BLOCKS and it.state <= LEFT,
     Over: lambda it: it.first + it.whole.bit_length() <= MOST_MEMBERS,
 }
 """What is not between its bounds is malformed, before an end sees it."""

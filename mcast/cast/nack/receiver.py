@@ -14,6 +14,7 @@ from mcast.cast.nack.backoff import LEAST_ROUND_TRIP, spread
 from mcast.cast.nack.messages import (
     ALL,
     BROKEN,
+    LEFT,
     MOST_ROUND_TRIP,
     OPEN,
     UNDECIDED,
@@ -42,6 +43,7 @@ class Self(NamedTuple):
 
     silence  how many seconds the sender may be silent
     stall    how many seconds the sender may speak without sending what is missing
+    stores   True: an object is whole when `stored` says that it is in its place, and not before
     """
 
     number: int
@@ -51,6 +53,7 @@ class Self(NamedTuple):
     parity: bool
     silence: float = 10.0
     stall: float = 60.0
+    stores: bool = False
 
 
 class Ended(NamedTuple):
@@ -163,9 +166,19 @@ class ObjectReceiver:
         arriving.right(block)
         half = max(1, self.who.room // 2)
         if arriving.whole:
-            self._settle(WHOLE, "", now)
+            self._complete(now)
         elif before // half != arriving.base // half:
             self._answer(now)
+
+    @property
+    def storable(self) -> bool:
+        """Whether all of the current object is there, and `stored` is waited for."""
+        return self._lacks and self._now is not None and self._now[1].whole
+
+    def stored(self, now: float) -> None:
+        """The driver has put the object into its place."""
+        if self.storable:
+            self._settle(WHOLE, "", now)
 
     def fail(self, words: str, now: float) -> None:
         """Give up the current object: the sender is told why."""
@@ -179,6 +192,18 @@ class ObjectReceiver:
             self.over, self.why = True, why
 
     # --- what is said ----------------------------------------------------------------------------
+
+    def parting(self, words: str, now: float) -> list[bytes]:
+        """What to say to leave the session, until the sender confirms it: `over` is True then."""
+        if self.over or self.index is None:
+            return []
+        left = self._has(now)._replace(state=LEFT, words=printable(words))
+        return [packed(self._has(now)), packed(left)] if self._state == WHOLE else [packed(left)]
+
+    @property
+    def owes(self) -> bool:
+        """Whether the sender has not been told yet what has become of the object."""
+        return not self.over and self._answers.have < inf
 
     @property
     def due(self) -> float:
@@ -217,7 +242,7 @@ class ObjectReceiver:
         stamp = self._pulse.stamp
         return Enter(self.session, who.number, who.room, who.largest, who.parity, stamp, who.name)
 
-    def _has(self, now: float) -> Spoken:
+    def _has(self, now: float) -> Have:
         arriving = self.arriving
         number, base = (0, 0) if arriving is None else (arriving.number, arriving.base)
         stamp, held = self._pulse.stamp, self._pulse.held(now)
@@ -242,6 +267,10 @@ class ObjectReceiver:
 
     def _answer(self, now: float) -> None:
         self._answers.have = min(self._answers.have, now + spread(self._random, self._pulse.members))
+
+    def _complete(self, now: float) -> None:
+        if not self.who.stores:
+            self._settle(WHOLE, "", now)
 
     def _settle(self, state: int, words: str, now: float) -> None:
         if self._now is not None:
@@ -282,7 +311,7 @@ class ObjectReceiver:
         self._now, self._state, self._pulse.moved = (about, arriving), UNDECIDED, now
         self._answers.words = ""
         if arriving.whole:
-            self._settle(WHOLE, "", now)
+            self._complete(now)
 
     def _on_seal(self, seal: Seal, now: float) -> None:
         self._pulse.beats(seal, now)
@@ -304,7 +333,7 @@ class ObjectReceiver:
                 arriving.since = 0
             arriving.sent(flush.blocks, flush.total, flush.low)
             if arriving.whole:
-                self._settle(WHOLE, "", now)
+                self._complete(now)
             self._after(arriving, now)
         if self.index is not None and flush.asked << flush.first >> self.index & 1:
             self._answer(now)

@@ -15,6 +15,7 @@ from mcast.cast.nack.members import Attendance, Lot, Member
 from mcast.cast.nack.messages import (
     ALL,
     LARGEST,
+    LEFT,
     MOST_ADMITTED,
     MOST_METADATA,
     MOST_ROOM,
@@ -174,6 +175,11 @@ class ObjectSender:
         return about
 
     @property
+    def admits(self) -> bool:
+        """Whether a receiver has yet to be told that it takes part: it takes no piece before."""
+        return self._plan.admits
+
+    @property
     def room(self) -> int:
         """How many blocks of the object may be offered now."""
         return 0 if self.outgoing is None else self.outgoing.room
@@ -195,8 +201,8 @@ class ObjectSender:
 
     def close(self, now: float, why: str = "") -> None:
         """End the session: all are told."""
-        self.abandon(now)
         self._plan.often(packed(Bye(self.session, ALL, printable(why))), now, self._trip.seconds)
+        self.abandon(now)  # said after the BYE, whose reason is the better one
         self._plan.closed = True
 
     @property
@@ -218,6 +224,9 @@ class ObjectSender:
                 self.rejected["not a receiver of this session"] += 1
             elif not member.lives:
                 self._part(member)
+            elif isinstance(spoken, Have) and spoken.state == LEFT:
+                member.words = spoken.words
+                self._give_up(member, Lot.LEFT)
             else:
                 member.heard = now
                 member.waited = inf
@@ -429,7 +438,7 @@ class ObjectSender:
         members = self.members
         strategy, begun = outgoing.terms
         standing = Standing(members.whole, members.owing, now - begun, 0)
-        lost = sum(not member.lives for member in members if member.part)
+        lost = sum(member.part and not member.owes and member.state != WHOLE for member in members)
         accounts = tuple(_account(member, begun, behind) for member in members if member.part)
         kept = strategy.kept(standing, lost) and outgoing.all_sent
         about = outgoing.about
@@ -458,6 +467,11 @@ class _Plan:
         self._order = 0
         self._admit_at = inf
         self._byes: dict[int, bytes] = {}
+
+    @property
+    def admits(self) -> bool:
+        """Whether a receiver is to be told that it takes part."""
+        return self._admit_at < inf
 
     @property
     def at(self) -> float:

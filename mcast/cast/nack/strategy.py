@@ -43,7 +43,7 @@ class Strategy(NamedTuple):
         return self.effort and standing.quiet >= _QUIET
 
     def kept(self, standing: Standing, lost: int) -> bool:
-        """Whether the promise was kept; `lost` receivers have been given up."""
+        """Whether the promise was kept; `lost` receivers were given up, or gave up."""
         if self.receivers is not None:
             return standing.whole >= self.receivers
         return self.effort or self.seconds is not None or not (standing.others or lost)
