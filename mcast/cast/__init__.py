@@ -1,5 +1,8 @@
 """A file from one sender to many receivers over unreliable multicast: losses are repaired, or reported.
 
+`send`, `receive` and `open_session` are for programs: they take buffers and files, and use the protocol of
+objects in `mcast/cast/nack/`. The rest of this text is about the protocol of files, which the commands use.
+
 Every end is a full member of one group. What is for all goes to the group; what a receiver answers goes to
 the sender alone, as a WELCOME to its receiver, so that the cost grows with the number of receivers, not with
 its square.
@@ -56,5 +59,47 @@ go in, messages to send come out. Times are seconds of any one clock. `drive` ru
 `files` reads and writes files, and `together` runs all ends in one thread.
 """
 
-MOST_RECEIVERS = 1000
-"""The most receivers of a transfer."""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mcast.cast.nack.sender import Account as Account
+    from mcast.cast.nack.strategy import Strategy as Strategy
+    from mcast.cast.nack.strategy import all_of_them as all_of_them
+    from mcast.cast.nack.strategy import best_effort as best_effort
+    from mcast.cast.nack.strategy import deadline as deadline
+    from mcast.cast.nack.strategy import quorum as quorum
+    from mcast.cast.objects.bytes_in import Offered as Offered
+    from mcast.cast.objects.calls import AsyncObjectSession as AsyncObjectSession
+    from mcast.cast.objects.calls import ObjectSession as ObjectSession
+    from mcast.cast.objects.calls import open_session as open_session
+    from mcast.cast.objects.calls import receive as receive
+    from mcast.cast.objects.calls import send as send
+    from mcast.cast.objects.receiving import Missed as Missed
+    from mcast.cast.objects.receiving import Received as Received
+    from mcast.cast.objects.sending import ObjectReport as ObjectReport
+
+_NAMES = {
+    "nack.sender": "Account",
+    "nack.strategy": "Strategy all_of_them best_effort deadline quorum",
+    "objects.bytes_in": "Offered",
+    "objects.calls": "AsyncObjectSession ObjectSession open_session receive send",
+    "objects.receiving": "Missed Received",
+    "objects.sending": "ObjectReport",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+"""Public name -> its module, which is imported when the name is first used."""
+
+if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

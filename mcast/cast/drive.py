@@ -19,6 +19,7 @@ from mcast.cast.receiver import FileReceiver
 from mcast.cast.sender import FileSender, Patience
 from mcast.endpoint.blocking import Endpoint
 from mcast.endpoint.probe import Peer
+from mcast.endpoint.view import EndpointView
 from mcast.wire.addresses import Gid
 
 logger = logging.getLogger("mcast")
@@ -57,7 +58,7 @@ def address_of(message: Message) -> str:
     return in_words(message.source)
 
 
-def name_of(endpoint: Endpoint) -> str:
+def name_of(endpoint: EndpointView[Any]) -> str:
     """The name that an end gives itself."""
     return f"{socket.gethostname()} {endpoint.device.name}"
 
@@ -189,7 +190,7 @@ class ReceivingParty(Party[FileReceiver]):
             if core.storable and self._sink.commit():
                 core.stored(self.now)
         except OSError as error:
-            core.fail(f"{self._sink.name}: {error.strerror}", _told(error))
+            core.fail(f"{self._sink.name}: {error.strerror}", told_of(error))
         said = self.say()
         if core.over:
             return said
@@ -215,15 +216,15 @@ def telling(party: SendingParty | ReceivingParty) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        core.abort(_told(error)) if isinstance(core, FileSender) else core.fail(_told(error))
+        core.abort(told_of(error)) if isinstance(core, FileSender) else core.fail(told_of(error))
         raise
     finally:
         with suppress(McastError):
             party.say()
 
 
-def _told(error: BaseException) -> str:
+def told_of(error: BaseException) -> str:
     """What the group learns of an error: no path and no address of this host."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "internal error"
+    return "internal error" if isinstance(error, Exception) else "interrupted"

@@ -18,6 +18,8 @@ WINDOW = 512
 TEXT = 64
 """Names and reasons are cut to this many bytes."""
 UNKNOWN_SIZE = (1 << 64) - 1
+MOST_RECEIVERS = 1000
+"""The most receivers of a transfer."""
 EVERYBODY = 0
 """The receiver id of a CLOSE that is for all receivers."""
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
-from mcast.cast import MOST_RECEIVERS
 from mcast.cast.packets import (
     EVERYBODY,
     MALFORMED,
+    MOST_RECEIVERS,
     OVERHEAD,
     UNKNOWN_SIZE,
     WINDOW,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cast import MOST_RECEIVERS
+from mcast.cast.packets import MOST_RECEIVERS
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
     BackendName,

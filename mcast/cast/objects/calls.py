@@ -1,0 +1,362 @@
+"""The calls of programs: `send`, `receive` and `open_session`, by blocking and by awaiting.
+
+A session has no thread and no task: it speaks and hears inside its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import ExitStack, suppress
+from math import inf
+from types import TracebackType
+from typing import Any, Self, overload
+
+from mcast.api import Closed, McastError
+from mcast.cast.drive import told_of
+from mcast.cast.nack.strategy import Strategy, all_of_them
+from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.bytes_out import Sendable
+from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
+from mcast.cast.objects.sending import ObjectReport, ObjectsOut
+from mcast.cast.objects.turns import awaited, blocked, seated
+from mcast.endpoint import awaiting, blocking
+
+MEMORY = 32 << 20
+"""About how many bytes of one object are under way, at each end."""
+MOST = 1 << 30
+"""The largest object that `receive` takes into new memory, in bytes, where the caller does not say."""
+SILENCE = 10.0
+"""So many seconds the other end may be silent, where the caller does not say."""
+
+
+class _ObjectSession:
+    """The part of a session that never waits."""
+
+    def __init__(
+        self, group: blocking.Sender | awaiting.Sender, memory: int, rate: float, silence: float
+    ) -> None:
+        self._seat = ExitStack()
+        with ExitStack() as undo:
+            seat = undo.enter_context(seated(group, "cast.send"))
+            self._now = seat.now
+            self._sending = ObjectsOut(seat, memory, rate, silence)
+            self._seat = undo.pop_all()
+        self._closed = False
+
+    @property
+    def receivers(self) -> int:
+        """How many receivers take part now."""
+        return sum(member.lives for member in self._sending.core.members)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("this session is closed: open another one")
+
+    def _end(self) -> bool:
+        """Whether the session is to be ended now, which is done once."""
+        before, self._closed = self._closed, True
+        return not before
+
+
+class ObjectSession(_ObjectSession):
+    """A sender of objects to those that receive in the group; `open_session` explains the arguments.
+
+    Close the session, or use it in a `with`: the receivers are told. While no call of the session runs,
+    nothing is said: receivers wait for `silence` seconds, and find the session again when it goes on.
+    """
+
+    _group: blocking.Membership
+
+    def __init__(self, group: blocking.Membership, memory: int, rate: float, silence: float) -> None:
+        self._group = group
+        super().__init__(group, memory, rate, silence)
+
+    def gather(self, receivers: int, timeout: float | None = None) -> None:
+        """Wait until so many receivers take part.
+
+        Raises TimedOut when `timeout` seconds have passed; the error says how many there are.
+        """
+        self._require_open()
+        blocked(self._group, self._now, self._sending.gather(receivers, timeout))
+
+    def send(
+        self,
+        data: Sendable,
+        *,
+        name: str = "",
+        metadata: bytes = b"",
+        strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
+    ) -> ObjectReport:
+        """Send one object to all that take part. Arguments and errors are those of `mcast.cast.send`."""
+        self._require_open()
+        return blocked(self._group, self._now, self._sending.send(data, strategy, name, metadata))
+
+    def close(self, why: str = "") -> None:
+        """End the session, and tell the receivers, and why. Idempotent."""
+        if self._end():
+            with self._seat:
+                blocked(self._group, self._now, self._sending.close(why))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(McastError) if error else ExitStack():
+            self.close(told_of(error) if error else "")
+
+
+class AsyncObjectSession(_ObjectSession):
+    """As `ObjectSession`, with calls that are awaited."""
+
+    _group: awaiting.Membership
+
+    def __init__(self, group: awaiting.Membership, memory: int, rate: float, silence: float) -> None:
+        self._group = group
+        super().__init__(group, memory, rate, silence)
+
+    async def gather(self, receivers: int, timeout: float | None = None) -> None:
+        """As `ObjectSession.gather`."""
+        self._require_open()
+        await awaited(self._group, self._now, self._sending.gather(receivers, timeout))
+
+    async def send(
+        self,
+        data: Sendable,
+        *,
+        name: str = "",
+        metadata: bytes = b"",
+        strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
+    ) -> ObjectReport:
+        """As `ObjectSession.send`. One call at a time."""
+        self._require_open()
+        return await awaited(self._group, self._now, self._sending.send(data, strategy, name, metadata))
+
+    async def close(self, why: str = "") -> None:
+        """As `ObjectSession.close`."""
+        if self._end():
+            with self._seat:
+                await awaited(self._group, self._now, self._sending.close(why))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(McastError) if error else ExitStack():
+            await self.close(told_of(error) if error else "")
+
+
+@overload
+def open_session(
+    group: blocking.Membership, *, memory: int = ..., rate: float = ..., silence: float = ...
+) -> ObjectSession: ...
+@overload
+def open_session(
+    group: awaiting.Membership, *, memory: int = ..., rate: float = ..., silence: float = ...
+) -> AsyncObjectSession: ...
+def open_session(
+    group: blocking.Membership | awaiting.Membership,
+    *,
+    memory: int = MEMORY,
+    rate: float = inf,
+    silence: float = SILENCE,
+) -> ObjectSession | AsyncObjectSession:
+    """Open a session, which sends any number of objects to those that receive in the group.
+
+    group    the membership; of an endpoint of `mcast.aio`, the session's calls are awaited
+    memory   about how many bytes the sender keeps for repairs, and so how far it goes ahead of the slowest
+    rate     the most bytes a second, on the sender's link
+    silence  a receiver that is asked and does not answer for so many seconds is given up
+
+    Raises TypeError for what is no membership, and RuntimeError if it sends or receives objects already.
+    """
+    if isinstance(group, awaiting.Membership):
+        return AsyncObjectSession(group, memory, rate, silence)
+    return ObjectSession(group, memory, rate, silence)
+
+
+@overload
+def send(
+    group: blocking.Membership,
+    data: Sendable,
+    *,
+    receivers: int = ...,
+    timeout: float | None = ...,
+    name: str = ...,
+    metadata: bytes = ...,
+    strategy: Strategy = ...,
+    rate: float = ...,
+    silence: float = ...,
+) -> ObjectReport: ...
+@overload
+def send(
+    group: awaiting.Membership,
+    data: Sendable,
+    *,
+    receivers: int = ...,
+    timeout: float | None = ...,
+    name: str = ...,
+    metadata: bytes = ...,
+    strategy: Strategy = ...,
+    rate: float = ...,
+    silence: float = ...,
+) -> Coroutine[Any, Any, ObjectReport]: ...
+def send(
+    group: blocking.Membership | awaiting.Membership,
+    data: Sendable,
+    *,
+    receivers: int = 1,
+    timeout: float | None = None,
+    name: str = "",
+    metadata: bytes = b"",
+    strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
+    rate: float = inf,
+    silence: float = SILENCE,
+) -> ObjectReport | Coroutine[Any, Any, ObjectReport]:
+    """Send one object to `receivers` receivers, whole; return what became of it at each of them.
+
+    group      the membership; of an endpoint of `mcast.aio`, the call is awaited
+    data       what has the buffer protocol and is contiguous: bytes, a numpy array; or the path of a file.
+               Do not change the bytes before the call returns
+    receivers  the object begins when so many take part; those that come later may still get it
+    timeout    how many seconds to wait for them; None: without end
+    name, metadata  go with the object: at most 64 and 512 bytes
+    strategy   what to wait for: all_of_them(), quorum(k), deadline(seconds), best_effort()
+    rate, silence  as in `open_session`, which is for several objects
+
+    A receiver that did not get the object raises nothing: see `kept` and `receivers` of the report. Raises
+    TimedOut if too few receivers come; OSError for a file that cannot be read; ValueError for metadata that
+    is too long; what `Membership.send` raises. A call that Ctrl-C or cancellation ends tells the receivers,
+    which drop what they have.
+    """
+    options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
+    if isinstance(group, awaiting.Membership):
+        return _sent(group, data, receivers, timeout, rate, silence, options)
+    with open_session(group, rate=rate, silence=silence) as session:
+        session.gather(receivers, timeout)
+        return session.send(data, **options)
+
+
+async def _sent(
+    group: awaiting.Membership,
+    data: Sendable,
+    receivers: int,
+    timeout: float | None,
+    rate: float,
+    silence: float,
+    options: dict[str, Any],
+) -> ObjectReport:
+    async with open_session(group, rate=rate, silence=silence) as session:
+        await session.gather(receivers, timeout)
+        return await session.send(data, **options)
+
+
+@overload
+def receive(
+    group: blocking.Membership,
+    into: Into = ...,
+    *,
+    timeout: float | None = ...,
+    missed: Callable[[Missed], object] | None = ...,
+    most: int = ...,
+    memory: int = ...,
+    silence: float = ...,
+) -> Generator[Received, None, None]: ...
+@overload
+def receive(
+    group: awaiting.Membership,
+    into: Into = ...,
+    *,
+    timeout: float | None = ...,
+    missed: Callable[[Missed], object] | None = ...,
+    most: int = ...,
+    memory: int = ...,
+    silence: float = ...,
+) -> AsyncGenerator[Received, None]: ...
+def receive(
+    group: blocking.Membership | awaiting.Membership,
+    into: Into = None,
+    *,
+    timeout: float | None = None,
+    missed: Callable[[Missed], object] | None = None,
+    most: int = MOST,
+    memory: int = MEMORY,
+    silence: float = SILENCE,
+) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
+    """Receive objects, of all senders in the group; each is whole and right when it comes out.
+
+    group    the membership; of an endpoint of `mcast.aio`, use `async for`
+    into     where objects go: None for new memory; a writable buffer, which each object overwrites; the path
+             of a file, which each object replaces when it is on the disk; or a function that says one of
+             these for each `Offered`, and may raise OSError to refuse it
+    timeout  end when nothing has been under way for so many seconds; None: go on until the group is left
+    missed   is called for each object that did not become whole here; without it a warning is logged
+    most     the largest object that goes into new memory, in bytes
+    memory   about how many bytes of each sender's object are under way here, at most
+    silence  a sender that is silent for so many seconds is left
+
+    Between two objects nothing is heard or said: a program that takes longer than the sender's patience over
+    an object does that in another thread or task. The end of the loop, or of `contextlib.closing` and
+    `aclosing` around it, tells the senders that this receiver leaves. What a buffer of one's own holds is
+    undefined until the object comes out. Raises TypeError for a buffer that cannot be written, and what
+    `Membership.recv` raises.
+    """
+    options = (into, missed, most, memory, silence)
+    if isinstance(group, awaiting.Membership):
+        return _awaited(group, timeout, *options)
+    return _blocked(group, timeout, *options)
+
+
+def _blocked(
+    group: blocking.Membership, timeout: float | None, *options: Any
+) -> Generator[Received, None, None]:
+    with seated(group, "cast.receive") as seat:
+        receiving = ObjectsIn(seat, *options)
+        why = ""
+        try:
+            while True:
+                try:
+                    found = blocked(group, seat.now, receiving.next(timeout))
+                except Closed:
+                    return
+                except BaseException as error:
+                    why = told_of(error)
+                    raise
+                if found is None:
+                    return
+                yield found
+        finally:
+            try:
+                with suppress(McastError):
+                    blocked(group, seat.now, receiving.leave(why))
+            finally:
+                receiving.close()
+
+
+async def _awaited(
+    group: awaiting.Membership, timeout: float | None, *options: Any
+) -> AsyncGenerator[Received, None]:
+    with seated(group, "cast.receive") as seat:
+        receiving = ObjectsIn(seat, *options)
+        why = ""
+        try:
+            while True:
+                try:
+                    found = await awaited(group, seat.now, receiving.next(timeout))
+                except Closed:
+                    return
+                except BaseException as error:
+                    why = told_of(error)
+                    raise
+                if found is None:
+                    return
+                yield found
+        finally:
+            try:
+                with suppress(McastError):
+                    await awaited(group, seat.now, receiving.leave(why))
+            finally:
+                receiving.close()

@@ -1,0 +1,329 @@
+"""The receiving end: the sessions of all senders in a group, and its turns."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from random import SystemRandom
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from mcast.cast.files import Sink
+from mcast.cast.nack import parity
+from mcast.cast.nack.messages import (
+    MOST_ROOM,
+    MOST_WIDTH,
+    UNTOLD,
+    Bye,
+    Describe,
+    Offer,
+    Piece,
+    Spoken,
+    piece_size,
+    told,
+)
+from mcast.cast.nack.payload import joined
+from mcast.cast.nack.receiver import ObjectReceiver, Self
+from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, sink_of
+from mcast.cast.objects.turns import Seat, Turn, Turns, others
+from mcast.cast.packets import Rejected
+
+logger = logging.getLogger("mcast")
+
+MOST_SESSIONS = 16
+"""In the sessions of so many senders a receiver takes part at once."""
+MOST_OF_ADDRESS = 4
+"""So many of them may be at one address, so that one host cannot take all places."""
+
+_ENDED = 1024
+"""So many sessions that have ended are remembered, so that a late invitation does not begin them anew."""
+_NAP = 0.01
+"""Seconds until a disk that is at work is asked again."""
+_PARTINGS = 3
+_PARTING = 0.02
+"""How often a receiver says that it leaves, and how many seconds it waits for the sender to confirm."""
+
+
+class Received(NamedTuple):
+    """An object that is whole and right.
+
+    offered  what its sender has said of it: name, metadata, sender
+    size     in bytes
+    digest   the BLAKE3 of the digests of the object's blocks: the sender's report has the same
+    data     the bytes: new memory, or the part of the caller's buffer that they fill; None for a file
+    path     the file; None for memory
+    """
+
+    offered: Offered
+    size: int
+    digest: bytes
+    data: bytearray | memoryview | None
+    path: Path | None
+
+
+class Missed(NamedTuple):
+    """An object that this receiver did not get, and why."""
+
+    offered: Offered
+    why: str
+
+
+class _Arrival:
+    """The object that is arriving from one sender."""
+
+    def __init__(self, about: Describe, offered: Offered) -> None:
+        self.about, self.offered = about, offered
+        self.sink: Sink | None = None
+        self.path: Path | None = None
+        self.pieces: dict[int, dict[int, bytes]] = {}
+        self.size = 0
+        self.digest = blake3()
+        self._next = 0
+        self._early: dict[int, tuple[bytes, bytes]] = {}
+
+    def keep(self, block: int, data: bytes, digest: bytes) -> None:
+        """Take in a block that is right; blocks are written in order."""
+        self._early[block] = data, digest
+        while self._next in self._early:
+            data, digest = self._early.pop(self._next)
+            self._next += 1
+            self.digest.update(digest)
+            self.size += len(data)
+            if self.sink is not None:
+                self.sink.write(data)
+
+    def received(self) -> Received:
+        sink = self.sink
+        data: bytearray | memoryview | None = None
+        if isinstance(sink, ToMemory):
+            data = sink.data
+        elif isinstance(sink, ToBuffer):
+            data = sink.view[: sink.size]
+        return Received(self.offered, self.size, self.digest.digest(), data, self.path)
+
+    def close(self) -> None:
+        if self.sink is not None:
+            self.sink.close()
+
+
+class _Incoming:
+    """The session of one sender."""
+
+    def __init__(self, core: ObjectReceiver, offer: Offer, address: str) -> None:
+        self.core, self.address, self.name = core, address, offer.name
+        self.now: _Arrival | None = None
+        self.begun: Describe | None = None
+        self.whole: deque[Received] = deque()
+
+    def hears(self, spoken: Spoken, now: float) -> None:
+        core = self.core
+        if isinstance(spoken, Piece):
+            arrival = self.now
+            new = core.takes(spoken.object, spoken.block, spoken.place, 1, now)
+            if new and arrival is not None:
+                arrival.pieces.setdefault(spoken.block, {})[spoken.place] = bytes(spoken.payload)
+        else:
+            core.hears(spoken, now)
+
+    def offered(self, about: Describe) -> Offered:
+        size = None if about.size == UNTOLD else about.size
+        return Offered(about.name, size, about.metadata, self.name, self.address, about.object)
+
+
+class ObjectsIn:
+    """All that a receiver hears of the senders in its group.
+
+    into    where objects go
+    missed  is called for each object that does not become whole here
+    most    the largest object that is taken into new memory, in bytes
+    memory  about how many bytes of each sender's object may be under way here
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        into: Into,
+        missed: Callable[[Missed], object] | None,
+        most: int,
+        memory: int,
+        silence: float,
+    ) -> None:
+        if not (into is None or callable(into) or isinstance(into, os.PathLike)):
+            ToBuffer(into)  # what no object could be written to is refused now
+        self._seat, self._into, self._most = seat, into, most
+        self._missed = missed or _warn
+        room = max(4, min(MOST_ROOM, memory // (piece_size(seat.largest) * MOST_WIDTH)))
+        able = parity.available()
+        self._self = Self(seat.number, seat.name, room, seat.largest, able, silence, stores=True)
+        self.sessions: dict[int, _Incoming] = {}
+        """The sessions in which this receiver takes part, by number."""
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._whole: deque[Received] = deque()
+        self.rejected = Counter[str]()
+
+    # --- the turns -------------------------------------------------------------------------------
+
+    def next(self, timeout: float | None) -> Turns[Received | None]:
+        """The next object that is whole; None when nothing has been under way for `timeout` seconds."""
+        now = self._seat.now
+        since = now()
+        while True:
+            if self._whole:
+                return self._whole.popleft()
+            if any(one.now is not None for one in self.sessions.values()):
+                since = now()
+            end = inf if timeout is None else since + timeout
+            if now() >= end and timeout is not None:
+                return None
+            yield from self._turn(end)
+
+    def leave(self, why: str) -> Turns[None]:
+        """Leave all sessions; their senders are told. Objects that are not whole are dropped."""
+        now = self._seat.now
+        for one in self.sessions.values():
+            self._drop(one)
+        for _ in range(_PARTINGS):
+            said = [words for one in self.sessions.values() for words in one.core.parting(why, now())]
+            if not said:
+                return
+            end = now() + _PARTING
+            while said or (now() < end and any(not one.core.over for one in self.sessions.values())):
+                heard = yield Turn([*said], end)
+                said = []
+                for payload, address in others(heard):
+                    with suppress(Rejected):
+                        spoken = told(payload, address)
+                        left = self.sessions.get(spoken.session)
+                        if left is not None and isinstance(spoken, Bye):
+                            left.core.hears(spoken, now())
+
+    def close(self) -> None:
+        """Drop what is not whole; no half-written file stays."""
+        for one in self.sessions.values():
+            self._drop(one)
+
+    def _turn(self, until: float) -> Turns[None]:
+        now = self._seat.now()
+        said = [message for one in self.sessions.values() for message in one.core.messages(now)]
+        self._look(now)
+        if self._whole and not said:
+            return
+        storing = any(one.core.storable for one in self.sessions.values())
+        due = min([until, now + _NAP if storing else inf, *(one.core.due for one in self.sessions.values())])
+        heard = yield Turn([*said], now if self._whole else due)
+        now = self._seat.now()
+        for payload, address in others(heard):
+            try:
+                self._hear(told(payload, address), address, now)
+            except Rejected as rejected:
+                self.rejected[str(rejected)] += 1
+        self._look(now)
+
+    # --- what comes ------------------------------------------------------------------------------
+
+    def _hear(self, spoken: Spoken, address: str, now: float) -> None:
+        one = self.sessions.get(spoken.session)
+        if one is None:
+            if isinstance(spoken, Offer) and spoken.session not in self._ended:
+                self._open(spoken, address, now)
+            return
+        one.hears(spoken, now)
+        core = one.core
+        if core.about is not None and one.begun is not core.about:
+            self._settle(one)
+            self._begin(one, core.about, now)
+        if one.now is not None:
+            self._check(one, one.now, now)
+        if core.over and isinstance(spoken, Bye):
+            self._ended[spoken.session] = None
+            if len(self._ended) > _ENDED:
+                self._ended.popitem(last=False)
+
+    def _open(self, offer: Offer, address: str, now: float) -> None:
+        here = sum(one.address == address for one in self.sessions.values())
+        if len(self.sessions) >= MOST_SESSIONS or here >= MOST_OF_ADDRESS:
+            self.rejected["an invitation to one session too many"] += 1
+            return
+        core = ObjectReceiver(offer.session, self._self, SystemRandom(), now)
+        self.sessions[offer.session] = _Incoming(core, offer, address)
+        core.hears(offer, now)
+
+    def _begin(self, one: _Incoming, about: Describe, now: float) -> None:
+        one.begun = about
+        arrival = one.now = _Arrival(about, one.offered(about))
+        try:
+            place = self._into(arrival.offered) if callable(self._into) else self._into
+            if place is not None and place is self._into and not isinstance(place, os.PathLike):
+                self._require_free(one)
+            sink = sink_of(place, arrival.offered.size, self._most)
+            arrival.sink, arrival.path = sink, Path(place) if isinstance(place, os.PathLike) else None
+            sink.open()
+        except OSError as error:
+            one.core.fail(_told(error), now)
+
+    def _require_free(self, one: _Incoming) -> None:
+        if any(other.now is not None for other in self.sessions.values() if other is not one):
+            raise OSError("an object of another sender is on its way into the same buffer")
+
+    def _check(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
+        about = arrival.about
+        for ready in one.core.ready():
+            pieces = arrival.pieces.pop(ready.block, {})
+            whole = joined(ready.sealed, pieces, about.piece, about.width)
+            if whole is not None:
+                try:
+                    arrival.keep(ready.block, whole, ready.sealed.digest)
+                except OSError as error:
+                    one.core.fail(_told(error), now)
+                    return
+            one.core.checked(ready.block, whole is not None, now)
+
+    def _look(self, now: float) -> None:
+        """Put into place what has come whole, and hand out or drop what has ended."""
+        for session, one in [*self.sessions.items()]:
+            core = one.core
+            if core.storable and one.now is not None and one.now.sink is not None:
+                try:
+                    if one.now.sink.commit():
+                        core.stored(now)
+                except OSError as error:
+                    core.fail(_told(error), now)
+            self._settle(one)
+            if not core.owes:  # the sender knows: the caller may take its time
+                self._whole += one.whole
+                one.whole.clear()
+            if core.over:
+                self._drop(one)
+                del self.sessions[session]
+
+    def _settle(self, one: _Incoming) -> None:
+        for ended in one.core.ended:
+            if ended.whole and one.now is not None:
+                one.whole.append(one.now.received())
+            self._drop(one)
+            if not ended.whole:
+                self._missed(Missed(one.offered(ended.about), ended.words))
+        one.core.ended.clear()
+
+    @staticmethod
+    def _drop(one: _Incoming) -> None:
+        if one.now is not None:
+            arrival, one.now = one.now, None
+            arrival.close()
+
+
+def _told(error: OSError) -> str:
+    """What the sender learns of an error: no path of this host."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _warn(missed: Missed) -> None:
+    logger.warning(
+        "the object %r of %s was missed: %s", missed.offered.name, missed.offered.address, missed.why
+    )

@@ -1,0 +1,132 @@
+"""The sending end: its turns, and the report of an object."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from mcast.api import Phase, TimedOut
+from mcast.cast.nack import parity
+from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, Enter, piece_size, told
+from mcast.cast.nack.repairs import Run
+from mcast.cast.nack.sender import Account, Manners, ObjectSender
+from mcast.cast.nack.strategy import Strategy
+from mcast.cast.objects.bytes_out import Outflow, Sendable, origin_of
+from mcast.cast.objects.turns import Seat, Turn, Turns, others
+from mcast.cast.packets import Rejected
+
+_NAP = 0.01
+"""Seconds until a pipe that had no bytes is asked again."""
+
+
+class ObjectReport(NamedTuple):
+    """What became of one object.
+
+    name, size   as the receivers were told; the size in bytes
+    digest       the BLAKE3 of the digests of the object's blocks, as each receiver that has it whole knows it
+    kept         whether the strategy's promise was kept
+    seconds      from the first message of the object until the sender was done with it
+    pieces       how many the object has, each sent once in a message
+    parity       whether losses could be repaired by parity; otherwise pieces were repeated
+    receivers    each that took part: whether and when it had the object, what it asked for, why it has not
+    """
+
+    name: str
+    size: int
+    digest: bytes
+    kept: bool
+    seconds: float
+    pieces: int
+    parity: bool
+    receivers: tuple[Account, ...]
+
+
+class ObjectsOut:
+    """One session of a sender, which takes any number of objects.
+
+    memory  about how many bytes of an object are kept for repairs, and so how far the sender goes ahead
+    rate    the most bytes a second, inf: as fast as the receivers can
+    """
+
+    def __init__(self, seat: Seat, memory: int, rate: float, silence: float) -> None:
+        if not rate > 0:
+            raise ValueError(f"rate is {rate}: bytes a second, more than 0")
+        self._now = seat.now
+        block = piece_size(seat.largest) * MOST_WIDTH
+        self._room = max(4, memory // block)
+        manners = Manners(silence=silence)
+        limit = rate / seat.largest
+        self.core = ObjectSender(seat.number, seat.name, seat.largest, seat.now(), manners, limit)
+        self._outflow: Outflow | None = None
+
+    def gather(self, receivers: int, timeout: float | None) -> Turns[None]:
+        """Wait until so many receivers take part. Raises TimedOut, which says how many there are."""
+        end = inf if timeout is None else self._now() + timeout
+        core = self.core
+        while (here := sum(member.lives for member in core.members)) < receivers or core.admits:
+            if self._now() >= end and here < receivers:
+                raise TimedOut(
+                    110,
+                    "cast.send",
+                    Phase.RECV,
+                    detail=f"{here} of {receivers} receivers take part after {timeout:g} s: is cast.receive "
+                    "running on the others, in the same group?",
+                )
+            yield from self._turn(end)
+
+    def send(self, data: Sendable, strategy: Strategy, name: str, metadata: bytes) -> Turns[ObjectReport]:
+        """Send one object to all that take part; done when the strategy says so."""
+        origin = origin_of(data)
+        core, begun = self.core, self._now()
+        core.abandon(begun)  # an object that an error has ended
+        core.settled.clear()
+        try:
+            spare = MOST_SPARE if parity.available() else 0
+            about = core.begin(begun, strategy, origin.size, name, metadata, spare=spare)
+            outflow = self._outflow = Outflow(origin, about)
+            while not core.settled:
+                ready = outflow.offer(core)
+                yield from self._turn(inf if ready else self._now() + _NAP)
+            settled = core.settled.pop()
+            took = self._now() - begun
+        finally:
+            self._outflow = None
+            origin.close()
+        return ObjectReport(
+            about.name,
+            outflow.size,
+            outflow.digest,
+            settled.kept,
+            took,
+            settled.pieces,
+            settled.parity,
+            settled.receivers,
+        )
+
+    def close(self, why: str) -> Turns[None]:
+        """End the session: the receivers are told."""
+        self.core.close(self._now(), why)
+        while not self.core.over:
+            yield from self._turn(inf)
+
+    def _turn(self, until: float) -> Turns[None]:
+        core = self.core
+        said: list[Buffer] = []
+        for one in core.messages(self._now()):
+            if not isinstance(one, Run):
+                said.append(one)
+            elif self._outflow is not None:
+                said += self._outflow.framed(one)
+        heard = yield Turn(said, min(until, core.due))
+        now = self._now()
+        for payload, address in others(heard):
+            try:
+                spoken = told(payload, address)
+            except Rejected as rejected:
+                core.rejected[str(rejected)] += 1
+                continue
+            if isinstance(spoken, Enter) and spoken.room > self._room:
+                spoken = spoken._replace(room=self._room)  # the sender keeps what is under way in memory
+            core.hears(spoken, address, now)

@@ -1,0 +1,140 @@
+"""The turns of an end of the protocol, and how they are carried out: by blocking, and by awaiting.
+
+An end never waits. It yields what it has to say and until when it has nothing more to say, and gets what was
+heard meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+from secrets import randbelow
+from typing import NamedTuple, TypeVar
+from weakref import WeakSet
+
+from typing_extensions import Buffer
+
+from mcast.api import Message
+from mcast.cast.drive import BOUND, in_words, name_of
+from mcast.cast.packets import number_at
+from mcast.endpoint import awaiting, blocking
+from mcast.endpoint.view import MemberView
+from mcast.interrupts import uninterrupted
+from mcast.wire.addresses import Gid
+
+T = TypeVar("T")
+
+HEARD = 256
+"""The most messages that are taken in one turn, so that a flood of them does not keep an end from sending."""
+
+
+class Turn(NamedTuple):
+    """The messages to send, and the time by which the end wants its next turn."""
+
+    said: list[Buffer]
+    until: float
+
+
+Turns = Generator[Turn, list[Message], T]
+
+
+class Seat(NamedTuple):
+    """Where an end sits: its number, its name, the longest message it can send and take, its clock."""
+
+    number: int
+    name: str
+    largest: int
+    now: Callable[[], float]
+
+
+_taken: WeakSet[MemberView] = WeakSet()
+"""The memberships that an end has to itself."""
+
+
+@contextmanager
+def seated(group: MemberView, call: str) -> Iterator[Seat]:
+    """A seat in the group, which no other end has meanwhile.
+
+    Raises TypeError for what is no membership, RuntimeError if another end has the seat.
+    """
+    if not isinstance(group, blocking.Membership | awaiting.Membership):
+        raise TypeError(
+            f"{call}: {type(group).__name__} is no membership that can hear the others: use Endpoint.join"
+        )
+    if group in _taken:
+        raise RuntimeError(
+            f"{call}: this membership is sending or receiving objects already, and one of the two would miss "
+            "what the other hears: end that first, or join from another endpoint"
+        )
+    endpoint = group._endpoint
+    source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
+    number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
+    now = endpoint._session.waiting.now
+    _taken.add(group)
+    try:
+        yield Seat(number, name_of(endpoint), group.max_message_size, now)
+    finally:
+        _taken.discard(group)
+
+
+def others(messages: list[Message]) -> Iterator[tuple[Buffer, str]]:
+    """The messages of others: payload and address."""
+    return ((one.payload, in_words(one.source)) for one in messages if not one.from_self)
+
+
+def blocked(group: blocking.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
+    """Carry out the turns by blocking; Ctrl-C comes between two turns, or where the call waits."""
+    step: Callable[[], Turn] = partial(next, turns)
+    try:
+        while True:
+            with uninterrupted():
+                turn = step()
+            try:
+                heard = _exchanged(group, now, turn)
+            except BaseException as error:
+                step = partial(turns.throw, error)
+            else:
+                step = partial(turns.send, heard)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+def _exchanged(group: blocking.Membership, now: Callable[[], float], turn: Turn) -> list[Message]:
+    if turn.said:
+        group.send_batch(turn.said, timeout=BOUND)
+    heard: list[Message] = []
+    wait = None if turn.until == inf else max(0.0, turn.until - now())
+    while len(heard) < HEARD and (message := group.recv(wait)) is not None:
+        heard.append(message)
+        wait = 0.0
+    return heard
+
+
+async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
+    """Carry out the turns by awaiting."""
+    try:
+        turn = next(turns)
+        while True:
+            try:
+                heard = await _awaited(group, now, turn)
+            except BaseException as error:
+                turn = turns.throw(error)
+            else:
+                turn = turns.send(heard)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+async def _awaited(group: awaiting.Membership, now: Callable[[], float], turn: Turn) -> list[Message]:
+    if turn.said:
+        await group.send_batch(turn.said, timeout=BOUND)
+    heard: list[Message] = []
+    wait = None if turn.until == inf else max(0.0, turn.until - now())
+    while len(heard) < HEARD and (message := await group.recv(wait)) is not None:
+        heard.append(message)
+        wait = 0.0
+    return heard

@@ -1,0 +1,365 @@
+"""Objects between programs on simulated fabrics: what is sent arrives whole and right, or is missed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import mcast
+from mcast import Membership, TimedOut, aio, cast
+from mcast.api import Message
+from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
+from mcast.backends.sim.testbed import SimObserver
+from mcast.cast.nack.messages import (
+    MOST_WIDTH,
+    Describe,
+    Offer,
+    Piece,
+    Spoken,
+    packed,
+    piece_size,
+    unpacked,
+)
+from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
+from mcast.cast.objects.turns import Seat
+from mcast.cast.packets import Rejected, number_at
+from mcast.wire.addresses import Gid
+
+GROUP = "239.1.2.3"
+BOUND = 60.0
+"""Seconds; the longest that anything may take, never a delay."""
+
+DATA = Random(1).randbytes(200_000)
+
+
+@pytest.fixture(params=[Fabric.roce, Fabric.infiniband], ids=["roce", "infiniband"])
+def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
+    made: Fabric = request.param(5, clock="wall")
+    yield made
+    assert SimObserver(made).leftovers() == ()
+
+
+@pytest.fixture
+def roce() -> Iterator[Fabric]:
+    made = Fabric.roce(5, clock="wall")
+    yield made
+    assert SimObserver(made).leftovers() == ()
+
+
+@contextmanager
+def member(fabric: Fabric, host: int) -> Iterator[Membership]:
+    with (
+        open_fabric(fabric, host=host) as backend,
+        mcast.open_endpoint(backend) as endpoint,
+        endpoint.join(GROUP) as group,
+    ):
+        yield group
+
+
+@asynccontextmanager
+async def amember(fabric: Fabric, host: int) -> AsyncIterator[aio.Membership]:
+    with open_fabric(fabric, host=host) as backend:
+        async with aio.open_endpoint(backend) as endpoint, endpoint.join(GROUP) as group:
+            yield group
+
+
+def gets(
+    fabric: Fabric, host: int, count: int, into: Into = None, missed: Callable[..., object] | None = None
+) -> list[cast.Received]:
+    """A receiver on that host, which leaves after so many objects."""
+    found: list[cast.Received] = []
+    with member(fabric, host) as group, closing(cast.receive(group, into, missed=missed)) as objects:
+        while len(found) < count:
+            found.append(next(objects))
+    return found
+
+
+def body(one: cast.Received) -> bytes:
+    """The bytes of an object that went to memory."""
+    assert one.data is not None
+    return bytes(one.data)
+
+
+@contextmanager
+def others(*calls: Callable[[], object]) -> Iterator[list[Future[Any]]]:
+    """Calls in threads of their own."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        yield [pool.submit(call) for call in calls]
+
+
+def test_several_objects_reach_all_although_messages_get_lost(fabric: Fabric) -> None:
+    things = (DATA, b"", bytearray(b"x" * 5000))
+    with (
+        fabric.rules.when(Messages(rate=0.02), Drop()),
+        fabric.rules.when(Messages(rate=0.02), Duplicate(2)),
+        fabric.rules.when(Messages(rate=0.02), Reorder(3)),
+        others(lambda: gets(fabric, 1, 3), lambda: gets(fabric, 2, 3)) as ends,
+        member(fabric, 0) as group,
+        cast.open_session(group) as session,
+    ):
+        session.gather(2, BOUND)
+        reports = [session.send(one, name=f"n{len(one)}", metadata=b"meta") for one in things]
+        got = [end.result(BOUND) for end in ends]
+    for found in got:
+        assert [(body(one), one.offered.name) for one in found] == [(one, f"n{len(one)}") for one in things]
+        assert [one.digest for one in found] == [report.digest for report in reports]
+        assert {one.offered.metadata for one in found} == {b"meta"}
+    for report in reports:
+        assert report.kept
+        assert [account.whole for account in report.receivers] == [True, True]
+
+
+def test_the_same_by_awaiting(fabric: Fabric) -> None:
+    async def receives(host: int) -> list[bytes]:
+        found = []
+        async with amember(fabric, host) as group, aclosing(cast.receive(group)) as objects:
+            async for one in objects:
+                found.append(body(one))
+                if len(found) == 2:
+                    break
+        return found
+
+    async def sends() -> list[cast.ObjectReport]:
+        async with amember(fabric, 0) as group, cast.open_session(group) as session:
+            await session.gather(2, BOUND)
+            return [await session.send(DATA), await session.send(b"second")]
+
+    async def run() -> None:
+        async with asyncio.timeout(BOUND):
+            reports, *got = await asyncio.gather(sends(), receives(1), receives(2))
+        assert got == [[DATA, b"second"]] * 2
+        assert all(report.kept and len(report.receivers) == 2 for report in reports)
+
+    with fabric.rules.when(Messages(rate=0.02), Drop()):
+        asyncio.run(run())
+
+
+def test_objects_go_where_the_receiver_wants(roce: Fabric, tmp_path: Path) -> None:
+    buffer, path = bytearray(300_000), tmp_path / "copy"
+    too_small: list[cast.Missed] = []
+
+    def chosen(offered: cast.Offered) -> Path | None:
+        if offered.size == len(DATA):
+            raise OSError("no room for this one")
+        return tmp_path / "chosen"
+
+    with (
+        others(
+            lambda: gets(roce, 1, 2, buffer),
+            lambda: gets(roce, 2, 2, path),
+            lambda: gets(roce, 3, 1, chosen),
+            lambda: gets(roce, 4, 1, bytearray(10), too_small.append),
+        ) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group) as session,
+    ):
+        source = tmp_path / "source"
+        source.write_bytes(DATA)
+        session.gather(4, BOUND)
+        report = session.send(source)
+        session.send(b"little")
+        in_buffer, in_file, in_chosen, _ = (end.result(BOUND) for end in ends)
+    assert [one.size for one in in_buffer] == [len(DATA), 6]
+    assert [one.path for one in in_file] == [path, path]
+    assert [one.offered.number for one in in_chosen] == [1]
+    assert bytes(buffer[: len(DATA)]) == b"little" + DATA[6:]
+    assert path.read_bytes() == b"little"
+    assert (tmp_path / "chosen").read_bytes() == b"little"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["chosen", "copy", "source"]
+    assert [one.why for one in too_small] == ["the object is larger than the 10 bytes that there are for it"]
+    assert not report.kept
+    assert {one.address: one.why for one in report.receivers} == {
+        "10.0.0.2": "",
+        "10.0.0.3": "",
+        "10.0.0.4": "no room for this one",
+        "10.0.0.5": "the object is larger than the 10 bytes that there are for it",
+    }
+
+
+def test_a_killed_receiver_is_named_and_a_late_one_gets_the_whole(fabric: Fabric) -> None:
+    begun = threading.Event()
+
+    def is_killed() -> None:
+        with member(fabric, 1) as group:
+
+            def dies(_: cast.Offered) -> None:
+                group._endpoint.close()
+                begun.set()
+
+            assert list(cast.receive(group, dies)) == []
+
+    def comes_late() -> list[cast.Received]:
+        assert begun.wait(BOUND)
+        return gets(fabric, 3, 1)
+
+    with (
+        others(is_killed, lambda: gets(fabric, 2, 1), comes_late) as ends,
+        member(fabric, 0) as group,
+    ):
+        report = cast.send(group, DATA, receivers=2, timeout=BOUND, silence=2.0)
+        _, got, late = (end.result(BOUND) for end in ends)
+    assert [body(one) for one in (*got, *late)] == [DATA, DATA]
+    accounts = {one.why: one.whole for one in report.receivers}
+    assert accounts == {"was silent": False, "": True}
+    assert (report.kept, len(report.receivers)) == (False, 3)
+
+
+def test_a_liar_at_the_senders_own_address_costs_a_repair_and_no_wrong_byte(roce: Fabric) -> None:
+    blocks = 4
+    data = Random(2).randbytes(blocks * MOST_WIDTH * piece_size(1024))
+    lied = threading.Event()
+
+    def lies() -> None:
+        with member(roce, 0) as group:
+            for message in group:
+                try:
+                    spoken = unpacked(message.payload)
+                except Rejected:
+                    continue
+                if isinstance(spoken, Describe):
+                    last = Piece(spoken.session, 0, blocks - 1, 0, bytes(spoken.piece))
+                    group.send(packed(last))
+                    lied.set()
+                    return
+
+    with (
+        others(lies, lambda: gets(roce, 1, 1)) as ends,
+        member(roce, 0) as group,
+    ):
+        report = cast.send(group, data, timeout=BOUND, rate=1e6)
+        ends[0].result(BOUND)
+        (got,) = ends[1].result(BOUND)
+    assert lied.is_set()
+    assert body(got) == data
+    (account,) = report.receivers
+    assert account.whole
+    assert account.asked, "the block with the liar's piece differs from its digest, and comes again"
+
+
+def test_several_senders_are_told_apart(roce: Fabric) -> None:
+    def sends(host: int) -> cast.ObjectReport:
+        with member(roce, host) as group:
+            return cast.send(group, DATA[host:], name=str(host), timeout=BOUND)
+
+    with others(lambda: sends(0), lambda: sends(1), lambda: sends(2)) as ends:
+        got = gets(roce, 3, 3)
+        reports = [end.result(BOUND) for end in ends]
+    assert {(one.offered.name, one.offered.address) for one in got} == {
+        ("0", "10.0.0.1"),
+        ("1", "10.0.0.2"),
+        ("2", "10.0.0.3"),
+    }
+    assert all(body(one) == DATA[int(one.offered.name) :] for one in got)
+    assert all(report.kept for report in reports)
+
+
+def test_ctrl_c_tells_the_receivers_and_leaves_no_file(roce: Fabric, tmp_path: Path) -> None:
+    missed: list[cast.Missed] = []
+
+    def interrupts(_: cast.Offered) -> Path:
+        os.kill(os.getpid(), signal.SIGINT)
+        return tmp_path / "copy"
+
+    def receives() -> None:
+        with member(roce, 1) as group, closing(cast.receive(group, interrupts, missed=note)) as objects:
+            next(objects)
+
+    def note(one: cast.Missed) -> None:
+        missed.append(one)
+        raise EOFError
+
+    with others(receives) as ends, member(roce, 0) as group:
+        with pytest.raises(KeyboardInterrupt):
+            cast.send(group, Random(3).randbytes(3_000_000), timeout=BOUND, rate=100_000)
+        assert isinstance(ends[0].exception(BOUND), EOFError)
+        with pytest.raises(TimedOut, match="0 of 1 receivers take part"):
+            cast.send(group, b"again", timeout=0)  # the membership is free again
+    assert [one.why for one in missed] == ["interrupted"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cancelled_receiver_tells_the_sender_and_leaves_no_file(roce: Fabric, tmp_path: Path) -> None:
+    async def run() -> cast.ObjectReport:
+        begun = asyncio.Event()
+
+        def begins(_: cast.Offered) -> Path:
+            begun.set()
+            return tmp_path / "copy"
+
+        async def receives() -> None:
+            async with amember(roce, 1) as group:
+                async for _ in cast.receive(group, begins):
+                    pass
+
+        async def sends() -> cast.ObjectReport:
+            async with amember(roce, 0) as group:
+                return await cast.send(group, Random(3).randbytes(3_000_000), rate=100_000)
+
+        async with asyncio.timeout(BOUND):
+            task, report = asyncio.create_task(receives()), asyncio.create_task(sends())
+            await begun.wait()
+            task.cancel()
+            return await report
+
+    report = asyncio.run(run())
+    assert [(one.whole, one.why) for one in report.receivers] == [(False, "interrupted")]
+    assert not report.kept
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_membership_has_one_end_at_a_time(roce: Fabric) -> None:
+    with (
+        member(roce, 0) as group,
+        cast.open_session(group),
+        pytest.raises(RuntimeError, match="sending or receiving objects already"),
+    ):
+        next(cast.receive(group))
+    with (
+        open_fabric(roce, host=1) as backend,
+        mcast.open_endpoint(backend) as endpoint,
+        endpoint.sender(GROUP) as sender,
+        pytest.raises(TypeError, match=r"use Endpoint\.join"),
+    ):
+        cast.send(sender, b"")  # type: ignore[call-overload]
+
+
+def test_a_receiver_that_leaves_is_not_waited_for(roce: Fabric) -> None:
+    with (
+        others(lambda: gets(roce, 1, 1)) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group, silence=BOUND) as session,
+    ):
+        session.gather(1, BOUND)
+        first = session.send(b"first")
+        ends[0].result(BOUND)
+        second = session.send(b"second")
+    assert [one.whole for one in first.receivers] == [True]
+    assert [(one.whole, one.why) for one in second.receivers] in ([], [(False, "left")])
+
+
+def test_invitations_of_one_address_leave_room_for_others() -> None:
+    def says(address: str, spoken: Spoken) -> Message:
+        return Message(memoryview(packed(spoken)), Gid(address), 7, Gid("ff0e::1"), None, False)
+
+    seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0)
+    receiving = ObjectsIn(seat, None, None, 1000, 1000, 10.0)
+    turns = receiving.next(None)
+    next(turns)
+    liar = [Offer(number_at("10.0.0.2", salt), 0, 1, 1, 1000, "liar") for salt in range(1, 50)]
+    honest = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, "honest")
+    turns.send([*(says("::ffff:10.0.0.2", one) for one in liar), says("::ffff:10.0.0.3", honest)])
+    assert receiving.rejected == {"an invitation to one session too many": len(liar) - MOST_OF_ADDRESS}
+    assert len(receiving.sessions) == MOST_OF_ADDRESS + 1
+    assert honest.session in receiving.sessions
