@@ -130,8 +130,11 @@ def _run() -> int:
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:
-    with suppress(OSError):
+    try:
         sys.stdout.flush()
+    except OSError:  # a full disk: what is left in the buffer must not be tried again at the end
+        with suppress(OSError):
+            forget_stdout()
     if sys.stderr is not None:  # it was closed from the beginning
         print(plain(text if text.startswith("Usage:") else f"{command}: {text}"), file=sys.stderr)
     return status
