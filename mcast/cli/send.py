@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cast.packets import MOST_RECEIVERS
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
     BackendName,
@@ -33,6 +32,14 @@ _NAMED = 10
 """How many lost pieces of a receiver are named; JSON has all."""
 
 
+def _receivers(number: int | None) -> int | None:
+    from mcast.cast.packets import MOST_RECEIVERS
+
+    if number is not None and number > MOST_RECEIVERS:
+        raise typer.BadParameter(f"{number} is more than {MOST_RECEIVERS}")
+    return number
+
+
 @with_settings
 def send(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to send; - is stdin.")],
@@ -40,7 +47,7 @@ def send(
     receivers: Annotated[
         int | None,
         typer.Option(
-            "--receivers", "-n", min=1, max=MOST_RECEIVERS, metavar="N", help="How many to wait for."
+            "--receivers", "-n", min=1, callback=_receivers, metavar="N", help="How many to wait for."
         ),
     ] = None,
     bind: Bind = None,

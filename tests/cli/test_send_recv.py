@@ -16,6 +16,8 @@ from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
 
+from mcast.cast.packets import MOST_RECEIVERS
+
 from ..commands import MCAST, Run, written_to_terminal
 
 DATA = Random(1).randbytes(20_000)
@@ -254,3 +256,9 @@ def test_stdout_by_its_path_is_the_pipe_that_it_is(with_others: Run, tmp_path: P
     (tmp_path / "file").write_text(TEXT)
     done = with_others("recv", "239.1.1.1", "-o", "/dev/stdout")
     assert (done.returncode, done.stdout[: len(TEXT)]) == (0, TEXT)
+
+
+def test_more_receivers_than_a_transfer_takes_are_refused(here: Run) -> None:
+    done = here("send", __file__, "239.1.1.1", "--receivers", MOST_RECEIVERS + 1)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"{MOST_RECEIVERS + 1} is more than {MOST_RECEIVERS}\n")
