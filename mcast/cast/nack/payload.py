@@ -10,16 +10,25 @@ from mcast.cast.nack.messages import Sealed
 from mcast.cast.nack.parity import parity_of, restored
 
 
-def digest_of(data: bytes) -> bytes:
-    """The BLAKE3 digest of a block."""
-    return blake3(data).digest()
+class Digest:
+    """A BLAKE3 digest: of a block's bytes, or of the digests of an object's blocks."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self._hash = blake3(data)
+
+    def update(self, data: bytes) -> None:
+        """Take in what follows."""
+        self._hash.update(data)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._hash.digest())
 
 
 class BlockBytes:
     """A block that is sent: its pieces, and its parity pieces when they are asked for."""
 
     def __init__(self, data: bytes, piece: int, width: int) -> None:
-        self.sealed = Sealed(-(-len(data) // piece), len(data), digest_of(data))
+        self.sealed = Sealed(-(-len(data) // piece), len(data), bytes(Digest(data)))
         self._data, self._piece, self._width = data, piece, width
         self._parity: list[bytes] | None = None
 
@@ -49,4 +58,4 @@ def joined(sealed: Sealed, pieces: Mapping[int, bytes], piece: int, width: int) 
         whole = b"".join(restored(sealed.pieces, data, parity))[: sealed.size]
     except ValueError:
         return None
-    return whole if digest_of(whole) == sealed.digest else None
+    return whole if bytes(Digest(whole)) == sealed.digest else None

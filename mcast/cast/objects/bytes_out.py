@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from blake3 import blake3
 from typing_extensions import Buffer
 
 from mcast.cast.files import Source
 from mcast.cast.nack.messages import UNTOLD, Describe, heads
-from mcast.cast.nack.payload import BlockBytes
+from mcast.cast.nack.payload import BlockBytes, Digest
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
 
@@ -64,12 +63,12 @@ class Outflow:
         self._left = None if about.size == UNTOLD else about.size
         self._begun = b""
         self._forgotten = self.offered = self.size = 0
-        self._digest = blake3()
+        self._digest = Digest()
 
     @property
     def digest(self) -> bytes:
         """The digest of the object, as far as it was offered."""
-        return self._digest.digest()
+        return bytes(self._digest)
 
     def offer(self, core: ObjectSender) -> bool:
         """Offer as many blocks as the core has room for. False if there would be more, but not yet.

@@ -12,8 +12,6 @@ from pathlib import Path
 from random import SystemRandom
 from typing import NamedTuple
 
-from blake3 import blake3
-
 from mcast.cast.files import Sink
 from mcast.cast.nack import parity
 from mcast.cast.nack.messages import (
@@ -28,7 +26,7 @@ from mcast.cast.nack.messages import (
     piece_size,
     told,
 )
-from mcast.cast.nack.payload import joined
+from mcast.cast.nack.payload import Digest, joined
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, sink_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, others
@@ -83,7 +81,7 @@ class _Arrival:
         self.path: Path | None = None
         self.pieces: dict[int, dict[int, bytes]] = {}
         self.size = 0
-        self.digest = blake3()
+        self.digest = Digest()
         self._next = 0
         self._early: dict[int, tuple[bytes, bytes]] = {}
 
@@ -105,7 +103,7 @@ class _Arrival:
             data = sink.data
         elif isinstance(sink, ToBuffer):
             data = sink.view[: sink.size]
-        return Received(self.offered, self.size, self.digest.digest(), data, self.path)
+        return Received(self.offered, self.size, bytes(self.digest), data, self.path)
 
     def close(self) -> None:
         if self.sink is not None:
