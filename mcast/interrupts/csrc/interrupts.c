@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TAKEN, HELD, CAME }; /* what becomes of SIGINT; CAME: it is held back, and one has come */
+enum { TAKEN, HELD, CAME }; /* what becomes of SIGINT; CAME: the signal is held back, and one has come */
 enum { SIGNALLED = 1, RUNG = 2 }; /* what a bell tells */
 
 static int state;		  /* atomic: other threads may get a signal, too */
@@ -319,8 +319,8 @@ struct lock {
 	PyThread_type_lock lock;
 	unsigned long owner; /* 0: nobody */
 	unsigned long count; /* of times that the owner has taken it */
-	int level;	     /* -1: it puts nothing off */
-	PyObject *refusal;   /* what its owner is told who takes it once more; NULL: it may */
+	int level;	     /* -1: the lock puts nothing off */
+	PyObject *refusal;   /* what an owner is told who takes the lock once more; NULL: an owner may */
 };
 
 static PyObject *new_lock(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
@@ -360,7 +360,7 @@ static void free_lock(PyObject *object)
 	Py_DECREF(type);
 }
 
-/* Wait for it, so many seconds or (-1) without end. 1: taken, 0: too late, -1: a signal's handler raised. */
+/* Wait for the lock, so many seconds or (-1) without end. 1: taken, 0: too late, -1: a signal's handler raised. */
 static int wait_for_lock(struct lock *self, double timeout)
 {
 	double end = now() + timeout;
@@ -514,7 +514,7 @@ struct block {
 	PyObject *acquire, *release; /* of a lock of another kind; or NULL */
 };
 
-static PyObject *bare; /* the one without a lock; there is one, for it has nothing of its own */
+static PyObject *bare; /* the only block without a lock: such a block has no state */
 
 static PyObject *new_block(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
@@ -615,7 +615,7 @@ static PyType_Spec block_spec = {
 
 struct lifted {
 	PyObject_HEAD
-	int depth; /* of the blocks that it lifts */
+	int depth; /* of the blocks that this one lifts */
 };
 
 static PyObject *enter_lifted(PyObject *object, PyObject *unused)

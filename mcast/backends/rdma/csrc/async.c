@@ -150,7 +150,7 @@ int mcast_listen(struct mcast_qp *qp, struct ibv_context *context)
 	pthread_mutex_lock(&lock);
 	qp->async = device_of(context);
 	if (qp->async) {
-		read_all(qp->async); /* what was before is not its own */
+		read_all(qp->async); /* an event from before the QP is not about the QP */
 		qp->next_of_device = qp->async->qps;
 		qp->async->qps = qp;
 	}

@@ -125,8 +125,8 @@ struct mcast_qp_init {
 	int block_loopback;
 	int is_ethernet;
 	uint32_t comp_vector;
-	uint32_t moderation_count;  /* receives until an event tells of them; 0: one */
-	uint32_t moderation_period; /* microseconds until it tells of fewer */
+	uint32_t moderation_count;  /* received messages until an event tells of them; 0: one */
+	uint32_t moderation_period; /* microseconds until an event tells of fewer */
 	int timestamps;
 	int64_t busy_poll; /* nanoseconds that a thread looks before it sleeps */
 	void *slab;

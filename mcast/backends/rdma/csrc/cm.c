@@ -19,7 +19,7 @@ static int open_channel(struct mcast_channel *self)
 	self->channel = mcast_sym.rdma_create_event_channel();
 	if (!self->channel)
 		return -errno;
-	/* not blocking: of several threads that saw it readable, one gets the event */
+	/* not blocking: of several threads that saw the channel readable, one gets the event */
 	flags = fcntl(self->channel->fd, F_GETFL);
 	if (flags < 0 || fcntl(self->channel->fd, F_SETFL, flags | O_NONBLOCK) ||
 	    fcntl(self->channel->fd, F_SETFD, FD_CLOEXEC)) {

@@ -20,7 +20,7 @@ static struct ibv_device_attr_ex attributes_of(struct ibv_context *context)
 	return attr;
 }
 
-/* The time of day if the device can tell it, else its own clock. */
+/* The time of day if the device can tell the time of day, else the device's own clock. */
 static int create_stamped(struct ibv_context *context, struct ibv_cq_init_attr_ex *init, struct completions *out)
 {
 	struct ibv_device_attr_ex attr = attributes_of(context);
@@ -110,7 +110,7 @@ int mcast_poll_stamped(struct completions *completions, int max, struct ibv_wc *
 	do {
 		read_completion(completions, &wcs[count], &stamps[count]);
 		count++;
-	} while (count < max && !ibv_next_poll(completions->stamped)); /* what it fails with, the next start does */
+	} while (count < max && !ibv_next_poll(completions->stamped)); /* an error here comes again from the next start */
 	ibv_end_poll(completions->stamped);
 	return count;
 }
@@ -420,7 +420,7 @@ int mcast_busy_poll(struct mcast_qp *qp, struct completions *completions, mcast_
 			told = -EAGAIN;
 	}
 	if (!ret && told < 0)
-		ret = look_once(qp, work, what); /* what it has to tell of may have come together with what is waited for */
+		ret = look_once(qp, work, what); /* a completion may have come together with what ended the spin */
 	return ret || told > 0 ? ret : told;
 }
 

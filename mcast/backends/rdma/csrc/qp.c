@@ -125,9 +125,9 @@ static int end_all(struct mcast_qp *self)
 		ret = mcast_returned(mcast_sym.ibv_destroy_qp(self->qp));
 		if (self->id)
 			self->id->qp = NULL;
-		self->id = NULL; /* it may be destroyed before this is tried again */
+		self->id = NULL; /* the id may be destroyed before this is tried again */
 		if (ret == -EBUSY)
-			return ret; /* still attached: it works, and needs the rest */
+			return ret; /* still attached: the QP works, and needs the rest */
 		if (!ret)
 			self->qp = NULL;
 	}
@@ -254,7 +254,7 @@ int mcast_close_qp(struct mcast_qp *self, int64_t linger)
 	int is_first = !mcast_is_shut(&self->gate);
 
 	mcast_gate_shut(&self->gate);
-	pthread_mutex_lock(&self->lock); /* what holds it instead of entering has left, too */
+	pthread_mutex_lock(&self->lock); /* a call that holds the lock instead of entering has left, too */
 	pthread_mutex_unlock(&self->lock);
 	if (is_first)
 		mcast_linger(self, linger);
@@ -299,7 +299,7 @@ static void set_state(struct mcast_qp *self, enum ibv_qp_state state)
 	if (state != IBV_QPS_ERR && self->state == IBV_QPS_ERR) {
 		(void)!eventfd_read(self->gate.wake_fd, &unused);
 		if (mcast_is_shut(&self->gate))
-			(void)!eventfd_write(self->gate.wake_fd, 1); /* that was its */
+			(void)!eventfd_write(self->gate.wake_fd, 1); /* the close had made it readable, which was read just now */
 	}
 	self->state = state;
 }
@@ -342,7 +342,7 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 	set_state(self, state);
 	if (state == IBV_QPS_RESET) {
 		mcast_forget_posted(self);
-		/* one may name a source address that is gone, which may be why there is a reset at all */
+		/* a handle may name a source address that is gone, which may be the reason for the reset */
 		mcast_retire_ahs(self);
 	}
 	if (state == IBV_QPS_INIT && self->init.qp_type == IBV_QPT_UD)
@@ -494,7 +494,7 @@ struct mcast_ah *mcast_find_ah(struct mcast_qp *self, uint64_t serial)
 
 		if (found->serial != serial)
 			continue;
-		if (found != self->ahs) { /* to the front: it is likely the next, too */
+		if (found != self->ahs) { /* to the front: the next send likely goes there, too */
 			*at = found->next;
 			found->next = self->ahs;
 			self->ahs = found;

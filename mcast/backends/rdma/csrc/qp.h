@@ -31,7 +31,7 @@ struct receive_memory {
 /* An address handle. Devices may read it until the last send to it is complete. */
 struct mcast_ah {
 	struct ibv_ah *ah;
-	uint64_t serial; /* what Python knows it by */
+	uint64_t serial; /* what Python knows the handle by */
 	uint64_t end;	 /* of the last send to it */
 	int is_retired;
 	struct mcast_ah *next;
@@ -55,13 +55,13 @@ struct mcast_qp {
 
 	/* Guards all below: polling, posting and modifying are short; sleeping is done without it. */
 	pthread_mutex_t lock;
-	enum ibv_qp_state state; /* as asked for; ERR also when the device did it */
+	enum ibv_qp_state state; /* as asked for; ERR also when the device changed it */
 	enum ibv_wc_status failure;
-	int reason; /* 0, or the asynchronous event that put it into ERR, plus 1; GONE */
+	int reason; /* 0, or the asynchronous event that put the QP into ERR, plus 1; GONE */
 
 	uint8_t port_events[PORT_EVENTS]; /* what the port told of; the newest is the port_changes-th */
 	uint32_t port_events_read;
-	int has_news; /* it has told of something since a wait ended for that, or it was read */
+	int has_news; /* the port has told of something, and no wait ended for that, nor were its events read */
 
 	uint64_t head, tail; /* sends posted; sends completed, in ERR with success */
 	uint64_t told;	     /* end of the sends that a completion will tell of: all, but for a post that failed */
@@ -159,7 +159,7 @@ struct mcast_send_job {
 	uint32_t count;
 	uint32_t posted;
 	uint64_t end;	   /* wait until the sends before this one are complete; or ALL_POSTED */
-	uint64_t room_end; /* those that it waits for at the moment */
+	uint64_t room_end; /* the sends that the job waits for at the moment */
 };
 
 /* See what is complete; with the lock held. */

@@ -221,7 +221,7 @@ static int give_back(struct mcast_qp *qp, struct receive_memory *memory, const s
 
 	for (uint32_t i = 0; i < count; i++)
 		memory->slots[messages[i].slot] = SLOT_FREE;
-	/* in RESET they wait for INIT, in the other memory for its turn */
+	/* in RESET slots wait for INIT; those of the other memory wait until messages arrive there again */
 	if (memory != qp->memory || qp->state == IBV_QPS_RESET)
 		return 0;
 	chain.count = 0;
@@ -230,7 +230,7 @@ static int give_back(struct mcast_qp *qp, struct receive_memory *memory, const s
 	return ret ? ret : post_chain(qp, &chain);
 }
 
-/* As its lease would be read and given back. */
+/* As a lease of the message would be read and given back. */
 static void copy_out(struct mcast_qp *qp, struct mcast_message *message, uint8_t *copy)
 {
 	if (qp->memory != &qp->slab || message->length > COPY_ROOM)

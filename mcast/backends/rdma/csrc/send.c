@@ -5,7 +5,7 @@
 
 enum { POLL_BATCH = 32 };
 
-/* One stands for itself and for all before it; the first that fails for all behind it. */
+/* A completion stands for its send and for all before; the first that fails for all behind. */
 void mcast_reap(struct mcast_qp *qp)
 {
 	struct ibv_wc wcs[POLL_BATCH];
@@ -115,7 +115,7 @@ static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
 		if (job->lengths[i] > qp->init.send_room)
 			return -EMSGSIZE;
 		if (is_on_device(job, i) && !(region && region->is_device))
-			return -EINVAL; /* it was deregistered meanwhile */
+			return -EINVAL; /* the memory was deregistered meanwhile */
 	}
 	if (qp->head == qp->tail)
 		qp->first_slot = qp->head; /* none is in use: take those that are in the cache */

@@ -57,7 +57,7 @@ int calls_read_timeout(PyObject *timeout, int64_t *out)
 	seconds = PyFloat_AsDouble(timeout);
 	if (seconds == -1.0 && PyErr_Occurred()) {
 		if (PyErr_ExceptionMatches(PyExc_Exception))
-			PyErr_Clear(); /* the contract meets it again, and says what it is; Ctrl-C is none of its own */
+			PyErr_Clear(); /* the contract meets the error again, and says what is wrong; Ctrl-C is no error of the argument */
 		return 0;
 	}
 	*out = seconds <= 0 ? 0 : seconds > 1e9 ? -1 : (int64_t)(seconds * 1e9);

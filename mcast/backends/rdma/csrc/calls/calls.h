@@ -23,7 +23,7 @@ struct known_gid {
 
 /* The base of the QP. */
 struct calls {
-	PyObject_HEAD /* what it refers to may refer to it: a region that messages arrive in */
+	PyObject_HEAD /* the objects that it refers to may refer to it: a region that messages arrive in */
 	struct mcast_qp *qp; /* NULL: not made yet */
 	unsigned forks;
 	int event_fd;
@@ -39,7 +39,7 @@ struct calls {
 	struct room spare; /* of the last batch that is gone, for the next */
 
 	PyObject *memories; /* generation -> the buffer that payloads arrive in, or a DeviceRegion */
-	int on_device;	    /* whether they arrive in one of these */
+	int on_device;	    /* whether messages arrive in the memory of a device */
 	PyObject *sources;  /* GIDs the QP has sent from */
 	struct known_gid senders[KEPT_GIDS], groups[KEPT_GIDS]; /* by the last byte */
 };
@@ -74,7 +74,7 @@ PyObject *calls_fall_back(PyObject *method, PyObject *self, PyObject *const *arg
 int calls_sort_arguments(PyObject *const *args, Py_ssize_t count, PyObject *names, const char *const *parameters,
 			 int wanted, PyObject **out);
 
-/* Nanoseconds, -1 for never; 0 when it is no time, with an error only if the contract is not to be asked. */
+/* Nanoseconds, -1 for never; 0 when the object is no time, with an error only if the contract is not to be asked. */
 int calls_read_timeout(PyObject *timeout, int64_t *out);
 PyObject *calls_refuse_timeout(PyObject *given);
 int64_t calls_deadline(int64_t timeout);
@@ -85,7 +85,7 @@ int64_t calls_coarse_now(void);
 /* Raise what the result of a call says: `posted` of its `count` messages were posted. NULL. */
 PyObject *calls_fail(struct calls *self, const char *call, int result, uint32_t posted, uint32_t count);
 
-/* Until when calls on it look before they sleep. */
+/* Until when calls on the QP look before they sleep. */
 int64_t calls_spin_until(const struct calls *self);
 
 /* --- message.c --- */
@@ -93,7 +93,7 @@ int64_t calls_spin_until(const struct calls *self);
 /* The buffer that messages of that generation arrive in, or the region, new; 0, or -1 with an error. */
 int calls_open_memory(struct calls *self, uint32_t generation, Py_buffer *out, PyObject **region);
 
-/* Takes the reference to `payload`. `region`: where it is, if that is on a device. */
+/* Takes the reference to `payload`. `region`: where the payload is, if that is on a device. */
 PyObject *calls_make_message(struct calls *self, const struct mcast_message *from, PyObject *payload,
 			     PyObject *region);
 

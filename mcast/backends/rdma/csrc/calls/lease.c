@@ -104,7 +104,7 @@ static PyObject *lease_give_back(PyObject *object, PyObject *unused)
 	return NULL;
 }
 
-/* 0: one of them is in use. */
+/* 0: a view is in use. */
 static int end_views(struct lease *self)
 {
 	for (Py_ssize_t i = self->views ? PyList_Size(self->views) : 0; i > 0; i--) {

@@ -1,9 +1,9 @@
 /* QueuePair.send, send_one and flush. */
 #include "calls.h"
 
-/* From how much on a post releases the GIL: bytes to copy, and what a message counts beside them. To release the GIL
- * and to take it again was measured at 0.3 us, and at 1.1 us with another thread that wants it; to copy and post 32 KiB
- * at 1.5 to 3 us. */
+/* From so many bytes on a post releases the GIL: the bytes to copy, and what each message counts beside them. To
+ * release the GIL and to take it again was measured at 0.3 us, and at 1.1 us with another thread that wants it; to copy
+ * and post 32 KiB at 1.5 to 3 us. */
 enum { WORTH_A_HAND_OVER = 32768, POST_BYTES = 256 };
 
 enum { SMALLEST_MTU = 256, KEPT_ARGUMENTS = 256 };
@@ -60,7 +60,7 @@ static void let_go(struct payloads *payloads)
 	PyMem_Free(payloads->block);
 }
 
-/* Let go of them; 0: an error is set, and stays. */
+/* Let go of the payloads; 0: an error is set, and stays. */
 static int finish_sending(struct payloads *payloads)
 {
 	PyObject *type, *value, *trace;
@@ -71,7 +71,7 @@ static int finish_sending(struct payloads *payloads)
 	return !type;
 }
 
-/* 0: it is none that could be sent from here. */
+/* 0: the payload cannot be sent from here. */
 static int add_payload(const struct calls *self, struct payloads *payloads, PyObject *payload)
 {
 	Py_ssize_t place = payloads->count++;
@@ -192,7 +192,7 @@ static int send_fast(struct calls *self, PyObject *const *given, PyObject *list)
 	    !make_room(&payloads, count))
 		return PyErr_Occurred() ? -1 : 0;
 	for (Py_ssize_t i = 0; i < count; i++) {
-		PyObject *payload = list ? PyList_GetItem(list, i) : given[1]; /* NULL: it has become shorter meanwhile */
+		PyObject *payload = list ? PyList_GetItem(list, i) : given[1]; /* NULL: the list has become shorter meanwhile */
 
 		if (!payload || !add_payload(self, &payloads, payload))
 			goto done;

@@ -22,7 +22,7 @@ int mcast_set_up_signals(PyObject *function, unsigned long thread)
 	return quietly ? PyDict_SetItemString(quietly, "warn_on_full_buffer", Py_False) : -1;
 }
 
-/* What it was before; NO_FD as well if Python refuses, as it does in the main thread of another interpreter. What a
+/* The descriptor before; NO_FD as well if Python refuses, as it does in the main thread of another interpreter. What a
  * signal's handler has raised by then stays set. */
 static int swap(int fd)
 {

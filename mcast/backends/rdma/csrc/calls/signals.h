@@ -19,7 +19,7 @@ int mcast_set_up_signals(PyObject *set_wakeup_fd, unsigned long main_thread);
 /* A wait of whichever kind, on an object whose close makes it end with -EBADF. */
 typedef int wait_step(void *object, void *what, const struct mcast_wait *wait);
 
-/* Carry it out without the GIL. Instead of -EINTR Python's signal handlers run: RAISED if one raises. */
+/* Carry the wait out without the GIL. Instead of -EINTR Python's signal handlers run: RAISED if one raises. */
 int mcast_wait_with_signals(wait_step *step, void *object, void *what, int event_fd, int64_t deadline, int64_t spin);
 
 /* How many forks lie between the process that loaded this and this one. */
