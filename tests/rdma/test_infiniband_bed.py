@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address, ip_address
+from typing import Any
 
 import pytest
 
 from mcast.api import Gid
+from mcast.backends.rdma import infiniband_bed
 from mcast.backends.rdma.host_bed import of_one_network
+from mcast.backends.rdma.infiniband_bed import InfinibandObserver, InfinibandPort, with_more_ids
 from mcast.backends.rdma.net.groups import SaRecord, read_records
 from mcast.backends.rdma.net.hostnet import InterfaceAddress
 from mcast.backends.rdma.roce_bed import RocePort
@@ -72,3 +75,44 @@ def test_the_ports_of_a_fabric_are_those_of_the_largest_network() -> None:
     ports = {IPv4Address(text): port(text) for text in ("10.0.0.1", "10.0.1.1", "10.0.1.2")}
     assert set(of_one_network(ports)) == {IPv4Address("10.0.1.1"), IPv4Address("10.0.1.2")}
     assert of_one_network({}) == {}
+
+
+IDS, OTHERS = ("softib1", "cm_id"), ("softib2", "cm_id")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "devices"),
+    [
+        ({}, {}, set()),
+        ({}, {IDS: 1}, {"softib1"}),
+        ({IDS: 2, OTHERS: 1}, {IDS: 3, OTHERS: 1}, {"softib1"}),
+        ({IDS: 2}, {IDS: 2, ("softib1", "qp"): 9}, set()),
+        ({IDS: 2, OTHERS: 1}, {IDS: 1, OTHERS: 2}, {"softib2"}),
+    ],
+)
+def test_only_an_id_that_is_left_can_hold_a_membership(
+    before: dict[tuple[str, str], int], now: dict[tuple[str, str], int], devices: set[str]
+) -> None:
+    assert with_more_ids(before, now) == devices
+
+
+def test_a_membership_that_the_sm_kept_is_not_left_behind_and_one_of_an_id_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing: Any = None
+    objects: dict[tuple[str, str], int] = {IDS: 1}
+    ipoib, joined = Gid("ff12:401b:ffff::1"), Gid("ff12:4001:ffff::f40:1ac")
+    gids = [Gid("fe80::11"), Gid("fe80::12")]
+    known = [SaRecord(ipoib, 0xC000, gid, JoinState.FULL) for gid in gids]
+    monkeypatch.setattr(infiniband_bed, "SETTLE", 0.0)
+    monkeypatch.setattr(infiniband_bed, "rdma_objects", lambda: dict(objects))
+    monkeypatch.setattr(infiniband_bed, "trusted_records", lambda: list(known))
+    ports = {
+        IPv4Address(f"10.77.0.{n}"): InfinibandPort(f"softib{n}", 1, n, gid, f"ib{n}", nothing, None)
+        for n, gid in enumerate(gids, 1)
+    }
+    observer = InfinibandObserver(nothing, ports, nothing)
+    known += [SaRecord(joined, 0xC001, gid, JoinState.FULL) for gid in gids]
+    assert observer.leftovers() == ()
+    objects[OTHERS] = 1
+    assert observer.leftovers() == ("1 cm_id on softib2", f"10.77.0.2 is a member of {joined}")

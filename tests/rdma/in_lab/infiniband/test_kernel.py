@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from mcast.api import CmEventType, InvalidArgument, JoinAttrEx, McastError, PortSpace, TimedOut
+from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, trusted_records
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.ipoib import interfaces_of
@@ -181,9 +182,17 @@ def test_bits_that_the_port_holds_cost_no_request_and_others_time_out(bed: Infin
         event.check()
     third.id.leave_multicast(late)
     eventually(bed, lambda: states(late_mgid) == [FULL])  # OpenSM does what it was asked, when it can
-    assert third.join(late).gid == late_mgid
-    third.id.leave_multicast(late)
-    eventually(bed, lambda: states(late_mgid) == [])
+    held = f"{first.port} is a member of {mgid}"
+    assert held in bed.observer._left()
+    bed.backend.close()
+    assert bed.observer.leftovers() == ()
+    assert states(late_mgid) == [FULL]
+    with PROVIDER.testbed() as again:
+        fourth = Application(again)
+        assert fourth.join(late).gid == late_mgid
+        fourth.id.leave_multicast(late)
+        eventually(again, lambda: states(late_mgid) == [])
+        again.backend.close()
 
 
 def test_what_the_sa_refuses_is_einval(bed: InfinibandTestbed) -> None:
