@@ -10,35 +10,85 @@ import errno as E
 import os
 import sys
 from contextlib import suppress
-from importlib.util import find_spec
+from importlib import import_module
 from io import RawIOBase, TextIOWrapper
 from signal import SIGINT
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import typer
-from typing_extensions import Buffer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from mcast.cli import (
-    bench,
-    conformance,
-    demo,
-    doctor,
-    groups,
-    info,
-    mgid,
-    ping,
-    record,
-    recv,
-    replay,
-    send,
-    sim,
-    top,
-)
 from mcast.cli.terminal import Failure, forget_stdout, plain
-from mcast.errors.tree import BackendError
+
+if TYPE_CHECKING:
+    from typer._click.core import Command, Context, Parameter
+    from typer._click.formatting import HelpFormatter
+    from typing_extensions import Buffer
+
+SUMMARIES = {
+    "info": "Show which providers work here, and what the others need.",
+    "doctor": "Find what is wrong on this host, and how to repair it.",
+    "demo": "Multicast a file, and verify each copy.",
+    "send": "Send FILE to every `mcast recv` in GROUP.",
+    "recv": "Receive the next file that `mcast send` sends to GROUP.",
+    "ping": "Ask the members of GROUP; show losses and round trips.",
+    "groups": "Show which groups there are, and their members.",
+    "mgid": "Show the addresses of a group on each link layer.",
+    "top": "Show live what sources send to groups, and what is lost.",
+    "record": "Record messages to groups in a pcapng file.",
+    "replay": "Send the messages of a capture to their groups again.",
+    "bench": "Measure message rate, loss and latency.",
+    "conformance": "Prove that backends keep the contract.",
+    "sim": "Serve a simulated fabric, or play faulty runs on one.",
+    "lab": "Run commands on Soft-RoCE or InfiniBand, in a small guest.",
+}
+"""The commands in the order of the help, each with the first sentence of its own help. The file of a command,
+which has its name, is imported when the command is used."""
+
+
+class _Group(TyperGroup):
+    """Commands whose help cuts no summary short, and needs no pydantic, which typer loads to read a flag that
+    is None."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        found = super().get_params(ctx)
+        for one in found:
+            if one.default is None and getattr(one, "is_flag", False):
+                one.default = False
+        return found
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(999)) for name, one in self.commands.items()])
+
+
+class _Commands(_Group):
+    """The commands, of which the help and the shell's completion need names and summaries alone."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name else found, rest
+
+
+def load(name: str) -> Command:
+    """The command of this name, with its options."""
+    module = import_module(f"mcast.cli.{name}")
+    whole = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    if hasattr(module, "app"):
+        whole.add_typer(module.app, name=name, cls=_Group)
+    else:
+        whole.command(name)(getattr(module, name))
+    return get_group(whole).commands[name]
+
+
+def _named() -> None:
+    """What the table of commands has in the place of a command that is not loaded yet."""
+
 
 app = typer.Typer(
     name="mcast",
+    cls=_Commands,
     help="RDMA multicast: try it, check this host, send files, measure, test providers.",
     invoke_without_command=True,
     add_completion=True,
@@ -46,27 +96,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    info.info,
-    doctor.doctor,
-    demo.demo,
-    send.send,
-    recv.recv,
-    ping.ping,
-    groups.groups,
-    mgid.mgid,
-    top.top,
-    record.record,
-    replay.replay,
-    bench.bench,
-    conformance.conformance,
-):
-    app.command()(command)
-app.add_typer(sim.app, name="sim")
-if find_spec("mcast.cli.lab"):
-    from mcast.cli.lab import app as lab
-
-    app.add_typer(lab, name="lab")
+for _name, _summary in SUMMARIES.items():
+    app.command(_name, help=_summary)(_named)
 
 
 def _version(wanted: bool) -> None:
@@ -117,8 +148,6 @@ def _run() -> int:
         return _say(error.format_message(), error.exit_code, context.command_path if context else "mcast")
     except Failure as error:
         return _say(str(error), error.status)
-    except BackendError as error:
-        return _say(str(error), 2)
     except KeyboardInterrupt:  # while a pipe's reader is slow to read the output
         return 128 + SIGINT
     except BrokenPipeError:
@@ -127,6 +156,12 @@ def _run() -> int:
     except OSError as error:
         # An error of the contract, with its call and causes, or one of the system: a full disk, say.
         return _say(str(error), 1)
+    except Exception as error:
+        from mcast.errors.tree import BackendError
+
+        if not isinstance(error, BackendError):
+            raise
+        return _say(str(error), 2)
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:

@@ -10,7 +10,6 @@ import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.terminal import Failure, forget_stdout, packet_sink, plain
-from mcast.errors.tree import BackendUnavailable, McastError
 
 if TYPE_CHECKING:
     from mcast.backends.sim.shared.client import SharedBackend
@@ -24,6 +23,7 @@ Socket = Annotated[
 def looking_on(socket: Path | None) -> SharedBackend:
     """The served fabric, on which this process takes no host; one sentence where there is none."""
     from mcast.backends.sim.shared.attach import attach
+    from mcast.errors.tree import BackendUnavailable
 
     try:
         return attach("sim", socket=socket, host="all")
@@ -73,6 +73,8 @@ def ctl(
     The faults and their fields are those of scenarios: restart-sm, cut roce2, drop 1%, delay 5ms roce0,
     drop rate=0.1 group=239.1.1.1 until=10s. What lasts ends at until, or by `mend`.
     """
+    from mcast.errors.tree import McastError
+
     with looking_on(socket) as fabric:
         try:
             lines = fabric.control(words)

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
-from mcast.contract.registry import backend_names
-from mcast.errors.tree import McastError
-from mcast.wire.addresses import McastAddress
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from mcast.wire.addresses import McastAddress
 
 STANDARD = "-"
 """The name of stdout where a file is asked for."""
@@ -117,6 +114,8 @@ def wrapped(label: str, text: str) -> None:
 
 def backend_name(name: str) -> str:
     """Check that a backend has that name."""
+    from mcast.contract.registry import backend_names
+
     if name not in backend_names():
         raise typer.BadParameter(f"{name!r} is no backend; there are {', '.join(backend_names())}")
     return name
@@ -124,6 +123,8 @@ def backend_name(name: str) -> str:
 
 def group(text: str) -> McastAddress:
     """The group address in a text; one sentence says why a text has none."""
+    from mcast.wire.addresses import McastAddress
+
     try:
         return McastAddress.of(text)
     except ValueError as error:
@@ -178,6 +179,8 @@ def output_file(path: Path | None) -> Path | None:
 @contextmanager
 def packet_sink(output: str) -> Iterator[BinaryIO]:
     """Where packets are written, STANDARD for stdout; one sentence if that cannot be."""
+    from mcast.errors.tree import McastError
+
     if output == STANDARD:
         if sys.stdout.isatty():
             raise Failure("a terminal cannot show packets: pipe them on, or name a file", 2)

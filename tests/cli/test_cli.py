@@ -62,12 +62,6 @@ def test_an_unreadable_file_is_one_sentence(here: Run, tmp_path: Path) -> None:
     assert done.stderr == "mcast demo: Invalid value: cannot read loop: Too many levels of symbolic links\n"
 
 
-def test_help_imports_nothing_heavy(run: Run) -> None:
-    loaded = run(MCAST.with_name("python"), "-c", "import sys, mcast.cli; print(*sys.modules)").stdout.split()
-    assert "mcast.cli.demo" in loaded
-    assert not {"pytest", "rich.table", "mcast.backends.sim"} & set(loaded)
-
-
 def test_without_a_command_there_is_help(here: Run) -> None:
     assert here().stdout == here("--help").stdout
 
