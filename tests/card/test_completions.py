@@ -197,6 +197,20 @@ def test_a_message_that_was_only_looked_at_keeps_its_stamp(card: Card, backend: 
         assert [bytes(message.payload) for message in batch] == [b"seen", b"next"]
 
 
+def test_a_message_that_was_only_looked_at_outlives_the_queue(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+    end = End(backend)
+    card.inject(end.qp.qp_num, b"seen")
+    with pytest.raises(McastError, match="queued"):
+        end.qp.register(bytearray(1024), recv_slot=256)
+    card.fail("ibv_poll_cq", E.EIO, times=-1)
+    with end.qp.recv(2, 0) as batch:
+        assert [bytes(message.payload) for message in batch] == [b"seen"]
+    with pytest.raises(McastError):
+        end.qp.recv(2, 0)
+    card.fail_no_more()
+
+
 def test_a_stamped_queue_tells_of_failures(card: Card, backend: CardBackend) -> None:
     card.ethernet(1)
     end = End(backend, timestamps=True)

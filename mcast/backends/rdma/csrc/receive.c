@@ -83,7 +83,7 @@ static int poll_receives(struct mcast_qp *qp, int max, struct ibv_wc *wcs, uint6
 	stamps[0] = qp->seen_stamp;
 	qp->has_seen = 0;
 	polled = max > 1 ? mcast_poll(&qp->recv, max - 1, wcs + 1, stamps + 1) : 0;
-	return polled < 0 ? polled : polled + 1;
+	return polled < 0 ? 1 : polled + 1; /* what fails does so again, when nothing is lost by it */
 }
 
 void mcast_forget_posted(struct mcast_qp *qp)
