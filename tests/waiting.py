@@ -1,4 +1,4 @@
-"""Waiting for a condition, and for a thread to sleep: bounded against hangs alone."""
+"""Waiting for a condition, for threads and for a thread to sleep: bounded against hangs alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from typing import Any
+
+from mcast.api import McastError
 
 BOUND = 30.0
 """Seconds; the longest that anything may take, never a delay."""
@@ -25,3 +28,30 @@ def is_asleep(thread: threading.Thread) -> bool:
     except FileNotFoundError:
         return True
     return stat.rsplit(")", 1)[1].split()[0] == "S"
+
+
+class Running:
+    """Calls in threads of their own, and what became of them."""
+
+    def __init__(self, *calls: Callable[[], Any]) -> None:
+        self.found: list[Any] = [None] * len(calls)
+        self.threads = [
+            threading.Thread(target=self._run, args=(place, call), daemon=True)
+            for place, call in enumerate(calls)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, place: int, call: Callable[[], Any]) -> None:
+        try:
+            self.found[place] = call()
+        except McastError as error:
+            self.found[place] = error
+
+    def results(self) -> list[Any]:
+        """Of all, once they are done."""
+        end = monotonic() + BOUND
+        for thread in self.threads:
+            thread.join(max(0.0, end - monotonic()))
+        assert not any(thread.is_alive() for thread in self.threads)
+        return self.found

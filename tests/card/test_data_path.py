@@ -36,7 +36,7 @@ from mcast.backends.rdma import native
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.pds import ProtectionDomains
 
-from ..waiting import is_asleep, until
+from ..waiting import Running, is_asleep, until
 from . import ends
 from .card import Card, Stage
 from .ends import BOUND as LONG
@@ -75,33 +75,6 @@ class End(ends.End):
 @pytest.fixture
 def end(card: Card, backend: CardBackend) -> End:
     return End(card, backend)
-
-
-class Running:
-    """Calls in threads of their own, and what became of them."""
-
-    def __init__(self, *calls: Callable[[], Any]) -> None:
-        self.found: list[Any] = [None] * len(calls)
-        self.threads = [
-            threading.Thread(target=self._run, args=(place, call), daemon=True)
-            for place, call in enumerate(calls)
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def _run(self, place: int, call: Callable[[], Any]) -> None:
-        try:
-            self.found[place] = call()
-        except McastError as error:
-            self.found[place] = error
-
-    def results(self) -> list[Any]:
-        """Of all, once they are done."""
-        end = monotonic() + LONG
-        for thread in self.threads:
-            thread.join(max(0.0, end - monotonic()))
-        assert not any(thread.is_alive() for thread in self.threads)
-        return self.found
 
 
 # --- waiting -------------------------------------------------------------------------------------

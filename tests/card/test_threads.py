@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 
 from mcast.api import Closed, QueuePair
 
+from ..waiting import Running, is_asleep, until
 from .card import Card, Stage
 from .ends import BOUND, GROUP, End
 from .provider import CardBackend
@@ -79,6 +81,56 @@ def test_a_close_ends_what_others_do(card: Card, backend: CardBackend) -> None:
             for job in jobs:
                 with pytest.raises(Closed):
                     job.result(BOUND)
+
+
+MUCH = [bytes(1024)] * 64
+"""Payloads for whose copies a send releases the GIL, and which fit in the queue."""
+
+
+@pytest.mark.parametrize("timeout", [0, BOUND])
+def test_a_send_that_meets_a_close_at_the_lock_sends_nothing(
+    card: Card, backend: CardBackend, timeout: float
+) -> None:
+    """It has found the queue pair open, and then waits for another thread's post, which stands still."""
+    card.ethernet(1)
+    end = End(backend, max_send_wr=128)
+    qp, to = end.qp, end.join()
+    closing_shows, began = qp.fileno(), threading.Event()
+
+    def send() -> int:
+        began.set()
+        return qp.send(to, MUCH, timeout=timeout)
+
+    card.stall("ibv_post_send")
+    first = Running(partial(qp.send, to, MUCH, timeout=timeout))
+    until(lambda: card.stalled("ibv_post_send") == 1)
+    second = Running(send)
+    assert began.wait(BOUND)
+    until(lambda: is_asleep(second.threads[0]))
+    closing = Running(qp.close)
+    until(lambda: select.select([closing_shows], [], [], 0)[0])
+    card.go_on("ibv_post_send")
+    assert first.results() + closing.results() == [len(MUCH), None]
+    assert [type(one) for one in second.results()] == [Closed]
+    assert card.count("ibv_post_send") == 1
+    assert card.reports() == ()
+
+
+def test_a_close_waits_for_who_holds_the_lock(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+    end = End(backend, max_send_wr=128)
+    qp, to = end.qp, end.join()
+    closing_shows = qp.fileno()
+    card.stall("ibv_post_send")
+    sending = Running(partial(qp.send, to, MUCH, timeout=0))
+    until(lambda: card.stalled("ibv_post_send") == 1)
+    closing = Running(qp.close)
+    until(lambda: select.select([closing_shows], [], [], 0)[0])
+    until(lambda: is_asleep(closing.threads[0]))
+    assert card.count("ibv_destroy_qp") == 0
+    card.go_on("ibv_post_send")
+    assert sending.results() + closing.results() == [len(MUCH), None]
+    assert card.reports() == ()
 
 
 def test_events_come_while_others_send(card: Card, backend: CardBackend) -> None:

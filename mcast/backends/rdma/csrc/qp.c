@@ -254,10 +254,8 @@ int mcast_close_qp(struct mcast_qp *self, int64_t linger)
 	int is_first = !mcast_is_shut(&self->gate);
 
 	mcast_gate_shut(&self->gate);
-	pthread_mutex_lock(&self->lock); /* a call that holds the lock instead of entering has left, too */
-	pthread_mutex_unlock(&self->lock);
 	if (is_first)
-		mcast_linger(self, linger);
+		mcast_linger(self, linger); /* takes the lock: what holds that instead of entering has left, too */
 	return end_all(self);
 }
 
