@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import gc
 import os
 import select
 import socket
@@ -182,6 +183,47 @@ def test_a_delayed_message_outlives_its_place_in_the_ring(
         deliver()
         server.fabric.clock._due.clear()
     assert receiver.take(1) == [b"late" * 100]
+
+
+def spilled() -> int:
+    """Bytes that the server has copied out of rings, and keeps."""
+    there = [one._copied for one in gc.get_objects() if type(one) is rings.RingPayloads]
+    return sum(len(copied) for copied in there if copied is not None)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_of_a_send_no_more_is_kept_than_receives_hold(
+    server: FabricServer, path: Path, is_told: bool
+) -> None:
+    """Receives are what a client's memory is bounded by; the rest of a send that was too long is gone."""
+    with end(path, depth=2) as receiver, end(path, sends=True) as sender:
+        sender.send(b"first")
+        assert receiver.take(1) == [b"first"]
+        if is_told:
+            server.fabric.parts.listen(lambda *_: None)
+        for _ in range(4 * rings.SIZE // (64 * 1024)):
+            sender.send(*[b"x" * 1024] * 64)
+        sender.qp.flush()
+        assert core_of(server, receiver).free == 0
+        assert 0 < spilled() <= 2 * 1024
+        assert receiver.take(2) == [b"x" * 1024] * 2
+
+
+def test_the_ring_of_a_sender_that_has_left_is_gone(server: FabricServer, path: Path) -> None:
+    """Though a receiver has not read what lies there: else each sender would cost descriptors and memory."""
+    with end(path) as receiver:
+        with end(path, sends=True) as sender:  # what is made once is there
+            sender.send(b"first")
+        until(lambda: len(server.clients) == 1)
+        before = descriptors()
+        for number in range(4):
+            with end(path, sends=True) as sender:
+                sender.send(b"asked")
+                sender.send(b"posted %d" % number)
+            until(lambda: len(server.clients) == 1)
+        until(lambda: descriptors() == before)
+        wanted = [one for number in range(4) for one in (b"asked", b"posted %d" % number)]
+        assert receiver.take(9) == [b"first", *wanted]
 
 
 def test_receives_are_given_back_without_a_call(

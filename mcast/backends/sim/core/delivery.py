@@ -109,8 +109,9 @@ class Wire:
             if self.is_told:
                 self._log.sent(qp, path.to, burst)
             for index in range(len(burst.payloads)):
+                one = burst.part(index, index + 1)
                 for target in path.targets:
-                    self._carry_one(qp.port, burst, index, target)
+                    self._carry_one(qp.port, one, target)
         elif self.is_told:
             self._log.sent(qp, path.to, burst)
             for target in path.targets:
@@ -122,8 +123,8 @@ class Wire:
             for target in path.targets:
                 target.deliver(burst, 0, len(burst.payloads))
 
-    def _carry_one(self, port: Port, burst: Burst, index: int, qp: Qp) -> None:
-        size = len(burst.payloads[index])
+    def _carry_one(self, port: Port, burst: Burst, qp: Qp) -> None:
+        """A burst of one message, which may be kept for a while."""
         delivery = Delivery(
             self._clock.now,
             burst.header.group,
@@ -131,33 +132,33 @@ class Wire:
             qp.port.name,
             burst.header.src_qp,
             qp.number,
-            burst.first + index,
-            size,
+            burst.first,
+            len(burst.payloads[0]),
         )
         verdict = self._rules.judge_delivery(delivery)
         if isinstance(verdict, Drop):
-            self._log.lost(qp, burst, index, 1, "a fault rule dropped it")
+            self._log.lost(qp, burst, 0, 1, "a fault rule dropped it")
         elif isinstance(verdict, Delay):
-            self._clock.call_later(verdict.ns, lambda: self._deliver_late(qp, burst, index))
+            self._clock.call_later(verdict.ns, lambda: self._deliver_late(qp, burst))
         elif isinstance(verdict, Reorder):
-            held = self._held.setdefault(qp, HeldBack()).add(verdict.after, burst, index)
+            held = self._held.setdefault(qp, HeldBack()).add(verdict.after, burst)
             self._clock.call_later(HOLD_NS, lambda: self._let_go(qp, held))
         else:
             if isinstance(verdict, CorruptQkey):
                 qkey = burst.header.qkey ^ 1 if verdict.qkey is None else verdict.qkey
                 burst = burst._replace(header=burst.header._replace(qkey=qkey))
             for _ in range(1 + verdict.copies if isinstance(verdict, Duplicate) else 1):
-                self._deliver(qp, burst, index, index + 1)
+                self._deliver(qp, burst, 0, 1)
             self._overtaken(qp)
 
-    def _deliver_late(self, qp: Qp, burst: Burst, index: int) -> None:
+    def _deliver_late(self, qp: Qp, burst: Burst) -> None:
         """Deliver a delayed message, if the queue pair is still where the message was sent to."""
         group, lid = burst.header.group, qp.attached.get(burst.header.group)
         attached = lid == burst.header.dlid or (lid is not None and not qp.port.is_infiniband)
         if not qp.port.up or qp.gone or (group.is_multicast and not attached):
-            self._log.lost(qp, burst, index, 1, "it came too late")
+            self._log.lost(qp, burst, 0, 1, "it came too late")
         else:
-            self._deliver(qp, burst, index, index + 1)
+            self._deliver(qp, burst, 0, 1)
 
     def _overtaken(self, qp: Qp) -> None:
         """Count a message that has come to the queue pair, for those that are held back until more have
@@ -173,7 +174,7 @@ class Wire:
             back.waiting -= 1
             if not back.waiting:
                 del self._held[qp]
-            self._deliver_late(qp, held.burst, held.index)
+            self._deliver_late(qp, held.burst)
 
     def _deliver(self, qp: Qp, burst: Burst, start: int, stop: int) -> None:
         """Messages start..stop arrive."""

@@ -15,7 +15,6 @@ class Held:
     """A message that is held back."""
 
     burst: Burst
-    index: int
     waits: bool = True
 
 
@@ -28,9 +27,9 @@ class HeldBack:
         self._added = count()
         self._heap: list[tuple[int, int, Held]] = []  # by the number of messages that pass before it
 
-    def add(self, after: int, burst: Burst, index: int) -> Held:
+    def add(self, after: int, burst: Burst) -> Held:
         """Hold a message back until `after` others have passed."""
-        held = Held(burst, index)
+        held = Held(burst)
         heappush(self._heap, (self._passed + after, next(self._added), held))
         self.waiting += 1
         return held

@@ -98,7 +98,7 @@ class MessageLog:
         fates = []
         for index in range(start, stop):
             before = [count(qp) for count, _ in FATES]
-            qp.deliver(burst, index, index + 1)
+            qp.deliver(burst.part(index, index + 1), 0, 1)
             moved = (fate for (count, fate), was in zip(FATES, before, strict=True) if count(qp) != was)
             fates.append((index, next(moved, f"the QP is in {qp.state.name}")))
         for fate, run in groupby(fates, key=itemgetter(1)):

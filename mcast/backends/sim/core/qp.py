@@ -57,6 +57,10 @@ class Burst(NamedTuple):
     first: int
     at: int | None = None
 
+    def part(self, start: int, stop: int) -> Burst:
+        """Some of the messages: a queue pair that keeps these does not keep the others."""
+        return self._replace(payloads=self.payloads[start:stop], first=self.first + start)
+
 
 make_burst: Callable[[tuple[object, ...]], Burst] = partial(tuple.__new__, Burst)
 """A burst of all its fields, in a third of the constructor's time."""
@@ -250,6 +254,8 @@ class Qp:
                 self.low_water = self.free
             if not self.free:
                 self.empty += 1
+            if fits < stop - start:
+                burst, start = burst.part(start, start + fits), 0
             self._queue.append((burst, start, start + fits))  # a signal is taken after a call, not before
             if self.on_readable is not None:
                 self.on_readable()
@@ -267,4 +273,4 @@ class Qp:
                     self.fail(WcStatus.LOC_QP_OP_ERR)
                     return
             else:
-                self._accept(burst, index, index + 1)
+                self._accept(burst.part(index, index + 1), 0, 1)

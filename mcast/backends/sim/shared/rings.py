@@ -136,9 +136,14 @@ class Outbox:
             raise ValueError(f"messages at {place} to {end} of a ring that is kept from {self._kept_from}")
         self._head = max(self._head, end)
         payloads = RingPayloads(self, place, lengths)
-        if place == end:
+        self.note(payloads, end)
+        return payloads
+
+    def note(self, payloads: RingPayloads, end: int) -> None:
+        """Somebody has these, up to `end`, and may read them later."""
+        if payloads.place == end:
             payloads.copy_out()
-            return payloads
+            return
         live = self._live
         while live and live[0]() is None:
             live.popleft()
@@ -147,7 +152,6 @@ class Outbox:
             while len(live) > MOST_LIVE // 2:
                 self._copy_out_first()
         live.append(ref(payloads))
-        return payloads
 
     def make_room(self) -> int:
         """How far the client may write now: what somebody still waits for there is copied out of its way."""
@@ -168,7 +172,9 @@ class Outbox:
             payloads.copy_out()
 
     def leave(self) -> None:
-        """The client has left. The ring stays for those who still read there."""
+        """The client has left: what somebody still waits for is copied out, and the ring is nobody's."""
+        while self._live:
+            self._copy_out_first()
         self._page.end(self.number)
 
     def read(self, place: int, count: int) -> bytes:
@@ -180,12 +186,15 @@ class Outbox:
 
 
 class RingPayloads(Sequence[bytes]):
-    """The payloads of one send: in the sender's ring, or copied out. Each look makes a copy."""
+    """The payloads of one send: in the sender's ring, or copied out. Each look makes a copy.
+
+    A slice is of the same kind: a queue pair that keeps a part of a send keeps no more than that in memory.
+    """
 
     __slots__ = ("__weakref__", "_copied", "_outbox", "_starts", "lengths", "place")
 
-    def __init__(self, outbox: Outbox, place: int, lengths: Sequence[int]) -> None:
-        self._outbox: Outbox | None = outbox
+    def __init__(self, outbox: Outbox | None, place: int, lengths: Sequence[int]) -> None:
+        self._outbox = outbox
         self.place, self.lengths = place, lengths
         self._starts: list[int] | None = None
         self._copied: bytes | None = None
@@ -210,6 +219,16 @@ class RingPayloads(Sequence[bytes]):
             self._starts = list(accumulate(self.lengths, initial=0))
         return self._starts[index]
 
+    def _part(self, start: int, stop: int) -> RingPayloads:
+        begin, end = self._start(start), self._start(stop)
+        part = RingPayloads(self._outbox, self.place + begin, self.lengths[start:stop])
+        if self._outbox is not None:
+            self._outbox.note(part, self.place + end)
+        else:
+            assert self._copied is not None
+            part._copied = self._copied[begin:end]
+        return part
+
     def _bytes(self, index: int) -> bytes:
         start, length = self._start(index), self.lengths[index]
         if self._outbox is not None:
@@ -223,10 +242,13 @@ class RingPayloads(Sequence[bytes]):
     @overload
     def __getitem__(self, index: int) -> bytes: ...
     @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+    def __getitem__(self, index: slice) -> RingPayloads: ...
+    def __getitem__(self, index: int | slice) -> bytes | RingPayloads:
         if isinstance(index, slice):
-            return [self._bytes(one) for one in range(*index.indices(len(self.lengths)))]
+            start, stop, step = index.indices(len(self.lengths))
+            if step != 1:
+                raise ValueError("messages come one after the other")
+            return self._part(start, max(start, stop))
         return self._bytes(range(len(self.lengths))[index])
 
     def __iter__(self) -> Iterator[bytes]:

@@ -251,8 +251,13 @@ class FabricServer:
                 os.close(kept)
 
     def _end(self, client: Client, why: str) -> None:
-        self.clients.pop(client.socket, None)
         self._selector.unregister(client.socket)
+        try:
+            self._release(client, why)
+        finally:
+            del self.clients[client.socket]
+
+    def _release(self, client: Client, why: str) -> None:
         session, client.session = client.session, None
         if session is not None:
             with self.fabric.clock:  # in which the clock's thread may be about to answer
