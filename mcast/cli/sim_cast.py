@@ -48,9 +48,15 @@ def cast(
         typer.echo(json.dumps(costs._asdict(), indent=1))
     else:
         for name, value in costs._asdict().items():
-            typer.echo(f"{name.replace('_', ' '):26}{value:>12,}" if name != "parity" else _repaired(value))
+            typer.echo(
+                f"{name.replace('_', ' '):26}{_shown(value)}" if name != "parity" else _repaired(value)
+            )
     if not costs.kept:
         raise typer.Exit(1)
+
+
+def _shown(value: float) -> str:
+    return f"{'yes' if value else 'no':>12}" if isinstance(value, bool) else f"{value:>12,}"
 
 
 def _repaired(parity: bool) -> str:

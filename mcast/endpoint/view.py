@@ -128,6 +128,10 @@ class EndpointView(Generic[M]):
         Closed."""
         return self._session.station.closed
 
+    def now(self) -> float:
+        """Seconds on the clock by which the endpoint's timeouts run."""
+        return self._session.waiting.now()
+
     def stats(self) -> EndpointStats:
         """Everything that was counted so far, as a frozen snapshot. May be called from any thread."""
         return self._shown(self._session.snapshot)
@@ -182,6 +186,11 @@ class MemberView:
 
     _endpoint: EndpointView[Any]
     _group: EndpointGroup
+
+    @property
+    def endpoint(self) -> EndpointView[Any]:
+        """The endpoint that joined."""
+        return self._endpoint
 
     @property
     def group(self) -> McastAddress:

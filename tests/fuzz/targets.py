@@ -170,7 +170,7 @@ def cast_objects(data: bytes) -> None:
     assert len(sender.members) <= 3
     for _ in range(400):  # nobody speaks any more: both come to an end
         now += 1.0
-        sender.end()
+        sender.end(bytes(32))
         sender.messages(now)
         receiver.messages(now)
     assert receiver.over

@@ -17,7 +17,7 @@ PIECE    block, index, bytes             a block    ->
 SEAL     pieces, bytes, BLAKE3 of the last blocks   ->
                                                     <-  LACK    blocks, how many pieces, which
 PIECE    parity, one for different losses           ->
-FLUSH    blocks sent, who shall answer              ->
+FLUSH    blocks sent, BLAKE3 of all, who answers    ->
                                                     <-  HAVE    all blocks before this one; all; failed; left
 OVER     object, who has it whole                   ->
 BYE      to one receiver, or to everybody           ->
@@ -34,8 +34,8 @@ BYE      to one receiver, or to everybody           ->
   the group is quiet, a FLUSH names the receivers whose HAVE is missing.
 - The sender sends at most `room` blocks beyond the first that some receiver lacks. It sends as fast as it
   can until the receivers report losses above `TOLERATED`, and then no faster than what arrived.
-- A block is used when its BLAKE3 digest is that of its SEAL. The object's digest is BLAKE3 of the digests of
-  its blocks.
+- A block is used when its BLAKE3 digest is that of its SEAL, and the object is whole when that of all its
+  bytes is what the last FLUSH says. Both ends take in bytes once, as they pass, for both digests.
 - A receiver that comes late takes part from the current block, and asks for the beginning at the next FLUSH
   that says that the sender waits. If the beginning is gone, it takes part from the next object.
 - A receiver that leaves says so by HAVE, until a BYE confirms it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from mcast.cast.nack.messages import OPEN, Sealed, Want
+from mcast.cast.nack.messages import NO_DIGEST, OPEN, Sealed, Want
 from mcast.cast.nack.shape import Shape
 
 TRIES = 8
@@ -46,6 +46,8 @@ class Arriving:
         self.base = 0
         self.since = 0
         """What is before this block is not asked for yet."""
+        self.digest: bytes | None = None
+        """What the sender says that the whole object's digest is, once all has been sent."""
         self.gone = False
         """What is missing cannot come any more: the sender is further than the window."""
         self.ready: list[Ready] = []
@@ -57,8 +59,8 @@ class Arriving:
 
     @property
     def whole(self) -> bool:
-        """Whether all blocks are there and right."""
-        return self.base == self.total
+        """Whether all blocks are there and right, and the digest of the whole is known."""
+        return self.base == self.total and self.digest is not None
 
     @property
     def begun(self) -> bool:
@@ -95,14 +97,14 @@ class Arriving:
         self._sent = max(self._sent, min(block + 1, self.base + self._room))
         return sound
 
-    def sent(self, blocks: int, total: int, low: int) -> None:
+    def sent(self, blocks: int, total: int, low: int, digest: bytes = NO_DIGEST) -> None:
         """Take in how many blocks have been sent, how many there are, or OPEN, and which are gone."""
         self._flushed = max(self._flushed, blocks)
         if blocks:
             self._opened(blocks - 1)
             self._sent = max(self._sent, min(blocks, self.base + self._room))
-        if self.total is None and total != OPEN and total >= self._edge:
-            self.total = total
+        if self.digest is None and total != OPEN and total >= self._edge and self.total in (None, total):
+            self.total, self.digest = total, digest
         self.gone |= low > self.base
 
     def right(self, block: int) -> None:

@@ -37,6 +37,8 @@ UNTOLD = (1 << 64) - 1
 """The size of a stream whose end is not known."""
 OPEN = (1 << 32) - 1
 """The number of blocks of an object whose end is not known."""
+NO_DIGEST = bytes(32)
+"""The digest of such an object."""
 ALL = 0
 """The receiver of a BYE that is for everybody."""
 
@@ -122,7 +124,7 @@ class Flush(NamedTuple):
     """Blocks 0..blocks-1 are sent, of `total` or OPEN.
 
     The members first+i whose bit i is set shall answer. `waits` says that the sender has nothing else to
-    send. Blocks before `low` are gone.
+    send. Blocks before `low` are gone. `digest` is the whole object's where `total` is not OPEN.
     """
 
     session: int
@@ -134,6 +136,7 @@ class Flush(NamedTuple):
     members: int
     round_trip: int
     waits: int
+    digest: bytes
     first: int
     asked: int
 
@@ -293,7 +296,7 @@ _FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
     Describe: (struct.Struct("!IQHBB"), _Tail(2, _pack_described, _read_described)),
     Piece: (struct.Struct("!IIH"), _Tail(1, bytes, _read_payload)),
     Seal: (struct.Struct("!IIIQII"), _Tail(1, _pack_sealed, _read_sealed)),
-    Flush: (struct.Struct("!IIIIQIIBI"), _BITMAP),
+    Flush: (struct.Struct("!IIIIQIIB32sI"), _BITMAP),
     Lack: (struct.Struct("!IQIQI"), _Tail(1, _pack_wants, _read_wants)),
     Have: (struct.Struct("!IQIQIB"), _WORDS),
     Over: (struct.Struct("!II"), _BITMAP),

@@ -6,7 +6,7 @@ from collections import deque
 from math import inf
 from typing import NamedTuple
 
-from mcast.cast.nack.messages import MOST_SEALS, OPEN, Describe, Flush, Seal, Sealed
+from mcast.cast.nack.messages import MOST_SEALS, NO_DIGEST, OPEN, Describe, Flush, Seal, Sealed
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.strategy import Strategy
 
@@ -32,7 +32,8 @@ class Outgoing:
         self.low = 0
         """Blocks before this one are not needed any more."""
         self.window = 1
-        self.ended = False
+        self.digest: bytes | None = None
+        """Of the whole object; None before its end is known."""
         self.sent = 0
         """How many blocks have been sent whole."""
         self.pieces = 0
@@ -43,7 +44,7 @@ class Outgoing:
     @property
     def room(self) -> int:
         """How many blocks the driver may offer now."""
-        return 0 if self.ended else max(0, AHEAD - len(self._waiting))
+        return 0 if self.digest is not None else max(0, AHEAD - len(self._waiting))
 
     @property
     def offered(self) -> int:
@@ -63,7 +64,7 @@ class Outgoing:
     @property
     def all_sent(self) -> bool:
         """Whether every block has been sent once."""
-        return self.ended and not self._waiting
+        return self.digest is not None and not self._waiting
 
     def offer(self, sealed: Sealed) -> None:
         """The next block is there."""
@@ -96,11 +97,24 @@ class Outgoing:
 
     def flush(self, stamp: int, members: int, round_trip: int, first: int, asked: int) -> Flush:
         """What has been sent; the members of these bits are asked."""
-        total = self.sent if self.all_sent else OPEN
+        digest = self.digest if self.all_sent else None
+        total = OPEN if digest is None else self.sent
+        digest = NO_DIGEST if digest is None else digest
         session, number = self.about.session, self.about.object
         waits = int(self.waits)
         return Flush(
-            session, number, self.sent, total, self.low, stamp, members, round_trip, waits, first, asked
+            session,
+            number,
+            self.sent,
+            total,
+            self.low,
+            stamp,
+            members,
+            round_trip,
+            waits,
+            digest,
+            first,
+            asked,
         )
 
 

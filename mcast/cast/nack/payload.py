@@ -11,7 +11,7 @@ from mcast.cast.nack.parity import parity_of, restored
 
 
 class Digest:
-    """A BLAKE3 digest: of a block's bytes, or of the digests of an object's blocks."""
+    """A BLAKE3 digest of what has come so far: of a block, or of an object."""
 
     def __init__(self, data: bytes = b"") -> None:
         self._hash = blake3(data)

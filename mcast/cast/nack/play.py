@@ -24,7 +24,7 @@ from mcast.cast.nack.messages import (
     heads,
     told,
 )
-from mcast.cast.nack.payload import BlockBytes, joined
+from mcast.cast.nack.payload import BlockBytes, Digest, joined
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
@@ -139,7 +139,7 @@ class Load:
     """The object that is sent: its blocks are made when their turn comes."""
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
+        self.data, self._digest = data, bytes(Digest(data))
         self.blocks: list[BlockBytes] = []
 
     def turn(self, sender: ObjectSender, now: float) -> tuple[list[bytes | Run], float]:
@@ -152,7 +152,7 @@ class Load:
                 self.blocks.append(BlockBytes(self.data[at : at + whole], about.piece, about.width))
                 sender.offer(self.blocks[-1].sealed)
             if len(self.blocks) * whole >= len(self.data):
-                sender.end()
+                sender.end(self._digest)
         out = sender.messages(now)
         for one in out:
             if isinstance(one, Run) and outgoing is not None:

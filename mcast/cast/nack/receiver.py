@@ -172,8 +172,13 @@ class ObjectReceiver:
 
     @property
     def storable(self) -> bool:
-        """Whether all of the current object is there, and `stored` is waited for."""
+        """Whether all of the current object is there, and `stored` is waited for, or `fail`."""
         return self._lacks and self._now is not None and self._now[1].whole
+
+    @property
+    def digest(self) -> bytes | None:
+        """The digest of the current object, by its sender; None before that is said."""
+        return self._now and self._now[1].digest
 
     def stored(self, now: float) -> None:
         """The driver has put the object into its place."""
@@ -331,7 +336,7 @@ class ObjectReceiver:
         if arriving is not None:
             if flush.waits:
                 arriving.since = 0
-            arriving.sent(flush.blocks, flush.total, flush.low)
+            arriving.sent(flush.blocks, flush.total, flush.low, flush.digest)
             if arriving.whole:
                 self._complete(now)
             self._after(arriving, now)

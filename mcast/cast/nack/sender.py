@@ -189,10 +189,10 @@ class ObjectSender:
         assert self.outgoing is not None
         self.outgoing.offer(sealed)
 
-    def end(self) -> None:
-        """The object has no more blocks."""
+    def end(self, digest: bytes) -> None:
+        """The object has no more blocks; the digest is that of all its bytes."""
         if self.outgoing is not None:
-            self.outgoing.ended = True
+            self.outgoing.digest = digest
 
     def abandon(self, now: float) -> None:
         """Send no more of the object: those that do not have it are left behind."""

@@ -11,7 +11,7 @@ from typing_extensions import Buffer
 
 from mcast.cast.files import NewFile, Sink
 
-Destined = Buffer | os.PathLike[str] | None
+Target = Buffer | os.PathLike[str] | None
 """A writable buffer, the path of a file, or None for new memory."""
 
 
@@ -34,7 +34,7 @@ class Offered(NamedTuple):
     number: int
 
 
-Into = Destined | Callable[[Offered], Destined]
+Into = Target | Callable[[Offered], Target]
 """Where objects go: one place, or what a function says of each object; it may raise OSError to refuse one."""
 
 
@@ -73,7 +73,7 @@ class ToBuffer(Sink):
         self.size = end
 
 
-def sink_of(place: Destined, size: int | None, most: int) -> Sink:
+def sink_of(place: Target, size: int | None, most: int) -> Sink:
     """The sink for an object of that size. Raises OSError if the object is larger than the place."""
     if isinstance(place, os.PathLike):
         return NewFile(Path(os.path.realpath(place)), os.fspath(place))

@@ -67,7 +67,7 @@ class Outflow:
 
     @property
     def digest(self) -> bytes:
-        """The digest of the object, as far as it was offered."""
+        """The BLAKE3 digest of the object's bytes, as far as they were offered."""
         return bytes(self._digest)
 
     def offer(self, core: ObjectSender) -> bool:
@@ -83,20 +83,19 @@ class Outflow:
             self._forgotten += 1
         while core.room:
             if self._left == 0:
-                core.end()
+                core.end(self.digest)
                 break
             block = self._block()
             if block is None:
                 return False
             if not block:
-                core.end()
+                core.end(self.digest)
                 break
             self._kept[self.offered] = BlockBytes(block, self._about.piece, self._about.width)
-            sealed = self._kept[self.offered].sealed
-            self._digest.update(sealed.digest)
+            core.offer(self._kept[self.offered].sealed)
+            self._digest.update(block)
             self.size += len(block)
             self.offered += 1
-            core.offer(sealed)
         return True
 
     def _block(self) -> bytes | None:

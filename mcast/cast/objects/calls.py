@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import ExitStack, suppress
 from math import inf
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self, TypedDict, Unpack, overload
 
 from mcast.api import Closed, McastError
 from mcast.cast.drive import told_of
@@ -18,7 +18,7 @@ from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectReport, ObjectsOut
-from mcast.cast.objects.turns import awaited, blocked, seated
+from mcast.cast.objects.turns import Seat, Turns, awaited, blocked, seated
 from mcast.endpoint import awaiting, blocking
 
 MEMORY = 32 << 20
@@ -149,14 +149,16 @@ class AsyncObjectSession(_ObjectSession):
             await self.close(told_of(error) if error else "")
 
 
+class _SessionOptions(TypedDict, total=False):
+    memory: int
+    rate: float
+    silence: float
+
+
 @overload
-def open_session(
-    group: blocking.Membership, *, memory: int = ..., rate: float = ..., silence: float = ...
-) -> ObjectSession: ...
+def open_session(group: blocking.Membership, **options: Unpack[_SessionOptions]) -> ObjectSession: ...
 @overload
-def open_session(
-    group: awaiting.Membership, *, memory: int = ..., rate: float = ..., silence: float = ...
-) -> AsyncObjectSession: ...
+def open_session(group: awaiting.Membership, **options: Unpack[_SessionOptions]) -> AsyncObjectSession: ...
 def open_session(
     group: blocking.Membership | awaiting.Membership,
     *,
@@ -178,31 +180,21 @@ def open_session(
     return ObjectSession(group, memory, rate, silence)
 
 
+class _SendOptions(TypedDict, total=False):
+    receivers: int
+    timeout: float | None
+    name: str
+    metadata: bytes
+    strategy: Strategy
+    rate: float
+    silence: float
+
+
+@overload
+def send(group: blocking.Membership, data: Sendable, **options: Unpack[_SendOptions]) -> ObjectReport: ...
 @overload
 def send(
-    group: blocking.Membership,
-    data: Sendable,
-    *,
-    receivers: int = ...,
-    timeout: float | None = ...,
-    name: str = ...,
-    metadata: bytes = ...,
-    strategy: Strategy = ...,
-    rate: float = ...,
-    silence: float = ...,
-) -> ObjectReport: ...
-@overload
-def send(
-    group: awaiting.Membership,
-    data: Sendable,
-    *,
-    receivers: int = ...,
-    timeout: float | None = ...,
-    name: str = ...,
-    metadata: bytes = ...,
-    strategy: Strategy = ...,
-    rate: float = ...,
-    silence: float = ...,
+    group: awaiting.Membership, data: Sendable, **options: Unpack[_SendOptions]
 ) -> Coroutine[Any, Any, ObjectReport]: ...
 def send(
     group: blocking.Membership | awaiting.Membership,
@@ -254,27 +246,21 @@ async def _sent(
         return await session.send(data, **options)
 
 
+class _ReceiveOptions(TypedDict, total=False):
+    timeout: float | None
+    missed: Callable[[Missed], object] | None
+    most: int
+    memory: int
+    silence: float
+
+
 @overload
 def receive(
-    group: blocking.Membership,
-    into: Into = ...,
-    *,
-    timeout: float | None = ...,
-    missed: Callable[[Missed], object] | None = ...,
-    most: int = ...,
-    memory: int = ...,
-    silence: float = ...,
+    group: blocking.Membership, into: Into = ..., **options: Unpack[_ReceiveOptions]
 ) -> Generator[Received, None, None]: ...
 @overload
 def receive(
-    group: awaiting.Membership,
-    into: Into = ...,
-    *,
-    timeout: float | None = ...,
-    missed: Callable[[Missed], object] | None = ...,
-    most: int = ...,
-    memory: int = ...,
-    silence: float = ...,
+    group: awaiting.Membership, into: Into = ..., **options: Unpack[_ReceiveOptions]
 ) -> AsyncGenerator[Received, None]: ...
 def receive(
     group: blocking.Membership | awaiting.Membership,
@@ -310,53 +296,51 @@ def receive(
     return _blocked(group, timeout, *options)
 
 
+class _Reception:
+    """What a receiver does until it leaves, in turns."""
+
+    def __init__(self, seat: Seat, timeout: float | None, options: tuple[Any, ...]) -> None:
+        self._receiving = ObjectsIn(seat, *options)
+        self._timeout, self._why = timeout, ""
+
+    def next(self) -> Turns[Received | None]:
+        """The next object; None when there will be no more."""
+        try:
+            return (yield from self._receiving.next(self._timeout))
+        except Closed:
+            return None
+        except BaseException as error:
+            self._why = told_of(error)
+            raise
+
+    def end(self) -> Turns[None]:
+        """Tell the senders, and drop what is not whole."""
+        try:
+            with suppress(McastError):
+                yield from self._receiving.leave(self._why)
+        finally:
+            self._receiving.close()
+
+
 def _blocked(
     group: blocking.Membership, timeout: float | None, *options: Any
 ) -> Generator[Received, None, None]:
     with seated(group, "cast.receive") as seat:
-        receiving = ObjectsIn(seat, *options)
-        why = ""
+        reception = _Reception(seat, timeout, options)
         try:
-            while True:
-                try:
-                    found = blocked(group, seat.now, receiving.next(timeout))
-                except Closed:
-                    return
-                except BaseException as error:
-                    why = told_of(error)
-                    raise
-                if found is None:
-                    return
+            while (found := blocked(group, seat.now, reception.next())) is not None:
                 yield found
         finally:
-            try:
-                with suppress(McastError):
-                    blocked(group, seat.now, receiving.leave(why))
-            finally:
-                receiving.close()
+            blocked(group, seat.now, reception.end())
 
 
 async def _awaited(
     group: awaiting.Membership, timeout: float | None, *options: Any
 ) -> AsyncGenerator[Received, None]:
     with seated(group, "cast.receive") as seat:
-        receiving = ObjectsIn(seat, *options)
-        why = ""
+        reception = _Reception(seat, timeout, options)
         try:
-            while True:
-                try:
-                    found = await awaited(group, seat.now, receiving.next(timeout))
-                except Closed:
-                    return
-                except BaseException as error:
-                    why = told_of(error)
-                    raise
-                if found is None:
-                    return
+            while (found := await awaited(group, seat.now, reception.next())) is not None:
                 yield found
         finally:
-            try:
-                with suppress(McastError):
-                    await awaited(group, seat.now, receiving.leave(why))
-            finally:
-                receiving.close()
+            await awaited(group, seat.now, reception.end())

@@ -53,7 +53,7 @@ class Received(NamedTuple):
 
     offered  what its sender has said of it: name, metadata, sender
     size     in bytes
-    digest   the BLAKE3 of the digests of the object's blocks: the sender's report has the same
+    digest   the BLAKE3 digest of the bytes, as `b3sum` prints it: the sender has said and reported the same
     data     the bytes: new memory, or the part of the caller's buffer that they fill; None for a file
     path     the file; None for memory
     """
@@ -83,15 +83,15 @@ class _Arrival:
         self.size = 0
         self.digest = Digest()
         self._next = 0
-        self._early: dict[int, tuple[bytes, bytes]] = {}
+        self._early: dict[int, bytes] = {}
 
-    def keep(self, block: int, data: bytes, digest: bytes) -> None:
+    def keep(self, block: int, data: bytes) -> None:
         """Take in a block that is right; blocks are written in order."""
-        self._early[block] = data, digest
+        self._early[block] = data
         while self._next in self._early:
-            data, digest = self._early.pop(self._next)
+            data = self._early.pop(self._next)
             self._next += 1
-            self.digest.update(digest)
+            self.digest.update(data)
             self.size += len(data)
             if self.sink is not None:
                 self.sink.write(data)
@@ -276,7 +276,7 @@ class ObjectsIn:
             whole = joined(ready.sealed, pieces, about.piece, about.width)
             if whole is not None:
                 try:
-                    arrival.keep(ready.block, whole, ready.sealed.digest)
+                    arrival.keep(ready.block, whole)
                 except OSError as error:
                     one.core.fail(_told(error), now)
                     return
@@ -288,7 +288,9 @@ class ObjectsIn:
             core = one.core
             if core.storable and one.now is not None and one.now.sink is not None:
                 try:
-                    if one.now.sink.commit():
+                    if bytes(one.now.digest) != core.digest:
+                        core.fail("the object differs from its digest", now)
+                    elif one.now.sink.commit():
                         core.stored(now)
                 except OSError as error:
                     core.fail(_told(error), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errno import ETIMEDOUT
 from math import inf
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ class ObjectReport(NamedTuple):
     """What became of one object.
 
     name, size   as the receivers were told; the size in bytes
-    digest       the BLAKE3 of the digests of the object's blocks, as each receiver that has it whole knows it
+    digest       the BLAKE3 digest of the object's bytes, with which each receiver compared what it has
     kept         whether the strategy's promise was kept
     seconds      from the first message of the object until the sender was done with it
     pieces       how many the object has, each sent once in a message
@@ -68,7 +69,7 @@ class ObjectsOut:
         while (here := sum(member.lives for member in core.members)) < receivers or core.admits:
             if self._now() >= end and here < receivers:
                 raise TimedOut(
-                    110,
+                    ETIMEDOUT,
                     "cast.send",
                     Phase.RECV,
                     detail=f"{here} of {receivers} receivers take part after {timeout:g} s: is cast.receive "

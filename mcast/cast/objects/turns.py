@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from secrets import randbelow
 from typing import NamedTuple, TypeVar
@@ -21,7 +20,7 @@ from mcast.cast.drive import BOUND, in_words, name_of
 from mcast.cast.packets import number_at
 from mcast.endpoint import awaiting, blocking
 from mcast.endpoint.view import MemberView
-from mcast.interrupts import uninterrupted
+from mcast.interrupts import take_interrupt, uninterrupted
 from mcast.wire.addresses import Gid
 
 T = TypeVar("T")
@@ -68,13 +67,12 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
             f"{call}: this membership is sending or receiving objects already, and one of the two would miss "
             "what the other hears: end that first, or join from another endpoint"
         )
-    endpoint = group._endpoint
+    endpoint = group.endpoint
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
-    now = endpoint._session.waiting.now
     _taken.add(group)
     try:
-        yield Seat(number, name_of(endpoint), group.max_message_size, now)
+        yield Seat(number, name_of(endpoint), group.max_message_size, endpoint.now)
     finally:
         _taken.discard(group)
 
@@ -86,20 +84,20 @@ def others(messages: list[Message]) -> Iterator[tuple[Buffer, str]]:
 
 def blocked(group: blocking.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
     """Carry out the turns by blocking; Ctrl-C comes between two turns, or where the call waits."""
-    step: Callable[[], Turn] = partial(next, turns)
-    try:
-        while True:
-            with uninterrupted():
-                turn = step()
-            try:
-                heard = _exchanged(group, now, turn)
-            except BaseException as error:
-                step = partial(turns.throw, error)
-            else:
-                step = partial(turns.send, heard)
-    except StopIteration as done:
-        result: T = done.value
-        return result
+    with uninterrupted():
+        try:
+            turn = next(turns)
+            while True:
+                try:
+                    take_interrupt()
+                    heard = _exchanged(group, now, turn)
+                except BaseException as error:
+                    turn = turns.throw(error)
+                else:
+                    turn = turns.send(heard)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 def _exchanged(group: blocking.Membership, now: Callable[[], float], turn: Turn) -> list[Message]:

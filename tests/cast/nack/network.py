@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from mcast.cast.nack.messages import Describe, Piece, packed, told, unpacked
-from mcast.cast.nack.payload import BlockBytes, joined
+from mcast.cast.nack.payload import BlockBytes, Digest, joined
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Manners, ObjectSender
@@ -96,13 +96,21 @@ class Taker:
             if whole is not None:
                 self._blocks.setdefault(ready.object, {})[ready.block] = whole
             core.checked(ready.block, whole is not None, now)
+        if core.storable and core.about is not None:
+            if bytes(Digest(self._joined(core.about.object))) == core.digest:
+                core.stored(now)
+            else:
+                core.fail("the object differs from its digest", now)
         for ended in core.ended:
             if ended.whole:
-                blocks = self._blocks.get(ended.about.object, {})
-                self.got[ended.about.object] = b"".join(blocks[at] for at in range(len(blocks)))
+                self.got[ended.about.object] = self._joined(ended.about.object)
             else:
                 self.wrong.append(ended.words)
         core.ended.clear()
+
+    def _joined(self, number: int) -> bytes:
+        blocks = self._blocks.get(number, {})
+        return b"".join(blocks[at] for at in range(len(blocks)))
 
 
 class Network:
@@ -118,6 +126,7 @@ class Network:
         self._events: list[tuple[float, int, int, int, bytes]] = []
         self._order = 0
         self._blocks: list[BlockBytes] = []
+        self._digest = b""
         self._about: Describe | None = None
         for end in range(1, case.receivers + 1):
             if end not in weather.late:
@@ -125,7 +134,14 @@ class Network:
 
     def _join(self, end: int) -> None:
         who = Self(
-            number(end), f"r{end}", self.case.room, LARGEST, self.case.parity, silence=30.0, stall=100.0
+            number(end),
+            f"r{end}",
+            self.case.room,
+            LARGEST,
+            self.case.parity,
+            silence=30.0,
+            stall=100.0,
+            stores=True,
         )
         core = ObjectReceiver(number(0), who, Random(self.random.random()), self.now)
         self.takers[end] = Taker(core)
@@ -167,6 +183,7 @@ class Network:
         spare = case.spare if case.parity else 0
         about = self.sender.begin(self.now, case.strategy, size, "thing", width=case.width, spare=spare)
         self._about = about
+        self._digest = bytes(Digest(data))
         whole = about.piece * about.width
         cuts = [0]
         while cuts[-1] < len(data):
@@ -182,7 +199,7 @@ class Network:
             while sender.room and outgoing.offered < len(self._blocks):
                 sender.offer(self._blocks[outgoing.offered].sealed)
             if outgoing.offered == len(self._blocks):
-                sender.end()
+                sender.end(self._digest)
         for one in sender.messages(self.now):
             if isinstance(one, Run):
                 assert self._about is not None

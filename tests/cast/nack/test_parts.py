@@ -8,12 +8,14 @@ import pytest
 
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import backoff
-from mcast.cast.nack.messages import MOST_SPARE, Want
+from mcast.cast.nack.messages import LEFT, MOST_SPARE, Bye, Enter, Have, Want, unpacked
 from mcast.cast.nack.parity import parity_of, restored
-from mcast.cast.nack.payload import BlockBytes, joined
+from mcast.cast.nack.payload import BlockBytes, Digest, joined
 from mcast.cast.nack.rate import TOLERATED, Rate
 from mcast.cast.nack.repairs import Repairs, Run
+from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
+from mcast.cast.packets import number_at
 
 
 def test_any_pieces_that_are_enough_give_the_block() -> None:
@@ -124,6 +126,22 @@ def test_a_limit_is_kept() -> None:
 )
 def test_a_strategy_says_when_to_go_on(strategy: Strategy, standing: Standing, done: bool) -> None:
     assert strategy.done(standing) is done
+
+
+def test_a_receiver_that_leaves_is_not_waited_for() -> None:
+    me, you, now = number_at("a", 1), number_at("b", 1), 1.0
+    sender = ObjectSender(me, "sender", 1024, now)
+    sender.hears(Enter(me, you, 8, 1024, 1, 0, "r"), "b", now)
+    sender.begin(now, all_of_them(), size=0)
+    sender.end(bytes(Digest()))
+    sender.messages(now)
+    assert sender.settled == []
+    sender.hears(Have(me, 0, you, 0, 0, 0, LEFT, ""), "b", now)
+    said = [unpacked(one) for one in sender.messages(now) if isinstance(one, bytes)]
+    assert [(one.whole, one.why) for one in sender.settled[0].receivers] == [(False, "left")]
+    assert [one.member for one in said if isinstance(one, Bye)] == [you], (
+        "the receiver is told that it may go"
+    )
 
 
 def test_a_promise_is_kept_or_not() -> None:

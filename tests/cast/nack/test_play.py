@@ -70,6 +70,7 @@ def test_the_command_prints_the_costs(here: Run) -> None:
         "sim", "cast", "--receivers", "2", "--size", "9", "--strategy", "quorum:1", "--no-parity"
     ).stdout
     assert "repeating pieces" in words
+    assert "kept                               yes\n" in words
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def anything(random: Random, heard: bytes) -> list[bytes]:
         Have(number(0), random.randrange(3), name, 0, 0, 0, random.choice((WHOLE, BROKEN)), "lie"),
         Piece(number(0), 0, block, random.randrange(8), bytes(976)),
         Seal(number(0), 0, block, 0, stamp, 5, 100, (Sealed(4, 976 * 4, bytes(32)),)),
-        Flush(number(0), 0, block, block, 0, stamp, 8000, 1_000_000, 1, 0, 255),
+        Flush(number(0), 0, block, block, 0, stamp, 8000, 1_000_000, 1, bytes(32), 0, 255),
         Offer(number(0), 7, stamp, 8000, 1_000_000, "liar"),
     ]
     return [packed(random.choice(lies))]
