@@ -175,8 +175,9 @@ def check(fence: Fence, output: Fence | None) -> None:
 def test_what_a_page_shows_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
-    # CONTRIBUTING.md speaks of the clone, the other pages of a directory of one's own.
-    monkeypatch.chdir(ROOT if page.name == "CONTRIBUTING.md" else tmp_path)
+    # CONTRIBUTING.md and the reports speak of the clone, the other pages of a directory of one's own.
+    in_the_clone = page.name == "CONTRIBUTING.md" or page.parent.name == "upstream"
+    monkeypatch.chdir(ROOT if in_the_clone else tmp_path)
     for fence, output in with_output(fences(page)):
         if not fence.not_run and (long or fence.title != LONG):
             check(fence, output)
