@@ -30,6 +30,9 @@ _PORTS = 16
 _SHOWN = 20
 """How many lines of what the applications saw are shown; JSON has all."""
 
+_WORDS = 2
+"""How many columns of a member begin with words, and not with numbers."""
+
 
 def _file(option: str, words: str) -> Any:
     return typer.Option(option, metavar="FILE", callback=output_file, help=words)
@@ -189,10 +192,10 @@ def _group_number(name: str | None) -> int | None:
 
 
 def _write_trace(result: ScenarioResult, html: Path | None, pcap: Path | None, trace: Path | None) -> None:
-    from mcast.backends.sim.trace import pcapng, timeline
+    from mcast.backends.sim.trace import pcapng
 
     if html:
-        write_file(html, timeline.page(result.trace, result.scenario.name).encode())
+        write_file(html, result.page().encode())
     if pcap:
         packets = BytesIO()
         pcapng.write(result.trace, packets)
@@ -210,7 +213,7 @@ def _show(result: ScenarioResult) -> None:
         f"{scenario.seconds:g} s of virtual time, seed {scenario.seed}\n",
         markup=False,
     )
-    _show_members(result.members)
+    _show_members(result.table())
     _show_causes(result.members)
     _show_seen(result.seen)
     lost, expected = (sum(getattr(m, name) for m in result.members) for name in ("lost", "expected"))
@@ -218,26 +221,17 @@ def _show(result: ScenarioResult) -> None:
     typer.echo(f"\nsim: {sent:,} messages sent, {lost:,} of {expected:,} expected copies lost")
 
 
-def _show_members(members: tuple[MemberResult, ...]) -> None:
+def _show_members(rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
 
+    names, *members = rows
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("port", "group"):
+    for name in names[:_WORDS]:
         table.add_column(name, overflow="fold")
-    for name in ("joins", "sent", "expected", "received", "lost", "twice", "late"):
+    for name in names[_WORDS:]:
         table.add_column(name, justify="right")
     for member in members:
-        received = "send-only" if member.send_only else f"{member.received:,}"
-        numbers = (member.lost, member.duplicates, member.out_of_order)
-        table.add_row(
-            member.device,
-            member.group,
-            str(member.joins),
-            f"{member.sent:,}",
-            f"{member.expected:,}",
-            received,
-            *(f"{number:,}" for number in numbers),
-        )
+        table.add_row(*member)
     console().print(table)
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mcast.api import JoinAttrEx
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop
-from mcast.backends.sim.scenario.play import load, run
+from mcast.backends.sim.scenario.play import ScenarioResult, load, run
 from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Deliver, MessagesLost, Send, Trace
 from mcast.backends.sim.trace.story import Span, State, story
@@ -56,8 +56,17 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def failover() -> Trace:
-    return run(load("sm-failover-under-load")).trace
+def played() -> ScenarioResult:
+    return run(load("sm-failover-under-load"))
+
+
+@pytest.fixture(scope="module")
+def failover(played: ScenarioResult) -> Trace:
+    return played.trace
+
+
+def words(html: str) -> str:
+    return " ".join(" ".join(Page(html).text).split())
 
 
 def total(trace: Trace, kind: type[MessagesLost] | type[Deliver]) -> int:
@@ -105,6 +114,47 @@ def test_the_page_says_what_was_lost_and_why(failover: Trace) -> None:
     assert reasons
     for reason, count in reasons.items():
         assert f"{count:,} {reason}" in text
+
+
+def test_the_page_of_a_scenario_has_the_numbers_of_the_terminal(played: ScenarioResult) -> None:
+    text = words(played.page())
+    lost, expected = (sum(getattr(m, name) for m in played.members) for name in ("lost", "expected"))
+    fabrics = sum(event.count for _, event in played.trace if isinstance(event, MessagesLost))
+    assert 0 < fabrics < lost
+    said = f"{lost:,} lost", f"{expected:,} copies expected", f"{lost:,} copies lost"
+    assert [one for one in said if one not in text] == []
+    assert f"{fabrics:,} lost" not in text.replace(f"{max(m.lost for m in played.members):,} lost", "")
+    assert f"{played.scenario.seconds:g} s of virtual time" in text
+    for row in played.table():
+        assert " ".join(row) in text
+    for member in played.members:
+        for why, count in member.causes.items():
+            assert re.search(rf"{why} .*{member.device} QP {member.qp} {member.group} {count:,}", text)
+
+
+@pytest.mark.parametrize("name", ["flapping-port", "late-join", "slow-receiver"])
+def test_page_and_terminal_agree_on_what_was_lost(name: str) -> None:
+    result = run(load(name))
+    lost = sum(member.lost for member in result.members)
+    assert lost
+    assert f"{lost:,} copies lost" in words(result.page())
+
+
+def test_each_fault_has_its_name_on_the_time_line(failover: Trace) -> None:
+    faults = story(failover).faults
+    html = page(failover, "run")
+    names = [unescape(name) for name in re.findall(r'<span class="name"[^>]*>(.*?)</span>', html)]
+    assert names == [fault.text for fault in faults] != []
+
+
+def test_names_of_faults_that_are_near_stand_above_each_other() -> None:
+    fabric = Fabric.roce(ports=2, trace=True)
+    for _ in range(3):
+        fabric.set_link(fabric.ports[0], up=False)
+        fabric.set_link(fabric.ports[0], up=True)
+    assert fabric.trace is not None
+    tops = re.findall(r'<span class="name" style="[^"]*top:(\d+)px', page(fabric.trace, "run"))
+    assert len(set(tops)) == len(tops) == timeline.NAME_ROWS
 
 
 def test_marks_tell_their_time_and_number(failover: Trace) -> None:
@@ -288,6 +338,7 @@ def test_the_command_writes_page_packets_and_trace(tmp_path: Path) -> None:
     options = ["--html", str(html), "--pcap", str(pcap), "--trace", str(trace)]
     done = CliRunner().invoke(app, ["sim", "run", "late-join", *options])
     assert done.exit_code == 0, done.output
-    loaded = Trace.load(trace.read_text())
-    assert page(loaded, load("late-join").name) == html.read_text()
+    played = run(load("late-join"))
+    assert html.read_text() == played.page()
+    assert page(Trace.load(trace.read_text()), "same") == page(played.trace, "same")
     assert pcap.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"

@@ -6,6 +6,7 @@ The address is of a RoCE port of this host. Each case prints what pyverbs does.
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pyverbs.cm_enums as ce
 import pyverbs.enums as e
@@ -27,8 +28,8 @@ def opened(address):
 
 def igmp():
     """The groups of the host's IGMP list, from which 224.0.0.1 is left out."""
-    with open("/proc/net/igmp") as file:
-        names = [line.split()[0] for line in file if line.startswith("\t")]
+    lines = Path("/proc/net/igmp").read_text().splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("\t")]
     return [".".join(str(byte) for byte in bytes.fromhex(name)[::-1]) for name in names if name != "010000E0"]
 
 

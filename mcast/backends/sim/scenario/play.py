@@ -31,6 +31,7 @@ from mcast.backends.sim.scenario import model
 from mcast.backends.sim.scenario.faults import begin
 from mcast.backends.sim.scenario.model import BadScenario, Scenario, load, ready_made
 from mcast.backends.sim.trace.events import MessagesLost, Send, Trace
+from mcast.backends.sim.trace.timeline import Count, Counted, page
 from mcast.errors.causes import errno_name
 
 __all__ = ["BadScenario", "MemberResult", "Scenario", "ScenarioResult", "Seen", "load", "ready_made", "run"]
@@ -66,9 +67,11 @@ class MemberResult(NamedTuple):
     lost          expected messages that never came; `causes` says why: reason -> how many
     duplicates    further copies of messages
     out_of_order  messages that came after a later one of the same sender
+    qp            the number of its queue pair
     """
 
     device: str
+    qp: int
     group: str
     send_only: bool
     joined: float | None
@@ -84,6 +87,20 @@ class MemberResult(NamedTuple):
     counters: QpCounters
 
 
+_TABLE: tuple[tuple[str, Callable[[MemberResult], object]], ...] = (
+    ("port", lambda member: member.device),
+    ("group", lambda member: member.group),
+    ("joins", lambda member: str(member.joins)),
+    ("sent", lambda member: member.sent),
+    ("expected", lambda member: member.expected),
+    ("received", lambda member: "send-only" if member.send_only else member.received),
+    ("lost", lambda member: member.lost),
+    ("twice", lambda member: member.duplicates),
+    ("late", lambda member: member.out_of_order),
+)
+"""The columns that the terminal and the page show of a member."""
+
+
 class ScenarioResult(NamedTuple):
     """The result of a scenario; `trace` is everything that happened on the fabric."""
 
@@ -91,6 +108,20 @@ class ScenarioResult(NamedTuple):
     members: tuple[MemberResult, ...]
     seen: tuple[Seen, ...]
     trace: Trace
+
+    def table(self) -> list[list[str]]:
+        """A row of names, and a row for each member, as text."""
+        rows = [[cell(member) for _, cell in _TABLE] for member in self.members]
+        return [
+            [name for name, _ in _TABLE],
+            *([f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows),
+        ]
+
+    def page(self) -> str:
+        """The run as one HTML page, with the numbers of `table` and the reasons of each member's losses."""
+        by_qp = {m.qp: Count(m.sent, m.received, Counter(m.causes), m.expected) for m in self.members}
+        counted = Counted(self.scenario.seconds, by_qp, self.table())
+        return page(self.trace, self.scenario.name, counted)
 
     def as_json(self) -> dict[str, Any]:
         """The result without its trace, as values for JSON."""
@@ -151,6 +182,7 @@ class _Member:
         causes = Counter(why or reasons.get((self.number, number), _UNDERWAY) for number, why in lost)
         return MemberResult(
             device=self.port.name,
+            qp=self.number,
             group=self.plan.group,
             send_only=self.plan.send_only,
             joined=self.joined[0] / NS if self.joined else None,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from itertools import chain, islice, pairwise
 from string import Template
+from typing import NamedTuple
 
 from mcast.backends.sim.trace.events import Trace
 from mcast.backends.sim.trace.story import Lane, Mark, Note, State, Story, story
@@ -26,13 +27,52 @@ IDLE_SHARE = 0.25
 """A time in which nothing happens is cut short if it is more than this share of the rest."""
 BREAK_WIDTH = 2.5
 """The width of such a cut, in percent."""
+LETTER_WIDTH = 1.25
+"""The width of a letter of a fault's name where the page is narrowest, in percent."""
+NAME_ROWS = 6
+"""How many names of faults stand above each other; a fault that finds no room has its name in its title."""
 
 
-def page(trace: Trace, title: str) -> str:
-    """The page. The same trace gives the same page."""
+_COUNTED = (
+    "Marks are what the fabric did with each copy. Numbers are what the applications counted: "
+    "what was sent while a member waited for its membership is lost, too."
+)
+
+
+class Count(NamedTuple):
+    """What was counted of a group's messages, or of a member's.
+
+    `lost` has how many, for each reason; `expected` is 0 where nobody has said what was due.
+    """
+
+    sent: int
+    received: int
+    lost: Counter[str]
+    expected: int = 0
+
+
+_NOTHING = Count(0, 0, Counter())
+
+
+class Counted(NamedTuple):
+    """A run's own count, by queue pair; it stands on the page in place of the trace's.
+
+    The trace knows what came to a queue pair. The run knows what each application wanted, so also what it
+    missed while it was no member. `seconds` is how long the run was to last, `table` a row for each member.
+    """
+
+    seconds: float
+    by_qp: dict[int, Count]
+    table: Sequence[Sequence[str]]
+
+
+def page(trace: Trace, title: str, counted: Counted | None = None) -> str:
+    """The page. The same trace, and the same count, give the same page."""
     told = story(trace)
     axis = Axis(told.times)
-    lost = sum(mark.messages for lane in told.lanes for mark in lane.lost)
+    counts = {id(lane): _count(lane, counted) for lane in told.lanes}
+    total = _sum(counts.values())
+    lost = total.lost.total()
     groups: dict[Gid, list[Lane]] = defaultdict(list)
     for lane in told.lanes:
         groups[lane.group].append(lane)
@@ -44,21 +84,44 @@ def page(trace: Trace, title: str) -> str:
         verdict_class="bad" if lost else "good",
         details=escape(
             f"{told.link_layer}, {len(told.ports)} ports, seed {told.seed}, "
-            f"{duration(told.end)} of virtual time, {len(trace):,} events"
+            f"{f'{counted.seconds:g} s' if counted else duration(told.end)} of virtual time, "
+            f"{len(trace):,} events"
         ),
-        cards="".join(_cards(told, lost)),
+        cards="".join(_cards(told, total)),
         ticks="".join(_ticks(axis)),
         lines="".join(_lines(axis, told.faults)),
-        faults=_row("faults", "faults", _notes(axis, told.faults)) if told.faults else "",
+        faults=_faults(axis, told.faults),
         control=_row("control", "SA, IGMP, events", _notes(axis, told.control)),
         groups="".join(
-            _group(axis, told, group, lanes, [lane for lane in lanes if id(lane) in drawn])
+            _group(axis, told, group, [(lane, counts[id(lane)]) for lane in lanes], drawn)
             for group, lanes in groups.items()
         ),
+        caption=_COUNTED if counted else "",
         undrawn=_undrawn(len(told.lanes) - len(drawn)),
-        losses=_losses(told),
+        members=_members(counted),
+        losses=_losses(told, counts, counted is None),
         notes=_note_table(sorted([*told.faults, *told.control], key=lambda note: note.t)),
     )
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    found = [_NOTHING, *counts]
+    return Count(
+        sum(count.sent for count in found),
+        sum(count.received for count in found),
+        sum((count.lost for count in found), Counter[str]()),
+        sum(count.expected for count in found),
+    )
+
+
+def _count(lane: Lane, counted: Counted | None) -> Count:
+    if counted is not None:
+        return counted.by_qp.get(-1 if lane.qp is None else lane.qp, _NOTHING)
+    lost: Counter[str] = Counter()
+    for mark in lane.lost:
+        lost[mark.reason] += mark.messages
+    sent, received = (sum(mark.messages for mark in marks) for marks in (lane.sent, lane.received))
+    return Count(sent, received, lost)
 
 
 def duration(ns: int) -> str:
@@ -127,15 +190,16 @@ def _round_step(ns: float) -> int:
 # --- parts of the page -------------------------------------------------------------------
 
 
-def _cards(told: Story, lost: int) -> Iterator[str]:
+def _cards(told: Story, total: Count) -> Iterator[str]:
     members = [lane for lane in told.lanes if lane.id is not None]
-    sent = sum(mark.messages for lane in told.lanes for mark in lane.sent)
-    received = sum(mark.messages for lane in told.lanes for mark in lane.received)
+    lost = total.lost.total()
+    due = ((total.expected, "copies expected", ""),) if total.expected else ()
     for number, words, kind in (
         (len({lane.group for lane in members}), "groups", ""),
         (len(members), "members", ""),
-        (sent, "messages sent", ""),
-        (received, "copies received", "good"),
+        (total.sent, "messages sent", ""),
+        *due,
+        (total.received, "copies received", "good"),
         (lost, "copies lost", "bad" if lost else ""),
         (len(told.faults), "faults", "fault" if told.faults else ""),
     ):
@@ -162,6 +226,25 @@ def _row(kind: str, label: str, lane: str, more: str = "") -> str:
     return f'<div class="row {kind}"{more}>{cells}</div>\n'
 
 
+def _faults(axis: Axis, faults: Sequence[Note]) -> str:
+    """The faults' row: a mark for each, and its name under the mark where other names leave room."""
+    if not faults:
+        return ""
+    ends: list[float] = []
+    names = []
+    for note in faults:
+        mark, width = axis.at(note.t), len(note.text) * LETTER_WIDTH + 2
+        left = mark if mark + width <= 100 or mark < 50 else mark - width
+        row = next((row for row, end in enumerate(ends) if end <= left), len(ends))
+        if row >= NAME_ROWS:
+            continue
+        ends[row:] = [left + width, *ends[row + 1 :]]
+        side = f"left:{mark:.3f}%" if left == mark else f"right:{100 - mark:.3f}%"
+        names.append(f'<span class="name" style="{side};top:{25 + 17 * row}px">{escape(note.text)}</span>')
+    height = f' style="height:{32 + 17 * len(ends)}px"'
+    return _row("faults", "faults", _notes(axis, faults) + "".join(names), height)
+
+
 def _notes(axis: Axis, notes: Iterable[Note]) -> str:
     columns: dict[tuple[int, str], list[Note]] = defaultdict(list)
     for note in notes:
@@ -179,25 +262,24 @@ def _listed(notes: Sequence[Note], most: int = 12) -> str:
     return escape("\n".join(lines))
 
 
-def _group(axis: Axis, told: Story, group: Gid, everyone: Sequence[Lane], drawn: Sequence[Lane]) -> str:
-    sent, received, lost = (
-        sum(mark.messages for lane in everyone for mark in getattr(lane, what))
-        for what in ("sent", "received", "lost")
-    )
+def _group(
+    axis: Axis, told: Story, group: Gid, everyone: Sequence[tuple[Lane, Count]], drawn: Container[int]
+) -> str:
+    sent, received, lost, _ = _sum(count for _, count in everyone)
     name = told.names.get(group, "") if group.is_multicast else "to one port"
-    bad = f' · <b class="bad">{lost:,} lost</b>' if lost else ""
+    bad = f' · <b class="bad">{lost.total():,} lost</b>' if lost else ""
     heading = (
         f'<div class="row group"><div class="label"><b>{escape(name)}</b> <code>{escape(str(group))}</code>'
         f'<span class="soft">{len(everyone)} members · {sent:,} sent · {received:,} received{bad}</span>'
         f"</div></div>\n"
     )
-    return f"<section>{heading}{''.join(_lane(axis, told, lane) for lane in drawn)}</section>"
+    lanes = (_lane(axis, told, lane, count.lost.total()) for lane, count in everyone if id(lane) in drawn)
+    return f"<section>{heading}{''.join(lanes)}</section>"
 
 
-def _lane(axis: Axis, told: Story, lane: Lane) -> str:
+def _lane(axis: Axis, told: Story, lane: Lane, lost: int) -> str:
     who = "attached only" if lane.id is None else f"id {lane.id}"
     qp = "no QP" if lane.qp is None else f"QP {lane.qp}"
-    lost = sum(mark.messages for mark in lane.lost)
     count = f'<em class="bad">{lost:,} lost</em>' if lost else ""
     address = escape(told.ports.get(lane.port, ""))
     label = f'<b title="{address}">{escape(lane.port)}</b> <span class="soft">{who} · {qp}</span>{count}'
@@ -253,35 +335,55 @@ def _undrawn(count: int) -> str:
     return f'<p class="soft">{count:,} more members are not drawn; all numbers and the losses count them.</p>'
 
 
-def _losses(told: Story) -> str:
-    found: dict[tuple[str, Gid, str, int | None], list[Mark]] = defaultdict(list)
-    for lane in told.lanes:
-        for mark in lane.lost:
-            found[mark.reason, lane.group, lane.port, lane.qp].append(mark)
-    if not found:
+def _members(counted: Counted | None) -> str:
+    """The table that the terminal shows, too."""
+    if counted is None:
+        return ""
+    head, *rows = counted.table
+    return (
+        '<h2>Members</h2><div class="table"><table><thead>'
+        f"{_cells('th', head)}</thead><tbody>{''.join(_cells('td', row) for row in rows[:MOST_NOTES])}"
+        "</tbody></table></div>"
+    )
+
+
+def _cells(tag: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _losses(told: Story, counts: dict[int, Count], timed: bool) -> str:
+    """The losses by reason. `timed`: the trace has all of them, and so says when the first and last were."""
+    totals = _sum(counts.values()).lost
+    if not totals:
         return '<p class="soft">Every copy that was due arrived.</p>'
-    totals: Counter[str] = Counter()
-    for (reason, *_), marks in found.items():
-        totals[reason] += sum(mark.messages for mark in marks)
     parts = []
     for reason, total in totals.most_common():
-        rows = [(key, marks) for key, marks in found.items() if key[0] == reason]
-        rows.sort(key=lambda row: -sum(mark.messages for mark in row[1]))
+        lanes = [lane for lane in told.lanes if counts[id(lane)].lost[reason]]
+        lanes.sort(key=lambda lane: -counts[id(lane)].lost[reason])
         body = "".join(
-            f"<tr><td>{escape(port)}</td><td>{'' if qp is None else f'QP {qp}'}</td>"
-            f"<td>{escape(told.names.get(group) or str(group))}</td>"
-            f'<td class="number">{sum(mark.messages for mark in marks):,}</td>'
-            f"<td>{duration(marks[0].t)}</td><td>{duration(marks[-1].t)}</td></tr>"
-            for (_, group, port, qp), marks in rows[:MOST_NOTES]
+            _cells("td", _loss(told, lane, counts[id(lane)].lost[reason], reason, timed))
+            for lane in lanes[:MOST_NOTES]
         )
         share = total * 100 / totals.total()
         parts.append(
             f'<details open><summary><b class="bad">{total:,}</b> {escape(reason)}'
             f'<span class="share"><i style="width:{share:.1f}%"></i></span></summary>'
-            f"<table><thead><tr><th>port</th><th>QP</th><th>group</th><th>lost</th><th>first</th><th>last</th>"
-            f"</tr></thead><tbody>{body}</tbody></table></details>"
+            f'<div class="table"><table><thead>'
+            f"{_cells('th', ('port', 'QP', 'group', 'lost', *(('first', 'last') if timed else ())))}"
+            f"</thead><tbody>{body}</tbody></table></div></details>"
         )
     return "".join(parts)
+
+
+def _loss(told: Story, lane: Lane, lost: int, reason: str, timed: bool) -> Iterator[str]:
+    yield lane.port
+    yield "" if lane.qp is None else f"QP {lane.qp}"
+    yield told.names.get(lane.group) or str(lane.group)
+    yield f"{lost:,}"
+    if timed:
+        times = [mark.t for mark in lane.lost if mark.reason == reason]
+        yield duration(times[0])
+        yield duration(times[-1])
 
 
 def _note_table(notes: Sequence[Note]) -> str:
@@ -293,6 +395,6 @@ def _note_table(notes: Sequence[Note]) -> str:
     more = len(notes) - MOST_NOTES
     cut = f"<tr><td></td><td></td><td>… and {more:,} more, in the trace</td></tr>" if more > 0 else ""
     return (
-        f"<table><thead><tr><th>time</th><th>port</th><th>what</th></tr></thead>"
-        f"<tbody>{rows}{cut}</tbody></table>"
+        f'<div class="table"><table><thead><tr><th>time</th><th>port</th><th>what</th></tr></thead>'
+        f"<tbody>{rows}{cut}</tbody></table></div>"
     )
