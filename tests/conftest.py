@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from .card.card import Card
 from .card.provider import loaded
 from .commands import here, mcast, run, third_party  # noqa: F401  (fixtures)
 
+ROOT = Path(__file__).parents[1]
 LONGEST = (
     "tests/lab/test_guest.py",
     "tests/oracle/test_against_opensm.py",
@@ -59,6 +62,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes, and runs with --long alone (make test-all)")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Of tests without bytecode, as on a fresh clone, each worker makes a share; else each would make all."""
+    if worker := getattr(session.config, "workerinput", None):
+        tops = [ROOT / name.partition("::")[0] for name in session.config.args]
+        paths = sorted({path for top in tops for path in (top.rglob("test_*.py") if top.is_dir() else [top])})
+        for path in paths[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+            with suppress(Exception, pytest.skip.Exception):  # of which the collection tells
+                importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
