@@ -120,6 +120,10 @@ class ObjectReceiver:
 
     # --- what comes ------------------------------------------------------------------------------
 
+    def resumes(self, now: float) -> None:
+        """The driver listens again: that nothing was heard meanwhile is no silence of the sender's."""
+        self._pulse.heard = self._pulse.moved = now
+
     def hears(self, spoken: Spoken, now: float) -> None:
         """Take in a message, other than a piece, of this session."""
         if self.over or spoken.session != self.session:

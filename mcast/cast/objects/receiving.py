@@ -171,6 +171,8 @@ class ObjectsIn:
         """The next object that is whole; None when nothing has been under way for `timeout` seconds."""
         now = self._seat.now
         since = now()
+        for one in self.sessions.values():
+            one.core.resumes(since)
         while True:
             if self._whole:
                 return self._whole.popleft()

@@ -120,7 +120,8 @@ class ObjectsOut:
                 said.append(one)
             elif self._outflow is not None:
                 said += self._outflow.framed(one)
-        heard = yield Turn(said, min(until, core.due))
+        # When all has been said there is nothing to wait for.
+        heard = yield Turn(said, self._now() if core.over else min(until, core.due))
         now = self._now()
         for payload, address in others(heard):
             try:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,7 +37,8 @@ from mcast.cast.nack.messages import (
 from mcast.cast.nack.payload import BlockBytes
 from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
-from mcast.cast.objects.turns import Seat
+from mcast.cast.objects.sending import ObjectsOut
+from mcast.cast.objects.turns import Seat, Turn
 from mcast.cast.packets import Rejected, number_at
 from mcast.wire.addresses import Gid
 
@@ -396,3 +398,37 @@ def test_invitations_of_one_address_leave_room_for_others() -> None:
     assert receiving.rejected == {"an invitation to one session too many": len(liar) - MOST_OF_ADDRESS}
     assert len(receiving.sessions) == MOST_OF_ADDRESS + 1
     assert honest.session in receiving.sessions
+
+
+def _alone(now: Callable[[], float]) -> Seat:
+    return Seat(number_at("10.0.0.9", 1), "me", 1024, now)
+
+
+def test_a_session_that_has_said_all_waits_for_nobody() -> None:
+    time = 0.0
+    sending = ObjectsOut(_alone(lambda: time), 1000, 1e9, 10.0)
+    turns = sending.close("")
+    turn: Turn | None = next(turns)
+    while turn is not None:
+        assert turn.until < inf
+        time = max(time, turn.until)
+        try:
+            turn = turns.send([])
+        except StopIteration:
+            turn = None
+    assert sending.core.over
+
+
+def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
+    time = 0.0
+    receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0)
+    turns = receiving.next(0.1)
+    next(turns)
+    offer = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, "sender")
+    turns.send([Message(memoryview(packed(offer)), Gid("::ffff:10.0.0.3"), 7, Gid("ff0e::1"), None, False)])
+    time = 100.0
+    next(receiving.next(0.1))
+    assert list(receiving.sessions) == [offer.session]
+    time = 111.0
+    next(receiving._turn(inf))
+    assert not receiving.sessions
