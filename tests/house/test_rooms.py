@@ -28,7 +28,7 @@ FLOORS = (
     frozenset({"endpoint", "conformance"}) | PROVIDERS,
     frozenset({""}),
     frozenset({"bench", "capture", "cast", "lab", "testing"}),
-    frozenset({"cli"}),
+    frozenset({"cli", "collective"}),
 )
 """From the ground up. "" is the facade `mcast`, whose names lead to the endpoints and the contract."""
 

@@ -1,0 +1,334 @@
+"""The collective of a communicator: the calls of a program, and the steps that they are made of."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from math import inf
+from pickle import PickleBuffer
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from typing_extensions import Buffer
+
+from mcast.api import Backend, BackendError, McastAddress, McastError
+from mcast.cast.nack.members import MOST_OF_ADDRESS
+from mcast.collective import by_mpi
+from mcast.collective.agreeing import Act, Intent, Ranks, outcome
+from mcast.collective.place import JobTerms, checked, group_of, opened
+from mcast.collective.stage import NotWhole, Stage, open_stage
+from mcast.endpoint.blocking import Endpoint
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+logger = logging.getLogger("mcast")
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+"""So many seconds a rank may be silent in a call that all have begun, where the caller does not say."""
+
+MOST_STAGES = 64
+"""So many ranks have a group to send in at a time; the one that has not sent for longest gives its own up."""
+
+_UNFIT = (BackendError, OSError, RuntimeError, ValueError)
+"""What keeps a rank from using multicast, so that all use MPI."""
+
+
+class Collective:
+    """Broadcast and allgather among the ranks of an MPI communicator, over RDMA multicast.
+
+    All ranks make one together, call its methods in the same order, as with MPI, and close it, best by
+    `with`. mpi4py numbers the ranks and lets them wait for one another; multicast carries the bytes, which
+    leave the root's port once, however many ranks there are.
+
+        with Collective(MPI.COMM_WORLD) as ranks:
+            for step in range(1000):
+                ranks.broadcast(weights, root=0)
+
+    comm      of mpi4py; the collective duplicates it, and its messages meet no others
+    backend   the name of a provider, or an open backend, which stays open
+    bind      the local IP address; None: the ranks of a host take its active ports in turn
+    group     the IP group of rank 0; rank n sends in the n-th after it. None: rank 0 draws one of
+              239.192.0.0/14. Rank 0's argument counts
+    patience  for so many seconds a rank may be silent in a call that all have begun
+    rate      the most bytes a second that leave a root's port
+
+    Where a rank cannot use multicast, all use MPI for the bytes, too: `reason` says why, and rank 0 logs a
+    warning. The ranks find that out when they make the collective, with an empty object from rank 0; and when
+    another rank is the root for the first time, which takes some round trips then and none later.
+
+    A call in which a rank fails raises on every rank: there the error itself, elsewhere `RankFailed`. So does
+    the next call after an error has ended the `with` of a rank. After arguments that cannot be, the
+    collective goes on; after any other error it has ended. The death of a process is MPI's to handle: mpirun
+    ends the job. One thread at a time may call.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        backend: str | Backend = "rdma",
+        *,
+        bind: str | None = None,
+        group: McastAddress | str | None = None,
+        patience: float = PATIENCE,
+        rate: float = inf,
+    ) -> None:
+        self._ranks = Ranks(comm)
+        self._patience = PATIENCE
+        self._stack = ExitStack()
+        self._endpoint: Endpoint | None = None
+        self._stages: OrderedDict[int, Stage] = OrderedDict()
+        self._ended = ""
+        self._known = False
+        """Whether the other ranks know that the collective has ended."""
+        self.reason = ""
+        """Why MPI carries the bytes; empty while multicast does."""
+        try:
+            terms, error = _tried(lambda: checked(self.size, backend, group, patience, rate))
+            self._meet(Intent(Act.MAKE), error)
+            self._terms: JobTerms = self._ranks.first(terms)
+            self._patience = self._terms.patience
+            if self.size > 1:
+                seat = self._ranks.seat()
+                self._all_can(lambda: self._open(backend, bind, seat))
+                self._all_fit()
+                self._stage(0)
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    # --- the calls -------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0."""
+        return self._ranks.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._ranks.size
+
+    @property
+    def ended(self) -> str:
+        """Why there can be no more calls; empty while there can."""
+        return self._ended
+
+    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
+        """Fill the buffers of all ranks with the bytes of the root's; return when all have them.
+
+        buffer  contiguous, such as a numpy array, with as many bytes on each rank, and writable on all but
+                the root. The bytes go from where they are to where they belong
+        root    the rank that sends, the same on each
+
+        Raises ValueError if the ranks differ in size or root, TypeError for what is no such buffer, and
+        RankFailed where another rank failed. What the buffers hold is then undefined, unless the arguments
+        were the reason.
+        """
+        view, error = _tried(lambda: self._ours(buffer, root))
+        self._meet(Intent(Act.BROADCAST, root, 0 if view is None else len(view)), error)
+        assert view is not None
+        self._carry(root, view)
+
+    def allgather(self, buffer: Buffer, into: Buffer | None = None) -> list[memoryview]:
+        """The bytes of all ranks' buffers, in the order of the ranks; return when all have all.
+
+        buffer  contiguous; the sizes may differ
+        into    a writable buffer of as many bytes as all have together, which are put there one after
+                another; None: new memory
+
+        The list has a view of bytes for each rank: `numpy.frombuffer(view, dtype)` makes an array of one. The
+        ranks send one after another, each in a group of its own. Raises as `broadcast` does.
+        """
+        mine, error = _tried(lambda: raw(buffer))
+        self._meet(Intent(Act.ALLGATHER), error)
+        assert mine is not None
+        sizes: list[int] = self._ranks.comm.allgather(len(mine))
+        whole, error = _tried(lambda: _place(into, sum(sizes)))
+        self._meet(Intent(Act.ALLGATHER), error)
+        assert whole is not None
+        ends = [sum(sizes[: rank + 1]) for rank in range(self.size)]
+        parts = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        parts[self.rank][:] = mine
+        if self.reason:
+            by_mpi.allgather(self._ranks.comm, parts, whole)
+        else:
+            for rank, part in enumerate(parts):
+                self._carry(rank, part)
+        return parts
+
+    def close(self) -> None:
+        """Leave the groups, all ranks together. Idempotent. Raises RankFailed if a rank left by an error."""
+        if not self._ended:
+            self._meet(Intent(Act.CLOSE), None)
+            self._ended, self._known = "it is closed", True
+            self.abandon()
+            self._ranks.comm.Free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._leave(error)
+
+    # --- the steps -------------------------------------------------------------------------------
+
+    def _ours(self, buffer: Buffer, root: int) -> memoryview:
+        if not 0 <= root < self.size:
+            raise ValueError(f"root is {root}: the ranks are 0..{self.size - 1}")
+        return raw(buffer) if root == self.rank else _writable(buffer)
+
+    def _carry(self, root: int, view: memoryview) -> None:
+        """Let the bytes go from the root to all, and agree that they have."""
+        stage = self._stage(root)
+        if stage is None:
+            by_mpi.broadcast(self._ranks.comm, view, root)
+            return
+        try:
+            stage.carry(view)
+        except BaseException as error:
+            self.abandon()  # the others hear it, and do not wait for this rank
+            self._meet(Intent(Act.DONE), error)
+        else:
+            self._meet(Intent(Act.DONE), None)
+
+    def _meet(self, step: Intent, error: BaseException | None) -> None:
+        """Say what has become of this rank; raise on every rank if one has failed, or does something else."""
+        if self._ended:
+            raise RuntimeError(f"this collective has ended: {self._ended}. Make another one, on every rank")
+        try:
+            told = self._ranks.agree(step, None if error is None else words_of(error), self._bound(error))
+        except BaseException as late:
+            self._end(error or late)
+            raise error or late from None
+        if told:
+            found = outcome(told)
+            if any(one.step.kind not in (Act.BROADCAST, Act.ALLGATHER) for one in told):
+                self._end(found, known=True)
+            if error is None or isinstance(error, NotWhole):
+                raise found from error
+            raise error
+
+    def _bound(self, error: BaseException | None) -> float:
+        """A rank that has failed does not wait for others that may be gone; the others wait as MPI does."""
+        return inf if error is None else 2 * self._patience
+
+    def _leave(self, error: BaseException) -> None:
+        """Tell the others that this rank has failed, unless they know."""
+        if not self._known:
+            self._known = True
+            with suppress(Exception):  # what is being raised says more
+                self._ranks.agree(Intent(Act.LEAVE), words_of(error), self._bound(error))
+        self._end(error, known=True)
+
+    def _end(self, error: BaseException, known: bool = False) -> None:
+        # The communicator is not freed: nobody knows what still waits in it.
+        self._ended, self._known = self._ended or words_of(error), self._known or known
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the groups without a word to MPI, when the process ends. Idempotent."""
+        while self._stages:
+            with suppress(McastError):  # a device that is gone needs no farewell
+                self._stages.popitem()[1].close()
+        self._endpoint = None
+        with suppress(McastError):
+            self._stack.close()
+
+    # --- multicast, or not -----------------------------------------------------------------------
+
+    def _stage(self, root: int) -> Stage | None:
+        """The stage of that root, tried out when it is opened; None where MPI carries the bytes."""
+        if self.size == 1 or self.reason:
+            return None
+        if root in self._stages:
+            self._stages.move_to_end(root)
+            return self._stages[root]
+        if len(self._stages) >= MOST_STAGES:
+            self._stages.popitem(last=False)[1].close()
+        self._all_can(lambda: self._join(root))
+        self._all_can(lambda: self._stages[root].carry(memoryview(bytearray())))
+        return self._stages.get(root)
+
+    def _all_can(self, call: Callable[[], object]) -> None:
+        """Do it on every rank; if one cannot, MPI carries the bytes from now on."""
+        if self.reason:
+            return
+        why = None
+        try:
+            call()
+        except _UNFIT as error:
+            why = words_of(error)
+        self.reason = self._ranks.reasons(why)
+        if self.reason:
+            self.abandon()
+            level = logging.WARNING if self.rank == 0 else logging.DEBUG
+            words = "MPI carries the bytes of %d ranks, not multicast: %s"
+            logger.log(level, words, self.size, self.reason)
+
+    def _open(self, backend: str | Backend, bind: str | None, seat: int) -> None:
+        self._endpoint = opened(self._stack, backend, bind, seat)
+
+    def _all_fit(self) -> None:
+        if not self.reason:
+            assert self._endpoint is not None
+            at = Counter[str](self._ranks.comm.allgather(str(self._endpoint.address)))
+            address, most = at.most_common(1)[0]
+            self._all_can(lambda: _require_room(address, most))
+
+    def _join(self, root: int) -> None:
+        assert self._endpoint is not None
+        listeners = self.size - 1 if root == self.rank else None
+        group = group_of(self._terms, root)
+        self._stages[root] = open_stage(self._endpoint, group, self._terms, listeners)
+
+
+def _require_room(address: str, ranks: int) -> None:
+    if ranks > MOST_OF_ADDRESS:
+        raise ValueError(
+            f"{ranks} ranks send from the address {address}, and a sender admits {MOST_OF_ADDRESS} receivers "
+            "at one address: start fewer ranks for each port, or bind them to several"
+        )
+
+
+def raw(buffer: Buffer) -> memoryview:
+    """The bytes of a contiguous buffer, of whatever items. Raises TypeError for all else."""
+    if not memoryview(buffer).c_contiguous:
+        raise TypeError(f"the rows of this {type(buffer).__name__} lie apart: give a contiguous copy")
+    return PickleBuffer(buffer).raw()
+
+
+def _writable(buffer: Buffer) -> memoryview:
+    view = raw(buffer)
+    if view.readonly:
+        raise TypeError(f"this {type(buffer).__name__} cannot be written: give a bytearray or an array")
+    return view
+
+
+def _place(into: Buffer | None, size: int) -> memoryview:
+    view = memoryview(bytearray(size)) if into is None else _writable(into)
+    if len(view) != size:
+        raise ValueError(f"into has {len(view)} bytes, and all ranks together have {size}")
+    return view
+
+
+def words_of(error: BaseException) -> str:
+    """What the other ranks learn of an error."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _tried(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What the call returns, or the error that it raises: the other ranks are told before it is raised."""
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error

@@ -1,0 +1,162 @@
+"""The MPI job of test_collective.py: ranks on a served fabric, each of which checks what it gets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from traceback import print_exc
+from typing import Any
+from unittest.mock import patch
+
+import numpy
+from mpi4py import MPI
+
+from examples.mpi_weights import train
+from mcast import collective
+from mcast.cast.objects.bytes_in import ToBuffer
+from mcast.cast.objects.bytes_out import FromMemory
+from mcast.collective import Collective, RankFailed, calls
+from mcast.collective.stage import open_stage
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+SIM = "sim"
+
+
+@contextmanager
+def all_raise(failing: int | None, error: type[Exception], words: str) -> Iterator[None]:
+    """The rank that fails raises its own error, and each of the others one that names the rank."""
+    found: Exception = RuntimeError(f"rank {RANK} went on, although rank {failing} had failed")
+    try:
+        yield
+    except Exception as raised:
+        found = raised
+    expected = error if failing in (RANK, None) else RankFailed
+    named = not isinstance(found, RankFailed) or failing in found.failed
+    if type(found) is not expected or words not in str(found) or not named:
+        raise found
+
+
+def the_loop_joins_once_for_each_root(ranks: Collective) -> None:
+    with patch.object(calls, "open_stage", side_effect=open_stage) as opening:
+        for turn in range(3):
+            for root in (0, 3):
+                mine: Any = numpy.arange(6, dtype="c16").reshape(2, 3) * (turn + root)
+                array: Any = mine.copy() if root == RANK else numpy.zeros_like(mine)
+                ranks.broadcast(array, root)
+                assert (array == mine).all()
+    assert opening.call_count == 1  # of rank 3: that of rank 0 was opened when the collective was made
+
+
+def any_buffer_is_filled_in_its_place(ranks: Collective) -> None:
+    data = bytes(range(256)) * 300
+    target = bytearray(len(data) + 10)
+    ranks.broadcast(data if RANK == 0 else memoryview(target)[10:])
+    assert RANK == 0 or target == bytes(10) + data
+    empty: Any = numpy.empty((0, 4))
+    ranks.broadcast(empty)
+
+
+def all_get_what_each_has(ranks: Collective) -> None:
+    into: Any = numpy.empty(sum(range(SIZE)), dtype="i8")
+    mine: Any = numpy.full(RANK, RANK)
+    parts = ranks.allgather(mine, into)
+    assert into.tolist() == [rank for rank in range(SIZE) for _ in range(rank)]
+    assert [len(part) for part in parts] == [8 * rank for rank in range(SIZE)]
+    assert [bytes(part) for part in ranks.allgather(b"%d" % RANK)] == [b"%d" % rank for rank in range(SIZE)]
+
+
+def what_cannot_be_is_refused_on_all_ranks(ranks: Collective) -> None:
+    with all_raise(2, TypeError, "cannot be written"):
+        ranks.broadcast(bytes(2) if RANK == 2 else bytearray(2))
+    with all_raise(1, TypeError, "lie apart"):
+        apart: Any = numpy.zeros((4, 4))[:, :2]
+        ranks.broadcast(apart if RANK == 1 else bytearray(64))
+    with all_raise(3, ValueError, f"the ranks are 0..{SIZE - 1}"):
+        ranks.broadcast(bytearray(2), SIZE if RANK == 3 else 0)
+    with all_raise(None, ValueError, "rank 1 broadcasts 3 bytes from rank 0"):
+        ranks.broadcast(bytearray(2 + (RANK == 1)))
+    with all_raise(None, ValueError, "rank 1 broadcasts 2 bytes from rank 3"):
+        ranks.broadcast(bytearray(2), 3 * (RANK == 1))
+    with all_raise(None, ValueError, "rank 1 calls allgather"):
+        (ranks.allgather if RANK == 1 else ranks.broadcast)(bytearray(2))
+    with all_raise(3, ValueError, "all ranks together have"):
+        ranks.allgather(b"ab", bytearray(SIZE * 2 + (RANK == 3)))
+
+
+def a_rank_that_fails_in_the_middle_ends_the_call_on_all(ranks: Collective) -> None:
+    broken = patch.object(ToBuffer, "write", side_effect=MemoryError("no room")) if RANK == 3 else ExitStack()
+    with all_raise(3, MemoryError, "no room"), broken:
+        ranks.broadcast(bytearray(100_000))
+    with all_raise(None, RuntimeError, "this collective has ended"):
+        ranks.broadcast(bytearray(1))
+
+
+def an_error_between_two_calls_reaches_the_others() -> None:
+    def leave(ranks: Collective) -> None:
+        if RANK == 1:
+            raise LookupError("of rank 1's own")
+        ranks.allgather(b"")
+
+    with all_raise(1, LookupError, "of rank 1's own"), Collective(COMM, SIM, bind=NOWHERE) as ranks:
+        leave(ranks)
+
+
+NOWHERE = "10.254.0.9" if RANK == 2 else None
+
+
+def mpi_carries_the_bytes_where_one_rank_has_no_device() -> None:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("mcast")
+    logger.addHandler(handler)
+    with Collective(COMM, SIM, bind=NOWHERE) as ranks:
+        assert ranks.reason.startswith("rank 2: ValueError: no port has the address 10.254.0.9"), ranks.reason
+        any_buffer_is_filled_in_its_place(ranks)
+        all_get_what_each_has(ranks)
+        what_cannot_be_is_refused_on_all_ranks(ranks)
+    assert [words for words in said if ranks.reason in words] == [
+        f"MPI carries the bytes of {SIZE} ranks, not multicast: {ranks.reason}"
+    ][: RANK == 0]
+    logger.removeHandler(handler)
+
+
+def single_calls_share_a_collective() -> None:
+    with patch.object(calls, "open_stage", side_effect=open_stage) as opening:
+        for turn in range(2):
+            buffer = bytearray([turn + 1]) * 9 if RANK == 0 else bytearray(9)
+            collective.broadcast(buffer, backend=SIM)
+            assert buffer == bytes([turn + 1]) * 9
+    assert opening.call_count == 1
+    broken = patch.object(FromMemory, "read", side_effect=OSError("no more")) if RANK == 0 else ExitStack()
+    with all_raise(0, OSError, "no more"), broken:
+        collective.broadcast(bytearray(9), backend=SIM)
+
+
+def main() -> None:
+    with Collective(COMM, SIM) as ranks:
+        assert not ranks.reason, ranks.reason
+        checks: tuple[Callable[[Collective], None], ...] = (
+            the_loop_joins_once_for_each_root,
+            any_buffer_is_filled_in_its_place,
+            all_get_what_each_has,
+            what_cannot_be_is_refused_on_all_ranks,
+            a_rank_that_fails_in_the_middle_ends_the_call_on_all,
+        )
+        for check in checks:
+            check(ranks)
+    mpi_carries_the_bytes_where_one_rank_has_no_device()
+    an_error_between_two_calls_reaches_the_others()
+    single_calls_share_a_collective()
+    assert train(COMM, SIM) == [6.0 + rank for rank in range(SIZE)]
+    print(f"rank {RANK} is done")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        print_exc()
+        COMM.Abort(1)  # the others wait for this rank
