@@ -54,7 +54,8 @@ class AnsweringMember:
     """A member that has answered."""
 
     def __init__(self) -> None:
-        self.answers = self.doubles = 0
+        self.answers: int = 0
+        self.doubles = 0
         self._trips: list[float] = []
 
     def answered(self, trip: float) -> None:
@@ -81,7 +82,7 @@ class Pinger:
 
     def __init__(self, gids: Collection[Gid], qps: Collection[int], first: int, send_only: bool) -> None:
         self.members: dict[Peer, AnsweringMember] = {}
-        self.sent = 0
+        self.sent: int = 0
         self.others: Counter[Peer] = Counter()
         self._gids, self._qps, self._first = gids, qps, first
         self._kind = Kind.ASK_ALONE if send_only else Kind.ASK
@@ -133,7 +134,8 @@ class Heard:
 
     def __init__(self) -> None:
         self.pings = self.unanswered = self.messages = 0
-        self.smallest, self.largest = 1 << 16, 0
+        self.smallest: int = 1 << 16
+        self.largest: int = 0
 
 
 class Answerer:
@@ -141,7 +143,7 @@ class Answerer:
 
     def __init__(self) -> None:
         self.heard: dict[Peer, Heard] = {}
-        self.count = 0
+        self.count: int = 0
 
     def hears(self, payload: memoryview, source: Peer) -> tuple[Probe, bool] | None:
         """Take a received message. For a ping: its echo, and whether that goes to the asker alone."""

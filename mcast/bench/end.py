@@ -17,6 +17,7 @@ from mcast.api import (
 from mcast.endpoint.ports import Place
 from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import DEFAULTS, Settings
+from mcast.wire.addresses import LocalAddress
 
 BOUND = 10.0
 """The longest that a join or a send may take, or the first message, in seconds."""
@@ -37,8 +38,10 @@ class BenchEnd:
         settings: Settings = DEFAULTS,
         space: PortSpace = PortSpace.UDP,
     ) -> None:
-        self.channel, self.place, self.settings = channel, place, settings
-        self.address = place.address
+        self.channel: EventChannel = channel
+        self.place: Place = place
+        self.settings: Settings = settings
+        self.address: LocalAddress = place.address
         self.id: CmId = channel.create_id(space)
         self.id.bind_addr(place.address)
         own = {name: getattr(settings, name) for name in ("busy_poll", "comp_vector", "moderation")}

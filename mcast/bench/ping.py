@@ -138,9 +138,13 @@ class PingQueuePairs:
         destinations: Mapping[QueuePair, Destination],
         send_only: bool,
     ) -> None:
-        self.backend, self.place, self.address, self.send_only = backend, place, address, send_only
-        self.qps, self.destinations = tuple(destinations), destinations
-        self.gids = frozenset(place.port.gids.values())
+        self.backend: Backend = backend
+        self.place: Place = place
+        self.address: McastAddress = address
+        self.send_only: bool = send_only
+        self.qps: tuple[QueuePair, ...] = tuple(destinations)
+        self.destinations: Mapping[QueuePair, Destination] = destinations
+        self.gids: frozenset[Gid] = frozenset(place.port.gids.values())
 
     @property
     def now(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mcast.api import Message
+from mcast.api import Message, QueuePair
 from mcast.bench.end import BOUND, BenchEnd
 from mcast.endpoint.probe import Peer
 
@@ -31,8 +31,10 @@ class Receiver:
     """
 
     def __init__(self, end: BenchEnd, senders: Sequence[Peer], now: Callable[[], float]) -> None:
-        self.end, self.qp, self._senders, self._now = end, end.qp, senders, now
-        self.strangers = 0
+        self._senders, self._now = senders, now
+        self.end: BenchEnd = end
+        self.qp: QueuePair = end.qp
+        self.strangers: int = 0
 
     def take(self, count: int, grace: float | None = None) -> int:
         """Receive `count` messages; return how many did not come.

@@ -49,7 +49,8 @@ class Recorder:
         self._infiniband = link_layer is LinkLayer.INFINIBAND
         self._destinations = destinations
         self._counts: Counter[tuple[Gid, int]] = Counter()
-        self.messages = self.bytes = 0
+        self.messages: int = 0
+        self.bytes: int = 0
 
     @property
     def sources(self) -> int:

@@ -22,7 +22,7 @@ from mcast.endpoint.probe import Peer
 from mcast.endpoint.view import EndpointView
 from mcast.wire.addresses import Gid
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 DEPTH = 2 * WINDOW
 """The receive queue of each end, in messages: duplicates and answers of others must leave room for the
@@ -71,8 +71,8 @@ class Party(Generic[Core]):
         self.core: Core
         self._group = endpoint.join(group, timeout=BOUND)
         source = endpoint.port.gids.get(self._group.destination.sgid_index, Gid(endpoint.address))
-        self.number = number_at(in_words(source), SystemRandom().randrange(1, 1 << 32))
-        self.peer = Peer(source, endpoint.qp_num)
+        self.number: int = number_at(in_words(source), SystemRandom().randrange(1, 1 << 32))
+        self.peer: Peer = Peer(source, endpoint.qp_num)
         self.heeds: Container[Peer] | None = None
         """The only queue pairs whose messages this end takes; None: all."""
 
@@ -136,7 +136,7 @@ class SendingParty(Party[FileSender]):
         super().__init__(endpoint, group)
         self._source = source
         largest = self._group.max_message_size
-        self.core = FileSender(
+        self.core: FileSender = FileSender(
             self.number, name_of(endpoint), source.size, largest, wanted, patience, self.now
         )
 
@@ -173,7 +173,7 @@ class ReceivingParty(Party[FileReceiver]):
         super().__init__(endpoint, group)
         self._sink = sink
         largest = self._group.max_message_size
-        self.core = FileReceiver(self.number, name_of(endpoint), room, largest, silence)
+        self.core: FileReceiver = FileReceiver(self.number, name_of(endpoint), room, largest, silence)
 
     def _way_back(self, message: Message) -> Way | None:
         return message[1:]

@@ -25,7 +25,7 @@ class Source:
 
     def __init__(self, path: str) -> None:
         """Open the file `path`, or stdin for "-". Raises OSError."""
-        self.name = "stdin" if path == STANDARD else path
+        self.name: str = "stdin" if path == STANDARD else path
         self._fd = os.dup(0) if path == STANDARD else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         if stat.S_ISDIR(found.st_mode):
@@ -105,7 +105,8 @@ class StreamSink(Sink):
     """A pipe, a device or a terminal: each piece is written when it comes."""
 
     def __init__(self, fd: int, name: str) -> None:
-        self._fd, self.name = fd, name
+        self._fd = fd
+        self.name: str = name
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -126,7 +127,7 @@ class NewFile(Sink):
     folder."""
 
     def __init__(self, path: Path, name: str = "") -> None:
-        self.name = name or str(path)
+        self.name: str = name or str(path)
         self._target = path
         self._part: Path | None = None
         self._placer = ThreadPoolExecutor(1)

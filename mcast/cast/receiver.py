@@ -85,12 +85,19 @@ class FileReceiver:
     """
 
     def __init__(self, number: int, name: str, room: int, largest: int, silence: float) -> None:
-        self.rejected = Counter[str]()
-        self.pieces = self.bytes = self.doubles = self.highest = 0
-        self.failure = self.sender = self.address = ""
+        self.rejected: Counter[str] = Counter[str]()
+        self.pieces: int = 0
+        self.bytes: int = 0
+        self.doubles: int = 0
+        self.highest: int = 0
+        self.failure: str = ""
+        self.sender: str = ""
+        self.address: str = ""
         self.size: int | None = None
-        self.complete = self.verified = self.over = False
-        self.missed_one = False
+        self.complete: bool = False
+        self.verified: bool = False
+        self.over: bool = False
+        self.missed_one: bool = False
         self.due: float | None = None
         self._number, self._name, self._largest, self._silence = number, printable(name), largest, silence
         self._window = self._told_room = min(room, WINDOW)
@@ -296,8 +303,10 @@ class FileReceiver:
 
     def _on_welcome(self, packet: Welcome, now: float) -> None:
         offer = self._offers.pop(packet.session)
-        hello, self.address = offer.hello, offer.address
-        self.sender, self.size = hello.name, None if hello.size == UNKNOWN_SIZE else hello.size
+        hello = offer.hello
+        self.address = offer.address
+        self.size = None if hello.size == UNKNOWN_SIZE else hello.size
+        self.sender = hello.name
         self._session, self._fed = packet.session, now
         self._refuse([*self._offers], _BUSY)
         self._offers = {packet.session: offer}

@@ -124,13 +124,20 @@ class ReceiverState:
     """
 
     def __init__(self, number: int, name: str, address: str, room: int, largest: int, now: float) -> None:
-        self.number, self.name, self.address, self.largest = number, name, address, largest
-        self.fate, self.words = Fate.RECEIVING, ""
+        self.number: int = number
+        self.name: str = name
+        self.address: str = address
+        self.largest: int = largest
+        self.fate: Fate = Fate.RECEIVING
+        self.words: str = ""
         self.has = self.repaired = 0
         self.lost: tuple[int, ...] = ()
         self.answered = 0
-        self.limit, self._mark = room, 0
-        self.joined = self.heard = self.moved = now
+        self._mark = 0
+        self.limit: int = room
+        self.joined = now
+        self.heard: float = now
+        self.moved: float = now
         self.way: object = None
         self.misses: dict[int, _Misses] = {}
 
@@ -144,7 +151,8 @@ class ReceiverState:
         nothing."""
         taken = self.has + self.limit
         if not owes or taken - self._mark >= _WINDOWS[0]:
-            self._mark, self.moved = taken, now
+            self._mark = taken
+            self.moved = now
 
 
 class _Misses(NamedTuple):
@@ -204,10 +212,12 @@ class FileSender:
         now: float = 0.0,
     ) -> None:
         self.peers: dict[int, ReceiverState] = {}
-        self.rejected = Counter[str]()
+        self.rejected: Counter[str] = Counter[str]()
         self.size = size
-        self.pieces = self.bytes = self.repeated = 0
-        self.failure = ""
+        self.pieces: int = 0
+        self.bytes: int = 0
+        self.repeated: int = 0
+        self.failure: str = ""
         self.due: float | None = now
         self._session, self._wanted, self._patience = session, wanted, patience
         self._hello = Hello(session, UNKNOWN_SIZE if size is None else size, printable(name))

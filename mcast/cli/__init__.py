@@ -86,7 +86,7 @@ def _named() -> None:
     """What the table of commands has in the place of a command that is not loaded yet."""
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="mcast",
     cls=_Commands,
     help="RDMA multicast: try it, check this host, send files, measure, test providers.",

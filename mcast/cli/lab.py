@@ -18,7 +18,7 @@ from mcast.lab.driver import MAX_SWITCHES
 from mcast.lab.host import kvm_works
 from mcast.lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="Run commands on Soft-RoCE or InfiniBand, in a small guest. The guest sees this machine's files.",
     no_args_is_help=True,
 )

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from mcast.backends.sim.scenario.model import ScenarioFault, ScenarioTopology
     from mcast.backends.sim.scenario.play import MemberResult, ScenarioResult, Seen
 
-app = typer.Typer(help="Serve a simulated fabric, or play faulty runs on one.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    help="Serve a simulated fabric, or play faulty runs on one.", no_args_is_help=True
+)
 
 _PORTS = 16
 """Of a fabric that nobody has described."""

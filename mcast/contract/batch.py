@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from struct import Struct
 from typing import Any, NamedTuple
@@ -218,7 +218,7 @@ class Batch(Enterable, ABC):
             views.clear()
 
     # If another object still uses a view, the buffers stay leased: receives are lost, but no bytes are wrong.
-    __del__ = Enterable._drop
+    __del__: Callable[..., None] = Enterable._drop
 
 
 class CopiedBatch(Batch):

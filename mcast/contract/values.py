@@ -9,7 +9,7 @@ import errno as E
 from collections.abc import Mapping
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -32,7 +32,7 @@ from mcast.wire.mcmember import MLID_FIRST
 
 class _Model(BaseModel):
     # pydantic builds each model when it is first used, because building takes a third of the import's time.
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, strict=True, arbitrary_types_allowed=True, extra="forbid", defer_build=True
     )
 

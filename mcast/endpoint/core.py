@@ -33,7 +33,7 @@ from mcast.endpoint.stats import EndpointStats
 from mcast.endpoint.waiting import Waiting
 from mcast.interrupts import uninterrupted
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 
 class Session:
@@ -53,21 +53,27 @@ class Session:
     ) -> None:
         refuse_beyond_device(settings, place)
         random = Random(backend.new_seed() if settings.seed is None else settings.seed)
-        self.waiting = waiting = Waiting(now, lambda batch: self.receiving.route(batch))
-        self.events = EventQueue(waiting)
+        self.waiting: Waiting = Waiting(now, lambda batch: self.receiving.route(batch))
+        waiting = self.waiting
+        self.events: EventQueue = EventQueue(waiting)
         tell = self.events.tell
-        self.station = station = Station(backend, place, find_place, settings)
+        self.station: Station = Station(backend, place, find_place, settings)
+        station = self.station
         self._channel, roster = station.channel, station.roster
-        self.restorer = restorer = Restorer(station, random, now, tell)
+        self.restorer: Restorer = Restorer(station, random, now, tell)
+        restorer = self.restorer
         kept = Kept(roster.groups, roster.by_mgid, settings.receive_depth)
-        self.memberships = members = Memberships(station, restorer, waiting, kept, random)
+        self.memberships: Memberships = Memberships(station, restorer, waiting, kept, random)
+        members = self.memberships
         prober = Prober(station, restorer, members.drop)
         filtering = settings.loopback is not LoopbackPolicy.ON
         sorter = Sorter(roster.by_mgid, prober, filtering, settings.sequence, members.drop)
-        self.receiving = Receiving(station, restorer, members, waiting, kept, sorter, tell, self.on_qp_error)
-        self.sending = Sending(station, members, waiting)
-        self.questions = Questions(station, members, waiting, prober, sorter)
-        self.port = PortWatch(station, restorer, tell)
+        self.receiving: Receiving = Receiving(
+            station, restorer, members, waiting, kept, sorter, tell, self.on_qp_error
+        )
+        self.sending: Sending = Sending(station, members, waiting)
+        self.questions: Questions = Questions(station, members, waiting, prober, sorter)
+        self.port: PortWatch = PortWatch(station, restorer, tell)
 
     def close(self) -> None:
         """Leave every group and free all resources. Idempotent."""

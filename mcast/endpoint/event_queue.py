@@ -8,7 +8,7 @@ from collections import Counter, deque
 from mcast.endpoint.policy import Event, PortUp, Rejoined
 from mcast.endpoint.waiting import Operation, Waiting
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 EVENTS_KEPT = 1024
 """How many events wait for `next_event`. A further one pushes out the oldest, which is counted."""
@@ -21,7 +21,7 @@ class EventQueue:
         self._waiting = waiting
         self.queued: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.told: Counter[type[Event]] = Counter()
-        self.dropped = 0
+        self.dropped: int = 0
 
     def tell(self, event: Event) -> None:
         """Queue the event, count and log it."""

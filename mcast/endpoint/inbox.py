@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from mcast.contract.batch import Batch, CopiedBatch, Message
 
@@ -62,7 +63,7 @@ class ChosenBatch(CopiedBatch):
         super().__init__(messages)
         self._batch = batch
 
-    __del__ = Batch.__del__
+    __del__: Any = Batch.__del__
 
     def _release(self) -> None:
         for message in self._messages:

@@ -25,7 +25,7 @@ class Kept:
         self._groups, self._by_mgid = groups, by_mgid
         self._strays = Inbox(depth)
         self._arrivals = self._put_backs = 0
-        self.count = 0
+        self.count: int = 0
         """How many messages are in the inboxes, strays included."""
 
     def put(self, message: Message) -> bool:

@@ -10,7 +10,7 @@ class LowWater:
 
     def __init__(self, depth: int) -> None:
         self._warn_at = depth // 4
-        self.backlog = min(BATCH, self._warn_at)
+        self.backlog: int = min(BATCH, self._warn_at)
         """A batch of so many messages, or as many single ones, are a reason to look at the queue."""
 
     def has_fallen(self, free: int) -> bool:

@@ -20,7 +20,7 @@ from mcast.endpoint.numbering import Numbering
 from mcast.endpoint.stats import GroupStats
 from mcast.wire.addresses import McastAddress
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 
 class GroupState(Enum):
@@ -120,7 +120,9 @@ class Recovery:
     """
 
     def __init__(self, since: float, due: float, needs_join: bool = True) -> None:
-        self.since, self.due, self.needs_join = since, due, needs_join
+        self.since: float = since
+        self.due: float = due
+        self.needs_join: bool = needs_join
         self.attempts = 0
 
 
@@ -145,17 +147,18 @@ class EndpointGroup:
     """One group of an endpoint, from join to leave."""
 
     def __init__(self, address: McastAddress, send_only: bool, depth: int, stream: int) -> None:
-        self.address, self.send_only = address, send_only
-        self.state = GroupState.JOINING
+        self.address: McastAddress = address
+        self.send_only: bool = send_only
+        self.state: GroupState = GroupState.JOINING
         self.destination: Destination | None = None
         self.error: McastError | None = None
         self.told = False
         """Whether a call that receives for all groups has raised the loss."""
         self.recovery: Recovery | None = None
-        self.inbox = Inbox(depth)
-        self.sources = sequence.Sources()
-        self.numbering = Numbering(stream)
-        self.counts = GroupCounts()
+        self.inbox: Inbox = Inbox(depth)
+        self.sources: sequence.Sources = sequence.Sources()
+        self.numbering: Numbering = Numbering(stream)
+        self.counts: GroupCounts = GroupCounts()
         self.dropped: Counter[str] = Counter()
 
     def happens(self, change: Change, life: Life = LIFE) -> tuple[Action, ...]:

@@ -63,7 +63,8 @@ class Counts:
     """Messages and bytes, in all and since the last look."""
 
     def __init__(self) -> None:
-        self.messages = self.bytes = 0
+        self.messages: int = 0
+        self.bytes: int = 0
         self._before = (0, 0)
 
     def add(self, size: int) -> None:
@@ -83,7 +84,7 @@ class GroupMeter:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.counts = Counts()
+        self.counts: Counts = Counts()
         self._by_source: OrderedDict[tuple[Gid, int], Counts] = OrderedDict()
         self._forgotten = 0
         self._sequences = Sources()

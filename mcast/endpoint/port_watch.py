@@ -10,7 +10,7 @@ from mcast.endpoint.policy import AddressChanged, Event, PortDown, PortUp
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 
 class PortWatch:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mcast.api import Backend, Destination, DeviceInfo, McastAddress, PortInfo, PortState
 from mcast.wire.addresses import ZERO_GID, Gid, LocalAddress
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 
 class Place(NamedTuple):

@@ -14,7 +14,7 @@ from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
 from mcast.wire.addresses import ZERO_GID
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 ECHOES_MAX = 16
 """How many probes of one batch are answered. An answer may go to every member, and an asker asks again."""
@@ -39,8 +39,8 @@ class Prober:
     ) -> None:
         self._station, self._restorer, self._drop = station, restorer, drop
         self.quests: dict[int, Quest] = {}
-        self.posted = 0
-        self.echoes_left = 0
+        self.posted: int = 0
+        self.echoes_left: int = 0
         self._asked = 0
 
     @contextmanager

@@ -23,12 +23,12 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:
-    if error.name != "prometheus_client":
+except ModuleNotFoundError as _error:
+    if _error.name != "prometheus_client":
         raise
     raise ModuleNotFoundError(
-        f"mcast.endpoint.prometheus needs prometheus_client: {install.line('prometheus')}", name=error.name
-    ) from error
+        f"mcast.endpoint.prometheus needs prometheus_client: {install.line('prometheus')}", name=_error.name
+    ) from _error
 
 __all__ = ["EndpointCollector", "export"]
 

@@ -23,7 +23,8 @@ class Questions:
         self, station: Station, memberships: Memberships, waiting: Waiting, prober: Prober, sorter: Sorter
     ) -> None:
         self._station, self._memberships, self._waiting = station, memberships, waiting
-        self.prober, self._sorter = prober, sorter
+        self._sorter = sorter
+        self.prober: Prober = prober
 
     def probe_loopback(self, group: EndpointGroup, timeout: float) -> Operation[bool]:
         """Whether the device returns the endpoint's own message within `timeout` seconds; ends a filter that

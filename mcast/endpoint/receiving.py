@@ -22,7 +22,7 @@ from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import BATCH, Operation, Wait, Waiting
 from mcast.wire.addresses import Gid
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 _LEFT = GroupState.LEFT
 
@@ -57,12 +57,14 @@ class Receiving:
         on_qp_error: Callable[[QpError], None],
     ) -> None:
         self._station, self._restorer, self._memberships = station, restorer, memberships
-        self._waiting, self.kept, self._sorter = waiting, kept, sorter
+        self._waiting, self._sorter = waiting, sorter
+        self.kept: Kept = kept
         self._tell, self._on_qp_error = tell, on_qp_error
         self._low_water = LowWater(station.settings.receive_depth)
         self._singles = 0
         """Messages received one by one since the receive queue was looked at."""
-        self.bytes = self.batches = 0
+        self.bytes: int = 0
+        self.batches: int = 0
         """What was received for the user: bytes, and calls to the queue pair that gave something."""
 
     def recv(self, group: EndpointGroup | None, timeout: float | None) -> Operation[Message | None]:

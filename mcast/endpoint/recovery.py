@@ -28,9 +28,9 @@ class Restorer:
         self._policy = station.settings.rejoin
         self.recovery: Recovery | None = None
         """The recovery of the id and its queue pair, or of the queue pair alone; None while both are well."""
-        self.reopen = False
+        self.reopen: bool = False
         """Whether recovery needs a new id."""
-        self.busy = False
+        self.busy: bool = False
         """Whether something may be in recovery; `due` clears it when nothing is."""
 
     def due(self) -> float:
@@ -169,7 +169,8 @@ class Restorer:
                         group.recovery.attempts = recovery.attempts
                         self.happens(group, Change.GIVEN_UP, error)
             return
-        self.reopen, self.recovery = False, None
+        self.recovery = None
+        self.reopen = False
         for group in groups:
             if group.recovery is None or group.recovery.due < inf:
                 continue

@@ -17,9 +17,9 @@ class Roster:
         self.by_mgid: dict[Gid, EndpointGroup] = {}
         self.only_group: EndpointGroup | None = None
         """The group of every message, if there is just one."""
-        self.members = 0
+        self.members: int = 0
         """How many groups the endpoint receives from."""
-        self.ended = False
+        self.ended: bool = False
         """Whether a group is gone or the endpoint closed, which the calls that receive must raise."""
 
     def require_room(self, address: McastAddress, device: DeviceInfo) -> None:

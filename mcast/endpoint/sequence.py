@@ -88,8 +88,10 @@ class Stream:
         self._seen = 1
         self._run = 0
         """How many numbers outside the window have followed each other; the last of them is `_far`."""
-        self.received = 1
-        self.gaps = self.late = self.duplicates = 0
+        self.received: int = 1
+        self.gaps: int = 0
+        self.late: int = 0
+        self.duplicates: int = 0
 
     def take(self, number: int) -> Refusal | None:
         """Count a message; return why it is not delivered, or None if it is."""

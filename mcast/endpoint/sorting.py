@@ -31,9 +31,10 @@ class Sorter:
         drop: Callable[[EndpointGroup | None, str], None],
     ) -> None:
         self._by_mgid, self._prober, self._drop = by_mgid, prober, drop
-        self.filtering, self.sequenced = filtering, sequenced
+        self.filtering: bool = filtering
+        self.sequenced: bool = sequenced
         self._stray_sources = sequence.Sources()
-        self.judges = filtering or sequenced
+        self.judges: bool = filtering or sequenced
         """Whether each message must be looked at."""
 
     def filter_own(self, filtering: bool) -> None:

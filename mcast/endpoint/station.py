@@ -17,6 +17,7 @@ from mcast.api import (
     Closed,
     CmId,
     Destination,
+    EventChannel,
     InvalidArgument,
     JoinAttrEx,
     McastError,
@@ -35,7 +36,7 @@ from mcast.endpoint.roster import Roster
 from mcast.endpoint.settings import Settings
 from mcast.wire.addresses import LocalAddress
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 NUDGED = {4: "224.0.0.1", 6: "ff02::1"}
 """IP version -> a group whose address can always be resolved. Nothing is joined, and nothing sent."""
@@ -50,13 +51,15 @@ class Station:
     def __init__(
         self, backend: Backend, place: Place, find_place: Callable[[], Place], settings: Settings
     ) -> None:
-        self.backend, self.place, self.settings = backend, place, settings
+        self.place: Place = place
+        self.backend: Backend = backend
+        self.settings: Settings = settings
         self._find_place = find_place
-        self.channel = backend.event_channel()
-        self.roster = Roster()
-        self.closed = False
+        self.channel: EventChannel = backend.event_channel()
+        self.roster: Roster = Roster()
+        self.closed: bool = False
         self.on_id_destroyed: Callable[[], None] = lambda: None
-        self.blocking_loopback = False
+        self.blocking_loopback: bool = False
         self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
         self.id: CmId
         self.qp: QueuePair
@@ -131,7 +134,8 @@ class Station:
         except McastError as error:  # the groups may be well all the same
             logger.warning("%s: addresses have changed, and cannot be read: %s", self.port_name, error)
             return None
-        before, self.place = self.place, found
+        before = self.place
+        self.place = found
         if _where(found) != _where(before):
             detail = f"the address is {found.address} on {self.port_name} now"
             return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)

@@ -33,7 +33,8 @@ class Waiting:
     """
 
     def __init__(self, now: Callable[[], float], route: Callable[[Batch], None]) -> None:
-        self.now, self._route = now, route
+        self._route = route
+        self.now: Callable[[], float] = now
         self.news = False
         """Whether a call has changed what others wait for; the driver that wakes them clears it."""
 

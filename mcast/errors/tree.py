@@ -228,7 +228,11 @@ class MessageTooLarge(GuardError):
         said = f" ({source})" if source else ""
         detail = f"message {index} has {size} bytes, {mtu} carries {limit}{said}"
         super().__init__(E.EMSGSIZE, "send", Phase.SEND, {"message": index}, detail)
-        self.size, self.limit, self.index, self.group_mtu, self.source = size, limit, index, group_mtu, source
+        self.size: int = size
+        self.limit: int = limit
+        self.index: int = index
+        self.group_mtu: int | None = group_mtu
+        self.source: str = source
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.size, self.limit, self.index, self.group_mtu, self.source)
@@ -256,7 +260,9 @@ class SecondMlid(GuardError):
             {"gid": gid, "lid": f"{lid:#x}"},
             f"the QP is attached to this MGID with MLID {attached_lid:#x}",
         )
-        self.gid, self.lid, self.attached_lid = gid, lid, attached_lid
+        self.gid: object = gid
+        self.lid: int = lid
+        self.attached_lid: int = attached_lid
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.gid, self.lid, self.attached_lid)
@@ -307,7 +313,10 @@ class BackendError(Exception):
 
     def __init__(self, name: str, reason: UnavailableReason, detail: str, fix: str) -> None:
         super().__init__(name, reason, detail, fix)
-        self.name, self.reason, self.detail, self.fix = name, reason, detail, fix
+        self.name: str = name
+        self.reason: UnavailableReason = reason
+        self.detail: str = detail
+        self.fix: str = fix
 
     def __str__(self) -> str:
         return f"backend {self.name!r}: {self.reason.value}: {self.detail}; {self.fix}"

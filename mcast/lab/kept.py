@@ -38,7 +38,7 @@ DIGEST = hashlib.sha256().digest_size
 UNLIMITED = 1 << 40
 """Bytes each second, which is more than any file takes."""
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 
 class KeptGuest(NamedTuple):

@@ -7,7 +7,7 @@ import shutil
 import struct
 import subprocess
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,7 +147,7 @@ def _inflate_zstd(data: bytes) -> bytes:
     ).stdout
 
 
-INFLATE = {
+INFLATE: dict[bytes, Callable[[bytes], bytes]] = {
     b"\xfd7zXZ\x00": lambda data: lzma.LZMADecompressor().decompress(data),
     b"\x1f\x8b": lambda data: zlib.decompressobj(31).decompress(data),
     b"\x28\xb5\x2f\xfd": _inflate_zstd,

@@ -62,7 +62,7 @@ _NAMES = {"roce": ("sim", "sim-roce"), "infiniband": ("sim", "sim-ib")}
 """Link layer -> the names of backends that lead to such a fabric."""
 
 _TRACE_DEPTH = 8
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 
 def __getattr__(name: str) -> object:

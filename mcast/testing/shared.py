@@ -20,7 +20,8 @@ class SharedRun:
     """The served fabric of one test: where it is, and what this process has opened there."""
 
     def __init__(self, path: Path, depth: int) -> None:
-        self.path, self._depth = path, depth
+        self._depth = depth
+        self.path: Path = path
         self._opened: list[tuple[Backend, OpenedAt]] = []
 
     def open(self, name: str, **options: object) -> Backend:

@@ -24,13 +24,13 @@ class Quantity(Generic[_N]):
     __slots__ = ("code", "rank", "unit", "value")
 
     def __init__(self, unit: str, value: Mapping[int, _N]) -> None:
-        self.unit = unit
+        self.unit: str = unit
         self.value: Mapping[int, _N] = value
         self.code: Mapping[_N, int] = {one: code for code, one in value.items()}
         codes = list(value)
         # If the codes ascend with their values, they are their own ranks, also those without a value (yet).
         in_order = codes == sorted(codes)
-        self.rank = tuple(
+        self.rank: tuple[int, ...] = tuple(
             code if in_order else codes.index(code) + 1 if code in value else 0 for code in range(64)
         )
 

@@ -34,9 +34,9 @@ from mcast.wire.addresses import Gid, McastAddress
 BOUND = 60.0
 """The longest that anything may take, in seconds. A bound, never a delay."""
 
-clause = pytest.mark.clause
-fact = pytest.mark.fact
-needs = pytest.mark.needs
+clause: pytest.MarkDecorator = pytest.mark.clause
+fact: pytest.MarkDecorator = pytest.mark.fact
+needs: pytest.MarkDecorator = pytest.mark.needs
 
 _STEP = 0.02
 _numbers = itertools.count(1)
@@ -103,7 +103,7 @@ class Application:
     ) -> None:
         self.bed = bed
         self.port: Any = port_at(bed, port) if isinstance(port, int) else port
-        self.channel = channel or bed.backend.event_channel()
+        self.channel: EventChannel = channel or bed.backend.event_channel()
         self.id: CmId = self.channel.create_id(PortSpace.UDP)
         self.id.bind_addr(self.port)
         if init is not None:

@@ -33,7 +33,7 @@ from mcast.conformance.report import Outcome, SuiteReport, SuiteResult, build_re
 from mcast.contract.registry import backend_status, provider
 from mcast.contract.testbed import PORT_FEATURES, Feature, Testbed
 
-pytest_plugins = ["mcast.conformance.peers"]
+pytest_plugins: list[str] = ["mcast.conformance.peers"]
 
 DEFAULT_BACKENDS = ("sim-roce", "sim-ib")
 _KNOWN: dict[str, Mapping[str, object]] = {"clause": CLAUSES, "fact": FACTS}

@@ -10,7 +10,7 @@ from mcast.api import Capability, InvalidArgument, Phase, PortSpace, QpInit, QpT
 from mcast.conformance.peers import Application, clause, fact, needs, new_group, numbered
 from mcast.contract.testbed import Feature, Testbed
 
-connected = pytest.mark.parametrize("kind", [QpType.RC, QpType.UC])
+connected: pytest.MarkDecorator = pytest.mark.parametrize("kind", [QpType.RC, QpType.UC])
 
 
 @clause("AT-1")

@@ -22,7 +22,7 @@ from mcast.wire.addresses import Gid, McastAddress
 
 SMALL = QpInit(max_send_wr=1, max_recv_wr=1)
 
-FROM_RTS = {
+FROM_RTS: dict[QpState, tuple[QpState, ...]] = {
     QpState.RESET: (QpState.RESET,),
     QpState.INIT: (QpState.RESET, QpState.INIT),
     QpState.RTR: (QpState.RESET, QpState.INIT, QpState.RTR),

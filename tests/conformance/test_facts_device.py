@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno as E
 
+import pytest
+
 from mcast.api import Capability, CmEventType, PortEvent
 from mcast.conformance.peers import Application, eventually, fact, needs, new_group, numbered, readable
 from mcast.contract.testbed import Feature, Testbed
 
-roce = needs(Capability.IGMP)
+roce: pytest.MarkDecorator = needs(Capability.IGMP)
 
 
 @fact("K-DEVICE-1")

@@ -41,7 +41,7 @@ from mcast.conformance.peers import (
 from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import AF_UNIX, Gid, McastAddress, Mgid
 
-roce = needs(Capability.IGMP)
+roce: pytest.MarkDecorator = needs(Capability.IGMP)
 
 NO_GROUPS = [IPv4Address(address) for address in ("10.9.9.9", "240.0.0.1", "255.255.255.255")]
 OWN_ADDRESS = None

@@ -8,7 +8,7 @@ from mcast.api import Backend, Capability, Closed, GroupMember, GroupSource, Gro
 from mcast.conformance.peers import Application, eventually, needs, new_group
 from mcast.contract.testbed import Feature, Testbed
 
-pytestmark = needs(Capability.GROUP_TABLE)
+pytestmark: pytest.MarkDecorator = needs(Capability.GROUP_TABLE)
 
 
 def members(bed: Testbed, group: object) -> dict[str, GroupMember]:

@@ -51,7 +51,7 @@ def by_join_ex(id_: CmId, group: McastAddress, context: object = None) -> None:
     id_.join_multicast_ex(JoinAttrEx.full_member(group), context)
 
 
-both_joins = pytest.mark.parametrize("join", [by_join, by_join_ex])
+both_joins: pytest.MarkDecorator = pytest.mark.parametrize("join", [by_join, by_join_ex])
 
 
 @clause("JEX-1", "JEX-11")

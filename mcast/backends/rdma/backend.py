@@ -46,7 +46,7 @@ class RdmaBackend(OwnedByProcess, Backend):
         if not status.available:
             reason = status.reason or UnavailableReason.BROKEN
             raise BackendUnavailable(self.name, reason, status.detail, status.fix)
-        self.process = Process()
+        self.process: Process = Process()
         self._native = native.load()
         self._pds = ProtectionDomains(self._native)
         self._channels: list[RdmaChannel] = []
@@ -54,7 +54,7 @@ class RdmaBackend(OwnedByProcess, Backend):
         self._removed = False
         layers = {port.link_layer for device in facts.devices for port in device.ports}
         shown = (_SHOWN_BY[layer] for layer in layers)
-        self.capabilities = frozenset({Capability.CONNECTED_QP}).union(*shown)
+        self.capabilities: frozenset[Capability] = frozenset({Capability.CONNECTED_QP}).union(*shown)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         self._require_open("devices", Phase.OPEN)

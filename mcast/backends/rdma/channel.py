@@ -52,13 +52,16 @@ class RdmaChannel(Shared, EventChannel):
     def __init__(
         self, native: Native, process: Process, pds: ProtectionDomains, on_removal: Callable[[], None]
     ) -> None:
-        self.native, self.process, self.pds, self._on_removal = native, process, pds, on_removal
-        self.lock = Lock()
-        self.locked = uninterrupted(self.lock)
+        self._on_removal = on_removal
+        self.native: Native = native
+        self.process: Process = process
+        self.pds: ProtectionDomains = pds
+        self.lock: Lock = Lock()
+        self.locked: uninterrupted = uninterrupted(self.lock)
         self._handle = native.open_channel()
         self._address = native.address(self._handle)
         self._room = native.room_for_event()
-        self.tokens = itertools.count(1)
+        self.tokens: itertools.count[int] = itertools.count(1)
         self._ids: dict[int, RdmaCmId] = {}
         self.joins: dict[int, RdmaJoin] = {}
         """By the token that their events carry."""

@@ -53,7 +53,10 @@ class RdmaJoin:
     __slots__ = ("address", "attachment", "context", "receives", "token")
 
     def __init__(self, token: int, address: McastAddress, receives: bool, context: object) -> None:
-        self.token, self.address, self.receives, self.context = token, address, receives, context
+        self.token: int = token
+        self.address: McastAddress = address
+        self.receives: bool = receives
+        self.context: object = context
         self.attachment: tuple[Gid, int] | None = None
         """What librdmacm detaches at the leave; known once the event was read."""
 
@@ -77,9 +80,13 @@ class RdmaCmId(Shared, CmId):
     def __init__(self, channel: IdOwner, token: int, handle: NativeId, port_space: PortSpace) -> None:
         super().__init__()
         self.native: Native = channel.native
-        self.process, self.lock = channel.process, channel.lock
-        self.locked = self._whole = channel.locked
-        self.handle, self.token, self.channel = handle, token, channel
+        self.process: Process = channel.process
+        self.lock: Lock = channel.lock
+        self.locked: uninterrupted = channel.locked
+        self._whole = self.locked
+        self.handle: NativeId = handle
+        self.token: int = token
+        self.channel: IdOwner = channel
         self._port_space = port_space
         self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
@@ -91,7 +98,7 @@ class RdmaCmId(Shared, CmId):
         """By group; whatever the port, there is one membership of each (G-JOIN)."""
         self._known_layer: tuple[object, LinkLayer | None] = None, None
         """The last port and its link layer, kept because reading the file costs more than a join."""
-        self.is_destroyed = False
+        self.is_destroyed: bool = False
         self.device_is_gone = False
         """Whether DEVICE_REMOVAL was read. The kernel removes the device when no id holds it any more."""
 

@@ -211,11 +211,12 @@ class InfinibandTestbed(HostTestbed):
         ports: dict[IPv4Address, InfinibandPort],
         sa: SubnetAdministrator,
     ) -> None:
-        self.features = SOFTIB if _are_of_softib(ports) else OWN
+        self.features: frozenset[Feature] = SOFTIB if _are_of_softib(ports) else OWN
         if not all(port.ipv6 for port in ports.values()):
             self.features -= {Feature.IPV6_SOURCE}
-        self.backend, self._where, self._infiniband, self._sa = backend, ports, ports, sa
-        self.ports = tuple(sorted(ports))
+        self._where, self._infiniband, self._sa = ports, ports, sa
+        self.backend: Backend = backend
+        self.ports: tuple[IPv4Address, ...] = tuple(sorted(ports))
         self.observer: InfinibandObserver = InfinibandObserver(native, ports, sa)
 
     def without_address(self, port: IPv4Address) -> AbstractContextManager[None]:

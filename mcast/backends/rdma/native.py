@@ -110,7 +110,8 @@ class Unusable(Exception):
 
     def __init__(self, reason: UnavailableReason, detail: str) -> None:
         super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+        self.reason: UnavailableReason = reason
+        self.detail: str = detail
 
 
 NativeEvent = tuple[int, int, int, int, int, bytes]
@@ -211,7 +212,8 @@ class Native:
         self.null: Pointer = ffi.NULL
         self._take_event = lib.mcast_take_event
         # without a frame for what goes well: these return -errno, for `check_join` and `check_leave`
-        self.join, self.leave = lib.mcast_join, lib.mcast_leave
+        self.join: Callable[[NativeId, Pointer, int], int] = lib.mcast_join
+        self.leave: Callable[[NativeId, Pointer], int] = lib.mcast_leave
 
     @property
     def has_join_ex(self) -> bool:

@@ -20,7 +20,7 @@ class Process:
     """
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self.is_here = True
         _opened.add(self)
 

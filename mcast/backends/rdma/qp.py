@@ -91,7 +91,9 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     def __init__(self, cm_id: QpOwner, events: int, init: QpInit, context: Context, pd: Pd) -> None:
         self.native: Native = cm_id.native
-        self.process, self.lock, self.locked = cm_id.process, cm_id.lock, cm_id.locked
+        self.process: Process = cm_id.process
+        self.lock: Lock = cm_id.lock
+        self.locked: uninterrupted = cm_id.locked
         self._cm_id, self._context, self._pd, self._type = cm_id, context, pd, init.qp_type
         self._port = self.native.id_port(cm_id.handle)
         port = self.native.query_port(context, self._port)

@@ -26,11 +26,12 @@ class RdmaRegion(OwnedByProcess, Region):
     is_device = False
 
     def __init__(self, qp: RegionOwner, view: memoryview, mr: Mr) -> None:
-        self.process = qp.process
-        self.view, self.mr = view, mr
-        self.start = qp.native.address_of(view)
-        self.end = self.start + view.nbytes
-        self.lkey = qp.native.lkey(mr)
+        self.process: Process = qp.process
+        self.view: memoryview = view
+        self.mr: Mr = mr
+        self.start: int = qp.native.address_of(view)
+        self.end: int = self.start + view.nbytes
+        self.lkey: int = qp.native.lkey(mr)
         self._qp = qp
 
     @property
@@ -60,8 +61,8 @@ class Addresses:
         within = offset % mmap.PAGESIZE
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._reserved = mmap.mmap(-1, within + nbytes, flags=private, prot=0)
-        self.start = qp.native.address_of(self._reserved) + within
-        self.end = self.start + nbytes
+        self.start: int = qp.native.address_of(self._reserved) + within
+        self.end: int = self.start + nbytes
 
 
 class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
@@ -70,9 +71,13 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
     is_device = True
 
     def __init__(self, qp: RegionOwner, addresses: Addresses, mr: Mr) -> None:
-        self.process, self.mr, self._qp = qp.process, mr, qp
-        self.start, self.end, self._addresses = addresses.start, addresses.end, addresses
-        self.lkey = qp.native.lkey(mr)
+        self._qp = qp
+        self.process: Process = qp.process
+        self.mr: Mr = mr
+        self._addresses = addresses
+        self.start: int = addresses.start
+        self.end: int = addresses.end
+        self.lkey: int = qp.native.lkey(mr)
 
     @property
     def nbytes(self) -> int:

@@ -99,13 +99,14 @@ class RoceObserver(Observer):
 
 
 class RoceTestbed(HostTestbed):
-    features = frozenset({Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
+    features: frozenset[Feature] = frozenset({Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
 
     def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, RocePort]) -> None:
         if not all(port.ipv6 for port in ports.values()):
             self.features -= {Feature.IPV6_SOURCE}
         soft = all((SYSFS / port.device / "parent").exists() for port in ports.values())
-        self.deviations = OVER_LO if soft and len(ports) > 1 else {}
-        self.backend, self._where = backend, ports
-        self.ports = tuple(sorted(ports))
+        self.deviations: Mapping[str, str] = OVER_LO if soft and len(ports) > 1 else {}
+        self._where = ports
+        self.backend: Backend = backend
+        self.ports: tuple[IPv4Address, ...] = tuple(sorted(ports))
         self.observer: RoceObserver = RoceObserver(native, ports)

@@ -8,7 +8,7 @@ multicast database follows a join or leave with a delay.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from ipaddress import IPv4Address, IPv6Address
@@ -117,15 +117,16 @@ class RdmaObserver(Observer):
 
 
 class RdmaTestbed(HostTestbed):
-    deviations = OVER_LO
+    deviations: Mapping[str, str] = OVER_LO
 
     def __init__(self, backend: Backend, native: Native, ports: dict[IPv4Address, BridgedPort]) -> None:
-        self.features = (
+        self.features: frozenset[Feature] = (
             FEATURES if all(port.ipv6 for port in ports.values()) else FEATURES - {Feature.IPV6_SOURCE}
         )
-        self.backend, self._native, self._ports = backend, native, ports
+        self._native, self._ports = native, ports
+        self.backend: Backend = backend
         self._where = ports
-        self.ports = tuple(sorted(ports))
+        self.ports: tuple[IPv4Address, ...] = tuple(sorted(ports))
         self.observer: RdmaObserver = RdmaObserver(native, ports)
         self._removals: dict[IPv4Address, subprocess.Popen[bytes]] = {}
 

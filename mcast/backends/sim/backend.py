@@ -119,8 +119,11 @@ class SimBackend(Backend):
     def __init__(
         self, fabric: Fabric, name: str, hosts: frozenset[int] | None = None, owns_fabric: bool = False
     ) -> None:
-        self.fabric, self.name = fabric, name
-        self.capabilities = ROCE_CAPABILITIES if fabric.sa is None else INFINIBAND_CAPABILITIES
+        self.fabric: Fabric = fabric
+        self.name: str = name
+        self.capabilities: frozenset[Capability] = (
+            ROCE_CAPABILITIES if fabric.sa is None else INFINIBAND_CAPABILITIES
+        )
         self._clock = fabric.clock
         self._hosts = hosts if hosts is not None else fabric.hosts
         self._owns_fabric = owns_fabric
@@ -184,7 +187,8 @@ class SimEventChannel(EventChannel):
     """An event channel, whose descriptor is made when it is first asked for."""
 
     def __init__(self, fabric: Fabric, hosts: frozenset[int], siblings: dict[SimEventChannel, None]) -> None:
-        self.fabric, self._hosts, self._siblings = fabric, hosts, siblings
+        self._hosts, self._siblings = hosts, siblings
+        self.fabric: Fabric = fabric
         self._clock = fabric.clock
         self._whole = fabric.clock.call
         self.ids: dict[SimCmId, None] = {}
@@ -269,7 +273,8 @@ class SimCmId(CmId):
         super().__init__()
         self.core = core
         core.owner = self
-        self.fabric, self._channel = channel.fabric, channel
+        self._channel = channel
+        self.fabric: Fabric = channel.fabric
         self._clock = channel.fabric.clock
         self._whole = self._clock.call
         self._qp: SimQueuePair | None = None

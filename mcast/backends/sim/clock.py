@@ -24,7 +24,7 @@ from mcast.backends.sim.core.times import NS
 from mcast.contract.seconds import seconds_of
 from mcast.interrupts import Lock, Sleepers, do_what_was_put_off, take_interrupt, uninterrupted
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 POLL_NS = 1_000
 """Virtual time that an unsuccessful poll (timeout 0) takes, so that a polling loop gets somewhere."""
@@ -55,8 +55,8 @@ class Clock(ABC):
     than unlock."""
 
     def __init__(self) -> None:
-        self.mutex = Lock()
-        self.call = uninterrupted(self.mutex)
+        self.mutex: Lock = Lock()
+        self.call: uninterrupted = uninterrupted(self.mutex)
         self._depth = 0
         """Of calls into the fabric, one in the other; where none waits without the lock."""
         self._due: list[tuple[int, int, Callable[[], None]]] = []
@@ -122,7 +122,7 @@ class VirtualClock(Clock):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0
-        self.watched = False
+        self.watched: bool = False
 
     @property
     def now(self) -> int:

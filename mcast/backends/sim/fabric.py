@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
-from typing import Concatenate, ParamSpec
+from random import Random
+from typing import Concatenate, Final, ParamSpec
 
 from mcast.api import LinkLayer, PortEvent
-from mcast.backends.sim.clock import CLOCKS
+from mcast.backends.sim.clock import CLOCKS, Clock
 from mcast.backends.sim.core.fabric import Parts
 from mcast.backends.sim.core.options import InfinibandOptions, Options, RoceOptions, check
 from mcast.backends.sim.core.port import Interface, Port
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.sa import SubnetAdmin
 from mcast.backends.sim.faults import incidents
+from mcast.backends.sim.faults.rules import Rules
+from mcast.backends.sim.trace.events import Trace
 from mcast.contract.options import taking
 from mcast.interrupts import later
 
@@ -57,27 +60,29 @@ class Fabric:
     """
 
     # Faults of a port, a switch, the SM or a queue pair: one method for each.
-    set_link = _one_call(incidents.set_link)
-    remove_device = _one_call(incidents.remove_device)
-    restore_device = _one_call(incidents.restore_device)
-    bond_failover = _one_call(incidents.bond_failover)
-    cut_cable = _one_call(incidents.cut_cable)
-    repair_cable = _one_call(incidents.repair_cable)
-    restart_sm = _one_call(incidents.restart_sm)
-    change_lid = _one_call(incidents.change_lid)
-    set_pkeys = _one_call(incidents.set_pkeys)
-    program_late = _one_call(incidents.program_late)
-    stop_querier = _one_call(incidents.stop_querier)
-    start_querier = _one_call(incidents.start_querier)
-    overrun_cq = _one_call(incidents.overrun_cq)
-    fail_qp = _one_call(incidents.fail_qp)
+    set_link: Final = _one_call(incidents.set_link)
+    remove_device: Final = _one_call(incidents.remove_device)
+    restore_device: Final = _one_call(incidents.restore_device)
+    bond_failover: Final = _one_call(incidents.bond_failover)
+    cut_cable: Final = _one_call(incidents.cut_cable)
+    repair_cable: Final = _one_call(incidents.repair_cable)
+    restart_sm: Final = _one_call(incidents.restart_sm)
+    change_lid: Final = _one_call(incidents.change_lid)
+    set_pkeys: Final = _one_call(incidents.set_pkeys)
+    program_late: Final = _one_call(incidents.program_late)
+    stop_querier: Final = _one_call(incidents.stop_querier)
+    start_querier: Final = _one_call(incidents.start_querier)
+    overrun_cq: Final = _one_call(incidents.overrun_cq)
+    fail_qp: Final = _one_call(incidents.fail_qp)
 
     def __init__(self, options: Options) -> None:
         check("clock", options.clock, CLOCKS)
-        self.clock = CLOCKS[options.clock]()
-        self.parts = Parts(options, self.clock)
-        self.rules, self.random, self.trace = self.parts.rules, self.parts.random, self.parts.log.trace
-        self.ports = self.parts.topology.ports
+        self.clock: Clock = CLOCKS[options.clock]()
+        self.parts: Parts = Parts(options, self.clock)
+        self.rules: Rules = self.parts.rules
+        self.random: Random = self.parts.random
+        self.trace: Trace | None = self.parts.log.trace
+        self.ports: list[Port] = self.parts.topology.ports
         self.watch: Callable[..., None] | None = None
 
     @classmethod

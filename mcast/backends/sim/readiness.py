@@ -12,7 +12,7 @@ class Readiness:
     """An eventfd, for poll, select and asyncio; `look` says whether something is there."""
 
     def __init__(self, clock: Clock, look: Callable[[], bool]) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._look = look
         self._shown = False
         clock.want_descriptor()

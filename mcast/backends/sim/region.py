@@ -46,7 +46,8 @@ class SimDeviceRegion(DeviceRegion):
         offset: int,
         receives: bool,
     ) -> None:
-        self.owner, self._lock, self._nbytes, self._offset = owner, lock, nbytes, offset
+        self._lock, self._nbytes, self._offset = lock, nbytes, offset
+        self.owner: object = owner
         self.end: Callable[[], None] = lambda: None
         """Takes it out of use as receive memory."""
         access = mmap.PROT_READ | (mmap.PROT_WRITE if receives else 0)

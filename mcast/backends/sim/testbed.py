@@ -85,14 +85,15 @@ class SimTestbed(Testbed):
     """Four ports on four devices, and a fifth whose device has no multicast."""
 
     def __init__(self, fabric: Fabric, backend: Backend) -> None:
-        self.fabric, self.backend = fabric, backend
+        self.fabric: Fabric = fabric
+        self.backend: Backend = backend
         *self._ports, without = fabric.ports
         without.multicast = False
         self._without = _address(fabric, without.index)
-        self.ports = tuple(_address(fabric, port.index) for port in self._ports)
-        self.observer = SimObserver(fabric)
+        self.ports: tuple[IPv4Address, ...] = tuple(_address(fabric, port.index) for port in self._ports)
+        self.observer: SimObserver = SimObserver(fabric)
         shown = Feature.IGMP_ON_WIRE if fabric.sa is None else Feature.SM_WITHOUT_SEND_ONLY
-        self.features = _COMMON | {shown}
+        self.features: frozenset[Feature] = _COMMON | {shown}
 
     def ipv6_of(self, port: IPv4Address) -> IPv6Address:
         return self.fabric.port_of(port).interfaces[0].ipv6

@@ -41,14 +41,15 @@ class Arriving:
     """One object, of which at most `room` blocks are held beyond the first that lacks something."""
 
     def __init__(self, number: int, shape: Shape, room: int, parity: bool) -> None:
-        self.number, self.shape = number, shape
+        self.number: int = number
+        self.shape: Shape = shape
         self.total = shape.blocks
-        self.base = 0
+        self.base: int = 0
         self.since = 0
         """What is before this block is not asked for yet."""
         self.digest: bytes | None = None
         """What the sender says that the whole object's digest is, once all has been sent."""
-        self.gone = False
+        self.gone: bool = False
         """What is missing cannot come any more: the sender is further than the window."""
         self.ready: list[Ready] = []
         """The blocks to decode and check; what comes of them from now on is not new."""

@@ -34,7 +34,7 @@ class RoundTrip:
 
     def __init__(self, most: float) -> None:
         self._most = most
-        self.seconds = LEAST_ROUND_TRIP
+        self.seconds: float = LEAST_ROUND_TRIP
 
     def measured(self, seconds: float) -> None:
         """Take in one measurement; what is impossible, or longer than is believed, counts as the bound."""

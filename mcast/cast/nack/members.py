@@ -50,26 +50,34 @@ class Member:
     )
 
     def __init__(self, enter: Enter, index: int, address: str, now: float) -> None:
-        self.number, self.index = enter.member, index
-        self.name, self.address = enter.name, address
-        self.room, self.largest, self.parity = enter.room, enter.largest, bool(enter.parity)
-        self.lot = Lot.PART
-        self.heard = now
+        self.number: int = enter.member
+        self.index: int = index
+        self.name: str = enter.name
+        self.address: str = address
+        self.room: int = enter.room
+        self.largest: int = enter.largest
+        self.parity: bool = bool(enter.parity)
+        self.lot: Lot = Lot.PART
+        self.heard: float = now
         self.begin(0, now)
 
     def begin(self, sent: int, now: float) -> None:
         """An object begins, of which `sent` blocks have been sent already."""
-        self.base, self.state, self.words = 0, UNDECIDED, ""
-        self.part = True
+        self.base: int = 0
+        self.state: int = UNDECIDED
+        self.words: str = ""
+        self.part: bool = True
         """Whether this receiver takes part in the object."""
-        self.judged = sent
+        self.judged: int = sent
         """The losses of blocks before this one have been judged."""
-        self.asks = self.asked = self.charged = 0
+        self.asks: int = 0
+        self.asked: int = 0
+        self.charged: int = 0
         """How often it asked, for how many pieces, and how many were sent on its account."""
-        self.moved = now
-        self.waited = inf
+        self.moved: float = now
+        self.waited: float = inf
         """Since when an answer is waited for; inf if none is."""
-        self.whole_at = inf
+        self.whole_at: float = inf
 
     @property
     def lives(self) -> bool:
@@ -88,10 +96,10 @@ class Attendance:
     def __init__(self) -> None:
         self._all: dict[int, Member] = {}
         self._at = Counter[str]()
-        self.owing = 0
+        self.owing: int = 0
         """To how many the object is still on its way."""
         self._bases = Counter[int]()
-        self.whole = 0
+        self.whole: int = 0
         """How many have it."""
 
     def __len__(self) -> int:

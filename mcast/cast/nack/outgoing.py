@@ -25,18 +25,19 @@ class Outgoing:
     """An object on its way. The driver offers blocks; their pieces are handed out as runs."""
 
     def __init__(self, about: Describe, terms: Terms) -> None:
-        self.about, self.terms = about, terms
-        self.sent_at = terms.begun
+        self.about: Describe = about
+        self.terms: Terms = terms
+        self.sent_at: float = terms.begun
         """When something was sent for the first time."""
-        self.repairs = Repairs(about.width, about.spare)
+        self.repairs: Repairs = Repairs(about.width, about.spare)
         self.low = 0
         """Blocks before this one are not needed any more."""
         self.window = 1
         self.digest: bytes | None = None
         """Of the whole object; None before its end is known."""
-        self.sent = 0
+        self.sent: int = 0
         """How many blocks have been sent whole."""
-        self.pieces = 0
+        self.pieces: int = 0
         self._sealed: list[Sealed] = []
         self._waiting = deque[Sealed]()
         self._at = 0
@@ -81,7 +82,8 @@ class Outgoing:
         self.pieces += run.pieces
         if self._at == count:
             self._sealed.append(self._waiting.popleft())
-            self.sent, self._at = self.sent + 1, 0
+            self._at = 0
+            self.sent = self.sent + 1
         return run
 
     @property
@@ -122,9 +124,9 @@ class Rounds:
     """The questions of a sender that has nothing to send: the missing pieces, and the missing answers."""
 
     def __init__(self) -> None:
-        self.at = inf
+        self.at: float = inf
         """When to ask next."""
-        self.quiet = 0
+        self.quiet: int = 0
         """How many questions in a row nobody has answered with a request."""
         self._count = 0
         self._wait = 0.0

@@ -28,7 +28,7 @@ class BlockBytes:
     """A block that is sent: its pieces, and its parity pieces when they are asked for."""
 
     def __init__(self, data: bytes, piece: int, width: int) -> None:
-        self.sealed = Sealed(-(-len(data) // piece), len(data), bytes(Digest(data)))
+        self.sealed: Sealed = Sealed(-(-len(data) // piece), len(data), bytes(Digest(data)))
         self._data, self._piece, self._width = data, piece, width
         self._parity: list[bytes] | None = None
 

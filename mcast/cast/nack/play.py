@@ -139,7 +139,8 @@ class Load:
     """The object that is sent: its blocks are made when their turn comes."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self._digest = data, bytes(Digest(data))
+        self.data: bytes = data
+        self._digest = bytes(Digest(data))
         self.blocks: list[BlockBytes] = []
 
     def turn(self, sender: ObjectSender, now: float) -> tuple[list[bytes | Run], float]:
@@ -172,13 +173,13 @@ class Play:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         random = Random(setup.seed)
-        self.work = _Work()
+        self.work: _Work = _Work()
         self._events: list[tuple[float, int, int, object]] = []
         self._order = 0
         self._load = Load(random.randbytes(setup.size))
         self._right: dict[tuple[int, int], bool] = {}
         self._coding = setup.parity and parity.available()
-        self.sender = ObjectSender(number_at("sender", 1), "sender", LARGEST, 0.0)
+        self.sender: ObjectSender = ObjectSender(number_at("sender", 1), "sender", LARGEST, 0.0)
         self._ends: list[ObjectReceiver] = []
         self._losses = [_Losses(random, setup.loss) for _ in range(setup.receivers + 1)]
         for number in range(setup.receivers):

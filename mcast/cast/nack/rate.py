@@ -22,7 +22,7 @@ class Rate:
 
     def __init__(self, limit: float = inf) -> None:
         self.limit = limit
-        self.pace = limit
+        self.pace: float = limit
         self._tokens, self._filled = 0.0, -inf
         self._since, self._sent = -inf, 0
         self._loss = 0.0

@@ -89,16 +89,17 @@ class ObjectReceiver:
     """One end: takes part in the session of one sender."""
 
     def __init__(self, session: int, who: Self, random: Random, now: float) -> None:
-        self.session, self.who = session, who
+        self.session: int = session
+        self.who: Self = who
         self.index: int | None = None
         """The place in the sender's bitmaps; None before the sender has admitted this end."""
-        self.over = False
+        self.over: bool = False
         """Whether the session has ended."""
-        self.why = ""
+        self.why: str = ""
         """Why it has ended; empty if the sender has ended it for all."""
         self.ended: list[Ended] = []
         """Objects that have ended; the driver takes them away."""
-        self.rejected = Counter[str]()
+        self.rejected: Counter[str] = Counter[str]()
         self._random = random
         self._pulse = _Pulse(now)
         self._asking = Asking(random)
@@ -198,7 +199,8 @@ class ObjectReceiver:
         """End the session here."""
         if not self.over:
             self._behind(why or "the sender has ended the session")
-            self.over, self.why = True, why
+            self.over = True
+            self.why = why
 
     # --- what is said ----------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class Repairs:
         self._blocks: dict[int, _Asked] = {}
         self._due: dict[int, None] = {}
         self._seals = set[int]()
-        self.at = inf
+        self.at: float = inf
         """When to send what has been asked for."""
 
     def asked(self, want: Want, stamp: int, at: float) -> int:
@@ -89,7 +89,8 @@ class Repairs:
             del block.sent[:-16]
             block.need = block.missing = 0
         seals = sorted(self._seals)
-        self._due, self._seals, self.at = {}, set(), inf
+        self._due, self._seals = {}, set()
+        self.at = inf
         return runs, seals
 
     def forget(self, low: int) -> None:

@@ -120,14 +120,15 @@ class ObjectSender:
         manners: Manners = Manners(),  # noqa: B008  (immutable)
         limit: float = inf,
     ) -> None:
-        self.session, self.largest = session, largest
-        self.members = Attendance()
-        self.rate = Rate(limit)
+        self.session: int = session
+        self.largest: int = largest
+        self.members: Attendance = Attendance()
+        self.rate: Rate = Rate(limit)
         self.outgoing: Outgoing | None = None
         """The object on its way."""
         self.settled: list[Settled] = []
         """Objects that have ended; the driver takes them away."""
-        self.rejected = Counter[str]()
+        self.rejected: Counter[str] = Counter[str]()
         self._manners = manners
         self._trip = RoundTrip(min(manners.trip, MOST_ROUND_TRIP))
         self._rounds = Rounds()

@@ -44,7 +44,7 @@ class ToMemory(Sink):
     name = "memory"
 
     def __init__(self, most: int) -> None:
-        self.data = bytearray()
+        self.data: bytearray = bytearray()
         self._most = most
 
     def write(self, piece: bytes) -> None:
@@ -62,8 +62,8 @@ class ToBuffer(Sink):
         view = memoryview(buffer)
         if view.readonly or not view.c_contiguous:
             raise TypeError(f"into: this {type(buffer).__name__} is not writable, or its rows lie apart")
-        self.view = view.cast("B") if view.nbytes else memoryview(bytearray())
-        self.size = 0
+        self.view: memoryview[int] = view.cast("B") if view.nbytes else memoryview(bytearray())
+        self.size: int = 0
 
     def write(self, piece: bytes) -> None:
         end = self.size + len(piece)

@@ -62,7 +62,9 @@ class Outflow:
         self._kept: dict[int, BlockBytes] = {}
         self._left = None if about.size == UNTOLD else about.size
         self._begun = b""
-        self._forgotten = self.offered = self.size = 0
+        self._forgotten = 0
+        self.offered: int = 0
+        self.size: int = 0
         self._digest = Digest()
 
     @property

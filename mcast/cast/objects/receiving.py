@@ -32,7 +32,7 @@ from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, sink_
 from mcast.cast.objects.turns import Seat, Turn, Turns, others
 from mcast.cast.packets import Rejected
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 MOST_SESSIONS = 16
 """In the sessions of so many senders a receiver takes part at once."""
@@ -163,7 +163,7 @@ class ObjectsIn:
         """The sessions in which this receiver takes part, by number."""
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._whole: deque[Received] = deque()
-        self.rejected = Counter[str]()
+        self.rejected: Counter[str] = Counter[str]()
 
     # --- the turns -------------------------------------------------------------------------------
 

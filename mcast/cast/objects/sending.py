@@ -59,7 +59,9 @@ class ObjectsOut:
         self._room = max(4, memory // block)
         manners = Manners(silence=silence)
         limit = rate / seat.largest
-        self.core = ObjectSender(seat.number, seat.name, seat.largest, seat.now(), manners, limit)
+        self.core: ObjectSender = ObjectSender(
+            seat.number, seat.name, seat.largest, seat.now(), manners, limit
+        )
         self._outflow: Outflow | None = None
 
     def gather(self, receivers: int, timeout: float | None) -> Turns[None]:

@@ -21,7 +21,7 @@ HIDDEN = ["-fvisibility=hidden"]
 """Keeps other libraries' functions of the same names from replacing the extension's own."""
 EXTRA = SANITIZERS.get(os.environ.get("MCAST_SANITIZE", ""), [])
 
-ffibuilder = FFI()
+ffibuilder: FFI = FFI()
 ffibuilder.cdef((HERE / "cdefs.h").read_text())
 ffibuilder.set_source(
     "mcast.backends.rdma._native",

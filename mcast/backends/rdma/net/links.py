@@ -46,4 +46,4 @@ class Links:
             os.close(inherited)
 
 
-links = Links()
+links: Links = Links()

@@ -89,7 +89,8 @@ class SubnetAdministrator:
     """The SA and the switches, as one port reaches them. Each question waits at most `timeout` seconds."""
 
     def __init__(self, library: Any, port: int, agent: int, at: PortAttributes, timeout: float) -> None:
-        self._library, self._port, self._agent, self.port = library, port, agent, at
+        self._library, self._port, self._agent = library, port, agent
+        self.port: PortAttributes = at
         self._smi_agent: int | None = None
         self._timeout = timeout
         self._tids = itertools.count(int(monotonic() * 1000) & 0xFFFFFF)

@@ -92,8 +92,13 @@ class QueuedEvent:
         errno: int = 0,
         detail: str = "",
     ) -> None:
-        self.type, self.id, self.membership, self.ud = type, cm_id, membership, ud
-        self.status, self.errno, self.detail = status, errno, detail
+        self.type: CmEventType = type
+        self.id: CmaId = cm_id
+        self.membership: CmaMembership | None = membership
+        self.ud: UdParam | None = ud
+        self.status: int = status
+        self.errno: int = errno
+        self.detail: str = detail
         self.owner: CmaId | CmaMembership = cm_id if membership is None else membership
 
 
@@ -108,8 +113,12 @@ class CmaMembership(SaMember):
     __slots__ = ("address", "context", "id", "igmp", "mgid", "told", "unread")
 
     def __init__(self, cm_id: CmaId, address: McastAddress, context: object, bits: int, mgid: Gid) -> None:
-        self.id, self.address, self.context, self.bits, self.mgid = cm_id, address, context, bits, mgid
-        self.igmp = False
+        self.mgid: Gid = mgid
+        self.id: CmaId = cm_id
+        self.address: McastAddress = address
+        self.context: object = context
+        self.bits: int = bits
+        self.igmp: bool = False
         self.told: int | None = None
         self.unread: tuple[QueuedEvent, ...] = ()
 
@@ -189,10 +198,13 @@ class CmaId:
     def __init__(
         self, fabric: Parts, hosts: frozenset[int], channel: CmChannel, port_space: PortSpace
     ) -> None:
-        self.fabric, self.hosts, self.channel, self.port_space = fabric, hosts, channel, port_space
+        self.fabric: Parts = fabric
+        self.hosts: frozenset[int] = hosts
+        self.channel: CmChannel = channel
+        self.port_space: PortSpace = port_space
         self.owner: object = self
-        self.number = next(fabric.id_numbers)
-        self.state = IdState.IDLE
+        self.number: int = next(fabric.id_numbers)
+        self.state: IdState = IdState.IDLE
         self.interface: Interface | None = None
         self.known_group: tuple[McastAddress | None, int, object] = (None, 0, None)
         """The last address that was asked about, the partition at that time, and the address's group."""

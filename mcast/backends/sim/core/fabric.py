@@ -30,29 +30,30 @@ class Parts:
     """
 
     def __init__(self, options: Options, clock: Timeline) -> None:
-        self.options, self.clock = options, clock
-        self.random = Random(options.seed)
-        self.seeds = Random(f"{options.seed}")
+        self.options: Options = options
+        self.clock: Timeline = clock
+        self.random: Random = Random(options.seed)
+        self.seeds: Random = Random(f"{options.seed}")
         """Draws the seeds of endpoints, apart from what the rules draw."""
-        self.rules = Rules(self.random)
-        self.log = Log(clock, Trace() if options.trace else None)
+        self.rules: Rules = Rules(self.random)
+        self.log: Log = Log(clock, Trace() if options.trace else None)
         self.id_numbers: Iterator[int] = count(1)
-        self.topology = Topology(options)
-        self.receivers = Receivers()
-        self.igmp = Igmp(self.topology, self.receivers, clock, self.log)
+        self.topology: Topology = Topology(options)
+        self.receivers: Receivers = Receivers()
+        self.igmp: Igmp = Igmp(self.topology, self.receivers, clock, self.log)
         self.subnet: Subnet | None = None
         """None on RoCE, which has no SM."""
         members = self.igmp.members
         if isinstance(options, InfinibandOptions):
             self.subnet = Subnet(options, self.topology, self.receivers, self.rules, clock, self.log)
             members = self.subnet.forwarding.members
-        self.hosts = Hosts(self.topology)
-        self.queue_pairs = QueuePairs(self.topology.ports, self.receivers, self.log)
+        self.hosts: Hosts = Hosts(self.topology)
+        self.queue_pairs: QueuePairs = QueuePairs(self.topology.ports, self.receivers, self.log)
         switching = Switching(members, self.topology, self.queue_pairs, self.receivers)
         messages = MessageLog(self.log, self.topology, self.queue_pairs, switching)
         honours_block = options.block_loopback == "honoured"
         is_told = self.log.is_kept
-        self.wire = Wire(switching, self.receivers, self.rules, clock, messages, honours_block, is_told)
+        self.wire: Wire = Wire(switching, self.receivers, self.rules, clock, messages, honours_block, is_told)
         if is_told:
             for event in self.introduction():
                 self.log.write(event)

@@ -22,7 +22,7 @@ class HeldBack:
     """The messages held back for a QP; `waiting` says how many still are."""
 
     def __init__(self) -> None:
-        self.waiting = 0
+        self.waiting: int = 0
         self._passed = 0
         self._added = count()
         self._heap: list[tuple[int, int, Held]] = []  # by the number of messages that pass before it

@@ -28,7 +28,7 @@ class Igmp:
         self._topology, self._receivers, self._clock, self._log = topology, receivers, clock, log
         self.snooping: dict[Gid, dict[int, Port]] = {}
         self.reports: dict[Gid, int] = {}
-        self.querier = True
+        self.querier: bool = True
         self._ages: dict[tuple[Gid, int], int] = {}
 
     def join(self, port: Port, group: Gid) -> None:

@@ -21,7 +21,7 @@ class Log:
     def __init__(self, clock: Timeline, trace: Trace | None) -> None:
         self.trace = trace
         self.listeners: tuple[Listener, ...] = ()
-        self.is_kept = trace is not None
+        self.is_kept: bool = trace is not None
         self._clock = clock
 
     def listen(self, listener: Listener) -> None:

@@ -25,7 +25,9 @@ class Limits:
     __slots__ = ("groups", "qps_per_group", "queue_depth")
 
     def __init__(self, groups: int = 8192, qps_per_group: int = 56, queue_depth: int = 1 << 20) -> None:
-        self.groups, self.qps_per_group, self.queue_depth = groups, qps_per_group, queue_depth
+        self.groups: int = groups
+        self.qps_per_group: int = qps_per_group
+        self.queue_depth: int = queue_depth
 
 
 class Interface:
@@ -38,9 +40,10 @@ class Interface:
 
     def __init__(self, port: Port, number: int, pkey: int) -> None:
         tail = bytes((number,)) + (port.index + 1).to_bytes(2)
-        self.port, self.pkey = port, pkey
+        self.port: Port = port
+        self.pkey: int = pkey
         self.ipv4: IPv4Address | None = IPv4Address(b"\x0a" + tail)
-        self.ipv6 = IPv6Address(b"\xfd" + bytes(12) + tail)
+        self.ipv6: IPv6Address = IPv6Address(b"\xfd" + bytes(12) + tail)
         self.broadcast: McMemberRecord | None = None
 
     @property
@@ -69,13 +72,19 @@ class Port:
         limits: Limits,
         multicast: bool = True,
     ) -> None:
-        self.index, self.host, self.link_layer, self.switch = index, host, link_layer, switch
-        self.mtu, self.rate, self.limits, self.multicast = mtu, rate, limits, multicast
-        self.is_infiniband = link_layer is LinkLayer.INFINIBAND
-        self.name = f"{'ib' if self.is_infiniband else 'roce'}{index}"
-        self.guid = 0x0200_0000_0000_0000 | index + 1
-        self.lid = index + 1 if self.is_infiniband else 0
-        self.interfaces = [Interface(self, 0, DEFAULT_PKEY)]
+        self.index: int = index
+        self.host: int = host
+        self.link_layer: LinkLayer = link_layer
+        self.switch: int = switch
+        self.mtu: int = mtu
+        self.rate: float = rate
+        self.limits: Limits = limits
+        self.multicast: bool = multicast
+        self.is_infiniband: bool = link_layer is LinkLayer.INFINIBAND
+        self.name: str = f"{'ib' if self.is_infiniband else 'roce'}{index}"
+        self.guid: int = 0x0200_0000_0000_0000 | index + 1
+        self.lid: int = index + 1 if self.is_infiniband else 0
+        self.interfaces: list[Interface] = [Interface(self, 0, DEFAULT_PKEY)]
         self.pkeys: tuple[int, ...] = (DEFAULT_PKEY,)
         self.ids: dict[Bound, None] = {}
         link_local = Gid(b"\xfe\x80" + bytes(6) + self.guid.to_bytes(8))

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mcast.api import Destination, PortEvent, QpCounters, QpInit, QpState, WcStatus
+from mcast.api import Destination, PortEvent, QpCounters, QpInit, QpState, QpType, WcStatus
 from mcast.backends.sim.core.port import Port
 from mcast.wire.addresses import Gid
 from mcast.wire.partition import partners
 
 _S = QpState
-STEPS = {
+STEPS: dict[QpState, set[QpState]] = {
     _S.RESET: {_S.INIT},
     _S.INIT: {_S.INIT, _S.RTR},
     _S.RTR: {_S.RTS},
@@ -116,26 +116,35 @@ class Qp:
     )
 
     def __init__(self, port: Port, number: int, init: QpInit, qkey: int, pkey: int) -> None:
-        self.port, self.number, self.type = port, number, init.qp_type
-        self.removals = port.removals
-        self.qkey, self.partition = qkey, pkey
+        self.port: Port = port
+        self.number: int = number
+        self.type: QpType = init.qp_type
+        self.removals: int = port.removals
+        self.qkey: int = qkey
+        self.partition: int = pkey
         self.take_pkey(pkey)
-        self.state = _S.RESET
+        self.state: QpState = _S.RESET
         self.error: WcStatus | None = None
         self.attached: dict[Gid, int] = {}
         self.alone: tuple[Qp, ...] = (self,)  # the QPs of each group that has no other one on the port
         self.handles: set[tuple[Gid, int]] = set()  # (GID, source GID index) with an address handle
-        self.depth = self.free = self.low_water = init.max_recv_wr
-        self.room = port.mtu if init.max_recv_size is None else init.max_recv_size
-        self.sent = self.received = 0
-        self.no_receive = self.too_long = self.wrong_qkey = self.empty = 0
-        self.blocks_loopback = init.block_loopback
-        self.stamps = init.timestamps
+        self.depth: int = init.max_recv_wr
+        self.free: int = self.depth
+        self.low_water: int = self.depth
+        self.room: int = port.mtu if init.max_recv_size is None else init.max_recv_size
+        self.sent: int = 0
+        self.received: int = 0
+        self.no_receive: int = 0
+        self.too_long: int = 0
+        self.wrong_qkey: int = 0
+        self.empty: int = 0
+        self.blocks_loopback: bool = init.block_loopback
+        self.stamps: bool = init.timestamps
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
         self.refill: Callable[[], None] | None = None  # posts what was given back without a call
         self.port_events: tuple[PortEvent, ...] = ()
-        self.news = False  # of the port, since a receive was empty
+        self.news: bool = False  # of the port, since a receive was empty
         self._queue: deque[tuple[Burst, int, int]] = deque()
 
     @property
@@ -163,7 +172,8 @@ class Qp:
 
     def take_pkey(self, pkey: int) -> None:
         """Send with that P_Key, and receive messages that match it; 0: the port has lost the partition."""
-        self.pkey, self.partners = pkey, partners(pkey)
+        self.pkey: int = pkey
+        self.partners: tuple[int, ...] = partners(pkey)
 
     def modify(self, state: QpState) -> int:
         """Take a step of the state machine; the errno."""
@@ -178,7 +188,8 @@ class Qp:
 
     def fail(self, status: WcStatus) -> None:
         """The device puts the QP into ERR and completes the work request with `status`."""
-        self.state, self.error = _S.ERR, status
+        self.error = status
+        self.state = _S.ERR
         if self.on_readable is not None:
             self.on_readable()
 

@@ -23,7 +23,7 @@ class Receivers:
 
     def __init__(self) -> None:
         self.known: dict[Route, dict[tuple[int, Gid], Sequence[Qp]]] = {}
-        self.version = 0
+        self.version: int = 0
         self.on_change: Callable[[], None] | None = None
 
     def forget(self, route: Route) -> None:

@@ -197,7 +197,10 @@ class SaGroup:
     __slots__ = ("_created_with", "_full", "_shared", "_states", "mgid", "mlid", "values", "well_known")
 
     def __init__(self, values: McMemberRecord, created_with: int, well_known: bool = False) -> None:
-        self.mgid, self.mlid, self.values, self.well_known = values.mgid, values.mlid, values, well_known
+        self.mgid: bytes = values.mgid
+        self.mlid: int = values.mlid
+        self.values: McMemberRecord = values
+        self.well_known: bool = well_known
         self._shared = values[2:16]
         self._created_with = created_with
         self._full = 0  # members with FULL or SEND_ONLY_FULL

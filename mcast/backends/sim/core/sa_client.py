@@ -110,11 +110,15 @@ class _Group:
     )
 
     def __init__(self, client: SaClient, mgid: Gid) -> None:
-        self.client, self.mgid = client, mgid
+        self.mgid: Gid = mgid
+        self.client: SaClient = client
         self.record: McMemberRecord | None = None
-        self.held = self.full = self.send_only = 0
+        self.held: int = 0
+        self.full: int = 0
+        self.send_only: int = 0
         self.joining: SaMember | None = None
-        self.leaving = self.repeats = 0
+        self.leaving: int = 0
+        self.repeats: int = 0
         self.waiting: deque[SaMember] | None = None  # an empty one takes 600 bytes
 
     def join(self, member: SaMember) -> None:
@@ -210,7 +214,8 @@ class SaClient:
     __slots__ = ("active", "ask", "groups", "port_gid")
 
     def __init__(self, ask: AskSa, port_gid: Gid) -> None:
-        self.ask, self.port_gid = ask, port_gid
+        self.ask: AskSa = ask
+        self.port_gid: Gid = port_gid
         self.groups: dict[Gid, _Group] = {}
         self.active: dict[SaMember, None] = {}  # in order of joining
 

@@ -40,19 +40,22 @@ class Subnet:
         log: Log,
     ) -> None:
         mtu, rate = MTU.code[options.mtu], RATE.code[options.rate]
-        self.sa = SubnetAdmin(
+        self.sa: SubnetAdmin = SubnetAdmin(
             well_known=[
                 WellKnownGroup(pkey=base | FULL_MEMBER, mtu=mtu, rate=rate) for base in options.bases
             ],
             quirks=options.quirks or Quirks(),
             max_mlid=options.max_mlid,
         )
-        self.forwarding = Forwarding(self.sa, topology, receivers, clock)
-        self.up, self.ends = True, 0
+        self.forwarding: Forwarding = Forwarding(self.sa, topology, receivers, clock)
+        self.up: bool = True
+        self.ends: int = 0
         self._topology, self._ipoib = topology, options.ipoib
         self._seen: set[int] = set()  # GUIDs of the ports that the SM sees
         ask = SaExchange(self._serve, rules, clock, log).ask
-        self.clients = {port.index: SaClient(partial(ask, port), port.gids[0]) for port in topology.ports}
+        self.clients: dict[int, SaClient] = {
+            port.index: SaClient(partial(ask, port), port.gids[0]) for port in topology.ports
+        }
         _add_partitions(options, topology)
         for port in topology.ports:
             self.find(port)

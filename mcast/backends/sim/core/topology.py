@@ -15,8 +15,8 @@ class Topology:
     def __init__(self, options: Options) -> None:
         hosts, switches, limits = options.hosts or options.ports, options.switches, options.limits or Limits()
         self.switches = switches
-        self.hosts = frozenset(range(hosts))
-        self.ports = [
+        self.hosts: frozenset[int] = frozenset(range(hosts))
+        self.ports: list[Port] = [
             Port(
                 index,
                 index % hosts,

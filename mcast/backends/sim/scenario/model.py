@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -53,7 +53,7 @@ Positive = Annotated[int, Field(ge=1, le=1 << 63)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
 
 def _group(value: object) -> str:

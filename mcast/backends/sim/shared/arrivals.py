@@ -29,7 +29,8 @@ class Pump:
     """
 
     def __init__(self, selector: selectors.BaseSelector, page: Page) -> None:
-        self.selector, self.page = selector, page
+        self.selector: selectors.BaseSelector = selector
+        self.page: Page = page
         self._due: dict[Arrivals, None] = {}
         self._in_turn = False
 
@@ -72,7 +73,8 @@ class Receives:
     def __init__(self, core: Qp, counted: Callable[[], int] | None) -> None:
         self._core, self._counted = core, counted
         self._given = 0 if counted is None else counted()
-        self.told = self._returned = 0
+        self.told: int = 0
+        self._returned = 0
         self._out: deque[_Out] = deque()
 
     def tell(self, payloads: Sequence[bytes], start: int, stop: int) -> None:
@@ -123,9 +125,12 @@ class Receives:
 class Arrivals:
     """What one queue pair has received; `counted` as in `Receives`."""
 
+    theirs: socket.socket
+
     def __init__(self, core: Qp, pump: Pump, clock: Clock, counted: Callable[[], int] | None) -> None:
-        self.core, self._pump, self._clock = core, pump, clock
-        self.receives = Receives(core, counted)
+        self._pump, self._clock = pump, clock
+        self.core: Qp = core
+        self.receives: Receives = Receives(core, counted)
         self._unsent: bytes | None = None
         self._look_told = False
         self._waits = False

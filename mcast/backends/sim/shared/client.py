@@ -24,6 +24,7 @@ from weakref import WeakSet
 from mcast.api import (
     Backend,
     Batch,
+    Capability,
     Closed,
     CmEvent,
     CmEventType,
@@ -87,12 +88,13 @@ class SharedBackend(Backend):
 
     def __init__(self, path: Path, attach: frames.AttachTo) -> None:
         self.path = path
-        self.sleep = Sleep()
-        self.lock = Lock()
+        self.sleep: Sleep = Sleep()
+        self.lock: Lock = Lock()
         self._channels: dict[SharedEventChannel, None] = {}
         self._connection = connection = Connection(path, attach)
-        self.fabric = connection.fabric
-        self.name, self.capabilities = self.fabric.backend, frozenset(self.fabric.capabilities)
+        self.fabric: frames.AttachedTo = connection.fabric
+        self.name: str = self.fabric.backend
+        self.capabilities: frozenset[Capability] = frozenset(self.fabric.capabilities)
         again = self.fabric.hosts
         self._again = frames.AttachTo(host="all" if again == "all" else int(again))
         self._kept = None if self._again.host == "all" else keep_host(path, int(again))
@@ -461,12 +463,9 @@ class SharedCmId(_Remote, CmId):
         self, channel: SharedEventChannel, connection: Connection, number: int, port_space: PortSpace
     ) -> None:
         super().__init__()
-        self._channel, self._connection, self.number, self.port_space = (
-            channel,
-            connection,
-            number,
-            port_space,
-        )
+        self._channel, self._connection = channel, connection
+        self.number: int = number
+        self.port_space: PortSpace = port_space
         self._backend = channel._backend
         self._place = frames.IdPlace()
         self._qp: SharedQueuePair | None = None

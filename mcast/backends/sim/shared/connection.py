@@ -63,7 +63,7 @@ class Reply(NamedTuple):
 
 
 class Connection:
-    """AttachedTo to the server at `path`. Raises OSError where none is, McastError if it refuses.
+    """Attached to the server at `path`. Raises OSError where none is, McastError if it refuses.
 
     May be used from several threads. A request is done or not done: one that is given up, for its server does
     not answer or by Ctrl-C, ends the connection, and with it all that the server had for this process.
@@ -74,8 +74,10 @@ class Connection:
     """
 
     def __init__(self, path: Path, attach: frames.AttachTo, patience: float = PATIENCE) -> None:
-        self.pid, self._patience = os.getpid(), patience
-        self.lost, self.why = False, ENDED
+        self._patience = patience
+        self.pid: int = os.getpid()
+        self.lost: bool = False
+        self.why: str = ENDED
         """Whether the server has ended, and what is known of that."""
         self._buffers: list[bytearray] = []
         self._numbers = count()
@@ -86,7 +88,7 @@ class Connection:
         """The numbers of requests whose answers nobody will take."""
         self._untold: list[bytes] = []
         self._make_lock()
-        self.memory = SharedMemory()
+        self.memory: SharedMemory = SharedMemory()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # connect waits while many others do.
@@ -97,7 +99,7 @@ class Connection:
                 self._socket.connect(str(path))
             except BlockingIOError:
                 raise TimeoutError(E.ETIMEDOUT, self._silence(), str(path)) from None
-            self.fd = self._socket.fileno()
+            self.fd: int = self._socket.fileno()
             self._attach(attach)
         except Gone:
             self.close()

@@ -25,7 +25,7 @@ class Control:
     """The faults of a served fabric; `say` is told in a line each what begins and what ends."""
 
     def __init__(self, fabric: Fabric, say: Callable[[str], None]) -> None:
-        self.faults = Planted(fabric, say)
+        self.faults: Planted = Planted(fabric, say)
         ports = fabric.ports
         self._ports = {port.name: port.index for port in ports}
         self._ports |= {str(address): port.index for port in ports for address in port.addresses}

@@ -12,7 +12,7 @@ import struct
 from hashlib import sha256
 from pathlib import Path
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 MOST_GROUPS_OF_USER = 1024
 MOST_PROBES = 128

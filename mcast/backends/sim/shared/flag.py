@@ -17,6 +17,8 @@ class Flag:
     end harms only itself.
     """
 
+    theirs: socket.socket
+
     def __init__(self, look: Callable[[], bool]) -> None:
         self._look = look
         self._shown = False

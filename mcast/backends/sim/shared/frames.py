@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -58,7 +58,7 @@ LocalIp = IPv4Address | IPv6Address
 class RawAddress(BaseModel):
     """A `McastAddress` as it is, also one made past its refusals (`model_construct`)."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     kind: Literal["ipv4", "ipv6", "gid", "family", "nothing"]
     text: str = Field(default="", max_length=64)
@@ -106,7 +106,7 @@ def _address(raw: RawAddress) -> McastAddress:
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
 class AttachTo(_Request):

@@ -62,7 +62,7 @@ class RingReader:
 
     def __init__(self, fd: int) -> None:
         self._mapped = view(fd, HEAD + SIZE)
-        self.words = memoryview(self._mapped)[:HEAD].cast("Q")
+        self.words: memoryview[int] = memoryview(self._mapped)[:HEAD].cast("Q")
 
     def copy(self, place: int, count: int) -> bytes | None:
         """`count` bytes from there on; None if they were, or may have been, overwritten meanwhile.
@@ -80,9 +80,11 @@ class RingReader:
 class RingWriter:
     """One's own ring. The caller has a lock."""
 
+    fd: int
+
     def __init__(self) -> None:
         self.fd, self._mapped = make(HEAD + SIZE)
-        self.words = memoryview(self._mapped)[:HEAD].cast("Q")
+        self.words: memoryview[int] = memoryview(self._mapped)[:HEAD].cast("Q")
         self._head = 0
         self.allow(SIZE)
 
@@ -103,7 +105,8 @@ class RingWriter:
 
     def forget_descriptor(self) -> None:
         """The server has it; the mapping is what is written to."""
-        fd, self.fd = self.fd, -1
+        fd = self.fd
+        self.fd = -1
         if fd >= 0:
             os.close(fd)
 
@@ -121,10 +124,11 @@ class Outbox:
     """
 
     def __init__(self, fd: int, page: Page) -> None:
-        self.fd, self._page = fd, page
+        self._page = page
+        self.fd: int = fd
         self._reader = RingReader(fd)
-        self.number = page.open()
-        self.words = self._reader.words
+        self.number: int = page.open()
+        self.words: memoryview[int] = self._reader.words
         self._head = 0
         self._kept_from = 0
         self._live: deque[ref[RingPayloads]] = deque()
@@ -195,7 +199,8 @@ class RingPayloads(Sequence[bytes]):
 
     def __init__(self, outbox: Outbox | None, place: int, lengths: Sequence[int]) -> None:
         self._outbox = outbox
-        self.place, self.lengths = place, lengths
+        self.place: int = place
+        self.lengths: Sequence[int] = lengths
         self._starts: list[int] | None = None
         self._copied: bytes | None = None
 
@@ -263,10 +268,11 @@ class Page:
     """
 
     WORDS = 1024
+    fd: int
 
     def __init__(self) -> None:
         self.fd, self._mapped = make(8 * self.WORDS)
-        self.words = memoryview(self._mapped).cast("Q")
+        self.words: memoryview[int] = memoryview(self._mapped).cast("Q")
         self._made = 0
 
     def change(self) -> None:
@@ -298,7 +304,7 @@ class PageReader:
 
     def __init__(self, fd: int) -> None:
         self._mapped = view(fd, 8 * Page.WORDS)
-        self.words = memoryview(self._mapped).cast("Q")
+        self.words: memoryview[int] = memoryview(self._mapped).cast("Q")
 
     def is_open(self, number: int) -> bool:
         """Whether the ring's client is attached."""

@@ -30,7 +30,7 @@ from mcast.backends.sim.shared.door import Door, credentials
 from mcast.backends.sim.shared.rings import Page
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 MOST_CLIENTS = 512
 BURST = 16
@@ -48,7 +48,9 @@ class Client:
     """A connection, and once it has attached, its session."""
 
     def __init__(self, connection: socket.socket, pid: int, program: str) -> None:
-        self.socket, self.pid, self.program = connection, pid, program
+        self.socket: socket.socket = connection
+        self.pid: int = pid
+        self.program: str = program
         self.session: ClientSession | None = None
         self.ring: int | None = None
         """A descriptor that came with the first request, until the session has it."""
@@ -81,8 +83,10 @@ class FabricServer:
         group: int | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.fabric, self.path, self._say = fabric, path, say
-        self.control = Control(fabric, say)
+        self._say = say
+        self.fabric: Fabric = fabric
+        self.path: Path = path
+        self.control: Control = Control(fabric, say)
         self.clients: dict[socket.socket, Client] = {}
         self._buffer = bytearray(frames.MOST_FRAME)
         self._door = Door(path, group)

@@ -93,9 +93,11 @@ class ClientSession:
     def __init__(
         self, fabric: Fabric, name: str, hosts: frozenset[int], pump: Pump, ring: int | None
     ) -> None:
-        self.fabric, self.hosts, self._pump = fabric, hosts, pump
+        self._pump = pump
+        self.fabric: Fabric = fabric
+        self.hosts: frozenset[int] = hosts
         self._posting = Posting(ring, pump.page)
-        self.backend = SimBackend(fabric, name, hosts)
+        self.backend: SimBackend = SimBackend(fabric, name, hosts)
         self._numbers = count(1)
         self._channels: dict[int, _Channel] = {}
         self._ids: dict[int, _Id] = {}

@@ -51,6 +51,8 @@ MISSED = "missed"
 class TapFeed:
     """The server's end; each call is made in the fabric's lock. `theirs` is the reader's end of the pipe."""
 
+    theirs: int
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.theirs, self._ours = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -61,7 +63,7 @@ class TapFeed:
         self._waiting = bytearray()
         self._flushes = False
         self._unsaid = 0
-        self.lost = 0
+        self.lost: int = 0
         """Packets for which there was no room."""
 
     def note(self, now: int, event: TraceEvent) -> None:
@@ -123,7 +125,7 @@ class Tapped:
     """Packets that `write_pcapng` has written."""
 
     def __init__(self, introduction: str, descriptor: int, end: Callable[[], int]) -> None:
-        self.introduction = Trace.load(introduction)
+        self.introduction: Trace = Trace.load(introduction)
         self._fd, self._end = descriptor, end
         self._lost = 0
 

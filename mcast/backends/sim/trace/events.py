@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from pydantic import (
     BaseModel,
@@ -75,7 +75,9 @@ Signed: TypeAlias = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
 class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # not before there is a trace
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True
+    )  # not before there is a trace
 
 
 class FabricMade(_Event):

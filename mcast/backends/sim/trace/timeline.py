@@ -136,8 +136,8 @@ class Axis:
     """Where a time stands, in percent of the width; long times in which nothing happens are cut short."""
 
     def __init__(self, times: Sequence[int]) -> None:
-        self.times = sorted({0, *times})
-        self.end = self.times[-1]
+        self.times: list[int] = sorted({0, *times})
+        self.end: int = self.times[-1]
         left = self.end
         self.breaks: list[tuple[int, int]] = []
         for length, start, stop in sorted(((b - a, a, b) for a, b in pairwise(self.times)), reverse=True):

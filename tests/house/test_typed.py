@@ -1,0 +1,51 @@
+"""A type checker that sees the installed package knows the type of every public name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def completeness(package: Path, where: Path) -> dict[str, Any]:
+    """What pyright reports of a package that is installed as any other: not editable, and no link."""
+    venv.create(where / "env", symlinks=True)
+    (site,) = (where / "env").glob("lib/python*/site-packages")
+    shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--verifytypes", package.name, "--ignoreexternal", "--outputjson"],
+        cwd=where,
+        env=os.environ
+        | {"PATH": f"{where}/env/bin:{os.environ['PATH']}", "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["typeCompleteness"]
+    return found
+
+
+def unknown(found: dict[str, Any]) -> list[str]:
+    return [
+        f"{symbol['name']}: {one['message']}"
+        for symbol in found["symbols"]
+        for one in symbol["diagnostics"]
+        if one["severity"] == "error"
+    ]
+
+
+def test_every_public_type_is_known(tmp_path: Path) -> None:
+    found = completeness(ROOT / "mcast", tmp_path)
+    assert unknown(found) == []
+    assert found["completenessScore"] == 1
+    names = {symbol["name"] for symbol in found["symbols"]}
+    assert {"mcast.open_endpoint", "mcast.testing.plugin.McastEndpoints", "mcast.api.Backend"} <= names
