@@ -87,6 +87,13 @@ def commands(_: str) -> str:
     return "\n".join(parts)
 
 
+def statuses(_: str) -> str:
+    """The exit statuses of all commands."""
+    from mcast.cli.status import MEANINGS
+
+    return table(("status", "when"), [(str(int(status)), words) for status, words in MEANINGS.items()])
+
+
 def errors(_: str) -> str:
     """The tree of exceptions, as the module's docstring draws it."""
     from mcast.errors import tree as errors

@@ -9,17 +9,18 @@ from __future__ import annotations
 import errno as E
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import RawIOBase, TextIOWrapper
-from signal import SIGINT
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from mcast.cli.terminal import Failure, forget_stdout, plain
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import Failure, forget_stdout, say
 
 if TYPE_CHECKING:
     from typer._click.core import Command, Context, Parameter
@@ -70,6 +71,24 @@ class _Commands(_Group):
         name, found, rest = super().resolve_command(ctx, args)
         return name, load(name) if name else found, rest
 
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        with _unread():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Context) -> object:
+        with _unread():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """End with our status if nobody reads the output any more, before typer ends with its own."""
+    try:
+        yield
+    except BrokenPipeError:
+        forget_stdout()
+        raise typer.Exit(ExitStatus.UNREAD) from None
+
 
 def load(name: str) -> Command:
     """The command of this name, with its options."""
@@ -104,7 +123,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from mcast import __version__
 
-        typer.echo(f"mcast {__version__}")
+        say(f"mcast {__version__}")
         raise typer.Exit
 
 
@@ -116,7 +135,7 @@ def _root(
     ),
 ) -> None:
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        say(context.get_help())
 
 
 class _Closed(RawIOBase):
@@ -126,7 +145,7 @@ class _Closed(RawIOBase):
         return True
 
     def write(self, data: Buffer) -> int:
-        raise OSError(E.EBADF, os.strerror(E.EBADF), "stdout")
+        raise OSError(E.EBADF, os.strerror(E.EBADF))
 
 
 def main() -> None:
@@ -142,26 +161,28 @@ def _run() -> int:
     try:
         status = app(standalone_mode=False)
         sys.stdout.flush()
-        return status if isinstance(status, int) else 0
+        return status if isinstance(status, int) else ExitStatus.DONE
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         return _say(error.format_message(), error.exit_code, context.command_path if context else "mcast")
     except Failure as error:
         return _say(str(error), error.status)
     except KeyboardInterrupt:  # while a pipe's reader is slow to read the output
-        return 128 + SIGINT
+        return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         forget_stdout()
-        return 1
+        return ExitStatus.UNREAD
     except OSError as error:
-        # An error of the contract, with its call and causes, or one of the system: a full disk, say.
-        return _say(str(error), 1)
+        # An error of the contract, with its call and causes; or one of the system, which then is of stdout,
+        # because files are named where they are written.
+        unnamed = type(error) is OSError and error.filename is None
+        return _say(f"cannot write to stdout: {error.strerror}" if unnamed else str(error), ExitStatus.FAILED)
     except Exception as error:
         from mcast.errors.tree import BackendError
 
         if not isinstance(error, BackendError):
             raise
-        return _say(str(error), 2)
+        return _say(str(error), ExitStatus.REFUSED)
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:
@@ -171,5 +192,6 @@ def _say(text: str, status: int, command: str = "mcast") -> int:
         with suppress(OSError):
             forget_stdout()
     if sys.stderr is not None:  # it was closed from the beginning
-        print(plain(text if text.startswith("Usage:") else f"{command}: {text}"), file=sys.stderr)
+        with suppress(OSError):  # nobody can be told
+            say(text if text.startswith("Usage:") else f"{command}: {text}", err=True)
     return status

@@ -16,7 +16,7 @@ from mcast.cli.place import (
     require,
     with_settings,
 )
-from mcast.cli.terminal import Failure, group
+from mcast.cli.terminal import Failure, NotBegun, group, say
 from mcast.contract.registry import open_backend
 from mcast.errors import install
 from mcast.errors.tree import MessageTooLarge
@@ -67,7 +67,7 @@ def bench(
     if started_by_mpi():
         refuse_simulated(backend, "receive")
         if receivers is not None:
-            raise Failure("under MPI every rank but the first receives: leave out --receivers", 2)
+            raise NotBegun("under MPI every rank but the first receives: leave out --receivers")
         found = _over_ranks(backend, address, size, seconds, settings)
     else:
         options = {"ports": (receivers or 1) + 1} if is_alone(backend) else {}
@@ -88,8 +88,8 @@ def _run(
     try:
         return measure(backend, address, size, receivers, seconds, settings)
     except MessageTooLarge as error:
-        raise Failure(
-            f"--size is {size}: one MTU carries {error.limit} bytes, and a message is one MTU", 2
+        raise NotBegun(
+            f"--size is {size}: one MTU carries {error.limit} bytes, and a message is one MTU"
         ) from None
     except (TimeoutError, ValueError) as error:
         raise Failure(str(error)) from None
@@ -103,34 +103,34 @@ def _over_ranks(
     try:
         comm = world()
     except ImportError:
-        raise Failure(f"started under MPI, but there is no mpi4py: {install.line('mpi')}", 2) from None
+        raise NotBegun(f"started under MPI, but there is no mpi4py: {install.line('mpi')}") from None
     try:
         with open_backend(backend) as opened:
             require(settings, places_of(opened))
             return measure(comm, opened, address, size, seconds, settings)
     except Exception as error:  # end the other ranks as well, which wait for this one
-        typer.echo(f"mcast bench: {error}", err=True)
+        say(f"mcast bench: {error}", err=True)
         comm.Abort(1)
         raise
 
 
 def _show(found: BenchResult, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=1))
+        say(json.dumps(found.as_dict(), indent=1))
         return
     where = "in one process" if found.processes == 1 else f"in {found.processes} processes"
-    typer.echo(f"{found.backend}: {found.size} bytes to {found.receivers} receiver(s), {where}\n")
+    say(f"{found.backend}: {found.size} bytes to {found.receivers} receiver(s), {where}\n")
     rate = f"{found.messages_per_s:,.0f} messages/s, {found.deliveries_per_s:,.0f} deliveries/s"
-    typer.echo(f"rate     {rate}, in batches, {found.seconds:.2f} s")
-    typer.echo(f"lost     {found.lost:,} of {found.messages * found.receivers:,}")
+    say(f"rate     {rate}, in batches, {found.seconds:.2f} s")
+    say(f"lost     {found.lost:,} of {found.messages * found.receivers:,}")
     if found.strangers:
-        typer.echo(f"others   {found.strangers:,} messages of other senders in the group, not counted above")
+        say(f"others   {found.strangers:,} messages of other senders in the group, not counted above")
     latency = found.latency_us
     if latency is None:
-        typer.echo("latency  none: no message arrived one by one")
+        say("latency  none: no message arrived one by one")
     else:
         shown = "  ".join(f"{name} {value:,.1f}" for name, value in latency._asdict().items())
-        typer.echo(f"latency  {shown}  us, one by one")
+        say(f"latency  {shown}  us, one by one")
 
 
 def _judge(found: BenchResult, min_rate: float | None, max_p99: float | None) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mcast.cli.terminal import Failure, backend_name, console, output_file, write_file
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import Failure, NotBegun, backend_name, console, output_file, say, write_file
 from mcast.contract.registry import backend_names
 from mcast.errors import install
 
@@ -74,7 +75,7 @@ def conformance(
     """
     for package in ("pytest", "pytest_timeout"):
         if not find_spec(package):
-            raise Failure(f"the suite needs {package}: {install.line('conformance')}", 2)
+            raise NotBegun(f"the suite needs {package}: {install.line('conformance')}")
     if fabric != "roce" and not lab:
         raise typer.BadParameter("--fabric is the lab's: add --lab")
     named = (backend or [], require_backend or [])
@@ -95,7 +96,7 @@ def conformance(
         write_file(html_file, page.encode())
     _show(report)
     if not report.passed:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _run_with_lab(
@@ -114,7 +115,7 @@ def _run_with_lab(
     reports = (
         [run_suite([name for name in named if name in SIMULATED], [])] if len(named) > len(outside) else []
     )
-    typer.echo(f"in the lab: {', '.join(outside)}")
+    say(f"in the lab: {', '.join(outside)}")
     try:
         reports.append(run_in_lab(outside, LabMachine(fabric=fabric)))
     except LabError as error:
@@ -148,9 +149,9 @@ def run_suite(backends: list[str], required: list[str]) -> SuiteReport:
     with _no_outside_pytest_options():
         status = pytest.main([*options, suite], plugins=[grip])
     if status == pytest.ExitCode.INTERRUPTED:
-        raise Failure("interrupted", 130)
+        raise Failure("interrupted", ExitStatus.INTERRUPTED)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or grip.config is None:
-        raise Failure(f"the suite did not run to its end (pytest's status {int(status)}); see above", 2)
+        raise NotBegun(f"the suite did not run to its end (pytest's status {int(status)}); see above")
 
     from mcast.conformance.plugin import suite_of
 
@@ -221,7 +222,7 @@ def _show(report: SuiteReport) -> None:
     for backend, reason in report.unavailable.items():
         say(f"{backend} not tested: {escape(reason)}")
     verdicts = {backend: _verdict(report, backend) for backend in report.providers}
-    typer.echo(
+    say(
         "conformance: "
         + (", ".join(f"{name} {verdict}" for name, verdict in verdicts.items()) or "nothing was tested")
     )

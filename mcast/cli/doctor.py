@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.terminal import backend_name, console
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import backend_name, console, say
 from mcast.contract.registry import backend_names
 from mcast.errors.finding import Finding, Level
 from mcast.errors.tree import BackendUnavailable
@@ -61,10 +62,10 @@ def doctor(
         return
     found = _examine(backend or (), listen)
     if as_json:
-        typer.echo(json.dumps(_as_json(found), indent=1))
+        say(json.dumps(_as_json(found), indent=1))
     else:
         _show(found)
-    raise typer.Exit(1 if _count(found)[Level.PROBLEM] else 0)
+    raise typer.Exit(ExitStatus.FAILED if _count(found)[Level.PROBLEM] else ExitStatus.DONE)
 
 
 def _explain(error: str, as_json: bool) -> None:
@@ -90,17 +91,17 @@ def _explain(error: str, as_json: bool) -> None:
         for row in rows
     ]
     if as_json:
-        typer.echo(json.dumps(told, indent=1))
+        say(json.dumps(told, indent=1))
         return
     for title, some in groupby(told, key=lambda one: f"{one['phase']}: {one['errno']}"):
         console().print(title, style="bold", markup=False)
         for one in some:
-            typer.echo("")
+            say("")
             for name, text in ("why", one["why"]), ("where", one["where"]), ("do", one["next_step"]):
                 lines = wrap(text, console().width - 9)
-                typer.echo(f"  {name:5}  " + f"\n{'':9}".join(lines))
-            typer.echo(f"  check  {one['check']}")
-        typer.echo("")
+                say(f"  {name:5}  " + f"\n{'':9}".join(lines))
+            say(f"  check  {one['check']}")
+        say("")
 
 
 def _examine(names: Sequence[str], listen: float) -> Diagnosis:

@@ -10,7 +10,7 @@ import typer
 
 from mcast.cli import guests
 from mcast.cli.place import BackendName, Json, refuse_simulated
-from mcast.cli.terminal import Failure, console, group, wrapped
+from mcast.cli.terminal import Failure, console, group, say, wrapped
 from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
@@ -38,7 +38,7 @@ def groups(
         table, there = opened.groups(), guests.others(opened)
     shown = [info for info in table.groups if not wanted or any(_is_of(info, each) for each in wanted)]
     if as_json:
-        typer.echo(json.dumps(_as_json(backend, shown, table.unseen, there), indent=1))
+        say(json.dumps(_as_json(backend, shown, table.unseen, there), indent=1))
     else:
         _show(shown, table, there)
     missing = [each for each in wanted or () if not any(_is_of(info, each) for info in shown)]
@@ -108,13 +108,13 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest])
     if shown:
         console().print(lines)
     else:
-        typer.echo("no group is seen")
+        say("no group is seen")
     if there:
-        typer.echo("\non the fabric")
+        say("\non the fabric")
     for guest in there:
         wrapped("  ", guests.words_of(guest))
     if table.unseen:
-        typer.echo("\nnot seen")
+        say("\nnot seen")
     for sentence in table.unseen:
         wrapped("  ", sentence)
 

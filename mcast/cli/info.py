@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.cli import guests
-from mcast.cli.terminal import console
+from mcast.cli.terminal import console, say
 from mcast.contract.guest import Guest
 from mcast.errors.tree import BackendUnavailable
 
@@ -30,7 +30,7 @@ def info(
         "providers": {name: _look(name) for name in backend_names()},
     }
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        say(json.dumps(found, indent=1))
     else:
         _show(found)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from mcast.cli.status import by_signal
 from mcast.cli.terminal import Failure
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def ends_cleanly() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Failure("interrupted", 128 + (received or [signal.SIGINT])[0]) from None
+        raise Failure("interrupted", by_signal((received or [signal.SIGINT])[0])) from None
     finally:
         for timer in timers:
             timer.cancel()

@@ -12,6 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from mcast.cli.status import ExitStatus, by_signal
+from mcast.cli.terminal import say
 from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
 from mcast.lab import needs as look_up_needs
 from mcast.lab.driver import MAX_SWITCHES
@@ -110,7 +112,7 @@ def check(as_json: Annotated[bool, typer.Option("--json", help="Print the list a
         missing = [need for need in found if need.found is None]
         kvm = not any(need.boots for need in missing) and kvm_works()
     if as_json:
-        print(
+        say(
             json.dumps(
                 {"needs": [asdict(need) for need in found], "kvm": kvm, "fix": apt_line(missing)}, indent=2
             )
@@ -120,13 +122,13 @@ def check(as_json: Annotated[bool, typer.Option("--json", help="Print the list a
             state, found_at = ("missing", "") if need.found is None else ("ok", need.found)
             # A path is not broken: where it does not fit it has a line of its own.
             fits = len(found_at) <= shutil.get_terminal_size().columns - 38
-            print(f"{state:8} {need.name:28} {found_at if fits else ''}".rstrip())
+            say(f"{state:8} {need.name:28} {found_at if fits else ''}".rstrip())
             if not fits:
-                print(f"{'':9}{found_at}")
-        print(f"{'ok':8} {'acceleration':28} {'KVM' if kvm else 'none: emulation, seconds to start'}")
+                say(f"{'':9}{found_at}")
+        say(f"{'ok':8} {'acceleration':28} {'KVM' if kvm else 'none: emulation, seconds to start'}")
         if missing:
-            print(f"\nto have it all: {apt_line(missing)}")
-    raise typer.Exit(1 if missing else 0)
+            say(f"\nto have it all: {apt_line(missing)}")
+    raise typer.Exit(ExitStatus.FAILED if missing else ExitStatus.DONE)
 
 
 @app.command("kernel")
@@ -137,7 +139,7 @@ def fetch_kernel(
     with _plain_errors():
         kernel = kernels.fetch(version)
     where = kernels.fetched_dir() / kernel.version
-    print(f"{kernel.version} is in {where}: mcast lab run --kernel {version} -- ...")
+    say(f"{kernel.version} is in {where}: mcast lab run --kernel {version} -- ...")
 
 
 def _leave(result: LabResult, verbose: bool) -> NoReturn:
@@ -145,9 +147,7 @@ def _leave(result: LabResult, verbose: bool) -> NoReturn:
         how = "KVM" if result.kvm else "emulated"
         how += ", resumed" if result.resumed else ""
         times = f"ready after {result.ready_after:.1f} s, {result.seconds:.1f} s in all"
-        print(
-            f"mcast lab: Linux {result.kernel}, {how}, {times}, exit code {result.exit_code}", file=sys.stderr
-        )
+        say(f"mcast lab: Linux {result.kernel}, {how}, {times}, exit code {result.exit_code}", err=True)
     raise typer.Exit(result.exit_code)
 
 
@@ -155,15 +155,15 @@ def _leave(result: LabResult, verbose: bool) -> NoReturn:
 def _plain_errors() -> Iterator[None]:
     """One sentence and the exit code of the error; a signal that ends us ends the guest first."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda signum, _: sys.exit(128 + signum))
+        signal.signal(number, lambda signum, _: sys.exit(by_signal(signum)))
     try:
         yield
     except LabError as error:
-        print(f"mcast lab: {error}", file=sys.stderr)
+        say(f"mcast lab: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
-        print("mcast lab: interrupted; the guest is stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
+        say("mcast lab: interrupted; the guest is stopped", err=True)
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
     except BrokenPipeError:  # nobody reads our output any more
         sys.stdout = None
-        raise typer.Exit(141) from None
+        raise typer.Exit(ExitStatus.UNREAD) from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.place import endpoint_at, is_alone
-from mcast.cli.terminal import Failure
+from mcast.cli.terminal import Failure, NotBegun
 from mcast.contract.registry import open_at
 from mcast.errors.tree import McastError
 from mcast.wire.addresses import McastAddress
@@ -43,10 +43,9 @@ def opened(name: str, demo: bool, bind: IPv4Address | IPv6Address | None) -> Ite
     """The backend. A simulated one has nobody to listen to, unless this process sends as well."""
     alone = is_alone(name)
     if alone and not demo:
-        raise Failure(
+        raise NotBegun(
             f"{name!r} is a fabric inside this process, on which no other program can send: add --demo for "
             "made-up messages, run `mcast sim serve` in another terminal, or use --backend rdma",
-            2,
         )
     # Two threads, so time has to be the wall's.
     options: dict[str, object] = {"ports": 2, "clock": "wall"} if alone else {}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mcast.cli.terminal import wrapped
+from mcast.cli.terminal import say, wrapped
 from mcast.wire import mapping
 from mcast.wire.addresses import Gid, Mgid
 from mcast.wire.kinds import RDMA_UDP_QKEY, PortSpace
@@ -168,11 +168,11 @@ def mgid(
     explained = [_explain(address.value, broadcast) for address in addresses]
     collisions = _collisions(explained)
     if as_json:
-        typer.echo(json.dumps({"addresses": explained, "collisions": collisions}, indent=1))
+        say(json.dumps({"addresses": explained, "collisions": collisions}, indent=1))
         return
     for number, explanation in enumerate(explained):
         if number:
-            typer.echo()
+            say()
         _show(explanation, brief=len(explained) > 1)
     if len(addresses) > 1:
         _show_collisions(collisions)
@@ -397,13 +397,13 @@ def _show(explanation: Section, brief: bool) -> None:
     meaning = f", {explanation['meaning']}" if explanation["meaning"] else ""
     wrapped(f"{explanation['given']}  ", f"{explanation['kind']}{meaning}")
     for section in explanation["sections"]:
-        typer.echo(f"\n{section['title']}")
+        say(f"\n{section['title']}")
         for key, value in section.items():
             if key != "title":
                 label, text = _FIELDS[key]
                 wrapped(f"  {label:12}", text(value))
     if explanation["shared"]:
-        typer.echo("\nshared with")
+        say("\nshared with")
     for shared in explanation["shared"]:
         wrapped(f"  {shared['where']:17}", _who(shared | {"groups": ()} if brief else shared))
 
@@ -418,6 +418,6 @@ def _who(shared: Section) -> str:
 
 
 def _show_collisions(collisions: list[Section]) -> None:
-    typer.echo("\ncollisions of these" if collisions else "\ncollisions of these: none")
+    say("\ncollisions of these" if collisions else "\ncollisions of these: none")
     for found in collisions:
         wrapped(f"  {found['same']:17}", f"{found['name']}: {', '.join(found['addresses'])}")

@@ -21,7 +21,8 @@ from mcast.cli.place import (
     require,
     with_settings,
 )
-from mcast.cli.terminal import Failure, console, group
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import Failure, NotBegun, console, group, say
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.wire.addresses import McastAddress, Mgid
 from mcast.wire.kinds import PortSpace
@@ -109,11 +110,11 @@ def ping(
     """
     wanted = [found for found in (address, mapped, unmapped) if found is not None]
     if len(wanted) != 1:
-        raise Failure("give one group: GROUP, -m ADDR or -M MGID", 2)
+        raise NotBegun("give one group: GROUP, -m ADDR or -M MGID")
     if unmapped is not None and bind is None and device is None:
-        raise Failure("-M does not say which port: give -b ADDR or --device DEV", 2)
+        raise NotBegun("-M does not say which port: give -b ADDR or --device DEV")
     if answer and send_only:
-        raise Failure("a send-only member receives no ping to answer: leave out -o or --answer", 2)
+        raise NotBegun("a send-only member receives no ping to answer: leave out -o or --answer")
     refuse_simulated(backend, "answer")
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
     from mcast.contract.registry import open_at
@@ -134,18 +135,18 @@ def ping(
             _live(f"answering {wanted[0]} as {where}")
             outcome = answer_all(pairs, count)
         elif size > (limit := pairs.max_message_size):
-            raise Failure(f"-S {size} is more than one MTU carries on {place.device.name}: {limit}", 2)
+            raise NotBegun(f"-S {size} is more than one MTU carries on {place.device.name}: {limit}")
         else:
             _live(f"ping {wanted[0]} from {where}, {size} bytes")
             outcome = ping_all(pairs, count or 10, size, interval, timeout, _answered)
     if as_json:
-        typer.echo(json.dumps(outcome.as_dict(), indent=1))
+        say(json.dumps(outcome.as_dict(), indent=1))
     elif isinstance(outcome, AnswerResult):
         _show_heard(outcome)
     else:
         _show_members(outcome)
     if not (outcome.heard if isinstance(outcome, AnswerResult) else outcome.members):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _place(backend: Backend, bind: IPv4Address | IPv6Address | None, device: str | None) -> Place:
@@ -154,7 +155,7 @@ def _place(backend: Backend, bind: IPv4Address | IPv6Address | None, device: str
     try:
         return choose(backend, bind, *port_of(device))
     except ValueError as error:
-        raise Failure(in_options(error), 2) from None
+        raise NotBegun(in_options(error)) from None
 
 
 def _live(line: str) -> None:
@@ -191,11 +192,11 @@ def _show_members(outcome: PingResult) -> None:
                 *(f"{number:.3f}" for number in member.milliseconds),
             )
         console().print(table)
-        typer.echo()
+        say()
     for other in outcome.others:
-        typer.echo(f"{other.messages} other messages from {other.address} QP {other.qp}")
+        say(f"{other.messages} other messages from {other.address} QP {other.qp}")
     who = f"{len(outcome.members)} answered" if outcome.members else "nobody answered"
-    typer.echo(f"ping: {outcome.sent} sent in {outcome.seconds:.1f} s, {who}")
+    say(f"ping: {outcome.sent} sent in {outcome.seconds:.1f} s, {who}")
 
 
 def _show_heard(outcome: AnswerResult) -> None:
@@ -211,9 +212,9 @@ def _show_heard(outcome: AnswerResult) -> None:
                 "-".join(map(str, sizes)),
             )
         console().print(table)
-        typer.echo()
+        say()
     pings = sum(heard.pings for heard in outcome.heard)
     failed = sum(heard.unanswered for heard in outcome.heard)
     others = sum(heard.messages for heard in outcome.heard)
     lost = f", {failed} could not be" if failed else ""
-    typer.echo(f"ping: {pings - failed} pings answered{lost}, {others} other messages counted")
+    say(f"ping: {pings - failed} pings answered{lost}, {others} other messages counted")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.terminal import Failure, backend_name, group, sentence
+from mcast.cli.terminal import NotBegun, backend_name, group, say, sentence
 from mcast.contract.registry import SIMULATED, backend_names, open_backend, provider
 from mcast.errors.tree import BackendError
 from mcast.wire.addresses import McastAddress
@@ -82,18 +82,17 @@ def is_alone(backend: str) -> bool:
     """Whether the backend is a fabric inside this process; if others share one, stderr says which."""
     words = provider(backend).shared()
     if words:
-        typer.echo(f"{backend}: {words}", err=True)
+        say(f"{backend}: {words}", err=True)
     return backend in SIMULATED and not words
 
 
 def refuse_simulated(backend: str, what: str) -> None:
     """Nobody else is on a simulated fabric that lives and dies with its process."""
     if is_alone(backend):
-        raise Failure(
+        raise NotBegun(
             f"{backend!r} is a fabric inside this process, on which no other program can {what}: "
             "run `mcast sim serve` in another terminal, use --backend rdma, or try `mcast demo`, which has "
             "both ends in one process",
-            2,
         )
 
 
@@ -102,12 +101,12 @@ def _moderation(text: str) -> CqModeration:
 
     numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
     if numbers is None:
-        raise Failure(f"--moderation is {text!r}: write MESSAGES/MICROSECONDS, such as 32/50", 2)
+        raise NotBegun(f"--moderation is {text!r}: write MESSAGES/MICROSECONDS, such as 32/50")
     count, period = map(int, numbers.groups())
     try:
         return CqModeration(count=count, period=period)
     except ValueError as error:
-        raise Failure(f"--moderation {text}: {sentence(error)}", 2) from None
+        raise NotBegun(f"--moderation {text}: {sentence(error)}") from None
 
 
 def settings_of(
@@ -140,7 +139,7 @@ def settings_of(
     from mcast.endpoint.settings import Settings
 
     if dscp is not None and traffic_class is not None:
-        raise Failure("--dscp is a part of --traffic-class: give one of them", 2)
+        raise NotBegun("--dscp is a part of --traffic-class: give one of them")
     traffic_class = traffic_class if dscp is None else dscp << 2
     return Settings(
         busy_poll=busy_poll,
@@ -188,7 +187,7 @@ def require(settings: Settings, places: Iterable[Place]) -> None:
         try:
             refuse_beyond_device(settings, place)
         except ValueError as error:
-            raise Failure(f"{place.device.name}/{place.port.port_num}: {in_options(error)}", 2) from None
+            raise NotBegun(f"{place.device.name}/{place.port.port_num}: {in_options(error)}") from None
 
 
 def places_of(backend: Backend) -> list[Place]:
@@ -203,7 +202,7 @@ def port_of(device: str | None) -> tuple[str | None, int]:
     """Split `DEV` or `DEV/PORT` into device and port number."""
     name, _, port = (device or "").partition("/")
     if port and not (re.fullmatch("[0-9]{1,3}", port) and 1 <= int(port) <= 255):
-        raise Failure(f"{device!r} is no device: write DEV, or DEV/PORT with a port of 1..255", 2)
+        raise NotBegun(f"{device!r} is no device: write DEV, or DEV/PORT with a port of 1..255")
     return name or None, int(port or 1)
 
 
@@ -221,11 +220,11 @@ def endpoint_at(
 
     name, port = port_of(device)
     if bind and name:
-        raise Failure("--bind and --device both select a port: give one of them", 2)
+        raise NotBegun("--bind and --device both select a port: give one of them")
     wanted = replace(settings, loopback="off", receive_depth=depth)
     try:
         endpoint = open_endpoint(backend, bind, device=name, port_num=port, **vars(wanted))
     except ValueError as error:
-        raise Failure(in_options(error), 2) from None
+        raise NotBegun(in_options(error)) from None
     with endpoint:
         yield endpoint

@@ -12,7 +12,7 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
-from mcast.cli.terminal import STANDARD, Failure, console, group, packet_sink
+from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, group, packet_sink, say
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def record(
         try:
             recorder, started = recorder_of(endpoint, file), time.monotonic()
         except ValueError as error:
-            raise Failure(f"{error}: leave out --timestamps", 2) from None
+            raise NotBegun(f"{error}: leave out --timestamps") from None
         try:
             _record(endpoint, recorder, count, duration, file)
         except KeyboardInterrupt:
@@ -69,7 +69,7 @@ def record(
         outcome = _outcome(endpoint, recorder, groups, output, time.monotonic() - started)
     apart = output == STANDARD
     if as_json:
-        typer.echo(json.dumps(outcome, indent=1), err=apart)
+        say(json.dumps(outcome, indent=1), err=apart)
     else:
         _show(outcome, apart)
     if count is not None and outcome["messages"] < count:

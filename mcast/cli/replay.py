@@ -14,7 +14,7 @@ import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
-from mcast.cli.terminal import Failure, console, group
+from mcast.cli.terminal import Failure, NotBegun, console, group, say
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipv4_group_of
 
@@ -31,10 +31,9 @@ _DEPTH = 512
 def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
     """Raise Failure if a message of the file is larger than `limit` bytes."""
     if contents.largest > limit:
-        raise Failure(
+        raise NotBegun(
             f"a message in {file} has {contents.largest:,} bytes, {whose} carries {limit:,}: "
             "use a port with a larger MTU",
-            2,
         )
 
 
@@ -67,7 +66,7 @@ def replay(
     from mcast.capture.player import messages_of
 
     if at_once and speed is not None:
-        raise Failure("--speed and --max both set the speed: give one of them", 2)
+        raise NotBegun("--speed and --max both set the speed: give one of them")
     refuse_simulated(backend, "receive")
     contents = _contents(file)
     with ends_cleanly(), endpoint_at(backend, bind, device, _DEPTH, settings) as endpoint:
@@ -84,7 +83,7 @@ def replay(
             sent = _play(endpoint, senders, messages, None if at_once else speed or 1.0, contents)
         outcome = _outcome(endpoint, file, contents, senders, sent, endpoint.backend.now() - started)
     if as_json:
-        typer.echo(json.dumps(outcome, indent=1))
+        say(json.dumps(outcome, indent=1))
     else:
         _show(outcome)
 
@@ -98,7 +97,7 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
         with file.open("rb") as source:
             yield source
     except CaptureError as error:
-        raise Failure(f"cannot read {file}: {error}", 2) from None
+        raise NotBegun(f"cannot read {file}: {error}") from None
 
 
 def _contents(file: Path) -> Contents:
@@ -106,13 +105,13 @@ def _contents(file: Path) -> Contents:
 
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise Failure(f"{file} is not a regular file, and so cannot be read twice", 2)
+            raise NotBegun(f"{file} is not a regular file, and so cannot be read twice")
         with _reading(file) as source:
             contents = contents_of(source)
     except OSError as error:
-        raise Failure(f"cannot read {file}: {error.strerror}", 2) from None
+        raise NotBegun(f"cannot read {file}: {error.strerror}") from None
     if not contents.messages:
-        raise Failure(f"{file} has no message to a group{_but(contents.skipped)}", 2)
+        raise NotBegun(f"{file} has no message to a group{_but(contents.skipped)}")
     return contents
 
 

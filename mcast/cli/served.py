@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.terminal import Failure, forget_stdout, packet_sink, plain
+from mcast.cli.terminal import NotBegun, forget_stdout, packet_sink, plain, say
 
 if TYPE_CHECKING:
     from mcast.backends.sim.shared.client import SharedBackend
@@ -28,7 +28,7 @@ def looking_on(socket: Path | None) -> SharedBackend:
     try:
         return attach("sim", socket=socket, host="all")
     except BackendUnavailable as error:
-        raise Failure(f"{error.detail}: {error.fix}", 2) from None
+        raise NotBegun(f"{error.detail}: {error.fix}") from None
 
 
 def tap(
@@ -54,9 +54,7 @@ def tap(
         except BrokenPipeError:  # another one: Wireshark is closed
             forget_stdout()
         lost = tapped.close()
-    typer.echo(
-        f"tap: {tapped.written:,} packets written, {lost:,} lost because the reader was slow", err=True
-    )
+    say(f"tap: {tapped.written:,} packets written, {lost:,} lost because the reader was slow", err=True)
 
 
 def ctl(
@@ -79,6 +77,6 @@ def ctl(
         try:
             lines = fabric.control(words)
         except McastError as error:
-            raise Failure(error.detail, 2) from None
+            raise NotBegun(error.detail) from None
     for line in lines:
-        typer.echo(plain(line))
+        say(plain(line))

@@ -14,7 +14,7 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.served import ctl, tap
 from mcast.cli.sim_cast import cast
-from mcast.cli.terminal import Failure, Herald, console, output_file, write_file
+from mcast.cli.terminal import Herald, NotBegun, console, output_file, say, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def list_() -> None:
     from mcast.backends.sim.scenario.play import load, ready_made
 
     for name in ready_made():
-        typer.echo(name)
+        say(name)
         console().print(Padding(load(name).summary, (0, 0, 0, 4)), markup=False)
 
 
@@ -83,11 +83,11 @@ def run(
     try:
         wanted = scenarios.load(scenario)
     except scenarios.BadScenario as error:
-        raise Failure(str(error), 2) from None
+        raise NotBegun(str(error)) from None
     result = scenarios.run(wanted)
     _write_trace(result, html, pcap, trace)
     if as_json:
-        typer.echo(json.dumps(result.as_json(), indent=1))
+        say(json.dumps(result.as_json(), indent=1))
     else:
         _show(result)
 
@@ -129,23 +129,23 @@ def serve(
 
     about, seed, faults = _described(fabric_file, scenario, fabric, ports)
     if group and socket is None:
-        raise Failure("--group needs --socket PATH: nobody else may look into the user's own place", 2)
+        raise NotBegun("--group needs --socket PATH: nobody else may look into the user's own place")
     # Each channel and queue pair of each client has descriptors here.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         path = make_place(default_socket()) if socket is None else socket.absolute()
     except OSError as error:
-        raise Failure(f"cannot serve: {error.strerror}", 2) from None
+        raise NotBegun(f"cannot serve: {error.strerror}") from None
     with ExitStack() as stack:
         herald = stack.enter_context(closing(Herald()))
         try:
             made = fabric_of(about, clock="wall", seed=seed)
             server = FabricServer(made, path, _group_number(group), herald.say)
         except OSError as error:
-            raise Failure(f"cannot serve at {path}: {error.strerror or error}", 2) from None
+            raise NotBegun(f"cannot serve at {path}: {error.strerror or error}") from None
         except ValueError as error:
-            raise Failure(str(error), 2) from None
+            raise NotBegun(str(error)) from None
         stack.callback(made.close)
         stack.callback(server.close)
         stack.enter_context(ends_cleanly())
@@ -165,9 +165,9 @@ def _described(
     from mcast.backends.sim.scenario import model
 
     if sum(one is not None for one in (file, scenario)) and (kind or ports):
-        raise Failure("the file says what the fabric is: leave out --fabric and --ports", 2)
+        raise NotBegun("the file says what the fabric is: leave out --fabric and --ports")
     if file and scenario:
-        raise Failure("a scenario has a fabric of its own: give FABRIC.toml or --scenario", 2)
+        raise NotBegun("a scenario has a fabric of its own: give FABRIC.toml or --scenario")
     try:
         if scenario:
             played = model.load(scenario)
@@ -175,11 +175,11 @@ def _described(
         if file:
             return model.load_fabric(file), 0, ()
     except model.BadScenario as error:
-        raise Failure(str(error), 2) from None
+        raise NotBegun(str(error)) from None
     if kind not in (None, "roce", "infiniband"):
-        raise Failure(f"--fabric is {kind}: there are roce and infiniband", 2)
+        raise NotBegun(f"--fabric is {kind}: there are roce and infiniband")
     if (most := model.MOST_PORTS) < (ports or 1):
-        raise Failure(f"--ports is {ports}: at most {most:,}", 2)
+        raise NotBegun(f"--ports is {ports}: at most {most:,}")
     shape = {"link_layer": kind or "roce", "ports": ports or _PORTS}
     return model.ScenarioTopology.model_validate(shape), 0, ()
 
@@ -190,7 +190,7 @@ def _group_number(name: str | None) -> int | None:
     try:
         return None if name is None else grp.getgrnam(name).gr_gid
     except KeyError:
-        raise Failure(f"--group is {name}: this host has no such group", 2) from None
+        raise NotBegun(f"--group is {name}: this host has no such group") from None
 
 
 def _write_trace(result: ScenarioResult, html: Path | None, pcap: Path | None, trace: Path | None) -> None:
@@ -220,7 +220,7 @@ def _show(result: ScenarioResult) -> None:
     _show_seen(result.seen)
     lost, expected = (sum(getattr(m, name) for m in result.members) for name in ("lost", "expected"))
     sent = sum(member.sent for member in result.members)
-    typer.echo(f"\nsim: {sent:,} messages sent, {lost:,} of {expected:,} expected copies lost")
+    say(f"\nsim: {sent:,} messages sent, {lost:,} of {expected:,} expected copies lost")
 
 
 def _show_members(rows: Sequence[Sequence[str]]) -> None:
@@ -240,13 +240,13 @@ def _show_members(rows: Sequence[Sequence[str]]) -> None:
 def _show_causes(members: tuple[MemberResult, ...]) -> None:
     causes = [(member.device, why, count) for member in members for why, count in member.causes.items()]
     if causes:
-        typer.echo("\nwhy messages were lost")
+        say("\nwhy messages were lost")
     for device, why, count in causes:
-        typer.echo(f"  {device:8} {count:7,}  {why}")
+        say(f"  {device:8} {count:7,}  {why}")
 
 
 def _show_seen(seen: tuple[Seen, ...]) -> None:
-    typer.echo("\nwhat the applications were told")
+    say("\nwhat the applications were told")
     for event in seen[:_SHOWN]:
         console().print(
             f"  {event.at:9.4f} s  {event.device:8} {event.what} {event.errno}".rstrip(), markup=False
@@ -254,4 +254,4 @@ def _show_seen(seen: tuple[Seen, ...]) -> None:
         if event.detail:
             console().print(f"{'':23}{event.detail}", markup=False)
     if len(seen) > _SHOWN:
-        typer.echo(f"  ... and {len(seen) - _SHOWN} more: --json shows them all")
+        say(f"  ... and {len(seen) - _SHOWN} more: --json shows them all")

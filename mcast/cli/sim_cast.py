@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.terminal import Failure, size
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import Failure, NotBegun, say, size
 
 if TYPE_CHECKING:
     from mcast.cast.nack.strategy import Strategy
@@ -45,14 +46,12 @@ def cast(
     except RuntimeError as error:
         raise Failure(str(error)) from None
     if as_json:
-        typer.echo(json.dumps(costs._asdict(), indent=1))
+        say(json.dumps(costs._asdict(), indent=1))
     else:
         for name, value in costs._asdict().items():
-            typer.echo(
-                f"{name.replace('_', ' '):26}{_shown(value)}" if name != "parity" else _repaired(value)
-            )
+            say(f"{name.replace('_', ' '):26}{_shown(value)}" if name != "parity" else _repaired(value))
     if not costs.kept:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _shown(value: float) -> str:
@@ -75,4 +74,4 @@ def _strategy(text: str) -> Strategy:
         return {"all": all_of_them, "best-effort": best_effort}[text]()
     except (KeyError, ValueError):
         choices = "all, quorum:K, deadline:SECONDS and best-effort"
-        raise Failure(f"--strategy is {text}: there are {choices}", 2) from None
+        raise NotBegun(f"--strategy is {text}: there are {choices}") from None

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from io import UnsupportedOperation
 from pathlib import Path
 from queue import Full, Queue
@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
+from mcast.cli.status import ExitStatus
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.segment import Segment
     from rich.text import Text
 
     from mcast.wire.addresses import McastAddress
@@ -29,9 +32,16 @@ STANDARD = "-"
 class Failure(Exception):
     """Ends the command with this sentence on stderr and this exit status."""
 
-    def __init__(self, sentence: str, status: int = 1) -> None:
+    def __init__(self, sentence: str, status: int = ExitStatus.FAILED) -> None:
         super().__init__(sentence)
         self.status = status
+
+
+class NotBegun(Failure):
+    """Ends the command before it has begun."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, ExitStatus.REFUSED)
 
 
 def plain(text: str) -> str:
@@ -39,6 +49,11 @@ def plain(text: str) -> str:
     return "".join(
         one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def say(*lines: str, err: bool = False) -> None:
+    """Print the lines on stdout or stderr at once, with nothing in them that moves a cursor."""
+    typer.echo(plain("\n".join(lines)), err=err)
 
 
 class Herald:
@@ -88,7 +103,7 @@ def _write_line(line: str) -> None:
     except UnsupportedOperation:  # it is no file
         print(text, end="", flush=True)
         return
-    data = text.encode()
+    data = text.encode(sys.stdout.encoding, "backslashreplace")
     while data:
         data = data[os.write(fd, data) :]
 
@@ -98,8 +113,12 @@ def console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     class PlainConsole(Console):
-        def render_str(self, text: str, **options: Any) -> Text:
+        def render_str(self, text: str, **options: Any) -> Text:  # before its width is measured
             return super().render_str(plain(text), **options)
+
+        def render(self, *what: Any, **options: Any) -> Iterator[Segment]:
+            for one in super().render(*what, **options):
+                yield one if one.control else one._replace(text=plain(one.text))
 
     return PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
 
@@ -109,7 +128,7 @@ def wrapped(label: str, text: str) -> None:
     indent = " " * len(label)
     width = max(shutil.get_terminal_size().columns, len(label) + 20)
     lines = textwrap.wrap(text, width - len(label), break_long_words=False, break_on_hyphens=False)
-    typer.echo(label + f"\n{indent}".join(lines or [""]))
+    say(label + f"\n{indent}".join(lines or [""]))
 
 
 def backend_name(name: str) -> str:
@@ -179,22 +198,22 @@ def output_file(path: Path | None) -> Path | None:
 @contextmanager
 def packet_sink(output: str) -> Iterator[BinaryIO]:
     """Where packets are written, STANDARD for stdout; one sentence if that cannot be."""
-    from mcast.errors.tree import McastError
-
-    if output == STANDARD:
-        if sys.stdout.isatty():
-            raise Failure("a terminal cannot show packets: pipe them on, or name a file", 2)
-        # Python's own may write through (PYTHONUNBUFFERED): a packet would come in pieces.
-        with open(sys.stdout.fileno(), "wb", closefd=False) as file:
-            yield file
-        return
+    name = "to stdout" if output == STANDARD else output
+    if output == STANDARD and sys.stdout.isatty():
+        raise NotBegun("a terminal cannot show packets: pipe them on, or name a file")
+    # Not Python's own stdout, which may write through (PYTHONUNBUFFERED): a packet would come in pieces.
+    target = sys.stdout.fileno() if output == STANDARD else output
     try:
-        with Path(output).open("wb") as file:
-            yield file
+        with ExitStack() as stack:
+            try:
+                sink = stack.enter_context(open(target, "wb", closefd=output != STANDARD))
+            except OSError as error:
+                raise NotBegun(f"cannot write {name}: {error.strerror}") from None
+            yield sink
     except OSError as error:
-        if isinstance(error, McastError):
+        if type(error) is not OSError:  # one of the contract, or the reader is gone
             raise
-        raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
+        raise Failure(f"cannot write {name}: {error.strerror}") from None
 
 
 def forget_stdout() -> None:

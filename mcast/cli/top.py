@@ -13,7 +13,7 @@ from mcast.cli import guests
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
-from mcast.cli.terminal import Failure, console, group
+from mcast.cli.terminal import NotBegun, console, group, say
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of
 
@@ -59,7 +59,7 @@ def top(
                 if as_json:
                     for look in seen:
                         there = guests.as_json(guests.others(endpoint.backend))
-                        print(json.dumps(look.as_dict() | {"guests": there}), flush=True)
+                        say(json.dumps(look.as_dict() | {"guests": there}))
                 elif console().is_terminal:
                     _show_live(seen, endpoint.backend)
                 else:
@@ -67,7 +67,7 @@ def top(
                     for look in seen:
                         there_now = guests.others(endpoint.backend)
                         shown = there_now if there_now != before else []
-                        print(*_lines(look, shown), sep="\n", flush=True)
+                        say(*_lines(look, shown))
                         before = there_now
             except KeyboardInterrupt:
                 pass  # the usual way to end this command
@@ -78,7 +78,7 @@ def _groups_here(backend: Backend) -> list[McastAddress]:
     found = (ipv4_group_of(info.mgid) for info in backend.groups().groups)
     groups = [McastAddress.of(each) for each in found if each is not None and each not in LOCAL_CONTROL]
     if not groups:
-        raise Failure("no group with a member is seen here: name a GROUP, such as 239.1.1.1", 2)
+        raise NotBegun("no group with a member is seen here: name a GROUP, such as 239.1.1.1")
     return groups
 
 

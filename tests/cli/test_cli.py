@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mcast import backend_names
+from mcast import backend_names, cli
+from mcast.__main__ import _silently
+from mcast.cli.status import MEANINGS, ExitStatus
+from mcast.cli.terminal import console, say
+from mcast.lab import LabError
 
 from ..commands import MCAST, Run, written_to_terminal
 
@@ -139,21 +146,25 @@ def test_the_made_up_file_is_always_the_same(here: Run) -> None:
     assert first["size"] == 2 << 20
 
 
-def test_a_reader_that_leaves_early_sees_no_traceback(run: Run) -> None:
-    done = run("sh", "-c", f"{MCAST} info --json | head -n 1")
-    assert (done.stdout, done.stderr) == ("{\n", "")
+@pytest.mark.parametrize("words", ["--version", "mgid 239.1.1.1", "lab check"])
+def test_a_reader_that_is_gone_sees_no_traceback(words: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([MCAST, *words.split()], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_is_one_sentence(run: Run, unbuffered: str) -> None:
     done = run("sh", "-c", f"PYTHONUNBUFFERED={unbuffered} {MCAST} info --json > /dev/full")
-    assert (done.returncode, done.stderr) == (1, "mcast: [Errno 28] No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "mcast: cannot write to stdout: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["info", "--help", "mgid 239.1.1.1", "demo --size 1K", "lab check"])
 def test_a_closed_stdout_is_one_sentence(run: Run, command: str) -> None:
     done = run("sh", "-c", f"{MCAST} {command} >&-")
-    assert (done.returncode, done.stderr) == (1, "mcast: [Errno 9] Bad file descriptor: 'stdout'\n")
+    assert (done.returncode, done.stderr) == (1, "mcast: cannot write to stdout: Bad file descriptor\n")
 
 
 def test_an_error_is_not_printed_among_the_results(run: Run) -> None:
@@ -200,22 +211,82 @@ def test_a_run_that_fails_leaves_no_file_and_an_older_one_whole(
     assert (tmp_path / "made").stat().st_size > 1000
 
 
-def test_an_interrupt_while_modules_are_read_is_no_traceback(run: Run) -> None:
-    script = """
-import sys
+INTERRUPTED_AT = """
+import atexit, os, signal, sys
 
-class Interrupts:
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class AtImport:
     def find_spec(self, name, *_):
-        if name == "typer":
-            raise KeyboardInterrupt
+        if name == {moment!r}:
+            interrupt()
 
-sys.meta_path.insert(0, Interrupts())
+sys.meta_path.insert(0, AtImport())
+if {moment!r} == "the end":
+    atexit.register(interrupt)
+sys.argv = ["mcast", "mgid", "239.1.1.1"]
 from mcast.__main__ import main
 main()
 """
-    done = run(MCAST.with_name("python"), "-c", script)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("moment", "status"), [("mcast.cli", -2), ("mcast.cli.mgid", 130), ("pydantic", 130), ("the end", -2)]
+)
+def test_an_interrupt_at_any_moment_is_no_traceback(run: Run, moment: str, status: int) -> None:
+    done = run(MCAST.with_name("python"), "-c", INTERRUPTED_AT.format(moment=moment))
+    assert (done.returncode, done.stderr) == (status, "")
     assert "from mcast.__main__ import main" in MCAST.read_text()
+
+
+def test_an_interrupt_that_nobody_took_is_silent_and_another_error_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for error in KeyboardInterrupt(), ValueError("a defect"):
+        _silently(type(error), error, None)
+    assert capsys.readouterr().err == "ValueError: a defect\n"
+
+
+def test_a_background_job_that_ignores_interrupts_goes_on_doing_so(run: Run) -> None:
+    script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    script += INTERRUPTED_AT.format(moment="mcast.cli.mgid")
+    done = run(MCAST.with_name("python"), "-c", script)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_on_a_console_moves_the_cursor_but_its_own_colours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    table = Table(box=None)
+    table.add_row("\x1b[2J", Text("\x9b2J"), style="red")
+    console().print(table, Text("\x1b]0;x\a", "red"))
+    say("\x1b[2J", "\u202e")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert [one for one in shown if not (one.isprintable() or one == "\n")] == []
+    assert shown.count(r"\x1b") == 3
+    assert shown.endswith("\\x1b[2J\n\\u202e\n")
+
+
+def test_every_command_prints_by_what_makes_names_plain() -> None:
+    older = {"demo.py", "recv.py", "send.py"}  # whose words are of their own, but for a console's
+    for path in sorted(Path(cli.__file__).parent.glob("*.py")):
+        calls = {
+            ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.Call
+        }
+        if path.name not in {"terminal.py", *older}:
+            assert not calls & {"print", "typer.echo", "sys.stdout.write"}, path.name
+
+
+def test_the_lab_ends_with_statuses_of_the_table() -> None:
+    found: list[type[LabError]] = [LabError, *LabError.__subclasses__()]
+    assert {one.exit_code for one in found} == {ExitStatus.TIME_LIMIT, ExitStatus.LAB, ExitStatus.NOT_FOUND}
+    assert set(MEANINGS) == set(ExitStatus)
 
 
 LOSSY = """

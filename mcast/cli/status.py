@@ -1,0 +1,41 @@
+"""The exit statuses of the command: one table, for all sub-commands and for the page that shows them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from signal import SIGHUP, SIGINT, SIGPIPE, SIGTERM
+
+
+class ExitStatus(IntEnum):
+    """An exit status of any command."""
+
+    DONE = 0
+    FAILED = 1
+    REFUSED = 2
+    TIME_LIMIT = 124
+    LAB = 125
+    NOT_FOUND = 127
+    HUNG_UP = 128 + SIGHUP
+    INTERRUPTED = 128 + SIGINT
+    UNREAD = 128 + SIGPIPE
+    TERMINATED = 128 + SIGTERM
+
+
+MEANINGS = {
+    ExitStatus.DONE: "The command did what it was asked to do.",
+    ExitStatus.FAILED: "The command ran without reaching what was asked for; a sentence or a table says why.",
+    ExitStatus.REFUSED: "The command did not begin: an argument, a file or a backend is not as it must be.",
+    ExitStatus.TIME_LIMIT: "`mcast lab`: a time limit stopped the guest, as timeout(1) has it.",
+    ExitStatus.LAB: "`mcast lab`: the lab failed, not the command in the guest, as env(1) has it.",
+    ExitStatus.NOT_FOUND: "`mcast lab run`: there is no such command, as env(1) has it.",
+    ExitStatus.HUNG_UP: "The terminal is gone (SIGHUP); what the command had begun was tidied up.",
+    ExitStatus.INTERRUPTED: "Ctrl-C, where that is not the usual way to end the command.",
+    ExitStatus.UNREAD: "Nobody reads the output any more (SIGPIPE), as in `mcast info | head -n 1`.",
+    ExitStatus.TERMINATED: "SIGTERM; what the command had begun was tidied up.",
+}
+"""What a script's author needs to know of each."""
+
+
+def by_signal(number: int) -> ExitStatus:
+    """The status of a command that this signal ended."""
+    return ExitStatus(128 + number)
