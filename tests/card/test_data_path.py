@@ -837,6 +837,17 @@ def test_who_waits_for_no_events_hears_of_a_broken_completion_channel(end: End) 
     assert "the device is gone" in str(found)
 
 
+def test_a_broken_completion_channel_keeps_no_loop_awake(end: End) -> None:
+    """It is readable without end: the look that finds nothing there takes it out of what the loop polls."""
+    descriptor = end.qp.fileno()
+    assert end.qp.recv_one(0) is None
+    assert not select.select([descriptor], [], [], 0)[0]
+    end.card.break_channels(0)
+    until(lambda: select.select([descriptor], [], [], 0)[0])
+    assert end.qp.recv_one(0) is None
+    assert not select.select([descriptor], [], [], 0)[0]
+
+
 def test_who_leads_and_waits_for_events_tells_the_others_of_a_broken_completion_channel(end: End) -> None:
     leading = Running(lambda: end.qp.recv(4, None, True))
     until(lambda: is_asleep(leading.threads[0]))

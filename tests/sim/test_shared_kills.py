@@ -108,8 +108,8 @@ def memory() -> int:
 
 @pytest.mark.parametrize("kind", ["roce", "infiniband"])
 def test_clients_that_are_killed_under_load_leave_nothing(tmp_path: Path, kind: str, long: bool) -> None:
-    """Five hundred on each fabric with --long. Two bystanders lose no message."""
-    path, wanted = tmp_path / "fabric.sock", 500 if long else 12
+    """A thousand on each fabric with --long. Two bystanders lose no message."""
+    path, wanted = tmp_path / "fabric.sock", 1000 if long else 12
     fabric = (
         Fabric.roce(ports=4, clock="wall") if kind == "roce" else Fabric.infiniband(ports=4, clock="wall")
     )

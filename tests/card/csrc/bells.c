@@ -58,9 +58,12 @@ int await_bell(struct bell *bell)
 {
 	struct pollfd fd = { .fd = bell->fd, .events = POLLIN };
 
-	while (!bell->rung) {
-		if (fcntl(bell->fd, F_GETFL) & O_NONBLOCK) {
-			errno = EAGAIN;
+	/* as ib_uverbs_event_read: a reader that does not wait is not told that the device is gone */
+	int waits = !(fcntl(bell->fd, F_GETFL) & O_NONBLOCK);
+
+	while (bell->rung <= 0) {
+		if (!waits || bell->rung < 0) {
+			errno = waits ? EIO : EAGAIN;
 			return -1;
 		}
 		pthread_mutex_unlock(&card_lock);
@@ -70,10 +73,7 @@ int await_bell(struct bell *bell)
 		}
 		pthread_mutex_lock(&card_lock);
 	}
-	if (bell->rung > 0)
-		return 0;
-	errno = EIO;
-	return -1;
+	return 0;
 }
 
 int open_queue(struct queue *queue, int breakable)
