@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -173,21 +174,11 @@ def test_a_place_that_others_may_write_to_is_refused(
     assert done.stderr.startswith("mcast: cannot serve: others may write to")
 
 
-@pytest.mark.parametrize("reader", ["stopped", "gone"])
-def test_who_does_not_read_what_the_server_says_holds_nobody_up(
-    terminals: Terminals, tmp_path: Path, reader: str
-) -> None:
-    """As a terminal does not that Ctrl-S has stopped, and `head` that has ended."""
+def test_a_reader_that_has_gone_holds_nobody_up(tmp_path: Path) -> None:
+    """As `head` has, once it has its lines."""
     theirs, ours = os.pipe()
+    os.close(theirs)
     path = tmp_path / "fabric.sock"
-    if reader == "gone":
-        os.close(theirs)
-    else:
-        os.set_blocking(ours, False)
-        with suppress(BlockingIOError):
-            while True:
-                os.write(ours, bytes(4096))
-        os.set_blocking(ours, True)
     command = [str(MCAST), "sim", "serve", "--socket", str(path), "--ports", "2"]
     with subprocess.Popen(command, stdout=ours, stderr=subprocess.PIPE) as server:
         try:
@@ -200,5 +191,39 @@ def test_who_does_not_read_what_the_server_says_holds_nobody_up(
             assert server.wait() == 0
         finally:
             server.kill()
-    if reader == "stopped":
-        os.close(theirs)
+
+
+def test_ctrl_s_on_its_terminal_holds_nobody_up(terminals: Terminals, tmp_path: Path) -> None:
+    """The lines that wait come with Ctrl-Q; the end does not wait for them."""
+    leader, follower = pty.openpty()
+    words, path = [str(MCAST), "sim", "serve", "--ports", "2"], tmp_path / "mcast" / "sim.sock"
+    with (
+        os.fdopen(leader, "r+b", buffering=0) as terminal,
+        subprocess.Popen(
+            words, cwd=tmp_path, env=terminals.env, stdin=follower, stdout=follower, stderr=follower
+        ) as server,
+    ):
+        os.close(follower)
+        shown = b""
+
+        def read_until(wanted: bytes) -> None:
+            nonlocal shown
+            while wanted not in shown:
+                shown += terminal.read(4096)
+
+        try:
+            read_until(b"end with Ctrl-C")
+            terminal.write(b"\x13")
+            for _ in range(2):
+                with attach("sim", socket=path) as backend:
+                    assert len(backend.devices()) == 1
+            terminal.write(b"\x11")
+            read_until(b"left:")
+            terminal.write(b"\x13")
+            with attach("sim", socket=path) as backend:
+                assert len(backend.devices()) == 1
+            server.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+        finally:
+            server.kill()
+    assert not path.exists()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import io
+import json
 import os
 import selectors
 import shutil
@@ -28,7 +29,7 @@ from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
 from mcast.backends.sim.scenario.faults import words_of
 from mcast.backends.sim.scenario.words import fields_of
-from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared import frames, posts, rings
 from mcast.backends.sim.shared.server import Client, FabricServer
 from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace import timeline
@@ -354,8 +355,9 @@ class _Served:
         self.server = FabricServer(self.fabric, path, say=self.said.append)
         atexit.register(self.close)
         self.honest, self._theirs = self.connect()
-        for text in _HONEST:
-            assert self.server._serve(self.honest, memoryview(frames.pack(text)))
+        joins = () if self.fabric.sa else (_JOIN, _JOINED)
+        for text in (*_HONEST, *joins):
+            self.ask(self.honest, self._theirs, text)
         self.before = self.tables()
 
     def close(self) -> None:
@@ -367,6 +369,31 @@ class _Served:
         """What the honest client has, and what a stranger might leave."""
         ports = self.fabric.ports
         return sorted(SimObserver(self.fabric).leftovers()), [len(port.ids) for port in ports]
+
+    def ask(self, client: Client, theirs: socket.socket, text: bytes) -> bytes:
+        """The answer to a request that is in order."""
+        assert self.server._serve(client, memoryview(frames.pack(text)))
+        frame, descriptors, _, _ = socket.recv_fds(theirs, frames.MOST_FRAME, 4)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        kind, _, answer, _ = frames.unpack(memoryview(frame))
+        assert kind == frames.OK, bytes(answer)
+        return bytes(answer)
+
+    def read(self) -> int:
+        """The honest client takes all that has come, and gives its receives back: how many messages came."""
+        assert self.honest.session is not None
+        arrivals = self.honest.session._qps[3].arrivals
+        with suppress(BlockingIOError):
+            while True:
+                first, told = posts.unpack_told(arrivals.theirs.recv(posts.MOST_FRAME))
+                for one in told:
+                    count = len(one.lengths)
+                    assert sum(map(len, arrivals.receives.payloads(first, count))) == sum(one.lengths)
+                    arrivals.receives.give_back(count)
+                    arrivals.tell()
+                    first += count
+        return arrivals.receives.told
 
     def connect(self) -> tuple[Client, socket.socket]:
         """A client, and its end of the socket."""
@@ -383,8 +410,13 @@ _HONEST = (
     b'{"op":"create_id","channel":1,"port_space":273}',
     b'{"op":"bind","id":2,"src":"10.0.0.1"}',
     b'{"op":"create_qp","id":2,"init":{}}',
-    b'{"op":"attach_mcast","qp":2,"gid":"ff0e::1","lid":49153}',
+    b'{"op":"attach_mcast","qp":3,"gid":"ff0e::1","lid":49153}',
 )
+_JOIN = (
+    b'{"op":"join","id":2,"call":"join_multicast","mask":3,"flags":0,'
+    b'"addr":{"kind":"ipv4","text":"239.1.1.1","port":0},"context":1}'
+)
+_JOINED = b'{"op":"get_event","channel":1}'
 _served = cache(_Served)
 
 
@@ -412,6 +444,78 @@ def served_frames(data: bytes) -> None:
     served.said.clear()
 
 
+def served_posts(data: bytes) -> None:
+    """Posts of a stranger, whose ring changes meanwhile: no receive is made of nothing, and nothing is left.
+
+    Each chunk: after 255 a post, from the flag of its immediate value on; after 254 the ring has room again;
+    else a word of the ring, and what stands there now.
+    """
+    served = _served(Fabric.roce)
+    client, theirs = served.connect()
+    ring = rings.RingWriter()
+    client.ring = os.dup(ring.fd)
+    with theirs:
+        for text in _STRANGE:
+            served.ask(client, theirs, text)
+        event = frames.ANSWERS["get_event"].validate_json(served.ask(client, theirs, _JOINED))
+        to = event.ud.destination.model_dump_json()
+        send = json.dumps({"op": "send", "qp": 3, "to": to, "lengths": []})
+        served.ask(client, theirs, send.encode())
+        assert client.session is not None
+        core = client.session._qps[3].qp.core
+        for chunk in _chunks(data):
+            if chunk[:1] == b"\xff":
+                frame = bytes([0, 0, 0, 0, posts.POST]) + chunk[1:]
+            elif chunk[:1] == b"\xfe":
+                frame = frames.pack(b'{"op":"make_room"}')
+            else:
+                ring.words[chunk[0] % 4 if chunk else 0] = int.from_bytes(chunk[1:9], "little")
+                continue
+            if not served.server._serve(client, memoryview(frame)):
+                break
+            with suppress(BlockingIOError):
+                theirs.recv(frames.MOST_FRAME)
+            assert 0 <= core.free <= core.depth
+            served.read()
+    ring.forget_descriptor()
+    if client.socket in served.server.clients:
+        served.server._end(client, "")
+    assert served.tables() == served.before
+    assert not [line for line in served.said if "an error of the server" in line]
+    served.said.clear()
+
+
+_STRANGE = (
+    b'{"op":"attach","host":1}',
+    b'{"op":"open_channel"}',
+    b'{"op":"create_id","channel":1,"port_space":273}',
+    b'{"op":"bind","id":2,"src":"10.0.0.2"}',
+    b'{"op":"create_qp","id":2,"init":{"max_recv_wr":64}}',
+    _JOIN,
+)
+
+
+def told_messages(data: bytes) -> None:
+    """What a receiver is told: a ValueError, or messages that are told again as they were.
+
+    Then the places of a ring: bytes from within it, or none, or a ValueError.
+    """
+    with suppress(ValueError):
+        first, told = posts.unpack_told(data)
+        again = posts.pack_told(first, told)
+        assert len(again) == len(data)
+        assert posts.unpack_told(again) == (first, told)
+        for one in told:
+            with suppress(ValueError):
+                copied = _reader().copy(one.place, sum(one.lengths))
+                assert copied is None or len(copied) == sum(one.lengths)
+
+
+@cache
+def _reader() -> rings.RingReader:
+    return rings.RingReader(rings.RingWriter().fd)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
@@ -431,6 +535,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         sa_records,
         sa_answers,
         served_frames,
+        served_posts,
+        told_messages,
     )
 }
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from mcast import BackendUnavailable, Endpoint, open_endpoint
+from mcast import BackendUnavailable, Endpoint
 from mcast.api import McastError
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario.faults import words_of
@@ -20,11 +18,13 @@ from mcast.backends.sim.scenario.words import fields_of
 from mcast.backends.sim.shared.attach import attach
 from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.shared.control import MOST_FAULTS
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.shared.server import FabricServer
 from mcast.endpoint.policy import Lost, Rejoined
 
 from ..commands import Run
 from ..waiting import until
+
+pytestmark = pytest.mark.usefixtures("named")
 
 GROUP = "239.1.1.1"
 PORTS = {"ib0": 0, "ib1": 1, "ib2": 2, "10.0.0.3": 2}
@@ -32,26 +32,8 @@ SHAPE = ScenarioTopology(link_layer="infiniband", ports=3, switches=3)
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FabricServer]:
-    path = tmp_path / "fabric.sock"
-    monkeypatch.setenv("MCAST_SIM", str(path))
-    fabric = Fabric.infiniband(ports=3, switches=3, clock="wall")
-    with Serving(FabricServer(fabric, path)) as server:
-        yield server
-
-
-@pytest.fixture
-def onlooker(server: FabricServer) -> Iterator[SharedBackend]:
-    with attach("sim", host="all") as backend:
-        yield backend
-
-
-@pytest.fixture
-def pair(server: FabricServer) -> Iterator[tuple[Endpoint, Endpoint]]:
-    with ExitStack() as stack:
-        yield tuple(  # type: ignore[misc]
-            stack.enter_context(open_endpoint("sim", address)) for address in ("10.0.0.1", "10.0.0.2")
-        )
+def fabric() -> Fabric:
+    return Fabric.infiniband(ports=3, switches=3, clock="wall")
 
 
 # --- words ------------------------------------------------------------------------------------

@@ -42,21 +42,10 @@ with mcast.open_endpoint("sim", options={"socket": sys.argv[1]}) as endpoint:
 """A program that is in two groups until it is ended."""
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "fabric.sock"
-
-
 @pytest.fixture(params=["roce", "infiniband"])
 def fabric(request: pytest.FixtureRequest) -> Fabric:
     make = Fabric.roce if request.param == "roce" else Fabric.infiniband
     return make(ports=3, clock="wall")
-
-
-@pytest.fixture
-def server(fabric: Fabric, path: Path) -> Iterator[FabricServer]:
-    with Serving(FabricServer(fabric, path)) as server:
-        yield server
 
 
 @contextmanager
@@ -519,3 +508,35 @@ def test_the_suite_holds_on_a_served_fabric(mcast: Run, tmp_path: Path) -> None:
             assert here.features == there.features
             assert here.backend.capabilities == there.backend.capabilities
             assert here.deviations == there.deviations == {}
+
+
+ELSEWHERE = """
+import os, sys, mcast
+with mcast.open_endpoint("sim", "10.0.0.2", options={"socket": sys.argv[1]}) as endpoint:
+    with endpoint.join("239.1.1.1") as group:
+        print(os.readlink("/proc/self/ns/net"), flush=True)
+        message = endpoint.recv()
+        assert bytes(message.payload) == b"from here"
+        group.send(b"from elsewhere")
+"""
+
+
+def test_a_process_of_another_network_namespace_is_a_host_like_any_other(
+    server: FabricServer, path: Path
+) -> None:
+    """As a container is that shares a volume: the socket has a path, and a path belongs to no network."""
+    command = ["unshare", "-rn", sys.executable, "-c", ELSEWHERE, str(path)]
+    with (
+        open_endpoint("sim", "10.0.0.1", options={"socket": path}) as endpoint,
+        endpoint.join("239.1.1.1") as group,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as there,
+    ):
+        assert there.stdout is not None
+        assert there.stdout.readline().strip() not in ("", str(Path("/proc/self/ns/net").readlink()))
+        group.send(b"from here")
+        received = [endpoint.recv(30) for _ in range(2)]
+        assert [bytes(one.payload) for one in received if one is not None] == [
+            b"from here",
+            b"from elsewhere",
+        ]
+        assert there.wait() == 0

@@ -17,28 +17,16 @@ import pytest
 
 from mcast import Backend, open_backend
 from mcast.api import Destination, JoinAttrEx, QpError, QpInit, QueuePair
-from mcast.backends.sim import Fabric
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import frames, posts, rings
 from mcast.backends.sim.shared.client import SharedBackend, SharedQueuePair
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.shared.server import FabricServer
 from mcast.backends.sim.testbed import SimObserver
 
 from ..waiting import until
 
 GROUP = "239.1.1.1"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "fabric.sock"
-
-
-@pytest.fixture
-def server(path: Path) -> Iterator[FabricServer]:
-    with Serving(FabricServer(Fabric.roce(ports=3, clock="wall"), path)) as server:
-        yield server
 
 
 class End(NamedTuple):
@@ -302,6 +290,27 @@ def test_senders_that_come_and_go_leave_nothing_behind(server: FabricServer, pat
             counts.append(descriptors())
         assert counts[2:] == [counts[2]] * 10
         assert sum(map(bool, server._pump.page.words[1:])) == 1
+
+
+def test_messages_go_round_and_round_and_leave_nothing(
+    server: FabricServer, sender: End, receiver: End, long: bool
+) -> None:
+    """A million with --long, of all lengths, in sends of all sizes: many times the size of the ring."""
+    sender.send(b"in the ring")
+    assert receiver.take(1) == [b"in the ring"]  # and what is made once is there
+    random, sent, before = Random(14), 0, descriptors()
+    while sent < (1_000_000 if long else 3_000):
+        payloads = [random.randbytes(random.randrange(1025)) for _ in range(random.choice((1, 8, 64, 256)))]
+        times = 256 // len(payloads)
+        for _ in range(times):
+            sender.send(*payloads)
+        assert receiver.take(256) == payloads * times
+        sent += 256
+    sender.qp.flush()
+    counters = receiver.qp.counters
+    assert (counters.received, counters.recv_free, counters.dropped_no_receive) == (2 + sent, 512, 0)
+    assert [one for one in gc.get_objects() if type(one) is rings.RingPayloads] == []
+    assert descriptors() == before
 
 
 # --- rings ------------------------------------------------------------------------------------------

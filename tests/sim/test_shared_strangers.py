@@ -19,21 +19,10 @@ from mcast import open_backend
 from mcast.api import McastError, OutOfResources
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared import door, frames, session
-from mcast.backends.sim.shared.server import MOST_UNREAD, FabricServer, Serving
+from mcast.backends.sim.shared.server import MOST_UNREAD, FabricServer
 from mcast.backends.sim.testbed import SimObserver
 
 from ..waiting import until
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "fabric.sock"
-
-
-@pytest.fixture
-def server(path: Path) -> Iterator[FabricServer]:
-    with Serving(FabricServer(Fabric.roce(ports=3, clock="wall"), path)) as server:
-        yield server
 
 
 class Raw:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from mcast import Endpoint, open_endpoint
+from mcast import Endpoint
 from mcast.api import LinkLayer, McastError
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared import tap
 from mcast.backends.sim.shared.attach import attach
 from mcast.backends.sim.shared.client import SharedBackend
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.shared.server import FabricServer
 from mcast.backends.sim.shared.session import MOST_TAPS
 from mcast.backends.sim.shared.tap import write_pcapng
 from mcast.backends.sim.trace.events import IgmpReport, MessagesLost, SaAsked, Send
@@ -29,32 +29,15 @@ from ..commands import MCAST, Run
 from ..waiting import until
 from .wireshark import Decoded, is_message
 
+pytestmark = pytest.mark.usefixtures("named")
+
 GROUP = "239.1.1.1"
 
 
 @pytest.fixture(params=["roce", "infiniband"])
-def server(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FabricServer]:
-    path = tmp_path / "fabric.sock"
-    monkeypatch.setenv("MCAST_SIM", str(path))
+def fabric(request: pytest.FixtureRequest) -> Fabric:
     make = Fabric.roce if request.param == "roce" else Fabric.infiniband
-    with Serving(FabricServer(make(ports=3, clock="wall"), path)) as server:
-        yield server
-
-
-@pytest.fixture
-def onlooker(server: FabricServer) -> Iterator[SharedBackend]:
-    with attach("sim", host="all") as backend:
-        yield backend
-
-
-@pytest.fixture
-def pair(server: FabricServer) -> Iterator[tuple[Endpoint, Endpoint]]:
-    with ExitStack() as stack:
-        yield tuple(  # type: ignore[misc]
-            stack.enter_context(open_endpoint("sim", address)) for address in ("10.0.0.1", "10.0.0.2")
-        )
+    return make(ports=3, clock="wall")
 
 
 def exchange(onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], *payloads: bytes) -> None:
