@@ -42,6 +42,7 @@ REASONS = {
     "cast/nack/receiver ObjectReceiver": "one end of the protocol: a message may change each of its fields",
     "cast/nack/outgoing Outgoing": "one object under way: its edges, and what waits for repair",
     "cast/nack/sender ObjectSender": "one end of the protocol: a message may change each of its fields",
+    "cast/objects/receiving ObjectsIn": "what one call of `receive` was given, and its sessions",
     "cast/receiver FileReceiver": "one end of the protocol: a packet may change each of its fields",
     "cast/sender FileSender": "one end of the protocol: a packet may change each of its fields",
     "cast/sender ReceiverState": "what a sender knows of one receiver",

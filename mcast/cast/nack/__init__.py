@@ -41,6 +41,18 @@ BYE      to one receiver, or to everybody           ->
 - A receiver that leaves says so by HAVE, until a BYE confirms it.
 - A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
   is named in the sender's report, and learns it by OVER or BYE.
-- The number of an end is bound to its address, as in `mcast/cast/packets.py`. There is no authentication:
-  ends that share an address can lie about each other.
+- The number of an end is bound to its address, as in `mcast/cast/packets.py`.
+- With a key the group is closed (`closed`): each message has a tag that only holders of the key can write,
+  and counts once. Messages of others are counted by reason, and change nothing.
+
+What an enemy in the group can do **without a key**: at an address of its own it can offer objects of its
+own, ask for repairs (each receiver has a bound), and take places. Who can send from the address of an end can
+speak as that end: end its session, take its place, say that it has what it has not, and, as the sender, offer
+other bytes under a digest of its own. So the digest shows what the sender sent only where nobody else can
+send from the sender's address.
+
+**With a key** an enemy that does not have the key can hear all, because nothing is encrypted. The enemy can
+drop, delay and flood messages, and say an invitation again that it has recorded: a receiver then asks in
+vain, and forgets that session after `silence` seconds. An enemy that has the key is a member: the key is one
+for all, so any member can speak as any other. Groups that must not trust each other need a key each.
 """

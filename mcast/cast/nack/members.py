@@ -39,6 +39,7 @@ class Member:
         "lot",
         "moved",
         "name",
+        "nonce",
         "number",
         "parity",
         "part",
@@ -52,6 +53,7 @@ class Member:
     def __init__(self, enter: Enter, index: int, address: str, now: float) -> None:
         self.number: int = enter.member
         self.index: int = index
+        self.nonce: int = enter.nonce
         self.name: str = enter.name
         self.address: str = address
         self.room: int = enter.room

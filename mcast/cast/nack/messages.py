@@ -19,8 +19,8 @@ MOST_SEALS = 16
 """How many blocks a SEAL describes: so many in a row must be lost before a receiver has to ask for one."""
 MOST_MEMBERS = 8192
 """The most receivers of a session."""
-MOST_ADMITTED = 100
-"""The most receivers that one ADMIT names."""
+MOST_ADMITTED = 48
+"""The most receivers that one ADMIT names: so many fit into the smallest message."""
 MOST_METADATA = 512
 """The most bytes of metadata of an object."""
 MOST_ROOM = 4096
@@ -31,8 +31,8 @@ MOST_PIECE = 1 << 14
 """The most bytes of a piece."""
 MOST_ROUND_TRIP = 1.0
 """The longest round trip, in seconds, that a sender announces."""
-LARGEST = 1024
-"""A member takes messages of at least so many bytes."""
+LARGEST = 1000
+"""A member takes messages of at least so many bytes; with the key's tag they are 1,024."""
 UNTOLD = (1 << 64) - 1
 """The size of a stream whose end is not known."""
 OPEN = (1 << 32) - 1
@@ -47,18 +47,25 @@ UNDECIDED, WHOLE, BROKEN, LEFT = range(4)
 
 
 class Offer(NamedTuple):
-    """A sender invites. `object` is the number of its next object, times are in µs."""
+    """A sender invites. `object` is the number of its next object, times are in µs.
+
+    `nonce` is random, and the session's.
+    """
 
     session: int
     object: int
     stamp: int
     members: int
     round_trip: int
+    nonce: int
     name: str
 
 
 class Enter(NamedTuple):
-    """A receiver takes part. `room` is in blocks; `parity` says whether it can use parity."""
+    """A receiver takes part. `room` is in blocks; `parity` says whether it can use parity.
+
+    `nonce` is random, and of this receiver in this session.
+    """
 
     session: int
     member: int
@@ -66,14 +73,15 @@ class Enter(NamedTuple):
     largest: int
     parity: int
     stamp: int
+    nonce: int
     name: str
 
 
 class Admit(NamedTuple):
-    """Receivers that take part: number -> index in the bitmaps of the sender."""
+    """Receivers that take part: number -> index in the bitmaps of the sender, and the receiver's nonce."""
 
     session: int
-    indexes: dict[int, int]
+    indexes: dict[int, tuple[int, int]]
 
 
 class Describe(NamedTuple):
@@ -254,7 +262,7 @@ def _rows(form: struct.Struct, raw: bytes, most: int) -> list[tuple[Any, ...]]:
 
 _SEALED = struct.Struct("!HI32s")
 _WANT = struct.Struct("!IB16s")
-_ADMITTED = struct.Struct("!QI")
+_ADMITTED = struct.Struct("!QIQ")
 WANT_BYTES = _WANT.size
 
 
@@ -275,12 +283,12 @@ def _read_wants(raw: bytes) -> tuple[tuple[Want, ...]]:
     return (tuple(Want(block, need, int.from_bytes(bits, "little")) for block, need, bits in rows),)
 
 
-def _pack_admitted(indexes: dict[int, int]) -> bytes:
-    return b"".join(_ADMITTED.pack(*row) for row in indexes.items())
+def _pack_admitted(indexes: dict[int, tuple[int, int]]) -> bytes:
+    return b"".join(_ADMITTED.pack(number, *row) for number, row in indexes.items())
 
 
-def _read_admitted(raw: bytes) -> tuple[dict[int, int]]:
-    rows = dict(_rows(_ADMITTED, raw, MOST_ADMITTED))
+def _read_admitted(raw: bytes) -> tuple[dict[int, tuple[int, int]]]:
+    rows = {number: (index, nonce) for number, index, nonce in _rows(_ADMITTED, raw, MOST_ADMITTED)}
     if len(rows) * _ADMITTED.size != len(raw):
         raise ValueError
     return (rows,)
@@ -290,8 +298,8 @@ _WORDS = _Tail(1, str.encode, _read_words)
 _BITMAP = _Tail(1, _pack_bits, _read_bits)
 
 _FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
-    Offer: (struct.Struct("!IQII"), _WORDS),
-    Enter: (struct.Struct("!QHHBQ"), _WORDS),
+    Offer: (struct.Struct("!IQIIQ"), _WORDS),
+    Enter: (struct.Struct("!QHHBQQ"), _WORDS),
     Admit: (struct.Struct(""), _Tail(1, _pack_admitted, _read_admitted)),
     Describe: (struct.Struct("!IQHBB"), _Tail(2, _pack_described, _read_described)),
     Piece: (struct.Struct("!IIH"), _Tail(1, bytes, _read_payload)),
@@ -317,7 +325,7 @@ WANTS_AT = HEADER.size + _FORMS[Lack][0].size
 _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
     Offer: lambda it: it.members <= MOST_MEMBERS,
     Enter: lambda it: it.room > 0 and it.largest >= LARGEST and it.parity <= 1,
-    Admit: lambda it: all(index < MOST_MEMBERS for index in it.indexes.values()),
+    Admit: lambda it: all(index < MOST_MEMBERS for index, _ in it.indexes.values()),
     Describe: lambda it: (
         0 < it.piece <= MOST_PIECE
         and 0 < it.width <= MOST_WIDTH

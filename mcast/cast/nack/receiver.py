@@ -43,6 +43,7 @@ class Self(NamedTuple):
 
     silence  how many seconds the sender may be silent
     stall    how many seconds the sender may speak without sending what is missing
+    nonce    random, and of this session alone
     stores   True: an object is whole when `stored` says that it is in its place, and not before
     """
 
@@ -54,6 +55,7 @@ class Self(NamedTuple):
     silence: float = 10.0
     stall: float = 60.0
     stores: bool = False
+    nonce: int = 0
 
 
 class Ended(NamedTuple):
@@ -251,7 +253,7 @@ class ObjectReceiver:
     def _entry(self, now: float) -> Spoken:
         who = self.who
         stamp = self._pulse.stamp
-        return Enter(self.session, who.number, who.room, who.largest, who.parity, stamp, who.name)
+        return Enter(self.session, who.number, who.room, who.largest, who.parity, stamp, who.nonce, who.name)
 
     def _has(self, now: float) -> Have:
         arriving = self.arriving
@@ -307,9 +309,9 @@ class ObjectReceiver:
 
     def _on_admit(self, admit: Admit, now: float) -> None:
         if self.index is None:
-            self.index = admit.indexes.get(self.who.number)
-            if self.index is not None:
-                self._answers.enter = inf
+            index, nonce = admit.indexes.get(self.who.number, (None, None))
+            if index is not None and nonce == self.who.nonce:
+                self.index, self._answers.enter = index, inf
 
     def _on_describe(self, about: Describe, now: float) -> None:
         if self.index is None or about.object <= self._last:

@@ -119,9 +119,11 @@ class ObjectSender:
         now: float,
         manners: Manners = Manners(),  # noqa: B008  (immutable)
         limit: float = inf,
+        nonce: int = 0,
     ) -> None:
         self.session: int = session
         self.largest: int = largest
+        self.nonce: int = nonce
         self.members: Attendance = Attendance()
         self.rate: Rate = Rate(limit)
         self.outgoing: Outgoing | None = None
@@ -249,6 +251,7 @@ class ObjectSender:
             if outgoing is not None:
                 self._widen()
         if member.lives:
+            member.nonce = enter.nonce
             self._plan.admit(member, now)
         else:
             self._part(member)
@@ -345,7 +348,7 @@ class ObjectSender:
 
     def _invitation(self, now: float) -> bytes:
         number = self._plan.objects if self.outgoing is None else self.outgoing.about.object
-        return packed(Offer(self.session, number, *self._pulse(now), self._plan.name))
+        return packed(Offer(self.session, number, *self._pulse(now), self.nonce, self._plan.name))
 
     def _pulse(self, now: float) -> tuple[int, int, int]:
         """The stamp, the number of receivers, the round trip."""
@@ -464,7 +467,7 @@ class _Plan:
         self.judged = True
         self.closed = False
         self._said: list[tuple[float, int, bytes]] = []
-        self._admitted: dict[int, int] = {}
+        self._admitted: dict[int, tuple[int, int]] = {}
         self._order = 0
         self._admit_at = inf
         self._byes: dict[int, bytes] = {}
@@ -497,7 +500,7 @@ class _Plan:
 
     def admit(self, member: Member, now: float) -> None:
         """Tell a receiver, and others that come in a moment, that they take part; and what is on its way."""
-        self._admitted[member.number] = member.index
+        self._admitted[member.number] = member.index, member.nonce
         self._admit_at = min(self._admit_at, now + _MOMENT)
 
     def pop(self, now: float, session: int, about: bytes) -> list[bytes]:

@@ -33,13 +33,18 @@ class _ObjectSession:
     """The part of a session that never waits."""
 
     def __init__(
-        self, group: blocking.Sender | awaiting.Sender, memory: int, rate: float, silence: float
+        self,
+        group: blocking.Sender | awaiting.Sender,
+        memory: int,
+        rate: float,
+        silence: float,
+        key: bytes | None,
     ) -> None:
         self._seat = ExitStack()
         with ExitStack() as undo:
             seat = undo.enter_context(seated(group, "cast.send"))
             self._now = seat.now
-            self._sending = ObjectsOut(seat, memory, rate, silence)
+            self._sending = ObjectsOut(seat, memory, rate, silence, key)
             self._seat = undo.pop_all()
         self._closed = False
 
@@ -67,9 +72,9 @@ class ObjectSession(_ObjectSession):
 
     _group: blocking.Membership
 
-    def __init__(self, group: blocking.Membership, memory: int, rate: float, silence: float) -> None:
+    def __init__(self, group: blocking.Membership, *options: Any) -> None:
         self._group = group
-        super().__init__(group, memory, rate, silence)
+        super().__init__(group, *options)
 
     def gather(self, receivers: int, timeout: float | None = None) -> None:
         """Wait until so many receivers take part.
@@ -112,9 +117,9 @@ class AsyncObjectSession(_ObjectSession):
 
     _group: awaiting.Membership
 
-    def __init__(self, group: awaiting.Membership, memory: int, rate: float, silence: float) -> None:
+    def __init__(self, group: awaiting.Membership, *options: Any) -> None:
         self._group = group
-        super().__init__(group, memory, rate, silence)
+        super().__init__(group, *options)
 
     async def gather(self, receivers: int, timeout: float | None = None) -> None:
         """As `ObjectSession.gather`."""
@@ -153,6 +158,7 @@ class _SessionOptions(TypedDict, total=False):
     memory: int
     rate: float
     silence: float
+    key: bytes | None
 
 
 @overload
@@ -165,6 +171,7 @@ def open_session(
     memory: int = MEMORY,
     rate: float = inf,
     silence: float = SILENCE,
+    key: bytes | None = None,
 ) -> ObjectSession | AsyncObjectSession:
     """Open a session, which sends any number of objects to those that receive in the group.
 
@@ -172,12 +179,14 @@ def open_session(
     memory   about how many bytes the sender keeps for repairs, and so how far it goes ahead of the slowest
     rate     the most bytes a second, on the sender's link
     silence  a receiver that is asked and does not answer for so many seconds is given up
+    key      closes the group to those that do not have it: the bytes of a key file, at least 16 random ones
 
-    Raises TypeError for what is no membership, and RuntimeError if it sends or receives objects already.
+    Raises TypeError for what is no membership, RuntimeError if it sends or receives objects already, and
+    ValueError for a rate or a key that cannot be.
     """
     if isinstance(group, awaiting.Membership):
-        return AsyncObjectSession(group, memory, rate, silence)
-    return ObjectSession(group, memory, rate, silence)
+        return AsyncObjectSession(group, memory, rate, silence, key)
+    return ObjectSession(group, memory, rate, silence, key)
 
 
 class _SendOptions(TypedDict, total=False):
@@ -188,6 +197,7 @@ class _SendOptions(TypedDict, total=False):
     strategy: Strategy
     rate: float
     silence: float
+    key: bytes | None
 
 
 @overload
@@ -207,6 +217,7 @@ def send(
     strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
     rate: float = inf,
     silence: float = SILENCE,
+    key: bytes | None = None,
 ) -> ObjectReport | Coroutine[Any, Any, ObjectReport]:
     """Send one object to `receivers` receivers, whole; return what became of it at each of them.
 
@@ -217,17 +228,18 @@ def send(
     timeout    how many seconds to wait for them; None: without end
     name, metadata  go with the object: at most 64 and 512 bytes
     strategy   what to wait for: all_of_them(), quorum(k), deadline(seconds), best_effort()
-    rate, silence  as in `open_session`, which is for several objects
+    rate, silence, key  as in `open_session`, which is for several objects
 
     A receiver that did not get the object raises nothing: see `kept` and `receivers` of the report. Raises
     TimedOut if too few receivers come; OSError for a file that cannot be read; ValueError for metadata that
     is too long; what `Membership.send` raises. A call that Ctrl-C or cancellation ends tells the receivers,
     which drop what they have.
     """
+    session_options: _SessionOptions = {"rate": rate, "silence": silence, "key": key}
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
     if isinstance(group, awaiting.Membership):
-        return _sent(group, data, receivers, timeout, rate, silence, options)
-    with open_session(group, rate=rate, silence=silence) as session:
+        return _sent(group, data, receivers, timeout, session_options, options)
+    with open_session(group, **session_options) as session:
         session.gather(receivers, timeout)
         return session.send(data, **options)
 
@@ -237,11 +249,10 @@ async def _sent(
     data: Sendable,
     receivers: int,
     timeout: float | None,
-    rate: float,
-    silence: float,
+    session_options: _SessionOptions,
     options: dict[str, Any],
 ) -> ObjectReport:
-    async with open_session(group, rate=rate, silence=silence) as session:
+    async with open_session(group, **session_options) as session:
         await session.gather(receivers, timeout)
         return await session.send(data, **options)
 
@@ -252,6 +263,7 @@ class _ReceiveOptions(TypedDict, total=False):
     most: int
     memory: int
     silence: float
+    key: bytes | None
 
 
 @overload
@@ -271,6 +283,7 @@ def receive(
     most: int = MOST,
     memory: int = MEMORY,
     silence: float = SILENCE,
+    key: bytes | None = None,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
     """Receive objects, of all senders in the group; each is whole and right when it comes out.
 
@@ -283,6 +296,7 @@ def receive(
     most     the largest object that goes into new memory, in bytes
     memory   about how many bytes of each sender's object are under way here, at most
     silence  a sender that is silent for so many seconds is left
+    key      of a closed group: the bytes of a key file; messages without the key count, and change nothing
 
     Between two objects nothing is heard or said: a program that takes longer than the sender's patience over
     an object does that in another thread or task. The end of the loop, or of `contextlib.closing` and
@@ -290,7 +304,7 @@ def receive(
     undefined until the object comes out. Raises TypeError for a buffer that cannot be written, and what
     `Membership.recv` raises.
     """
-    options = (into, missed, most, memory, silence)
+    options = (into, missed, most, memory, silence, key)
     if isinstance(group, awaiting.Membership):
         return _awaited(group, timeout, *options)
     return _blocked(group, timeout, *options)

@@ -10,10 +10,12 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 from random import SystemRandom
+from secrets import randbits
 from typing import NamedTuple
 
 from mcast.cast.files import Sink
 from mcast.cast.nack import parity
+from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
 from mcast.cast.nack.messages import (
     MOST_ROOM,
     MOST_WIDTH,
@@ -24,7 +26,6 @@ from mcast.cast.nack.messages import (
     Piece,
     Spoken,
     piece_size,
-    told,
 )
 from mcast.cast.nack.payload import Digest, joined
 from mcast.cast.nack.receiver import ObjectReceiver, Self
@@ -56,6 +57,7 @@ class Received(NamedTuple):
     digest   the BLAKE3 digest of the bytes, as `b3sum` prints it: the sender has said and reported the same
     data     the bytes: new memory, or the part of the caller's buffer that they fill; None for a file
     path     the file; None for memory
+    refused  messages that changed nothing, by reason, since `receive` was called: strangers', replayed ones
     """
 
     offered: Offered
@@ -63,6 +65,7 @@ class Received(NamedTuple):
     digest: bytes
     data: bytearray | memoryview | None
     path: Path | None
+    refused: dict[str, int]
 
 
 class Missed(NamedTuple):
@@ -96,14 +99,14 @@ class _Arrival:
             if self.sink is not None:
                 self.sink.write(data)
 
-    def received(self) -> Received:
+    def received(self, refused: dict[str, int]) -> Received:
         sink = self.sink
         data: bytearray | memoryview | None = None
         if isinstance(sink, ToMemory):
             data = sink.data
         elif isinstance(sink, ToBuffer):
             data = sink.view[: sink.size]
-        return Received(self.offered, self.size, bytes(self.digest), data, self.path)
+        return Received(self.offered, self.size, bytes(self.digest), data, self.path, refused)
 
     def close(self) -> None:
         if self.sink is not None:
@@ -151,14 +154,17 @@ class ObjectsIn:
         most: int,
         memory: int,
         silence: float,
+        key: bytes | None,
     ) -> None:
         if not (into is None or callable(into) or isinstance(into, os.PathLike)):
             ToBuffer(into)  # what no object could be written to is refused now
         self._seat, self._into, self._most = seat, into, most
         self._missed = missed or _warn
-        room = max(4, min(MOST_ROOM, memory // (piece_size(seat.largest) * MOST_WIDTH)))
+        self._letters = letters_of(key)
+        largest = seat.largest - self._letters.around
+        room = max(4, min(MOST_ROOM, memory // (piece_size(largest) * MOST_WIDTH)))
         able = parity.available()
-        self._self = Self(seat.number, seat.name, room, seat.largest, able, silence, stores=True)
+        self._self = Self(seat.number, seat.name, room, largest, able, silence, stores=True)
         self.sessions: dict[int, _Incoming] = {}
         """The sessions in which this receiver takes part, by number."""
         self._ended: OrderedDict[int, None] = OrderedDict()
@@ -194,11 +200,11 @@ class ObjectsIn:
                 return
             end = now() + _PARTING
             while said or (now() < end and any(not one.core.over for one in self.sessions.values())):
-                heard = yield Turn([*said], end)
+                heard = yield Turn(self._letters.written(said), end)
                 said = []
                 for payload, address in others(heard):
                     with suppress(Rejected):
-                        spoken = told(payload, address)
+                        spoken = self._letters.read(payload, address)
                         left = self.sessions.get(spoken.session)
                         if left is not None and isinstance(spoken, Bye):
                             left.core.hears(spoken, now())
@@ -216,14 +222,19 @@ class ObjectsIn:
             return
         storing = any(one.core.storable for one in self.sessions.values())
         due = min([until, now + _NAP if storing else inf, *(one.core.due for one in self.sessions.values())])
-        heard = yield Turn([*said], now if self._whole else due)
+        heard = yield Turn(self._letters.written(said), now if self._whole else due)
         now = self._seat.now()
         for payload, address in others(heard):
             try:
-                self._hear(told(payload, address), address, now)
+                self._hear(self._letters.read(payload, address), address, now)
             except Rejected as rejected:
-                self.rejected[str(rejected)] += 1
+                self._refuse(str(rejected), address)
         self._look(now)
+
+    def _refuse(self, why: str, address: str) -> None:
+        self.rejected[why] += 1
+        if why in (CLOSED, STRANGERS) and self.rejected[why] == 1:
+            logger.warning("a message of %s was refused: %s", address, why)
 
     # --- what comes ------------------------------------------------------------------------------
 
@@ -250,7 +261,9 @@ class ObjectsIn:
         if len(self.sessions) >= MOST_SESSIONS or here >= MOST_OF_ADDRESS:
             self.rejected["an invitation to one session too many"] += 1
             return
-        core = ObjectReceiver(offer.session, self._self, SystemRandom(), now)
+        who = self._self._replace(nonce=randbits(64))
+        core = ObjectReceiver(offer.session, who, SystemRandom(), now)
+        self._letters.begin(offer.session, offer.nonce)
         self.sessions[offer.session] = _Incoming(core, offer, address)
         core.hears(offer, now)
 
@@ -302,12 +315,13 @@ class ObjectsIn:
                 one.whole.clear()
             if core.over:
                 self._drop(one)
+                self._letters.end(session)
                 del self.sessions[session]
 
     def _settle(self, one: _Incoming) -> None:
         for ended in one.core.ended:
             if ended.whole and one.now is not None:
-                one.whole.append(one.now.received())
+                one.whole.append(one.now.received(dict(self.rejected)))
             self._drop(one)
             if not ended.whole:
                 self._missed(Missed(one.offered(ended.about), ended.words))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from errno import ETIMEDOUT
 from math import inf
+from secrets import randbits
 from typing import NamedTuple
 
 from typing_extensions import Buffer
 
 from mcast.api import Phase, TimedOut
 from mcast.cast.nack import parity
-from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, Enter, piece_size, told
+from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
+from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, Enter, piece_size
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Account, Manners, ObjectSender
 from mcast.cast.nack.strategy import Strategy
@@ -32,6 +34,7 @@ class ObjectReport(NamedTuple):
     pieces       how many the object has, each sent once in a message
     parity       whether losses could be repaired by parity; otherwise pieces were repeated
     receivers    each that took part: whether and when it had the object, what it asked for, why it has not
+    refused      messages that changed nothing, by reason, since the session began: strangers', replayed ones
     """
 
     name: str
@@ -42,6 +45,7 @@ class ObjectReport(NamedTuple):
     pieces: int
     parity: bool
     receivers: tuple[Account, ...]
+    refused: dict[str, int]
 
 
 class ObjectsOut:
@@ -51,17 +55,21 @@ class ObjectsOut:
     rate    the most bytes a second, inf: as fast as the receivers can
     """
 
-    def __init__(self, seat: Seat, memory: int, rate: float, silence: float) -> None:
+    def __init__(self, seat: Seat, memory: int, rate: float, silence: float, key: bytes | None) -> None:
         if not rate > 0:
             raise ValueError(f"rate is {rate}: bytes a second, more than 0")
         self._now = seat.now
-        block = piece_size(seat.largest) * MOST_WIDTH
+        self._letters = letters_of(key)
+        largest = seat.largest - self._letters.around
+        block = piece_size(largest) * MOST_WIDTH
         self._room = max(4, memory // block)
         manners = Manners(silence=silence)
         limit = rate / seat.largest
+        nonce = randbits(64)
         self.core: ObjectSender = ObjectSender(
-            seat.number, seat.name, seat.largest, seat.now(), manners, limit
+            seat.number, seat.name, largest, seat.now(), manners, limit, nonce
         )
+        self._letters.begin(seat.number, nonce)
         self._outflow: Outflow | None = None
 
     def gather(self, receivers: int, timeout: float | None) -> Turns[None]:
@@ -75,9 +83,18 @@ class ObjectsOut:
                     "cast.send",
                     Phase.RECV,
                     detail=f"{here} of {receivers} receivers take part after {timeout:g} s: is cast.receive "
-                    "running on the others, in the same group?",
+                    f"running on the others, in the same group?{self._of_keys()}",
                 )
             yield from self._turn(end)
+
+    def _of_keys(self) -> str:
+        """A hint, if it may be the keys that differ."""
+        told = [
+            f" {count} messages were {why}."
+            for why in (CLOSED, STRANGERS)
+            if (count := self.core.rejected[why])
+        ]
+        return "".join(told)
 
     def send(self, data: Sendable, strategy: Strategy, name: str, metadata: bytes) -> Turns[ObjectReport]:
         """Send one object to all that take part; done when the strategy says so."""
@@ -106,6 +123,7 @@ class ObjectsOut:
             settled.pieces,
             settled.parity,
             settled.receivers,
+            dict(core.rejected),
         )
 
     def close(self, why: str) -> Turns[None]:
@@ -123,11 +141,11 @@ class ObjectsOut:
             elif self._outflow is not None:
                 said += self._outflow.framed(one)
         # When all has been said there is nothing to wait for.
-        heard = yield Turn(said, self._now() if core.over else min(until, core.due))
+        heard = yield Turn(self._letters.written(said), self._now() if core.over else min(until, core.due))
         now = self._now()
         for payload, address in others(heard):
             try:
-                spoken = told(payload, address)
+                spoken = self._letters.read(payload, address)
             except Rejected as rejected:
                 core.rejected[str(rejected)] += 1
                 continue

@@ -25,6 +25,8 @@ from mcast.wire.addresses import Gid
 
 T = TypeVar("T")
 
+LEAST = 1024
+"""The fewest bytes that a message of the group must be able to have."""
 HEARD = 256
 """The most messages that are taken in one turn, so that a flood of them does not keep an end from sending."""
 
@@ -66,6 +68,11 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
         raise RuntimeError(
             f"{call}: this membership is sending or receiving objects already, and one of the two would miss "
             "what the other hears: end that first, or join from another endpoint"
+        )
+    if group.max_message_size < LEAST:
+        raise ValueError(
+            f"{call}: messages to this group have at most {group.max_message_size} bytes, and objects need "
+            f"{LEAST}: is there a port with a smaller MTU?"
         )
     endpoint = group.endpoint
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))

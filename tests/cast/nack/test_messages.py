@@ -28,19 +28,20 @@ from mcast.cast.nack.messages import (
     Spoken,
     Want,
     packed,
+    piece_size,
     told,
     unpacked,
 )
-from mcast.cast.packets import TEXT, Rejected
+from mcast.cast.packets import TEXT, Rejected, number_at
 
 from .network import address, number
 
 S, R = number(0), number(1)
 SEALED = Sealed(4, 4000, bytes(32))
 GOOD: dict[str, Spoken] = {
-    "offer": Offer(S, 0, 5, 3, 1000, "sender"),
-    "enter": Enter(S, R, 8, LARGEST, 1, 5, "r"),
-    "admit": Admit(S, {R: 0, 7: MOST_MEMBERS - 1}),
+    "offer": Offer(S, 0, 5, 3, 1000, 9, "sender"),
+    "enter": Enter(S, R, 8, LARGEST, 1, 5, 9, "r"),
+    "admit": Admit(S, {R: (0, 9), 7: (MOST_MEMBERS - 1, 8)}),
     "describe": Describe(S, 0, 20_000, 976, MOST_WIDTH, MOST_SPARE, "thing", bytes(MOST_METADATA)),
     "piece": Piece(S, 0, 1, 2, b"x"),
     "seal": Seal(S, 0, MOST_SEALS, 0, 5, 3, 1000, (SEALED,) * MOST_SEALS),
@@ -50,14 +51,19 @@ GOOD: dict[str, Spoken] = {
     "over": Over(S, 0, 0, 7),
     "bye": Bye(S, 0, "done"),
 }
+LONGEST: dict[str, Spoken] = {
+    "admit": Admit(S, {number_at("a", salt): (salt, 1) for salt in range(1, MOST_ADMITTED + 1)}),
+    "describe": Describe(S, 0, 1, 976, 1, 0, "n" * TEXT, bytes(MOST_METADATA)),
+    "piece": Piece(S, 0, 1, 2, bytes(piece_size(LARGEST))),
+}
 BAD: dict[str, Spoken] = {
-    "more members than there are": Offer(S, 0, 5, MOST_MEMBERS + 1, 1000, "sender"),
+    "more members than there are": Offer(S, 0, 5, MOST_MEMBERS + 1, 1000, 9, "sender"),
     "a long name": Bye(S, 0, "n" * (TEXT + 1)),
-    "no room": Enter(S, R, 0, LARGEST, 1, 5, "r"),
-    "short messages": Enter(S, R, 8, LARGEST - 1, 1, 5, "r"),
-    "neither parity nor none": Enter(S, R, 8, LARGEST, 2, 5, "r"),
-    "an index beyond the bitmap": Admit(S, {R: MOST_MEMBERS}),
-    "too many at once": Admit(S, dict.fromkeys(range(MOST_ADMITTED + 1), 0)),
+    "no room": Enter(S, R, 0, LARGEST, 1, 5, 9, "r"),
+    "short messages": Enter(S, R, 8, LARGEST - 1, 1, 5, 9, "r"),
+    "neither parity nor none": Enter(S, R, 8, LARGEST, 2, 5, 9, "r"),
+    "an index beyond the bitmap": Admit(S, {R: (MOST_MEMBERS, 9)}),
+    "too many at once": Admit(S, dict.fromkeys(range(MOST_ADMITTED + 1), (0, 0))),
     "nobody": Admit(S, {}),
     "an empty piece of all": Describe(S, 0, 1, 0, 4, 4, "", b""),
     "large pieces": Describe(S, 0, 1, MOST_PIECE + 1, 4, 4, "", b""),
@@ -89,6 +95,11 @@ def test_a_message_is_read_as_it_was_written(name: str) -> None:
     spoken = GOOD[name]
     assert unpacked(packed(spoken)) == spoken
     assert told(packed(spoken), address(1 if isinstance(spoken, Enter | Lack | Have) else 0)) == spoken
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_message_fits_into_the_smallest_that_a_member_takes(name: str) -> None:
+    assert len(packed(LONGEST.get(name, GOOD[name]))) <= LARGEST
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -131,7 +131,7 @@ def test_a_strategy_says_when_to_go_on(strategy: Strategy, standing: Standing, d
 def test_a_receiver_that_leaves_is_not_waited_for() -> None:
     me, you, now = number_at("a", 1), number_at("b", 1), 1.0
     sender = ObjectSender(me, "sender", 1024, now)
-    sender.hears(Enter(me, you, 8, 1024, 1, 0, "r"), "b", now)
+    sender.hears(Enter(me, you, 8, 1024, 1, 0, 0, "r"), "b", now)
     sender.begin(now, all_of_them(), size=0)
     sender.end(bytes(Digest()))
     sender.messages(now)

@@ -38,7 +38,7 @@ def anything(random: Random, heard: bytes) -> list[bytes]:
     except Rejected:
         return []
     if isinstance(spoken, Offer):
-        return [packed(Enter(number(0), LIARS_NUMBER, random.choice((1, 8, 4000)), 1024, 1, 0, "liar"))]
+        return [packed(Enter(number(0), LIARS_NUMBER, random.choice((1, 8, 4000)), 1024, 1, 0, 0, "liar"))]
     if random.random() > 0.05:
         return []
     block, stamp = random.randrange(20), random.randrange(1 << 40)
@@ -51,7 +51,7 @@ def anything(random: Random, heard: bytes) -> list[bytes]:
         Piece(number(0), 0, block, random.randrange(8), bytes(976)),
         Seal(number(0), 0, block, 0, stamp, 5, 100, (Sealed(4, 976 * 4, bytes(32)),)),
         Flush(number(0), 0, block, block, 0, stamp, 8000, 1_000_000, 1, bytes(32), 0, 255),
-        Offer(number(0), 7, stamp, 8000, 1_000_000, "liar"),
+        Offer(number(0), 7, stamp, 8000, 1_000_000, 0, "liar"),
     ]
     return [packed(random.choice(lies))]
 

@@ -81,11 +81,16 @@ async def amember(fabric: Fabric, host: int) -> AsyncIterator[aio.Membership]:
 
 
 def gets(
-    fabric: Fabric, host: int, count: int, into: Into = None, missed: Callable[..., object] | None = None
+    fabric: Fabric,
+    host: int,
+    count: int,
+    into: Into = None,
+    missed: Callable[..., object] | None = None,
+    key: bytes | None = None,
 ) -> list[cast.Received]:
     """A receiver on that host, which leaves after so many objects."""
     found: list[cast.Received] = []
-    with member(fabric, host) as group, closing(cast.receive(group, into, missed=missed)) as objects:
+    with member(fabric, host) as group, closing(cast.receive(group, into, missed=missed, key=key)) as objects:
         while len(found) < count:
             found.append(next(objects))
     return found
@@ -297,6 +302,76 @@ def test_an_object_with_a_block_that_a_liar_made_up_is_not_handed_out(roce: Fabr
     assert body(got) == b"the next one is right"
 
 
+KEY = bytes(range(32))
+
+
+def test_strangers_and_replays_change_nothing_in_a_closed_group(roce: Fabric) -> None:
+    """One who has no key, at the sender's own address, makes up a block, and says all again that it hears."""
+    told: list[bytes] = []
+    enough = threading.Event()
+
+    def lies() -> None:
+        with member(roce, 0) as group:
+            for message in group:
+                if message.from_self:
+                    continue
+                told.append(bytes(message.payload))
+                group.send(told[-1])
+                made = BlockBytes(bytes(2 * 976), 976, MOST_WIDTH)
+                session = int.from_bytes(told[-1][8:16])
+                seal = Seal(session, 0, 0, 0, 0, 1, 1000, (made.sealed,))
+                group.send_batch([packed(Piece(session, 0, 0, 0, made.piece(0))), packed(seal)])
+                if len(told) > 200:
+                    enough.set()
+                    return
+
+    missed: list[cast.Missed] = []
+    with (
+        others(lies, lambda: gets(roce, 1, 2, missed=missed.append, key=KEY)) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group, rate=1e6, key=KEY) as session,
+    ):
+        session.gather(1, BOUND)
+        report = session.send(DATA)
+        assert enough.wait(BOUND)
+        last = session.send(b"last")
+        ends[0].result(BOUND)
+        got = ends[1].result(BOUND)
+    assert [body(one) for one in got] == [DATA, b"last"]
+    assert missed == []
+    assert report.kept
+    assert last.kept
+    assert sum(account.asked for account in report.receivers) == 0, "no block had to come twice"
+    assert got[1].refused["replayed"] > 50
+    assert got[1].refused["without the key of this group"] > 100
+    assert last.refused["without the key of this group"] > 100
+
+
+def test_who_has_no_key_or_another_one_takes_no_part_and_both_sides_say_so(
+    roce: Fabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tries(host: int, key: bytes | None) -> None:
+        with member(roce, host) as group:
+            assert list(cast.receive(group, key=key, timeout=1.5)) == []
+
+    with (
+        others(lambda: tries(1, None), lambda: tries(2, bytes(32))) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group, key=KEY) as session,
+    ):
+        with pytest.raises(TimedOut, match="0 of 1 receivers"):
+            session.gather(1, 2.0)
+        for one in ends:
+            one.result(BOUND)
+    said = {record.getMessage() for record in caplog.records}
+    assert said >= {
+        "a message of 10.0.0.1 was refused: of a closed group: this end has no key",
+        "a message of 10.0.0.1 was refused: without the key of this group",
+    }
+    with member(roce, 0) as group, pytest.raises(ValueError, match="a key of 3 bytes"):
+        cast.send(group, b"", key=b"abc")
+
+
 def test_several_senders_are_told_apart(roce: Fabric) -> None:
     def sends(host: int) -> cast.ObjectReport:
         with member(roce, host) as group:
@@ -389,15 +464,18 @@ def test_invitations_of_one_address_leave_room_for_others() -> None:
         return Message(memoryview(packed(spoken)), Gid(address), 7, Gid("ff0e::1"), None, False)
 
     seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0)
-    receiving = ObjectsIn(seat, None, None, 1000, 1000, 10.0)
+    receiving = ObjectsIn(seat, None, None, 1000, 1000, 10.0, None)
     turns = receiving.next(None)
     next(turns)
-    liar = [Offer(number_at("10.0.0.2", salt), 0, 1, 1, 1000, "liar") for salt in range(1, 50)]
-    honest = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, "honest")
+    liar = [Offer(number_at("10.0.0.2", salt), 0, 1, 1, 1000, 0, "liar") for salt in range(1, 50)]
+    honest = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, 0, "honest")
     turns.send([*(says("::ffff:10.0.0.2", one) for one in liar), says("::ffff:10.0.0.3", honest)])
     assert receiving.rejected == {"an invitation to one session too many": len(liar) - MOST_OF_ADDRESS}
     assert len(receiving.sessions) == MOST_OF_ADDRESS + 1
     assert honest.session in receiving.sessions
+    nonces = {one.core.who.nonce for one in receiving.sessions.values()}
+    assert len(nonces) == MOST_OF_ADDRESS + 1, "each session has its own, so that none can be said again"
+    assert len({ObjectsOut(seat, 1000, 1.0, 1.0, None).core.nonce for _ in range(3)}) == 3
 
 
 def _alone(now: Callable[[], float]) -> Seat:
@@ -406,7 +484,7 @@ def _alone(now: Callable[[], float]) -> Seat:
 
 def test_a_session_that_has_said_all_waits_for_nobody() -> None:
     time = 0.0
-    sending = ObjectsOut(_alone(lambda: time), 1000, 1e9, 10.0)
+    sending = ObjectsOut(_alone(lambda: time), 1000, 1e9, 10.0, None)
     turns = sending.close("")
     turn: Turn | None = next(turns)
     while turn is not None:
@@ -421,10 +499,10 @@ def test_a_session_that_has_said_all_waits_for_nobody() -> None:
 
 def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     time = 0.0
-    receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0)
+    receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None)
     turns = receiving.next(0.1)
     next(turns)
-    offer = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, "sender")
+    offer = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, 0, "sender")
     turns.send([Message(memoryview(packed(offer)), Gid("::ffff:10.0.0.3"), 7, Gid("ff0e::1"), None, False)])
     time = 100.0
     next(receiving.next(0.1))

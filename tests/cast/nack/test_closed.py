@@ -1,0 +1,97 @@
+"""Closed membership: what a stranger writes, records, changes or sends again is refused and counted."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mcast.cast.nack.closed import CLOSED, ELSEWHERE, REPLAYED, STRANGERS, ClosedLetters, Letters
+from mcast.cast.nack.messages import LEFT, Admit, Have, Offer, Spoken, packed
+from mcast.cast.nack.receiver import ObjectReceiver, Self
+from mcast.cast.packets import Rejected
+
+from .network import address, number
+
+KEY = bytes(range(32))
+SESSION, MEMBER = number(0), number(1)
+OFFER = Offer(SESSION, 0, 5, 3, 1000, 77, "sender")
+LEAVES = Have(SESSION, 0, MEMBER, 0, 0, 0, LEFT, "")
+TAGGED = "000000000000000136b5fcfaca23706748b50c6f974278f1"
+"""The end of that message, the first of its end."""
+
+
+def end(key: bytes = KEY, nonce: int = 77) -> ClosedLetters:
+    made = ClosedLetters(key)
+    made.begin(SESSION, nonce)
+    return made
+
+
+def written(by: Letters, spoken: Spoken) -> bytes:
+    (message,) = by.written([packed(spoken)])
+    return bytes(message)
+
+
+def refusal(by: Letters, message: bytes, source: int = 0) -> str:
+    with pytest.raises(Rejected) as caught:
+        by.read(message, address(source))
+    return str(caught.value)
+
+
+def test_members_read_each_other_and_nobody_else() -> None:
+    here, there = end(), end()
+    assert here.read(written(there, OFFER), address(0)) == OFFER
+    assert here.read(written(end(), LEAVES), address(1)) == LEAVES
+    assert refusal(here, written(end(bytes(32)), OFFER)) == STRANGERS
+    assert refusal(here, packed(OFFER)) == STRANGERS
+    assert refusal(Letters(), written(there, OFFER)) == CLOSED
+    assert refusal(here, written(end(), OFFER), 1) == "another's number"
+
+
+def test_no_byte_of_a_message_can_be_changed() -> None:
+    message = written(end(), LEAVES)
+    for place in range(len(message)):
+        changed = bytearray(message)
+        changed[place] ^= 1
+        with pytest.raises(Rejected):
+            end().read(bytes(changed), address(1))
+    for short in range(len(message)):
+        with pytest.raises(Rejected):
+            end().read(message[:short], address(1))
+
+
+def test_a_message_counts_once_in_whatever_order_it_comes() -> None:
+    there, here = end(), end()
+    said = [written(there, OFFER) for _ in range(5000)]
+    for place in (1, 0, 4000, 3999, 4999):
+        assert here.read(said[place], address(0)) == OFFER
+    for place in (0, 1, 3999, 4000, 4999, 2):
+        assert refusal(here, said[place]) == REPLAYED, "heard, or too long ago"
+    assert here.read(said[1000], address(0)) == OFFER
+
+
+def test_what_was_said_in_an_earlier_session_is_refused() -> None:
+    said = written(end(nonce=76), LEAVES)
+    assert refusal(end(nonce=77), said, 1) == STRANGERS
+    assert refusal(ClosedLetters(KEY), said, 1) == ELSEWHERE
+    old = written(end(nonce=76), OFFER._replace(nonce=76))
+    assert refusal(end(nonce=77), old) == REPLAYED
+
+
+def test_a_recorded_admission_admits_nobody() -> None:
+    who = Self(MEMBER, "r", 8, 1024, True, nonce=5)
+    receiver = ObjectReceiver(SESSION, who, Random(1), 0.0)
+    receiver.hears(Admit(SESSION, {MEMBER: (0, 4)}), 0.0)
+    assert receiver.index is None
+    receiver.hears(Admit(SESSION, {MEMBER: (3, 5)}), 0.0)
+    assert receiver.index == 3
+
+
+def test_a_tag_is_the_keyed_blake3_of_the_message() -> None:
+    """The bytes are a format: other programs write them."""
+    assert written(end(), LEAVES).hex()[-48:] == TAGGED
+
+
+def test_a_short_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="a key of 15 bytes: at least 16"):
+        ClosedLetters(bytes(15))
