@@ -41,7 +41,7 @@ _TAG = 16
 class Letters:
     """The messages of an end without a key."""
 
-    around = 0
+    around: int = 0
     """Bytes of a message besides those of the protocol."""
 
     def begin(self, session: int, nonce: int) -> None:
@@ -94,7 +94,7 @@ class _Session:
 class ClosedLetters(Letters):
     """The messages of an end of a closed group. Raises ValueError for a key that is too short."""
 
-    around = _COUNT.size + _TAG
+    around: int = _COUNT.size + _TAG
 
     def __init__(self, key: bytes) -> None:
         if len(key) < LEAST_KEY:

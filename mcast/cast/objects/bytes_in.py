@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar, cast
 
+from pydantic import BaseModel, ValidationError
 from typing_extensions import Buffer
 
 from mcast.cast.files import NewFile, Sink
+from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
 
-Target = Buffer | os.PathLike[str] | None
-"""A writable buffer, the path of a file, or None for new memory."""
+
+class Writable(Protocol):
+    """What writes as a binary file does; it gets each part of the object when that is right, in order."""
+
+    def write(self, part: bytes, /) -> object:
+        """Take the next bytes."""
+
+
+Target = Buffer | Tensor | os.PathLike[str] | Writable | None
+"""A writable buffer or CPU tensor, the path of a file, what has `write`, or None for new memory."""
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Offered(NamedTuple):
@@ -20,7 +33,7 @@ class Offered(NamedTuple):
 
     name      of the object, at most 64 bytes, printable
     size      in bytes; None where only the end will tell
-    metadata  at most 512 bytes
+    metadata  at most 512 bytes: `read` makes a pydantic model of them
     sender    the name that the sender gives itself
     address   the address that the sender sends from
     number    of the object in the sender's session, from 0
@@ -32,6 +45,20 @@ class Offered(NamedTuple):
     sender: str
     address: str
     number: int
+
+    def read(self, model: type[Model]) -> Model:
+        """The metadata as that model. Raises ValueError, which says what does not fit."""
+        try:
+            return model.model_validate_json(self.metadata)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "it"
+            raise ValueError(f"the metadata is no {model.__name__}: {place}: {first['msg']}") from None
+
+
+def metadata_of(metadata: bytes | BaseModel) -> bytes:
+    """The bytes of metadata. A model becomes JSON."""
+    return metadata.model_dump_json().encode() if isinstance(metadata, BaseModel) else metadata
 
 
 Into = Target | Callable[[Offered], Target]
@@ -61,7 +88,10 @@ class ToBuffer(Sink):
     def __init__(self, buffer: Buffer) -> None:
         view = memoryview(buffer)
         if view.readonly or not view.c_contiguous:
-            raise TypeError(f"into: this {type(buffer).__name__} is not writable, or its rows lie apart")
+            raise TypeError(
+                "into: this memory is not writable, or its rows lie apart; a tensor of a library "
+                "without DLPack 1.0 is never writable by that: give its .numpy()"
+            )
         self.view: memoryview[int] = view.cast("B") if view.nbytes else memoryview(bytearray())
         self.size: int = 0
 
@@ -73,15 +103,57 @@ class ToBuffer(Sink):
         self.size = end
 
 
+class ToWritable(Sink):
+    """What has `write`, and stays open. A pipe gets what it takes without waiting, and the rest later."""
+
+    name = "the stream"
+
+    def __init__(self, file: Writable) -> None:
+        self._file, self._poll = file, poll_of(file, select.POLLOUT)
+        self._left = bytearray()
+        if self._poll is not None:
+            self._fd: int = file.fileno()  # type: ignore[attr-defined]
+            getattr(file, "flush", bool)()
+
+    def ready(self) -> bool:
+        while self._left and self._poll is not None and self._poll.poll(0):
+            # A pipe that is ready takes PIPE_BUF bytes at once.
+            del self._left[: os.write(self._fd, self._left[: select.PIPE_BUF])]
+        return not self._left
+
+    def write(self, piece: bytes) -> None:
+        if self._poll is None:
+            self._file.write(piece)
+        else:
+            self._left += piece
+            self.ready()
+
+    def commit(self) -> bool:
+        if self._poll is None:
+            getattr(self._file, "flush", bool)()
+        return self.ready()
+
+
 def sink_of(place: Target, size: int | None, most: int) -> Sink:
     """The sink for an object of that size. Raises OSError if the object is larger than the place."""
     if isinstance(place, os.PathLike):
         return NewFile(Path(os.path.realpath(place)), os.fspath(place))
-    sink = ToMemory(most) if place is None else ToBuffer(place)
+    sink = ToMemory(most) if place is None else sink_at(place)
+    if isinstance(sink, ToWritable):
+        return sink
     room = most if isinstance(sink, ToMemory) else len(sink.view)
     if size is not None and size > room:
         raise _too_large(room)
     return sink
+
+
+def sink_at(place: Buffer | Tensor | Writable) -> ToBuffer | ToWritable:
+    """The sink for memory or for a stream. Raises TypeError for what is neither, or cannot be written."""
+    if (memory := memory_of(place)) is not None:
+        return ToBuffer(memory)
+    if hasattr(place, "write"):
+        return ToWritable(cast(Writable, place))
+    raise TypeError(f"into: {type(place).__name__} is no buffer, no path, and has no write")
 
 
 def _too_large(room: int) -> OSError:

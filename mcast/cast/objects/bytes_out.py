@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
+import select
+import stat
+from collections.abc import Iterable
+from io import BufferedRandom, BufferedReader, BytesIO, FileIO
+from typing import Any, Protocol, cast
 
 from typing_extensions import Buffer
 
@@ -13,8 +17,32 @@ from mcast.cast.nack.payload import BlockBytes, Digest
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
 
-Sendable = Buffer | os.PathLike[str]
-"""What can be sent: anything with the buffer protocol, such as bytes or a numpy array, or a file's path."""
+_OF_CPU = (1, 3)
+"""DLPack's kDLCPU, and kDLCUDAHost, which is pinned memory of the host."""
+
+
+class Readable(Protocol):
+    """What reads as a binary file does: open files, pipes, sockets' files, `io.BytesIO`."""
+
+    def read(self, most: int, /) -> bytes | None:
+        """The next bytes, at most so many; empty at the end."""
+
+
+class Tensor(Protocol):
+    """An array of another library, in memory that the CPU can read."""
+
+    def __dlpack__(self, *, stream: None = None) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+Sendable = Buffer | os.PathLike[str] | Readable | Tensor | Iterable[Buffer | Tensor]
+"""What can be sent.
+
+- Anything contiguous with the buffer protocol, such as bytes or a numpy array; a tensor with `__dlpack__`.
+- A file's path, or a binary file that is open, from where it stands. Its end is that of now; a pipe has none
+  before it comes.
+- An iterable of buffers, whose end nobody has to know. It is asked for more as receivers take what there is.
+"""
 
 
 class Origin(Protocol):
@@ -49,9 +77,122 @@ class FromMemory:
         self._view.release()
 
 
+class FromOpen:
+    """The rest of an open binary file, which stays open.
+
+    A pipe, a terminal or a socket is read when it has something; other files are waited for.
+    """
+
+    def __init__(self, file: Readable) -> None:
+        if hasattr(file, "encoding"):
+            raise TypeError(f"{type(file).__name__} is open as text: open the file in binary mode")
+        self.size: int | None = _rest_of(file)
+        self._left = self.size
+        self._poll = None if self.size is not None else poll_of(file, select.POLLIN)
+        self._read = file.read if self._poll is None else getattr(file, "read1", file.read)
+
+    def read(self, most: int) -> bytes | None:
+        if self._poll is not None and not self._poll.poll(0):
+            return None
+        data = self._read(most if self._left is None else min(most, self._left))
+        if self._left is not None:
+            self._left -= len(data or b"")
+        return data
+
+    def close(self) -> None:
+        """The file stays open."""
+
+
+class FromIterable:
+    """The bytes of all buffers, one after another."""
+
+    def __init__(self, parts: Iterable[Buffer | Tensor]) -> None:
+        self.size: int | None = None
+        self._parts = iter(parts)
+        self._rest = memoryview(b"")
+
+    def read(self, most: int) -> bytes:
+        while not self._rest:
+            part = next(self._parts, None)
+            if part is None:
+                return b""
+            memory = memory_of(part)
+            if memory is None:
+                raise TypeError(f"{type(part).__name__} has no bytes: the iterable gives buffers")
+            self._rest = memoryview(bytes(memory))
+        found, self._rest = self._rest[:most], self._rest[most:]
+        return bytes(found)
+
+    def close(self) -> None:
+        """The iterator stays where it is."""
+
+
+def poll_of(file: object, events: int) -> select.poll | None:
+    """What tells whether a pipe, a terminal or a socket is ready; None for what has no descriptor to ask."""
+    try:
+        fd = file.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError):  # io.UnsupportedOperation is an OSError
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return None
+    found = select.poll()
+    found.register(fd, events)
+    return found
+
+
+def _rest_of(file: object) -> int | None:
+    """How many bytes of a file follow; None where only the end tells."""
+    if not isinstance(file, FileIO | BufferedReader | BufferedRandom | BytesIO) or not file.seekable():
+        return None
+    at = file.tell()
+    end = file.seek(0, os.SEEK_END)
+    file.seek(at)
+    return max(0, end - at)
+
+
 def origin_of(data: Sendable) -> Origin:
     """Open what is to be sent. Raises OSError for a file that cannot be read, TypeError for other things."""
-    return Source(os.fspath(data)) if isinstance(data, os.PathLike) else FromMemory(data)
+    if isinstance(data, os.PathLike):
+        return Source(os.fspath(data))
+    if isinstance(data, str):
+        raise TypeError("str has no bytes: a path is a pathlib.Path, and a text is sent as text.encode()")
+    if (memory := memory_of(data)) is not None:
+        return FromMemory(memory)
+    if hasattr(data, "read"):
+        return FromOpen(cast(Readable, data))
+    if isinstance(data, Iterable):
+        return FromIterable(data)
+    raise TypeError(
+        f"{type(data).__name__} cannot be sent: a buffer, a tensor, a path, an open binary file and "
+        "an iterable of buffers can"
+    )
+
+
+def memory_of(thing: object) -> memoryview | None:
+    """The memory of a buffer or a tensor; None for other things.
+
+    Raises TypeError for a tensor that the CPU cannot read, or whose type numpy does not know.
+    """
+    try:
+        return memoryview(cast(Buffer, thing))
+    except TypeError:
+        if not hasattr(thing, "__dlpack__"):
+            return None
+    kind = type(thing).__name__
+    try:
+        import numpy
+    except ImportError:
+        raise TypeError(f"{kind} has __dlpack__, which numpy reads: python -m pip install numpy") from None
+    tensor = cast(Any, thing)
+    if tensor.__dlpack_device__()[0] not in _OF_CPU:
+        raise TypeError(f"{kind} is in the memory of a device: copy the tensor to the CPU first")
+    try:
+        found: Any = numpy.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{kind}: {error}; view a tensor of a type that numpy does not have as bytes"
+        ) from None
+    return memoryview(found)
 
 
 class Outflow:

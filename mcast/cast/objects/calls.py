@@ -11,6 +11,8 @@ from math import inf
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, overload
 
+from pydantic import BaseModel
+
 from mcast.api import Closed, McastError
 from mcast.cast.drive import told_of
 from mcast.cast.nack.strategy import Strategy, all_of_them
@@ -89,7 +91,7 @@ class ObjectSession(_ObjectSession):
         data: Sendable,
         *,
         name: str = "",
-        metadata: bytes = b"",
+        metadata: bytes | BaseModel = b"",
         strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send one object to all that take part. Arguments and errors are those of `mcast.cast.send`."""
@@ -131,7 +133,7 @@ class AsyncObjectSession(_ObjectSession):
         data: Sendable,
         *,
         name: str = "",
-        metadata: bytes = b"",
+        metadata: bytes | BaseModel = b"",
         strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """As `ObjectSession.send`. One call at a time."""
@@ -193,7 +195,7 @@ class _SendOptions(TypedDict, total=False):
     receivers: int
     timeout: float | None
     name: str
-    metadata: bytes
+    metadata: bytes | BaseModel
     strategy: Strategy
     rate: float
     silence: float
@@ -213,7 +215,7 @@ def send(
     receivers: int = 1,
     timeout: float | None = None,
     name: str = "",
-    metadata: bytes = b"",
+    metadata: bytes | BaseModel = b"",
     strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
     rate: float = inf,
     silence: float = SILENCE,
@@ -222,11 +224,12 @@ def send(
     """Send one object to `receivers` receivers, whole; return what became of it at each of them.
 
     group      the membership; of an endpoint of `mcast.aio`, the call is awaited
-    data       what has the buffer protocol and is contiguous: bytes, a numpy array; or the path of a file.
-               Do not change the bytes before the call returns
+    data       bytes, an array, a CPU tensor, a path, an open binary file or pipe, an iterable of buffers: see
+               `Sendable`. Do not change the bytes before the call returns. While an iterator, or a file that
+               is no pipe, works on its next bytes, nothing is said
     receivers  the object begins when so many take part; those that come later may still get it
     timeout    how many seconds to wait for them; None: without end
-    name, metadata  go with the object: at most 64 and 512 bytes
+    name, metadata  go with the object: at most 64 and 512 bytes; a pydantic model goes as JSON
     strategy   what to wait for: all_of_them(), quorum(k), deadline(seconds), best_effort()
     rate, silence, key  as in `open_session`, which is for several objects
 
@@ -264,6 +267,7 @@ class _ReceiveOptions(TypedDict, total=False):
     memory: int
     silence: float
     key: bytes | None
+    model: type[BaseModel] | None
 
 
 @overload
@@ -284,18 +288,22 @@ def receive(
     memory: int = MEMORY,
     silence: float = SILENCE,
     key: bytes | None = None,
+    model: type[BaseModel] | None = None,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
     """Receive objects, of all senders in the group; each is whole and right when it comes out.
 
     group    the membership; of an endpoint of `mcast.aio`, use `async for`
-    into     where objects go: None for new memory; a writable buffer, which each object overwrites; the path
-             of a file, which each object replaces when it is on the disk; or a function that says one of
-             these for each `Offered`, and may raise OSError to refuse it
+    into     where objects go: None for new memory; a writable buffer or CPU tensor, which each object
+             overwrites; the path of a file, which each object replaces when it is on the disk; what has
+             `write`, such as a pipe, and gets each part when that is right, before the whole is; or a
+             function that says one of these for each `Offered`, and may raise OSError to refuse it
     timeout  end when nothing has been under way for so many seconds; None: go on until the group is left
     missed   is called for each object that did not become whole here; without it a warning is logged
     most     the largest object that goes into new memory, in bytes
     memory   about how many bytes of each sender's object are under way here, at most
     silence  a sender that is silent for so many seconds is left
+    model    the pydantic model that each object's metadata must be; others are refused, and say why. Use
+             `Offered.read`
     key      of a closed group: the bytes of a key file; messages without the key count, and change nothing
 
     Between two objects nothing is heard or said: a program that takes longer than the sender's patience over
@@ -304,7 +312,7 @@ def receive(
     undefined until the object comes out. Raises TypeError for a buffer that cannot be written, and what
     `Membership.recv` raises.
     """
-    options = (into, missed, most, memory, silence, key)
+    options = (into, missed, most, memory, silence, key, model)
     if isinstance(group, awaiting.Membership):
         return _awaited(group, timeout, *options)
     return _blocked(group, timeout, *options)

@@ -13,8 +13,11 @@ from random import SystemRandom
 from secrets import randbits
 from typing import NamedTuple
 
+from pydantic import BaseModel
+
 from mcast.cast.files import Sink
 from mcast.cast.nack import parity
+from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
 from mcast.cast.nack.messages import (
     MOST_ROOM,
@@ -29,7 +32,7 @@ from mcast.cast.nack.messages import (
 )
 from mcast.cast.nack.payload import Digest, joined
 from mcast.cast.nack.receiver import ObjectReceiver, Self
-from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, sink_of
+from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, sink_at, sink_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, others
 from mcast.cast.packets import Rejected
 
@@ -55,8 +58,8 @@ class Received(NamedTuple):
     offered  what its sender has said of it: name, metadata, sender
     size     in bytes
     digest   the BLAKE3 digest of the bytes, as `b3sum` prints it: the sender has said and reported the same
-    data     the bytes: new memory, or the part of the caller's buffer that they fill; None for a file
-    path     the file; None for memory
+    data     the bytes: new memory, or the part of the caller's buffer that they fill; else None
+    path     the file, where they went to one
     refused  messages that changed nothing, by reason, since `receive` was called: strangers', replayed ones
     """
 
@@ -83,6 +86,8 @@ class _Arrival:
         self.sink: Sink | None = None
         self.path: Path | None = None
         self.pieces: dict[int, dict[int, bytes]] = {}
+        self.ready: deque[Ready] = deque()
+        """Blocks that may be put together once the sink takes more."""
         self.size = 0
         self.digest = Digest()
         self._next = 0
@@ -142,6 +147,7 @@ class ObjectsIn:
 
     into    where objects go
     missed  is called for each object that does not become whole here
+    model   what the metadata of each object must be
     most    the largest object that is taken into new memory, in bytes
     memory  about how many bytes of each sender's object may be under way here
     """
@@ -155,10 +161,11 @@ class ObjectsIn:
         memory: int,
         silence: float,
         key: bytes | None,
+        model: type[BaseModel] | None,
     ) -> None:
         if not (into is None or callable(into) or isinstance(into, os.PathLike)):
-            ToBuffer(into)  # what no object could be written to is refused now
-        self._seat, self._into, self._most = seat, into, most
+            sink_at(into)  # what no object could be written to is refused now
+        self._seat, self._into, self._most, self._model = seat, into, most, model
         self._missed = missed or _warn
         self._letters = letters_of(key)
         largest = seat.largest - self._letters.around
@@ -220,7 +227,7 @@ class ObjectsIn:
         self._look(now)
         if self._whole and not said:
             return
-        storing = any(one.core.storable for one in self.sessions.values())
+        storing = any(one.core.storable or (one.now and one.now.ready) for one in self.sessions.values())
         due = min([until, now + _NAP if storing else inf, *(one.core.due for one in self.sessions.values())])
         heard = yield Turn(self._letters.written(said), now if self._whole else due)
         now = self._seat.now()
@@ -271,6 +278,8 @@ class ObjectsIn:
         one.begun = about
         arrival = one.now = _Arrival(about, one.offered(about))
         try:
+            if self._model is not None:
+                arrival.offered.read(self._model)
             place = self._into(arrival.offered) if callable(self._into) else self._into
             if place is not None and place is self._into and not isinstance(place, os.PathLike):
                 self._require_free(one)
@@ -279,6 +288,8 @@ class ObjectsIn:
             sink.open()
         except OSError as error:
             one.core.fail(_told(error), now)
+        except ValueError as error:
+            one.core.fail(str(error), now)
 
     def _require_free(self, one: _Incoming) -> None:
         if any(other.now is not None for other in self.sessions.values() if other is not one):
@@ -286,7 +297,9 @@ class ObjectsIn:
 
     def _check(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
         about = arrival.about
-        for ready in one.core.ready():
+        arrival.ready += one.core.ready()
+        while arrival.ready and self._takes(one, arrival, now):
+            ready = arrival.ready.popleft()
             pieces = arrival.pieces.pop(ready.block, {})
             whole = joined(ready.sealed, pieces, about.piece, about.width)
             if whole is not None:
@@ -297,10 +310,22 @@ class ObjectsIn:
                     return
             one.core.checked(ready.block, whole is not None, now)
 
+    @staticmethod
+    def _takes(one: _Incoming, arrival: _Arrival, now: float) -> bool:
+        """Whether the sink takes more now: a pipe may have a slow reader."""
+        try:
+            return arrival.sink is None or arrival.sink.ready()
+        except OSError as error:
+            one.core.fail(_told(error), now)
+            arrival.ready.clear()
+            return False
+
     def _look(self, now: float) -> None:
         """Put into place what has come whole, and hand out or drop what has ended."""
         for session, one in [*self.sessions.items()]:
             core = one.core
+            if one.now is not None and one.now.ready:
+                self._check(one, one.now, now)
             if core.storable and one.now is not None and one.now.sink is not None:
                 try:
                     if bytes(one.now.digest) != core.digest:

@@ -7,6 +7,7 @@ from math import inf
 from secrets import randbits
 from typing import NamedTuple
 
+from pydantic import BaseModel
 from typing_extensions import Buffer
 
 from mcast.api import Phase, TimedOut
@@ -16,6 +17,7 @@ from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, Enter, piece_size
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Account, Manners, ObjectSender
 from mcast.cast.nack.strategy import Strategy
+from mcast.cast.objects.bytes_in import metadata_of
 from mcast.cast.objects.bytes_out import Outflow, Sendable, origin_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, others
 from mcast.cast.packets import Rejected
@@ -96,7 +98,9 @@ class ObjectsOut:
         ]
         return "".join(told)
 
-    def send(self, data: Sendable, strategy: Strategy, name: str, metadata: bytes) -> Turns[ObjectReport]:
+    def send(
+        self, data: Sendable, strategy: Strategy, name: str, metadata: bytes | BaseModel
+    ) -> Turns[ObjectReport]:
         """Send one object to all that take part; done when the strategy says so."""
         origin = origin_of(data)
         core, begun = self.core, self._now()
@@ -104,7 +108,8 @@ class ObjectsOut:
         core.settled.clear()
         try:
             spare = MOST_SPARE if parity.available() else 0
-            about = core.begin(begun, strategy, origin.size, name, metadata, spare=spare)
+            said = metadata_of(metadata)
+            about = core.begin(begun, strategy, origin.size, name, said, spare=spare)
             outflow = self._outflow = Outflow(origin, about)
             while not core.settled:
                 ready = outflow.offer(core)

@@ -464,7 +464,7 @@ def test_invitations_of_one_address_leave_room_for_others() -> None:
         return Message(memoryview(packed(spoken)), Gid(address), 7, Gid("ff0e::1"), None, False)
 
     seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0)
-    receiving = ObjectsIn(seat, None, None, 1000, 1000, 10.0, None)
+    receiving = ObjectsIn(seat, None, None, 1000, 1000, 10.0, None, None)
     turns = receiving.next(None)
     next(turns)
     liar = [Offer(number_at("10.0.0.2", salt), 0, 1, 1, 1000, 0, "liar") for salt in range(1, 50)]
@@ -499,7 +499,7 @@ def test_a_session_that_has_said_all_waits_for_nobody() -> None:
 
 def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     time = 0.0
-    receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None)
+    receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
     turns = receiving.next(0.1)
     next(turns)
     offer = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, 0, "sender")

@@ -1,0 +1,252 @@
+"""What can be sent and where it can go: streams, pipes, tensors; and metadata that has a type."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from mcast import cast
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.testbed import SimObserver
+from mcast.cast.objects.bytes_in import ToBuffer, ToWritable, sink_at
+from mcast.cast.objects.bytes_out import Origin, Sendable, Tensor, origin_of
+
+from ...waiting import until
+from .test_objects import BOUND, body, gets, member, others
+
+DATA = Random(4).randbytes(300_000)
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    made = Fabric.roce(3, clock="wall")
+    yield made
+    assert SimObserver(made).leftovers() == ()
+
+
+class OfDevice:
+    """A tensor of another library: its memory can be had by `__dlpack__` alone."""
+
+    def __init__(self, array: np.ndarray, device: tuple[int, int] = (1, 0)) -> None:
+        self._array, self._device = array, device
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+class Step(BaseModel):
+    """What a trainer says of its weights."""
+
+    number: int
+    loss: float
+
+
+def all_of(origin: Origin, most: int = 1000) -> bytes:
+    found = []
+    while (part := origin.read(most)) != b"":
+        if part is not None:
+            assert len(part) <= most
+            found.append(part)
+    origin.close()
+    return b"".join(found)
+
+
+def test_streams_go_out_of_files_pipes_and_iterators_and_into_pipes_and_files(
+    fabric: Fabric, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"not this" + DATA)
+    out, into = os.pipe()
+    came, goes = os.pipe()
+    copied: list[bytes] = []
+
+    def writes() -> None:
+        with os.fdopen(into, "wb") as file:
+            file.write(DATA[:1000])
+            file.flush()
+            file.write(DATA[1000:])
+
+    def reads() -> None:
+        with os.fdopen(came, "rb") as file:
+            copied.append(file.read())
+
+    def pipes() -> list[cast.Received]:
+        with os.fdopen(goes, "wb") as file:
+            return gets(fabric, 2, 4, file)
+
+    memory = io.BytesIO()
+    with (
+        others(writes, reads, pipes, lambda: gets(fabric, 1, 4, memory)) as ends,
+        member(fabric, 0) as group,
+        cast.open_session(group) as session,
+        (tmp_path / "file").open("rb") as file,
+        os.fdopen(out, "rb") as pipe,
+    ):
+        session.gather(2, BOUND)
+        assert file.read(8) == b"not this"
+        parts = (DATA[at : at + 70_001] for at in range(0, len(DATA), 70_001))
+        things: tuple[Sendable, ...] = (file, pipe, parts, [b"", bytearray(b"x"), np.arange(3, dtype="u1")])
+        reports = [session.send(one) for one in things]
+        *_, piped, kept = (end.result(BOUND) for end in ends)
+        assert not file.closed
+    sizes = [len(DATA), None, None, None]
+    assert [one.offered.size for one in kept] == [one.offered.size for one in piped] == sizes
+    assert [one.size for one in reports] == [len(DATA)] * 3 + [4]
+    assert all(report.kept for report in reports)
+    assert memory.getvalue() == copied[0] == DATA * 3 + b"x\x00\x01\x02"
+    assert [(one.data, one.path) for one in kept] == [(None, None)] * 4
+
+
+def test_a_tensor_is_sent_and_filled_in_its_own_memory(fabric: Fabric) -> None:
+    weights = np.random.default_rng(5).random((100, 50))
+    copy = np.zeros((100, 50))
+    with others(lambda: gets(fabric, 1, 1, OfDevice(copy))) as ends, member(fabric, 0) as group:
+        assert cast.send(group, OfDevice(weights), timeout=BOUND).kept
+        (got,) = ends[0].result(BOUND)
+    assert (copy == weights).all()
+    assert got.size == weights.nbytes
+
+
+def test_metadata_has_a_type_and_what_does_not_fit_is_refused(fabric: Fabric) -> None:
+    missed: list[cast.Missed] = []
+
+    def receives() -> list[cast.Received]:
+        with (
+            member(fabric, 1) as group,
+            closing(cast.receive(group, model=Step, missed=missed.append)) as objects,
+        ):
+            return [next(objects)]
+
+    with others(receives) as ends, member(fabric, 0) as group, cast.open_session(group) as session:
+        session.gather(1, BOUND)
+        bad = session.send(DATA, metadata=b'{"number":"many","loss":1}')
+        good = session.send(b"weights", metadata=Step(number=7, loss=0.5))
+        with pytest.raises(ValueError, match="600 bytes of metadata: at most 512"):
+            session.send(b"", metadata=bytes(600))
+        (got,) = ends[0].result(BOUND)
+    assert body(got) == b"weights"
+    assert got.offered.read(Step) == Step(number=7, loss=0.5)
+    (one,) = missed
+    assert one.why.startswith("the metadata is no Step: number: Input should be a valid integer")
+    assert (bad.kept, good.kept) == (False, True)
+    assert bad.receivers[0].why.startswith("the metadata is no Step: number:")
+
+
+def test_an_iterator_that_fails_ends_its_object_alone(fabric: Fabric) -> None:
+    missed: list[cast.Missed] = []
+
+    def parts() -> Iterator[bytes]:
+        yield DATA
+        raise ZeroDivisionError
+
+    with (
+        others(lambda: gets(fabric, 1, 1, missed=missed.append)) as ends,
+        member(fabric, 0) as group,
+        cast.open_session(group) as session,
+    ):
+        session.gather(1, BOUND)
+        with pytest.raises(ZeroDivisionError):
+            session.send(parts(), name="fails")
+        assert session.send(b"whole").kept
+        (got,) = ends[0].result(BOUND)
+    assert body(got) == b"whole"
+    assert [one.offered.name for one in missed] in (["fails"], [])
+
+
+def test_a_pipe_whose_reader_has_gone_costs_its_receiver_the_object(fabric: Fabric) -> None:
+    came, goes = os.pipe()
+    os.close(came)
+    missed = threading.Event()
+
+    def receives() -> None:
+        with member(fabric, 1) as group, os.fdopen(goes, "wb", buffering=0) as file:
+            list(cast.receive(group, file, missed=lambda _: missed.set(), timeout=1.0))
+
+    with others(receives) as ends, member(fabric, 0) as group:
+        report = cast.send(group, DATA, timeout=BOUND)
+        ends[0].result(BOUND)
+    assert [one.why for one in report.receivers] == ["Broken pipe"]
+    assert missed.is_set()
+
+
+def test_a_pipe_with_a_slow_reader_is_not_waited_for() -> None:
+    came, goes = os.pipe()
+    with os.fdopen(came, "rb", buffering=0) as reader, os.fdopen(goes, "wb") as file:
+        file.write(b"first ")
+        sink = ToWritable(file)
+        sink.write(DATA)
+        assert not sink.ready()
+        assert not sink.commit()
+        copied = reader.read(6)
+        assert copied == b"first "
+        copied = b""
+
+        def drained() -> bool:
+            nonlocal copied
+            copied += reader.read(1 << 16) or b""
+            return sink.commit()
+
+        until(drained)
+        while len(copied) < len(DATA):
+            copied += reader.read(1 << 16) or b""
+    assert copied == DATA
+
+
+def test_the_rest_of_a_file_is_sent_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    with path.open("rb") as file:
+        file.seek(250_000)
+        origin = origin_of(file)
+        with path.open("ab") as more:
+            more.write(b"later")
+        assert (origin.size, all_of(origin)) == (50_000, DATA[250_000:])
+    assert all_of(origin_of(io.BytesIO(DATA))) == DATA
+    with path.open("r+b") as mutable, mmap.mmap(mutable.fileno(), 0) as mapped:
+        assert all_of(origin_of(mapped)) == DATA + b"later"
+        assert isinstance(sink_at(mapped), ToBuffer)
+    came, goes = os.pipe()
+    with os.fdopen(came, "rb") as pipe, os.fdopen(goes, "wb", buffering=0) as writer:
+        origin = origin_of(pipe)
+        assert (origin.size, origin.read(9)) == (None, None)
+        writer.write(b"now")
+        assert origin.read(9) == b"now"
+        assert origin.read(9) is None
+        writer.close()
+        assert origin.read(9) == b""
+
+
+@pytest.mark.parametrize(
+    ("thing", "says"),
+    [
+        ("a text", "a path is a pathlib.Path"),
+        (io.StringIO("text"), "open the file in binary mode"),
+        (7, "int cannot be sent"),
+        (OfDevice(np.zeros(3), (2, 0)), "copy the tensor to the CPU first"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_in_words(thing: Sendable, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        origin_of(thing)
+
+
+def test_memory_that_cannot_be_written_is_refused() -> None:
+    fixed = np.zeros(3)
+    fixed.setflags(write=False)
+    places: list[bytes | Tensor] = [b"fixed", fixed]
+    for place in places:
+        with pytest.raises(TypeError, match="not writable"):
+            sink_at(place)
