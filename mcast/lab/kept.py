@@ -257,9 +257,9 @@ def _ask_to_migrate(monitor: socket.socket, stream: socket.socket) -> None:
             if event.get("event") == "MIGRATION":
                 status = event["data"]["status"]
         if status == "failed":
-            raise MonitorError("QEMU could not send it")
+            raise MonitorError("QEMU could not send the guest")
         end = time.monotonic() + (monitor.gettimeout() or 0)
-        while ask("query-status")["status"] != "postmigrate":  # it says so a moment before it can go on
+        while ask("query-status")["status"] != "postmigrate":  # the event comes a moment before the guest can go on
             if time.monotonic() > end:
                 raise MonitorError("QEMU does not come to its end")
             time.sleep(0.01)
