@@ -259,7 +259,7 @@ def _ask_to_migrate(monitor: socket.socket, stream: socket.socket) -> None:
         if status == "failed":
             raise MonitorError("QEMU could not send the guest")
         end = time.monotonic() + (monitor.gettimeout() or 0)
-        while ask("query-status")["status"] != "postmigrate":  # the event comes a moment before the guest can go on
+        while ask("query-status")["status"] != "postmigrate":  # later than the event
             if time.monotonic() > end:
                 raise MonitorError("QEMU does not come to its end")
             time.sleep(0.01)

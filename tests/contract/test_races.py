@@ -63,7 +63,7 @@ def race(
             continue
         if not may_matter(first, second):
             continue
-        every = EVERY * (3 if shared and EVERY > 1 else 1)
+        every = 1 if shared and first == second == "close" else EVERY * (3 if shared and EVERY > 1 else 1)
         at, stopped = 1 + number % every, True
         while stopped:
             calls, close = prepare()

@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from mcast import open_endpoint
-from mcast.api import AddressNotAvailable, Backend, Closed, McastError
+from mcast.api import AddressNotAvailable, Backend, Closed, McastError, QueuePair
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.shared.client import SharedBackend
@@ -274,3 +274,24 @@ def lock_of(backend: Backend) -> Lock:
         return backend.lock
     assert isinstance(backend, RdmaBackend)
     return backend._channels[0].lock
+
+
+@pytest.mark.parametrize("network", ["card-roce"], indirect=True)
+def test_the_limit_of_messages_is_told_whatever_comes_while_the_port_is_asked(network: Network) -> None:
+    at, reached = 1, [0]
+    with network.open() as backend, backend.event_channel() as channel:
+        while reached:
+            reached.clear()
+            cm_id = channel.create_id()
+            cm_id.bind_addr("10.0.0.1")
+            qp = cm_id.create_qp()
+
+            def ask(qp: QueuePair = qp) -> None:
+                reached.append(qp.max_message_size)
+
+            with Reentered(at, ask, False, "backends/rdma/qp"):
+                found = qp.max_message_size
+            assert {found, *reached} == {qp.max_message_size} != {0}, at
+            cm_id.close()
+            at += 1
+    assert at > 5

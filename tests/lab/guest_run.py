@@ -20,9 +20,11 @@ PROJECT = Path(mcast.__file__).parents[1]
 PORTS = 4
 SILENCE = 150.0
 """Seconds without a word after which a guest is taken to hang. Its slowest test needs a tenth of that."""
+TEST_SECONDS, TEST_SECONDS_LONG = 120, 1200
+"""Seconds of one test that are a hang. Those of a long run start processes; the others end within 12 s."""
 FORKING = Path(__file__).with_name("forking.py")
 PYTEST = (
-    *("-q", "--tb=short", "--timeout", "120", "--require-backend", "rdma"),
+    *("-q", "--tb=short", "--require-backend", "rdma"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of what forking.py has imported
     *("-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:xdist", "-p", "no:anyio"),
 )
@@ -58,21 +60,23 @@ def run_tests(
     fabric: FabricKind = "roce",
     ports: int = PORTS,
     switches: int = 1,
+    test_seconds: int = TEST_SECONDS,
 ) -> GuestRun:
     """Run each group, a list of pytest's arguments, in a process of its own; then `mcast` with `job`.
 
     The guest writes only in `shared`; what the job prints is there as `job.out`.
     """
+    options = (*PYTEST, "--timeout", str(test_seconds))
     log = shared / "log.jsonl"
     log.touch()
-    steps: list[Any] = [["pytest", *PYTEST, "--conformance-log", str(log), *group] for group in groups]
+    steps: list[Any] = [["pytest", *options, "--conformance-log", str(log), *group] for group in groups]
     steps += [["mcast", str(shared / "job.out"), *job]] if job else []
     _compile({word for group in groups for word in group if word.startswith("tests/")})
     command = [sys.executable, str(FORKING), json.dumps(steps)]
     stopped = ""
     try:
         lab = LabMachine(ports, kernel, share=[shared], fabric=fabric, switches=switches)
-        lab.run(command, cwd=PROJECT, silence=SILENCE)
+        lab.run(command, cwd=PROJECT, silence=SILENCE - TEST_SECONDS + test_seconds)
     except LabError as error:
         print(error)  # with what the guest's console said, for the report of the test that fails
         stopped = error.message

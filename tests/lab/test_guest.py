@@ -14,7 +14,7 @@ from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
 from mcast.conformance.report import Cell, Outcome, SuiteReport, build_report
 
-from .guest_run import PORTS, PROJECT, GuestRun, failed, modules, run_tests
+from .guest_run import PORTS, PROJECT, TEST_SECONDS, TEST_SECONDS_LONG, GuestRun, failed, modules, run_tests
 
 RXE = {f"rxe{number}" for number in range(1, PORTS + 1)}
 FOLDER = "tests/rdma/in_lab"
@@ -55,7 +55,8 @@ def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
     """All of it in one guest."""
     shared = tmp_path_factory.mktemp("guest")
     words = ["demo", "--backend", "rdma", "--receivers", "3", "--size", "1M", "--json"]
-    run = run_tests(shared, _groups(long), words, pytestconfig.getoption("--lab-kernel"))
+    kernel, test_seconds = pytestconfig.getoption("--lab-kernel"), TEST_SECONDS_LONG if long else TEST_SECONDS
+    run = run_tests(shared, _groups(long), words, kernel, test_seconds=test_seconds)
     output = shared / "job.out"
     demo = output.read_text() if output.exists() else ""
     report = build_report(run.results, ["rdma"], {})

@@ -17,12 +17,16 @@ from mcast.conformance.facts import FACTS
 from mcast.conformance.report import Cell, Outcome, SuiteReport, build_report
 from mcast.lab.machine import FabricKind
 
-from .guest_run import PORTS, GuestRun, failed, run_tests
+from .guest_run import PORTS, TEST_SECONDS_LONG, GuestRun, failed, run_tests
 
 ITSELF = "tests/conformance/test_spine.py"
 """What the suite says of itself, which no kernel can change."""
 SUITE = ("--hypothesis-profile", "lab", "--ignore", ITSELF, "tests/conformance", "tests/model")
 APART = "tests/rdma/in_lab/infiniband"
+COMMANDS = (
+    *("--long", "-k", "not dumpcap"),  # which captures from an Ethernet interface
+    *(f"tests/rdma/in_lab/test_{name}.py" for name in ("commands", "ping", "send_recv")),
+)
 SAMPLE = [
     f"tests/conformance/{name}.py" for name in ("test_attach", "test_detach", "test_join", "test_leave")
 ]
@@ -45,7 +49,8 @@ def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
     shared = tmp_path_factory.mktemp("infiniband_suite")
     words = ["demo", "--backend", "rdma", "--receivers", "3", "--size", "1M", "--json"]
     kernel = pytestconfig.getoption("--lab-kernel")
-    run = run_tests(shared, [SUITE, [APART]], words, kernel, fabric="infiniband")
+    groups = [SUITE, [APART], COMMANDS]
+    run = run_tests(shared, groups, words, kernel, fabric="infiniband", test_seconds=TEST_SECONDS_LONG)
     output = shared / "job.out"
     demo = output.read_text() if output.exists() else ""
     return Found(run, build_report(run.results, ["rdma"], {}), json.loads(demo) if demo else {})

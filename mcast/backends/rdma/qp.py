@@ -120,8 +120,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         """Where messages arrive, if that is memory of the user."""
         self._handles = AddressHandles(self.native, context, self._handle)
         self._holds_pd = True
-        self._mtu, self._mtu_until = 0, 0.0
-        self._changes = (-1, -1)
+        self._mtu, self._mtu_until = ((-1, -1), 0), 0.0
         address = self.native.address(self._handle)
         self._arm(address, events, self._memories, self._handles.sources)
 
@@ -151,12 +150,12 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         if now >= self._mtu_until:
             with self._in_use("max_message_size", Phase.SEND):
                 changes = self.native.port_changes(self._handle), links.changes()
-                mtu = self._mtu
-                if changes != self._changes:  # asking the port takes longer than sending a message
+                before, mtu = self._mtu
+                if changes != before:  # asking the port takes longer than sending a message
                     mtu = self.native.query_port(self._context, self._port).active_mtu
                 self._limit(mtu, _LOOK_EVERY)  # set first, because a send that finds the rest uses this limit
-                self._mtu, self._changes, self._mtu_until = mtu, changes, now + _LOOK_EVERY
-        return self._mtu
+                self._mtu, self._mtu_until = (changes, mtu), now + _LOOK_EVERY
+        return self._mtu[1]
 
     @property
     def timestamp_clock(self) -> TimestampClock | None:

@@ -19,7 +19,9 @@ from mcast.capture.player import Recorded, messages_of
 from mcast.capture.recorder import recorder_of
 from mcast.contract.testbed import Testbed
 from mcast.endpoint.blocking import open_endpoint
-from mcast.wire.addresses import Gid
+from mcast.wire.addresses import McastAddress
+
+from .conftest import mgid_of, source_of
 
 BOUND, COUNT = 90.0, 50
 MCAST = [sys.executable, "-m", "mcast"]
@@ -48,7 +50,7 @@ def mcast(*arguments: object) -> str:
 def until(what: str, bed: Testbed, group: IPv4Address, wanted: set[IPv4Address]) -> None:
     """Wait until the bridge delivers the group to these ports."""
     end = monotonic() + BOUND
-    while bed.observer.group_ports(Gid(group)) != wanted:
+    while bed.observer.group_ports(mgid_of(bed, McastAddress.of(group))) != wanted:
         assert monotonic() < end, what
         sleep(0.1)
 
@@ -88,7 +90,7 @@ def test_record_replay_record_is_the_same(lab_bed: Testbed, tmp_path: Path) -> N
     assert [(message.payload, message.imm) for message in found] == list(
         zip(PAYLOADS, range(COUNT), strict=True)
     )
-    assert {message.group for message in found} == {Gid(group)}
+    assert {message.group for message in found} == {mgid_of(lab_bed, McastAddress.of(group))}
     assert [message.t for message in found] == sorted(message.t for message in found)
     until("record does not leave", lab_bed, group, set())
     with open_endpoint(lab_bed.backend, lab_bed.ports[0], loopback="off") as member:
@@ -126,7 +128,7 @@ def test_what_dumpcap_captures_is_read(lab_bed: Testbed, tmp_path: Path) -> None
             process.communicate(timeout=BOUND)
     found = read(file)
     assert [message.payload for message in found] == PAYLOADS
-    assert {message.group for message in found} == {Gid(group)}
+    assert {message.group for message in found} == {mgid_of(lab_bed, McastAddress.of(group))}
     assert sent_by > 1
 
 
@@ -138,9 +140,10 @@ def test_top_and_groups_show_real_traffic(lab_bed: Testbed) -> None:
     found = json.loads(shown[-1])["groups"][0]
     assert found["messages"] > 0
     assert found["gaps"] is not None
-    assert [source["source"] for source in found["sources"]] == [str(lab_bed.ports[1])]
+    assert [source["source"] for source in found["sources"]] == [source_of(lab_bed, lab_bed.ports[1])]
     with open_endpoint(lab_bed.backend, bound) as member:
         member.join(group)
         (info,) = json.loads(mcast("groups", group, "--json"))["groups"]
-    assert info["group"] == str(group)
-    assert [member["port"] for member in info["members"]] == ["rxe1/1"]
+        port = f"{member.device.name}/{member.port.port_num}"
+    assert info["mgid"] == str(mgid_of(lab_bed, McastAddress.of(group)))
+    assert [one["port"] for one in info["members"]] == [port]

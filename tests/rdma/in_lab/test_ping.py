@@ -13,9 +13,9 @@ from mcast.bench.ping import answer_all, joined, ping_all
 from mcast.contract.testbed import Testbed
 from mcast.endpoint.ports import choose
 from mcast.endpoint.probe import PROBE_SIZE
-from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.addresses import McastAddress
 
-from .conftest import mckey_sends
+from .conftest import mckey_sends, mgid_of
 
 BOUND = 60.0
 GROUP = McastAddress.of("239.77.3.1")
@@ -74,6 +74,6 @@ def test_mckey_counts_our_pings_and_answers_none(lab_bed: Testbed) -> None:
 def wait_for_member(bed: Testbed, port: int) -> None:
     """Until the bridge delivers the group to that port."""
     end = monotonic() + BOUND
-    while bed.ports[port] not in bed.observer.group_ports(Gid(GROUP.address)):
+    while bed.ports[port] not in bed.observer.group_ports(mgid_of(bed, GROUP)):
         assert monotonic() < end
         sleep(0.1)

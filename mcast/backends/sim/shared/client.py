@@ -435,9 +435,10 @@ class SharedEventChannel(_Remote, EventChannel):
 
     def _close(self) -> None:
         with uninterrupted():
-            if self._closed:
-                return
-            self._closed = True
+            with self._backend.lock:
+                if self._closed:
+                    return
+                self._closed = True
             self._backend.forget(self)
             for cm_id in [*self._ids.values(), *self._orphans]:
                 cm_id._close()
