@@ -27,9 +27,9 @@ def test_a_target_holds_on_its_corpus(name: str, file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_target_holds_on_inputs_at_random(name: str) -> None:
+def test_a_target_holds_on_inputs_at_random(name: str, long: bool) -> None:
     @settings(
-        max_examples=200,
+        max_examples=200 if long else 100,
         derandomize=True,
         database=None,
         deadline=None,
