@@ -46,6 +46,7 @@ settings.register_profile("unhurried", deadline=None)  # a slow machine is no fa
 settings.load_profile("unhurried")
 # For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`).
 settings.register_profile("lab", parent=settings.get_profile("unhurried"), max_examples=4)
+settings.register_profile("lab-short", parent=settings.get_profile("unhurried"), max_examples=2)
 
 
 @pytest.fixture(scope="session")

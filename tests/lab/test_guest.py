@@ -45,7 +45,9 @@ def _modules(long: bool) -> set[str]:
 def _groups(long: bool) -> list[list[str]]:
     """What runs in one process each."""
     together = [f"{FOLDER}/{name}.py" for name in sorted(_modules(long) - {*APART})]
-    first = ["--hypothesis-profile", "lab", "--ignore", ITSELF, "tests/conformance", "tests/model", *together]
+    profile = "lab" if long else "lab-short"
+    first = ["--hypothesis-profile", profile, "--ignore", ITSELF, "tests/conformance", "tests/model"]
+    first += together
     groups = [first, *([f"{FOLDER}/{name}.py"] for name in APART)]
     return [[*(["--long"] if long else []), *group] for group in groups]
 
