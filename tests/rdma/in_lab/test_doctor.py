@@ -6,18 +6,20 @@ import ctypes
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
 import pytest
 
-from mcast.api import Finding, Level
+from mcast.api import Finding, Level, OutOfResources
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.net.igmp_listener import hear_queriers
 from mcast.contract.testbed import Testbed
@@ -131,13 +133,12 @@ def test_a_healthy_host_has_no_complaint() -> None:
 def test_a_planted_defect_is_found_and_its_fix_mends_it(name: str) -> None:
     defect = DEFECTS[name]
     with planted(defect):
-        found = wrong_once(lambda found: set(found) >= set(defect.found))
+        found = wrong_once(lambda found: set(found) == set(defect.found))
         assert {key: one.level for key, one in found.items()} == defect.found
         if defect.mends:
             for fix in {one.fix for one in found.values()}:
                 sh(fix)
             assert wrong_in_the_end() == {}
-    assert wrong_in_the_end() == {}
 
 
 DEPRIVED = {
@@ -185,25 +186,28 @@ def test_a_querier_is_heard_where_there_is_one() -> None:
     assert hear_queriers({"lo"}, 0.2) == {}
 
 
-MEMLOCK = """
-import mcast
-from mcast.api import OutOfResources
-with mcast.open_backend("rdma") as backend, backend.event_channel() as channel:
-    try:
-        while True:
-            cm_id = channel.create_id()
-            cm_id.bind_addr("10.77.0.1")
-            cm_id.create_qp()
-    except OutOfResources as error:
-        print(error)
-"""
+MEMLOCK, NOBODY = 6_144_000, 65534
+
+
+def create_qps_until_memory_is_short() -> str:
+    """What the error says, to a user who may lock MEMLOCK bytes."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (MEMLOCK, MEMLOCK))
+    os.setuid(NOBODY)
+    with PROVIDER.open() as backend, backend.event_channel() as channel:
+        try:
+            while True:
+                cm_id = channel.create_id()
+                cm_id.bind_addr("10.77.0.1")
+                cm_id.create_qp()
+        except OutOfResources as error:
+            return str(error)
 
 
 def test_an_error_for_want_of_locked_memory_tells_the_bytes() -> None:
-    command = f"ulimit -l 6000; exec setpriv --bounding-set=-ipc_lock {sys.executable} -c '{MEMLOCK}'"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=100)
-    assert done.stderr == ""
-    first, found, *_ = done.stdout.splitlines()
+    """In a process forked from this one, because an emulated one needs seconds to import the package."""
+    with ProcessPoolExecutor(1, get_context("fork")) as apart:
+        said = apart.submit(create_qps_until_memory_is_short).result(100)
+    first, found, *_ = said.splitlines()
     assert first.startswith("create_qp(")
     assert ": ENOMEM: " in first
     assert re.match(
