@@ -32,18 +32,19 @@ def module_of(fence: Fence) -> str:
 def test_types(tmp_path: Path) -> None:
     """One run for the project and for what its pages show, because each run would read the project."""
     pages = [page for page in PAGES if page.stem not in UNTYPED]
-    for page in pages:
-        (tmp_path / page.stem).mkdir()
+    folders = [tmp_path / str(number) for number in range(len(pages))]
+    for page, folder in zip(pages, folders, strict=True):
+        folder.mkdir()
         for fence in fences(page):
             if fence.language == "python":
-                (tmp_path / page.stem / module_of(fence)).write_text(fence.text)
+                (folder / module_of(fence)).write_text(fence.text)
     shown = [str(path) for path in tmp_path.rglob("*.py")]
     assert {"first.py", "test_collector.py"} <= {Path(path).name for path in shown}
     own = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *own, *shown],
         cwd=ROOT,
-        env=os.environ | {"MYPYPATH": os.pathsep.join(str(tmp_path / page.stem) for page in pages)},
+        env=os.environ | {"MYPYPATH": os.pathsep.join(map(str, folders))},
         capture_output=True,
         text=True,
     )
