@@ -16,6 +16,8 @@ kept() { # name, command; what this writes to 3 is not kept: it tells the lab th
     echo "$kept"
 }
 
+pause() { sleep 0.3; } # between two questions by a tool, which an emulated processor needs longer to start
+
 finished() { # name, ports: how many receivers have all that they want
     count=0
     for port in $2; do [ ! -e "$1.$port.status" ] || count=$((count + 1)); done
@@ -26,7 +28,7 @@ passes() { # name, the receivers' ports, how many these are, the sender's port a
     for port in $2; do
         (kept "$1.$port" mckey -m 239.1.1.7 -b "10.77.0.$port" -C 100 -S 512) &
     done
-    until [ "$(saquery -C softib1 --smkey 1 -m | grep -c "$mgid")" = "$3" ]; do sleep 0.05; done
+    until [ "$(saquery -C softib1 --smkey 1 -m | grep -c "$mgid")" = "$3" ]; do pause; done
     kept "$1.route" ibroute -M -G "$leaf_2"
     # They attach a moment after they became members: there are messages until all have enough.
     until [ "$(finished "$1" "$2")" = "$3" ]; do
@@ -65,7 +67,7 @@ echo "switch2 hold" >"$debug/tables"
 kept held.tables cat "$debug/tables"
 for port in 2 4; do (kept "late.$port" mckey -m 239.1.1.8 -b "10.77.0.$port" -C 3 -S 64) & done
 until mlid=$(saquery -C softib1 -g | sed -n "/$late_mgid/{n;s/.*Mlid\.*//p}") && [ -n "$mlid" ] &&
-    ibroute -M -G "$leaf_2" | grep -qi "^$mlid .*x"; do sleep 0.05; done
+    ibroute -M -G "$leaf_2" | grep -qi "^$mlid .*x"; do pause; done
 until [ "$(grep -c "^softib[24] .*:0f01:0108 " "$debug/attached")" = 2 ]; do sleep 0.05; done
 kept held.before perfquery -x -G 0x5254000000010031 1
 kept held.sender mckey -s -m 239.1.1.8 -b 10.77.0.1 -C 200 -S 64
@@ -81,18 +83,18 @@ tap=$!
 until [ -s trap.pcapng ]; do sleep 0.05; done
 echo "softib4 out" >"$debug/links"
 kept unplugged ibstat softib4
-until [ "$(known)" = 3 ]; do sleep 0.05; done # the switch's trap has told OpenSM, or its sweep
+until [ "$(known)" = 3 ]; do pause; done # the switch's trap has told OpenSM, or its sweep
 kill "$tap"
 # A MAD by LID, version 1, method Trap: OpenSM would find the change without one, but later.
 LC_ALL=C kept trap grep -acP "\x01\x01\x01\x05\x00{11}" trap.pcapng
 echo "softib4 in" >"$debug/links"
-until [ "$(state softib4)" = 4 ] && [ "$(known)" = 4 ]; do sleep 0.05; done
+until [ "$(state softib4)" = 4 ] && [ "$(known)" = 4 ]; do pause; done
 kept plugged ibstat softib4
 echo "switch0/2 out" >"$debug/links"
-until [ "$(known)" = 2 ]; do sleep 0.05; done
+until [ "$(known)" = 2 ]; do pause; done
 kept cut cat "$debug/links"
 echo "switch0/2 in" >"$debug/links"
-until [ "$(known)" = 4 ] && [ "$(state softib2)$(state softib4)" = 44 ]; do sleep 0.05; done
+until [ "$(known)" = 4 ] && [ "$(state softib2)$(state softib4)" = 44 ]; do pause; done
 echo "softib4 down" >"$debug/links"
 kept down ibstat softib4
 echo "softib4 up" >"$debug/links"
@@ -137,9 +139,9 @@ kept churn "$3" "$here/qp_churn.py" 10.77.0.1 10.77.0.2 10.77.0.3 "$4"
 kept storm "$3" "$here/smp_storm.py" softib2 "$2" 1
 pidof opensm >opensm.txt
 # Not with a queue pair open; then with OpenSM, IPoIB and all that they have on it.
-"$3" "$here/qp_churn.py" 10.77.0.4 held_open.txt &
+mckey -m 239.1.1.9 -b 10.77.0.4 >held_open.txt 2>&1 &
 holder=$!
-until [ -s held_open.txt ] || ! kill -0 "$holder"; do sleep 0.05; done
+until grep -q "^softib4 .*:0f01:0109 " "$debug/attached" || ! kill -0 "$holder"; do sleep 0.05; done
 kept in_use rmmod softib
 kill -KILL "$holder"
 wait "$holder"
