@@ -7,6 +7,7 @@ source, and a page cannot lag behind it.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,25 +66,89 @@ def mutations(_: str) -> str:
     )
 
 
-def commands(_: str) -> str:
-    """What each command says of itself, at 80 columns."""
+def help_of(words: str) -> str:
+    """What a command says of itself, at 80 columns."""
     from typer.testing import CliRunner
 
-    from mcast.cli import SUMMARIES, app, load
+    from mcast.cli import app
 
-    def text(*words: str) -> str:
-        done = CliRunner().invoke(app, [*words, "--help"], prog_name="mcast", env={"COLUMNS": "80"})
-        if done.exit_code:
-            raise ValueError(f"mcast {' '.join(words)} --help: status {done.exit_code}")
-        return done.output.strip()
+    arguments = [*words.split(), "--help"]
+    done = CliRunner().invoke(app, arguments, prog_name="mcast", env={"COLUMNS": "80"})
+    if done.exit_code:
+        raise ValueError(f"mcast {' '.join(arguments)}: status {done.exit_code}")
+    return f"```text\n{done.output.strip()}\n```"
+
+
+def picture(words: str) -> str:
+    """A picture of `scripts/pictures.py`: the function's name, and its argument."""
+    name, _, argument = words.partition(" ")
+    drawn: str = getattr(module("scripts/pictures.py"), name)(argument)
+    return drawn
+
+
+_MEANT = {
+    "at": "when the fault begins",
+    "until": "when the fault ends; without it, it lasts to the end",
+    "group": "only messages, or requests, of this group",
+    "source": "only messages that this port sends",
+    "target": "only the copies for this port",
+    "nth": "only these messages, or requests, counted from 1 among those that fit",
+    "rate": "the share of them, drawn by the seed",
+    "seconds": "how late",
+    "copies": "how many copies more",
+    "after": "after how many later messages",
+    "port": "the port, by its number",
+    "method": "only requests of this kind",
+    "status": "what is answered, or reported",
+    "outage": "how long there is no SM",
+    "switch": "the leaf switch, counted from 1 (0 is the root)",
+    "pkeys": "the P_Keys of the port",
+}
+"""Field of a fault -> what it says. A field without a row fails the build."""
+
+_ABOUT = {
+    "name": "the run's name",
+    "summary": "a sentence about it",
+    "seconds": "how long the run lasts, in virtual time",
+    "seed": "draws what is left to chance",
+    "fabric": "the table `[fabric]`",
+    "members": "the tables `[[members]]`",
+    "traffic": "the tables `[[traffic]]`",
+    "faults": "the tables `[[faults]]`",
+    "link_layer": "RoCE, or InfiniBand with a subnet manager",
+    "ports": "how many ports",
+    "switches": "leaf switches, to which the ports are dealt",
+    "mtu": "the links' MTU, in bytes",
+    "max_mlid": "the last MLID that the SM may give to a group",
+}
+
+
+def scenario(_: str) -> str:
+    """The tables of a scenario's file, from the models that read it."""
+    from mcast.backends.sim.scenario import model
 
     parts = []
-    for name in SUMMARIES:
-        parts.append(f"## mcast {name}\n\n```text\n{text(name)}\n```\n")
-        parts += [
-            f"### mcast {name} {below}\n\n```text\n{text(name, below)}\n```\n"
-            for below in getattr(load(name), "commands", {})
-        ]
+    for heading, kind in (
+        ("At the top", model.Scenario),
+        ("`[fabric]`", model.ScenarioTopology),
+        ("`[[members]]`", model.Members),
+        ("`[[traffic]]`", model.Traffic),
+    ):
+        doc = kind.__doc__ or ""
+        said = dict(re.findall(r"^ +(\w+(?:, \w+)*)  +(.+)$", doc, re.M))
+        meant = _ABOUT | {name: text for names, text in said.items() for name in names.split(", ")}
+        if kind is model.Members:
+            meant |= {
+                "group": "the group",
+                "ports": "a member on each of these ports",
+                "join": "when they join",
+            }
+            meant["leave"] = "when they leave; without it, at the end"
+        if kind is model.Traffic:
+            meant |= {"group": "the group", "port": "the sender's port", "start": "when it begins"}
+            meant |= {"stop": "when it ends", "every": "seconds between two sends"}
+            meant |= {"burst": "messages at once", "size": "bytes of a message"}
+        parts += [f"### {heading}\n", doc.partition("\n")[0] + "\n", _fields(kind.model_json_schema(), meant)]
     return "\n".join(parts)
 
 
@@ -92,6 +157,66 @@ def statuses(_: str) -> str:
     from mcast.cli.status import MEANINGS
 
     return table(("status", "when"), [(str(int(status)), words) for status, words in MEANINGS.items()])
+
+
+def faults(_: str) -> str:
+    """Each kind of fault with its fields, from the models."""
+    from mcast.backends.sim.scenario import model
+
+    parts = []
+    for name, kind in model.FAULTS.items():
+        if name != next(other for other, same in model.FAULTS.items() if same is kind):
+            continue
+        also = [other for other, same in model.FAULTS.items() if same is kind and other != name]
+        other = f" Also called `{also[0]}`." if also else ""
+        schema = kind.model_json_schema()
+        del schema["properties"]["kind"]
+        parts += [f"### {name}\n", f"{(kind.__doc__ or '').strip()}{other}\n", _fields(schema, _MEANT)]
+    return "\n".join(parts)
+
+
+def _fields(schema: dict[str, Any], meant: dict[str, str]) -> str:
+    """The fields of a model: name, meaning, what is allowed, default."""
+    rows = []
+    for name, field in schema["properties"].items():
+        needed = name in schema.get("required", ())
+        default = "needed" if needed else _shown(field.get("default"))
+        rows.append((f"`{name}`", meant[name], _allowed(field, schema.get("$defs", {})), default))
+    return table(("field", "what", "allowed", "default"), rows)
+
+
+def _shown(value: object) -> str:
+    return "" if value is None or value in ([], "") or isinstance(value, dict) else f"`{json.dumps(value)}`"
+
+
+def _allowed(field: dict[str, Any], defs: dict[str, Any]) -> str:
+    """In words, what a JSON schema lets a field be."""
+    if "$ref" in field:
+        return _allowed(defs[field["$ref"].rpartition("/")[2]], defs)
+    if "anyOf" in field:
+        return _allowed(next(one for one in field["anyOf"] if one.get("type") != "null"), defs)
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    kind = field.get("type")
+    if kind == "object" or "oneOf" in field:
+        return "table"
+    if kind == "array":
+        items = _allowed(field["items"], defs) if "items" in field else ""
+        return "tables" if items in ("table", "") else f"list: {items}"
+    least, over = field.get("minimum", field.get("exclusiveMinimum")), "exclusiveMinimum" in field
+    most, under = field.get("maximum", field.get("exclusiveMaximum")), "exclusiveMaximum" in field
+    words = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}[
+        kind
+    ]
+    if least is not None:
+        words += f" {'above' if over else 'from'} {_plain(least)}"
+    if most is not None and most < 1 << 60:
+        words += f" {'below' if under else 'to'} {_plain(most)}"
+    return words
+
+
+def _plain(number: float) -> str:
+    return f"{int(number):,}" if number == int(number) else f"{number:f}".rstrip("0")
 
 
 def errors(_: str) -> str:
@@ -188,7 +313,11 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         facts,
         deviations,
         mutations,
-        commands,
+        help_of,
+        statuses,
+        picture,
+        scenario,
+        faults,
         errors,
         atlas,
         life,
@@ -236,6 +365,10 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     )
 
 
+_FOR_TESTS = re.compile(r"^(```\w+) title=\"(?:not run by the tests|run by make test-all|prints).*\"$", re.M)
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """MkDocs' event: a page's text, before it is rendered."""
-    return INCLUDE.sub(lambda found: INCLUDES[found[1]](found[2]), markdown)
+    """MkDocs' event: a page's text, before it is rendered, without what blocks' titles tell the tests."""
+    included = INCLUDE.sub(lambda found: INCLUDES[found[1]](found[2]), markdown)
+    return _FOR_TESTS.sub(r"\1", included)

@@ -34,6 +34,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from mcast import backend_names
+from mcast.cli import SUMMARIES, load
 from mcast.lab.host import TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -334,7 +335,6 @@ def test_nothing_that_should_be_generated_is_left_out(site: Path) -> None:
 
     reference = (site / "reference.html").read_text("utf-8")
     assert [name for name in names if f'id="mcast.api.{name}"' not in reference] == []
-    assert not [page for page in site.rglob("*.html") if "<!-- include" in page.read_text("utf-8")]
 
 
 # --- the workflow to copy ---------------------------------------------------
@@ -391,6 +391,33 @@ def test_the_workflows_commands_run(
 def test_the_readme_begins_with_an_example_of_15_lines() -> None:
     first = next(fence for fence in fences(ROOT / "README.md") if fence.language == "python")
     assert len([line for line in first.text.splitlines() if line]) <= 15
+
+
+def test_each_command_has_its_help_and_an_example() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    sections = dict(re.findall(r"^##+ mcast ([^\n]+)\n(.*?)(?=^##|\Z)", text, re.M | re.S))
+    names = [
+        [name, *(f"{name} {below}" for below in getattr(load(name), "commands", ()))] for name in SUMMARIES
+    ]
+    last = {name for one in names for name in one if len(one) == 1 or " " in name}
+    commands = [name for one in names for name in one]
+    assert [name for name in last if "```" not in sections[name] and "](" not in sections[name]] == []
+    assert sorted(sections) == sorted(commands)
+    assert [name for name in commands if f"<!-- include: help_of {name} -->" not in sections[name]] == []
+
+
+def test_what_a_title_tells_the_tests_is_not_shown(site: Path) -> None:
+    words = ("not run by the tests", "run by make test-all", "figures vary", "<!-- include")
+    texts = {page.relative_to(site): page.read_text("utf-8") for page in site.rglob("*.html")}
+    assert [(page, word) for page, text in texts.items() for word in words if word in text] == []
+
+
+def test_the_pictures_of_both_paths_have_the_names_of_their_tables(site: Path) -> None:
+    tables = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("### The path of a join")[2]
+    names = re.findall(r"`([\w.]+)` in `", tables.partition("## Running tests")[0])
+    page = (site / "how-it-works.html").read_text("utf-8")
+    assert len(names) > 20
+    assert [name for name in names if f">{name}</text>" not in page] == []
 
 
 def test_each_make_target_named_exists() -> None:
