@@ -163,8 +163,11 @@ def _run() -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else ExitStatus.DONE
     except typer.TyperException as error:
+        from mcast.cli.values import number_refused
+
         context = getattr(error, "ctx", None)
-        return _say(error.format_message(), error.exit_code, context.command_path if context else "mcast")
+        said = number_refused(error) or error.format_message()
+        return _say(said, error.exit_code, context.command_path if context else "mcast")
     except Failure as error:
         return _say(str(error), error.status)
     except KeyboardInterrupt:  # while a pipe's reader is slow to read the output

@@ -17,6 +17,7 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.terminal import Failure, NotBegun, group, say
+from mcast.cli.values import message_size, rate
 from mcast.contract.registry import open_backend
 from mcast.errors import install
 from mcast.errors.tree import MessageTooLarge
@@ -34,7 +35,12 @@ _MOST = 1 << 16
 def bench(
     backend: BackendName = "sim",
     size: Annotated[
-        int, typer.Option(min=0, max=_MOST, metavar="BYTES", help="Bytes in a message, up to one MTU.")
+        int,
+        typer.Option(
+            parser=message_size(0, _MOST),
+            metavar="BYTES",
+            help="Bytes in a message, such as 1K.",
+        ),
     ] = 64,
     receivers: Annotated[
         int | None,
@@ -49,10 +55,12 @@ def bench(
     *,
     settings: Settings,
     min_rate: Annotated[
-        float | None, typer.Option(min=0, help="Fail below this many messages a second.")
+        float | None,
+        typer.Option(parser=rate, metavar="RATE", help="Fail below this many messages a second, as 2M."),
     ] = None,
     max_p99: Annotated[
-        float | None, typer.Option(min=0, help="Fail if the 99th percentile is above this, in us.")
+        float | None,
+        typer.Option(min=0, max=1e9, metavar="US", help="Fail if the 99th percentile is above this, in us."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -120,8 +128,8 @@ def _show(found: BenchResult, as_json: bool) -> None:
         return
     where = "in one process" if found.processes == 1 else f"in {found.processes} processes"
     say(f"{found.backend}: {found.size} bytes to {found.receivers} receiver(s), {where}\n")
-    rate = f"{found.messages_per_s:,.0f} messages/s, {found.deliveries_per_s:,.0f} deliveries/s"
-    say(f"rate     {rate}, in batches, {found.seconds:.2f} s")
+    shown_rate = f"{found.messages_per_s:,.0f} messages/s, {found.deliveries_per_s:,.0f} deliveries/s"
+    say(f"rate     {shown_rate}, in batches, {found.seconds:.2f} s")
     say(f"lost     {found.lost:,} of {found.messages * found.receivers:,}")
     if found.strangers:
         say(f"others   {found.strangers:,} messages of other senders in the group, not counted above")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, NotBegun, backend_name, console, output_file, say, write_file
+from mcast.cli.terminal import (
+    STANDARD,
+    Failure,
+    Json,
+    NotBegun,
+    backend_name,
+    console,
+    output_file,
+    refuse_two_on_stdout,
+    say,
+    write_file,
+)
 from mcast.contract.registry import backend_names
 from mcast.errors import install
 
@@ -53,9 +65,10 @@ def conformance(
             help="Backend to test, which must be able to run here.",
         ),
     ] = None,
-    json_file: Annotated[
+    as_json: Json = False,
+    report_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", callback=output_file, help="Write the report as JSON."),
+        typer.Option("--report", metavar="FILE", callback=output_file, help="Write the report as JSON, too."),
     ] = None,
     html_file: Annotated[
         Path | None,
@@ -71,19 +84,22 @@ def conformance(
     """Prove that backends keep the contract.
 
     Runs the conformance suite on each backend (default: sim-roce and sim-ib) and shows for each clause
-    whether it holds. The status is 1 if anything fails.
+    whether it holds. With --json, or a FILE of -, the rest is on stderr. The status is 1 if anything fails.
     """
+    apart = refuse_two_on_stdout(as_json, report_file, html_file)
     for package in ("pytest", "pytest_timeout"):
         if not find_spec(package):
             raise NotBegun(f"the suite needs {package}: {install.line('conformance')}")
     if fabric != "roce" and not lab:
         raise typer.BadParameter("--fabric is the lab's: add --lab")
     named = (backend or [], require_backend or [])
-    report = _run_with_lab(*named, fabric) if lab else run_suite(*named)
-    if json_file:
-        from mcast.conformance.report import to_json
+    with redirect_stdout(sys.stderr) if apart else nullcontext():
+        report = _run_with_lab(*named, fabric) if lab else run_suite(*named)
+    for path in (Path(STANDARD) if as_json else None, report_file):
+        if path:
+            from mcast.conformance.report import to_json
 
-        write_file(json_file, to_json(report).encode())
+            write_file(path, to_json(report).encode())
     if html_file:
         from mcast import __version__
         from mcast.conformance.page import to_html
@@ -94,7 +110,8 @@ def conformance(
         summaries = {name: provider(name).summary for name in report.providers}
         page = to_html(report, f"mcast {__version__}, {host}, {today}", summaries)
         write_file(html_file, page.encode())
-    _show(report)
+    with redirect_stdout(sys.stderr) if apart else nullcontext():
+        _show(report)
     if not report.passed:
         raise typer.Exit(ExitStatus.FAILED)
 

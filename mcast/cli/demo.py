@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.cli.place import BackendName, is_alone, places_of, require, with_settings
-from mcast.cli.terminal import Failure, console, group, size
+from mcast.cli.terminal import Failure, console, group
+from mcast.cli.values import size
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:

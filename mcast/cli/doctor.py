@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import backend_name, console, say
+from mcast.cli.terminal import Json, backend_name, console, say
 from mcast.contract.registry import backend_names
 from mcast.errors.finding import Finding, Level
 from mcast.errors.tree import BackendUnavailable
@@ -47,7 +47,7 @@ def doctor(
         float,
         typer.Option(help="Listen for IGMP queriers, seconds; as root, 130 finds all.", min=0, max=3600),
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Find what is wrong on this host, and how to repair it.
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from mcast.cli import guests
-from mcast.cli.terminal import console, say
+from mcast.cli.terminal import Json, console, say
 from mcast.contract.guest import Guest
 from mcast.errors.tree import BackendUnavailable
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def info(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show which providers work here, and what the others need."""
     from mcast import __version__, backend_names

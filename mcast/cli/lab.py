@@ -13,7 +13,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from mcast.cli.status import ExitStatus, by_signal
-from mcast.cli.terminal import say
+from mcast.cli.terminal import Json, say
+from mcast.cli.values import LONGEST
 from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
 from mcast.lab import needs as look_up_needs
 from mcast.lab.driver import MAX_SWITCHES
@@ -43,7 +44,7 @@ KernelSpec = Annotated[
 Share = Annotated[
     list[Path] | None, typer.Option(help="A directory the guest may write to; repeatable.", metavar="DIR")
 ]
-Memory = Annotated[int, typer.Option(help="The guest's memory, MiB.", min=128)]
+Memory = Annotated[int, typer.Option(help="The guest's memory, MiB.", min=128, max=1 << 20)]
 Anew = Annotated[bool, typer.Option("--anew", help="Boot: resume no guest of an earlier run, and keep none.")]
 Accelerator = Annotated[Accel, typer.Option(help="KVM where it really works, or one of the two.")]
 
@@ -55,14 +56,16 @@ def run(
     kernel: KernelSpec = None,
     share: Share = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Stop everything after so many seconds.", min=0)
+        float | None, typer.Option(help="Stop everything after so many seconds.", min=0, max=LONGEST)
     ] = None,
     silence: Annotated[
         float | None,
-        typer.Option(help="Stop everything once COMMAND has written nothing for so many seconds.", min=0),
+        typer.Option(
+            help="Stop everything once COMMAND has written nothing for so many seconds.", min=0, max=LONGEST
+        ),
     ] = None,
     boot_timeout: Annotated[
-        float, typer.Option(help="How long the guest may take to be ready, seconds.", min=0)
+        float, typer.Option(help="How long the guest may take to be ready, seconds.", min=0, max=LONGEST)
     ] = BOOT_TIMEOUT,
     memory: Memory = MEMORY,
     accel: Accelerator = "auto",
@@ -105,7 +108,7 @@ def shell(
 
 
 @app.command()
-def check(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+def check(as_json: Json = False) -> None:
     """Say what the lab needs and has, and the line that installs the rest; exit status 1 if there is one."""
     with _plain_errors():
         found = look_up_needs()

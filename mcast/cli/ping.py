@@ -23,6 +23,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, console, group, say
+from mcast.cli.values import LONGEST, message_size
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.wire.addresses import McastAddress, Mgid
 from mcast.wire.kinds import PortSpace
@@ -80,7 +81,13 @@ def ping(
         ),
     ] = None,
     size: Annotated[
-        int, typer.Option("-S", min=PROBE_SIZE, metavar="BYTES", help="Length of a ping; see above.")
+        int,
+        typer.Option(
+            "-S",
+            parser=message_size(PROBE_SIZE, 1 << 16),
+            metavar="BYTES",
+            help="Length of a ping; see above.",
+        ),
     ] = PROBE_SIZE,
     space: Annotated[
         PortSpace,
@@ -91,10 +98,14 @@ def ping(
         bool, typer.Option("-l", help="Ask the device to keep own messages from this host.")
     ] = False,
     interval: Annotated[
-        float, typer.Option("-i", min=0.001, metavar="SECONDS", help="From one ping to the next.")
+        float,
+        typer.Option("-i", min=0.001, max=LONGEST, metavar="SECONDS", help="From one ping to the next."),
     ] = 1.0,
     timeout: Annotated[
-        float, typer.Option("-W", min=0.001, metavar="SECONDS", help="How long to wait for the last answers.")
+        float,
+        typer.Option(
+            "-W", min=0.001, max=LONGEST, metavar="SECONDS", help="How long to wait for the last answers."
+        ),
     ] = 1.0,
     *,
     settings: Settings,

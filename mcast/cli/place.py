@@ -3,6 +3,7 @@ select."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcast.cli.terminal import Json as Json
 from mcast.cli.terminal import NotBegun, backend_name, group, say, sentence
 from mcast.contract.registry import SIMULATED, backend_names, open_backend, provider
 from mcast.errors.tree import BackendError
@@ -26,11 +28,15 @@ if TYPE_CHECKING:
     from mcast.endpoint.settings import Settings
 
 
+BIND = "MCAST_BIND"
+"""The variable with an address to take part from, where no option says so."""
+
+
 def _address(text: str) -> IPv4Address | IPv6Address:
     try:
         return ip_address(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not an IPv4 or IPv6 address") from None
+        raise typer.BadParameter(f"{text!r} is not an IPv4 or IPv6 address: see --bind and {BIND}") from None
 
 
 def _ports_of(context: typer.Context) -> list[tuple[str, Sequence[object]]]:
@@ -63,7 +69,7 @@ Bind = Annotated[
         parser=_address,
         autocompletion=_addresses,
         metavar="ADDR",
-        help="The local address to take part from.",
+        help=f"The local address to take part from.  [env var: {BIND}]",
     ),
 ]
 Device = Annotated[
@@ -73,9 +79,14 @@ Device = Annotated[
     ),
 ]
 BackendName = Annotated[
-    str, typer.Option(callback=backend_name, autocompletion=backend_names, help="Which backend to use.")
+    str,
+    typer.Option(
+        callback=backend_name,
+        autocompletion=backend_names,
+        envvar="MCAST_BACKEND",
+        help="Which backend to use.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def is_alone(backend: str) -> bool:
@@ -163,6 +174,13 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     read = [one.replace(annotation=eval(one.annotation, scope)) for one in listed]
 
     def run(**given: object) -> None:
+        if (
+            "bind" in given
+            and given["bind"] is None
+            and not given["device"]
+            and (address := os.environ.get(BIND))
+        ):
+            given["bind"] = _address(address)
         settings = settings_of(**{one.name: given.pop(one.name) for one in shared})  # type: ignore[arg-type]
         command(**given, settings=settings)
 

@@ -13,6 +13,7 @@ from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
 from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, group, packet_sink, say
+from mcast.cli.values import LONGEST
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def record(
     count: Annotated[
         int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many messages.")
     ] = None,
-    duration: Annotated[
-        float | None, typer.Option(min=0.01, metavar="SECONDS", help="End after this time.")
+    seconds: Annotated[
+        float | None, typer.Option(min=0.01, max=LONGEST, metavar="SECONDS", help="End after this time.")
     ] = None,
     bind: Bind = None,
     device: Device = None,
@@ -46,7 +47,7 @@ def record(
 ) -> None:
     """Record messages to groups in a pcapng file.
 
-    Wireshark and `mcast replay` read the file. Recording ends after --count, --duration or with Ctrl-C. The
+    Wireshark and `mcast replay` read the file. Recording ends after --count, --seconds or with Ctrl-C. The
     status is 1 if fewer messages than --count came.
     """
     from mcast.capture.recorder import recorder_of
@@ -63,7 +64,7 @@ def record(
         except ValueError as error:
             raise NotBegun(f"{error}: leave out --timestamps") from None
         try:
-            _record(endpoint, recorder, count, duration, file)
+            _record(endpoint, recorder, count, seconds, file)
         except KeyboardInterrupt:
             pass  # the usual way to end a recording
         outcome = _outcome(endpoint, recorder, groups, output, time.monotonic() - started)

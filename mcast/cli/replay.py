@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -14,7 +14,7 @@ import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
-from mcast.cli.terminal import Failure, NotBegun, console, group, say
+from mcast.cli.terminal import Failure, NotBegun, console, group, say, stdin_as_file
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipv4_group_of
 
@@ -39,17 +39,17 @@ def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
 
 @with_settings
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pcapng or pcap file.")],
+    given: Annotated[str, typer.Argument(metavar="FILE", help="A pcapng or pcap file; - is stdin.")],
     group: Annotated[
         McastAddress | None,
         typer.Option(parser=group, metavar="GROUP", help="Send all messages to this group instead."),
     ] = None,
     speed: Annotated[
-        float | None, typer.Option(min=0.001, metavar="X", help="X times as fast. [default: 1]")
+        float | None, typer.Option(min=0.001, max=1e6, metavar="X", help="X times as fast. [default: 1]")
     ] = None,
     at_once: Annotated[bool, typer.Option("--max", help="As fast as possible, without pauses.")] = False,
     members: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Wait until N members of each group answer.")
+        int, typer.Option(min=0, max=1 << 20, metavar="N", help="Wait until N members of each group answer.")
     ] = 0,
     bind: Bind = None,
     device: Device = None,
@@ -68,8 +68,11 @@ def replay(
     if at_once and speed is not None:
         raise NotBegun("--speed and --max both set the speed: give one of them")
     refuse_simulated(backend, "receive")
-    contents = _contents(file)
-    with ends_cleanly(), endpoint_at(backend, bind, device, _DEPTH, settings) as endpoint:
+    with ExitStack() as stack:
+        stack.enter_context(ends_cleanly())
+        file = Path(stack.enter_context(stdin_as_file(given)))
+        contents = _contents(file)
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, _DEPTH, settings))
         _require(file, contents, endpoint.max_message_size, f"one MTU of {endpoint.device.name}")
         senders = _senders(endpoint, contents, group, listen=members > 0)
         for sender in dict.fromkeys(senders.values()):
@@ -81,7 +84,7 @@ def replay(
             # If the file grows, only the messages that were counted before are sent.
             messages = islice(messages_of(source), contents.messages)
             sent = _play(endpoint, senders, messages, None if at_once else speed or 1.0, contents)
-        outcome = _outcome(endpoint, file, contents, senders, sent, endpoint.backend.now() - started)
+        outcome = _outcome(endpoint, given, contents, senders, sent, endpoint.backend.now() - started)
     if as_json:
         say(json.dumps(outcome, indent=1))
     else:
@@ -162,7 +165,7 @@ def _play(
 
 def _outcome(
     endpoint: Endpoint,
-    file: Path,
+    file: str,
     contents: Contents,
     senders: Mapping[Gid, Sender],
     sent: int,

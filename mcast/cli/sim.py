@@ -14,7 +14,19 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.served import ctl, tap
 from mcast.cli.sim_cast import cast
-from mcast.cli.terminal import Herald, NotBegun, console, output_file, say, write_file
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import (
+    Herald,
+    Json,
+    NotBegun,
+    console,
+    output_file,
+    refuse_two_on_stdout,
+    say,
+    stdin_as_file,
+    write_file,
+)
+from mcast.cli.values import MAX_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,9 +76,16 @@ def list_() -> None:
 @app.command()
 def run(
     scenario: Annotated[
-        str, typer.Argument(autocompletion=_ready_made, help="A ready-made name, or a TOML or YAML file.")
+        str,
+        typer.Argument(autocompletion=_ready_made, help="A ready-made name, or a file; - is stdin."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Json = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MAX_SEED, metavar="N", help="Instead of the scenario's own seed.")
+    ] = None,
+    fail_if_lost: Annotated[
+        bool, typer.Option("--fail-if-lost", help="End with status 1 if a member lost a message.")
+    ] = False,
     html: Annotated[
         Path | None, _file("--html", "Draw the run as a page: members, messages, losses.")
     ] = None,
@@ -75,21 +94,27 @@ def run(
 ) -> None:
     """Play SCENARIO, and show which member got or lost which messages, and why.
 
-    Time is virtual, so the same scenario gives the same result. The exit status is 2 if the scenario cannot
-    be read.
+    Time is virtual, so the same scenario and seed give the same result. A FILE of - is stdout; a sentence on
+    stderr then takes the table's place. The exit status is 2 if the scenario cannot be read.
     """
     from mcast.backends.sim.scenario import play as scenarios
 
-    try:
-        wanted = scenarios.load(scenario)
-    except scenarios.BadScenario as error:
-        raise NotBegun(str(error)) from None
-    result = scenarios.run(wanted)
+    apart = refuse_two_on_stdout(html, pcap, trace, as_json) and not as_json
+    with stdin_as_file(scenario, ".toml") as source:
+        try:
+            wanted = scenarios.load(source)
+        except scenarios.BadScenario as error:
+            raise NotBegun(str(error).replace(source, scenario)) from None
+    result = scenarios.run(wanted if seed is None else wanted.model_copy(update={"seed": seed}))
     _write_trace(result, html, pcap, trace)
     if as_json:
         say(json.dumps(result.as_json(), indent=1))
+    elif apart:
+        say(_sum(result), err=True)
     else:
         _show(result)
+    if fail_if_lost and any(member.lost for member in result.members):
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 app.command()(ctl)
@@ -108,7 +133,7 @@ def serve(
         str | None, typer.Option(metavar="KIND", help="roce or infiniband. [default: roce]")
     ] = None,
     ports: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ports, each on a host. [default: 16]")
+        int | None, typer.Option(min=1, max=1 << 20, metavar="N", help="Ports, each on a host. [default: 16]")
     ] = None,
     scenario: Annotated[
         str | None,
@@ -218,9 +243,13 @@ def _show(result: ScenarioResult) -> None:
     _show_members(result.table())
     _show_causes(result.members)
     _show_seen(result.seen)
+    say("", _sum(result))
+
+
+def _sum(result: ScenarioResult) -> str:
     lost, expected = (sum(getattr(m, name) for m in result.members) for name in ("lost", "expected"))
     sent = sum(member.sent for member in result.members)
-    say(f"\nsim: {sent:,} messages sent, {lost:,} of {expected:,} expected copies lost")
+    return f"sim: {sent:,} messages sent, {lost:,} of {expected:,} expected copies lost"
 
 
 def _show_members(rows: Sequence[Sequence[str]]) -> None:

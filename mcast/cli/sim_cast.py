@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, NotBegun, say, size
+from mcast.cli.terminal import Failure, Json, NotBegun, say
+from mcast.cli.values import MAX_SEED, size
+from mcast.cli.values import rate as rate_of
 
 if TYPE_CHECKING:
     from mcast.cast.nack.strategy import Strategy
@@ -28,10 +30,13 @@ def cast(
     strategy: Annotated[
         str, typer.Option(metavar="WHAT", help="all, quorum:K, deadline:SECONDS or best-effort.")
     ] = "all",
-    gbit: Annotated[float, typer.Option(min=0.001, metavar="GBIT", help="Gbit/s of the sender's link.")] = 10,
+    rate: Annotated[
+        float,
+        typer.Option(parser=rate_of, metavar="BITS", help="The sender's link, bits a second."),
+    ] = "10G",  # type: ignore[assignment]  # which the parser reads
     parity: Annotated[bool, typer.Option(help="Repair with parity; without, repeat pieces.")] = True,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of all that is random.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, metavar="N", help="Of all that is random.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """Play a transfer from one sender to N receivers in virtual time, and print what it cost.
 
@@ -40,7 +45,7 @@ def cast(
     """
     from mcast.cast.nack.play import Play, Setup
 
-    setup = Setup(receivers, loss, bytes_, _strategy(strategy), seed, gbit, parity=parity)
+    setup = Setup(receivers, loss, bytes_, _strategy(strategy), seed, rate / 1e9, parity=parity)
     try:
         costs = Play(setup).run()
     except RuntimeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from io import UnsupportedOperation
 from pathlib import Path
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from mcast.wire.addresses import McastAddress
 
 STANDARD = "-"
-"""The name of stdout where a file is asked for."""
+"""The name of stdin or stdout where a file is asked for."""
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+"""The option of every command that has JSON: a flag."""
 
 
 class Failure(Exception):
@@ -164,28 +169,11 @@ def sentence(error: ValueError) -> str:
     return str(error)
 
 
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-MAX_SIZE = 1 << 30
-"""The largest made-up file in bytes, because it takes room on the disk."""
-
-
-def size(text: str) -> int:
-    """A number of bytes up to MAX_SIZE: 4194304, 4096K, 4M or 1G."""
-    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].upper() in _UNITS else (text, "")
-    if not (number.isascii() and number.isdecimal()):
-        raise typer.BadParameter(f"{text!r} is no size: write bytes, or a number with K, M or G, like 4M")
-    if len(number) > 20 or (wanted := int(number) * _UNITS.get(unit, 1)) > MAX_SIZE:
-        raise typer.BadParameter(f"{text} is too much: at most 1G is made up; give a FILE to send more")
-    return wanted
-
-
 def output_file(path: Path | None) -> Path | None:
     """Check before the work that the file can be written, without creating it."""
     from mcast.cast.files import open_sink
 
-    if path is not None:
+    if path is not None and str(path) != STANDARD:
         try:
             if not (path.is_fifo() or path.is_char_device()):  # opening a pipe once would end its reader
                 with closing(open_sink(str(path.absolute()))) as sink:
@@ -223,10 +211,35 @@ def forget_stdout() -> None:
     os.close(nowhere)
 
 
+@contextmanager
+def stdin_as_file(name: str, ending: str = "") -> Iterator[str]:
+    """The name of a file; for STANDARD that of a temporary one with all of stdin, which may be read twice."""
+    if name != STANDARD:
+        yield name
+        return
+    with tempfile.NamedTemporaryFile(prefix="stdin-", suffix=ending) as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        yield copy.name
+
+
+def refuse_two_on_stdout(*outputs: Path | str | bool | None) -> bool:
+    """Whether one of the outputs goes to stdout, True or STANDARD; two would be mixed there."""
+    count = sum(str(one) == STANDARD or one is True for one in outputs)
+    if count > 1:
+        raise NotBegun("two outputs cannot both go to stdout: name a file for one of them")
+    return count == 1
+
+
 def write_file(path: Path, data: bytes) -> None:
-    """Write the whole file or nothing; one sentence if it cannot be written."""
+    """Write the whole file or nothing, STANDARD for stdout; one sentence if it cannot be written."""
     from mcast.cast.files import open_sink
 
+    if str(path) == STANDARD:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
     try:
         with closing(open_sink(str(path.absolute()))) as sink:
             sink.open()

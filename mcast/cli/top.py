@@ -14,6 +14,7 @@ from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.listen import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
 from mcast.cli.terminal import NotBegun, console, group, say
+from mcast.cli.values import LONGEST
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of
 
@@ -33,7 +34,9 @@ def top(
         list[McastAddress] | None,
         typer.Argument(parser=group, metavar="GROUP", help="Which groups; default: all that are seen here."),
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.05, metavar="SECONDS", help="Time between looks.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(min=0.05, max=LONGEST, metavar="SECONDS", help="Time between looks.")
+    ] = 1.0,
     count: Annotated[
         int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after N looks.")
     ] = None,

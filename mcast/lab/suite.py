@@ -30,7 +30,7 @@ def run_in_lab(
     with tempfile.TemporaryDirectory(prefix="mcast-lab-") as folder:
         shared, report = Path(folder), Path(folder) / "report.json"
         required = [word for name in backends for word in ("--require-backend", name)]
-        command = [sys.executable, "-m", "mcast", "conformance", *required, "--json", str(report)]
+        command = [sys.executable, "-m", "mcast", "conformance", *required, "--report", str(report)]
         lab = replace(machine or LabMachine(), share=[shared])
         result = lab.run(command, silence=silence, stdout=output, stderr=output)
         if not report.exists():

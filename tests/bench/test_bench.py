@@ -68,16 +68,16 @@ def test_a_kept_limit_is_status_0(here: Run) -> None:
 
 BAD_INPUT = {
     "more than one MTU": (("--size", "1025"), "--size is 1025: one MTU carries 1024 bytes"),
-    "negative size": (("--size", "-1"), "'--size': Input should be greater than or equal to 0"),
-    "no receiver": (("--receivers", "0"), "'--receivers': Input should be greater than or equal to 1"),
-    "no DSCP": (("--dscp", "64"), "'--dscp': Input should be less than or equal to 63"),
+    "negative size": (("--size", "-1"), "'-1' is no size"),
+    "no receiver": (("--receivers", "0"), "--receivers is 0: give a whole number from 1 to 256"),
+    "no DSCP": (("--dscp", "64"), "--dscp is 64: give a whole number from 0 to 63"),
     "two classes": (("--dscp", "1", "--traffic-class", "4"), "--dscp is a part of --traffic-class"),
     "no such priority": (
         ("--service-level", "8"),
         "roce0/1: --service-level is 8: allowed are 0..7 (Ethernet has eight priorities)",
     ),
-    "negative time": (("--busy-poll", "-1"), "'--busy-poll': Input should be greater than or equal to 0"),
-    "no time": (("--seconds", "0"), "'--seconds'"),
+    "negative time": (("--busy-poll", "-1"), "--busy-poll is -1: give a number of at least 0"),
+    "no time": (("--seconds", "0"), "--seconds is 0: give a number from 0.01 to 3,600"),
     "no number": (("--min-rate", "fast"), "'--min-rate'"),
     "unicast": (("--group", "10.0.0.1"), "10.0.0.1 is a unicast address"),
     "unknown backend": (("--backend", "nope"), "'nope' is no backend"),

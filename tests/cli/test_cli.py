@@ -32,9 +32,9 @@ BAD_INPUT = {
     "port out of range": (("demo", "--group", "239.1.1.1:99999"), "port is 99999"),
     "no receiver": (
         ("demo", "--receivers", "0"),
-        "'--receivers': Input should be greater than or equal to 1",
+        "--receivers is 0: give a whole number from 1 to 1,000",
     ),
-    "no number": (("demo", "--receivers", "x"), "valid integer"),
+    "no number": (("demo", "--receivers", "x"), "--receivers is x: give a whole number"),
     "negative size": (("demo", "--size", "-1"), "'-1' is no size"),
     "unknown unit": (("demo", "--size", "4X"), "'4X' is no size"),
     "too large": (("demo", "--size", "1025M"), "at most 1G"),
@@ -47,7 +47,7 @@ BAD_INPUT = {
     "unknown option": (("demo", "--nope"), "No such option: --nope"),
     "unknown command": (("nope",), "No such command 'nope'"),
     "conformance of an unknown backend": (("conformance", "--backend", "nope"), "'nope' is no backend"),
-    "report that cannot be written": (("conformance", "--json", "no/such/dir"), "cannot write no/such/dir"),
+    "report that cannot be written": (("conformance", "--report", "no/such/dir"), "cannot write no/such/dir"),
 }
 
 

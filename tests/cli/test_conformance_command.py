@@ -25,7 +25,9 @@ def test_a_third_party_runs_the_suite_by_one_command(
     (tmp_path / "conftest.py").write_text("raise RuntimeError('not mine')\n")
     env = third_party() | {"PYTEST_ADDOPTS": "-k nothing", "PYTEST_PLUGINS": "no_such_plugin"}
     before = set(tmp_path.iterdir())
-    done = mcast("conformance", "--require-backend", "acme", "--json", "r.json", "--html", "r.html", env=env)
+    done = mcast(
+        "conformance", "--require-backend", "acme", "--report", "r.json", "--html", "r.html", env=env
+    )
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == "conformance: acme conforms"
     assert {path.name for path in set(tmp_path.iterdir()) - before} == {"r.json", "r.html"}
@@ -64,7 +66,7 @@ def test_a_backend_that_cannot_run_is_not_called_conforming(mcast: Run, third_pa
         "PROVIDER = ROCE._replace(status=lambda: status)\n"
     )
     env = third_party(source=source)
-    done = mcast("conformance", "--backend", "acme", "--json", "r.json", env=env)
+    done = mcast("conformance", "--backend", "acme", "--report", "r.json", env=env)
     assert done.returncode == 1
     assert "acme not tested: no device: the card is gone; put it back" in done.stdout
     assert done.stdout.splitlines()[-1] == "conformance: nothing was tested"

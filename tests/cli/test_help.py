@@ -118,10 +118,11 @@ WORK = ("pydantic", "rich", "mcast.")
 """What a command needs when it runs, and not to say what it does."""
 LIGHT = {"mcast.cli", "mcast.cli.status", "mcast.cli.terminal", "mcast.__main__"}
 """What the help of all commands, and the version, may load of the package."""
+SIM = {"mcast.cli.sim", "mcast.cli.sim_cast", "mcast.cli.served"}
 OWN = {
     "--help": set[str](),
     "--version": {"mcast.errors", "mcast.errors.install"},
-    "sim --help": {"mcast.cli.sim", "mcast.cli.sim_cast", "mcast.cli.served", "mcast.cli.interrupt"},
+    "sim --help": {*SIM, "mcast.cli.interrupt", "mcast.cli.values"},
 }
 """The words of a command line -> what it may load besides."""
 

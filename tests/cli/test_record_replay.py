@@ -50,7 +50,7 @@ def test_a_recording_is_not_lost_to_a_mistake(here: Run, tmp_path: Path) -> None
 def test_too_few_messages_are_a_failure(here: Run) -> None:
     done = here(
         *("record", GROUP, "-o", "a.pcapng", "--demo", "--backend", "sim"),
-        *("--count", "1000000", "--duration", "0.2"),
+        *("--count", "1000000", "--seconds", "0.2"),
     )
     assert done.returncode == 1
     assert "of 1,000,000 messages came in " in done.stderr
@@ -122,10 +122,10 @@ BAD_INPUT = {
     ),
     "a directory": (("record", GROUP, "-o", ".", "--demo", "--backend", "sim"), "cannot write .: Is a dir"),
     "nobody to hear": (("record", GROUP, "-o", "a", "--backend", "sim"), "add --demo for made-up messages"),
-    "count": (("record", GROUP, "-o", "a", "--count", "0"), "greater than or equal to 1"),
+    "count": (("record", GROUP, "-o", "a", "--count", "0"), "--count is 0: give a whole number"),
     "nobody to send to": (("replay", "a", "--backend", "sim"), "on which no other program can receive"),
     "twice how fast": (("replay", "a", "--speed", "2", "--max"), "give one of them"),
-    "speed": (("replay", "a", "--speed", "0"), "greater than or equal to 0.001"),
+    "speed": (("replay", "a", "--speed", "0"), "--speed is 0: give a number from 0.001 to"),
     "directory": (("replay", ".", "--backend", "acme"), ". is not a regular file"),
 }
 

@@ -31,7 +31,7 @@ BAD_INPUT = {
     "unicast": (("send", MCAST, "10.0.0.1"), "10.0.0.1 is a unicast address"),
     "simulator": (("send", MCAST, "239.1.1.1", "--backend", "sim"), "'sim' is a fabric inside this process"),
     "unknown backend": (("send", MCAST, "239.1.1.1", "--backend", "x"), "'x' is no backend"),
-    "no receiver": (("send", MCAST, "239.1.1.1", "-n", "0"), "greater than or equal to 1"),
+    "no receiver": (("send", MCAST, "239.1.1.1", "-n", "0"), "--receivers is 0: give"),
     "no address": (("send", MCAST, "239.1.1.1", "-b", "x"), "'x' is not an IPv4 or IPv6 address"),
     "no group": (("send", MCAST), "Missing argument"),
     "no output": (("recv", "239.1.1.1"), "Missing option '--output'"),
@@ -45,7 +45,10 @@ BAD_INPUT = {
     "simulated sender": (("recv", "239.1.1.1", "-o", "f", "--backend", "sim-ib"), "'sim-ib' is a fabric"),
     "no device": (("recv", "239.1.1.1", "-o", "f", "--device", "x/y"), "'x/y' is no device"),
     "both": (("recv", "239.1.1.1", "-o", "f", "--device", "x", "-b", "10.0.0.1"), "give one of them"),
-    "negative patience": (("recv", "239.1.1.1", "-o", "f", "--patience", "-1"), "greater than or equal"),
+    "negative patience": (
+        ("recv", "239.1.1.1", "-o", "f", "--patience", "-1"),
+        "--patience is -1: give",
+    ),
 }
 
 

@@ -43,7 +43,7 @@ from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import all_of_them
 from mcast.cast.receiver import FileReceiver
 from mcast.cast.sender import FileSender
-from mcast.cli import mgid, place, terminal
+from mcast.cli import mgid, place, terminal, values
 from mcast.contract.registry import open_backend
 from mcast.endpoint import probe, sequence
 from mcast.endpoint.ports import choose
@@ -273,7 +273,7 @@ def endpoint_text(data: bytes) -> None:
     with suppress(ValueError):
         choose(_known(), text, None, 1)
     with suppress(typer.BadParameter):
-        assert 0 <= terminal.size(text) <= terminal.MAX_SIZE
+        assert 0 <= values.size(text) <= values.MAX_SIZE
 
 
 class _Devices:

@@ -500,7 +500,7 @@ def test_the_suite_holds_on_a_served_fabric(mcast: Run, tmp_path: Path) -> None:
     """By the command. What is not applicable there is what is not on the fabric in one process."""
     names = ["sim-shared", "sim-shared-ib"]
     words = [word for name in names for word in ("--require-backend", name)]
-    done = mcast("conformance", *words, "--json", "report.json")
+    done = mcast("conformance", *words, "--report", "report.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sim-shared conforms, sim-shared-ib conforms" in done.stdout
     for shared, alone in zip(names, ["sim-roce", "sim-ib"], strict=True):

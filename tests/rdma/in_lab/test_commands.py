@@ -58,7 +58,7 @@ def until(what: str, bed: Testbed, group: IPv4Address, wanted: set[IPv4Address])
 @contextmanager
 def recording(bed: Testbed, group: IPv4Address, file: Path) -> Iterator[None]:
     """`mcast record` on the first port, from when it hears to when it has COUNT messages."""
-    where = ("--bind", bed.ports[0], "-o", file, "--count", COUNT, "--duration", BOUND, "--json")
+    where = ("--bind", bed.ports[0], "-o", file, "--count", COUNT, "--seconds", BOUND, "--json")
     with started(*MCAST, "record", group, *where) as process:
         until("record does not join", bed, group, {bed.ports[0]})
         yield

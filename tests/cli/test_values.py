@@ -1,0 +1,137 @@
+"""One grammar for all commands: units, bounds, `-`, `--json`, and the variables that are defaults."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperArgument, TyperOption
+
+from mcast.cli import SUMMARIES, load
+from mcast.cli.values import message_size, rate, size
+
+from ..commands import Run
+
+SIZES = {"0": 0, "7": 7, "64K": 65536, "1m": 1 << 20, "1G": 1 << 30}
+RATES = {"7": 7, "25K": 25_000, "2.5M": 2.5e6, "10g": 1e10, "1e12": 1e12}
+OLDER = {"send", "recv", "demo"}
+"""Commands whose bounds are not all there yet."""
+ENDLESS = {
+    "busy_poll": "inf never sleeps",
+    "count": "a number to compare with, of any size",
+    "comp_vector": "the device says how many it has",
+    "ports": "the lab says how many it makes",
+    "switches": "the lab says how many it makes",
+}
+"""Numbers that have no bound here, and why."""
+
+
+def parameters() -> Iterator[tuple[str, TyperOption | TyperArgument]]:
+    """Each command's name, with each of its options and arguments."""
+    for name in SUMMARIES:
+        command = load(name)
+        for one in [command, *getattr(command, "commands", {}).values()]:
+            yield from ((f"{name} {one.name}", each) for each in one.params)
+
+
+@pytest.mark.parametrize("text", SIZES)
+def test_a_size_takes_units_of_1024(text: str) -> None:
+    assert (size(text), message_size(0, 1 << 30)(text)) == (SIZES[text], SIZES[text])
+
+
+@pytest.mark.parametrize("text", RATES)
+def test_a_rate_takes_units_of_1000(text: str) -> None:
+    assert rate(text) == RATES[text]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "K", "1KB", "1T", "1 K", "nan", "inf", "0x1", "\u0661", "9" * 21, "1.K"]
+)
+def test_no_amount_is_refused(text: str) -> None:
+    for read in size, rate, message_size(0, 9):
+        with pytest.raises(typer.BadParameter, match=r"is no (size|rate): write"):
+            read(text)
+
+
+def test_a_size_has_no_fraction_and_a_rate_is_not_0() -> None:
+    for read, text in ((size, "1.5K"), (rate, "0"), (rate, "0.0K")):
+        with pytest.raises(typer.BadParameter, match=r"is no (size|rate)"):
+            read(text)
+
+
+def test_each_number_has_both_bounds_or_a_reason_why_not() -> None:
+    for name, one in parameters():
+        kind, info = one.type_descriptor.annotation, one.type_descriptor.parameter_info
+        number = any(word in str(kind) for word in ("int", "float")) and info.parser is None
+        if number and name.split()[0] not in OLDER and one.name not in ENDLESS:
+            assert info.min is not None, (name, one.name)
+            assert info.max is not None, (name, one.name)
+
+
+def test_json_is_a_flag_and_a_time_is_called_seconds_in_each_command() -> None:
+    for name, one in parameters():
+        if "--json" in one.opts:
+            assert isinstance(one, TyperOption), name
+            assert one.is_flag, name
+        assert not {"--duration", "--time"} & set(one.opts), name
+
+
+def test_a_number_is_refused_in_words_of_ours(here: Run) -> None:
+    for given, says in {
+        "bench --receivers 0": "--receivers is 0: give a whole number from 1 to 256",
+        "bench --receivers 1.5": "--receivers is 1.5: give a whole number from 1 to 256",
+        "bench --seconds nan": "--seconds is nan: give a number from 0.01 to 3,600",
+        "bench --busy-poll -1": "--busy-poll is -1: give a number of at least 0",
+        "top -C " + 5000 * "9" + "x": f"--count is {20 * '9'}...: give a whole number of at least 1",
+    }.items():
+        done = here(*given.split())
+        assert (done.returncode, done.stderr) == (2, f"mcast {given.split()[0]}: {says}\n")
+
+
+@pytest.mark.parametrize(("option", "begins"), [("--html", "<!doctype html>"), ("--trace", "{")])
+def test_a_file_called_minus_is_stdout(here: Run, tmp_path: Path, option: str, begins: str) -> None:
+    done = here("sim", "run", "late-join", option, "-")
+    assert done.stdout.startswith(begins)
+    assert done.stderr.startswith("sim: 700 messages sent, ")
+    assert list(tmp_path.iterdir()) == []
+    done = here("sim", "run", "late-join", option, "-", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "two outputs cannot both go to stdout" in done.stderr
+
+
+def test_a_scenario_called_minus_is_stdin_and_its_seed_can_be_another(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'name = "given"\nseconds = 1\n[[members]]\ngroup = "239.1.1.1"\nports = [0]\n'
+
+    def given(data: str, *more: str) -> str:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
+        done = here("sim", "run", "-", *more)
+        return done.stdout or done.stderr
+
+    assert json.loads(given(text, "--json", "--seed", "9"))["scenario"]["seed"] == 9
+    assert given("?").startswith("mcast: - is not TOML: ")
+
+
+def test_lost_messages_are_status_1_if_asked_for(here: Run) -> None:
+    assert here("sim", "run", "late-join").returncode == 0
+    done = here("sim", "run", "late-join", "--fail-if-lost")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.endswith("expected copies lost\n")
+
+
+def test_variables_are_defaults_that_options_beat(here: Run) -> None:
+    record = ("record", "239.1.1.1", "--demo", "-C", "1", "-o", "made", "--json")
+    env = {"MCAST_BACKEND": "sim-ib", "MCAST_BIND": "10.0.0.2"}
+    for more, device in {(): "ib1", ("--device", "ib0"): "ib0", ("--bind", "10.0.0.1"): "ib0"}.items():
+        assert json.loads(here(*record, *more, env=env).stdout)["device"] == device
+    assert json.loads(here(*record, "--backend", "sim", env=env).stdout)["device"] == "roce1"
+    for name, value in {"MCAST_BACKEND": "nope", "MCAST_BIND": "x"}.items():
+        done = here(*record, env=env | {name: value})
+        assert (done.returncode, done.stdout) == (2, "")
+        assert name in done.stderr
