@@ -76,10 +76,10 @@ class _Counts:
             self._bits = 1 if shift >= _WINDOW else (self._bits << shift | 1) & (1 << _WINDOW) - 1
             self._latest = count
             return True
-        bit = 1 << self._latest - count
-        if self._latest - count >= _WINDOW or self._bits & bit:
+        late = self._latest - count
+        if late >= _WINDOW or self._bits >> late & 1:
             return False
-        self._bits |= bit
+        self._bits |= 1 << late
         return True
 
 

@@ -9,7 +9,8 @@ from math import inf
 from random import Random
 from typing import NamedTuple
 
-from mcast.cast.nack.messages import Describe, Piece, packed, told, unpacked
+from mcast.cast.nack.closed import Letters, letters_of
+from mcast.cast.nack.messages import SIGN, Describe, Piece, packed
 from mcast.cast.nack.payload import BlockBytes, Digest, joined
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
@@ -60,13 +61,15 @@ class Case(NamedTuple):
     strategy: Strategy = all_of_them()
     stream: bool = False
     parity: bool = True
+    key: bytes | None = None
 
 
 class Taker:
     """A receiver with its bytes: what it takes for verified is in `got`, by object."""
 
-    def __init__(self, core: ObjectReceiver) -> None:
-        self.core = core
+    def __init__(self, core: ObjectReceiver, letters: Letters) -> None:
+        self.core, self.letters = core, letters
+        letters.begin(core.session, NONCE)
         self.got: dict[int, bytes] = {}
         self.wrong: list[str] = []
         self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
@@ -74,7 +77,7 @@ class Taker:
 
     def hears(self, message: bytes, source: str, now: float) -> None:
         try:
-            spoken = told(message, source)
+            spoken = self.letters.read(message, source)
         except Rejected:
             return
         core = self.core
@@ -119,7 +122,11 @@ class Network:
     def __init__(self, case: Case, weather: Weather = CALM, seed: int = 0, lie: Lie | None = None) -> None:
         self.case, self.weather = case, weather
         self.random = Random(seed)
-        self.sender = ObjectSender(number(0), "sender", LARGEST, 0.0, Manners(silence=5.0, stall=20.0))
+        manners = Manners(silence=5.0, stall=20.0)
+        self._letters = letters_of(case.key)
+        self._letters.begin(number(0), NONCE)
+        largest = LARGEST - self._letters.around
+        self.sender = ObjectSender(number(0), "sender", largest, 0.0, manners, nonce=NONCE)
         self.takers: dict[int, Taker] = {}
         self.lie = lie
         self.now = 0.0
@@ -133,18 +140,19 @@ class Network:
                 self._join(end)
 
     def _join(self, end: int) -> None:
+        letters = letters_of(self.case.key)
         who = Self(
             number(end),
             f"r{end}",
             self.case.room,
-            LARGEST,
+            LARGEST - letters.around,
             self.case.parity,
             silence=30.0,
             stall=100.0,
             stores=True,
         )
         core = ObjectReceiver(number(0), who, Random(self.random.random()), self.now)
-        self.takers[end] = Taker(core)
+        self.takers[end] = Taker(core, letters)
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -226,13 +234,17 @@ class Network:
 
     def _say(self, source: int, message: bytes) -> None:
         weather, random = self.weather, self.random
+        if source >= 0:
+            letters = self._letters if source == 0 else self.takers[source].letters
+            (message,) = map(bytes, letters.written([message]))
         for target in [0, *self.takers, *([-1] if self.lie and source >= 0 else [])]:
             if target == source or (random.random() < weather.loss and target >= 0):
                 continue
             for _ in range(2 if random.random() < weather.doubles else 1):
                 late = random.random() * 0.01 if random.random() < weather.disorder else 0.0
                 heard = message
-                if source == 0 and random.random() < weather.garbled and isinstance(unpacked(heard), Piece):
+                piece = heard[len(SIGN)] == NUMBER_OF_PIECES
+                if source == 0 and random.random() < weather.garbled and piece:
                     at = len(heard) - 1 - random.randrange(4)
                     heard = heard[:at] + bytes((heard[at] ^ 0x55,)) + heard[at + 1 :]
                 self._order += 1
@@ -247,13 +259,21 @@ class Network:
                 self._say(-1, lie)
         elif target == 0:
             try:
-                spoken = told(message, address(source) if source >= 0 else LIAR)
+                spoken = self._letters.read(message, self._from(source))
             except Rejected:
                 return
-            self.sender.hears(spoken, address(source) if source >= 0 else LIAR, self.now)
+            self.sender.hears(spoken, self._from(source), self.now)
         elif target in self.takers:
-            self.takers[target].hears(message, address(source) if source >= 0 else LIAR, self.now)
+            self.takers[target].hears(message, self._from(source), self.now)
+
+    def _from(self, source: int) -> str:
+        """Where a message comes from: in a closed group the liar is at any address, each time another."""
+        if source >= 0:
+            return address(source)
+        return LIAR if self.case.key is None else address(self.random.randint(0, self.case.receivers))
 
 
+NONCE = 7
+NUMBER_OF_PIECES = packed(Piece(1, 0, 0, 0, b"x"))[len(SIGN)]
 LIAR = "10.0.0.99"
 LIARS_NUMBER = number_at(LIAR, 99)

@@ -68,6 +68,9 @@ def test_a_message_counts_once_in_whatever_order_it_comes() -> None:
     for place in (0, 1, 3999, 4000, 4999, 2):
         assert refusal(here, said[place]) == REPLAYED, "heard, or too long ago"
     assert here.read(said[1000], address(0)) == OFFER
+    there._count = (1 << 64) - 2
+    assert here.read(written(there, OFFER), address(0)) == OFFER
+    assert refusal(here, said[4998]) == REPLAYED, "a member that counts as far as it can costs nothing"
 
 
 def test_what_was_said_in_an_earlier_session_is_refused() -> None:
