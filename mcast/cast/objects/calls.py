@@ -5,9 +5,10 @@ A session has no thread and no task: it speaks and hears inside its calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from math import inf
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, overload
 
@@ -22,6 +23,7 @@ from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectReport, ObjectsOut
 from mcast.cast.objects.turns import Seat, Turns, awaited, blocked, seated
 from mcast.endpoint import awaiting, blocking
+from mcast.interrupts import made_or_undone, uninterrupted
 
 MEMORY = 32 << 20
 """About how many bytes of one object are under way, at each end."""
@@ -49,11 +51,22 @@ class _ObjectSession:
             self._sending = ObjectsOut(seat, memory, rate, silence, key)
             self._seat = undo.pop_all()
         self._closed = False
+        self._calls = Lock()
 
     @property
     def receivers(self) -> int:
         """How many receivers take part now."""
         return sum(member.lives for member in self._sending.core.members)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second call meanwhile: each would hear what the other waits for."""
+        if not self._calls.acquire(blocking=False):
+            raise RuntimeError("another call of this session is running: make one call at a time")
+        try:
+            yield
+        finally:
+            self._calls.release()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -69,7 +82,8 @@ class ObjectSession(_ObjectSession):
     """A sender of objects to those that receive in the group; `open_session` explains the arguments.
 
     Close the session, or use it in a `with`: the receivers are told. While no call of the session runs,
-    nothing is said: receivers wait for `silence` seconds, and find the session again when it goes on.
+    nothing is said: receivers wait for `silence` seconds, and find the session again when it goes on. A
+    second call while one is running, from another thread, raises RuntimeError.
     """
 
     _group: blocking.Membership
@@ -83,8 +97,9 @@ class ObjectSession(_ObjectSession):
 
         Raises TimedOut when `timeout` seconds have passed; the error says how many there are.
         """
-        self._require_open()
-        blocked(self._group, self._now, self._sending.gather(receivers, timeout))
+        with uninterrupted(), self._alone():
+            self._require_open()
+            blocked(self._group, self._now, self._sending.gather(receivers, timeout))
 
     def send(
         self,
@@ -95,12 +110,15 @@ class ObjectSession(_ObjectSession):
         strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send one object to all that take part. Arguments and errors are those of `mcast.cast.send`."""
-        self._require_open()
-        return blocked(self._group, self._now, self._sending.send(data, strategy, name, metadata))
+        with uninterrupted(), self._alone():
+            self._require_open()
+            return blocked(self._group, self._now, self._sending.send(data, strategy, name, metadata))
 
     def close(self, why: str = "") -> None:
         """End the session, and tell the receivers, and why. Idempotent."""
-        if self._end():
+        with uninterrupted(), self._alone():
+            if not self._end():
+                return
             with self._seat:
                 blocked(self._group, self._now, self._sending.close(why))
 
@@ -125,8 +143,9 @@ class AsyncObjectSession(_ObjectSession):
 
     async def gather(self, receivers: int, timeout: float | None = None) -> None:
         """As `ObjectSession.gather`."""
-        self._require_open()
-        await awaited(self._group, self._now, self._sending.gather(receivers, timeout))
+        with self._alone():
+            self._require_open()
+            await awaited(self._group, self._now, self._sending.gather(receivers, timeout))
 
     async def send(
         self,
@@ -137,12 +156,15 @@ class AsyncObjectSession(_ObjectSession):
         strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """As `ObjectSession.send`. One call at a time."""
-        self._require_open()
-        return await awaited(self._group, self._now, self._sending.send(data, strategy, name, metadata))
+        with self._alone():
+            self._require_open()
+            return await awaited(self._group, self._now, self._sending.send(data, strategy, name, metadata))
 
     async def close(self, why: str = "") -> None:
         """As `ObjectSession.close`."""
-        if self._end():
+        with self._alone():
+            if not self._end():
+                return
             with self._seat:
                 await awaited(self._group, self._now, self._sending.close(why))
 
@@ -188,7 +210,9 @@ def open_session(
     """
     if isinstance(group, awaiting.Membership):
         return AsyncObjectSession(group, memory, rate, silence, key)
-    return ObjectSession(group, memory, rate, silence, key)
+    return made_or_undone(
+        lambda: ObjectSession(group, memory, rate, silence, key), lambda session: session.close()
+    )
 
 
 class _SendOptions(TypedDict, total=False):
@@ -242,7 +266,7 @@ def send(
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
     if isinstance(group, awaiting.Membership):
         return _sent(group, data, receivers, timeout, session_options, options)
-    with open_session(group, **session_options) as session:
+    with uninterrupted(), open_session(group, **session_options) as session:
         session.gather(receivers, timeout)
         return session.send(data, **options)
 

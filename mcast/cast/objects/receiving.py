@@ -163,6 +163,8 @@ class ObjectsIn:
         key: bytes | None,
         model: type[BaseModel] | None,
     ) -> None:
+        self.sessions: dict[int, _Incoming] = {}
+        """The sessions in which this receiver takes part, by number."""
         if not (into is None or callable(into) or isinstance(into, os.PathLike)):
             sink_at(into)  # what no object could be written to is refused now
         self._seat, self._into, self._most, self._model = seat, into, most, model
@@ -172,8 +174,6 @@ class ObjectsIn:
         room = max(4, min(MOST_ROOM, memory // (piece_size(largest) * MOST_WIDTH)))
         able = parity.available()
         self._self = Self(seat.number, seat.name, room, largest, able, silence, stores=True)
-        self.sessions: dict[int, _Incoming] = {}
-        """The sessions in which this receiver takes part, by number."""
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._whole: deque[Received] = deque()
         self.rejected: Counter[str] = Counter[str]()
@@ -220,6 +220,9 @@ class ObjectsIn:
         """Drop what is not whole; no half-written file stays."""
         for one in self.sessions.values():
             self._drop(one)
+
+    def __del__(self) -> None:
+        self.close()  # Ctrl-C may come between the last line of a receive and its cleaning up
 
     def _turn(self, until: float) -> Turns[None]:
         now = self._seat.now()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from math import inf
 from secrets import randbelow
+from threading import Lock
 from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -50,6 +51,7 @@ class Seat(NamedTuple):
     now: Callable[[], float]
 
 
+_TAKING = Lock()
 _taken: WeakSet[MemberView] = WeakSet()
 """The memberships that an end has to itself."""
 
@@ -64,11 +66,6 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
         raise TypeError(
             f"{call}: {type(group).__name__} is no membership that can hear the others: use Endpoint.join"
         )
-    if group in _taken:
-        raise RuntimeError(
-            f"{call}: this membership is sending or receiving objects already, and one of the two would miss "
-            "what the other hears: end that first, or join from another endpoint"
-        )
     if group.max_message_size < LEAST:
         raise ValueError(
             f"{call}: messages to this group have at most {group.max_message_size} bytes, and objects need "
@@ -77,11 +74,21 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     endpoint = group.endpoint
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
-    _taken.add(group)
+    seat = Seat(number, name_of(endpoint), group.max_message_size, endpoint.now)
+    mine = False
     try:
-        yield Seat(number, name_of(endpoint), group.max_message_size, endpoint.now)
+        with uninterrupted(), _TAKING:
+            mine = group not in _taken
+            _taken.add(group)
+        if not mine:
+            raise RuntimeError(
+                f"{call}: this membership is sending or receiving objects already, and one of the two would "
+                "miss what the other hears: end that first, or join from another endpoint"
+            )
+        yield seat
     finally:
-        _taken.discard(group)
+        if mine:
+            _taken.discard(group)
 
 
 def others(messages: list[Message]) -> Iterator[tuple[Buffer, str]]:

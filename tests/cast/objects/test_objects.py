@@ -414,6 +414,59 @@ def test_ctrl_c_tells_the_receivers_and_leaves_no_file(roce: Fabric, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_session_takes_one_call_at_a_time(roce: Fabric) -> None:
+    begun = threading.Event()
+
+    def begins(offered: cast.Offered) -> None:
+        begun.set()
+
+    with (
+        others(lambda: gets(roce, 1, 1, begins)) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group, rate=200_000) as session,
+    ):
+        session.gather(1, BOUND)
+        with others(lambda: session.send(DATA)) as sends:
+            assert begun.wait(BOUND)
+            for call in (lambda: session.send(b"too"), lambda: session.gather(1), session.close):
+                with pytest.raises(RuntimeError, match="one call at a time"):
+                    call()
+            assert sends[0].result(BOUND).kept
+        assert body(ends[0].result(BOUND)[0]) == DATA
+
+
+def test_a_cancelled_send_is_given_up_and_the_next_arrives(roce: Fabric) -> None:
+    missed: list[cast.Missed] = []
+
+    async def run() -> tuple[cast.ObjectReport, list[bytes]]:
+        begun = asyncio.Event()
+
+        async def receives() -> list[bytes]:
+            async with amember(roce, 1) as group:
+                async for one in cast.receive(group, lambda _: begun.set(), missed=missed.append):
+                    return [body(one)]
+            return []
+
+        async with asyncio.timeout(BOUND), amember(roce, 0) as group:
+            receiving = asyncio.create_task(receives())
+            async with cast.open_session(group, rate=200_000) as session:
+                await session.gather(1, BOUND)
+                sending = asyncio.create_task(session.send(Random(3).randbytes(3_000_000)))
+                await begun.wait()
+                with pytest.raises(RuntimeError, match="one call at a time"):
+                    await session.send(b"")
+                sending.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await sending
+                report = await session.send(b"the next")
+                return report, await receiving
+
+    report, got = asyncio.run(run())
+    assert got == [b"the next"]
+    assert report.kept
+    assert len(missed) == 1
+
+
 def test_a_cancelled_receiver_tells_the_sender_and_leaves_no_file(roce: Fabric, tmp_path: Path) -> None:
     async def run() -> cast.ObjectReport:
         begun = asyncio.Event()
