@@ -16,6 +16,7 @@ from typing import NamedTuple
 from mcast.backends.sim.clock import Clock
 from mcast.backends.sim.core.qp import Burst, Qp
 from mcast.backends.sim.shared import frames, posts
+from mcast.backends.sim.shared.door import AT_ONCE
 from mcast.backends.sim.shared.rings import MASK, Page, RingPayloads
 
 BUFFER = 64 << 10
@@ -159,7 +160,7 @@ class Arrivals:
             if self._unsent is None:
                 break
             try:
-                self._ours.send(self._unsent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._ours.send(self._unsent, AT_ONCE)
             except BlockingIOError:
                 break
             except OSError:  # it has shut its end down, to its own harm

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from mcast.api import Phase, QpError, mcast_error
 from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared.door import AT_ONCE
 from mcast.backends.sim.shared.memory import SharedMemory
 from mcast.interrupts import Lock, interruptible, uninterrupted
 
@@ -37,7 +38,7 @@ ENDED = "the fabric is served no more"
 
 
 _MAKE_ROOM = frames.AskFor(op="make_room").model_dump_json().encode()
-_AT_ONCE = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_READ = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 
 
 class Gone(Exception):
@@ -280,9 +281,9 @@ class Connection:
         try:
             if enclosed:
                 sent_along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", enclosed))]
-                self._socket.sendmsg([frame], sent_along, _AT_ONCE)
+                self._socket.sendmsg([frame], sent_along, AT_ONCE)
             else:
-                self._socket.send(frame, _AT_ONCE)
+                self._socket.send(frame, AT_ONCE)
         except BlockingIOError:
             return False
         return True
@@ -302,9 +303,7 @@ class Connection:
         descriptors = array.array("i")
         try:
             try:
-                size, ancillary, _, _ = self._socket.recvmsg_into(
-                    [buffer], socket.CMSG_SPACE(4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-                )
+                size, ancillary, _, _ = self._socket.recvmsg_into([buffer], socket.CMSG_SPACE(4), _READ)
             except BlockingIOError:
                 return
             for _, _, data in ancillary:

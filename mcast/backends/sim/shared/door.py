@@ -17,6 +17,8 @@ logger: logging.Logger = logging.getLogger("mcast")
 MOST_GROUPS_OF_USER = 1024
 MOST_PROBES = 128
 """Newcomers that may come while the process has not returned."""
+AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+"""Flags of each send of either side; a number, because to join members of an enum takes as long as a send."""
 _CREDENTIALS = struct.Struct("iII")
 _SO_PEERGROUPS = 59
 """The further groups of a peer's user; `socket` has no name for the option."""

@@ -26,7 +26,7 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.arrivals import Pump
 from mcast.backends.sim.shared.control import Control
-from mcast.backends.sim.shared.door import Door, credentials
+from mcast.backends.sim.shared.door import AT_ONCE, Door, credentials
 from mcast.backends.sim.shared.rings import Page
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
 
@@ -42,6 +42,8 @@ MOST_UNREAD = 16
 _GONE = {E.EPIPE: "", E.ECONNRESET: "", E.EAGAIN: "it does not read"}
 """Why the session of a client ends whose answer could not be sent."""
 _INT = array("i").itemsize
+_READ = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
+_READ_FIRST = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC | socket.MSG_CMSG_CLOEXEC)
 
 
 class Client:
@@ -172,12 +174,10 @@ class FabricServer:
 
     def _receive(self, client: Client) -> int:
         """Bytes of the next frame, those without room in the buffer too. A ring comes with the first."""
-        flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC
         if client.session is not None:
-            return client.socket.recv_into(self._buffer, 0, flags)  # the kernel drops descriptors
+            return client.socket.recv_into(self._buffer, 0, _READ)  # the kernel drops descriptors
         room = socket.CMSG_SPACE(_INT)
-        whole = flags | socket.MSG_CMSG_CLOEXEC
-        size, ancillary, _, _ = client.socket.recvmsg_into([self._buffer], room, whole)
+        size, ancillary, _, _ = client.socket.recvmsg_into([self._buffer], room, _READ_FIRST)
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 for fd in array("i", data[: len(data) - len(data) % _INT]):
@@ -249,7 +249,7 @@ class FabricServer:
         try:
             # Not by socket.send_fds, which takes flags and does not heed them (Python 3.11).
             sent_along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
-            client.socket.sendmsg([frame], sent_along, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            client.socket.sendmsg([frame], sent_along, AT_ONCE)
         finally:
             if kept is not None:
                 os.close(kept)
