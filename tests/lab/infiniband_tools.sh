@@ -139,9 +139,9 @@ kept churn "$3" "$here/qp_churn.py" 10.77.0.1 10.77.0.2 10.77.0.3 "$4"
 kept storm "$3" "$here/smp_storm.py" softib2 "$2" 1
 pidof opensm >opensm.txt
 # Not with a queue pair open; then with OpenSM, IPoIB and all that they have on it.
-mckey -m 239.1.1.9 -b 10.77.0.4 >held_open.txt 2>&1 &
+"$3" "$here/qp_churn.py" 10.77.0.4 held_open.txt &
 holder=$!
-until grep -q "^softib4 .*:0f01:0109 " "$debug/attached" || ! kill -0 "$holder"; do sleep 0.05; done
+until [ -s held_open.txt ] || ! kill -0 "$holder"; do sleep 0.05; done
 kept in_use rmmod softib
 kill -KILL "$holder"
 wait "$holder"

@@ -1,6 +1,7 @@
 """Makes and destroys queue pairs in the lab's guest from several processes at once, and kills some of these.
 
 usage: qp_churn.py ADDRESS... COUNT    COUNT lives of queue pairs by a process for each address and one more
+       qp_churn.py ADDRESS FILE        one queue pair in a group; a line in FILE tells that it is there
 
 A life: join a group, post receives and sends, and go: in order, by the end of the process, or by SIGKILL.
 A line on file descriptor 3 tells of each.
@@ -12,7 +13,9 @@ import os
 import random
 import signal
 import sys
+import time
 import traceback
+from pathlib import Path
 
 import mcast.backends.rdma.qp  # noqa: F401  (imported for all processes)
 from mcast import open_endpoint
@@ -63,6 +66,17 @@ def churn(addresses: list[str], count: int) -> int:
     return ended
 
 
+def hold(address: str, told: Path) -> None:
+    with RdmaBackend() as backend, open_endpoint(backend, address) as endpoint:
+        endpoint.join(GROUP)
+        told.write_text("there\n")
+        while True:
+            time.sleep(60)
+
+
 if __name__ == "__main__":
-    *where, lives = sys.argv[1:]
-    print(churn(where, int(lives)))
+    *where, last = sys.argv[1:]
+    if last.isdecimal():
+        print(churn(where, int(last)))
+    else:
+        hold(where[0], Path(last))
