@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all lint docs bench oracle wheel test-asan test-tsan fuzz clean test-packages
+.PHONY: demo test test-all lint docs sessions bench oracle wheel test-asan test-tsan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -38,6 +38,10 @@ lint: .venv/test
 # Into build/site; --quiet would hide warnings from strictness. The variable silences an advertisement.
 docs: .venv/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The recorded terminal sessions of README.md and the documentation.
+sessions: .venv/test
+	$(BIN)/python scripts/record_sessions.py
 
 # Beside UDP sockets here, and beside C and pyverbs in the lab; then what moved since the last release.
 bench: .venv/test

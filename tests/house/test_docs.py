@@ -319,6 +319,13 @@ def test_a_page_fetches_nothing_from_elsewhere(site: Path) -> None:
     assert imported == []
 
 
+def test_the_search_needs_no_server(site: Path) -> None:
+    """A page that was opened as a file cannot fetch the index, and may start no worker."""
+    assert (site / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
+    for page in ("index.html", "facts/sa.html"):
+        assert '/iframe-worker.js"' in (site / page).read_text("utf-8")
+
+
 def test_an_id_leads_to_its_row(site: Path) -> None:
     links = [
         (page, anchor)
