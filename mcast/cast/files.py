@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from typing_extensions import Buffer
+
 STANDARD = "-"
 """The name that stands for stdin and stdout."""
 
@@ -66,16 +68,18 @@ class Sink:
     """Where a received file goes. An OSError of any method ends the transfer."""
 
     name: str
+    most: int | None = None
+    """The most bytes that one `write` may have; None: any number."""
 
     def open(self) -> None:
-        """Create whatever `close` removes. Called once, by the caller that will close the sink."""
+        """Create whatever `close` removes; what is open stays as it is."""
 
     def ready(self) -> bool:
-        """Whether a piece can be written without waiting for a reader."""
+        """Whether `write` would not wait for a reader."""
         return True
 
-    def write(self, piece: bytes) -> None:
-        """Take the next bytes of the file, at most PIPE_BUF."""
+    def write(self, piece: Buffer) -> None:
+        """Take the next bytes of the file, at most `most`."""
         raise NotImplementedError
 
     def commit(self) -> bool:
@@ -97,12 +101,14 @@ class Nowhere(Sink):
 
     name = "nowhere"
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: Buffer) -> None:
         pass
 
 
 class StreamSink(Sink):
-    """A pipe, a device or a terminal: each piece is written when it comes."""
+    """A pipe, a device or a terminal: its bytes are written when they have come."""
+
+    most = select.PIPE_BUF  # a pipe that is ready takes so many at once
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd = fd
@@ -113,10 +119,10 @@ class StreamSink(Sink):
     def ready(self) -> bool:
         return bool(self._poll.poll(0))
 
-    def write(self, piece: bytes) -> None:
-        # A pipe that is ready takes PIPE_BUF bytes at once, and no piece is longer.
-        while piece:
-            piece = piece[os.write(self._fd, piece) :]
+    def write(self, piece: Buffer) -> None:
+        left = memoryview(piece)
+        while left:
+            left = left[os.write(self._fd, left) :]
 
     def close(self) -> None:
         os.close(self._fd)
@@ -126,27 +132,29 @@ class NewFile(Sink):
     """A file that gets its name when it is whole and on the disk; until then it is a hidden file in the same
     folder."""
 
-    def __init__(self, path: Path, name: str = "") -> None:
+    def __init__(self, path: Path, name: str = "", runs: bool = False) -> None:
         self.name: str = name or str(path)
-        self._target = path
+        self._target, self._runs = path, runs
         self._part: Path | None = None
         self._placer = ThreadPoolExecutor(1)
         self._placing: Future[None] | None = None
 
     def open(self) -> None:
+        if self._part is not None:
+            return
         beginning = os.fsencode(self._target.name)[:_KEPT_OF_NAME].decode(errors="ignore")
         with _signals_held():  # a signal between these lines would leave the file behind
             fd, made = tempfile.mkstemp(prefix=f".{beginning}.", suffix=".part", dir=self._target.parent)
             self._part = Path(made)
             self._file = os.fdopen(fd, "wb", buffering=1 << 16)
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: Buffer) -> None:
         self._file.write(piece)
 
     def commit(self) -> bool:
         # In a thread, because a disk may take longer than the sender waits for an answer.
         if self._placing is None:
-            self._placing = self._placer.submit(self._place, _mode(self._target))
+            self._placing = self._placer.submit(self._place, _mode(self._target, self._runs))
         if not self._placing.done():
             return False
         self.finish()
@@ -206,8 +214,8 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _mode(path: Path) -> int:
-    """The permissions of the file that is replaced, or those of a new file.
+def _mode(path: Path, runs: bool) -> int:
+    """The permissions of the file that is replaced, or those of a new file, which may be a program that runs.
 
     The bits setuid and setgid are left out, because they were given to other bytes.
     """
@@ -215,7 +223,7 @@ def _mode(path: Path) -> int:
         return path.stat().st_mode & 0o777
     except FileNotFoundError:
         os.umask(mask := os.umask(0))
-        return 0o666 & ~mask
+        return (0o777 if runs else 0o666) & ~mask
 
 
 def open_sink(path: str) -> Sink:

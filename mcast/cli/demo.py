@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast.cli.place import BackendName, is_alone, places_of, require, with_settings
-from mcast.cli.terminal import Failure, console, group
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import Failure, console, group, say
 from mcast.cli.values import size
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.api import Backend
-    from mcast.cast.drive import ReceivingParty
-    from mcast.cast.sender import ReceiverState
+    from mcast.cast.nack.sender import Account
+    from mcast.cast.objects.sending import ObjectReport
+    from mcast.cast.objects.together import ReceivingEnd
     from mcast.endpoint.settings import Settings
 
 _WAIT, _PATIENCE = 30.0, 60.0
@@ -68,11 +69,11 @@ def demo(
         outcome = _transfer(fabric, address, receivers, path, settings)
     outcome = {"backend": backend, "file": str(file) if file else None, **outcome}
     if as_json:
-        typer.echo(json.dumps(outcome, indent=1))
+        say(json.dumps(outcome, indent=1))
     else:
         _show(outcome)
     if not all(receiver["verified"] for receiver in outcome["receivers"]):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _given(file: Path) -> AbstractContextManager[Path]:
@@ -101,65 +102,70 @@ def _transfer(
 ) -> dict[str, Any]:
     """Send the file from the first port to receivers on the others in turn; return what happened, for
     JSON."""
-    from mcast.cast.files import Source
-    from mcast.cast.together import ends, run
+    from mcast.api import TimedOut
+    from mcast.cast.nack.messages import piece_size
+    from mcast.cast.objects.together import ends, run
     from mcast.cli.send import SendWatch
 
-    with path.open("rb") as file:
-        expected = hashlib.file_digest(file, "sha256").hexdigest()
     finished: dict[int, float] = {}
     with ExitStack() as stack:
-        source = stack.enter_context(closing(Source(str(path.absolute()))))
+        watch = stack.enter_context(SendWatch(receivers, path.stat().st_size))
         try:
-            parties = ends(backend, group, receivers, source, _WAIT, _PATIENCE, settings)
-            sender, takers = stack.enter_context(parties)
+            both = ends(backend, group, receivers, path, _WAIT, _PATIENCE, settings, watch.look)
+            sender, takers = stack.enter_context(both)
         except ValueError as error:
             raise Failure(str(error)) from None
-        watch = stack.enter_context(SendWatch(sender.core, receivers))
 
         def look() -> None:
-            watch.look()
             for taker in takers:
-                if taker.core.complete:
-                    finished.setdefault(taker.number, watch.seconds)
+                if taker.received is not None:
+                    finished.setdefault(taker.seat.number, watch.seconds)
 
-        run(sender, takers, look)
-    if sender.core.failure:
-        here = sender.endpoint.device.name
-        deaf = next(taker.endpoint for taker in takers if taker.number not in sender.core.peers)
-        raise Failure(
-            f"{deaf.device.name} ({deaf.address}) joined {group}, but it and {here} heard nothing "
-            f"of each other within {_WAIT:g} s: check the cabling, and IGMP snooping or the SM"
-        )
+        here = sender.group.endpoint
+        try:
+            run(sender, takers, look)
+        except TimedOut:
+            deaf = next((one.group.endpoint for one in takers if not sender.knows(one)), None)
+            if deaf is None:  # a send took too long
+                raise
+            raise Failure(
+                f"{deaf.device.name} ({deaf.address}) joined {group}, but it and {here.device.name} heard "
+                f"nothing of each other within {_WAIT:g} s: check the cabling, and IGMP snooping or the SM"
+            ) from None
+    report = sender.result
+    assert report is not None
     return {
-        "size": sender.core.bytes,
-        "sha256": expected,
+        "size": report.size,
+        "blake3": report.digest.hex(),
         "group": str(group),
-        "sender": str(sender.endpoint.address),
-        "message_size": sender.core.piece,
-        "messages": sender.core.pieces,
-        "sent_again": sender.core.repeated,
+        "sender": str(here.address),
+        "message_size": piece_size(sender.group.max_message_size),
+        "messages": report.pieces,
+        "sent_again": report.repairs,
         "receivers": [
-            _outcome(taker, sender.core.peers[taker.number], finished.get(taker.number, 0.0), expected)
+            _outcome(taker, sender.account_of(taker), finished.get(taker.seat.number, 0.0), report)
             for taker in takers
         ],
     }
 
 
-def _outcome(taker: ReceivingParty, peer: ReceiverState, seconds: float, expected: str) -> dict[str, Any]:
-    endpoint, core = taker.endpoint, taker.core
+def _outcome(
+    taker: ReceivingEnd, account: Account | None, seconds: float, report: ObjectReport
+) -> dict[str, Any]:
+    endpoint, received = taker.group.endpoint, taker.received
+    size = received.size if received is not None else 0
+    verified = received is not None and received.digest == report.digest
     return {
         "device": endpoint.device.name,
         "port": endpoint.port.port_num,
         "address": str(endpoint.address),
-        "messages": core.pieces,
-        "bytes": core.bytes,
-        "lost": peer.repaired,
+        "bytes": size,
+        "lost": account.asked if account is not None else 0,
         "seconds": seconds,
-        "bytes_per_second": core.bytes / seconds if seconds > 0 else 0.0,
-        "sha256": core.digest if core.complete else None,
-        "outcome": peer.fate.value,
-        "verified": core.verified and core.digest == expected,
+        "bytes_per_second": size / seconds if seconds > 0 else 0.0,
+        "blake3": received.digest.hex() if received is not None else None,
+        "outcome": "verified" if verified else (account.why if account is not None else "took no part"),
+        "verified": verified,
     }
 
 
@@ -170,23 +176,22 @@ def _show(outcome: dict[str, Any]) -> None:
     out, receivers = console(), outcome["receivers"]
     out.print(
         f"{outcome['file'] or 'made-up file'}: {outcome['size']:,} bytes, "
-        f"SHA-256 {outcome['sha256'][:16]}...\n"
+        f"BLAKE3 {outcome['blake3'][:16]}...\n"
         f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
         f"{outcome['messages']:,} messages of up to {outcome['message_size']:,} bytes\n"
-        + (f"{outcome['sent_again']:,} messages were sent again\n" if outcome["sent_again"] else ""),
+        + (f"{outcome['sent_again']:,} messages repaired losses\n" if outcome["sent_again"] else ""),
         markup=False,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("receiver", "address"):
         table.add_column(name)
-    for name in ("messages", "bytes", "lost", "rate"):
+    for name in ("bytes", "lost", "rate"):
         table.add_column(name, justify="right")
-    table.add_column("SHA-256")
+    table.add_column("BLAKE3")
     for receiver in receivers:
         table.add_row(
             f"{receiver['device']}/{receiver['port']}",
             receiver["address"],
-            f"{receiver['messages']:,}",
             f"{receiver['bytes']:,}",
             f"{receiver['lost']:,}",
             f"{decimal(int(receiver['bytes_per_second']))}/s",
@@ -195,7 +200,7 @@ def _show(outcome: dict[str, Any]) -> None:
     out.print(table)
     verified = sum(receiver["verified"] for receiver in receivers)
     lost = sum(receiver["lost"] for receiver in receivers)
-    typer.echo(
+    say(
         f"\ndemo: {verified}/{len(receivers)} receivers verified, "
         f"{outcome['messages']} messages each, {lost} lost"
     )

@@ -1,10 +1,12 @@
-"""`mcast recv`: one file that `mcast send` sends to a group, verified."""
+"""`mcast recv`: what the next `mcast send` sends to a group, verified."""
 
 from __future__ import annotations
 
+import errno
 import json
-import time
+import os
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,22 +23,32 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.progress import Watch
-from mcast.cli.terminal import Failure, console
+from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, say
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
-    from mcast.cast.drive import ReceivingParty
-    from mcast.cast.receiver import FileReceiver
+    from mcast.cast import Missed, Offered, Received
+    from mcast.cast.bundle import Folder, OneFile
+    from mcast.cast.files import Sink
+    from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
 
-_NAMED = 5
-"""How many gaps are named; JSON has all."""
+_NAMED = 3
+"""How many files that did not come are named; JSON has all."""
 
 
 @with_settings
 def recv(
     group: GroupArgument,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to: a file, - for stdout, or a folder, such as in/."
+        ),
+    ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace files that the folder has already.")
+    ] = False,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = "rdma",
@@ -50,100 +62,186 @@ def recv(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Receive the next file that `mcast send` sends to GROUP.
+    """Receive what the next `mcast send` sends to GROUP.
 
     FILE gets its name when it is whole, verified and on the disk; an older file is replaced then. Stdout, a
-    pipe or a device gets the bytes as they come. The status is 0 if the copy was verified, else 1.
+    pipe or a device gets the bytes as they come. A folder gets each file by the name that the sender gives;
+    files that are there are replaced with --overwrite alone. The status is 0 if all has come and was
+    verified, else 1.
     """
-    from mcast.cast.drive import DEPTH, ReceivingParty, run
-    from mcast.cast.files import STANDARD, open_sink
+    from mcast.cast import receive
+    from mcast.cast.objects.turns import BOUND, DEPTH
 
     refuse_simulated(backend, "send")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
-        try:
-            sink = stack.enter_context(closing(open_sink(output)))
-            sink.open()
-        except OSError as error:
-            raise Failure(f"cannot write {output}: {error.strerror}", 2) from None
+        place = stack.enter_context(closing(_place(output, overwrite)))
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
-        party = ReceivingParty(endpoint, group, sink, patience)
-        with ReceiveWatch(
-            party.core, f"{group} as {endpoint.address} ({endpoint.device.name})", wait
-        ) as watch:
-            run(party, watch.look)
-        outcome = outcome_of(party, sink.name, group, watch.seconds)
+        member = endpoint.join(group, timeout=BOUND)
+        where = f"{group} as {endpoint.address} ({endpoint.device.name})"
+        watch = stack.enter_context(ReceiveWatch(f"listening to {where}"))
+        came = Intake(place)
+        objects = receive(
+            member,
+            came.offered,
+            timeout=wait,
+            missed=came.missed,
+            most=0,
+            silence=patience,
+            alone=True,
+            progress=watch.look,
+        )
+        with closing(objects):
+            for received in objects:
+                watch.before += received.size
+                came.whole.append(received)
+                if came.ended:
+                    break
+        outcome = outcome_of(member, group, output, came, watch)
+    if came.sender is None:
+        late = ", but a transfer that had begun before is under way" if came.late else ""
+        raise Failure(f"no transfer began on {where} within {wait:g} s{late}")
     apart = output == STANDARD
     if as_json:
-        typer.echo(json.dumps(outcome, indent=1), err=apart)
+        say(json.dumps(outcome, indent=1), err=apart)
     elif outcome["verified"] and (not apart or console(stderr=True).is_terminal):
         _show(outcome, apart)
     if not outcome["verified"]:
-        raise Failure(_why(outcome, kept=apart))
+        raise Failure(outcome["failure"])
+
+
+def _place(output: str, overwrite: bool) -> Folder | OneFile:
+    from mcast.cast.bundle import Folder, OneFile
+
+    try:
+        if output.endswith("/") or (output != STANDARD and Path(output).is_dir()):
+            return Folder(Path(output), overwrite)
+        return OneFile(output)
+    except OSError as error:
+        raise NotBegun(f"cannot write {output}: {error.strerror}") from None
 
 
 class ReceiveWatch(Watch):
-    """Shows where the command listens, then how much has come. Ends the wait for a sender."""
+    """Shows where the command listens, then how much has come."""
 
-    def __init__(self, core: FileReceiver, place: str, wait: float | None) -> None:
-        super().__init__(f"listening to {place}")
-        self._core, self._place, self._wait = core, place, wait
-        self._opened = time.perf_counter()
+    def __init__(self, waiting: str) -> None:
+        super().__init__(waiting)
+        self.before = 0
+        """Bytes of the objects before this one."""
 
-    def look(self) -> None:
-        """Show the present state; called after each turn."""
-        core = self._core
-        if core.highest:
-            self.show("receiving", core.bytes, core.size)
-        elif not core.welcome and self._wait is not None and time.perf_counter() - self._opened > self._wait:
-            late = ", but a transfer that had begun before is under way" if core.missed_one else ""
-            core.fail(f"no transfer began on {self._place} within {self._wait:g} s{late}")
+    def look(self, offered: Offered, done: int) -> None:
+        """Show how far an object is."""
+        from mcast.cast.bundle import Label
+
+        label = Label.of(offered.metadata)
+        self.show("receiving", self.before + done, offered.size if label is None else label.size)
 
 
-def outcome_of(party: ReceivingParty, file: str, group: McastAddress, seconds: float) -> dict[str, Any]:
+class Intake:
+    """What has come of one transfer, and what has not."""
+
+    def __init__(self, place: Folder | OneFile) -> None:
+        self._place = place
+        self.whole: list[Received] = []
+        self.lacks: list[Missed] = []
+        self.late = False
+        """Whether a transfer was under way that this receiver came too late for."""
+        self.sender: Offered | None = None
+        """What the sender said of its first object; None before there is a sender to hear."""
+        self.files: int | None = None
+        """How many objects it sends; None where only the end will tell."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to come."""
+        return len(self.whole) + len(self.lacks) >= (self.files or 1)
+
+    def offered(self, offered: Offered) -> Sink | None:
+        """Where an object goes."""
+        from mcast.cast.bundle import Label
+
+        if self.sender is None:
+            label = Label.of(offered.metadata)
+            self.sender, self.files = offered, label and label.files
+        return self._place(offered)
+
+    def missed(self, missed: Missed) -> None:
+        """An object has not come whole. One that was too late waits for the next transfer."""
+        if missed.late and not self.whole:
+            self.late, self.sender = True, None
+        else:
+            self.lacks.append(missed)
+
+    @property
+    def failure(self) -> str:
+        """Why not all is there; empty if all is."""
+        if self.lacks:
+            named = dict(map(self._named, self.lacks[:_NAMED]))
+            more = f"; and {len(self.lacks) - _NAMED} more" if len(self.lacks) > _NAMED else ""
+            return "; ".join(f"{name}: {why}" for name, why in named.items()) + more
+        if self.sender is not None and not self.ended:
+            return f"{self.sender.address} ended after {len(self.whole)} of {self.files} files and folders"
+        return ""
+
+    def _named(self, missed: Missed) -> tuple[str, str]:
+        from mcast.cast.bundle import ONE_ALONE
+
+        hints = {
+            ONE_ALONE: "name a folder, such as -o in/",
+            os.strerror(errno.EEXIST): "--overwrite replaces it",
+        }
+        words = [missed.why, hints.get(missed.why)]
+        return self.name_of(missed.offered), ": ".join(filter(None, words))
+
+    def name_of(self, offered: Offered) -> str:
+        """What the user knows an object by."""
+        from mcast.cast.bundle import Label
+
+        label = Label.of(offered.metadata)
+        return self._place.name or (label.name if label is not None else offered.name)
+
+
+def outcome_of(
+    member: Membership, group: McastAddress, output: str, came: Intake, watch: ReceiveWatch
+) -> dict[str, Any]:
     """What happened, as JSON shows it."""
-    core, endpoint = party.core, party.endpoint
+    endpoint, size = member.endpoint, sum(one.size for one in came.whole)
     return {
         "backend": endpoint.backend.name,
-        "file": file,
-        "verified": core.verified,
-        "failure": core.failure,
-        "size": core.bytes,
-        "sha256": core.digest,
+        "output": "stdout" if output == STANDARD else output,
+        "verified": bool(came.whole) and not came.failure,
+        "failure": came.failure,
         "group": str(group),
         "device": endpoint.device.name,
         "port": endpoint.port.port_num,
         "receiver": str(endpoint.address),
-        "sender": core.sender,
-        "sender_address": core.address,
-        "pieces": core.pieces,
-        "lost": [[gap.start, gap.stop - 1] for gap in core.lost],
-        "doubles": core.doubles,
-        "seconds": seconds,
-        "bytes_per_second": core.bytes / seconds if seconds > 0 else 0.0,
-        "rejected": dict(core.rejected),
+        "sender": came.sender and came.sender.sender,
+        "sender_address": came.sender and came.sender.address,
+        "size": size,
+        "seconds": watch.seconds,
+        "bytes_per_second": size / watch.seconds if watch.seconds > 0 else 0.0,
+        "files": [
+            {"name": came.name_of(one.offered), "size": one.size, "blake3": one.digest.hex()}
+            for one in came.whole
+        ],
+        "missed": {came.name_of(one.offered): one.why for one in came.lacks},
+        "rejected": came.whole[-1].refused if came.whole else {},
     }
 
 
 def _show(outcome: dict[str, Any], apart: bool) -> None:
     from rich.filesize import decimal
 
+    files = outcome["files"]
+    what = f"{outcome['size']:,} bytes"
+    what += (
+        f", BLAKE3 {files[0]['blake3'][:16]}..."
+        if len(files) == 1
+        else f", {len(files):,} files and folders,"
+    )
     console(stderr=apart).print(
-        f"{outcome['file']}: {outcome['size']:,} bytes, SHA-256 {outcome['sha256'][:16]}... verified\n"
+        f"{outcome['output']}: {what} verified\n"
         f"{outcome['sender_address']} ({outcome['sender']}) -> {outcome['group']} -> {outcome['receiver']} "
-        f"({outcome['device']})\n{outcome['pieces']:,} pieces on {outcome['backend']}, "
-        f"{decimal(int(outcome['bytes_per_second']))}/s",
+        f"({outcome['device']})\n{outcome['backend']}, {decimal(int(outcome['bytes_per_second']))}/s",
         markup=False,
     )
-
-
-def _why(outcome: dict[str, Any], kept: bool) -> str:
-    why: str = outcome["failure"]
-    gaps = outcome["lost"]
-    if gaps:
-        count = sum(last - first + 1 for first, last in gaps)
-        named = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in gaps[:_NAMED])
-        why += f"; {count} of the pieces so far are lost ({named}{', ...' if len(gaps) > _NAMED else ''})"
-    if outcome["pieces"] and not kept:
-        why += f"; {outcome['size']:,} bytes had come, and none of them are kept"
-    return why

@@ -1,9 +1,10 @@
-"""`mcast send`: a file to every receiver in a group, verified by each."""
+"""`mcast send`: files and folders to every receiver in a group, verified by each."""
 
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, suppress
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,35 +21,51 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.progress import Watch
-from mcast.cli.terminal import Failure, console
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import Failure, NotBegun, console, say
+from mcast.cli.values import StrategyOption
+from mcast.cli.values import rate as rate_of
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
-    from mcast.cast.drive import SendingParty
-    from mcast.cast.sender import FileSender, ReceiverState
+    from collections.abc import Iterator
+
+    from mcast.cast import Account, ObjectReport, ObjectSession, Progress
+    from mcast.cast.bundle import Bundle
+    from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
 
-_NAMED = 10
-"""How many lost pieces of a receiver are named; JSON has all."""
+_LINGER = 1.0
+"""Seconds after the first receiver in which others may join, where no number is given."""
+
+_NAMED = 3
+"""How many files that a receiver does not have are named; JSON has all."""
 
 
 def _receivers(number: int | None) -> int | None:
-    from mcast.cast.packets import MOST_RECEIVERS
+    from mcast.cast.nack.messages import MOST_MEMBERS
 
-    if number is not None and number > MOST_RECEIVERS:
-        raise typer.BadParameter(f"{number} is more than {MOST_RECEIVERS}")
+    if number is not None and number > MOST_MEMBERS:
+        raise typer.BadParameter(f"{number} is more than {MOST_MEMBERS}")
     return number
 
 
 @with_settings
 def send(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to send; - is stdin.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files and folders to send; - is stdin.")
+    ],
     group: GroupArgument,
     receivers: Annotated[
         int | None,
         typer.Option(
             "--receivers", "-n", min=1, callback=_receivers, metavar="N", help="How many to wait for."
         ),
+    ] = None,
+    strategy: StrategyOption = "all",
+    rate: Annotated[
+        float | None,
+        typer.Option(parser=rate_of, metavar="BITS", help="The most bits a second, such as 2G."),
     ] = None,
     bind: Bind = None,
     device: Device = None,
@@ -63,89 +80,151 @@ def send(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Send FILE to every `mcast recv` in GROUP.
+    """Send files and folders to every `mcast recv` in GROUP.
 
-    Waits for --receivers N receivers, or for all that join within a second after the first. Lost pieces are
-    sent again. The status is 0 if every receiver has verified its copy, else 1.
+    Waits for --receivers N receivers, or for all that join within a second after the first. What gets lost is
+    repaired. The status is 0 if the strategy's promise was kept: with `all`, if every receiver has verified
+    its copy. Else the status is 1. Each receiver that lacks something is named.
     """
-    from mcast.cast.drive import DEPTH, SendingParty, run
-    from mcast.cast.files import Source
-    from mcast.cast.sender import Patience
+    from mcast.cast import open_session
+    from mcast.cast.objects.turns import BOUND, DEPTH
 
     refuse_simulated(backend, "receive")
-    times = Patience(wait=wait, silence=patience)
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
-        try:
-            source = stack.enter_context(closing(Source(file)))
-        except OSError as error:
-            raise Failure(f"cannot read {file}: {error.strerror}", 2) from None
+        bundle = _bundle(files)
+        for path, why in bundle.skipped.items():
+            say(f"mcast: {path} is not sent: {why}", err=True)
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
-        party = SendingParty(endpoint, group, source, receivers, times)
-        with SendWatch(party.core, receivers) as watch:
-            run(party, watch.look)
-        outcome = outcome_of(party, source.name, group, watch.seconds)
+        member = endpoint.join(group, timeout=BOUND)
+        watch = stack.enter_context(SendWatch(receivers, bundle.size))
+        most = inf if rate is None else rate / 8
+        with open_session(member, rate=most, silence=patience, progress=watch.look) as session:
+            _gather(session, receivers, wait)
+            reports = [*_sent(session, bundle, strategy, watch)]
+            seconds = watch.seconds
+        outcome = outcome_of(member, group, bundle, reports, seconds)
     if as_json:
-        typer.echo(json.dumps(outcome, indent=1))
-    elif not party.core.failure:
+        say(json.dumps(outcome, indent=1))
+    else:
         _show(outcome)
-    if party.core.failure:
-        came = ", ".join(f"{peer.address} ({peer.name})" for peer in party.core.peers.values())
-        raise Failure(": ".join(filter(None, [party.core.failure, came])))
-    if not all(receiver["verified"] for receiver in outcome["receivers"]):
-        raise typer.Exit(1)
+    if not outcome["kept"]:
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 class SendWatch(Watch):
-    """Shows who has joined, then how much every receiver has."""
+    """Shows how many have joined, then how much every receiver has."""
 
-    def __init__(self, core: FileSender, wanted: int | None) -> None:
-        super().__init__("")
-        self._core, self._wanted = core, f" of {wanted}" if wanted else ""
+    def __init__(self, wanted: int | None, size: int | None) -> None:
+        super().__init__("waiting for receivers")
+        self._wanted, self._size = f" of {wanted}" if wanted else "", size
+        self.before = 0
+        """Bytes of the objects before this one."""
 
-    def look(self) -> None:
-        """Show the present state; called after each turn."""
-        core = self._core
-        if core.started:
-            self.show("sending", core.placed_bytes, core.size)
+    def look(self, progress: Progress) -> None:
+        """Show how far the sender is."""
+        if progress.name is not None or self.before:
+            self.show("sending", self.before + progress.done, self._size)
         else:
-            self.wait(f"waiting: {len(core.peers)}{self._wanted} joined")
+            self.wait(f"waiting: {progress.receivers}{self._wanted} joined")
 
 
-def outcome_of(party: SendingParty, file: str, group: McastAddress, seconds: float) -> dict[str, Any]:
+def _bundle(files: list[str]) -> Bundle:
+    from mcast.cast.bundle import bundle_of
+
+    try:
+        return bundle_of(files)
+    except OSError as error:
+        raise NotBegun(f"cannot read {error.filename or '-'}: {error.strerror}") from None
+    except ValueError as error:
+        raise NotBegun(str(error)) from None
+
+
+def _gather(session: ObjectSession, receivers: int | None, wait: float) -> None:
+    from mcast.api import TimedOut
+    from mcast.cast.nack.messages import MOST_MEMBERS
+
+    try:
+        session.gather(receivers or 1, wait)
+    except TimedOut:
+        here = [f"{address} ({', '.join(names)})" for address, names in session.addresses.items()]
+        few = f"{session.receivers} of {receivers or 1} receivers joined within {wait:g} s"
+        raise Failure(": ".join(filter(None, [few, ", ".join(here)]))) from None
+    if receivers is None:
+        with suppress(TimedOut):
+            session.gather(MOST_MEMBERS + 1, _LINGER)
+
+
+def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatch) -> Iterator[ObjectReport]:
+    from mcast.api import McastError
+    from mcast.cast.bundle import Content
+    from mcast.cast.files import Source
+
+    for path, label in bundle.items:
+        try:
+            data = b"" if label.kind is Content.FOLDER else Source(path)
+            name = label.name.rpartition("/")[2]
+            report = session.send(data, name=name, metadata=label.pack(), strategy=strategy)
+        except McastError:
+            raise
+        except OSError as error:
+            raise Failure(f"{path}: {error.strerror or error}") from None
+        watch.before += report.size
+        yield report
+
+
+def outcome_of(
+    member: Membership, group: McastAddress, bundle: Bundle, reports: list[ObjectReport], seconds: float
+) -> dict[str, Any]:
     """What happened, as JSON shows it."""
-    core, endpoint = party.core, party.endpoint
+    endpoint = member.endpoint
+    sent = sum(report.size for report in reports)
+    names = [item.label.name for item in bundle.items]
+    receivers = _receivers_of(dict(zip(names, reports, strict=True)))
     return {
         "backend": endpoint.backend.name,
-        "file": file,
-        "size": core.bytes,
-        "sha256": core.digest,
         "group": str(group),
         "device": endpoint.device.name,
         "port": endpoint.port.port_num,
         "sender": str(endpoint.address),
-        "pieces": core.pieces,
-        "sent_again": core.repeated,
+        "size": sent,
+        "kept": all(report.kept for report in reports) and any(one["verified"] for one in receivers),
+        "parity": all(report.parity for report in reports),
+        "pieces": sum(report.pieces for report in reports),
+        "sent_again": sum(report.repairs for report in reports),
         "seconds": seconds,
-        "bytes_per_second": core.bytes / seconds if seconds > 0 else 0.0,
-        "receivers": [_receiver(peer) for peer in core.peers.values()],
-        "rejected": dict(core.rejected),
+        "bytes_per_second": sent / seconds if seconds > 0 else 0.0,
+        "files": [
+            {"name": name, "size": one.size, "blake3": one.digest.hex(), "kept": one.kept}
+            for name, one in zip(names, reports, strict=True)
+        ],
+        "receivers": receivers,
+        "rejected": reports[-1].refused if reports else {},
     }
 
 
-def _receiver(peer: ReceiverState) -> dict[str, Any]:
-    from mcast.cast.sender import Fate
-
-    return {
-        "name": peer.name,
-        "address": peer.address,
-        "verified": peer.fate is Fate.VERIFIED,
-        "outcome": peer.fate.value,
-        "words": peer.words,
-        "pieces": peer.has,
-        "missed": peer.repaired,
-        "lost": list(peer.lost),
-    }
+def _receivers_of(reports: dict[str, ObjectReport]) -> list[dict[str, Any]]:
+    """What became of all files at each receiver."""
+    found: dict[int, dict[str, Account]] = {}
+    for name, report in reports.items():
+        for account in report.receivers:
+            found.setdefault(account.number, {})[name] = account
+    rows = []
+    for accounts in found.values():
+        last = [*accounts.values()][-1]
+        missed = {name: one.why for name, one in accounts.items() if not one.whole}
+        missed |= {name: "came later, or had left" for name in reports if name not in accounts}
+        rows.append(
+            {
+                "name": last.name,
+                "address": last.address,
+                "verified": not missed,
+                "outcome": "verified" if not missed else next(iter(missed.values())),
+                "asked": sum(one.asked for one in accounts.values()),
+                "missed": missed,
+            }
+        )
+    return rows
 
 
 def _show(outcome: dict[str, Any]) -> None:
@@ -153,11 +232,15 @@ def _show(outcome: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    out, receivers = console(), outcome["receivers"]
+    out, receivers, files = console(), outcome["receivers"], outcome["files"]
+    what = f"{files[0]['name']}: " if len(files) == 1 else f"{len(files):,} files and folders: "
+    what += f"{outcome['size']:,} bytes"
+    if len(files) == 1:
+        what += f", BLAKE3 {files[0]['blake3'][:16]}..."
+    repaired = "" if outcome["parity"] else " without parity"
     out.print(
-        f"{outcome['file']}: {outcome['size']:,} bytes, SHA-256 {outcome['sha256'][:16]}...\n"
-        f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
-        f"{outcome['pieces']:,} pieces, {outcome['sent_again']:,} sent again, "
+        f"{what}\n{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
+        f"{outcome['pieces']:,} pieces, {outcome['sent_again']:,} repairs{repaired}, "
         f"{decimal(int(outcome['bytes_per_second']))}/s\n",
         markup=False,
     )
@@ -165,27 +248,25 @@ def _show(outcome: dict[str, Any]) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("receiver", overflow="fold")
         table.add_column("address", no_wrap=True)
-        for name in ("has", "missed"):
-            table.add_column(name, justify="right")
-        table.add_column("outcome")
+        table.add_column("lost", justify="right")
+        table.add_column("outcome", overflow="fold")
         for receiver in receivers:
             colour = "green" if receiver["verified"] else "red"
             table.add_row(
                 escape(receiver["name"]),
                 receiver["address"],
-                f"{receiver['pieces']:,}",
-                f"{receiver['missed']:,}",
-                f"[{colour}]{_outcome_words(receiver)}[/]",
+                f"{receiver['asked']:,}",
+                f"[{colour}]{escape(_words(receiver, len(files)))}[/]",
             )
         out.print(table)
     verified = sum(receiver["verified"] for receiver in receivers)
-    typer.echo(f"\nsend: {verified}/{len(receivers)} receivers verified, {outcome['pieces']} pieces each")
+    each = f"{outcome['pieces']} pieces each" if len(files) == 1 else f"{len(files)} files and folders each"
+    say(f"\nsend: {verified}/{len(receivers)} receivers verified, {each}")
 
 
-def _outcome_words(receiver: dict[str, Any]) -> str:
-    from rich.markup import escape
-
-    if lost := receiver["lost"]:
-        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-        return f"{receiver['outcome']}: {', '.join(map(str, lost[:_NAMED]))}{more}"
-    return escape(": ".join(filter(None, [receiver["outcome"], receiver["words"]])))
+def _words(receiver: dict[str, Any], files: int) -> str:
+    missed = receiver["missed"]
+    if files == 1 or not missed:
+        return str(receiver["outcome"])
+    more = f" and {len(missed) - _NAMED} more" if len(missed) > _NAMED else ""
+    return f"lacks {', '.join([*missed][:_NAMED])}{more}: {receiver['outcome']}"

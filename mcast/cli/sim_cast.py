@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, Json, NotBegun, say
-from mcast.cli.values import MAX_SEED, size
+from mcast.cli.terminal import Failure, Json, say
+from mcast.cli.values import MAX_SEED, StrategyOption, size
 from mcast.cli.values import rate as rate_of
-
-if TYPE_CHECKING:
-    from mcast.cast.nack.strategy import Strategy
 
 _MOST = 8192
 """The most receivers of a session."""
@@ -27,9 +24,7 @@ def cast(
     bytes_: Annotated[
         int, typer.Option("--size", parser=size, metavar="BYTES", help="Of the object, such as 64M.")
     ] = "16M",  # type: ignore[assignment]  # which the parser reads
-    strategy: Annotated[
-        str, typer.Option(metavar="WHAT", help="all, quorum:K, deadline:SECONDS or best-effort.")
-    ] = "all",
+    strategy: StrategyOption = "all",
     rate: Annotated[
         float,
         typer.Option(parser=rate_of, metavar="BITS", help="The sender's link, bits a second."),
@@ -45,7 +40,7 @@ def cast(
     """
     from mcast.cast.nack.play import Play, Setup
 
-    setup = Setup(receivers, loss, bytes_, _strategy(strategy), seed, rate / 1e9, parity=parity)
+    setup = Setup(receivers, loss, bytes_, strategy, seed, rate / 1e9, parity=parity)
     try:
         costs = Play(setup).run()
     except RuntimeError as error:
@@ -65,18 +60,3 @@ def _shown(value: float) -> str:
 
 def _repaired(parity: bool) -> str:
     return "losses were repaired by parity" if parity else "losses were repaired by repeating pieces"
-
-
-def _strategy(text: str) -> Strategy:
-    from mcast.cast.nack.strategy import all_of_them, best_effort, deadline, quorum
-
-    kind, _, figure = text.partition(":")
-    try:
-        if kind == "quorum":
-            return quorum(int(figure))
-        if kind == "deadline":
-            return deadline(float(figure))
-        return {"all": all_of_them, "best-effort": best_effort}[text]()
-    except (KeyError, ValueError):
-        choices = "all, quorum:K, deadline:SECONDS and best-effort"
-        raise NotBegun(f"--strategy is {text}: there are {choices}") from None

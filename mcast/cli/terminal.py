@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from mcast.wire.addresses import McastAddress
 
+
 STANDARD = "-"
 """The name of stdin or stdout where a file is asked for."""
 

@@ -1,15 +1,17 @@
-"""How commands read sizes and rates with units, and what they say of a number that is out of range."""
+"""How commands read sizes and rates with units and strategies, and what they say of a number out of range."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from typer import TyperException
+
+    from mcast.cast.nack.strategy import Strategy
 
 LONGEST = 604_800.0
 """The longest time that an option takes, in seconds: a week, which each timer of the system can wait for."""
@@ -51,6 +53,22 @@ def rate(text: str) -> float:
             f"{_short(text)!r} is no rate: write a number, perhaps with K, M or G, like 10G"
         )
     return wanted
+
+
+def strategy(text: str) -> Strategy:
+    """What a sender does with slow receivers; one sentence says which texts there are."""
+    from mcast.cast.nack.strategy import Strategy
+
+    try:
+        return Strategy.of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+StrategyOption = Annotated[
+    Any,  # a Strategy, whose module the help does not load
+    typer.Option(parser=strategy, metavar="WHAT", help="all, quorum:K, deadline:SECONDS or best-effort."),
+]
 
 
 def _bytes(text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -15,28 +14,32 @@ from random import Random
 from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
+from blake3 import blake3
 
-from mcast.cast.packets import MOST_RECEIVERS
+from mcast.cast.nack.messages import MOST_MEMBERS
 
 from ..commands import MCAST, Run, written_to_terminal
 
 DATA = Random(1).randbytes(20_000)
-SHA256 = hashlib.sha256(DATA).hexdigest()
+BLAKE3 = blake3(DATA).hexdigest()
 PYTHON = Path(sys.executable)
 TEXT = "a line of text\n" * 5000
 
 BAD_INPUT = {
     "missing file": (("send", "missing", "239.1.1.1"), "cannot read missing: No such file"),
-    "directory": (("send", ".", "239.1.1.1"), "a directory cannot be sent: pack it"),
+    "two of one name": (("send", MCAST, MCAST, "239.1.1.1"), "2 of these would be named mcast"),
+    "no strategy": (("send", MCAST, "239.1.1.1", "--strategy", "some"), "'some' is no strategy"),
+    "no rate": (("send", MCAST, "239.1.1.1", "--rate", "fast"), "'fast' is no rate"),
+    "rate of nothing": (("send", MCAST, "239.1.1.1", "--rate", "0G"), "'0G' is no rate"),
     "unicast": (("send", MCAST, "10.0.0.1"), "10.0.0.1 is a unicast address"),
     "simulator": (("send", MCAST, "239.1.1.1", "--backend", "sim"), "'sim' is a fabric inside this process"),
     "unknown backend": (("send", MCAST, "239.1.1.1", "--backend", "x"), "'x' is no backend"),
     "no receiver": (("send", MCAST, "239.1.1.1", "-n", "0"), "--receivers is 0: give"),
     "no address": (("send", MCAST, "239.1.1.1", "-b", "x"), "'x' is not an IPv4 or IPv6 address"),
-    "no group": (("send", MCAST), "Missing argument"),
+    "no group": (("send", MCAST), "Missing argument 'FILE...'"),
     "no output": (("recv", "239.1.1.1"), "Missing option '--output'"),
     "no such directory": (("recv", "239.1.1.1", "-o", "no/file"), "cannot write no/file: No such file"),
-    "output directory": (("recv", "239.1.1.1", "-o", "."), "cannot write .: this is a directory"),
+    "no such folder": (("recv", "239.1.1.1", "-o", "no/in/"), "cannot write no/in/: Not a directory"),
     "name too long": (("recv", "239.1.1.1", "-o", "x" * 256), "xxx: File name too long"),
     "file as directory": (
         ("recv", "239.1.1.1", "-o", f"{MCAST}/x"),
@@ -89,26 +92,30 @@ PROVIDER = ROCE._replace(open=lambda: open_fabric(FABRIC, host=0))
 OTHER_END = """
 import sys, threading
 from contextlib import closing
-from mcast import McastAddress, open_endpoint
+from pathlib import Path
+from mcast import cast, open_endpoint
 from mcast.backends.sim import open_fabric
 from mcast.cli import main
-from mcast.cast.drive import DEPTH, ReceivingParty, SendingParty, run
-from mcast.cast.files import Source, open_sink
 from acme_mcast import FABRIC
 
-def other(host, make):
-    with open_fabric(FABRIC, host=host) as backend:
-        with open_endpoint(backend, loopback="off", receive_depth=DEPTH) as endpoint:
-            run(make(endpoint, McastAddress.of("239.1.1.1")))
+def other(host, call):
+    with (
+        open_fabric(FABRIC, host=host) as backend,
+        open_endpoint(backend, loopback="off") as endpoint,
+        endpoint.join("239.1.1.1") as group,
+    ):
+        call(group)
 
-def receiving(endpoint, group):
-    return ReceivingParty(endpoint, group, open_sink("/dev/null"), 60.0)
+def receiving(group):
+    with closing(cast.receive(group, alone=True, silence=60.0, missed=lambda _: None)) as objects:
+        for one in objects:
+            pass
 
-def sending(endpoint, group):
-    return SendingParty(endpoint, group, Source("file"), 1)
+def sending(group):
+    cast.send(group, Path("file"), name="file")
 
-hosts, make = (1, 2) if sys.argv[1] == "send" else (1,), receiving if sys.argv[1] == "send" else sending
-threads = [threading.Thread(target=other, args=(host, make), daemon=True) for host in hosts]
+hosts, call = ((1, 2), receiving) if sys.argv[1] == "send" else ((1,), sending)
+threads = [threading.Thread(target=other, args=(host, call), daemon=True) for host in hosts]
 for thread in threads:
     thread.start()
 main()
@@ -131,17 +138,16 @@ def test_send_shows_each_receiver(with_others: Run) -> None:
     done = with_others("send", "file", "239.1.1.1", "-n", 2)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == f"file: 20,000 bytes, SHA-256 {SHA256[:16]}..."
-    assert lines[1].startswith("10.0.0.1 -> 239.1.1.1 on sim-roce, 20 pieces, 0 sent again, ")
+    assert lines[0] == f"file: 20,000 bytes, BLAKE3 {BLAKE3[:16]}..."
+    assert lines[1].startswith("10.0.0.1 -> 239.1.1.1 on sim-roce, 21 pieces, 0 repairs, ")
     assert [line.split()[-1] for line in lines[4:6]] == ["verified"] * 2
-    assert lines[-1] == "send: 2/2 receivers verified, 20 pieces each"
+    assert lines[-1] == "send: 2/2 receivers verified, 21 pieces each"
     assert max(map(len, lines)) <= 80
 
 
 def test_a_name_is_no_markup(with_others: Run, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    named = "drive.name_of = lambda endpoint: '[red]me[/]'"
-    script.write_text(f"from mcast.cast import drive\n{named}\n{OTHER_END}")
+    script.write_text(f"import socket\nsocket.gethostname = lambda: '[red]me[/]'\n{OTHER_END}")
     assert "[red]me[/]" in with_others("send", "file", "239.1.1.1").stdout
 
 
@@ -149,9 +155,55 @@ def test_send_as_json(with_others: Run) -> None:
     done = with_others("send", "file", "239.1.1.1", "--json")
     outcome = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (outcome["sha256"], outcome["size"], outcome["pieces"]) == (SHA256, 20_000, 20)
+    assert (outcome["kept"], outcome["size"], outcome["pieces"], outcome["sent_again"]) == (
+        True,
+        20_000,
+        21,
+        0,
+    )
+    assert outcome["files"] == [{"name": "file", "size": 20_000, "blake3": BLAKE3, "kept": True}]
     assert sorted(receiver["address"] for receiver in outcome["receivers"]) == ["10.0.0.2", "10.0.0.3"]
     assert all(receiver["verified"] and not receiver["missed"] for receiver in outcome["receivers"])
+
+
+def test_send_of_many_says_what_each_lacks(with_others: Run, tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "one").write_bytes(DATA)
+    done = with_others("send", "many", "file", "239.1.1.1", "-n", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "3 files and folders: 40,000 bytes"
+    assert lines[-1] == "send: 2/2 receivers verified, 3 files and folders each"
+    many = json.loads(with_others("send", "many", "239.1.1.1", "--rate", "1G", "--json").stdout)
+    assert [one["name"] for one in many["files"]] == ["many", "many/one"]
+
+
+REFUSES = """
+import mcast.cast.objects.bytes_in as bytes_in
+before = bytes_in.ToMemory.write
+def write(self, piece):
+    if len(self.data) == 0 and not taken:
+        taken.append(1)
+        raise OSError(28, "No space left on device", "/secret/path")
+    before(self, piece)
+taken = []
+bytes_in.ToMemory.write = write
+"""
+"""The first of the receivers finds its disk full."""
+
+
+@pytest.mark.parametrize(("strategy", "status"), [("all", 1), ("quorum:1", 0)])
+def test_who_did_not_get_it_is_named_and_the_strategy_says_whether_that_is_a_failure(
+    with_others: Run, tmp_path: Path, strategy: str, status: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(REFUSES + OTHER_END)
+    done = with_others("send", "file", "239.1.1.1", "-n", 2, "--strategy", strategy)
+    assert (done.returncode, done.stderr) == (status, "")
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert sorted(line.split()[-1] for line in lines[4:6]) == ["device", "verified"]
+    assert lines[-1] == "send: 1/2 receivers verified, 21 pieces each"
+    assert "/secret" not in done.stdout
 
 
 def test_send_without_enough_receivers_is_status_1(with_others: Run) -> None:
@@ -171,11 +223,27 @@ def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> N
     assert (tmp_path / "copy").read_bytes() == DATA
     lines = done.stdout.splitlines()
     assert lines[:2] == [
-        f"copy: 20,000 bytes, SHA-256 {SHA256[:16]}... verified",
+        f"copy: 20,000 bytes, BLAKE3 {BLAKE3[:16]}... verified",
         f"10.0.0.2 ({socket.gethostname()} roce1) -> 239.1.1.1 -> 10.0.0.1 (roce0)",
     ]
     outcome = json.loads(with_others("recv", "239.1.1.1", "-o", "copy", "--json").stdout)
-    assert (outcome["verified"], outcome["sha256"], outcome["lost"]) == (True, SHA256, [])
+    assert (outcome["verified"], outcome["missed"], outcome["sender_address"]) == (True, {}, "10.0.0.2")
+    assert outcome["files"] == [{"name": "copy", "size": 20_000, "blake3": BLAKE3}]
+
+
+def test_recv_fills_a_folder_and_replaces_nothing_unasked(with_others: Run, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    done = with_others("recv", "239.1.1.1", "-o", "in")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "in" / "file").read_bytes() == DATA
+    (tmp_path / "in" / "file").write_bytes(b"mine")
+    refused = with_others("recv", "239.1.1.1", "-o", "in")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "mcast: file: File exists: --overwrite replaces it\n"
+    assert (tmp_path / "in" / "file").read_bytes() == b"mine"
+    assert with_others("recv", "239.1.1.1", "-o", "in/", "--overwrite").returncode == 0
+    assert (tmp_path / "in" / "file").read_bytes() == DATA
+    assert [one.name for one in (tmp_path / "in").iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("name", ["\u5b57" * 85, os.fsdecode(b"caf\xe9")], ids=["long", "no UTF-8"])
@@ -266,6 +334,6 @@ def test_stdout_by_its_path_is_the_pipe_that_it_is(with_others: Run, tmp_path: P
 
 
 def test_more_receivers_than_a_transfer_takes_are_refused(here: Run) -> None:
-    done = here("send", __file__, "239.1.1.1", "--receivers", MOST_RECEIVERS + 1)
+    done = here("send", __file__, "239.1.1.1", "--receivers", MOST_MEMBERS + 1)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"{MOST_RECEIVERS + 1} is more than {MOST_RECEIVERS}\n")
+    assert done.stderr.endswith(f"{MOST_MEMBERS + 1} is more than {MOST_MEMBERS}\n")

@@ -36,13 +36,12 @@ from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Trace
 from mcast.bench.echo import Answerer, Pinger
 from mcast.capture.player import contents_of
-from mcast.cast import packets
-from mcast.cast.nack import messages
+from mcast.cast.bundle import Folder, Label
+from mcast.cast.nack import header, messages
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import all_of_them
-from mcast.cast.receiver import FileReceiver
-from mcast.cast.sender import FileSender
+from mcast.cast.objects.bytes_in import Offered
 from mcast.cli import mgid, place, terminal, values
 from mcast.contract.registry import open_backend
 from mcast.endpoint import probe, sequence
@@ -71,65 +70,9 @@ def _chunks(data: bytes) -> Iterator[bytes]:
         data = data[1 + size :]
 
 
-def cast_packet(data: bytes) -> None:
-    """A message of `mcast send` is rejected, or is written again as it was read."""
-    with suppress(packets.Rejected):
-        packet = packets.decode(data)
-        assert packets.decode(packets.encode(packet)) == packet
-
-
-def cast_transfer(data: bytes) -> None:
-    """Both ends of a transfer hear what a stranger makes up, in its own name, the other end's, or another's.
-
-    Each chunk: who speaks and whether time passes, the kind, the body. What the body begins with is replaced
-    by the number of who speaks, so that more than a 64-bit number need not be guessed.
-    """
-    salts = {host: packets.number_at(host, 1) for host in _HOSTS}
-    session = salts[_SENDER]
-    sender = FileSender(session, "sender", None, 256, wanted=2)
-    receiver = FileReceiver(salts[_RECEIVER], "receiver", packets.WINDOW, 256, silence=10.0)
-    receiver.hears(packets.encode(packets.Hello(session, 100, "sender")), _SENDER, 0.0)
-    now = 0.0
-    for chunk in _chunks(data):
-        if len(chunk) < 2:
-            continue
-        who, kind, body = chunk[0], chunk[1], chunk[2:]
-        now += (who >> 2) ** 2 / 64
-        host = _HOSTS[who % 3]
-        if kind in _ANSWERS:
-            body = salts[host].to_bytes(8) + body
-        elif kind in _NAMED:
-            body = salts[_RECEIVER].to_bytes(8) + body
-        of = salts[_STRANGER] if host == _STRANGER and kind not in _ANSWERS else session
-        message = packets.HEADER.pack(packets.MAGIC, kind, of) + body
-        sender.hears(message, host, now)
-        receiver.hears(message, host, now)
-        if sender.wants:
-            sender.offer([b"a piece"])
-        out = sender.messages(now) + receiver.messages(now)
-        assert len(out) < 2000
-        while receiver.take():
-            pass
-        if receiver.storable:
-            receiver.stored(now)
-    assert len(sender.peers) <= 3
-    assert len(receiver._early) <= packets.WINDOW
-    for _ in range(40):  # nobody speaks any more: both come to an end
-        now += 100.0
-        sender.end()
-        sender.messages(now)
-        receiver.messages(now)
-    assert sender.over
-    assert receiver.over or not receiver.welcome
-
-
-_ANSWERS = {packets._NUMBERS[kind] for kind in (packets.Join, packets.Report, packets.Done)}
-_NAMED = {packets._NUMBERS[kind] for kind in (packets.Welcome, packets.Close)}
-
-
 def cast_object(data: bytes) -> None:
     """A message of the protocol of objects is rejected, or is written again as it was read."""
-    with suppress(packets.Rejected):
+    with suppress(header.Rejected):
         spoken = messages.unpacked(data)
         assert messages.unpacked(messages.packed(spoken)) == spoken
 
@@ -139,7 +82,7 @@ def cast_objects(data: bytes) -> None:
 
     Each chunk: the speaker and whether time passes, the kind, the body, to which the number is added.
     """
-    salts = {host: packets.number_at(host, 1) for host in _HOSTS}
+    salts = {host: header.number_at(host, 1) for host in _HOSTS}
     session = salts[_SENDER]
     sender = ObjectSender(session, "sender", 1024, 0.0)
     receiver = ObjectReceiver(session, Self(salts[_RECEIVER], "receiver", 8, 1024, True), Random(1), 0.0)
@@ -157,8 +100,8 @@ def cast_objects(data: bytes) -> None:
         body = (
             body[:speaks] + salts[host].to_bytes(8) + body[speaks:] if kind in messages.OF_MEMBERS else body
         )
-        message = packets.HEADER.pack(messages.SIGN, kind, session) + body
-        with suppress(packets.Rejected):
+        message = header.HEADER.pack(messages.SIGN, kind, session) + body
+        with suppress(header.Rejected):
             spoken = messages.told(message, host)
             sender.hears(spoken, host, now)
             if isinstance(spoken, messages.Piece):
@@ -176,6 +119,20 @@ def cast_objects(data: bytes) -> None:
         receiver.messages(now)
     assert receiver.over
     assert not sender.members.owing
+
+
+def cast_labels(data: bytes) -> None:
+    """What goes with a file of `mcast send`: none, or a label that is written again as it was read.
+
+    Its name leads to a place inside the receiver's folder, or is refused.
+    """
+    label = Label.of(data)
+    if label is not None and len(data) <= messages.MOST_METADATA:
+        assert Label.of(label.pack()) == label
+    with suppress(OSError):
+        found = Folder(_folder()).path_of(Offered(data.decode(errors="replace")[:64], 1, data, "", "", 0))
+        assert not found.is_absolute()
+        assert not {"", ".", ".."} & set(found.parts)
 
 
 def probes(data: bytes) -> None:
@@ -519,10 +476,9 @@ def _reader() -> rings.RingReader:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        cast_packet,
-        cast_transfer,
         cast_object,
         cast_objects,
+        cast_labels,
         probes,
         sequence_headers,
         capture,

@@ -56,7 +56,7 @@ def test_what_fails_is_kept_as_a_file(tmp_path: Path) -> None:
         assert len(data) < 30
 
     with pytest.raises(AssertionError):
-        rounds("cast_packet", target, float("inf"), tmp_path)
+        rounds("cast_object", target, float("inf"), tmp_path)
     (kept,) = tmp_path.iterdir()
     assert len(kept.read_bytes()) >= 30
 
@@ -65,4 +65,4 @@ def test_a_target_that_is_none_is_named() -> None:
     command = [sys.executable, "-m", "tests.fuzz.run", "no_target"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
-    assert "no_target is no target; there are cast_packet, " in done.stderr
+    assert "no_target is no target; there are cast_object, " in done.stderr

@@ -11,10 +11,10 @@ import pytest
 from mcast import Endpoint, Membership, cast, open_endpoint
 from mcast.api import Message
 from mcast.backends.sim import ROCE
+from mcast.cast.nack.header import number_at
 from mcast.cast.nack.messages import Admit, Describe, Offer, Spoken, packed
 from mcast.cast.objects.receiving import ObjectsIn
 from mcast.cast.objects.turns import Seat
-from mcast.cast.packets import number_at
 from mcast.wire.addresses import Gid
 
 from .. import interleave

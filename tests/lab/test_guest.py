@@ -101,7 +101,7 @@ def test_the_main_job_works_on_real_devices(found: Found) -> None:
     receivers = found.demo["receivers"]
     assert len({receiver["device"] for receiver in receivers} & RXE) == 3
     assert [receiver["verified"] for receiver in receivers] == [True] * 3
-    assert {receiver["sha256"] for receiver in receivers} == {found.demo["sha256"]}
+    assert {receiver["blake3"] for receiver in receivers} == {found.demo["blake3"]}
 
 
 def test_the_simulator_equals_the_kernel_or_the_report_says_why_not(

@@ -1,7 +1,6 @@
 """Objects from one sender to many receivers: only what is missing is said, and parity repairs it.
 
-This is the protocol of objects, without I/O and clock. `mcast send`, `mcast recv` and `mcast demo` use the
-protocol of files in `mcast/cast/`; `mcast sim cast` plays this one.
+This is the protocol, without I/O and clock. `mcast sim cast` plays it.
 
 An object is cut into pieces, and the pieces into blocks of at most `MOST_WIDTH`. All messages go to the
 group. A message is a header (magic `mcC1`, kind, session) and a body in network order; `messages` has the
@@ -41,7 +40,7 @@ BYE      to one receiver, or to everybody           ->
 - A receiver that leaves says so by HAVE, until a BYE confirms it.
 - A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
   is named in the sender's report, and learns it by OVER or BYE.
-- The number of an end is bound to its address, as in `mcast/cast/packets.py`.
+- The number of an end is bound to its address, as in `mcast/cast/nack/header.py`.
 - With a key the group is closed (`closed`): each message has a tag that only holders of the key can write,
   and counts once. Messages of others are counted by reason, and change nothing.
 

@@ -20,8 +20,8 @@ from hmac import compare_digest
 from blake3 import blake3
 from typing_extensions import Buffer
 
+from mcast.cast.nack.header import HEADER, Rejected
 from mcast.cast.nack.messages import MOST_MEMBERS, SIGN, Enter, Have, Lack, Offer, Spoken, told
-from mcast.cast.packets import HEADER, Rejected
 
 LEAST_KEY = 16
 """The fewest bytes of a key."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
-from mcast.cast.packets import FOREIGN, FORGED, HEADER, MALFORMED, TEXT, Rejected, number_at, printable
+from mcast.cast.nack.header import FOREIGN, FORGED, HEADER, MALFORMED, TEXT, Rejected, number_at, printable
 
 SIGN = b"mcC1"
 MOST_WIDTH = 128

@@ -38,6 +38,9 @@ class Outgoing:
         self.sent: int = 0
         """How many blocks have been sent whole."""
         self.pieces: int = 0
+        """How many pieces were sent for the first time."""
+        self.repaired: int = 0
+        """How many were sent to repair losses."""
         self._sealed: list[Sealed] = []
         self._waiting = deque[Sealed]()
         self._at = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blake3 import blake3
+from typing_extensions import Buffer
 
 from mcast.cast.nack.messages import Sealed
 from mcast.cast.nack.parity import parity_of, restored
@@ -16,7 +17,7 @@ class Digest:
     def __init__(self, data: bytes = b"") -> None:
         self._hash = blake3(data)
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: Buffer) -> None:
         """Take in what follows."""
         self._hash.update(data)
 

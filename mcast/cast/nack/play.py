@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mcast.cast.nack import parity
 from mcast.cast.nack.arriving import Ready
+from mcast.cast.nack.header import number_at
 from mcast.cast.nack.messages import (
     MOST_ROOM,
     MOST_SPARE,
@@ -29,7 +30,6 @@ from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import Strategy, all_of_them
-from mcast.cast.packets import number_at
 
 LARGEST = 4096
 """Bytes of a message."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from mcast.cast.nack.arriving import Arriving, Ready
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import LEAST_ROUND_TRIP, spread
+from mcast.cast.nack.header import printable
 from mcast.cast.nack.messages import (
     ALL,
     BROKEN,
@@ -35,7 +36,6 @@ from mcast.cast.nack.messages import (
     packed,
 )
 from mcast.cast.nack.shape import Shape
-from mcast.cast.packets import printable
 
 
 class Self(NamedTuple):
@@ -171,6 +171,7 @@ class ObjectReceiver:
             return
         before = arriving.base
         arriving.right(block)
+        self._pulse.moved = now
         half = max(1, self.who.room // 2)
         if arriving.whole:
             self._complete(now)
@@ -192,6 +193,11 @@ class ObjectReceiver:
         if self.storable:
             self._settle(WHOLE, "", now)
 
+    @property
+    def late(self) -> bool:
+        """Whether this end came too late for the object, which was the first that it heard of."""
+        return self._late and self._now is not None and self._now[1].gone and not self._now[1].base
+
     def fail(self, words: str, now: float) -> None:
         """Give up the current object: the sender is told why."""
         if self._now is not None and self._state == UNDECIDED:
@@ -200,7 +206,8 @@ class ObjectReceiver:
     def leave(self, why: str) -> None:
         """End the session here."""
         if not self.over:
-            self._behind(why or "the sender has ended the session")
+            if not self.storable:  # what has all come is kept, whatever becomes of the sender
+                self._behind(why or "the sender has ended the session")
             self.over = True
             self.why = why
 
@@ -367,12 +374,15 @@ class ObjectReceiver:
 
     def _on_over(self, over: Over, now: float) -> None:
         if self._now is not None and over.object >= self._now[1].number:
-            self._behind("left behind: the sender does not wait for this receiver")
+            if not self.storable:
+                self._behind("left behind: the sender does not wait for this receiver")
             self._answers.have = inf
         self._last = max(self._last, over.object)
 
     def _on_bye(self, bye: Bye, now: float) -> None:
-        if bye.member in (ALL, self.who.number):
+        if bye.member == ALL:
+            self.leave(bye.words and f"the sender has ended the session: {bye.words}")
+        elif bye.member == self.who.number:
             self.leave(bye.words)
 
 

@@ -11,6 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from mcast.cast.nack.backoff import PATIENCE, RoundTrip
+from mcast.cast.nack.header import printable
 from mcast.cast.nack.members import Attendance, Lot, Member
 from mcast.cast.nack.messages import (
     ALL,
@@ -41,7 +42,6 @@ from mcast.cast.nack.outgoing import Outgoing, Rounds, Terms
 from mcast.cast.nack.rate import BURST, Rate
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.strategy import Standing, Strategy
-from mcast.cast.packets import printable
 
 _SAID = 3
 """How often what nobody confirms is said."""
@@ -83,6 +83,7 @@ class Account(NamedTuple):
     asks     how many requests it sent
     asked    for how many pieces
     why      why it does not have the object; empty if it has
+    number   the receiver's, by which several objects of a session are told to be one receiver's
     """
 
     name: str
@@ -92,18 +93,21 @@ class Account(NamedTuple):
     asks: int
     asked: int
     why: str
+    number: int
 
 
 class Settled(NamedTuple):
     """How one object ended: its number, whether the strategy's promise was kept, and each receiver's account.
 
     pieces  of the object
+    repairs  how many pieces, of data and of parity, were sent to repair losses
     parity  whether parity could be sent
     """
 
     object: int
     kept: bool
     pieces: int
+    repairs: int
     parity: bool
     receivers: tuple[Account, ...]
 
@@ -371,6 +375,8 @@ class ObjectSender:
                 run = run._replace(pieces=allowed)
             out.append(run)
             allowed -= run.pieces
+            if self.outgoing is not None:
+                self.outgoing.repaired += run.pieces
         return allowed
 
     def _fresh(self, outgoing: Outgoing, out: list[bytes | Run], allowed: int, now: float) -> None:
@@ -446,7 +452,9 @@ class ObjectSender:
         accounts = tuple(_account(member, begun, behind) for member in members if member.part)
         kept = strategy.kept(standing, lost) and outgoing.all_sent
         about = outgoing.about
-        self.settled.append(Settled(about.object, kept, outgoing.pieces, about.spare > 0, accounts))
+        self.settled.append(
+            Settled(about.object, kept, outgoing.pieces, outgoing.repaired, about.spare > 0, accounts)
+        )
         whole = members.bits(lambda it: it.part and it.state == WHOLE)
         for first, bits in _parts(whole):
             over = packed(Over(self.session, about.object, first, bits))
@@ -532,4 +540,4 @@ def _account(member: Member, begun: float, behind: str) -> Account:
     whole = member.state == WHOLE
     why = "" if whole else member.words or (behind if member.lives else member.lot.value)
     seconds = member.whole_at - begun if whole else inf
-    return Account(member.name, member.address, whole, seconds, member.asks, member.asked, why)
+    return Account(member.name, member.address, whole, seconds, member.asks, member.asked, why, member.number)

@@ -34,6 +34,20 @@ class Strategy(NamedTuple):
     seconds: float | None = None
     effort: bool = False
 
+    @classmethod
+    def of(cls, text: str) -> Strategy:
+        """What `all`, `quorum:K`, `deadline:SECONDS` or `best-effort` says. Raises ValueError for others."""
+        kind, _, figure = text.partition(":")
+        try:
+            if kind == "quorum":
+                return quorum(int(figure))
+            if kind == "deadline":
+                return deadline(float(figure))
+            return {"all": all_of_them, "best-effort": best_effort}[text]()
+        except (KeyError, ValueError):
+            choices = "all, quorum:K, deadline:SECONDS and best-effort"
+            raise ValueError(f"{text!r} is no strategy: there are {choices}") from None
+
     def done(self, standing: Standing) -> bool:
         """Whether the sender may turn to the next object."""
         if not standing.others or (self.receivers is not None and standing.whole >= self.receivers):

@@ -22,8 +22,9 @@ class Writable(Protocol):
         """Take the next bytes."""
 
 
-Target = Buffer | Tensor | os.PathLike[str] | Writable | None
-"""A writable buffer or CPU tensor, the path of a file, what has `write`, or None for new memory."""
+Target = Buffer | Tensor | os.PathLike[str] | Writable | Sink | None
+"""A writable buffer or CPU tensor, the path of a file, what has `write`, a `mcast.cast.files.Sink`, or None
+for new memory."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -74,8 +75,8 @@ class ToMemory(Sink):
         self.data: bytearray = bytearray()
         self._most = most
 
-    def write(self, piece: bytes) -> None:
-        if len(self.data) + len(piece) > self._most:
+    def write(self, piece: Buffer) -> None:
+        if len(self.data) + memoryview(piece).nbytes > self._most:
             raise _too_large(self._most)
         self.data += piece
 
@@ -95,11 +96,12 @@ class ToBuffer(Sink):
         self.view: memoryview[int] = view.cast("B") if view.nbytes else memoryview(bytearray())
         self.size: int = 0
 
-    def write(self, piece: bytes) -> None:
-        end = self.size + len(piece)
+    def write(self, piece: Buffer) -> None:
+        view = memoryview(piece)
+        end = self.size + len(view)
         if end > len(self.view):
             raise _too_large(len(self.view))
-        self.view[self.size : end] = piece
+        self.view[self.size : end] = view
         self.size = end
 
 
@@ -121,9 +123,9 @@ class ToWritable(Sink):
             del self._left[: os.write(self._fd, self._left[: select.PIPE_BUF])]
         return not self._left
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: Buffer) -> None:
         if self._poll is None:
-            self._file.write(piece)
+            self._file.write(bytes(piece))
         else:
             self._left += piece
             self.ready()
@@ -136,6 +138,8 @@ class ToWritable(Sink):
 
 def sink_of(place: Target, size: int | None, most: int) -> Sink:
     """The sink for an object of that size. Raises OSError if the object is larger than the place."""
+    if isinstance(place, Sink):
+        return place
     if isinstance(place, os.PathLike):
         return NewFile(Path(os.path.realpath(place)), os.fspath(place))
     sink = ToMemory(most) if place is None else sink_at(place)

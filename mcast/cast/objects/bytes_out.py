@@ -7,6 +7,7 @@ import select
 import stat
 from collections.abc import Iterable
 from io import BufferedRandom, BufferedReader, BytesIO, FileIO
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from typing_extensions import Buffer
@@ -35,12 +36,12 @@ class Tensor(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
-Sendable = Buffer | os.PathLike[str] | Readable | Tensor | Iterable[Buffer | Tensor]
+Sendable = Buffer | os.PathLike[str] | Source | Readable | Tensor | Iterable[Buffer | Tensor]
 """What can be sent.
 
 - Anything contiguous with the buffer protocol, such as bytes or a numpy array; a tensor with `__dlpack__`.
 - A file's path, or a binary file that is open, from where it stands. Its end is that of now; a pipe has none
-  before it comes.
+  before it comes. A `mcast.cast.files.Source`, which is closed then.
 - An iterable of buffers, whose end nobody has to know. It is asked for more as receivers take what there is.
 """
 
@@ -152,8 +153,10 @@ def _rest_of(file: object) -> int | None:
 
 def origin_of(data: Sendable) -> Origin:
     """Open what is to be sent. Raises OSError for a file that cannot be read, TypeError for other things."""
+    if isinstance(data, Source):
+        return data
     if isinstance(data, os.PathLike):
-        return Source(os.fspath(data))
+        return Source(str(Path(data).absolute()))
     if isinstance(data, str):
         raise TypeError("str has no bytes: a path is a pathlib.Path, and a text is sent as text.encode()")
     if (memory := memory_of(data)) is not None:
@@ -206,6 +209,8 @@ class Outflow:
         self._forgotten = 0
         self.offered: int = 0
         self.size: int = 0
+        self.done: int = 0
+        """Bytes that no receiver can need any more."""
         self._digest = Digest()
 
     @property
@@ -222,7 +227,7 @@ class Outflow:
         if outgoing is None:
             return True
         while self._forgotten < outgoing.low:
-            self._kept.pop(self._forgotten, None)
+            self.done += self._kept.pop(self._forgotten).sealed.size
             self._forgotten += 1
         while core.room:
             if self._left == 0:

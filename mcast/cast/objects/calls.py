@@ -15,13 +15,12 @@ from typing import Any, Self, TypedDict, Unpack, overload
 from pydantic import BaseModel
 
 from mcast.api import Closed, McastError
-from mcast.cast.drive import told_of
 from mcast.cast.nack.strategy import Strategy, all_of_them
-from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.bytes_in import Into, Offered
 from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
-from mcast.cast.objects.sending import ObjectReport, ObjectsOut
-from mcast.cast.objects.turns import Seat, Turns, awaited, blocked, seated
+from mcast.cast.objects.sending import ObjectReport, ObjectsOut, Progress
+from mcast.cast.objects.turns import Seat, Turns, awaited, blocked, seated, told_of
 from mcast.endpoint import awaiting, blocking
 from mcast.interrupts import made_or_undone, uninterrupted
 
@@ -43,12 +42,13 @@ class _ObjectSession:
         rate: float,
         silence: float,
         key: bytes | None,
+        progress: Callable[[Progress], object] | None,
     ) -> None:
         self._seat = ExitStack()
         with ExitStack() as undo:
             seat = undo.enter_context(seated(group, "cast.send"))
             self._now = seat.now
-            self._sending = ObjectsOut(seat, memory, rate, silence, key)
+            self._sending = ObjectsOut(seat, memory, rate, silence, key, progress)
             self._seat = undo.pop_all()
         self._closed = False
         self._calls = Lock()
@@ -56,7 +56,16 @@ class _ObjectSession:
     @property
     def receivers(self) -> int:
         """How many receivers take part now."""
-        return sum(member.lives for member in self._sending.core.members)
+        return len(self._sending.receivers)
+
+    @property
+    def addresses(self) -> dict[str, list[str]]:
+        """The address of each receiver that takes part now -> the names that the receivers there give
+        themselves."""
+        found: dict[str, list[str]] = {}
+        for member in self._sending.receivers:
+            found.setdefault(member.address, []).append(member.name)
+        return found
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -183,6 +192,7 @@ class _SessionOptions(TypedDict, total=False):
     rate: float
     silence: float
     key: bytes | None
+    progress: Callable[[Progress], object] | None
 
 
 @overload
@@ -196,6 +206,7 @@ def open_session(
     rate: float = inf,
     silence: float = SILENCE,
     key: bytes | None = None,
+    progress: Callable[[Progress], object] | None = None,
 ) -> ObjectSession | AsyncObjectSession:
     """Open a session, which sends any number of objects to those that receive in the group.
 
@@ -204,14 +215,15 @@ def open_session(
     rate     the most bytes a second, on the sender's link
     silence  a receiver that is asked and does not answer for so many seconds is given up
     key      closes the group to those that do not have it: the bytes of a key file, at least 16 random ones
+    progress  is called inside the session's calls with how far the sender is, whenever that changes
 
     Raises TypeError for what is no membership, RuntimeError if it sends or receives objects already, and
     ValueError for a rate or a key that cannot be.
     """
     if isinstance(group, awaiting.Membership):
-        return AsyncObjectSession(group, memory, rate, silence, key)
+        return AsyncObjectSession(group, memory, rate, silence, key, progress)
     return made_or_undone(
-        lambda: ObjectSession(group, memory, rate, silence, key), lambda session: session.close()
+        lambda: ObjectSession(group, memory, rate, silence, key, progress), lambda session: session.close()
     )
 
 
@@ -292,6 +304,8 @@ class _ReceiveOptions(TypedDict, total=False):
     silence: float
     key: bytes | None
     model: type[BaseModel] | None
+    alone: bool
+    progress: Callable[[Offered, int], object] | None
 
 
 @overload
@@ -313,6 +327,8 @@ def receive(
     silence: float = SILENCE,
     key: bytes | None = None,
     model: type[BaseModel] | None = None,
+    alone: bool = False,
+    progress: Callable[[Offered, int], object] | None = None,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
     """Receive objects, of all senders in the group; each is whole and right when it comes out.
 
@@ -329,6 +345,9 @@ def receive(
     model    the pydantic model that each object's metadata must be; others are refused, and say why. Use
              `Offered.read`
     key      of a closed group: the bytes of a key file; messages without the key count, and change nothing
+    alone    take what one sender sends, the first that begins an object, and end when it ends its session;
+             `timeout` holds until it begins. Other senders are told
+    progress  is called with each object that is under way, and how many bytes of it are right and written
 
     Between two objects nothing is heard or said: a program that takes longer than the sender's patience over
     an object does that in another thread or task. The end of the loop, or of `contextlib.closing` and
@@ -336,7 +355,7 @@ def receive(
     undefined until the object comes out. Raises TypeError for a buffer that cannot be written, and what
     `Membership.recv` raises.
     """
-    options = (into, missed, most, memory, silence, key, model)
+    options = (into, missed, most, memory, silence, key, model, alone, progress)
     if isinstance(group, awaiting.Membership):
         return _awaited(group, timeout, *options)
     return _blocked(group, timeout, *options)

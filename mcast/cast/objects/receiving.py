@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from mcast.cast.files import Sink
 from mcast.cast.nack import parity
-from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
+from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import (
     MOST_ROOM,
     MOST_WIDTH,
@@ -33,8 +33,7 @@ from mcast.cast.nack.messages import (
 from mcast.cast.nack.payload import Digest, joined
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, sink_at, sink_of
-from mcast.cast.objects.turns import Seat, Turn, Turns, others
-from mcast.cast.packets import Rejected
+from mcast.cast.objects.turns import Seat, Turn, Turns, others, told_of
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -72,10 +71,11 @@ class Received(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """An object that this receiver did not get, and why."""
+    """An object that this receiver did not get, why, and whether its beginning was gone when it came."""
 
     offered: Offered
     why: str
+    late: bool = False
 
 
 class _Arrival:
@@ -86,23 +86,37 @@ class _Arrival:
         self.sink: Sink | None = None
         self.path: Path | None = None
         self.pieces: dict[int, dict[int, bytes]] = {}
-        self.ready: deque[Ready] = deque()
-        """Blocks that may be put together once the sink takes more."""
         self.size = 0
         self.digest = Digest()
         self._next = 0
-        self._early: dict[int, bytes] = {}
+        self._early: dict[int, memoryview] = {}
 
     def keep(self, block: int, data: bytes) -> None:
-        """Take in a block that is right; blocks are written in order."""
-        self._early[block] = data
-        while self._next in self._early:
-            data = self._early.pop(self._next)
+        """Take in a block that is right."""
+        self._early[block] = memoryview(data)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a block waits for a sink that is not ready."""
+        return self._next in self._early
+
+    def written(self) -> Iterator[int]:
+        """Write the blocks in order, while the sink is ready; the number of each that is written whole."""
+        sink = self.sink
+        while sink is not None and self._next in self._early:
+            data = self._early[self._next]
+            while data and sink.ready():
+                part = data[: sink.most]
+                sink.write(part)
+                self.digest.update(part)
+                self.size += len(part)
+                data = data[len(part) :]
+            self._early[self._next] = data
+            if data:
+                return
+            del self._early[self._next]
             self._next += 1
-            self.digest.update(data)
-            self.size += len(data)
-            if self.sink is not None:
-                self.sink.write(data)
+            yield self._next - 1
 
     def received(self, refused: dict[str, int]) -> Received:
         sink = self.sink
@@ -137,9 +151,49 @@ class _Incoming:
         else:
             core.hears(spoken, now)
 
+    @property
+    def stores(self) -> bool:
+        """Whether a disk or a reader is at work on the object."""
+        return self.core.storable or (self.now is not None and self.now.waits)
+
     def offered(self, about: Describe) -> Offered:
         size = None if about.size == UNTOLD else about.size
         return Offered(about.name, size, about.metadata, self.name, self.address, about.object)
+
+
+class _Choice:
+    """The one sender whose objects are taken, where one alone is to be heard."""
+
+    def __init__(self, alone: bool) -> None:
+        self._alone = alone
+        self._session: int | None = None
+        self.ended = False
+        """Whether that sender has ended its session."""
+
+    @property
+    def made(self) -> bool:
+        """Whether it is known which sender that is."""
+        return self._session is not None
+
+    def other(self, session: int) -> bool:
+        """Whether that is the session of another sender."""
+        return self._session not in (None, session)
+
+    def require(self, session: int) -> None:
+        """A session begins an object. Raises OSError if that of another sender has before."""
+        if self.other(session):
+            raise OSError("this receiver takes what another sender sends")
+        if self._alone:
+            self._session = session
+
+    def missed(self, core: ObjectReceiver) -> None:
+        """An object was missed. A receiver that came too late for the first one waits for another sender."""
+        if core.late:
+            self._session = None
+
+    def over(self, session: int) -> None:
+        """A session has ended."""
+        self.ended = self.ended or session == self._session
 
 
 class ObjectsIn:
@@ -150,6 +204,8 @@ class ObjectsIn:
     model   what the metadata of each object must be
     most    the largest object that is taken into new memory, in bytes
     memory  about how many bytes of each sender's object may be under way here
+    alone   take the objects of one sender alone: the first that begins one
+    progress  is called when more of an object has come, with how many bytes of it are right
     """
 
     def __init__(
@@ -162,10 +218,12 @@ class ObjectsIn:
         silence: float,
         key: bytes | None,
         model: type[BaseModel] | None,
+        alone: bool = False,
+        progress: Callable[[Offered, int], object] | None = None,
     ) -> None:
         self.sessions: dict[int, _Incoming] = {}
         """The sessions in which this receiver takes part, by number."""
-        if not (into is None or callable(into) or isinstance(into, os.PathLike)):
+        if not (into is None or callable(into) or isinstance(into, os.PathLike | Sink)):
             sink_at(into)  # what no object could be written to is refused now
         self._seat, self._into, self._most, self._model = seat, into, most, model
         self._missed = missed or _warn
@@ -176,12 +234,17 @@ class ObjectsIn:
         self._self = Self(seat.number, seat.name, room, largest, able, silence, stores=True)
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._whole: deque[Received] = deque()
-        self.rejected: Counter[str] = Counter[str]()
+        self._choice = _Choice(alone)
+        self._progress = progress
+        self.rejected: Counter[str] = Counter()
 
     # --- the turns -------------------------------------------------------------------------------
 
     def next(self, timeout: float | None) -> Turns[Received | None]:
-        """The next object that is whole; None when nothing has been under way for `timeout` seconds."""
+        """The next object that is whole; None when nothing has been under way for `timeout` seconds.
+
+        With `alone`, None when the sender has ended its session, and `timeout` until it begins.
+        """
         now = self._seat.now
         since = now()
         for one in self.sessions.values():
@@ -189,7 +252,9 @@ class ObjectsIn:
         while True:
             if self._whole:
                 return self._whole.popleft()
-            if any(one.now is not None for one in self.sessions.values()):
+            if self._choice.ended:
+                return None
+            if self._choice.made or any(one.now is not None for one in self.sessions.values()):
                 since = now()
             end = inf if timeout is None else since + timeout
             if now() >= end and timeout is not None:
@@ -230,7 +295,7 @@ class ObjectsIn:
         self._look(now)
         if self._whole and not said:
             return
-        storing = any(one.core.storable or (one.now and one.now.ready) for one in self.sessions.values())
+        storing = any(one.stores for one in self.sessions.values())
         due = min([until, now + _NAP if storing else inf, *(one.core.due for one in self.sessions.values())])
         heard = yield Turn(self._letters.written(said), now if self._whole else due)
         now = self._seat.now()
@@ -251,7 +316,7 @@ class ObjectsIn:
     def _hear(self, spoken: Spoken, address: str, now: float) -> None:
         one = self.sessions.get(spoken.session)
         if one is None:
-            if isinstance(spoken, Offer) and spoken.session not in self._ended:
+            if isinstance(spoken, Offer) and spoken.session not in self._ended and not self._choice.made:
                 self._open(spoken, address, now)
             return
         one.hears(spoken, now)
@@ -281,6 +346,7 @@ class ObjectsIn:
         one.begun = about
         arrival = one.now = _Arrival(about, one.offered(about))
         try:
+            self._choice.require(one.core.session)
             if self._model is not None:
                 arrival.offered.read(self._model)
             place = self._into(arrival.offered) if callable(self._into) else self._into
@@ -290,7 +356,7 @@ class ObjectsIn:
             arrival.sink, arrival.path = sink, Path(place) if isinstance(place, os.PathLike) else None
             sink.open()
         except OSError as error:
-            one.core.fail(_told(error), now)
+            one.core.fail(told_of(error), now)
         except ValueError as error:
             one.core.fail(str(error), now)
 
@@ -300,35 +366,32 @@ class ObjectsIn:
 
     def _check(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
         about = arrival.about
-        arrival.ready += one.core.ready()
-        while arrival.ready and self._takes(one, arrival, now):
-            ready = arrival.ready.popleft()
+        for ready in one.core.ready():
             pieces = arrival.pieces.pop(ready.block, {})
             whole = joined(ready.sealed, pieces, about.piece, about.width)
-            if whole is not None:
-                try:
-                    arrival.keep(ready.block, whole)
-                except OSError as error:
-                    one.core.fail(_told(error), now)
-                    return
-            one.core.checked(ready.block, whole is not None, now)
+            if whole is None:
+                one.core.checked(ready.block, False, now)
+            else:
+                arrival.keep(ready.block, whole)
+        if arrival.waits:
+            self._write(one, arrival, now)
 
-    @staticmethod
-    def _takes(one: _Incoming, arrival: _Arrival, now: float) -> bool:
-        """Whether the sink takes more now: a pipe may have a slow reader."""
+    def _write(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
+        # A block counts as there when it is written, so that a slow reader of a pipe slows the sender down.
         try:
-            return arrival.sink is None or arrival.sink.ready()
+            for block in arrival.written():
+                one.core.checked(block, True, now)
         except OSError as error:
-            one.core.fail(_told(error), now)
-            arrival.ready.clear()
-            return False
+            one.core.fail(told_of(error), now)
+        if self._progress is not None:
+            self._progress(arrival.offered, arrival.size)
 
     def _look(self, now: float) -> None:
-        """Put into place what has come whole, and hand out or drop what has ended."""
+        """Write on, put into place what has come whole, and hand out or drop what has ended."""
         for session, one in [*self.sessions.items()]:
             core = one.core
-            if one.now is not None and one.now.ready:
-                self._check(one, one.now, now)
+            if one.now is not None and one.now.waits:
+                self._write(one, one.now, now)
             if core.storable and one.now is not None and one.now.sink is not None:
                 try:
                     if bytes(one.now.digest) != core.digest:
@@ -336,14 +399,15 @@ class ObjectsIn:
                     elif one.now.sink.commit():
                         core.stored(now)
                 except OSError as error:
-                    core.fail(_told(error), now)
+                    core.fail(told_of(error), now)
             self._settle(one)
             if not core.owes:  # the sender knows: the caller may take its time
                 self._whole += one.whole
                 one.whole.clear()
-            if core.over:
+            if core.over and not core.storable:
                 self._drop(one)
                 self._letters.end(session)
+                self._choice.over(session)
                 del self.sessions[session]
 
     def _settle(self, one: _Incoming) -> None:
@@ -351,8 +415,9 @@ class ObjectsIn:
             if ended.whole and one.now is not None:
                 one.whole.append(one.now.received(dict(self.rejected)))
             self._drop(one)
-            if not ended.whole:
-                self._missed(Missed(one.offered(ended.about), ended.words))
+            if not ended.whole and not self._choice.other(one.core.session):
+                self._choice.missed(one.core)
+                self._missed(Missed(one.offered(ended.about), ended.words, one.core.late))
         one.core.ended.clear()
 
     @staticmethod
@@ -360,11 +425,6 @@ class ObjectsIn:
         if one.now is not None:
             arrival, one.now = one.now, None
             arrival.close()
-
-
-def _told(error: OSError) -> str:
-    """What the sender learns of an error: no path of this host."""
-    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _warn(missed: Missed) -> None:

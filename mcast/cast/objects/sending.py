@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from errno import ETIMEDOUT
 from math import inf
 from secrets import randbits
@@ -13,14 +14,15 @@ from typing_extensions import Buffer
 from mcast.api import Phase, TimedOut
 from mcast.cast.nack import parity
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
-from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, Enter, piece_size
+from mcast.cast.nack.header import Rejected
+from mcast.cast.nack.members import Member
+from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, UNTOLD, Enter, piece_size
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Account, Manners, ObjectSender
 from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
 from mcast.cast.objects.bytes_out import Outflow, Sendable, origin_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, others
-from mcast.cast.packets import Rejected
 
 _NAP = 0.01
 """Seconds until a pipe that had no bytes is asked again."""
@@ -34,6 +36,7 @@ class ObjectReport(NamedTuple):
     kept         whether the strategy's promise was kept
     seconds      from the first message of the object until the sender was done with it
     pieces       how many the object has, each sent once in a message
+    repairs      how many pieces, of data and of parity, were sent to repair losses
     parity       whether losses could be repaired by parity; otherwise pieces were repeated
     receivers    each that took part: whether and when it had the object, what it asked for, why it has not
     refused      messages that changed nothing, by reason, since the session began: strangers', replayed ones
@@ -45,9 +48,25 @@ class ObjectReport(NamedTuple):
     kept: bool
     seconds: float
     pieces: int
+    repairs: int
     parity: bool
     receivers: tuple[Account, ...]
     refused: dict[str, int]
+
+
+class Progress(NamedTuple):
+    """How far a sender is.
+
+    name       of the object on its way; None while receivers are waited for
+    size       of the object, in bytes; None where only the end will tell
+    done       how many bytes each receiver has
+    receivers  how many take part
+    """
+
+    name: str | None
+    size: int | None
+    done: int
+    receivers: int
 
 
 class ObjectsOut:
@@ -55,9 +74,18 @@ class ObjectsOut:
 
     memory  about how many bytes of an object are kept for repairs, and so how far the sender goes ahead
     rate    the most bytes a second, inf: as fast as the receivers can
+    progress  is called when the sender has come further
     """
 
-    def __init__(self, seat: Seat, memory: int, rate: float, silence: float, key: bytes | None) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        memory: int,
+        rate: float,
+        silence: float,
+        key: bytes | None,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> None:
         if not rate > 0:
             raise ValueError(f"rate is {rate}: bytes a second, more than 0")
         self._now = seat.now
@@ -73,12 +101,19 @@ class ObjectsOut:
         )
         self._letters.begin(seat.number, nonce)
         self._outflow: Outflow | None = None
+        self._progress = progress
+        self._told = Progress(None, None, 0, 0)
+
+    @property
+    def receivers(self) -> list[Member]:
+        """Those that take part now."""
+        return [member for member in self.core.members if member.lives]
 
     def gather(self, receivers: int, timeout: float | None) -> Turns[None]:
         """Wait until so many receivers take part. Raises TimedOut, which says how many there are."""
         end = inf if timeout is None else self._now() + timeout
         core = self.core
-        while (here := sum(member.lives for member in core.members)) < receivers or core.admits:
+        while (here := len(self.receivers)) < receivers or core.admits:
             if self._now() >= end and here < receivers:
                 raise TimedOut(
                     ETIMEDOUT,
@@ -126,6 +161,7 @@ class ObjectsOut:
             settled.kept,
             took,
             settled.pieces,
+            settled.repairs,
             settled.parity,
             settled.receivers,
             dict(core.rejected),
@@ -145,8 +181,9 @@ class ObjectsOut:
                 said.append(one)
             elif self._outflow is not None:
                 said += self._outflow.framed(one)
-        # When all has been said there is nothing to wait for.
-        heard = yield Turn(self._letters.written(said), self._now() if core.over else min(until, core.due))
+        # What comes after the end is not waited for: perhaps nobody says anything any more.
+        ended = core.over or core.settled
+        heard = yield Turn(self._letters.written(said), self._now() if ended else min(until, core.due))
         now = self._now()
         for payload, address in others(heard):
             try:
@@ -157,3 +194,17 @@ class ObjectsOut:
             if isinstance(spoken, Enter) and spoken.room > self._room:
                 spoken = spoken._replace(room=self._room)  # the sender keeps what is under way in memory
             core.hears(spoken, address, now)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is None:
+            return
+        outgoing = self.core.outgoing
+        now = Progress(None, None, 0, len(self.receivers))
+        if outgoing is not None and self._outflow is not None:
+            about = outgoing.about
+            size = None if about.size == UNTOLD else about.size
+            now = now._replace(name=about.name, size=size, done=self._outflow.done)
+        if now != self._told:
+            self._told = now
+            self._progress(now)

@@ -6,8 +6,11 @@ heard meanwhile.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from math import inf
 from secrets import randbelow
 from threading import Lock
@@ -17,8 +20,7 @@ from weakref import WeakSet
 from typing_extensions import Buffer
 
 from mcast.api import Message
-from mcast.cast.drive import BOUND, in_words, name_of
-from mcast.cast.packets import number_at
+from mcast.cast.nack.header import number_at
 from mcast.endpoint import awaiting, blocking
 from mcast.endpoint.view import MemberView
 from mcast.interrupts import take_interrupt, uninterrupted
@@ -26,8 +28,15 @@ from mcast.wire.addresses import Gid
 
 T = TypeVar("T")
 
+BOUND = 10.0
+"""The longest that a join or a send may take, in seconds."""
+
+DEPTH = 1024
+"""The receive queue of an end, in messages, where the caller can say: more than a sender sends in a turn."""
+
 LEAST = 1024
 """The fewest bytes that a message of the group must be able to have."""
+
 HEARD = 256
 """The most messages that are taken in one turn, so that a flood of them does not keep an end from sending."""
 
@@ -56,6 +65,21 @@ _taken: WeakSet[MemberView] = WeakSet()
 """The memberships that an end has to itself."""
 
 
+@lru_cache(maxsize=4096)  # asked for each message, and most messages come from a few ends
+def in_words(gid: Gid) -> str:
+    """The address of an end, as text."""
+    return str(gid.ipv4 or gid)
+
+
+def told_of(error: BaseException) -> str:
+    """What the group learns of an error: no path and no address of this host."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    if type(error) is OSError:  # the library's own, in its own words
+        return str(error)
+    return "internal error" if isinstance(error, Exception) else "interrupted"
+
+
 @contextmanager
 def seated(group: MemberView, call: str) -> Iterator[Seat]:
     """A seat in the group, which no other end has meanwhile.
@@ -74,7 +98,8 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     endpoint = group.endpoint
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
-    seat = Seat(number, name_of(endpoint), group.max_message_size, endpoint.now)
+    name = f"{socket.gethostname()} {endpoint.device.name}"
+    seat = Seat(number, name, group.max_message_size, endpoint.now)
     mine = False
     try:
         with uninterrupted(), _TAKING:

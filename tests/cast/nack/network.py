@@ -10,13 +10,13 @@ from random import Random
 from typing import NamedTuple
 
 from mcast.cast.nack.closed import Letters, letters_of
+from mcast.cast.nack.header import Rejected, number_at
 from mcast.cast.nack.messages import SIGN, Describe, Piece, packed
 from mcast.cast.nack.payload import BlockBytes, Digest, joined
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Strategy, all_of_them
-from mcast.cast.packets import Rejected, number_at
 
 LARGEST = 1024
 LONG = 2000.0

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from mcast.cast.nack.closed import CLOSED, ELSEWHERE, REPLAYED, STRANGERS, ClosedLetters, Letters
+from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import LEFT, Admit, Have, Offer, Spoken, packed
 from mcast.cast.nack.receiver import ObjectReceiver, Self
-from mcast.cast.packets import Rejected
 
 from .network import address, number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mcast.cast.nack.header import TEXT, Rejected, number_at
 from mcast.cast.nack.messages import (
     LARGEST,
     MOST_ADMITTED,
@@ -32,7 +33,6 @@ from mcast.cast.nack.messages import (
     told,
     unpacked,
 )
-from mcast.cast.packets import TEXT, Rejected, number_at
 
 from .network import address, number
 

@@ -8,6 +8,7 @@ import pytest
 
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import backoff
+from mcast.cast.nack.header import number_at
 from mcast.cast.nack.messages import LEFT, MOST_SPARE, Bye, Enter, Have, Want, unpacked
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, Digest, joined
@@ -15,7 +16,6 @@ from mcast.cast.nack.rate import TOLERATED, Rate
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
-from mcast.cast.packets import number_at
 
 
 def test_any_pieces_that_are_enough_give_the_block() -> None:

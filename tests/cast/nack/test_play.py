@@ -76,8 +76,8 @@ def test_the_command_prints_the_costs(here: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says", "status"),
     [
-        (("--strategy", "some"), "--strategy is some: there are all, quorum:K", 2),
-        (("--strategy", "quorum:0"), "--strategy is quorum:0", 2),
+        (("--strategy", "some"), "'some' is no strategy: there are all, quorum:K", 2),
+        (("--strategy", "quorum:0"), "'quorum:0' is no strategy", 2),
         (("--receivers", "2", "--size", "9", "--strategy", "quorum:3"), "", 1),
     ],
 )

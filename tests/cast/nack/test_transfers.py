@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import (
     BROKEN,
     UNDECIDED,
@@ -24,7 +25,6 @@ from mcast.cast.nack.messages import (
     unpacked,
 )
 from mcast.cast.nack.strategy import all_of_them, best_effort, deadline, quorum
-from mcast.cast.packets import Rejected
 
 from .network import LIARS_NUMBER, Case, Network, Weather, number
 

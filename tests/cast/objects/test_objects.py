@@ -23,6 +23,7 @@ from mcast.api import Message
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
 from mcast.backends.sim.testbed import SimObserver
+from mcast.cast.nack.header import Rejected, number_at
 from mcast.cast.nack.messages import (
     MOST_WIDTH,
     Describe,
@@ -39,7 +40,6 @@ from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
 from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.turns import Seat, Turn
-from mcast.cast.packets import Rejected, number_at
 from mcast.wire.addresses import Gid
 
 GROUP = "239.1.2.3"
@@ -410,7 +410,7 @@ def test_ctrl_c_tells_the_receivers_and_leaves_no_file(roce: Fabric, tmp_path: P
         assert isinstance(ends[0].exception(BOUND), EOFError)
         with pytest.raises(TimedOut, match="0 of 1 receivers take part"):
             cast.send(group, b"again", timeout=0)  # the membership is free again
-    assert [one.why for one in missed] == ["interrupted"]
+    assert [one.why for one in missed] == ["the sender has ended the session: interrupted"]
     assert list(tmp_path.iterdir()) == []
 
 

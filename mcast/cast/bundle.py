@@ -1,0 +1,241 @@
+"""Files and folders as objects: what goes with each, and where a receiver puts it."""
+
+from __future__ import annotations
+
+import errno as E
+import os
+import stat
+import struct
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from mcast.cast.files import STANDARD, NewFile, Sink, open_sink
+from mcast.cast.nack.messages import MOST_METADATA, UNTOLD
+from mcast.cast.objects.bytes_in import Offered
+
+_SIGN = b"mcL1"
+_HEAD = struct.Struct("!4sBIQ")
+ONE_ALONE = "this receiver takes one file alone"
+"""What a sender of several files is told by a receiver that was given the name of one."""
+
+_MOVES = {"Cc", "Cf", "Zl", "Zp"}
+"""The categories of Unicode that move a cursor, or turn the direction of a line."""
+
+
+class Content(IntEnum):
+    """What an object is."""
+
+    FILE = 0
+    PROGRAM = 1
+    """A file that may be run."""
+    FOLDER = 2
+    """A folder, which has no bytes."""
+
+
+class Label(NamedTuple):
+    """What goes with an object as its metadata.
+
+    kind   what the object is
+    files  how many objects the sender sends
+    size   of all of them, in bytes; None where only the end will tell
+    name   below the folder that receives, with "/" between folders
+    """
+
+    kind: Content
+    files: int
+    size: int | None
+    name: str
+
+    def pack(self) -> bytes:
+        """The bytes of the label. Raises ValueError if the name is too long."""
+        size = UNTOLD if self.size is None else self.size
+        packed = _HEAD.pack(_SIGN, self.kind, self.files, size) + os.fsencode(self.name)
+        if len(packed) > MOST_METADATA:
+            most = MOST_METADATA - _HEAD.size
+            raise ValueError(f"{self.name}: the path is longer than {most} bytes: send from a folder inside")
+        return packed
+
+    @classmethod
+    def of(cls, metadata: bytes) -> Label | None:
+        """The label in an object's metadata; None if there is none."""
+        if len(metadata) <= _HEAD.size or metadata[: len(_SIGN)] != _SIGN:
+            return None
+        _, kind, files, size = _HEAD.unpack_from(metadata)
+        if kind not in Content.__members__.values():
+            return None
+        name = os.fsdecode(metadata[_HEAD.size :])
+        return cls(Content(kind), files, None if size == UNTOLD else size, name)
+
+
+class Item(NamedTuple):
+    """One thing to send: its path here, "-" for stdin, and its label."""
+
+    path: str
+    label: Label
+
+
+class Bundle(NamedTuple):
+    """What is sent: `items`, their `size` in bytes, None where only the end will tell, and the paths that are
+    `skipped`, each with the reason."""
+
+    items: list[Item]
+    size: int | None
+    skipped: dict[str, str]
+
+
+def bundle_of(paths: Iterable[str]) -> Bundle:
+    """All that the paths name: a file, a pipe, "-" for stdin, and of a folder each file and folder in it.
+
+    Links to files are sent as the files that they lead to. Links to folders are skipped, and what is no file.
+    Raises OSError for what cannot be read, ValueError for two things of one name, and for a path that is too
+    long.
+    """
+    found: list[Item] = []
+    skipped: dict[str, str] = {}
+    sizes: list[int | None] = []
+    for path in paths:
+        for item, size in _found(path, skipped):
+            found.append(item)
+            sizes.append(size)
+    for name, count in Counter(item.label.name for item in found).items():
+        if count > 1:
+            raise ValueError(f"{count} of these would be named {name}: send them one by one")
+    total = None if None in sizes else sum(size or 0 for size in sizes)
+    whole = [item._replace(label=item.label._replace(files=len(found), size=total)) for item in found]
+    for item in whole:
+        item.label.pack()
+    return Bundle(whole, total, skipped)
+
+
+def _found(path: str, skipped: dict[str, str]) -> Iterator[tuple[Item, int | None]]:
+    if path == STANDARD:
+        os.fstat(0)
+        yield Item(path, Label(Content.FILE, 1, None, "stdin")), None
+        return
+    top = Path(path)
+    if not top.is_dir():
+        yield _file(path, top.name, top.stat())
+        return
+    name = top.resolve().name if top.name in ("", "..") else top.name
+    for folder, folders, files in os.walk(path, onerror=_raise):
+        folders.sort()
+        here = Path(folder)
+        below = "/".join([name or "root", *here.relative_to(top).parts])
+        yield Item(folder, Label(Content.FOLDER, 1, 0, below)), 0
+        for one in sorted([*files, *(link for link in folders if (here / link).is_symlink())]):
+            if words := _unfit(here / one):
+                skipped[str(here / one)] = words
+            else:
+                yield _file(str(here / one), f"{below}/{one}", (here / one).stat())
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _unfit(path: Path) -> str:
+    """Why that file of a folder is not sent; empty if it is."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "a link that leads nowhere"
+    if stat.S_ISDIR(mode):
+        return "a link to a folder"
+    return "" if stat.S_ISREG(mode) else "no file"
+
+
+def _file(path: str, name: str, status: os.stat_result) -> tuple[Item, int | None]:
+    if not os.access(path, os.R_OK):
+        raise PermissionError(E.EACCES, os.strerror(E.EACCES), path)
+    sized = stat.S_ISREG(status.st_mode) and status.st_size  # files in /proc say 0, and have bytes
+    kind = Content.PROGRAM if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IXUSR else Content.FILE
+    return Item(path, Label(kind, 1, None, name)), status.st_size if sized else None
+
+
+class OneFile:
+    """One file, pipe or device, for one object."""
+
+    def __init__(self, path: str) -> None:
+        """Open the place, so that what cannot be written is known before. Raises OSError."""
+        self._path = path
+        self._sink: Sink | None = self._opened()
+        self.name = self._sink.name
+        """What the place is called."""
+
+    def _opened(self) -> Sink:
+        sink = open_sink(self._path)
+        try:
+            sink.open()
+        except BaseException:
+            sink.close()
+            raise
+        return sink
+
+    def __call__(self, offered: Offered) -> Sink:
+        """The sink for the object. Raises OSError if that is not the only one."""
+        label = Label.of(offered.metadata)
+        if label is not None and (label.kind is Content.FOLDER or label.files > 1):
+            raise OSError(ONE_ALONE)
+        sink, self._sink = self._sink or self._opened(), None
+        return sink
+
+    def close(self) -> None:
+        """Free what no object has used."""
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+
+class Folder:
+    """A folder for any number of objects. A stranger's name leads to nothing outside of it.
+
+    replace  whether files that are there may be replaced
+    """
+
+    name = ""
+    """Each object has its own."""
+
+    def __init__(self, path: Path, replace: bool = False) -> None:
+        """Raises OSError if nothing can be written there; the folder is made with the first object."""
+        self._path, self._replace = path, replace
+        there = path if path.exists() else path.parent
+        if not there.is_dir():
+            raise NotADirectoryError(E.ENOTDIR, os.strerror(E.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(E.EACCES, os.strerror(E.EACCES), str(there))
+
+    def path_of(self, offered: Offered) -> Path:
+        """Where the object goes, below the folder. Raises OSError if its name leads elsewhere."""
+        label = Label.of(offered.metadata)
+        name = label.name if label is not None else offered.name or f"object {offered.number}"
+        parts = [_harmless(part) for part in name.split("/")]
+        if any(part in ("", ".", "..") for part in parts):
+            raise OSError("the name leads out of the folder of this receiver")
+        return Path(*parts)
+
+    def __call__(self, offered: Offered) -> Sink | None:
+        """The sink for the object; None for a folder, which is there then. Raises OSError."""
+        label = Label.of(offered.metadata)
+        root, path = Path(os.path.realpath(self._path)), self.path_of(offered)
+        target = Path(os.path.realpath((root / path).parent)) / path.name
+        if not target.is_relative_to(root):
+            raise OSError("the name leads out of the folder of this receiver")
+        if label is not None and label.kind is Content.FOLDER and not target.is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+            return None
+        if os.path.lexists(target) and not (self._replace and not target.is_dir()):
+            raise FileExistsError(E.EEXIST, os.strerror(E.EEXIST), str(target))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return NewFile(target, runs=label is not None and label.kind is Content.PROGRAM)
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+def _harmless(part: str) -> str:
+    """One part of a path, without characters that move a cursor."""
+    return "".join("_" if unicodedata.category(one) in _MOVES else one for one in part)

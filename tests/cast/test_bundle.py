@@ -1,0 +1,186 @@
+"""Files and folders as objects: what is sent of them, and where a stranger's names lead."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mcast.cast.bundle import Bundle, Content, Folder, Label, OneFile, bundle_of
+from mcast.cast.files import Sink
+from mcast.cast.objects.bytes_in import Offered
+
+
+def offered(name: str, kind: Content = Content.FILE, files: int = 1) -> Offered:
+    label = Label(kind, files, None, name)
+    return Offered("an object", 3, label.pack(), "sender", "10.0.0.1", 0)
+
+
+def placed(sink: Sink | None, data: bytes = b"new") -> None:
+    assert sink is not None
+    with closing(sink):
+        sink.open()
+        sink.write(data)
+        sink.finish()
+
+
+def names(bundle: Bundle) -> list[tuple[str, Content]]:
+    return [(item.label.name, item.label.kind) for item in bundle.items]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    top = tmp_path / "tree"
+    (top / "empty").mkdir(parents=True)
+    (top / "in").mkdir()
+    (top / "in" / "run").write_bytes(b"#!/bin/sh\n")
+    (top / "in" / "run").chmod(0o700)
+    (top / "plain").write_bytes(b"12345")
+    (top / "link").symlink_to("plain")
+    (top / "nowhere").symlink_to("missing")
+    (top / "round").symlink_to(".")
+    os.mkfifo(top / "pipe")
+    return top
+
+
+def test_a_folder_is_its_files_and_folders(tree: Path) -> None:
+    bundle = bundle_of([str(tree)])
+    assert names(bundle) == [
+        ("tree", Content.FOLDER),
+        ("tree/link", Content.FILE),
+        ("tree/plain", Content.FILE),
+        ("tree/empty", Content.FOLDER),
+        ("tree/in", Content.FOLDER),
+        ("tree/in/run", Content.PROGRAM),
+    ]
+    assert bundle.size == 20
+    assert {(item.label.files, item.label.size) for item in bundle.items} == {(6, 20)}
+    assert {Path(path).name: why for path, why in bundle.skipped.items()} == {
+        "nowhere": "a link that leads nowhere",
+        "pipe": "no file",
+        "round": "a link to a folder",
+    }
+
+
+def test_what_is_in_a_folder_arrives_as_it_was(tree: Path, tmp_path: Path) -> None:
+    place = Folder(tmp_path / "copy")
+    for path, label in bundle_of([str(tree)]).items:
+        sink = place(Offered("x", None, label.pack(), "sender", "10.0.0.1", 0))
+        if label.kind is not Content.FOLDER:
+            placed(sink, Path(path).read_bytes())
+    copy = tmp_path / "copy" / "tree"
+    assert sorted(str(one.relative_to(copy)) for one in copy.rglob("*")) == [
+        "empty",
+        "in",
+        "in/run",
+        "link",
+        "plain",
+    ]
+    assert (copy / "in" / "run").read_bytes() == b"#!/bin/sh\n"
+    assert os.access(copy / "in" / "run", os.X_OK)
+    assert not (copy / "plain").stat().st_mode & 0o111
+
+
+def test_two_of_one_name_are_refused(tree: Path) -> None:
+    with pytest.raises(ValueError, match="2 of these would be named plain"):
+        bundle_of([str(tree / "plain"), f"{tree}/in/../plain"])
+
+
+def test_a_path_that_no_label_can_have_is_refused(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath("top", *(["x" * 200] * 3))
+    deep.mkdir(parents=True)
+    with pytest.raises(ValueError, match="the path is longer than 495 bytes"):
+        bundle_of([str(tmp_path / "top")])
+
+
+def test_a_label_is_read_as_it_was_written() -> None:
+    label = Label(Content.PROGRAM, 3, 1 << 40, os.fsdecode(b"caf\xe9/\xff"))
+    assert Label.of(label.pack()) == label
+    packed = label.pack()
+    assert Label.of(packed[:17]) is None
+    assert Label.of(packed[:4] + b"\x09" + packed[5:]) is None
+    assert Label.of(b"a program's own metadata") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a/../../x", "..", ".", "a//x", "a/.", "link/x", "link/a/x"]
+)
+def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "in" / "link").symlink_to("../out")
+    (tmp_path / "out" / "there").write_bytes(b"old")
+    for kind in Content:
+        for replace in (False, True):
+            with pytest.raises(OSError, match="the name leads out of the folder"):
+                Folder(tmp_path / "in", replace)(offered(name, kind))
+    assert sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*")) == [
+        "in",
+        "in/link",
+        "out",
+        "out/there",
+    ]
+
+
+def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").write_bytes(b"old")
+    (tmp_path / "in" / "x").symlink_to("../out")
+    with pytest.raises(FileExistsError):
+        Folder(tmp_path / "in")(offered("x"))
+    placed(Folder(tmp_path / "in", replace=True)(offered("x")))
+    assert (tmp_path / "out").read_bytes() == b"old"
+    assert not (tmp_path / "in" / "x").is_symlink()
+    assert (tmp_path / "in" / "x").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("said", ["a\x1b[2Jb", "a\nb", "a\u202eb", "a\x00b", "a\x7fb"])
+def test_a_name_moves_no_cursor(tmp_path: Path, said: str) -> None:
+    placed(Folder(tmp_path)(offered(said)))
+    (one,) = tmp_path.iterdir()
+    assert one.name in ("a_b", "a_[2Jb")
+
+
+def test_files_that_are_there_stay_unless_they_may_go(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"old")
+    (tmp_path / "folder").mkdir()
+    for name in ("x", "folder"):
+        with pytest.raises(FileExistsError):
+            Folder(tmp_path)(offered(name))
+    with pytest.raises(FileExistsError):
+        Folder(tmp_path, replace=True)(offered("folder"))
+    with pytest.raises(FileExistsError):
+        Folder(tmp_path, replace=True)(offered("x", Content.FOLDER))
+    assert (tmp_path / "x").read_bytes() == b"old"
+    placed(Folder(tmp_path, replace=True)(offered("x")))
+    assert (tmp_path / "x").read_bytes() == b"new"
+
+
+def test_objects_of_other_programs_have_their_name(tmp_path: Path) -> None:
+    placed(Folder(tmp_path)(Offered("step", 3, b"its own", "sender", "10.0.0.1", 7)))
+    placed(Folder(tmp_path)(Offered("", 3, b"", "sender", "10.0.0.1", 7)))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["object 7", "step"]
+
+
+def test_one_file_takes_one_object_alone(tmp_path: Path) -> None:
+    with closing(OneFile(str(tmp_path / "copy"))) as place:
+        for refused in (offered("x", files=2), offered("x", Content.FOLDER)):
+            with pytest.raises(OSError, match="this receiver takes one file alone"):
+                place(refused)
+        placed(place(offered("../x")))
+    assert [one.name for one in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_place_that_no_object_took_leaves_nothing(tmp_path: Path) -> None:
+    OneFile(str(tmp_path / "copy")).close()
+    Folder(tmp_path / "folder").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "no" / "folder"):
+        with pytest.raises(NotADirectoryError):
+            Folder(path)
