@@ -5,6 +5,8 @@
 PYTHON ?= $(shell command -v python3 || command -v python3.13 || command -v python3.12 || command -v python3.11)
 N ?= 2000000
 SECONDS ?= 600
+WHEELS ?= dist
+PYTHONS ?= $(PYTHON)
 BIN := .venv/bin
 SOURCES := pyproject.toml $(wildcard setup.py mcast/interrupts/csrc/* mcast/backends/rdma/csrc/*.* mcast/backends/rdma/csrc/calls/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -14,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all lint docs sessions bench oracle wheel test-asan test-tsan fuzz clean test-packages
+.PHONY: demo test test-all lint docs sessions bench oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -29,6 +31,7 @@ test-all: .venv/test
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --long --oracle-requests $(N) $(ARGS)
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_guest.py
 	scripts/asan
+	$(MAKE) api
 
 lint: .venv/test
 	$(BIN)/ruff check
@@ -58,8 +61,26 @@ bench: .venv/test
 oracle: .venv/test
 	$(BIN)/pytest tests/oracle -s --oracle-requests $(N) $(ARGS)
 
+# What goes to PyPI, audited, into an empty WHEELS.
 wheel: .venv/test
-	MCAST_RDMA=1 $(BIN)/pip wheel -q --no-deps -w dist .
+	$(BIN)/pip install -q -e '.[wheels]'
+	$(BIN)/python scripts/wheels.py $(WHEELS)
+
+# As a stranger does it: each of PYTHONS installs the wheel of this processor, and runs demo and suite.
+test-wheel:
+	set -e; for python in $(PYTHONS); do \
+		where=build/wheel/$$(basename $$python); $$python -m venv --clear $$where; \
+		$$where/bin/pip install -q $$(ls $(WHEELS)/*-abi3-*$$(uname -m).whl)'[conformance]'; \
+		(cd $$where && bin/python --version && bin/mcast demo --size 1M && \
+		bin/mcast conformance --backend sim-roce --backend sim-ib); done
+
+# The notes of the release that VERSION names, or what is missing for one.
+release:
+	@$(BIN)/python scripts/release.py
+
+# Which public names of the last release programs would miss, unless CHANGELOG.md says so.
+api: .venv/test
+	@$(BIN)/python scripts/release.py breaks
 
 # The C core under AddressSanitizer and UndefinedBehaviorSanitizer, in the lab.
 test-asan: .venv/test

@@ -30,6 +30,8 @@ FIX = "apt-get install gcc libc6-dev librdmacm-dev libibverbs-dev"
 
 def missing(headers: tuple[str, ...]) -> str:
     """What an extension that includes the headers lacks to be built here; '' when nothing."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python has no GIL, and the C core counts on one"
     if sys.platform != "linux":
         return f"{sys.platform} has no RDMA verbs (Linux only)"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")

@@ -103,11 +103,9 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
-            from importlib.metadata import version
+            from mcast.errors.install import VERSION
 
-            from mcast.errors.install import DISTRIBUTION
-
-            value: object = version(DISTRIBUTION)
+            value: object = VERSION
         elif name == "aio":
             value = import_module("mcast.aio")
         elif name in _HOME:

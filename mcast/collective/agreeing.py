@@ -68,7 +68,7 @@ class RankFailed(RuntimeError):
     """
 
     def __init__(self, failed: Mapping[int, str]) -> None:
-        self.failed = dict(failed)
+        self.failed: dict[int, str] = dict(failed)
         super().__init__("; ".join(f"rank {rank}: {words}" for rank, words in self.failed.items()))
 
     def __reduce__(self) -> tuple[type[RankFailed], tuple[dict[int, str]]]:
@@ -79,8 +79,9 @@ class Ranks:
     """The ranks of a communicator, and a communicator of their own to agree over."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self.comm = comm.Dup()
-        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.comm: MPI.Comm = comm.Dup()
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
 
     def agree(self, step: Intent, trouble: str | None, bound: float = inf) -> Sequence[Statement]:
         """Wait for all ranks. Empty if all take the same step and none has trouble; else what each has said.

@@ -24,7 +24,7 @@ from mcast.endpoint.blocking import Endpoint
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("mcast")
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class Collective:
         self._ended = ""
         self._known = False
         """Whether the other ranks know that the collective has ended."""
-        self.reason = ""
+        self.reason: str = ""
         """Why MPI carries the bytes; empty while multicast does."""
         try:
             terms, error = _tried(lambda: checked(self.size, backend, group, patience, rate))

@@ -29,6 +29,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROOT / interrupts, tree / interrupts, ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
     (tree / "mcast" / "__init__.py").touch()
+    (tree / "mcast" / "errors").mkdir()
+    shutil.copy(ROOT / "mcast" / "errors" / "install.py", tree / "mcast" / "errors")
     for build in ("lib", "lib.linux-x86_64-cpython-311"):
         for made in (rdma / "_native.abi3.so", interrupts / "_interrupts.abi3.so"):
             stale = tree / "build" / build / made
@@ -59,6 +61,22 @@ def test_without_headers_the_wheel_is_pure(tree: Path, tmp_path: Path) -> None:
     assert "mcast: without the rdma extension" in done.stderr
     assert wheel_in(tmp_path).name.endswith("-py3-none-any.whl")
     assert extensions(wheel_in(tmp_path)) == {}
+
+
+WITHOUT_GIL = """
+import runpy, sys, sysconfig
+sysconfig.get_config_vars()["Py_GIL_DISABLED"] = 1
+sys.argv[0] = "setup.py"
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+def test_for_a_python_without_a_gil_the_wheel_is_pure(tree: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_GIL, "-q", "bdist_wheel", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "this Python has no GIL" in done.stderr
+    assert wheel_in(tmp_path).name.endswith("-py3-none-any.whl")
 
 
 def test_switched_off_the_wheel_has_what_needs_no_libraries(tree: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Path:
         subprocess.run(command, cwd=tree, env=env, check=True, capture_output=True, timeout=500)
         (built,) = tree.glob(made)
         if kind == "sdist":
-            shutil.unpack_archive(built, tree.parent)
+            shutil.unpack_archive(built, tree.parent, filter="data")
             (tree,) = tree.parent.glob("rdma_mcast-*")
     assert "-cp311-abi3-linux" in built.name
     return built
@@ -69,6 +69,17 @@ def assert_demo_works(*command: str | Path, cwd: Path) -> None:
     demo = run(*command, "demo", "--size", "1M", cwd=cwd)
     assert demo.returncode == 0, demo.stderr
     assert demo.stdout.splitlines()[-1].startswith("demo: 3/3 receivers verified")
+
+
+@pytest.mark.long
+def test_what_goes_to_pypi_is_audited_and_works(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    done = run("make", "-s", "wheel", f"WHEELS={made}", cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (with_c,) = made.glob("*-abi3-*x86_64.whl")
+    (pure,) = made.glob("*-any.whl")
+    for wheel in (with_c, pure):
+        assert_demo_works(install(wheel, tmp_path / wheel.stem), "-m", "mcast", cwd=tmp_path)
 
 
 def test_the_suite_is_in_the_wheel_and_no_link(wheel: Path) -> None:
