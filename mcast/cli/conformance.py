@@ -28,7 +28,7 @@ from mcast.cli.terminal import (
     say,
     write_file,
 )
-from mcast.contract.registry import backend_names
+from mcast.contract.registry import backend_names, backend_status
 from mcast.errors import install
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def conformance(
     if fabric != "roce" and not lab:
         raise typer.BadParameter("--fabric is the lab's: add --lab")
     named = (backend or [], require_backend or [])
+    if not lab:
+        _require(named[1])
     with redirect_stdout(sys.stderr) if apart else nullcontext():
         report = _run_with_lab(*named, fabric) if lab else run_suite(*named)
     for path in (Path(STANDARD) if as_json else None, report_file):
@@ -114,6 +116,13 @@ def conformance(
         _show(report)
     if not report.passed:
         raise typer.Exit(ExitStatus.FAILED)
+
+
+def _require(names: list[str]) -> None:
+    """End with one sentence if one of the backends cannot run here: each test would say the same."""
+    for name in names:
+        if not (status := backend_status(name)).available:
+            raise NotBegun(f"{name} is required and cannot run here: {status.detail}; {status.fix}")
 
 
 def _run_with_lab(

@@ -211,7 +211,11 @@ class LabMachine:
     ) -> LabResult:
         host.require(self.fabric)
         kernel = kernels.find(self.kernel)
-        kvm = host.kvm_works() if self.accel == "auto" else self.accel == "kvm"
+        kvm = self.accel != "tcg" and host.kvm_works()
+        if self.accel == "kvm" and not kvm:
+            raise LabUnavailableError(
+                "KVM does not work here: no kernel starts under it; leave out --accel kvm"
+            )
         with ExitStack() as stack:
             job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mcast-lab-")))
             shares = [path.resolve() for path in self.share]

@@ -59,7 +59,9 @@ def test_a_leak_a_deviation_and_a_stale_deviation_are_told(mcast: Run, third_par
     assert "Traceback" not in done.stderr
 
 
-def test_a_backend_that_cannot_run_is_not_called_conforming(mcast: Run, third_party: Install) -> None:
+def test_a_backend_that_cannot_run_is_not_called_conforming(
+    mcast: Run, here: Run, third_party: Install
+) -> None:
     source = (
         "from mcast.api import Status, UnavailableReason\nfrom mcast.backends.sim import ROCE\n"
         "status = Status(False, 'the card is gone', UnavailableReason.NO_DEVICE, 'put it back')\n"
@@ -70,6 +72,9 @@ def test_a_backend_that_cannot_run_is_not_called_conforming(mcast: Run, third_pa
     assert done.returncode == 1
     assert "acme not tested: no device: the card is gone; put it back" in done.stdout
     assert done.stdout.splitlines()[-1] == "conformance: nothing was tested"
+    done = here("conformance", "--require-backend", "acme", "--report", "r2.json", env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "mcast: acme is required and cannot run here: the card is gone; put it back\n"
 
 
 def test_without_pytest_there_is_one_sentence(run: Run) -> None:

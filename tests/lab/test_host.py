@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mcast.cli.lab import app
-from mcast.lab import host, kernels
+from mcast.lab import LabMachine, host, kernels
 from mcast.lab.errors import LabUnavailableError
 
 PACKAGES = ("busybox-static", "file", "iproute2", "kmod", "linux-image-amd64", "qemu-system-x86")
@@ -120,3 +120,9 @@ def test_a_kvm_that_hangs_is_not_used(tmp_path: Path, monkeypatch: pytest.Monkey
         assert host.kvm_works() is False
     finally:
         host.kvm_works.cache_clear()
+
+
+def test_a_kvm_that_does_not_work_is_said_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "kvm_works", lambda: False)
+    with pytest.raises(LabUnavailableError, match=r"KVM does not work here.*leave out --accel kvm"):
+        LabMachine(accel="kvm").run(["true"])
