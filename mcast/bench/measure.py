@@ -54,9 +54,14 @@ class BenchResult(NamedTuple):
     strangers: int
     latency_us: Latency | None
 
+    @property
+    def gbits_per_s(self) -> float:
+        """Gbit/s of payload that were sent in batches; a receiver that lost nothing got as many."""
+        return self.messages_per_s * self.size * 8 / 1e9
+
     def as_dict(self) -> dict[str, object]:
         latency = None if self.latency_us is None else self.latency_us._asdict()
-        return {**self._asdict(), "latency_us": latency}
+        return {**self._asdict(), "gbits_per_s": self.gbits_per_s, "latency_us": latency}
 
 
 def result(

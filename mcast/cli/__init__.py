@@ -36,6 +36,7 @@ SUMMARIES = {
     "ping": "Ask the members of GROUP; show losses and round trips.",
     "groups": "Show which groups there are, and their members.",
     "mgid": "Show the addresses of a group on each link layer.",
+    "listen": "Print the messages that come to groups.",
     "top": "Show live what sources send to groups, and what is lost.",
     "record": "Record messages to groups in a pcapng file.",
     "replay": "Send the messages of a capture to their groups again.",

@@ -130,6 +130,7 @@ def _show(found: BenchResult, as_json: bool) -> None:
     say(f"{found.backend}: {found.size} bytes to {found.receivers} receiver(s), {where}\n")
     shown_rate = f"{found.messages_per_s:,.0f} messages/s, {found.deliveries_per_s:,.0f} deliveries/s"
     say(f"rate     {shown_rate}, in batches, {found.seconds:.2f} s")
+    say(f"         {found.gbits_per_s:,.3g} Gbit/s of payload")
     say(f"lost     {found.lost:,} of {found.messages * found.receivers:,}")
     if found.strangers:
         say(f"others   {found.strangers:,} messages of other senders in the group, not counted above")

@@ -24,12 +24,19 @@ Diagnosis = dict[str, Sequence[Finding]]
 """Provider -> what was found for it."""
 
 
+def _errors() -> list[str]:
+    from mcast.errors.causes import names
+
+    return names()
+
+
 def doctor(
     error: Annotated[
         str | None,
         typer.Argument(
             help="Explain this errno or status instead, such as EINVAL or NO_RESOURCES.",
             metavar="ERROR",
+            autocompletion=_errors,
             show_default=False,
         ),
     ] = None,

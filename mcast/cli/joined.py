@@ -1,4 +1,4 @@
-"""What `mcast top` and `mcast record` share: an endpoint in some groups, and made-up traffic for it."""
+"""What `mcast listen`, `top` and `record` share: an endpoint in some groups, and made-up traffic."""
 
 from __future__ import annotations
 

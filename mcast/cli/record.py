@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.listen import Demo, listening, opened
+from mcast.cli.joined import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
 from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, group, packet_sink, say
 from mcast.cli.values import LONGEST

@@ -11,7 +11,7 @@ import typer
 
 from mcast.cli import guests
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.listen import Demo, listening, opened
+from mcast.cli.joined import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
 from mcast.cli.terminal import NotBegun, console, group, say
 from mcast.cli.values import LONGEST

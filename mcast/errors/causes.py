@@ -60,6 +60,12 @@ def rows_of(error: str) -> tuple[Row, ...]:
     )
 
 
+def names() -> list[str]:
+    """Each name of an errno, an SaStatus or a WcStatus that `rows_of` knows, in the order of the alphabet."""
+    rows = [row for found in _by_errno().values() for row in found]
+    return sorted({errno_name(row.errno) for row in rows} | {row.status for row in rows if row.status})
+
+
 @cache
 def _by_errno() -> dict[int, tuple[Row, ...]]:
     from mcast.errors.rows import ROWS  # imported when the first error is explained

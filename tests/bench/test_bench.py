@@ -30,6 +30,7 @@ def test_json_has_what_programs_compare(here: Run, backend: str, receivers: int)
     assert (found["backend"], found["size"], found["receivers"]) == (backend, 512, receivers)
     assert (found["lost"], found["strangers"], found["processes"]) == (0, 0, 1)
     assert found["messages_per_s"] == pytest.approx(found["messages"] / found["seconds"])
+    assert found["gbits_per_s"] == pytest.approx(found["messages_per_s"] * found["size"] * 8 / 1e9)
     assert found["deliveries_per_s"] == pytest.approx(receivers * found["messages_per_s"])
     latency = found["latency_us"]
     assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]

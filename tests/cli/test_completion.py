@@ -31,6 +31,7 @@ OFFERED: dict[str, tuple[set[str], set[str]]] = {
     "mcast ''": ({"info", "top", "record", "lab", "sim"}, {"--help"}),
     "mcast re": ({"recv", "record", "replay"}, {"top"}),
     "mcast top --in": ({"--interval"}, {"--demo"}),
+    "mcast doctor EADDR": ({"EADDRINUSE", "EADDRNOTAVAIL"}, {"EINVAL"}),
     "mcast sim run sm-": ({"sm-failover-under-load"}, {"list"}),
     "mcast top --backend sim --bind 10.0.0.": ({"10.0.0.1", "10.0.0.4"}, {"10.0.0.5"}),
     "mcast record 239.1.1.1 --backend sim-ib --device ''": ({"ib0/1", "ib3/1"}, {"roce0/1"}),

@@ -52,7 +52,9 @@ def test_the_summary_of_a_command_is_what_its_own_help_begins_with(name: str) ->
     assert " ".join((load(name).help or "").split()).startswith(SUMMARIES[name])
 
 
-@pytest.mark.parametrize("name", ["demo", "send", "recv", "ping", "top", "record", "replay", "bench"])
+@pytest.mark.parametrize(
+    "name", ["demo", "send", "recv", "ping", "listen", "top", "record", "replay", "bench"]
+)
 def test_each_command_that_opens_an_endpoint_takes_what_cards_offer(name: str) -> None:
     offered = {option for one in load(name).params for option in one.opts}
     wanted = {"--busy-poll", "--traffic-class", "--dscp", "--service-level", "--comp-vector", "--moderation"}

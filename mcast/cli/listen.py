@@ -1,0 +1,128 @@
+"""`mcast listen`: the messages that come to groups, as text, as bytes, or as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.joined import Demo, listening, opened
+from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
+from mcast.cli.terminal import Failure, NotBegun, group, say
+from mcast.cli.values import LONGEST
+from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.mapping import ipv4_group_of
+
+if TYPE_CHECKING:
+    from mcast.contract.batch import Message
+    from mcast.endpoint.blocking import Endpoint
+    from mcast.endpoint.settings import Settings
+
+_LOOK = 0.2
+"""The longest wait in one call, in seconds."""
+_BATCH = 64
+_WIDTH = 16
+"""How many bytes a line of --hex has."""
+
+
+@with_settings
+def listen(
+    groups: Annotated[
+        list[McastAddress], typer.Argument(parser=group, metavar="GROUP", help="Such as 239.1.1.1.")
+    ],
+    as_hex: Annotated[bool, typer.Option("--hex", help="Print the bytes of each message.")] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many messages.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.01, max=LONGEST, metavar="SECONDS", help="End after this time.")
+    ] = None,
+    bind: Bind = None,
+    device: Device = None,
+    backend: BackendName = "rdma",
+    demo: Demo = False,
+    *,
+    settings: Settings,
+    as_json: Json = False,
+) -> None:
+    """Print the messages that come to groups.
+
+    A message is a line of text, in which bytes that are no text are escaped; with --json it is a line of
+    JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. Listening ends after
+    --count, --seconds or with Ctrl-C. The status is 1 if fewer messages than --count came.
+    """
+    if as_hex and as_json:
+        raise NotBegun("--hex and --json are two forms of the same: give one of them")
+    form = _as_json if as_json else _as_hex if as_hex else _as_text
+    came = 0
+    with (
+        ends_cleanly(),
+        opened(backend, demo, bind) as fabric,
+        listening(fabric, groups, bind, device, settings, demo) as endpoint,
+    ):
+        try:
+            for came, message in enumerate(_messages(endpoint, count, seconds), 1):  # noqa: B007
+                say(*form(message))
+        except KeyboardInterrupt:
+            pass  # the usual way to end this command
+    if count is not None and came < count:
+        raise Failure(f"{came:,} of {count:,} messages came")
+
+
+def _messages(endpoint: Endpoint, count: int | None, seconds: float | None) -> Iterator[Message]:
+    """Up to `count` messages, until `seconds` have passed. A message is valid until the next is asked for."""
+    clock = endpoint.backend.now
+    end = None if seconds is None else clock() + seconds
+    while count is None or count > 0:
+        left = _LOOK if end is None else min(end - clock(), _LOOK)
+        if left <= 0:
+            return
+        with endpoint.recv_batch(min(_BATCH, count or _BATCH), left) as batch:
+            yield from batch
+            count = None if count is None else count - len(batch)
+
+
+def _place(gid: Gid) -> str:
+    return str(gid.ipv4 or gid)
+
+
+def _head(message: Message) -> str:
+    return f"{_place(message.source)} -> {ipv4_group_of(message.group) or message.group}"
+
+
+def _as_text(message: Message) -> list[str]:
+    text = bytes(message.payload).decode("utf-8", "backslashreplace")
+    shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return [f"{_head(message)}  {shown}"]
+
+
+def _as_hex(message: Message) -> list[str]:
+    data = bytes(message.payload)
+    lines = [f"{_head(message)}  {len(data):,} bytes"]
+    for start in range(0, len(data), _WIDTH):
+        part = data[start : start + _WIDTH]
+        shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"  {start:04x}  {part.hex(' '):{3 * _WIDTH}} {shown}")
+    return lines
+
+
+def _as_json(message: Message) -> list[str]:
+    data = bytes(message.payload)
+    try:
+        text: str | None = data.decode()
+    except UnicodeDecodeError:
+        text = None
+    told = {
+        "time": time.time(),
+        "source": _place(message.source),
+        "qp": message.src_qp,
+        "group": str(ipv4_group_of(message.group) or message.group),
+        "bytes": len(data),
+        "text": text,
+        "hex": data.hex(),
+    }
+    return [json.dumps(told)]

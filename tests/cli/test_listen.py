@@ -1,0 +1,77 @@
+"""`mcast listen`: each message in the form that was asked for."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Address
+
+import pytest
+
+from mcast.api import Gid, Message
+from mcast.cli.listen import _as_hex, _as_json, _as_text
+
+from ..commands import Run
+
+GROUP = "239.1.1.1"
+LISTEN = ("listen", GROUP, "--backend", "sim", "--demo")
+
+
+def message(payload: bytes) -> Message:
+    source, group = (Gid(bytes(10) + b"\xff\xff" + IPv4Address(one).packed) for one in ("10.0.0.7", GROUP))
+    return Message(memoryview(payload), source, 7, group, None, False)
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b"hello", "hello"),
+        ("caf\u00e9".encode(), "caf\u00e9"),
+        (b"a\nb\x1b[2J", r"a\nb\x1b[2J"),
+        (b"\xff\x00", r"\xff\x00"),
+        (b"", ""),
+    ],
+)
+def test_text_is_a_line_and_what_is_none_is_escaped(payload: bytes, shown: str) -> None:
+    assert _as_text(message(payload)) == [f"10.0.0.7 -> {GROUP}  {shown}"]
+
+
+def test_hex_shows_each_byte_in_80_columns() -> None:
+    head, *lines = _as_hex(message(bytes(range(60, 100))))
+    assert head == f"10.0.0.7 -> {GROUP}  40 bytes"
+    assert bytes.fromhex("".join(line[8:56] for line in lines)) == bytes(range(60, 100))
+    assert [line[57:] for line in lines] == ["<=>?@ABCDEFGHIJK", "LMNOPQRSTUVWXYZ[", "\\]^_`abc"]
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(("payload", "text"), [(b"a\n", "a\n"), (b"\xff", None)])
+def test_a_line_of_json_has_the_bytes_and_the_text_if_there_is_one(payload: bytes, text: str | None) -> None:
+    (line,) = _as_json(message(payload))
+    told = json.loads(line)
+    assert told.pop("time") > 1.7e9
+    assert told == {
+        "source": "10.0.0.7",
+        "qp": 7,
+        "group": GROUP,
+        "bytes": len(payload),
+        "text": text,
+        "hex": payload.hex(),
+    }
+
+
+def test_it_ends_after_so_many_messages(here: Run) -> None:
+    done = here(*LISTEN, "-C", "30", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) == 30
+    assert {(one["source"], one["group"]) for one in told} == {("10.0.0.2", GROUP)}
+
+
+def test_fewer_messages_than_asked_for_are_status_1(here: Run) -> None:
+    done = here(*LISTEN, "-C", "1000000", "--seconds", "0.1")
+    assert done.returncode == 1
+    assert done.stderr == f"mcast: {len(done.stdout.splitlines()):,} of 1,000,000 messages came\n"
+
+
+def test_two_forms_are_one_sentence(here: Run) -> None:
+    done = here(*LISTEN, "--json", "--hex")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
