@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from signal import SIGINT
 from threading import get_ident
@@ -168,17 +169,26 @@ class _Held(threading.local):
     def catch_up(self) -> None:
         for level, actions in enumerate(self.put_off):
             while actions and not self.is_busy(level):
-                try:
-                    actions.pop(0)()
-                except Exception as error:
-                    _ToNobody(error)
+                _do(actions.pop(0))
+
+
+def _do(action: Callable[[], object]) -> None:
+    """A signal's handler may have raised in the midst of the action: then the action is called once more."""
+    try:
+        action()
+    except BaseException as error:
+        with suppress(BaseException):
+            action()
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        _ToNobody(error)
 
 
 class _ToNobody:
     """Reports an error that no caller can be given: Python passes what this destructor raises to
     `sys.unraisablehook`."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self._error = error
 
     def __del__(self) -> None:

@@ -264,6 +264,32 @@ def test_its_error_is_told_to_the_hook_and_the_rest_is_done(monkeypatch: pytest.
     assert done == [ZeroDivisionError, "done"]
 
 
+@pytest.mark.parametrize("raised", [TimeoutError, SystemExit])
+def test_what_a_handler_has_ended_half_way_is_done_once_more(
+    monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: done.append(type(given.exc_value)))
+
+    def handler(number: int, frame: object) -> None:
+        raise raised
+
+    def close() -> None:
+        done.append("begun")
+        if len(done) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        done.append("closed")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with Lock():
+            later(close)
+            later(lambda: done.append("the next"))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert done == ["begun", "begun", "closed", raised, "the next"]
+
+
 def test_ctrl_c_does_not_end_it_half_way() -> None:
     done: list[str] = []
 

@@ -246,12 +246,21 @@ static int call(PyObject *function)
 	return found ? 0 : -1;
 }
 
-/* There is nobody to raise an error to. */
+/* There is nobody to raise an error to. It may be of a signal's handler, which ran in the midst of the function and has
+ * ended that: the function is called once more. */
 static void call_all(PyObject *functions)
 {
-	for (Py_ssize_t i = 0; i < PyList_Size(functions); i++)
-		if (call_whole(call, PyList_GetItem(functions, i)))
-			PyErr_WriteUnraisable(PyList_GetItem(functions, i));
+	for (Py_ssize_t i = 0; i < PyList_Size(functions); i++) {
+		PyObject *function = PyList_GetItem(functions, i), *type, *value, *trace;
+
+		if (!call_whole(call, function))
+			continue;
+		PyErr_Fetch(&type, &value, &trace);
+		if (call_whole(call, function))
+			PyErr_Clear();
+		PyErr_Restore(type, value, trace);
+		PyErr_WriteUnraisable(function);
+	}
 	Py_DECREF(functions);
 }
 
