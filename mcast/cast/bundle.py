@@ -163,7 +163,7 @@ class OneFile:
         """Open the place, so that what cannot be written is known before. Raises OSError."""
         self._path = path
         self._sink: Sink | None = self._opened()
-        self.name = self._sink.name
+        self.name: str = self._sink.name
         """What the place is called."""
 
     def _opened(self) -> Sink:

@@ -108,7 +108,7 @@ class Nowhere(Sink):
 class StreamSink(Sink):
     """A pipe, a device or a terminal: its bytes are written when they have come."""
 
-    most = select.PIPE_BUF  # a pipe that is ready takes so many at once
+    most: int | None = select.PIPE_BUF  # a pipe that is ready takes so many at once
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd = fd

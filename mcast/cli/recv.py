@@ -144,7 +144,7 @@ class Intake:
         self._place = place
         self.whole: list[Received] = []
         self.lacks: list[Missed] = []
-        self.late = False
+        self.late: bool = False
         """Whether a transfer was under way that this receiver came too late for."""
         self.sender: Offered | None = None
         """What the sender said of its first object; None before there is a sender to hear."""

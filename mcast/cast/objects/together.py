@@ -38,12 +38,15 @@ class End(Generic[T]):
     """One end, which has its turns when it hears something, and when it wants to speak."""
 
     def __init__(self, group: Membership, seat: Seat, turns: Turns[T]) -> None:
-        self.group, self.seat = group, seat
+        self.group: Membership = group
+        self.seat: Seat = seat
         self.result: T | None = None
         """What the turns return; None until then."""
-        self.over = False
+        self.over: bool = False
         endpoint = group.endpoint
-        self.peer = Peer(endpoint.port.gids.get(group.destination.sgid_index, ZERO_GID), endpoint.qp_num)
+        self.peer: Peer = Peer(
+            endpoint.port.gids.get(group.destination.sgid_index, ZERO_GID), endpoint.qp_num
+        )
         self._turns = turns
         self._turn: Turn | None = None
 
