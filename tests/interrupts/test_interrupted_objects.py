@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from mcast import Endpoint, Membership, cast, open_endpoint
-from mcast.api import Message
 from mcast.backends.sim import ROCE
-from mcast.cast.nack.header import number_at
-from mcast.cast.nack.messages import Admit, Describe, Offer, Spoken, packed
-from mcast.cast.objects.receiving import ObjectsIn
-from mcast.cast.objects.turns import Seat
-from mcast.wire.addresses import Gid
 
 from .. import interleave
+from ..cast.objects.alone import Alone
 from ..interleave import interrupted_everywhere, nothing_left
 
 GROUP = "239.1.2.3"
@@ -67,27 +62,9 @@ def test_a_call_that_ctrl_c_ends_frees_its_membership(
     assert interrupted_everywhere(lambda: call(group), check) > 100
 
 
-def half_way(path: Path) -> ObjectsIn:
-    """A receiver that has made its file."""
-    seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0)
-    receiving = ObjectsIn(seat, path, None, 1000, 1000, 10.0, None, None)
-    session = number_at("10.0.0.3", 1)
-    turns = receiving.next(None)
-    next(turns)
-
-    def hears(spoken: Spoken) -> None:
-        source = Gid("::ffff:10.0.0.3")
-        turns.send([Message(memoryview(packed(spoken)), source, 7, Gid("ff0e::1"), None, False)])
-
-    hears(Offer(session, 0, 1, 1, 1000, 0, "sender"))
-    hears(Admit(session, {seat.number: (0, receiving.sessions[session].core.who.nonce)}))
-    hears(Describe(session, 0, 5000, 976, 4, 0, "thing", b""))
-    return receiving
-
-
 def test_a_receive_that_is_cut_off_leaves_no_file(tmp_path: Path) -> None:
-    receiving = half_way(tmp_path / "file")
+    alone = Alone(tmp_path / "file", 5000)
     assert len(list(tmp_path.iterdir())) == 1
-    del receiving
+    del alone
     gc.collect()
     assert list(tmp_path.iterdir()) == []

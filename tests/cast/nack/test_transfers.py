@@ -116,7 +116,8 @@ def play(seed: int, key: bytes | None = None) -> None:
                 end = int(account.name[1:])
                 assert end not in network.takers or one.object in network.takers[end].got
             assert account.whole == (not account.why)
-    trusted = key is not None or not (hostile or weather.garbled)
+    # Who says recorded messages late makes the round trip long, and so a lossy receiver may seem silent.
+    trusted = weather.loss < 0.1 if key and hostile else not (hostile or weather.garbled)
     if strategy == all_of_them() and trusted and not (deaths or late):
         assert all(one.kept for one in settled)
         assert all(taker.got.keys() == set(range(len(objects))) for taker in network.takers.values())

@@ -1,0 +1,40 @@
+"""A receiver of objects without a network: what its sender says is handed to it."""
+
+from __future__ import annotations
+
+from mcast.api import Message
+from mcast.cast.nack.header import number_at
+from mcast.cast.nack.messages import Admit, Describe, Offer, Spoken, packed
+from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.receiving import ObjectsIn
+from mcast.cast.objects.turns import Seat
+from mcast.wire.addresses import Gid
+
+SESSION = number_at("10.0.0.3", 1)
+PIECE, WIDTH = 976, 4
+
+
+class Alone:
+    """A receiver that takes part, and has been told of an object of `size` bytes, in blocks of 4 pieces."""
+
+    def __init__(self, into: Into, size: int) -> None:
+        seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0)
+        self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None)
+        self._turns = self.receiving.next(None)
+        next(self._turns)
+        self.hears(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))
+        nonce = self.receiving.sessions[SESSION].core.who.nonce
+        self.hears(Admit(SESSION, {seat.number: (0, nonce)}))
+        self.hears(Describe(SESSION, 0, size, PIECE, WIDTH, 0, "thing", b""))
+
+    def hears(self, spoken: Spoken) -> None:
+        """A message of the sender comes."""
+        source = Gid("::ffff:10.0.0.3")
+        self._turns.send([Message(memoryview(packed(spoken)), source, 7, Gid("ff0e::1"), None, False)])
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks have been taken."""
+        arriving = self.receiving.sessions[SESSION].core.arriving
+        assert arriving is not None
+        return arriving.base
