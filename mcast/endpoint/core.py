@@ -140,11 +140,11 @@ class Session:
             "larger than a receive": counters.dropped_too_long,
             "wrong Q_Key": counters.dropped_qkey,
         }
-        left = self.memberships.left
+        left, numbered = self.memberships.left, station.settings.sequence
         sums = {
             field: left[field] + sum(getattr(group, field) for group in groups)
-            for field in ("sent_bytes", "sent_batches", "joins", *SEQUENCE_COUNTS)
-        }
+            for field in ("sent_bytes", "sent_batches", "joins", *(SEQUENCE_COUNTS if numbered else ()))
+        } | ({} if numbered else dict.fromkeys(SEQUENCE_COUNTS))
         return EndpointStats(
             backend=station.backend.name,
             device=station.place.device.name,

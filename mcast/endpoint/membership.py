@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mcast.api import Destination, McastError
 from mcast.endpoint import sequence
@@ -146,7 +146,10 @@ SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
 class EndpointGroup:
     """One group of an endpoint, from join to leave."""
 
-    def __init__(self, address: McastAddress, send_only: bool, depth: int, stream: int) -> None:
+    def __init__(
+        self, address: McastAddress, send_only: bool, depth: int, stream: int, numbered: bool = True
+    ) -> None:
+        self.numbered: bool = numbered
         self.address: McastAddress = address
         self.send_only: bool = send_only
         self.state: GroupState = GroupState.JOINING
@@ -176,6 +179,9 @@ class EndpointGroup:
         self.state = step.state
         return step.actions
 
+    def _sequence_counts(self) -> dict[str, Any]:
+        return {field: self.sources.total(field) if self.numbered else None for field in SEQUENCE_COUNTS}
+
     def snapshot(self) -> GroupStats:
         return GroupStats(
             group=str(self.address),
@@ -185,6 +191,6 @@ class EndpointGroup:
             dropped=dict(self.dropped),
             sources=self.sources.snapshot(),
             forgotten_sources=self.sources.forgotten["streams"],
-            **{field: self.sources.total(field) for field in SEQUENCE_COUNTS},
+            **self._sequence_counts(),
             **asdict(self.counts),
         )

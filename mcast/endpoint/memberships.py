@@ -46,7 +46,8 @@ class Memberships:
             detail = f"the device of {where} is away, and looked for as the rejoin policy says"
             raise mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail)
         stream = self._random.getrandbits(64)
-        group = EndpointGroup(address, send_only, self._station.settings.receive_depth, stream)
+        settings = self._station.settings
+        group = EndpointGroup(address, send_only, settings.receive_depth, stream, settings.sequence)
         self._station.enter(group)
         try:
             yield from self._waiting.until(lambda: group.state is not GroupState.JOINING, deadline)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from mcast.endpoint.stats import EndpointStats, GroupStats
+from mcast.endpoint.stats import EndpointStats
 from mcast.endpoint.view import EndpointView
 from mcast.errors import install
 
@@ -145,8 +145,5 @@ def _of_groups(
 ) -> Iterator[tuple[tuple[str, ...], float]]:
     for own, stats in seen:
         for group in stats.groups:
-            yield (*own, group.group), _number(group, name)
-
-
-def _number(group: GroupStats, name: str) -> float:
-    return float(getattr(group, name))
+            if (value := getattr(group, name)) is not None:
+                yield (*own, group.group), float(value)

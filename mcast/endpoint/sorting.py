@@ -3,6 +3,7 @@ filtered."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from mcast.api import Batch, Message
@@ -11,6 +12,8 @@ from mcast.endpoint.membership import EndpointGroup
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.probing import ECHOES_MAX, Prober
 from mcast.wire.addresses import Gid
+
+logger: logging.Logger = logging.getLogger("mcast")
 
 
 class Sorter:
@@ -33,6 +36,8 @@ class Sorter:
         self._by_mgid, self._prober, self._drop = by_mgid, prober, drop
         self.filtering: bool = filtering
         self.sequenced: bool = sequenced
+        self._told = False
+        """Whether it was said that a sender has no sequence headers."""
         self._stray_sources = sequence.Sources()
         self.judges: bool = filtering or sequenced
         """Whether each message must be looked at."""
@@ -66,5 +71,13 @@ class Sorter:
         refusal = sources.take(message.source, message.src_qp, message.payload)
         if refusal is not None:
             self._drop(group, refusal.value)
+            if refusal in (sequence.Refusal.SHORT, sequence.Refusal.MAGIC) and not self._told:
+                self._told = True
+                logger.warning(
+                    "%s sends to %s without sequence headers, and this endpoint has sequence=True: such "
+                    "messages are not delivered. Open both ends with sequence=True, or both without",
+                    message.source,
+                    message.group,
+                )
             return None
         return message._replace(payload=message.payload[sequence.HEADER_SIZE :])

@@ -48,7 +48,8 @@ class GroupStats(_Snapshot):
     dropped    reason -> how many messages of the group were not delivered for that reason
     joins      joins that succeeded, those after a loss included
     rejoins    how often the membership was restored after a loss, by a join or by resetting the queue pair
-    gaps, late, duplicates  sums over `sources` and the streams that were forgotten
+    gaps, late, duplicates  sums over `sources` and the streams that were forgotten; None without sequence
+               headers, because nobody can know
     sources    the streams that are remembered
     forgotten_sources       how many streams were forgotten because there were too many
     """
@@ -65,9 +66,9 @@ class GroupStats(_Snapshot):
     dropped: Mapping[str, int]
     joins: int
     rejoins: int
-    gaps: int
-    late: int
-    duplicates: int
+    gaps: int | None
+    late: int | None
+    duplicates: int | None
     sources: tuple[SourceStats, ...]
     forgotten_sources: int
 
@@ -88,7 +89,7 @@ class EndpointStats(_Snapshot):
     joins                 joins that succeeded, those after a loss included
     lost, rejoins, gave_up          memberships lost, restored, given up
     events_dropped        events that were pushed out because `next_event` was not called in time
-    gaps, late, duplicates          sums over all groups
+    gaps, late, duplicates          sums over all groups; None without sequence headers
     groups                the groups that were joined and not left
     port_counters         the device's own counters of the port, under the device's names
     """
@@ -114,8 +115,8 @@ class EndpointStats(_Snapshot):
     rejoins: int
     gave_up: int
     events_dropped: int
-    gaps: int
-    late: int
-    duplicates: int
+    gaps: int | None
+    late: int | None
+    duplicates: int | None
     groups: tuple[GroupStats, ...]
     port_counters: Mapping[str, int]
