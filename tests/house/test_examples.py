@@ -13,7 +13,14 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SUITES = sorted(path.parent for path in EXAMPLES.glob("*/pytest.ini"))
-PUBLIC = {"mcast", "mcast.aio", "mcast.collective", "mcast.testing.plugin", "mcast.backends.sim.faults"}
+PUBLIC = {
+    "mcast",
+    "mcast.aio",
+    "mcast.cast",
+    "mcast.collective",
+    "mcast.testing.plugin",
+    "mcast.backends.sim.faults",
+}
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda path: path.name)
