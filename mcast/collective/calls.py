@@ -80,7 +80,8 @@ class Collective:
         self._ranks = Ranks(comm)
         self._patience = PATIENCE
         self._stack = ExitStack()
-        self._endpoint: Endpoint | None = None
+        self.endpoint: Endpoint | None = None
+        """The endpoint whose groups carry the bytes; None while MPI does."""
         self._stages: OrderedDict[int, Stage] = OrderedDict()
         self._ended = ""
         self._known = False
@@ -240,7 +241,7 @@ class Collective:
         while self._stages:
             with suppress(McastError):  # a device that is gone needs no farewell
                 self._stages.popitem()[1].close()
-        self._endpoint = None
+        self.endpoint = None
         with suppress(McastError):
             self._stack.close()
 
@@ -276,20 +277,20 @@ class Collective:
             logger.log(level, words, self.size, self.reason)
 
     def _open(self, backend: str | Backend, bind: str | None, seat: int) -> None:
-        self._endpoint = opened(self._stack, backend, bind, seat)
+        self.endpoint = opened(self._stack, backend, bind, seat)
 
     def _all_fit(self) -> None:
         if not self.reason:
-            assert self._endpoint is not None
-            at = Counter[str](self._ranks.comm.allgather(str(self._endpoint.address)))
+            assert self.endpoint is not None
+            at = Counter[str](self._ranks.comm.allgather(str(self.endpoint.address)))
             address, most = at.most_common(1)[0]
             self._all_can(lambda: _require_room(address, most))
 
     def _join(self, root: int) -> None:
-        assert self._endpoint is not None
+        assert self.endpoint is not None
         listeners = self.size - 1 if root == self.rank else None
         group = group_of(self._terms, root)
-        self._stages[root] = open_stage(self._endpoint, group, self._terms, listeners)
+        self._stages[root] = open_stage(self.endpoint, group, self._terms, listeners)
 
 
 def _require_room(address: str, ranks: int) -> None:

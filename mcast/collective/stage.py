@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from typing import Protocol
 
 from mcast.cast import Missed, Offered, Received, open_session, receive
+from mcast.cast.objects.calls import MEMORY
 from mcast.collective.place import JobTerms
 from mcast.endpoint.blocking import Endpoint, Membership
 from mcast.wire.addresses import McastAddress
@@ -52,12 +53,17 @@ class Speaking:
 class Hearing:
     """An end that receives."""
 
-    def __init__(self, stack: ExitStack, group: Membership, terms: JobTerms) -> None:
+    def __init__(self, stack: ExitStack, group: Membership, terms: JobTerms, room: int) -> None:
         self._stack, self._terms = stack, terms
         self._target = memoryview(b"")
         self._number = 0
         objects = receive(
-            group, self._place, timeout=terms.patience, missed=self._missed, silence=terms.patience
+            group,
+            self._place,
+            timeout=terms.patience,
+            missed=self._missed,
+            memory=room,
+            silence=terms.patience,
         )
         self._objects: Iterator[Received] = stack.enter_context(closing(objects))
 
@@ -91,6 +97,11 @@ def _ticket(terms: JobTerms, number: int) -> bytes:
     return terms.token + number.to_bytes(8)
 
 
+def _room(endpoint: Endpoint, group: Membership) -> int:
+    """How many bytes may be under way to this rank: three quarters of what its receive queue holds."""
+    return min(MEMORY, endpoint.stats().receive_depth * group.max_message_size * 3 // 4)
+
+
 def open_stage(endpoint: Endpoint, group: McastAddress, terms: JobTerms, listeners: int | None) -> Stage:
     """Join the group, to speak to so many listeners, or to hear where `listeners` is None.
 
@@ -100,7 +111,9 @@ def open_stage(endpoint: Endpoint, group: McastAddress, terms: JobTerms, listene
         stack = undo.enter_context(ExitStack())
         member = stack.enter_context(endpoint.join(group, timeout=terms.patience))
         stage: Stage = (
-            Hearing(stack, member, terms) if listeners is None else Speaking(stack, member, terms, listeners)
+            Hearing(stack, member, terms, _room(endpoint, member))
+            if listeners is None
+            else Speaking(stack, member, terms, listeners)
         )
         undo.pop_all()
         return stage

@@ -16,7 +16,7 @@ from examples.mpi_weights import train
 from mcast import collective
 from mcast.cast.objects.bytes_in import ToBuffer
 from mcast.cast.objects.bytes_out import FromMemory
-from mcast.collective import Collective, RankFailed, calls
+from mcast.collective import Collective, RankFailed, calls, place
 from mcast.collective.stage import open_stage
 
 COMM = MPI.COMM_WORLD
@@ -56,6 +56,17 @@ def any_buffer_is_filled_in_its_place(ranks: Collective) -> None:
     assert RANK == 0 or target == bytes(10) + data
     empty: Any = numpy.empty((0, 4))
     ranks.broadcast(empty)
+
+
+def a_queue_shorter_than_the_object_loses_nothing(ranks: Collective) -> None:
+    assert ranks.endpoint is not None
+    data = bytes(range(251)) * 6000
+    buffer = bytearray(data if RANK == 0 else len(data))
+    before = ranks.endpoint.stats().sent_bytes
+    ranks.broadcast(buffer)
+    assert buffer == data
+    if RANK == 0:
+        assert 1 < (ranks.endpoint.stats().sent_bytes - before) / len(data) < 1.05
 
 
 def all_get_what_each_has(ranks: Collective) -> None:
@@ -136,11 +147,12 @@ def single_calls_share_a_collective() -> None:
 
 
 def main() -> None:
-    with Collective(COMM, SIM) as ranks:
+    with patch.object(place, "_DEPTH", 1024), Collective(COMM, SIM) as ranks:
         assert not ranks.reason, ranks.reason
         checks: tuple[Callable[[Collective], None], ...] = (
             the_loop_joins_once_for_each_root,
             any_buffer_is_filled_in_its_place,
+            a_queue_shorter_than_the_object_loses_nothing,
             all_get_what_each_has,
             what_cannot_be_is_refused_on_all_ranks,
             a_rank_that_fails_in_the_middle_ends_the_call_on_all,
