@@ -7,6 +7,7 @@ import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from math import inf
 from pathlib import Path
 from random import SystemRandom
@@ -14,6 +15,7 @@ from secrets import randbits
 from typing import NamedTuple
 
 from pydantic import BaseModel
+from typing_extensions import Buffer
 
 from mcast.cast.files import Sink
 from mcast.cast.nack import parity
@@ -236,6 +238,7 @@ class ObjectsIn:
         self._whole: deque[Received] = deque()
         self._choice = _Choice(alone)
         self._progress = progress
+        self._held: list[tuple[Buffer, str]] = []
         self.rejected: Counter[str] = Counter()
 
     # --- the turns -------------------------------------------------------------------------------
@@ -297,9 +300,18 @@ class ObjectsIn:
             return
         storing = any(one.stores for one in self.sessions.values())
         due = min([until, now + _NAP if storing else inf, *(one.core.due for one in self.sessions.values())])
-        heard = yield Turn(self._letters.written(said), now if self._whole else due)
+        # What follows a whole object waits until the caller has that one: both may go to one place.
+        waits = bool(self._whole) or any(one.whole for one in self.sessions.values())
+        heard = yield Turn(
+            self._letters.written(said), now if self._whole or (self._held and not waits) else due
+        )
         now = self._seat.now()
-        for payload, address in others(heard):
+        if waits:
+            self._held += [(bytes(payload), address) for payload, address in others(heard)]
+            self._look(now)
+            return
+        held, self._held = self._held, []
+        for payload, address in chain(held, others(heard)):
             try:
                 self._hear(self._letters.read(payload, address), address, now)
             except Rejected as rejected:

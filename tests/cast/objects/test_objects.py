@@ -563,3 +563,35 @@ def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     time = 111.0
     next(receiving._turn(inf))
     assert not receiving.sessions
+
+
+def test_what_follows_a_whole_object_waits_until_the_caller_has_that_one() -> None:
+    """Both may go to the same buffer."""
+
+    def offer(salt: int) -> Offer:
+        return Offer(number_at("10.0.0.3", salt), 0, 1, 1, 1000, 0, "sender")
+
+    def says(spoken: Spoken) -> Message:
+        return Message(memoryview(packed(spoken)), Gid("::ffff:10.0.0.3"), 7, Gid("ff0e::1"), None, False)
+
+    time = 1.0
+    receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
+    turns = receiving.next(None)
+    next(turns)
+    turns.send([says(offer(1))])
+    one = receiving.sessions[offer(1).session]
+    found = cast.Received(one.offered(Describe(1, 0, 0, 1000, 1, 0, "first", b"")), 0, b"", None, None, {})
+    one.whole.append(found)
+    one.core._answers.have = 2.0
+    turns.send([])
+    turns.send([says(offer(2))])
+    time = 3.0
+    turns.send([])
+    with pytest.raises(StopIteration) as ended:
+        turns.send([])
+    assert ended.value.value is found
+    assert list(receiving.sessions) == [offer(1).session]
+    turns = receiving.next(None)
+    assert next(turns).until == time
+    turns.send([])
+    assert list(receiving.sessions) == [offer(1).session, offer(2).session]
