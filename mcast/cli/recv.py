@@ -24,6 +24,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.progress import Watch
 from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, say
+from mcast.cli.values import KeyFile
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def recv(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace files that the folder has already.")
     ] = False,
+    key: KeyFile = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = "rdma",
@@ -88,6 +90,7 @@ def recv(
             missed=came.missed,
             most=0,
             silence=patience,
+            key=key,
             alone=True,
             progress=watch.look,
         )

@@ -23,7 +23,7 @@ from mcast.cli.place import (
 from mcast.cli.progress import Watch
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, console, say
-from mcast.cli.values import StrategyOption
+from mcast.cli.values import KeyFile, StrategyOption
 from mcast.cli.values import rate as rate_of
 from mcast.wire.addresses import McastAddress
 
@@ -67,6 +67,7 @@ def send(
         float | None,
         typer.Option(parser=rate_of, metavar="BITS", help="The most bits a second, such as 2G."),
     ] = None,
+    key: KeyFile = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = "rdma",
@@ -99,7 +100,7 @@ def send(
         member = endpoint.join(group, timeout=BOUND)
         watch = stack.enter_context(SendWatch(receivers, bundle.size))
         most = inf if rate is None else rate / 8
-        with open_session(member, rate=most, silence=patience, progress=watch.look) as session:
+        with open_session(member, rate=most, silence=patience, key=key, progress=watch.look) as session:
             _gather(session, receivers, wait)
             reports = [*_sent(session, bundle, strategy, watch)]
             seconds = watch.seconds

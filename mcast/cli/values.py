@@ -65,6 +65,27 @@ def strategy(text: str) -> Strategy:
         raise typer.BadParameter(str(error)) from None
 
 
+def key_file(path: str) -> bytes:
+    """The key in a file; one sentence says why the file has none."""
+    from pathlib import Path
+
+    from mcast.cast.nack.closed import letters_of
+
+    try:
+        key = Path(path).read_bytes()
+        letters_of(key)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"{path}: {error}") from None
+    return key
+
+
+KeyFile = Annotated[
+    Any,  # bytes, or None
+    typer.Option("--key-file", parser=key_file, metavar="PATH", help="Hear holders of this key alone."),
+]
+
 StrategyOption = Annotated[
     Any,  # a Strategy, whose module the help does not load
     typer.Option(parser=strategy, metavar="WHAT", help="all, quorum:K, deadline:SECONDS or best-effort."),

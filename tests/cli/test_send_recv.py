@@ -29,6 +29,8 @@ BAD_INPUT = {
     "missing file": (("send", "missing", "239.1.1.1"), "cannot read missing: No such file"),
     "two of one name": (("send", MCAST, MCAST, "239.1.1.1"), "2 of these would be named mcast"),
     "no strategy": (("send", MCAST, "239.1.1.1", "--strategy", "some"), "'some' is no strategy"),
+    "no key file": (("send", MCAST, "239.1.1.1", "--key-file", "no"), "cannot read no: No such file"),
+    "no key": (("recv", "239.1.1.1", "-o", "f", "--key-file", "/dev/null"), "/dev/null: "),
     "no rate": (("send", MCAST, "239.1.1.1", "--rate", "fast"), "'fast' is no rate"),
     "rate of nothing": (("send", MCAST, "239.1.1.1", "--rate", "0G"), "'0G' is no rate"),
     "unicast": (("send", MCAST, "10.0.0.1"), "10.0.0.1 is a unicast address"),
@@ -204,6 +206,16 @@ def test_who_did_not_get_it_is_named_and_the_strategy_says_whether_that_is_a_fai
     assert sorted(line.split()[-1] for line in lines[4:6]) == ["device", "verified"]
     assert lines[-1] == "send: 1/2 receivers verified, 21 pieces each"
     assert "/secret" not in done.stdout
+
+
+def test_a_group_with_a_key_is_closed_to_those_without_it(with_others: Run, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(DATA[:32])
+    done = with_others("send", "file", "239.1.1.1", "--wait", 0.5, "--key-file", "key")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "mcast: 0 of 1 receivers joined within 0.5 s"
+    script = tmp_path / "script.py"
+    script.write_text(OTHER_END.replace("alone=True", "alone=True, key=Path('key').read_bytes()"))
+    assert with_others("send", "file", "239.1.1.1", "-n", 2, "--key-file", "key").returncode == 0
 
 
 def test_send_without_enough_receivers_is_status_1(with_others: Run) -> None:
