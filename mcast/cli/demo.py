@@ -121,7 +121,7 @@ def _transfer(
                 if taker.received is not None:
                     finished.setdefault(taker.seat.number, watch.seconds)
 
-        here = sender.group.endpoint
+        here, pieces = sender.group.endpoint, piece_size(sender.group.max_message_size)
         try:
             run(sender, takers, look)
         except TimedOut:
@@ -139,7 +139,7 @@ def _transfer(
         "blake3": report.digest.hex(),
         "group": str(group),
         "sender": str(here.address),
-        "message_size": piece_size(sender.group.max_message_size),
+        "message_size": pieces,
         "messages": report.pieces,
         "sent_again": report.repairs,
         "receivers": [

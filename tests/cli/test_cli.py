@@ -110,7 +110,7 @@ def on_a_terminal(*arguments: str, **env: str) -> str:
 
 def test_a_terminal_gets_colour_and_a_progress_bar() -> None:
     written = on_a_terminal("demo", "--size", "1M")
-    assert "sending" in written
+    assert "waiting for receivers" in written
     assert "\x1b[32m" in written
 
 

@@ -238,7 +238,7 @@ def test_another_machine_is_another_kind(what: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ((FAILED, ""), "QEMU could not send it"),
+        ((FAILED, ""), "QEMU could not send the guest"),
         ((DIED, ""), "QEMU has ended"),
         ((DONE, "migrate"), "this machine cannot be migrated"),
     ],

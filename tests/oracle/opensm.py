@@ -89,6 +89,8 @@ class OpenSm:
         self.topology = topology
         self.directory = directory
         self.requests = 0
+        self.answer_seconds = 30
+        """OpenSM answers in 0.1 ms; a machine with far too much to do lets it take seconds."""
         self.unlinked: set[str] = set()
         """Hosts whose cable is cut."""
         self._clients: dict[str, tuple[socket.socket, subprocess.Popen[bytes]]] = {}
@@ -256,8 +258,9 @@ class OpenSm:
 
     def ask(self, host: str, method: int, mask: int, record: McMemberRecord, sm_key: int = 0) -> Answer:
         """One request and its answer. Raises Silence if there is none, or one to an earlier `tell`."""
+        wait = bytes((self.answer_seconds,))
         channel, _ = self._clients[host]
-        channel.send(self._mad(method, mask, record, sm_key) + b"\1")
+        channel.send(self._mad(method, mask, record, sm_key) + wait)
         reply = channel.recv(1024)
         if len(reply) < _REPLY.size:
             raise OracleError(f"the client of {host} has died: {self._complaint()}")

@@ -2,8 +2,8 @@
 
 libumad2sim makes one process one host, so each host is a process of its own; this one is run with
 SIM_HOST and LD_PRELOAD set. Its arguments are a SOCK_SEQPACKET descriptor and the LID of the SM. Over
-the descriptor it says "ready" once. Then come requests: a MAD of 256 bytes and a byte that is 1 if an
-answer is wanted. For those alone it returns the status (int32, 0 or an errno), the number of answers
+the descriptor it says "ready" once. Then come requests: a MAD of 256 bytes and a byte, for how many seconds
+an answer is waited for; 0: none is wanted. For the others alone it returns the status (int32, 0 or an errno), the number of answers
 to other requests met on the way (uint32), the length of the answer (uint32) and its first 256 bytes.
 """
 
@@ -15,8 +15,7 @@ import sys
 
 SA_CLASS, SA_VERSION, SA_QP, QP1_QKEY = 3, 2, 1, 0x80010000
 MAD_SIZE, TID_AT = 256, 12
-ANSWER_MS = 30_000
-"""OpenSM answers in 0.1 ms; a machine with far too much to do lets it wait for seconds."""
+ANSWER_MS = 3000
 MAX_ANSWER = 4096
 
 
@@ -43,13 +42,14 @@ def serve(channel: socket.socket, sm_lid: int) -> None:
     while channel.recv_into(packet):
         mad_out[:] = packet[:MAD_SIZE]
         umad.umad_set_addr(out, sm_lid, SA_QP, 0, QP1_QKEY)
-        status = umad.umad_send(port, agent, out, MAD_SIZE, ANSWER_MS, 0)
-        if not packet[MAD_SIZE]:
+        wait = packet[MAD_SIZE] * 1000
+        status = umad.umad_send(port, agent, out, MAD_SIZE, wait or ANSWER_MS, 0)
+        if not wait:
             continue
         strays = 0
         while status >= 0:
             length.value = MAX_ANSWER
-            status = umad.umad_recv(port, back, ctypes.byref(length), ANSWER_MS)
+            status = umad.umad_recv(port, back, ctypes.byref(length), wait)
             if status < 0 or mad_back[TID_AT : TID_AT + 4] == packet[TID_AT : TID_AT + 4]:
                 break
             strays += 1
