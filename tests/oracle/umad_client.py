@@ -3,8 +3,9 @@
 libumad2sim makes one process one host, so each host is a process of its own; this one is run with
 SIM_HOST and LD_PRELOAD set. Its arguments are a SOCK_SEQPACKET descriptor and the LID of the SM. Over
 the descriptor it says "ready" once. Then come requests: a MAD of 256 bytes and a byte, for how many seconds
-an answer is waited for; 0: none is wanted. For the others alone it returns the status (int32, 0 or an errno), the number of answers
-to other requests met on the way (uint32), the length of the answer (uint32) and its first 256 bytes.
+an answer is waited for; 0: none is wanted. For the others alone it returns the status (int32, 0 or an
+errno), the number of answers to other requests met on the way (uint32), the length of the answer (uint32)
+and its first 256 bytes.
 """
 
 import ctypes
