@@ -855,6 +855,8 @@ def qp_calls(peer: Application) -> tuple[Call, ...]:
         lambda _: qp.send(Destination(gid=GID), [b""]),
         lambda _: qp.recv(1, 0),
         lambda _: qp.register(bytearray(8)),
+        lambda _: qp.state,
+        lambda _: qp.max_message_size,
     )
 
 

@@ -384,10 +384,13 @@ class SimQueuePair(QueuePair):
 
     @property
     def state(self) -> QpState:
+        self._require_open("state", Phase.MODIFY)
         return self.core.state
 
     @property
     def max_message_size(self) -> int:
+        if self._closed:
+            self._require_open("max_message_size", Phase.SEND)
         return self.core.port.mtu
 
     @property

@@ -618,6 +618,8 @@ class SharedQueuePair(_Remote, QueuePair):
 
     @property
     def max_message_size(self) -> int:
+        if self._closed:
+            self._require_open("max_message_size", Phase.SEND)
         return self._made.mtu
 
     @property
@@ -626,6 +628,7 @@ class SharedQueuePair(_Remote, QueuePair):
 
     @property
     def state(self) -> QpState:
+        self._require_open("state", Phase.MODIFY)
         return QpState.ERR if self._failed is not None else self._look().state
 
     @property
