@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.place import endpoint_at, is_alone
-from mcast.cli.terminal import Failure, NotBegun
+from mcast.cli.terminal import Failure, NotBegun, group
+from mcast.cli.values import LONGEST
 from mcast.contract.registry import open_at
 from mcast.errors.tree import McastError
 from mcast.wire.addresses import McastAddress
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from mcast.endpoint.ports import Place
     from mcast.endpoint.settings import Settings
 
+Groups = Annotated[
+    list[McastAddress], typer.Argument(parser=group, metavar="GROUP", help="Such as 239.1.1.1.")
+]
+MostMessages = Annotated[
+    int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many messages.")
+]
+MostSeconds = Annotated[
+    float | None, typer.Option(min=0.01, max=LONGEST, metavar="SECONDS", help="End after this time.")
+]
 Demo = Annotated[
     bool, typer.Option("--demo", help="Send made-up messages to the groups, from another port here.")
 ]

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.joined import Demo, listening, opened
+from mcast.cli.joined import Demo, Groups, MostMessages, MostSeconds, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
-from mcast.cli.terminal import Failure, NotBegun, group, say
-from mcast.cli.values import LONGEST
-from mcast.wire.addresses import Gid, McastAddress
+from mcast.cli.terminal import Failure, NotBegun, say
+from mcast.wire.addresses import Gid
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
@@ -31,16 +30,10 @@ _WIDTH = 16
 
 @with_settings
 def listen(
-    groups: Annotated[
-        list[McastAddress], typer.Argument(parser=group, metavar="GROUP", help="Such as 239.1.1.1.")
-    ],
+    groups: Groups,
     as_hex: Annotated[bool, typer.Option("--hex", help="Print the bytes of each message.")] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many messages.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.01, max=LONGEST, metavar="SECONDS", help="End after this time.")
-    ] = None,
+    count: MostMessages = None,
+    seconds: MostSeconds = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = "rdma",

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.joined import Demo, listening, opened
+from mcast.cli.joined import Demo, Groups, MostMessages, MostSeconds, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
-from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, group, packet_sink, say
-from mcast.cli.values import LONGEST
+from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, packet_sink, say
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -24,16 +23,10 @@ if TYPE_CHECKING:
 
 @with_settings
 def record(
-    groups: Annotated[
-        list[McastAddress], typer.Argument(parser=group, metavar="GROUP", help="Such as 239.1.1.1.")
-    ],
+    groups: Groups,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
-    count: Annotated[
-        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many messages.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.01, max=LONGEST, metavar="SECONDS", help="End after this time.")
-    ] = None,
+    count: MostMessages = None,
+    seconds: MostSeconds = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = "rdma",
