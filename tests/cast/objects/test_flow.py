@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from typing_extensions import Buffer
 
 from mcast import Membership, cast
 from mcast.backends.sim import Fabric
@@ -61,6 +62,33 @@ def test_a_slow_reader_of_a_pipe_slows_the_sender_down() -> None:
     assert report.kept
     assert bytes(read) == data
     assert max(ahead) <= 65536 + 4096, "what is done has been written to the pipe"
+
+
+class Moody(Sink):
+    """Is ready every other time, for so many bytes."""
+
+    name, most = "moody", 1000
+
+    def __init__(self) -> None:
+        self.taken = bytearray()
+        self._is_ready = True
+
+    def ready(self) -> bool:
+        self._is_ready = not self._is_ready
+        return self._is_ready
+
+    def write(self, piece: Buffer) -> None:
+        assert self._is_ready
+        assert memoryview(piece).nbytes <= self.most
+        self.taken += memoryview(piece)
+
+
+def test_a_sink_is_written_when_it_is_ready_and_no_more_than_it_takes() -> None:
+    fabric, sink, data = Fabric.roce(2, clock="wall"), Moody(), Random(2).randbytes(20_000)
+    with others(lambda: takes(fabric, 1, sink)) as taking, member(fabric, 0) as group:
+        assert cast.send(group, data, receivers=1, timeout=BOUND).kept
+        taking[0].result(BOUND)
+    assert bytes(sink.taken) == data
 
 
 def test_a_pipe_is_sent_as_its_bytes_come(tmp_path: Path) -> None:
