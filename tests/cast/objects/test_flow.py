@@ -71,15 +71,18 @@ class Moody(Sink):
 
     def __init__(self) -> None:
         self.taken = bytearray()
-        self._is_ready = True
+        self._looks = 0
+        self._may_write = False
 
     def ready(self) -> bool:
-        self._is_ready = not self._is_ready
-        return self._is_ready
+        self._looks += 1
+        self._may_write = self._looks % 2 == 0
+        return self._may_write
 
     def write(self, piece: Buffer) -> None:
-        assert self._is_ready
+        assert self._may_write
         assert memoryview(piece).nbytes <= self.most
+        self._may_write = False
         self.taken += memoryview(piece)
 
 
