@@ -404,8 +404,9 @@ def served_frames(data: bytes) -> None:
 def served_posts(data: bytes) -> None:
     """Posts of a stranger, whose ring changes meanwhile: no receive is made of nothing, and nothing is left.
 
-    Each chunk: after 255 a post, from the flag of its immediate value on; after 254 the ring has room again;
-    else a word of the ring, and what stands there now.
+    Each chunk: after 255 a post, from the flag of its immediate value on; after 253 one that others may
+    follow before it is carried out; after 254 the ring has room again; else a word of the ring, and what
+    stands there now.
     """
     served = _served(Fabric.roce)
     client, theirs = served.connect()
@@ -421,15 +422,19 @@ def served_posts(data: bytes) -> None:
         assert client.session is not None
         core = client.session._qps[3].qp.core
         for chunk in _chunks(data):
-            if chunk[:1] == b"\xff":
+            if chunk[:1] in (b"\xff", b"\xfd"):
                 frame = bytes([0, 0, 0, 0, posts.POST]) + chunk[1:]
             elif chunk[:1] == b"\xfe":
                 frame = frames.pack(b'{"op":"make_room"}')
             else:
                 ring.words[chunk[0] % 4 if chunk else 0] = int.from_bytes(chunk[1:9], "little")
                 continue
-            if not served.server._serve(client, memoryview(frame)):
+            run = client.session.run
+            goes_on = run is not None and len(frame) == posts.ONE and run.goes_on(memoryview(frame))
+            if not goes_on and not served.server._serve(client, memoryview(frame)):
                 break
+            if chunk[:1] != b"\xfd":
+                client.session.carry()
             with suppress(BlockingIOError):
                 theirs.recv(frames.MOST_FRAME)
             assert 0 <= core.free <= core.depth

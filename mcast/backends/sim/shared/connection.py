@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mcast.api import Phase, QpError, mcast_error
-from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.door import AT_ONCE
 from mcast.backends.sim.shared.memory import SharedMemory
 from mcast.interrupts import Lock, interruptible, uninterrupted
@@ -156,16 +156,31 @@ class Connection:
                 place = ring.put(payload)
                 if place is None:
                     return False
-            try:
-                self._send(frame(place), (), self._wait(end))
-            except Late:
-                raise
-            except OSError as error:
-                self.lose()
-                raise Gone from error
-            except BaseException:  # what is in the ring is not sent
-                self.lose()
-                raise
+            self._send_post(frame(place), end)
+        return True
+
+    def _send_post(self, frame: bytes, end: float | None) -> None:
+        try:
+            if self._untold or not self._send_now(frame):
+                self._send(frame, (), self._wait(end))
+        except Late:
+            raise
+        except OSError as error:
+            self.lose()
+            raise Gone from error
+        except BaseException:  # what is in the ring is not sent
+            self.lose()
+            raise
+
+    def post_one(self, head: bytes, payload: bytes) -> bool:
+        """The same with one message; False, too, where the ring has no room for the message. Raises Gone."""
+        ring = self.memory.ring
+        if ring is None or os.getpid() != self.pid:
+            return False
+        with self._whole:
+            if self.lost or (place := ring.put(payload)) is None:
+                return False
+            self._send_post(posts.pack_one(head, place, len(payload)), None)
         return True
 
     def ask(

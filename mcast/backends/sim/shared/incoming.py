@@ -92,6 +92,30 @@ class Incoming:
                 self._lock.release()
         return slices, own
 
+    def take_one(self) -> tuple[Burst, int, bool] | None:
+        """A message that was read before, its place in the burst, and whether it is this queue pair's own.
+
+        Its receive is given back. None: there is none, or another call has the lock, or there is no ring.
+        """
+        connection = self._connection
+        ring, word = connection.memory.ring, self._word
+        if not self._local or not word or ring is None or os.getpid() != connection.pid:
+            return None
+        if not self._lock.acquire(False):
+            return None
+        try:
+            if not self._local or self._epoll.closed:
+                return None
+            burst, start, stop, own = self._local.popleft()
+            if stop - start > 1:
+                self._local.appendleft((burst, start + 1, stop, own))
+            elif not self._local:
+                self._bell.show()
+            self._given = ring.words[word] = (self._given + 1) & MASK
+            return burst, start, own
+        finally:
+            self._lock.release()
+
     def look(self, end: float | None) -> bool:
         """Whether the server has said, since the last time, that there is something to ask for."""
         with uninterrupted():

@@ -21,22 +21,40 @@ class SharedOutgoing:
         self._connection, self._number = connection, number
         self._sent: dict[Destination, frames.Sent] = {}
         self._last: tuple[Destination | None, frames.Sent] = None, _NOTHING
+        self._head = b""
+        """What posts of one message to the last destination begin with."""
 
     def note(self, to: Destination, sent: frames.Sent) -> None:
         """How a request to send was answered."""
         self._sent[to] = sent
+        self._now(to, sent)
+
+    def _now(self, to: Destination, sent: frames.Sent) -> None:
         self._last = to, sent
+        self._head = b"" if sent.slot is None else posts.one_head(self._number, sent.slot)
 
     def forget(self) -> None:
         """The queue pair has changed its state: ask again."""
-        self._sent, self._last = {}, (None, _NOTHING)
+        self._sent, self._last, self._head = {}, (None, _NOTHING), b""
+
+    def post_one(self, to: Destination, payload: bytes) -> bool:
+        """Send a message without an immediate value as the last one was sent; False if that takes more.
+
+        Raises Gone.
+        """
+        last, sent = self._last
+        connection = self._connection
+        page = connection.memory.page
+        if last is not to or not self._head or page is None or page.words[0] != sent.change:
+            return False
+        return connection.post_one(self._head, payload)
 
     def post(self, to: Destination, payloads: list[bytes], imm: int | None, end: float | None) -> bool:
         """Send without a question; False if that must be asked for. Raises Gone, Late."""
         last, sent = self._last
         if last is not to:  # a destination's hash takes as long as the rest
             sent = self._sent.get(to, _NOTHING)
-            self._last = to, sent
+            self._now(to, sent)
         page, slot = self._connection.memory.page, sent.slot
         if slot is None or page is None or page.words[0] != sent.change:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,13 +15,39 @@ MOST_DESTINATIONS = 1024
 
 
 class Posted(NamedTuple):
-    """What a client has posted. `longest` is in bytes."""
+    """What a client has posted. `longest` is in bytes; `goes_on` if the next post may belong to the same
+    send."""
 
     qp: int
     to: Destination
-    payloads: RingPayloads
+    place: int
+    lengths: Sequence[int]
     imm: int | None
     longest: int
+    goes_on: bool
+
+
+class PostedRun:
+    """Posts of one message each to the same destination, which lie one after the other: one send.
+
+    To carry out a send takes as long for many messages as for one. `longest`: bytes of a message at most.
+    """
+
+    def __init__(self, posted: Posted, head: bytes, stop: int, longest: int) -> None:
+        self.posted: Posted = posted
+        self.lengths: list[int] = list(posted.lengths)
+        self._head, self._stop, self._longest = head, stop, longest
+        self._end = posted.place + posted.lengths[0]
+
+    def goes_on(self, frame: memoryview) -> bool:
+        """Whether the post of `posts.ONE` bytes is the next one, and now a part of this."""
+        head, place, length = posts.unpack_one(frame)
+        end = place + length
+        if place != self._end or length > self._longest or end > self._stop or head != self._head:
+            return False
+        self._end = end
+        self.lengths.append(length)
+        return True
 
 
 class Posting:
@@ -50,8 +76,20 @@ class Posting:
         qp, slot, imm, place, lengths = posts.unpack_post(frame)
         if self._outbox is None or slot >= len(self._destinations):
             raise ValueError("a post without a ring, or to a destination that was not told")
-        payloads = self._outbox.take(place, lengths)
-        return Posted(qp, self._destinations[slot], payloads, imm, max(lengths, default=0))
+        goes_on = len(frame) == posts.ONE
+        longest = max(lengths, default=0)
+        return Posted(qp, self._destinations[slot], place, lengths, imm, longest, goes_on)
+
+    def payloads(self, posted: Posted) -> RingPayloads:
+        """The messages of a post. Raises ValueError for where the client may not write."""
+        assert self._outbox is not None
+        return self._outbox.take(posted.place, posted.lengths)
+
+    def run(self, posted: Posted, frame: memoryview, longest: int) -> PostedRun:
+        """What begins with a post of one message. Raises ValueError as `payloads` does."""
+        assert self._outbox is not None
+        self._outbox.check(posted.place, posted.lengths[0])
+        return PostedRun(posted, posts.unpack_one(frame)[0], self._outbox.stop(posted.place), longest)
 
     def make_room(self) -> int:
         """How far the client may write now. Raises ValueError where it has no ring."""

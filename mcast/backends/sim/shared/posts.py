@@ -6,7 +6,7 @@ Both hold headers only; the payloads lie in the sender's ring. Who reads a frame
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -16,6 +16,10 @@ POST = 3
 """What a posted frame says that it is, where other requests say 0."""
 
 _POST = Struct("<IBBHIIQ")  # the first two as in frames.PREFIX
+_ONE = Struct("<16sQI")
+"""A post of one message: all that it shares with others to the same destination, its place, its length."""
+ONE = _ONE.size
+"""Bytes of such a post."""
 _IMM, _OWN, _STAMPED = 1, 2, 4
 _RECORD = Struct("<40sQQQIHBx")
 _FIRST = Struct("<Q")
@@ -54,6 +58,17 @@ def pack_post(post: PostedFrame) -> bytes:
     qp, slot, imm, place, lengths = post
     head = _POST.pack(0, POST, imm is not None, slot, qp, imm or 0, place)
     return head + array("I", lengths).tobytes()
+
+
+def one_head(qp: int, slot: int) -> bytes:
+    """What posts of one message each, without an immediate value, begin with."""
+    return _POST.pack(0, POST, False, slot, qp, 0, 0)[: -_FIRST.size]
+
+
+pack_one: Callable[[bytes, int, int], bytes] = _ONE.pack
+"""A post of one message, of its head, its place and its length."""
+unpack_one: Callable[[memoryview], tuple[bytes, int, int]] = _ONE.unpack
+"""Head, place and length of a frame of `ONE` bytes."""
 
 
 def is_post(frame: memoryview) -> bool:

@@ -135,13 +135,22 @@ class Outbox:
 
     def take(self, place: int, lengths: Sequence[int]) -> RingPayloads:
         """The messages that the client has put there. Raises ValueError for where it may not write."""
-        end = place + sum(lengths)
-        if not self._kept_from <= place <= end <= self._kept_from + SIZE or place % SIZE + end - place > SIZE:
-            raise ValueError(f"messages at {place} to {end} of a ring that is kept from {self._kept_from}")
+        end = self.check(place, sum(lengths))
         self._head = max(self._head, end)
         payloads = RingPayloads(self, place, lengths)
         self.note(payloads, end)
         return payloads
+
+    def check(self, place: int, count: int) -> int:
+        """Where so many bytes end. Raises ValueError for where the client may not write them."""
+        end = place + count
+        if not self._kept_from <= place <= end <= self.stop(place):
+            raise ValueError(f"messages at {place} to {end} of a ring that is kept from {self._kept_from}")
+        return end
+
+    def stop(self, place: int) -> int:
+        """Where messages end at most that begin there: they lie in one piece, below what may be written."""
+        return min(place - place % SIZE, self._kept_from) + SIZE
 
     def note(self, payloads: RingPayloads, end: int) -> None:
         """Somebody has these, up to `end`, and may read them later."""

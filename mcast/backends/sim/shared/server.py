@@ -33,8 +33,9 @@ from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refu
 logger: logging.Logger = logging.getLogger("mcast")
 
 MOST_CLIENTS = 512
-BURST = 16
-"""Frames of one client that are read before the others have their turn."""
+BURST = 64
+"""Posts of one client that are read before the others have their turn; a request counts as `REQUEST`."""
+REQUEST = 4
 
 MOST_UNREAD = 16
 """Descriptors on their way to one client: the kernel counts them as the server's."""
@@ -90,7 +91,7 @@ class FabricServer:
         self.path: Path = path
         self.control: Control = Control(fabric, say)
         self.clients: dict[socket.socket, Client] = {}
-        self._buffer = bytearray(frames.MOST_FRAME)
+        self._buffer = memoryview(bytearray(frames.MOST_FRAME))
         self._door = Door(path, group)
         self._selector = selectors.DefaultSelector()
         self._pump = Pump(self._selector, Page())
@@ -159,18 +160,28 @@ class FabricServer:
             self.clients[connection] = client
 
     def _read(self, client: Client) -> None:
-        for _ in range(BURST):
+        left = BURST
+        while left > 0:
             try:
                 size = self._receive(client)
             except BlockingIOError:
-                return
+                break
             except OSError:
                 size = 0
             if not size or size > len(self._buffer):
-                self._end(client, "" if not size else "a frame is too long")
+                if client.session is None or self._guarded(client, client.session.carry):
+                    self._end(client, "" if not size else "a frame is too long")
                 return
-            if not self._serve(client, memoryview(self._buffer)[:size]):
+            frame = self._buffer[:size]
+            run = None if client.session is None else client.session.run
+            if run is not None and size == posts.ONE and run.goes_on(frame):
+                left -= 1
+            elif self._serve(client, frame):
+                left -= 1 if posts.is_post(frame) else REQUEST
+            else:
                 return
+        if client.session is not None:
+            self._guarded(client, client.session.carry)
 
     def _receive(self, client: Client) -> int:
         """Bytes of the next frame, those without room in the buffer too. A ring comes with the first."""
@@ -188,25 +199,32 @@ class FabricServer:
         return size
 
     def _serve(self, client: Client, frame: memoryview) -> bool:
-        """Carry out one request; whether the client is still there."""
+        """Carry out one request, or take a post; whether the client is still there."""
+        return self._guarded(client, partial(self._obey, client, frame))
+
+    def _obey(self, client: Client, frame: memoryview) -> None:
+        if posts.is_post(frame):
+            if client.session is None:
+                raise ValueError("the first request is not an attach")
+            client.session.post(frame)
+            return
+        _, number, text, tail = frames.unpack(frame)
+        request = frames.REQUEST.validate_json(bytes(text))
         try:
-            if posts.is_post(frame):
-                if client.session is None:
-                    raise ValueError("the first request is not an attach")
-                client.session.post(frame)
-                return True
-            _, number, text, tail = frames.unpack(frame)
-            request = frames.REQUEST.validate_json(bytes(text))
-            try:
-                found = self._do(client, request, tail)
-            except McastError as error:
-                self._answer(client, number, "refused", Answer(refusal_of(error)), frames.REFUSED)
-            else:
-                if isinstance(found, Later):
-                    with self.fabric.clock:
-                        found.begin(partial(self._answer_later, client, number, request.op))
-                elif found is not None:
-                    self._answer(client, number, request.op, found)
+            found = self._do(client, request, tail)
+        except McastError as error:
+            self._answer(client, number, "refused", Answer(refusal_of(error)), frames.REFUSED)
+        else:
+            if isinstance(found, Later):
+                with self.fabric.clock:
+                    found.begin(partial(self._answer_later, client, number, request.op))
+            elif found is not None:
+                self._answer(client, number, request.op, found)
+
+    def _guarded(self, client: Client, what: Callable[[], None]) -> bool:
+        """Do something for a client, whose errors end its session alone; whether it is still there."""
+        try:
+            what()
         except ValueError as error:  # of pydantic, too: no client of this package sends that
             self._end(client, str(error).partition("\n")[0])
         except OSError as error:  # it does not read, or it has gone
@@ -221,6 +239,7 @@ class FabricServer:
             return self._attach(client, request)
         if client.session is None:
             raise ValueError("the first request is not an attach")
+        client.session.carry()
         if isinstance(request, frames.AskFor) and request.op == "guests":
             return Answer(self.guests())
         if isinstance(request, frames.Command):

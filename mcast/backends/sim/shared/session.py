@@ -29,7 +29,7 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.arrivals import Arrivals, Pump
 from mcast.backends.sim.shared.flag import DESCRIPTORS, Flag
-from mcast.backends.sim.shared.posting import Posting
+from mcast.backends.sim.shared.posting import Posted, PostedRun, Posting
 from mcast.backends.sim.shared.tap import TapFeed
 from mcast.backends.sim.trace.events import Entry, Trace
 from mcast.errors.cause import Cause
@@ -98,6 +98,8 @@ class ClientSession:
         self.hosts: frozenset[int] = hosts
         self._posting = Posting(ring, pump.page)
         self.backend: SimBackend = SimBackend(fabric, name, hosts)
+        self.run: PostedRun | None = None
+        """What was posted last, and may go on."""
         self._numbers = count(1)
         self._channels: dict[int, _Channel] = {}
         self._ids: dict[int, _Id] = {}
@@ -115,6 +117,7 @@ class ClientSession:
 
     def close(self) -> None:
         """The process has ended: everything is destroyed, every group left."""
+        self.carry()
         with self._clock:
             self.backend._close()
             self._end_tap()
@@ -135,19 +138,41 @@ class ClientSession:
             return found
 
     def post(self, frame: memoryview) -> None:
-        """Carry out what was posted without a question. Raises ValueError for what no client posts.
+        """Take what was posted without a question. Raises ValueError for what no client posts.
 
-        A failure shows where that of a device does: in the state of the queue pair.
+        A single message is carried out with those that follow it, by `carry`. A failure shows where that of a
+        device does: in the state of the queue pair.
         """
+        self.carry()
+        posted = self._posting.take(frame)
+        known = self._qps.get(posted.qp)
+        if known is None:
+            return  # closed by another thread meanwhile
+        mtu = known.qp.core.port.mtu
+        if posted.longest > mtu:
+            raise ValueError("a message is larger than the MTU")
+        if posted.goes_on:
+            self.run = self._posting.run(posted, frame, mtu)
+        else:
+            self._carry(posted)
+
+    def carry(self) -> None:
+        """Carry out the messages that were posted one by one: before anything else that the client asks for,
+        and before others have their turn."""
+        run, self.run = self.run, None
+        if run is not None:
+            posted = run.posted
+            self._carry(posted._replace(lengths=run.lengths, longest=max(run.lengths)))
+
+    def _carry(self, posted: Posted) -> None:
+        wire, core = self.fabric.parts.wire, self._qps[posted.qp].qp.core
         with self._clock:
-            number, to, payloads, imm, longest = self._posting.take(frame)
-            known = self._qps.get(number)
-            if known is None:
-                return  # closed by another thread meanwhile
-            core = known.qp.core
-            if longest > core.port.mtu:
-                raise ValueError("a message is larger than the MTU")
-            self.fabric.parts.wire.send(core, to, payloads, imm, longest)
+            payloads = self._posting.payloads(posted)
+            if posted.goes_on and wire.is_told:  # a trace has each send
+                for index, length in enumerate(posted.lengths):
+                    wire.send(core, posted.to, payloads[index : index + 1], posted.imm, length)
+            else:
+                wire.send(core, posted.to, payloads, posted.imm, posted.longest)
 
     # --- the backend -------------------------------------------------------------------------
 
