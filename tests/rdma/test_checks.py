@@ -14,10 +14,13 @@ from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import Bridge, HostFacts, PortFacts
 from mcast.backends.rdma.memlock import shortage
 from mcast.backends.rdma.net.ipoib import IpoibInterface
+from mcast.errors.cause import Cause
+from mcast.wire.mapping import ipoib_broadcast_mgid
 
 ACTIVE, DOWN, INIT = PortState.ACTIVE, PortState.DOWN, PortState.INIT
 IP = IPv4Address("10.0.0.1")
 IB0 = IpoibInterface("ib0", None, 2048, up=True, carrier=True)
+PART = IB0._replace(name="ib0.8001", broadcast=Gid(ipoib_broadcast_mgid(0x8001)))
 
 
 def port(name: str, layer: LinkLayer, state: PortState = ACTIVE, mtu: int = 1024, **facts: Any) -> PortFacts:
@@ -198,6 +201,23 @@ DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
         [("IPoIB", "mlx5_0/1", P)],
         "saquery -g",
     ),
+    "a group that refuses": (
+        host(
+            infiniband(ipoib=(IB0._replace(carrier=False),), refusals={"ib0": (Cause("why", "look", "act"),)})
+        ),
+        [("IPoIB", "mlx5_0/1", P)],
+        "look; act",
+    ),
+    "a partition that the port is not in": (
+        host(infiniband(ipoib=(IB0, PART._replace(carrier=False)), pkeys=(0xFFFF,))),
+        [("P_Key", "mlx5_0/1", P)],
+        "partitions.conf",
+    ),
+    "a limited member": (
+        host(infiniband(ipoib=(IB0, PART), pkeys=(0xFFFF, 0x0001))),
+        [("P_Key", "mlx5_0/1", W)],
+        "=full",
+    ),
 }
 
 
@@ -222,6 +242,7 @@ HARMLESS = {
     "an unreadable filter, no software device": host(infiniband(), ruleset=None),
     "a container": host(roce(), container="docker"),
     "a limit that is enough": host(roce(), available={"memlock": 1000}),
+    "a full member of two partitions": host(infiniband(ipoib=(IB0, PART), pkeys=(0x8001, 0xFFFF))),
     "a kernel of the distant future": host(roce(), release="9.0-rc1"),
     "a kernel without a number": host(roce(), release="custom"),
 }
@@ -242,6 +263,7 @@ def test_each_link_layer_has_its_checks() -> None:
     ethernet = ["link", "address", "GIDs", "MTU", "limits", "IGMP", "querier"]
     assert checks(host(roce())) == [*HOST_CHECKS, "firewall", "route", *ethernet]
     assert checks(host(infiniband())) == [*HOST_CHECKS, "link", "address", "MTU", "limits", "SM", "IPoIB"]
+    assert checks(host(infiniband(ipoib=(PART,), pkeys=(0x8001,))))[-2:] == ["IPoIB", "P_Key"]
     assert "IGMP" not in checks(host(roce(igmp_version="")))
     assert "cgroup" in checks(host(roce(), cgroup={"rxe1": {"hca_handle": 4}}))
     assert "cgroup" not in checks(host(roce(), cgroup={"mlx5_9": {"hca_handle": 4}}))

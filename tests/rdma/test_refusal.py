@@ -12,10 +12,11 @@ import pytest
 from mcast.api import CmEvent, CmEventType, PortSpace
 from mcast.backends.rdma.channel import RdmaChannel
 from mcast.backends.rdma.sa import umad
-from mcast.backends.rdma.sa.refusal import find_causes, netdevs_with
+from mcast.backends.rdma.sa.refusal import broadcast_causes, find_causes, netdevs_with
 from mcast.errors.cause import Cause
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import ipoib_broadcast_mgid
+from mcast.wire.mcmember import McMemberRecord
 
 GROUP = McastAddress.of("239.1.1.1")
 BROADCAST = Gid(ipoib_broadcast_mgid())
@@ -53,6 +54,27 @@ def test_an_sa_that_is_silent_is_told_from_one_that_cannot_be_asked(error: int, 
     with pytest.raises(umad.Silent) as caught:
         umad.SubnetAdministrator(library, 0, 0, at, 0.001).capability_mask2()
     assert isinstance(caught.value, umad.NoAnswer) == asked
+
+
+LARGE, FITTING = McMemberRecord(pkey=0xFFFF, mtu=5, rate=3), McMemberRecord(pkey=0xFFFF, mtu=4, rate=3)
+
+
+@pytest.mark.parametrize(
+    ("group", "pkey", "why"),
+    [
+        (FITTING, 0xFFFF, []),
+        (LARGE, 0xFFFF, ["the port's MTU is 2048 bytes, the group's 4096 bytes"]),
+        (None, 0xFFFF, ["the SM has no such group: its partition 0xffff is not for IPoIB"]),
+        (None, 0x8001, ["P_Key is 0x8001, the port's table has 0xffff"]),
+    ],
+)
+def test_a_broadcast_group_that_refuses_is_looked_into(
+    group: McMemberRecord | None, pkey: int, why: list[str]
+) -> None:
+    at = umad.PortAttributes(BROADCAST, (0xFFFF,), 40, 1, 0)
+    sa = cast(Any, SimpleNamespace(group=lambda mgid: group, port=at))
+    causes = broadcast_causes(sa, Gid(ipoib_broadcast_mgid(pkey)), 2048)
+    assert [one.why for one in causes] == why
 
 
 CAUSE = Cause("why", "check", "next")

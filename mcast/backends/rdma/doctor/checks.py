@@ -14,7 +14,9 @@ from mcast.api import Finding, Level, LinkLayer, PortState
 from mcast.backends.rdma.availability import HURDLES
 from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
+from mcast.backends.rdma.net.ipoib import IpoibInterface
 from mcast.wire.packets import ROCE_UDP_PORT
+from mcast.wire.partition import find_pkey
 
 SMALL_MTU = 1024
 """An MTU below this wastes an Ethernet frame. An interface with an MTU of 1500 bytes gives this MTU."""
@@ -350,13 +352,40 @@ def _ipoib(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
         seen = "no IPoIB interface: without its broadcast group every join is EADDRNOTAVAIL"
         yield _problem("IPoIB", seen, "modprobe ib_ipoib", port.name)
     for one in port.ipoib:
+        if _is_outside(port, one):
+            continue  # which P_Key's check says
         if not one.up:
             yield _problem("IPoIB", f"{one.name} is down", f"ip link set {one.name} up", port.name)
         elif not one.carrier:
             seen = f"{one.name} has not joined its broadcast group"
-            yield _problem("IPoIB", seen, "ask the SM for it: saquery -g; then dmesg", port.name)
+            why = next(iter(port.refusals.get(one.name, ())), None)
+            if why:
+                yield _problem("IPoIB", f"{seen}: {why.why}", f"{why.check}; {why.next_step}", port.name)
+            else:
+                yield _problem("IPoIB", seen, "ask the SM for it: saquery -g; then dmesg", port.name)
         else:
             yield _ok("IPoIB", f"{one.name} has joined its broadcast group", port.name)
+
+
+def _is_outside(port: PortFacts, one: IpoibInterface) -> bool:
+    """Whether the port is not in the partition of its IPoIB interface, as far as both are known."""
+    return bool(port.pkeys) and one.pkey is not None and find_pkey(port.pkeys, one.pkey) is None
+
+
+def _partition(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
+    """Whether the port hears all members of the partition of each IPoIB interface (SA-PKEY-2)."""
+    for one in () if port.is_roce else port.ipoib:
+        if _is_outside(port, one):
+            table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys)
+            seen = f"{one.name} is of partition {one.pkey:#06x}, the port's table has {table}"
+            fix = f"have the SM put the port into it (partitions.conf), or: ip link del {one.name}"
+            yield _problem("P_Key", seen, fix, port.name)
+        elif one.pkey is not None and port.pkeys and one.pkey not in port.pkeys:
+            seen = f"{one.name} is a limited member of its partition: limited members do not hear each other"
+            fix = "make the port a full member (=full behind its GUID in the SM's partitions.conf)"
+            yield _warning("P_Key", seen, fix, port.name)
+        elif one.pkey is not None and port.pkeys:
+            yield _ok("P_Key", f"{one.name} is a full member of {one.pkey:#06x}", port.name)
 
 
 _Check = Callable[[HostFacts], Iterator[Finding]]
@@ -391,6 +420,7 @@ CHECKS: tuple[_Check, ...] = (
             _reverse_path,
             _sm,
             _ipoib,
+            _partition,
         ),
     ),
 )

@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, ip_interface
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,9 @@ from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.hostnet import NET
 from mcast.backends.rdma.net.igmp_listener import hear_queriers
 from mcast.backends.rdma.net.ipoib import IFF_UP, IpoibInterface, interfaces_of
+from mcast.backends.rdma.sa.refusal import broadcast_causes
 from mcast.backends.rdma.sa.umad import NoAnswer, Silent, subnet_administrator
+from mcast.errors.cause import Cause
 from mcast.wire import mad
 
 _CONF = Path("/proc/sys/net/ipv4/conf")
@@ -52,6 +54,8 @@ class PortFacts(NamedTuple):
     `igmp_version`  the IGMP version that the querier on that link has set, "" if the interface has no IGMP
     `send_only`     True if the SM knows send-only full members; None: the SM could not be asked
     `sm_silent`     True if the SM was asked, and did not answer
+    `pkeys`         the P_Keys in its table
+    `refusals`      IPoIB interface -> why the SA keeps that interface out of its broadcast group
     `subnets`       the IPv4 networks of the interface
     `listened`      how many seconds IGMP queries were listened for, 0 if not at all
     `querier`       the address that sent one, "" if none did
@@ -77,6 +81,8 @@ class PortFacts(NamedTuple):
     capability_mask: int = 0
     send_only: bool | None = None
     sm_silent: bool = False
+    pkeys: tuple[int, ...] = ()
+    refusals: Mapping[str, tuple[Cause, ...]] = {}
     ipoib: tuple[IpoibInterface, ...] = ()
 
     @property
@@ -186,7 +192,8 @@ def _port(
     # Soft-RoCE names it as its parent, also while it has no GID
     netdev = next(filter(None, netdevs), _read(SYSFS / device / "parent"))
     conf = _CONF / netdev
-    send_only, sm_silent = _ask_sm(device, info)
+    ipoib = () if info.link_layer is LinkLayer.ETHERNET else interfaces_of(set(info.gids.values()))
+    said = _ask_sm(device, info, ipoib)
     return PortFacts(
         device=device,
         info=info,
@@ -206,9 +213,11 @@ def _port(
         bridge=_bridge(netdev, links),
         sm_lid=_number(sysfs / "sm_lid"),
         capability_mask=_number(sysfs / "cap_mask"),
-        send_only=send_only,
-        sm_silent=sm_silent,
-        ipoib=() if info.link_layer is LinkLayer.ETHERNET else interfaces_of(set(info.gids.values())),
+        send_only=said.send_only,
+        sm_silent=said.silent,
+        pkeys=tuple(filter(None, map(_number, sorted((sysfs / "pkeys").glob("*"))))),
+        refusals=said.refusals,
+        ipoib=ipoib,
     )
 
 
@@ -238,19 +247,26 @@ def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
     )
 
 
-def _ask_sm(device: str, info: PortInfo) -> tuple[bool | None, bool]:
-    """Whether the SA knows send-only members, and whether it was asked and is silent.
+class _SmSaid(NamedTuple):
+    """What PortFacts has of the SM. Without access to /dev/infiniband/umad* nothing is known."""
 
-    None and False without access to /dev/infiniband/umad*.
-    """
+    send_only: bool | None = None
+    silent: bool = False
+    refusals: Mapping[str, tuple[Cause, ...]] = {}
+
+
+def _ask_sm(device: str, info: PortInfo, ipoib: Iterable[IpoibInterface]) -> _SmSaid:
     if info.link_layer is not LinkLayer.INFINIBAND:
-        return None, False
+        return _SmSaid()
+    waiting = {one.name: one.broadcast for one in ipoib if one.up and not one.carrier and one.broadcast}
     try:
         with subnet_administrator(device, info.port_num, SA_SECONDS) as sa:
             capabilities = sa.capability_mask2()
+            causes = {name: broadcast_causes(sa, mgid, info.active_mtu) for name, mgid in waiting.items()}
     except Silent as silent:
-        return None, isinstance(silent, NoAnswer)
-    return None if capabilities is None else bool(capabilities & mad.SEND_ONLY_FULL_MEMBER), False
+        return _SmSaid(silent=isinstance(silent, NoAnswer))
+    known = None if capabilities is None else bool(capabilities & mad.SEND_ONLY_FULL_MEMBER)
+    return _SmSaid(known, refusals=causes)
 
 
 def _container() -> str:

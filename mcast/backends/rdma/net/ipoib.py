@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mcast.backends.rdma.net.hostnet import NET
 from mcast.wire.addresses import Gid
+from mcast.wire.mapping import mgid_fields
 
 ENCAPSULATION = 4
 """Bytes that IPoIB puts in front of a packet: an interface's MTU is the broadcast group's less these."""
@@ -36,6 +37,12 @@ class IpoibInterface(NamedTuple):
     mtu: int
     up: bool
     carrier: bool
+
+    @property
+    def pkey(self) -> int | None:
+        """The P_Key of the interface's partition, as a full member's; None if it cannot be read."""
+        fields = None if self.broadcast is None else mgid_fields(self.broadcast)
+        return None if fields is None else fields.pkey
 
 
 def interfaces_of(gids: Collection[Gid]) -> tuple[IpoibInterface, ...]:

@@ -12,9 +12,9 @@ from mcast.errors.cause import Cause
 from mcast.errors.sa_refusal import PortView, found_causes
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.kernel_join import kernel_join
-from mcast.wire.mapping import infiniband_mgid
-from mcast.wire.mcmember import JoinState
-from mcast.wire.units import RATE
+from mcast.wire.mapping import infiniband_mgid, mgid_fields
+from mcast.wire.mcmember import JoinState, McMask, McMemberRecord
+from mcast.wire.units import MTU, RATE
 
 
 def find_causes(
@@ -50,6 +50,24 @@ def compare(
     capabilities = sa.capability_mask2() if send_only else None
     view = PortView(sa.port.pkeys, rate=RATE.nearest(sa.port.rate))
     return found_causes(mask, asked, sa.group(mgid), view, capabilities)
+
+
+def broadcast_causes(sa: SubnetAdministrator, broadcast: Gid, mtu: int) -> tuple[Cause, ...]:
+    """Why an IPoIB interface of the asking port, which has this MTU, cannot join its broadcast group.
+
+    () if the SA has no reason against the join. Raises umad.Silent.
+    """
+    fields = mgid_fields(broadcast)
+    if fields is None or fields.pkey is None:
+        return ()
+    pkey, group = fields.pkey, sa.group(broadcast)
+    asked = McMemberRecord(mgid=broadcast, port_gid=sa.port.gid, pkey=pkey, join_state=JoinState.FULL)
+    view = PortView(sa.port.pkeys, MTU.code[mtu], RATE.nearest(sa.port.rate))
+    causes = found_causes(int(McMask.PKEY), asked, group, view)
+    if group is None and not causes:
+        why = f"the SM has no such group: its partition {pkey:#06x} is not for IPoIB"
+        return (Cause(why, "saquery -g", "add the word ipoib to the partition in partitions.conf of the SM"),)
+    return causes
 
 
 def netdevs_with(
