@@ -15,6 +15,8 @@ import pytest
 
 from mcast.contract.testbed import Testbed
 
+from .conftest import source_of
+
 BOUND = 1000.0
 GROUP = "239.77.2.1"
 DATA = Random(5).randbytes(400_000)
@@ -77,8 +79,8 @@ def test_a_receiver_that_is_killed_is_named_and_one_that_is_interrupted_leaves_n
     finally:
         end(sending, killed, interrupted, patient)
     lines = [line.rstrip() for line in said.decode().splitlines()]
-    assert [line for line in lines if str(one) in line][-1].endswith("was silent")
-    assert [line for line in lines if str(other) in line][-1].endswith("interrupted")
+    for port, fate in ((one, "was silent"), (other, "interrupted")):
+        assert [line for line in lines if source_of(lab_bed, port) in line][-1].endswith(fate), lines
     assert lines[-1].startswith("send: 1/3 receivers verified")
     assert (tmp_path / "copy").read_bytes() == DATA * 2
     assert list((tmp_path / "there").iterdir()) == []
