@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import RawIOBase, TextIOWrapper
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 from mcast.cli.status import ExitStatus
@@ -65,6 +66,23 @@ class _Group(TyperGroup):
             formatter.write_dl([(name, one.get_short_help_str(999)) for name, one in self.commands.items()])
 
 
+class _Command(TyperCommand):
+    """A command whose arguments may be negative numbers, which are no options."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        options = [one for one in self.params if isinstance(one, TyperOption)]
+        flags = {name: one.is_flag for one in options for name in (*one.opts, *one.secondary_opts)}
+        words, numbers, rest = list[str](), list[str](), iter(args)
+        for word in rest:
+            if word == "--":
+                numbers += rest
+            elif word[1:].isdecimal() and word[0] == "-" and word[:2] not in flags:
+                numbers.append(word)
+            else:
+                words += [word] if flags.get(word, True) else [word, *islice(rest, 1)]
+        return super().parse_args(ctx, [*words, *(["--", *numbers] if numbers else [])])
+
+
 class _Commands(_Group):
     """The commands, of which the help and the shell's completion need names and summaries alone."""
 
@@ -98,7 +116,7 @@ def load(name: str) -> Command:
     if hasattr(module, "app"):
         whole.add_typer(module.app, name=name, cls=_Group)
     else:
-        whole.command(name)(getattr(module, name))
+        whole.command(name, cls=_Command)(getattr(module, name))
     return get_group(whole).commands[name]
 
 

@@ -18,6 +18,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.terminal import Failure, NotBegun, group, say
 from mcast.cli.values import message_size, rate
+from mcast.cli.values import seconds as seconds_of
 from mcast.contract.registry import open_backend
 from mcast.errors import install
 from mcast.errors.tree import MessageTooLarge
@@ -47,7 +48,12 @@ def bench(
         typer.Option(min=1, max=256, help="How many receivers; under MPI, all ranks but one. [default: 1]"),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=3600, help="How long to send in batches, and again one by one.")
+        float,
+        typer.Option(
+            parser=seconds_of(0.01, 3600),
+            metavar="SECONDS",
+            help="How long to send in batches, and again one by one.",
+        ),
     ] = 1.0,
     address: Annotated[
         McastAddress, typer.Option("--group", parser=group, metavar="ADDRESS", help="The group to use.")

@@ -6,7 +6,7 @@ import json
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ import typer
 
 from mcast.cli.place import BackendName, is_alone, places_of, require, with_settings
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, console, group, say
+from mcast.cli.terminal import Failure, console, group, say, stdin_as_file
 from mcast.cli.values import size
 from mcast.wire.addresses import McastAddress
 
@@ -37,7 +37,8 @@ _BLOCK = 1 << 20
 @with_settings
 def demo(
     file: Annotated[
-        Path | None, typer.Argument(help="The file to send; without it one is made up.", show_default=False)
+        Path | None,
+        typer.Argument(help="The file to send, - for stdin; without it one is made up.", show_default=False),
     ] = None,
     receivers: Annotated[int, typer.Option(min=1, max=1000, help="How many receivers.")] = 3,
     backend: BackendName = "sim",
@@ -76,14 +77,20 @@ def demo(
         raise typer.Exit(ExitStatus.FAILED)
 
 
-def _given(file: Path) -> AbstractContextManager[Path]:
+@contextmanager
+def _given(given: Path) -> Iterator[Path]:
+    with stdin_as_file(str(given)) as name:
+        yield _readable(Path(name))
+
+
+def _readable(file: Path) -> Path:
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             raise typer.BadParameter(f"{file} is not a regular file")
         file.open("rb").close()
     except OSError as error:
         raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from None
-    return nullcontext(file)
+    return file
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Json, backend_name, console, say
+from mcast.cli.terminal import Json, backend_name, beside, console, say, to_paste
+from mcast.cli.values import seconds
 from mcast.contract.registry import backend_names
 from mcast.errors.finding import Finding, Level
 from mcast.errors.tree import BackendUnavailable
@@ -52,7 +53,11 @@ def doctor(
     ] = None,
     listen: Annotated[
         float,
-        typer.Option(help="Listen for IGMP queriers, seconds; as root, 130 finds all.", min=0, max=3600),
+        typer.Option(
+            parser=seconds(0, 3600),
+            metavar="SECONDS",
+            help="Listen for IGMP queriers; as root, 130 finds all.",
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:
@@ -155,22 +160,18 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 
 def _show(found: Diagnosis) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     out = console()
     for name, findings in found.items():
-        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for _ in range(3):
-            table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for finding in findings:
-            level = Text(finding.level.value, _COLOURS[finding.level])
-            table.add_row(level, finding.check, finding.subject, Text(finding.seen))
-            if finding.fix:
-                table.add_row("", "", Text("fix", "bold"), Text(finding.fix))
         out.print(Text(name, "bold"))
-        out.print(table)
+        firsts = [(one.level.value, one.check, one.subject) for one in findings]
+        levels, checks, subjects = (max(map(len, column)) for column in zip(*firsts, strict=True))
+        for one in findings:
+            level = (f"{one.level.value:{levels}}  ", _COLOURS[one.level])
+            beside(out, Text.assemble(level, f"{one.check:{checks}}  {one.subject:{subjects}}  "), one.seen)
+            if one.fix:
+                to_paste(out, Text.assemble(" " * (levels + 2), ("fix", "bold"), "  "), one.fix)
         out.print()
     count = _count(found)
     counted = ((count[Level.PROBLEM], "problem"), (count[Level.WARNING], "warning"), (count.total(), "check"))

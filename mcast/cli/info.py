@@ -7,7 +7,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from mcast.cli import guests
-from mcast.cli.terminal import Json, console, say
+from mcast.cli.terminal import Json, beside, console, say, to_paste
 from mcast.contract.guest import Guest
 from mcast.errors.tree import BackendUnavailable
 
@@ -75,23 +75,35 @@ def _ports(backend: Backend) -> list[dict[str, Any]]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
     out = console()
     out.print(f"mcast {found['version']}, Python {found['python']}, {found['system']}\n", markup=False)
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, provider in found["providers"].items():
+    rows = _each_once(found["providers"])
+    width = max(len(names) for names, _ in rows)
+
+    def line(name: str, state: str, colour: str = "") -> Text:
+        return Text.assemble((f"{name:{width}}  ", "bold"), (f"{state:9}  ", colour))
+
+    for names, provider in rows:
         if provider["available"]:
-            table.add_row(name, "[green]available[/]", provider["detail"])
+            beside(out, line(names, "available", "green"), provider["detail"])
             for port in provider["ports"]:
                 addresses = ", ".join(port["addresses"]) or "no address"
-                table.add_row("", "", f"[dim]{port['device']}/{port['port']} {port['state']}  {addresses}[/]")
+                beside(out, line("", ""), f"{port['device']}/{port['port']} {port['state']}  {addresses}")
             for guest in provider["guests"]:
-                table.add_row("", "on it", guests.words_of(Guest(**guest)))
+                beside(out, line("", "on it"), guests.words_of(Guest(**guest)))
         else:
-            table.add_row(name, "[red]not here[/]", f"{provider['reason']}: {provider['detail']}")
-            table.add_row("", "[yellow]fix[/]", provider["fix"] or "")
-    out.print(table)
+            beside(out, line(names, "not here", "red"), f"{provider['reason']}: {provider['detail']}")
+            to_paste(out, line("", "fix", "yellow"), provider["fix"] or "")
+
+
+def _each_once(providers: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """The names and what is said of them: two names of one fabric stand in one row."""
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for name, one in providers.items():
+        if rows and one["available"] and rows[-1][1] == one:
+            rows[-1] = f"{rows[-1][0]}, {name}", one
+        else:
+            rows.append((name, one))
+    return rows

@@ -13,7 +13,7 @@ import typer
 
 from mcast.cli.place import endpoint_at, is_alone
 from mcast.cli.terminal import Failure, NotBegun, group
-from mcast.cli.values import LONGEST
+from mcast.cli.values import LONGEST, seconds
 from mcast.contract.registry import open_at
 from mcast.errors.tree import McastError
 from mcast.wire.addresses import McastAddress
@@ -31,7 +31,7 @@ MostMessages = Annotated[
     int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many messages.")
 ]
 MostSeconds = Annotated[
-    float | None, typer.Option(min=0.01, max=LONGEST, metavar="SECONDS", help="End after this time.")
+    float | None, typer.Option(parser=seconds(0.01, LONGEST), metavar="SECONDS", help="End after this time.")
 ]
 Demo = Annotated[
     bool, typer.Option("--demo", help="Send made-up messages to the groups, from another port here.")

@@ -14,7 +14,8 @@ import typer
 
 from mcast.cli.status import ExitStatus, by_signal
 from mcast.cli.terminal import Json, say
-from mcast.cli.values import LONGEST
+from mcast.cli.values import LONGEST, seconds
+from mcast.cli.values import memory as memory_of
 from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
 from mcast.lab import needs as look_up_needs
 from mcast.lab.driver import MAX_SWITCHES
@@ -25,6 +26,8 @@ app: typer.Typer = typer.Typer(
     help="Run commands on Soft-RoCE or InfiniBand, in a small guest. The guest sees this machine's files.",
     no_args_is_help=True,
 )
+
+_limit = seconds(0, LONGEST)
 
 Ports = Annotated[int, typer.Option(help=f"RDMA devices to make, 1 to {MAX_PORTS}.")]
 FabricName = Annotated[
@@ -44,7 +47,10 @@ KernelSpec = Annotated[
 Share = Annotated[
     list[Path] | None, typer.Option(help="A directory the guest may write to; repeatable.", metavar="DIR")
 ]
-Memory = Annotated[int, typer.Option(help="The guest's memory, MiB.", min=128, max=1 << 20)]
+Memory = Annotated[
+    int,
+    typer.Option(parser=memory_of(128, 1 << 20), metavar="MIB", help="The guest's memory: 1024 MiB, or 2G."),
+]
 Anew = Annotated[bool, typer.Option("--anew", help="Boot: resume no guest of an earlier run, and keep none.")]
 Accelerator = Annotated[Accel, typer.Option(help="KVM where it really works, or one of the two.")]
 
@@ -56,16 +62,18 @@ def run(
     kernel: KernelSpec = None,
     share: Share = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Stop everything after so many seconds.", min=0, max=LONGEST)
+        float | None, typer.Option(parser=_limit, metavar="SECONDS", help="Stop everything after this time.")
     ] = None,
     silence: Annotated[
         float | None,
         typer.Option(
-            help="Stop everything once COMMAND has written nothing for so many seconds.", min=0, max=LONGEST
+            parser=_limit,
+            metavar="SECONDS",
+            help="Stop everything once COMMAND has written nothing for this time.",
         ),
     ] = None,
     boot_timeout: Annotated[
-        float, typer.Option(help="How long the guest may take to be ready, seconds.", min=0, max=LONGEST)
+        float, typer.Option(parser=_limit, metavar="SECONDS", help="How long the guest may take to be ready.")
     ] = BOOT_TIMEOUT,
     memory: Memory = MEMORY,
     accel: Accelerator = "auto",

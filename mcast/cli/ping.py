@@ -23,7 +23,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, console, group, say
-from mcast.cli.values import LONGEST, message_size
+from mcast.cli.values import LONGEST, message_size, seconds
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.wire.addresses import McastAddress, Mgid
 from mcast.wire.kinds import PortSpace
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mcast.endpoint.probe import Peer
     from mcast.endpoint.settings import Settings
 
+_TIME = seconds(0.001, LONGEST)
 _SPACES = {PortSpace.UDP: "0x111", PortSpace.IPOIB: "0x2"}
 
 
@@ -99,13 +100,11 @@ def ping(
     ] = False,
     interval: Annotated[
         float,
-        typer.Option("-i", min=0.001, max=LONGEST, metavar="SECONDS", help="From one ping to the next."),
+        typer.Option("-i", parser=_TIME, metavar="SECONDS", help="From one ping to the next."),
     ] = 1.0,
     timeout: Annotated[
         float,
-        typer.Option(
-            "-W", min=0.001, max=LONGEST, metavar="SECONDS", help="How long to wait for the last answers."
-        ),
+        typer.Option("-W", parser=_TIME, metavar="SECONDS", help="How long to wait for the last answers."),
     ] = 1.0,
     *,
     settings: Settings,

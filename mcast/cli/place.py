@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from inspect import Signature, signature
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mcast.cli.terminal import Json as Json
 from mcast.cli.terminal import NotBegun, backend_name, group, say, sentence
+from mcast.cli.values import seconds
 from mcast.contract.registry import SIMULATED, backend_names, open_backend, provider
 from mcast.errors.tree import BackendError
 from mcast.wire.addresses import McastAddress
@@ -123,7 +125,11 @@ def _moderation(text: str) -> CqModeration:
 def settings_of(
     busy_poll: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Poll this long before sleeping; inf: never sleep."),
+        typer.Option(
+            parser=seconds(0, inf),
+            metavar="SECONDS",
+            help="Poll this long before sleeping, as 50us; inf: never sleep.",
+        ),
     ] = 0.0,
     traffic_class: Annotated[
         int | None, typer.Option(min=0, max=255, metavar="0..255", help="Traffic class of sent messages.")

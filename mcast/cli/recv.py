@@ -24,7 +24,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.progress import Watch
 from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, say
-from mcast.cli.values import KeyFile
+from mcast.cli.values import WAITING, KeyFile
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ def recv(
     device: Device = None,
     backend: BackendName = "rdma",
     wait: Annotated[
-        float | None, typer.Option(min=0.1, metavar="SECONDS", help="Give up if no transfer begins in time.")
+        float | None,
+        typer.Option(parser=WAITING, metavar="SECONDS", help="Give up if no transfer begins in time."),
     ] = None,
     patience: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long the sender may be silent.")
+        float, typer.Option(parser=WAITING, metavar="SECONDS", help="How long the sender may be silent.")
     ] = 10.0,
     *,
     settings: Settings,

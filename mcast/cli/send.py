@@ -23,8 +23,7 @@ from mcast.cli.place import (
 from mcast.cli.progress import Watch
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, console, say
-from mcast.cli.values import KeyFile, StrategyOption
-from mcast.cli.values import rate as rate_of
+from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -42,14 +41,6 @@ _NAMED = 3
 """How many files that a receiver does not have are named; JSON has all."""
 
 
-def _receivers(number: int | None) -> int | None:
-    from mcast.cast.nack.messages import MOST_MEMBERS
-
-    if number is not None and number > MOST_MEMBERS:
-        raise typer.BadParameter(f"{number} is more than {MOST_MEMBERS}")
-    return number
-
-
 @with_settings
 def send(
     files: Annotated[
@@ -59,23 +50,23 @@ def send(
     receivers: Annotated[
         int | None,
         typer.Option(
-            "--receivers", "-n", min=1, callback=_receivers, metavar="N", help="How many to wait for."
+            "--receivers", "-n", min=1, max=MAX_RECEIVERS, metavar="N", help="How many to wait for."
         ),
     ] = None,
     strategy: StrategyOption = "all",
     rate: Annotated[
         float | None,
-        typer.Option(parser=rate_of, metavar="BITS", help="The most bits a second, such as 2G."),
+        typer.Option(parser=bit_rate, metavar="BITS", help="The most bits a second, such as 2G."),
     ] = None,
     key: KeyFile = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = "rdma",
     wait: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for receivers.")
+        float, typer.Option(parser=WAITING, metavar="SECONDS", help="How long to wait for receivers.")
     ] = 60.0,
     patience: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long a receiver may be silent.")
+        float, typer.Option(parser=WAITING, metavar="SECONDS", help="How long a receiver may be silent.")
     ] = 10.0,
     *,
     settings: Settings,

@@ -124,7 +124,8 @@ app.command()(tap)
 @app.command()
 def serve(
     fabric_file: Annotated[
-        Path | None, typer.Argument(metavar="[FABRIC.toml]", help="What the fabric is, as in a scenario.")
+        Path | None,
+        typer.Argument(metavar="[FABRIC.toml]", help="What the fabric is, as in a scenario; - is stdin."),
     ] = None,
     socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Where to serve it. [default: the user's own place]")
@@ -137,7 +138,9 @@ def serve(
     ] = None,
     scenario: Annotated[
         str | None,
-        typer.Option(autocompletion=_ready_made, metavar="FILE", help="Play its faults on the wall clock."),
+        typer.Option(
+            autocompletion=_ready_made, metavar="FILE", help="Play its faults on the wall clock; - is stdin."
+        ),
     ] = None,
     group: Annotated[
         str | None, typer.Option(metavar="NAME", help="Members of this group of the host may attach, too.")
@@ -193,14 +196,15 @@ def _described(
         raise NotBegun("the file says what the fabric is: leave out --fabric and --ports")
     if file and scenario:
         raise NotBegun("a scenario has a fabric of its own: give FABRIC.toml or --scenario")
-    try:
-        if scenario:
-            played = model.load(scenario)
-            return played.fabric, played.seed, played.faults
-        if file:
-            return model.load_fabric(file), 0, ()
-    except model.BadScenario as error:
-        raise NotBegun(str(error)) from None
+    if given := scenario or file:
+        with stdin_as_file(str(given), ".toml") as source:
+            try:
+                if file:
+                    return model.load_fabric(Path(source)), 0, ()
+                played = model.load(source)
+                return played.fabric, played.seed, played.faults
+            except model.BadScenario as error:
+                raise NotBegun(str(error).replace(source, str(given))) from None
     if kind not in (None, "roce", "infiniband"):
         raise NotBegun(f"--fabric is {kind}: there are roce and infiniband")
     if (most := model.MOST_PORTS) < (ports or 1):

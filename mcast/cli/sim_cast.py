@@ -9,15 +9,11 @@ import typer
 
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, Json, say
-from mcast.cli.values import MAX_SEED, StrategyOption, size
-from mcast.cli.values import rate as rate_of
-
-_MOST = 8192
-"""The most receivers of a session."""
+from mcast.cli.values import MAX_RECEIVERS, MAX_SEED, StrategyOption, bit_rate, size
 
 
 def cast(
-    receivers: Annotated[int, typer.Option(min=1, max=_MOST, metavar="N", help="Receivers.")] = 100,
+    receivers: Annotated[int, typer.Option(min=1, max=MAX_RECEIVERS, metavar="N", help="Receivers.")] = 100,
     loss: Annotated[
         float, typer.Option(min=0, max=0.9, metavar="P", help="The part of the messages that each end loses.")
     ] = 0.001,
@@ -27,7 +23,7 @@ def cast(
     strategy: StrategyOption = "all",
     rate: Annotated[
         float,
-        typer.Option(parser=rate_of, metavar="BITS", help="The sender's link, bits a second."),
+        typer.Option(parser=bit_rate, metavar="BITS", help="The sender's link, bits a second."),
     ] = "10G",  # type: ignore[assignment]  # which the parser reads
     parity: Annotated[bool, typer.Option(help="Repair with parity; without, repeat pieces.")] = True,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, metavar="N", help="Of all that is random.")] = 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -129,12 +130,35 @@ def console(stderr: bool = False) -> Console:
     return PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
 
 
+_NARROWEST = 20
+"""The least columns for a text beside a label."""
+
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
 def wrapped(label: str, text: str) -> None:
     """Print the label, and beside it the text, in as many lines as the terminal's width needs."""
     indent = " " * len(label)
-    width = max(shutil.get_terminal_size().columns, len(label) + 20)
-    lines = textwrap.wrap(text, width - len(label), break_long_words=False, break_on_hyphens=False)
-    say(label + f"\n{indent}".join(lines or [""]))
+    width = max(shutil.get_terminal_size().columns, len(label) + _NARROWEST)
+    say(label + f"\n{indent}".join(_lines(text, width - len(label))))
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """The text in lines of that width; a command between backticks is in one line, whatever its length."""
+    kept = re.sub("`[^`]*`", lambda found: found[0].replace(" ", _NO_BREAK), text)
+    lines = textwrap.wrap(kept, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
+
+
+def beside(out: Console, label: Text, text: str) -> None:
+    """Print the label, and beside it the text, in as many lines as the terminal's width needs."""
+    lines = _lines(text, max(out.width - label.cell_len, _NARROWEST))
+    out.print(label.append(f"\n{' ' * label.cell_len}".join(lines)), soft_wrap=True)
+
+
+def to_paste(out: Console, label: Text, text: str) -> None:
+    """Print the label, and beside it the text in one line of any length, which may be pasted."""
+    out.print(label.append(text), soft_wrap=True)
 
 
 def backend_name(name: str) -> str:

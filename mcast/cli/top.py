@@ -14,7 +14,7 @@ from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.joined import Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
 from mcast.cli.terminal import NotBegun, console, group, say
-from mcast.cli.values import LONGEST
+from mcast.cli.values import LONGEST, seconds
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of
 
@@ -35,7 +35,7 @@ def top(
         typer.Argument(parser=group, metavar="GROUP", help="Which groups; default: all that are seen here."),
     ] = None,
     interval: Annotated[
-        float, typer.Option(min=0.05, max=LONGEST, metavar="SECONDS", help="Time between looks.")
+        float, typer.Option(parser=seconds(0.05, LONGEST), metavar="SECONDS", help="Time between looks.")
     ] = 1.0,
     count: Annotated[
         int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after N looks.")

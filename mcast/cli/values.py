@@ -1,4 +1,4 @@
-"""How commands read sizes and rates with units and strategies, and what they say of a number out of range."""
+"""How commands read sizes, rates, times and strategies, and what they say of a number out of range."""
 
 from __future__ import annotations
 
@@ -21,12 +21,33 @@ MAX_SIZE = 1 << 30
 
 MAX_SEED = (1 << 64) - 1
 
-_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+MAX_RECEIVERS = 8192
+"""The most receivers of a session of `mcast.cast`, whose own constant would load the protocol."""
+
+SIZES = {"": 1, "B": 1} | {
+    f"{letter}{ending}": 1000**power if ending == "B" else 1024**power
+    for power, letter in enumerate("KMG", 1)
+    for ending in ("", "I", "IB", "B")
+}
+"""Unit of a size -> bytes. As dd(1) has it, 4M is 4MiB, and 4MB is 4,000,000 bytes."""
+
+RATES = {
+    f"{letter}{ending}": 1024**power if ending else 1000**power
+    for power, letter in enumerate(("", "K", "M", "G"))
+    for ending in ("", "I")[: 1 + power]
+}
+"""Unit of a rate -> what it multiplies: as on links, 10G is 10 000 000 000 a second; 10Gi is more."""
+
+_WHOLE = "[0-9]{1,20}"
+_FRACTION = r"[0-9]{1,20}(?:\.[0-9]{1,9})?(?:e[0-9]{1,2})?"
+_PER_SECOND = "(?:/s)?"
+_BITS_PER_SECOND = "(?:bit(?:/s)?|bps|/s)?"
+
+_MIB = 1 << 20
 
 
 def size(text: str) -> int:
-    """A number of bytes up to MAX_SIZE: 4194304, 4096K, 4M or 1G."""
+    """A number of bytes up to MAX_SIZE: 4194304, 4096K, 4M, 4MiB, 4MB or 1G."""
     wanted = _bytes(text)
     if wanted > MAX_SIZE:
         raise typer.BadParameter(f"{text} is too much: at most 1G is made up; give a FILE to send more")
@@ -45,9 +66,66 @@ def message_size(least: int, most: int) -> Callable[[str | int], int]:
     return read
 
 
+def memory(least: int, most: int) -> Callable[[str | int], int]:
+    """The reader of a number of MiB, or of a size with a unit, such as 2G, that is so many whole MiB."""
+
+    def read(text: str | int) -> int:
+        wanted = int(text) if isinstance(text, int) or (text.isdecimal() and len(text) < 20) else 0
+        if not wanted:
+            wanted, rest = divmod(_bytes(str(text)), _MIB)
+            if rest:
+                raise typer.BadParameter(f"{_short(str(text))} is no whole number of MiB")
+        if not least <= wanted <= most:
+            raise typer.BadParameter(f"{_short(str(text))} is out of range: give {least} to {most:,} MiB")
+        return wanted
+
+    return read
+
+
+def seconds(least: float, most: float) -> Callable[[str | float], float]:
+    """The reader of a time: a number of seconds, or one with us, ms, s, min or h."""
+
+    def read(text: str | float) -> float:
+        from mcast.contract.seconds import seconds_in
+
+        wanted = seconds_in(str(text).strip())
+        if wanted is None:
+            try:
+                wanted = float(text)
+            except ValueError:
+                raise typer.BadParameter(
+                    f"{_short(str(text))!r} is no time: write seconds, or a number with us, ms, s, min or h"
+                ) from None
+        if not least <= wanted <= most:
+            bounds = f"from {_plainly(least)} to {_plainly(most)} s"
+            raise typer.BadParameter(f"{_short(str(text))} is out of range: give a time {bounds}")
+        return wanted
+
+    return read
+
+
+WAITING = seconds(0.1, LONGEST)
+"""How long an end of a transfer may be waited for."""
+
+
+def _plainly(number: float) -> str:
+    return f"{number:,}".removesuffix(".0")
+
+
 def rate(text: str) -> float:
-    """Something for each second, more than none: 25000, 25K, 2.5M or 10G, by powers of 1000."""
-    wanted = _amount(text, _DECIMAL, r"[0-9]{1,20}(?:\.[0-9]{1,9})?(?:e[0-9]{1,2})?")
+    """Messages for each second, more than none: 25000, 25K, 2.5M/s or 1Mi, by powers of 1000 but for Ki, Mi
+    and Gi."""
+    return _rate(text, _PER_SECOND)
+
+
+def bit_rate(text: str) -> float:
+    """Bits for each second, more than none: 10G, 2.5Gbit/s or 800Mbps, by powers of 1000 but for Ki, Mi and
+    Gi."""
+    return _rate(text, _BITS_PER_SECOND)
+
+
+def _rate(text: str, ending: str) -> float:
+    wanted = _amount(text, RATES, _FRACTION, ending)
     if wanted is None or not wanted:
         raise typer.BadParameter(
             f"{_short(text)!r} is no rate: write a number, perhaps with K, M or G, like 10G"
@@ -93,16 +171,16 @@ StrategyOption = Annotated[
 
 
 def _bytes(text: str) -> int:
-    wanted = _amount(text, _BINARY, "[0-9]{1,20}")
+    wanted = _amount(text, SIZES, _WHOLE)
     if wanted is None:
         raise typer.BadParameter(
-            f"{_short(text)!r} is no size: write bytes, or a number with K, M or G, like 4M"
+            f"{_short(text)!r} is no size: write bytes, or a number with K, M or G, like 4M or 4MiB"
         )
     return int(wanted)
 
 
-def _amount(text: str, units: Mapping[str, int], number: str) -> float | None:
-    found = re.fullmatch(f"({number})([KMG]?)", text.strip(), re.ASCII | re.IGNORECASE)
+def _amount(text: str, units: Mapping[str, int], number: str, ending: str = "") -> float | None:
+    found = re.fullmatch(f"({number})({'|'.join(units)}){ending}", text.strip(), re.ASCII | re.IGNORECASE)
     if found is None:
         return None
     return (int(found[1]) if found[1].isdecimal() else float(found[1])) * units[found[2].upper()]
@@ -125,7 +203,7 @@ def number_refused(error: TyperException) -> str | None:
     elif not found["type"].startswith(("int_", "float_")):
         return None
     name = max(option.opts, key=len) if option.param_type_name == "option" else option.human_readable_name
-    least, most = (f"{one:,}".removesuffix(".0") for one in (info.min or 0, info.max or 0))
+    least, most = (_plainly(one) for one in (info.min or 0, info.max or 0))
     if info.min is None:
         bounds = "" if info.max is None else f" of at most {most}"
     else:

@@ -1,7 +1,8 @@
-"""Time limits that a program gives, checked in one place for all providers and endpoints."""
+"""Times that a program gives, and times in words: checked in one place for all providers and endpoints."""
 
 from __future__ import annotations
 
+import re
 from math import fsum, inf
 
 LONGEST = float(((1 << 63) - 1) // 1_000_000_000)
@@ -9,6 +10,17 @@ LONGEST = float(((1 << 63) - 1) // 1_000_000_000)
 
 PLAIN = frozenset({float, int})
 """The types of nearly all timeouts."""
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+"""Unit of a time in words -> seconds."""
+
+_WORDS = re.compile(f"([0-9]{{1,9}}(?:[.][0-9]{{1,9}})?)({'|'.join(UNITS)})")
+
+
+def seconds_in(text: str) -> float | None:
+    """The seconds that a number with a unit says, such as 5ms or 1.5h; None for any other text."""
+    found = _WORDS.fullmatch(text)
+    return float(found[1]) * UNITS[found[2]] if found else None
 
 
 def seconds_of(given: float, name: str = "timeout") -> float:

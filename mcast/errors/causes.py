@@ -50,8 +50,8 @@ def causes_of_status(status: str) -> tuple[Cause, ...]:
 
 def rows_of(error: str) -> tuple[Row, ...]:
     """The rows of an errno, by name or number, or of an SaStatus or WcStatus, by name; () if there are
-    none."""
-    wanted = error.upper()
+    none. As in C, -22 and -EINVAL are the errno, too."""
+    wanted = error.upper().removeprefix("-")
     return tuple(
         row
         for rows in _by_errno().values()

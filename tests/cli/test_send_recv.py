@@ -52,7 +52,7 @@ BAD_INPUT = {
     "both": (("recv", "239.1.1.1", "-o", "f", "--device", "x", "-b", "10.0.0.1"), "give one of them"),
     "negative patience": (
         ("recv", "239.1.1.1", "-o", "f", "--patience", "-1"),
-        "--patience is -1: give",
+        "-1 is out of range: give a time from 0.1",
     ),
 }
 
@@ -348,4 +348,6 @@ def test_stdout_by_its_path_is_the_pipe_that_it_is(with_others: Run, tmp_path: P
 def test_more_receivers_than_a_transfer_takes_are_refused(here: Run) -> None:
     done = here("send", __file__, "239.1.1.1", "--receivers", MOST_MEMBERS + 1)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"{MOST_MEMBERS + 1} is more than {MOST_MEMBERS}\n")
+    assert done.stderr.endswith(
+        f"--receivers is {MOST_MEMBERS + 1}: give a whole number from 1 to {MOST_MEMBERS:,}\n"
+    )

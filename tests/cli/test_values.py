@@ -12,17 +12,17 @@ import pytest
 import typer
 from typer.core import TyperArgument, TyperOption
 
+from mcast.cast.nack.messages import MOST_MEMBERS
 from mcast.cli import SUMMARIES, load
-from mcast.cli.values import message_size, rate, size
+from mcast.cli.values import MAX_RECEIVERS, bit_rate, memory, message_size, rate, seconds, size
 
 from ..commands import Run
 
-SIZES = {"0": 0, "7": 7, "64K": 65536, "1m": 1 << 20, "1G": 1 << 30}
-RATES = {"7": 7, "25K": 25_000, "2.5M": 2.5e6, "10g": 1e10, "1e12": 1e12}
-OLDER = {"send", "recv", "demo"}
-"""Commands whose bounds are not all there yet."""
+SIZES = {"0": 0, "7": 7, "64K": 65536, "64KiB": 65536, "64ki": 65536, "64KB": 64000, "5B": 5, "1m": 1 << 20}
+RATES = {"7": 7, "25K": 25_000, "25Ki": 25_600, "2.5M/s": 2.5e6, "10g": 1e10, "1e12": 1e12}
+BIT_RATES = {"10G": 1e10, "2.5Gbit": 2.5e9, "800Mbit/s": 8e8, "1gbps": 1e9, "1Gibit": 1 << 30, "7": 7}
+TIMES = {"0.5": 0.5, "5": 5, "50us": 5e-5, "250ms": 0.25, "1.5s": 1.5, "2min": 120, "1h": 3600}
 ENDLESS = {
-    "busy_poll": "inf never sleeps",
     "count": "a number to compare with, of any size",
     "comp_vector": "the device says how many it has",
     "ports": "the lab says how many it makes",
@@ -49,11 +49,50 @@ def test_a_rate_takes_units_of_1000(text: str) -> None:
     assert rate(text) == RATES[text]
 
 
+@pytest.mark.parametrize("text", BIT_RATES)
+def test_a_rate_of_bits_may_say_so(text: str) -> None:
+    assert bit_rate(text) == BIT_RATES[text]
+    if "b" in text:  # which messages a second are not
+        with pytest.raises(typer.BadParameter, match="is no rate"):
+            rate(text)
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_a_time_takes_units(text: str) -> None:
+    assert seconds(0, 3600)(text) == pytest.approx(TIMES[text])
+
+
 @pytest.mark.parametrize(
-    "text", ["", "-1", "K", "1KB", "1T", "1 K", "nan", "inf", "0x1", "\u0661", "9" * 21, "1.K"]
+    ("text", "says"),
+    [
+        ("2 weeks", "'2 weeks' is no time: write seconds, or a number with us, ms, s, min or h"),
+        ("61min", "61min is out of range: give a time from 0.5 to 3,600 s"),
+        ("-1", "-1 is out of range"),
+        ("nan", "nan is out of range"),
+    ],
+)
+def test_no_time_is_refused(text: str, says: str) -> None:
+    with pytest.raises(typer.BadParameter, match=f"^{says}"):
+        seconds(0.5, 3600)(text)
+
+
+def test_a_memory_is_in_mib_or_has_a_unit() -> None:
+    read = memory(128, 4096)
+    assert [read(text) for text in ("128", 512, "1G", "1GiB", "256Mi")] == [128, 512, 1024, 1024, 256]
+    for text, says in {
+        "1GB": "no whole number of MiB",
+        "127": "give 128 to 4,096 MiB",
+        "x": "no size",
+    }.items():
+        with pytest.raises(typer.BadParameter, match=says):
+            read(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "K", "1BK", "1T", "1 K", "nan", "inf", "0x1", "\u0661", "9" * 21, "1.K", "1iB"]
 )
 def test_no_amount_is_refused(text: str) -> None:
-    for read in size, rate, message_size(0, 9):
+    for read in size, rate, bit_rate, message_size(0, 9):
         with pytest.raises(typer.BadParameter, match=r"is no (size|rate): write"):
             read(text)
 
@@ -68,9 +107,13 @@ def test_each_number_has_both_bounds_or_a_reason_why_not() -> None:
     for name, one in parameters():
         kind, info = one.type_descriptor.annotation, one.type_descriptor.parameter_info
         number = any(word in str(kind) for word in ("int", "float")) and info.parser is None
-        if number and name.split()[0] not in OLDER and one.name not in ENDLESS:
+        if number and one.name not in ENDLESS:
             assert info.min is not None, (name, one.name)
             assert info.max is not None, (name, one.name)
+
+
+def test_as_many_receivers_as_a_session_has_may_be_asked_for() -> None:
+    assert MAX_RECEIVERS == MOST_MEMBERS
 
 
 def test_json_is_a_flag_and_a_time_is_called_seconds_in_each_command() -> None:
@@ -85,8 +128,7 @@ def test_a_number_is_refused_in_words_of_ours(here: Run) -> None:
     for given, says in {
         "bench --receivers 0": "--receivers is 0: give a whole number from 1 to 256",
         "bench --receivers 1.5": "--receivers is 1.5: give a whole number from 1 to 256",
-        "bench --seconds nan": "--seconds is nan: give a number from 0.01 to 3,600",
-        "bench --busy-poll -1": "--busy-poll is -1: give a number of at least 0",
+        "replay x --speed nan": "--speed is nan: give a number from 0.001 to 1,000,000",
         "top -C " + 5000 * "9" + "x": f"--count is {20 * '9'}...: give a whole number of at least 1",
     }.items():
         done = here(*given.split())
@@ -116,6 +158,21 @@ def test_a_scenario_called_minus_is_stdin_and_its_seed_can_be_another(
 
     assert json.loads(given(text, "--json", "--seed", "9"))["scenario"]["seed"] == 9
     assert given("?").startswith("mcast: - is not TOML: ")
+
+
+@pytest.mark.parametrize("words", ["-", "--scenario -"])
+def test_a_fabric_called_minus_is_stdin(here: Run, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    text = "ports = 0" if words == "-" else 'name = "x"\nseconds = -1'
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    done = here("sim", "serve", *words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"mcast: -: {text.split()[-3]}: ")
+
+
+def test_a_file_called_minus_is_stdin_for_demo(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"some bytes")))
+    found = json.loads(here("demo", "-", "--receivers", "1", "--json").stdout)
+    assert (found["file"], found["size"], found["receivers"][0]["outcome"]) == ("-", 10, "verified")
 
 
 def test_lost_messages_are_status_1_if_asked_for(here: Run) -> None:

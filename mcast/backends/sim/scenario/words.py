@@ -10,14 +10,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from mcast.backends.sim.scenario.model import FAULTS, BadScenario
+from mcast.contract.seconds import seconds_in
 from mcast.wire.addresses import McastAddress
 
 ENDS = ("port", "source", "target")
 """The fields of faults that name a port."""
 _TIMES = ("at", "until", "seconds", "outage")
 _LISTS = ("nth", "pkeys")
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
-_TIME = re.compile("([0-9]{1,9}(?:[.][0-9]{1,9})?)(us|ms|s)")
 _SHARE = re.compile("([0-9]{1,3}(?:[.][0-9]{1,9})?)%")
 
 
@@ -60,7 +59,7 @@ def _is_group(word: str) -> bool:
 
 _FORMS: tuple[tuple[Callable[[str, Mapping[str, int]], object], tuple[str, ...]], ...] = (
     (lambda word, ports: _SHARE.fullmatch(word), ("rate",)),
-    (lambda word, ports: _TIME.fullmatch(word), ("seconds", "outage")),
+    (lambda word, ports: seconds_in(word) is not None, ("seconds", "outage")),
     (lambda word, ports: word in ports, ("port", "target")),
     (lambda word, ports: word.isdecimal(), ("port", "copies", "after")),
     (lambda word, ports: _is_group(word), ("group",)),
@@ -78,8 +77,8 @@ def _value(field: str, text: str, ports: Mapping[str, int]) -> object:
         return [_whole(one) for one in text.split(",")]
     if share := _SHARE.fullmatch(text):
         return float(share[1]) / 100
-    if field in _TIMES and (time := _TIME.fullmatch(text)):
-        return float(time[1]) * _UNITS[time[2]]
+    if field in _TIMES and (time := seconds_in(text)) is not None:
+        return time
     return text
 
 
