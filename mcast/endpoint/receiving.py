@@ -61,8 +61,8 @@ class Receiving:
         self.kept: Kept = kept
         self._tell, self._on_qp_error = tell, on_qp_error
         self._low_water = LowWater(station.settings.receive_depth)
-        self._singles = 0
-        """Messages received one by one since the receive queue was looked at."""
+        self._due = 1
+        """How many messages more may come until one is looked at: the first, and then one of each backlog."""
         self.bytes: int = 0
         self.batches: int = 0
         """What was received for the user: bytes, and calls to the queue pair that gave something."""
@@ -110,9 +110,9 @@ class Receiving:
                 if owner is not None:
                     owner.counts.received += 1
                     owner.counts.received_bytes += size
-                self._singles += 1
-                if self._singles >= self._low_water.backlog:
-                    self._singles = 0
+                self._due -= 1
+                if self._due <= 0:
+                    self._look(message)
                     self._watch_queue()
                 return message
             self.route(CopiedBatch([message]))
@@ -195,6 +195,9 @@ class Receiving:
                 owner.counts.received_bytes += size
             else:
                 self._count_by_group(batch.groups, lengths)
+            self._due -= count
+            if self._due <= 0:
+                self._look(next(iter(batch)))
             if count >= self._low_water.backlog:
                 self._watch_queue()
             return batch
@@ -241,9 +244,16 @@ class Receiving:
             if group is not None:
                 group.counts.received += 1
                 group.counts.received_bytes += size
+        self._due -= len(wanted)
+        if self._due <= 0:
+            self._look(wanted[0])
         if len(batch) >= self._low_water.backlog:
             self._watch_queue()
         return wanted
+
+    def _look(self, message: Message) -> None:
+        self._due = self._low_water.backlog
+        self._sorter.look(message)
 
     def _watch_queue(self) -> None:
         """Warn when the receive queue has run low.

@@ -37,7 +37,7 @@ class Sorter:
         self.filtering: bool = filtering
         self.sequenced: bool = sequenced
         self._told = False
-        """Whether it was said that a sender has no sequence headers."""
+        """Whether it was said that only one end has sequence headers."""
         self._stray_sources = sequence.Sources()
         self.judges: bool = filtering or sequenced
         """Whether each message must be looked at."""
@@ -54,6 +54,20 @@ class Sorter:
         if self.judges or PROBE_SIZE in batch.lengths:
             wanted = [kept for message in wanted if (kept := self._judge(message)) is not None]
         return wanted
+
+    def look(self, message: Message) -> None:
+        """Say once that a sender has sequence headers, which an endpoint without them delivers as payload."""
+        if self.sequenced or self._told:
+            return
+        if isinstance(sequence.parse(message.payload), sequence.SequenceHeader):
+            self._told = True
+            logger.warning(
+                "%s sends to %s with sequence headers, and this endpoint has sequence=False: each payload "
+                "begins with a header of %d bytes. Open both ends with sequence=True, or both without",
+                message.source,
+                message.group,
+                sequence.HEADER_SIZE,
+            )
 
     def _judge(self, message: Message) -> Message | None:
         """The message as the user shall see it, or None if it is not the user's. A probe is answered here."""

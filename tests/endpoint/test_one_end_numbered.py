@@ -1,14 +1,18 @@
-"""Sequence headers at one end alone: the receiver that wants them says so once; unknown gaps are None."""
+"""Sequence headers at one end alone: each receiver says so once; unknown gaps are None."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
-from mcast import open_endpoint
+from mcast import Endpoint, Membership, open_endpoint
 from mcast.backends.sim import open_fabric
 from mcast.backends.sim.fabric import Fabric
+from mcast.endpoint.sequence import HEADER_SIZE
+from mcast.endpoint.waiting import BATCH
 
 GROUP = "239.1.1.1"
 
@@ -27,6 +31,44 @@ def test_a_receiver_with_headers_says_once_that_a_sender_has_none(caplog: pytest
         assert sum(receiver.stats().dropped.values()) == 3
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"::ffff:10.0.0.2 sends to ::ffff:{GROUP} without sequence headers, ")
+    assert "Open both ends with sequence=True, or both without" in said
+
+
+def by_one(endpoint: Endpoint, member: Membership) -> list[bytes]:
+    return [bytes(one.payload) for one in iter(lambda: member.recv(timeout=0), None)]
+
+
+def by_batch(endpoint: Endpoint, member: Membership) -> list[bytes]:
+    return [bytes(one.payload) for batch in endpoint.batches(max=8, timeout=0) for one in batch]
+
+
+@pytest.mark.parametrize("receive", [by_one, by_batch])
+@pytest.mark.parametrize("first", [0, 3], ids=["at once", "after others"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_receiver_without_headers_says_once_that_a_sender_has_them(
+    receive: Callable[[Endpoint, Membership], list[bytes]],
+    first: int,
+    groups: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "mcast")
+    with (
+        open_fabric(Fabric.roce(3)) as backend,
+        open_endpoint(backend, "10.0.0.1") as receiver,
+        open_endpoint(backend, "10.0.0.2") as plain,
+        open_endpoint(backend, "10.0.0.3", sequence=True) as sender,
+        receiver.join(GROUP) as member,
+        receiver.join("239.1.1.2") if groups == 2 else nullcontext(),
+        plain.sender(GROUP) as others,
+        sender.sender(GROUP) as group,
+    ):
+        others.send_batch([b"plain"] * first)
+        group.send_batch([b"hello"] * 2 * BATCH)  # of which one is looked at
+        payloads = receive(receiver, member)
+    assert payloads[:first] == [b"plain"] * first
+    assert {payload[HEADER_SIZE:] for payload in payloads[first:]} == {b"hello"}
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"::ffff:10.0.0.3 sends to ::ffff:{GROUP} with sequence headers, ")
     assert "Open both ends with sequence=True, or both without" in said
 
 
