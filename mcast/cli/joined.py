@@ -76,7 +76,7 @@ def listening(
     if demo and not (bind or device):
         first = _ports(backend)[0]
         device = f"{first.device.name}/{first.port.port_num}"
-    with endpoint_at(backend, bind, device, DEPTH, settings) as endpoint:
+    with endpoint_at(backend, bind, device, DEPTH, settings, sequence=None) as endpoint:
         for group in groups:
             endpoint.join(group, timeout=BOUND)
         with _made_up_traffic(endpoint, groups) if demo else nullcontext():

@@ -237,6 +237,7 @@ def endpoint_at(
     device: str | None,
     depth: int,
     settings: Settings,
+    sequence: bool | None = False,
 ) -> Iterator[Endpoint]:
     """An endpoint where the options say, which does not hear itself; one sentence if there is no such
     port."""
@@ -245,7 +246,7 @@ def endpoint_at(
     name, port = port_of(device)
     if bind and name:
         raise NotBegun("--bind and --device both select a port: give one of them")
-    wanted = replace(settings, loopback="off", receive_depth=depth)
+    wanted = replace(settings, loopback="off", receive_depth=depth, sequence=sequence)
     try:
         endpoint = open_endpoint(backend, bind, device=name, port_num=port, **vars(wanted))
     except ValueError as error:

@@ -140,7 +140,7 @@ class Session:
             "larger than a receive": counters.dropped_too_long,
             "wrong Q_Key": counters.dropped_qkey,
         }
-        left, numbered = self.memberships.left, station.settings.sequence
+        left, numbered = self.memberships.left, bool(station.settings.sequence)
         sums = {
             field: left[field] + sum(getattr(group, field) for group in groups)
             for field in ("sent_bytes", "sent_batches", "joins", *(SEQUENCE_COUNTS if numbered else ()))

@@ -47,7 +47,7 @@ class Memberships:
             raise mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail)
         stream = self._random.getrandbits(64)
         settings = self._station.settings
-        group = EndpointGroup(address, send_only, settings.receive_depth, stream, settings.sequence)
+        group = EndpointGroup(address, send_only, settings.receive_depth, stream, bool(settings.sequence))
         self._station.enter(group)
         try:
             yield from self._waiting.until(lambda: group.state is not GroupState.JOINING, deadline)

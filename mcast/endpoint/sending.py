@@ -29,7 +29,7 @@ class Sending:
 
     def __init__(self, station: Station, memberships: Memberships, waiting: Waiting) -> None:
         self._station, self._memberships, self._waiting = station, memberships, waiting
-        self._numbers = station.settings.sequence
+        self._numbers = bool(station.settings.sequence)
         self._rewrites = self._numbers or station.settings.max_message is not None
         self._counting = Lock(None)
 

@@ -18,7 +18,7 @@ class Settings:
 
     loopback: LoopbackPolicy | str = "on"
     rejoin: RejoinPolicy | None = RejoinPolicy()  # noqa: RUF009  (frozen)
-    sequence: bool = False
+    sequence: bool | None = False
     receive_depth: int = 512
     send_depth: int = 128
     max_message: int | None = None

@@ -21,7 +21,7 @@ class Sorter:
 
     by_mgid    MGID -> group, for the groups that are joined
     filtering  True if own messages are kept from the user
-    sequenced  True if messages have sequence headers
+    sequenced  True if messages have sequence headers, None if they may have: these are delivered with theirs
     drop       counts a message that the user does not get, with its group (None: of no group) and the reason
     """
 
@@ -30,16 +30,16 @@ class Sorter:
         by_mgid: Mapping[Gid, EndpointGroup],
         prober: Prober,
         filtering: bool,
-        sequenced: bool,
+        sequenced: bool | None,
         drop: Callable[[EndpointGroup | None, str], None],
     ) -> None:
         self._by_mgid, self._prober, self._drop = by_mgid, prober, drop
         self.filtering: bool = filtering
-        self.sequenced: bool = sequenced
-        self._told = False
-        """Whether it was said that only one end has sequence headers."""
+        self.sequenced: bool = bool(sequenced)
+        self._told = sequenced is None
+        """Whether nothing is left to say of a sender that differs from this end in its headers."""
         self._stray_sources = sequence.Sources()
-        self.judges: bool = filtering or sequenced
+        self.judges: bool = filtering or self.sequenced
         """Whether each message must be looked at."""
 
     def filter_own(self, filtering: bool) -> None:

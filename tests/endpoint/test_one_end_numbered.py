@@ -72,6 +72,23 @@ def test_a_receiver_without_headers_says_once_that_a_sender_has_them(
     assert "Open both ends with sequence=True, or both without" in said
 
 
+def test_a_receiver_that_takes_both_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "mcast")
+    with (
+        open_fabric(Fabric.roce(2)) as backend,
+        open_endpoint(backend, "10.0.0.1", sequence=None) as receiver,
+        open_endpoint(backend, "10.0.0.2", sequence=True) as sender,
+        receiver.join(GROUP) as member,
+        sender.sender(GROUP) as group,
+        receiver.sender("239.1.1.2") as own,
+    ):
+        group.send(b"hello")
+        assert by_one(receiver, member)[0].endswith(b"hello")
+        assert own.max_message_size == receiver.port.active_mtu
+        assert receiver.stats().gaps is None
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("sequenced", [True, False])
 def test_what_nobody_can_know_is_none(sequenced: bool) -> None:
     with (
