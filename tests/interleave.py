@@ -74,10 +74,10 @@ def _finalizes(frame: FrameType | None) -> bool:
 
 
 class CtrlC(Lines):
-    """SIGINT comes when the `at`-th line begins."""
+    """SIGINT comes when the `at`-th line begins, of those in files whose name begins with `part`."""
 
-    def __init__(self, at: int) -> None:
-        super().__init__()
+    def __init__(self, at: int, part: str = "") -> None:
+        super().__init__(lambda name: name.startswith(part))
         self._at = at
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -89,17 +89,22 @@ class CtrlC(Lines):
         return self._line
 
 
-def interrupted_everywhere(call: Callable[[], object], check: Callable[[bool], None]) -> int:
+def interrupted_everywhere(
+    call: Callable[[], object], check: Callable[[bool], None], part: str = "", every: int = 0
+) -> int:
     """`call` with SIGINT at its first line, its second, and so on, until it has no more; the lines.
+
+    `part` narrows them to the files whose name begins with it; `every` is EVERY where it is not given.
 
     `check(returned)` follows each: it finds the call done or not done, and leaves all as it was before.
     """
-    at, lines = 1 - EVERY, CtrlC(0)
+    step = every or EVERY
+    at, lines = 1 - step, CtrlC(0)
     while lines.begun >= at:
-        at += EVERY
+        at += step
         returned = False
         try:
-            with (lines := CtrlC(at)):
+            with (lines := CtrlC(at, part)):
                 call()
                 returned = True
         except KeyboardInterrupt:

@@ -11,7 +11,6 @@ import pytest
 from mcast import Endpoint, Membership, cast, open_endpoint
 from mcast.backends.sim import ROCE
 
-from .. import interleave
 from ..cast.objects.alone import Alone
 from ..interleave import interrupted_everywhere, nothing_left
 
@@ -46,20 +45,18 @@ def receives(group: Membership) -> None:
 
 @pytest.mark.parametrize("call", [sends, opens, receives])
 def test_a_call_that_ctrl_c_ends_frees_its_membership(
-    members: tuple[Membership, Membership],
-    call: Callable[[Membership], None],
-    monkeypatch: pytest.MonkeyPatch,
-    long: bool,
+    members: tuple[Membership, Membership], call: Callable[[Membership], None], long: bool
 ) -> None:
-    if not long:  # a call has thousands of lines
-        monkeypatch.setattr(interleave, "EVERY", 41)
     group, _ = members
 
     def check(returned: bool) -> None:
         gc.collect()
         assert cast.send(group, b"again", receivers=0).size == 5
 
-    assert interrupted_everywhere(lambda: call(group), check) > 100
+    assert interrupted_everywhere(lambda: call(group), check, every=1 if long else 41) > 100
+    if call is receives:  # whose lines between two turns take Ctrl-C
+        assert interrupted_everywhere(lambda: call(group), check, "cast/objects/turns.py", every=1) > 30
+        assert interrupted_everywhere(lambda: call(group), check, "cast/objects/receiving.py", every=5) > 30
 
 
 def test_a_receive_that_is_cut_off_leaves_no_file(tmp_path: Path) -> None:

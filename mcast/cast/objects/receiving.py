@@ -290,7 +290,8 @@ class ObjectsIn:
             self._drop(one)
 
     def __del__(self) -> None:
-        self.close()  # Ctrl-C may come between the last line of a receive and its cleaning up
+        if vars(self):  # Ctrl-C may come at the first line of all, or between the last and the cleaning up
+            self.close()
 
     def _turn(self, until: float) -> Turns[None]:
         now = self._seat.now()

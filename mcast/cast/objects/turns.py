@@ -10,12 +10,13 @@ import os
 import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 from secrets import randbelow
 from threading import Lock
 from typing import NamedTuple, TypeVar
-from weakref import WeakSet
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from typing_extensions import Buffer
 
@@ -51,7 +52,8 @@ class Turn(NamedTuple):
 Turns = Generator[Turn, list[Message], T]
 
 
-class Seat(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Seat:
     """Where an end sits: its number, its name, the longest message it can send and take, its clock."""
 
     number: int
@@ -61,8 +63,9 @@ class Seat(NamedTuple):
 
 
 _TAKING = Lock()
-_taken: WeakSet[MemberView] = WeakSet()
-"""The memberships that an end has to itself."""
+_taken: WeakKeyDictionary[MemberView, ReferenceType[Seat]] = WeakKeyDictionary()
+"""The memberships that an end has to itself, with the seat of that end, which goes with the frames that
+Ctrl-C cuts off."""
 
 
 @lru_cache(maxsize=4096)  # asked for each message, and most messages come from a few ends
@@ -100,20 +103,18 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
     name = f"{socket.gethostname()} {endpoint.device.name}"
     seat = Seat(number, name, group.max_message_size, endpoint.now)
-    mine = False
-    try:
-        with uninterrupted(), _TAKING:
-            mine = group not in _taken
-            _taken.add(group)
-        if not mine:
+    with uninterrupted(), _TAKING:
+        other = _taken.get(group)
+        if other is not None and other() is not None:
             raise RuntimeError(
                 f"{call}: this membership is sending or receiving objects already, and one of the two would "
                 "miss what the other hears: end that first, or join from another endpoint"
             )
+        _taken[group] = ref(seat)
+    try:
         yield seat
     finally:
-        if mine:
-            _taken.discard(group)
+        _taken.pop(group, None)
 
 
 def others(messages: list[Message]) -> Iterator[tuple[Buffer, str]]:
