@@ -62,6 +62,7 @@ NEIGHBOURS = {
     "resolve_addr": {"bind_addr", "resolve_addr", "get_event", "create_id", "close", "close_backend"},
     "open_endpoint": {"open_endpoint", "close", "close_backend"},
     "batches": {"batches", "recv_batch", "leave", "close", "close_backend"},
+    "recv_batch_of_group": {"recv_batch_of_group", "recv_batch", "leave", "close", "close_backend"},
 }
 """Calls that concern another id or endpoint, or go through other calls of these tables -> the calls that
 matter to them."""
@@ -126,6 +127,7 @@ ON_AN_ENDPOINT: Outcomes = {
     "recv": (Message, NOTHING, Closed),
     "recv_of_group": (Message, NOTHING, Closed),
     "recv_batch": (Batch, Closed),
+    "recv_batch_of_group": (Batch, Closed),
     "batches": (list,),
     "open_endpoint": (Endpoint, Closed),
     "next_event": (NOTHING, Closed),
@@ -166,6 +168,7 @@ def calls_on_an_endpoint(network: Network) -> tuple[Calls, Callable[[], None]]:
         "recv": lambda: endpoint.recv(0.001),
         "recv_of_group": lambda: group.recv(0.001),
         "recv_batch": lambda: endpoint.recv_batch(timeout=0.001),
+        "recv_batch_of_group": lambda: group.recv_batch(timeout=0.001),
         "batches": lambda: [len(batch) for batch in endpoint.batches(timeout=0.001)],
         "open_endpoint": open_another,
         "next_event": lambda: endpoint.next_event(0.001),

@@ -74,6 +74,11 @@ class Sink:
     def open(self) -> None:
         """Create whatever `close` removes; what is open stays as it is."""
 
+    def place(self, at: int, size: int) -> memoryview | None:
+        """Where those bytes of the file may be put before they are known to be right; None: nowhere, they are
+        written when they are. `write` is not called for what was placed."""
+        return None
+
     def ready(self) -> bool:
         """Whether `write` would not wait for a reader."""
         return True

@@ -24,6 +24,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from threading import get_ident
 from time import monotonic
@@ -168,7 +169,10 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
         This is the fastest way to receive.
         """
-        batch = await self._taken(self._session.receiving.take_batch, max, timeout)
+        return await self._recv_batch(None, max, timeout)
+
+    async def _recv_batch(self, group: EndpointGroup | None, max: int, timeout: float | None) -> Batch:
+        batch = await self._taken(partial(self._session.receiving.take_batch, max), group, timeout)
         return CopiedBatch() if batch is None else batch
 
     async def batches(self, timeout: float | None = None, max: int = 64) -> AsyncIterator[Batch]:
@@ -616,6 +620,14 @@ class Membership(Sender):
         """The next message of the group, as a copy; None when `timeout` seconds have passed."""
         endpoint = self._endpoint
         return await endpoint._taken(endpoint._session.receiving.take, self._group, timeout)
+
+    async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
+        """Receive 1..max messages of the group; an empty batch when `timeout` seconds have passed.
+
+        The messages are leased where all that have come are of this group, and copies where the endpoint
+        hears other groups in between.
+        """
+        return await self._endpoint._recv_batch(self._group, max, timeout)
 
     async def probe_loopback(self, timeout: float = 0.5) -> bool:
         """Whether the device returns the endpoint's own messages; found out by sending one, whatever the

@@ -130,12 +130,15 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
         This is the fastest way to receive.
         """
-        session = self._session
-        batch = self._taken(session.receiving.take_batch, max, timeout)
+        return self._recv_batch(None, max, timeout)
+
+    def _recv_batch(self, group: EndpointGroup | None, max: int, timeout: float | None) -> Batch:
+        receiving = self._session.receiving
+        batch = self._taken(partial(receiving.take_batch, max), group, timeout)
         return (
             batch
             if batch is not None
-            else self._run(session.receiving.recv_batch(max, timeout), self._put_back)
+            else self._run(receiving.recv_batch(max, timeout, group), self._put_back)
         )
 
     def batches(self, timeout: float | None = None, max: int = 64) -> Iterator[Batch]:
@@ -458,6 +461,14 @@ class Membership(Sender):
     def recv(self, timeout: float | None = None) -> Message | None:
         """The next message of the group, as a copy; None when `timeout` seconds have passed."""
         return self._endpoint._recv(self._group, timeout)
+
+    def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
+        """Receive 1..max messages of the group; an empty batch when `timeout` seconds have passed.
+
+        The messages are leased where all that have come are of this group, and copies where the endpoint
+        hears other groups in between.
+        """
+        return self._endpoint._recv_batch(self._group, max, timeout)
 
     def probe_loopback(self, timeout: float = 0.5) -> bool:
         """Whether the device returns the endpoint's own messages; found out by sending one, whatever the

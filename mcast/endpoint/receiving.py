@@ -136,17 +136,17 @@ class Receiving:
             return None
         return batch or None
 
-    def take_batch(self, max: int) -> Batch | None:
-        """1..max messages of all groups, if any are here, leased if they come from the queue pair; None if
-        none are."""
+    def take_batch(self, max: int, group: EndpointGroup | None = None) -> Batch | None:
+        """1..max messages of the group, or of all groups, if any are here, leased if they come from the queue
+        pair; None if none are."""
         if max < 1:
             raise ValueError(f"max is {max}: a batch has 1 or more messages")
-        if self.kept.count:
-            return self._kept_batch(max)
-        if self._station.roster.ended:
-            self._memberships.require_receiving(None)
+        if (kept := self._kept_batch(max, group)) is not None:
+            return kept
+        if self._station.roster.ended or (group is not None and group.state is _LEFT):
+            self._memberships.require_receiving(group)
         batch = self.poll(max)
-        return None if batch is None else self._sift(batch)
+        return None if batch is None else self._chosen(batch, max, group)
 
     def take_in(self, max: int = BATCH) -> None:
         """Receive the messages that wait at the queue pair, and keep them for the calls that ask for them."""
@@ -164,24 +164,39 @@ class Receiving:
         self.kept.put_back(messages)
         self._waiting.news = True
 
-    def recv_batch(self, max: int, timeout: float | None) -> Operation[Batch]:
+    def recv_batch(
+        self, max: int, timeout: float | None, group: EndpointGroup | None = None
+    ) -> Operation[Batch]:
         """As `take_batch`, after waiting; an empty batch when `timeout` seconds have passed."""
         deadline = self._waiting.deadline(timeout)
         waited = False
         while True:
-            if self.kept.count:
-                return self._kept_batch(max)
-            self._memberships.require_receiving(None)
+            if (kept := self._kept_batch(max, group)) is not None:
+                return kept
+            self._memberships.require_receiving(group)
             if waited and self._waiting.is_over(deadline):
                 note_silence(self._station)
                 return CopiedBatch()
             batch = yield Wait(deadline, max)
             waited = True
-            if batch and (sifted := self._sift(batch)) is not None:
-                return sifted
+            if batch and (chosen := self._chosen(batch, max, group)) is not None:
+                return chosen
 
-    def _kept_batch(self, max: int) -> Batch:
-        return CopiedBatch([message for _ in range(max) if (message := self.kept.pop(None)) is not None])
+    def _kept_batch(self, max: int, group: EndpointGroup | None) -> Batch | None:
+        if not self.kept.count:
+            return None
+        messages = [message for _ in range(max) if (message := self.kept.pop(group)) is not None]
+        return CopiedBatch(messages) if messages else None
+
+    def _chosen(self, batch: Batch, max: int, group: EndpointGroup | None) -> Batch | None:
+        """The user's messages of a batch that is not empty; where others than the group's are among them,
+        each is kept for those that ask for it, and the group's are copies."""
+        if group is None or (
+            group.destination is not None and batch.groups.count(group.destination.gid) == len(batch)
+        ):
+            return self._sift(batch)
+        self.route(batch)
+        return self._kept_batch(max, group)
 
     def _sift(self, batch: Batch) -> Batch | None:
         """The user's messages of a batch that is not empty: the same batch if all are, None if none are."""

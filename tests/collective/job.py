@@ -97,7 +97,7 @@ def what_cannot_be_is_refused_on_all_ranks(ranks: Collective) -> None:
 
 
 def a_rank_that_fails_in_the_middle_ends_the_call_on_all(ranks: Collective) -> None:
-    broken = patch.object(ToBuffer, "write", side_effect=MemoryError("no room")) if RANK == 3 else ExitStack()
+    broken = patch.object(ToBuffer, "place", side_effect=MemoryError("no room")) if RANK == 3 else ExitStack()
     with all_raise(3, MemoryError, "no room"), broken:
         ranks.broadcast(bytearray(100_000))
     with all_raise(None, RuntimeError, "this collective has ended"):

@@ -134,6 +134,12 @@ async def receive_batch(on: Ends) -> None:
             on.note(message)
 
 
+async def receive_batch_of_group(on: Ends) -> None:
+    with await on.members[0].recv_batch(timeout=BOUND) as batch:
+        for message in batch:
+            on.note(message)
+
+
 async def batches(on: Ends) -> None:
     async for batch in on.here.batches(0.001):
         for message in batch:
@@ -197,6 +203,7 @@ RECEIVING: dict[str, Call] = {
     "recv": receive,
     "recv of a group": receive_of_group,
     "recv_batch": receive_batch,
+    "recv_batch of a group": receive_batch_of_group,
     "batches": batches,
     "async for": iterate,
 }

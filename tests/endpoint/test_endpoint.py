@@ -195,6 +195,35 @@ def test_a_membership_receives_its_own_and_keeps_the_rest_for_the_others(net: Ne
     assert texts(two, 3) == [b"a", b"b", b"d"]
 
 
+def test_a_batch_of_a_group_has_no_message_of_another(net: Net) -> None:
+    sender, receiver = net.open(0), net.open(1)
+    one, two = receiver.join(GROUP), receiver.join(OTHER)
+    to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
+    for to, text in ((to_two, b"a"), (to_one, b"b"), (to_two, b"c"), (to_one, b"d"), (to_one, b"e")):
+        to.send(text)
+    found: list[bytes] = []
+    while len(found) < 3:
+        with one.recv_batch(2, timeout=1) as batch:
+            assert 1 <= len(batch) <= 2
+            found += [bytes(message.payload) for message in batch]
+    assert found == [b"b", b"d", b"e"]
+    with one.recv_batch(timeout=0.01) as batch:
+        assert not len(batch)
+    assert texts(two, 2) == [b"a", b"c"]
+    two.leave()
+    to_one.send_batch([b"f", b"g"])
+    with one.recv_batch(timeout=1) as batch:
+        assert [bytes(message.payload) for message in batch] == [b"f", b"g"]
+        first = batch[0].payload
+    with pytest.raises(ValueError, match="released"):
+        first[0]
+    with pytest.raises(ValueError, match="1 or more"):
+        one.recv_batch(0)
+    one.leave()
+    with pytest.raises(Closed):
+        one.recv_batch(timeout=1)
+
+
 def test_what_was_kept_comes_in_order_of_arrival_to_who_asks_for_all(net: Net) -> None:
     sender, receiver = net.open(0), net.open(1)
     first, *_ = receiver.join(GROUP), receiver.join(OTHER)

@@ -276,6 +276,7 @@ CALLS: dict[str, Call] = {
     "recv_batch": lambda pair, member: pair.here.recv_batch(timeout=SOON).release(),
     "batches": batches,
     "recv_of_a_group": lambda pair, member: member.recv(SOON),
+    "recv_batch_of_a_group": lambda pair, member: member.recv_batch(timeout=SOON).release(),
     "ready": ready,
     "probe_loopback": lambda pair, member: member.probe_loopback(0.01),
     "next_event": lambda pair, member: pair.here.next_event(0.001),

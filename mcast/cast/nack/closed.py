@@ -20,8 +20,18 @@ from hmac import compare_digest
 from blake3 import blake3
 from typing_extensions import Buffer
 
-from mcast.cast.nack.header import HEADER, Rejected
-from mcast.cast.nack.messages import MOST_MEMBERS, SIGN, Enter, Have, Lack, Offer, Spoken, told
+from mcast.cast.nack.header import HEADER, Rejected, number_at
+from mcast.cast.nack.messages import (
+    MOST_MEMBERS,
+    SIGN,
+    Enter,
+    Have,
+    Lack,
+    Offer,
+    Spoken,
+    piece_in,
+    told,
+)
 
 LEAST_KEY = 16
 """The fewest bytes of a key."""
@@ -53,6 +63,11 @@ class Letters:
     def written(self, messages: Iterable[Buffer]) -> list[Buffer]:
         """The messages as they are sent."""
         return [*messages]
+
+    def piece(self, message: Buffer, address: str) -> tuple[int, int, int, int] | None:
+        """As `messages.piece_in`, for a message that came from that address; None leaves it to `read`."""
+        found = piece_in(message)
+        return found if found is not None and found[0] == number_at(address, found[0] >> 32) else None
 
     def read(self, message: Buffer, address: str) -> Spoken:
         """The values in a message that came from that address. Raises Rejected as `messages.told` does."""
@@ -119,6 +134,9 @@ class ClosedLetters(Letters):
             body = CLOSED_SIGN + raw[len(SIGN) :] + _COUNT.pack(self._count)
             found.append(body + self._tag(body, self._sessions[_session_of(raw)].nonce))
         return found
+
+    def piece(self, message: Buffer, address: str) -> None:
+        """Each message is read whole, for its tag."""
 
     def read(self, message: Buffer, address: str) -> Spoken:
         """As without a key. Raises Rejected, too, for what has no right tag, or was heard before."""

@@ -319,6 +319,7 @@ OF_MEMBERS = {_NUMBERS[Enter]: 0, _NUMBERS[Lack]: 4, _NUMBERS[Have]: 4}
 _PIECE_HEAD = struct.Struct(HEADER.format + _FORMS[Piece][0].format[1:])
 AROUND = _PIECE_HEAD.size
 """Bytes of a PIECE message that are not the piece."""
+_PIECE, _LONGEST = _NUMBERS[Piece], AROUND + MOST_PIECE
 WANTS_AT = HEADER.size + _FORMS[Lack][0].size
 """Bytes of a LACK before its rows."""
 
@@ -358,6 +359,20 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
 def piece_size(largest: int) -> int:
     """How many bytes a piece has in messages of at most `largest` bytes: whole words of a code's 16 bytes."""
     return min(MOST_PIECE, (largest - AROUND) // 16 * 16)
+
+
+def piece_in(message: Buffer) -> tuple[int, int, int, int] | None:
+    """Session, object, block and place of a PIECE whose fields are in bounds; None for all else.
+
+    As `unpacked`, in a fifth of its time.
+    """
+    try:
+        sign, kind, session, object_, block, place = _PIECE_HEAD.unpack_from(message)
+    except struct.error:
+        return None
+    if kind != _PIECE or sign != SIGN or block >= MOST_BLOCKS or place >= MOST_WIDTH + MOST_SPARE:
+        return None
+    return (session, object_, block, place) if AROUND < len(memoryview(message)) <= _LONGEST else None
 
 
 def heads(session: int, object_: int, block: int, first: int, count: int) -> list[bytes]:

@@ -32,7 +32,7 @@ def _code(pieces: int, parity: int) -> Any:
     return ECDriver(k=pieces, m=parity, ec_type="isa_l_rs_cauchy", chksum_type="none")
 
 
-def parity_of(data: Sequence[bytes], most: int = MOST_SPARE) -> list[bytes]:
+def parity_of(data: Sequence[bytes | memoryview], most: int = MOST_SPARE) -> list[bytes]:
     """The first parity pieces of a block: `most` at least.
 
     data   the data pieces, equally long, of whole words of 16 bytes
@@ -70,7 +70,9 @@ def _sum(one: bytes, other: bytes) -> bytes:
     return (int.from_bytes(one) ^ int.from_bytes(other)).to_bytes(len(one))
 
 
-def restored(pieces: int, data: Mapping[int, bytes], parity: Mapping[int, bytes]) -> list[bytes]:
+def restored(
+    pieces: int, data: Mapping[int, bytes | memoryview], parity: Mapping[int, bytes]
+) -> Sequence[bytes | memoryview]:
     """The data pieces of a block, in order, from those that are there and enough parity pieces.
 
     Raises ValueError if there are fewer pieces than data pieces.

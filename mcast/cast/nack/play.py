@@ -25,7 +25,7 @@ from mcast.cast.nack.messages import (
     heads,
     told,
 )
-from mcast.cast.nack.payload import BlockBytes, Digest, joined
+from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
@@ -343,8 +343,10 @@ class Play:
         if about not in self._right:
             block, shape = self._load.blocks[ready.block], self._about
             places = [place for place in range(ready.pieces.bit_length()) if ready.pieces >> place & 1]
-            pieces = {place: block.piece(place) for place in places}
-            self._right[about] = joined(ready.sealed, pieces, shape.piece, shape.width) is not None
+            found = BlockPlace(memoryview(bytearray(ready.sealed.size)), shape.piece, shape.width)
+            for place in places:
+                found.put(place, block.piece(place), 0)
+            self._right[about] = found.whole(ready.sealed, ready.pieces) is not None
         return self._right[about]
 
     def _wake(self, number: int, end: ObjectReceiver, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Callable
@@ -82,7 +83,7 @@ class ToMemory(Sink):
 
 
 class ToBuffer(Sink):
-    """A buffer of the caller's, which one object at a time may fill."""
+    """A buffer of the caller's, which one object at a time may fill. What is longer raises OSError."""
 
     name = "the buffer"
 
@@ -94,15 +95,37 @@ class ToBuffer(Sink):
                 "without DLPack 1.0 is never writable by that: give its .numpy()"
             )
         self.view: memoryview[int] = view.cast("B") if view.nbytes else memoryview(bytearray())
-        self.size: int = 0
+        self._at = 0
+
+    def place(self, at: int, size: int) -> memoryview | None:
+        found = self.view[at : at + size]
+        return found if len(found) == size else None
 
     def write(self, piece: Buffer) -> None:
         view = memoryview(piece)
-        end = self.size + len(view)
+        end = self._at + len(view)
         if end > len(self.view):
             raise _too_large(len(self.view))
-        self.view[self.size : end] = view
-        self.size = end
+        self.view[self._at : end] = view
+        self._at = end
+
+
+class ToNew(ToBuffer):
+    """New memory of a known size."""
+
+    name = "memory"
+
+    def __init__(self, size: int) -> None:
+        try:
+            self._data = bytearray(size)
+        except MemoryError:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+        super().__init__(self._data)
+
+    def taken(self) -> bytearray:
+        """The memory, of which this has no view from now on."""
+        self.view.release()
+        return self._data
 
 
 class ToWritable(Sink):
@@ -142,13 +165,13 @@ def sink_of(place: Target, size: int | None, most: int) -> Sink:
         return place
     if isinstance(place, os.PathLike):
         return NewFile(Path(os.path.realpath(place)), os.fspath(place))
-    sink = ToMemory(most) if place is None else sink_at(place)
-    if isinstance(sink, ToWritable):
-        return sink
-    room = most if isinstance(sink, ToMemory) else len(sink.view)
-    if size is not None and size > room:
+    sink = None if place is None else sink_at(place)
+    room = len(sink.view) if isinstance(sink, ToBuffer) else most
+    if size is not None and size > room and not isinstance(sink, ToWritable):
         raise _too_large(room)
-    return sink
+    if sink is not None:
+        return sink
+    return ToMemory(most) if size is None else ToNew(size)
 
 
 def sink_at(place: Buffer | Tensor | Writable) -> ToBuffer | ToWritable:

@@ -51,7 +51,7 @@ class Origin(Protocol):
 
     size: int | None
 
-    def read(self, most: int) -> bytes | None:
+    def read(self, most: int) -> bytes | memoryview | None:
         """The next bytes, at most so many; empty at the end, None where none is there yet."""
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Origin(Protocol):
 
 
 class FromMemory:
-    """The bytes of a buffer, which must be contiguous. Raises TypeError for what is no buffer."""
+    """The bytes of a buffer, which must be contiguous, where they are: no copy is made."""
 
     def __init__(self, data: Buffer) -> None:
         view = memoryview(data)
@@ -69,8 +69,8 @@ class FromMemory:
         self.size: int | None = self._view.nbytes
         self._at = 0
 
-    def read(self, most: int) -> bytes:
-        found = bytes(self._view[self._at : self._at + most])
+    def read(self, most: int) -> memoryview:
+        found = self._view[self._at : self._at + most]
         self._at += len(found)
         return found
 
@@ -205,7 +205,7 @@ class Outflow:
         self._origin, self._about = origin, about
         self._kept: dict[int, BlockBytes] = {}
         self._left = None if about.size == UNTOLD else about.size
-        self._begun = b""
+        self._begun: bytes | memoryview = b""
         self._forgotten = 0
         self.offered: int = 0
         self.size: int = 0
@@ -246,7 +246,12 @@ class Outflow:
             self.offered += 1
         return True
 
-    def _block(self) -> bytes | None:
+    def close(self) -> None:
+        """Drop the blocks, which may be views of the caller's memory."""
+        self._kept.clear()
+        self._begun = b""
+
+    def _block(self) -> bytes | memoryview | None:
         """The next block; a shorter one, or None, where the origin has no more for the moment."""
         most = self._about.piece * self._about.width
         if self._left is not None:
@@ -254,7 +259,7 @@ class Outflow:
         while len(self._begun) < most:
             more = self._origin.read(most - len(self._begun))
             if more:
-                self._begun = self._begun + more if self._begun else more
+                self._begun = bytes(self._begun) + more if self._begun else more
             elif more is None and (self._left is not None or not self._begun):
                 return None
             else:
@@ -274,4 +279,4 @@ class Outflow:
         if block is None:
             return []
         found = heads(about.session, about.object, run.block, run.first, run.pieces)
-        return [head + block.piece(place) for place, head in enumerate(found, run.first)]
+        return [b"".join((head, block.piece(place))) for place, head in enumerate(found, run.first)]

@@ -19,6 +19,7 @@ from typing_extensions import Buffer
 
 from mcast.cast.files import Sink
 from mcast.cast.nack import parity
+from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import (
@@ -28,13 +29,14 @@ from mcast.cast.nack.messages import (
     Bye,
     Describe,
     Offer,
-    Piece,
     Spoken,
     piece_size,
 )
-from mcast.cast.nack.payload import Digest, joined
+from mcast.cast.nack.payload import BlockPlace, Digest
 from mcast.cast.nack.receiver import ObjectReceiver, Self
-from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, sink_at, sink_of
+from mcast.cast.nack.shape import Shape
+from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, ToNew, sink_at, sink_of
+from mcast.cast.objects.runs import Pieces, in_runs
 from mcast.cast.objects.turns import Seat, Turn, Turns, others, told_of
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -84,18 +86,45 @@ class _Arrival:
     """The object that is arriving from one sender."""
 
     def __init__(self, about: Describe, offered: Offered) -> None:
-        self.about, self.offered = about, offered
+        self.offered = offered
         self.sink: Sink | None = None
         self.path: Path | None = None
-        self.pieces: dict[int, dict[int, bytes]] = {}
         self.size = 0
         self.digest = Digest()
+        self._shape = Shape.of(about)
+        self._blocks: dict[int, BlockPlace] = {}
         self._next = 0
         self._early: dict[int, memoryview] = {}
+        self._placed = False
 
-    def keep(self, block: int, data: bytes) -> None:
-        """Take in a block that is right."""
-        self._early[block] = memoryview(data)
+    def takes(self, run: Pieces, new: int) -> None:
+        """Take in the pieces of a run whose bit is set."""
+        block = self._blocks.get(run.block)
+        if block is None:
+            block = self._blocks[run.block] = self._place_of(run.block)
+        for place, message in enumerate(run.messages, run.first):
+            if new >> place & 1:
+                block.put(place, message, run.skip)
+
+    def _place_of(self, block: int) -> BlockPlace:
+        """Where a block goes: to its place in the object, or to memory of its own."""
+        shape, most = self._shape, self._shape.piece * self._shape.width
+        length = shape.length(block)
+        memory = None
+        if self.sink is not None and length is not None:
+            memory = self.sink.place(block * most, length)
+            self._placed = memory is not None
+        if memory is None:
+            memory = memoryview(bytearray(most if length is None else length))
+        return BlockPlace(memory, shape.piece, shape.width)
+
+    def right(self, ready: Ready) -> bool:
+        """Whether a block of which enough pieces are there is what its seal says; it is kept then."""
+        block = self._blocks.pop(ready.block, None)
+        whole = None if block is None else block.whole(ready.sealed, ready.pieces)
+        if whole is not None:
+            self._early[ready.block] = whole
+        return whole is not None
 
     @property
     def waits(self) -> bool:
@@ -109,7 +138,8 @@ class _Arrival:
             data = self._early[self._next]
             while data and sink.ready():
                 part = data[: sink.most]
-                sink.write(part)
+                if not self._placed:
+                    sink.write(part)
                 self.digest.update(part)
                 self.size += len(part)
                 data = data[len(part) :]
@@ -125,11 +155,15 @@ class _Arrival:
         data: bytearray | memoryview | None = None
         if isinstance(sink, ToMemory):
             data = sink.data
+        elif isinstance(sink, ToNew):
+            data = sink.taken()
         elif isinstance(sink, ToBuffer):
-            data = sink.view[: sink.size]
+            data = sink.view[: self.size]
         return Received(self.offered, self.size, bytes(self.digest), data, self.path, refused)
 
     def close(self) -> None:
+        self._blocks.clear()
+        self._early.clear()
         if self.sink is not None:
             self.sink.close()
 
@@ -143,15 +177,14 @@ class _Incoming:
         self.begun: Describe | None = None
         self.whole: deque[Received] = deque()
 
-    def hears(self, spoken: Spoken, now: float) -> None:
-        core = self.core
-        if isinstance(spoken, Piece):
-            arrival = self.now
-            new = core.takes(spoken.object, spoken.block, spoken.place, 1, now)
-            if new and arrival is not None:
-                arrival.pieces.setdefault(spoken.block, {})[spoken.place] = bytes(spoken.payload)
+    def hears(self, spoken: Pieces | Spoken, now: float) -> None:
+        if isinstance(spoken, Pieces):
+            count = len(spoken.messages)
+            new = self.core.takes(spoken.object, spoken.block, spoken.first, count, now)
+            if new and self.now is not None:
+                self.now.takes(spoken, new)
         else:
-            core.hears(spoken, now)
+            self.core.hears(spoken, now)
 
     @property
     def stores(self) -> bool:
@@ -312,11 +345,8 @@ class ObjectsIn:
             self._look(now)
             return
         held, self._held = self._held, []
-        for payload, address in chain(held, others(heard)):
-            try:
-                self._hear(self._letters.read(payload, address), address, now)
-            except Rejected as rejected:
-                self._refuse(str(rejected), address)
+        for spoken, address in in_runs(self._letters, chain(held, others(heard)), self._refuse):
+            self._hear(spoken, address, now)
         self._look(now)
 
     def _refuse(self, why: str, address: str) -> None:
@@ -326,7 +356,7 @@ class ObjectsIn:
 
     # --- what comes ------------------------------------------------------------------------------
 
-    def _hear(self, spoken: Spoken, address: str, now: float) -> None:
+    def _hear(self, spoken: Pieces | Spoken, address: str, now: float) -> None:
         one = self.sessions.get(spoken.session)
         if one is None:
             if isinstance(spoken, Offer) and spoken.session not in self._ended and not self._choice.made:
@@ -378,14 +408,9 @@ class ObjectsIn:
             raise OSError("an object of another sender is on its way into the same buffer")
 
     def _check(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
-        about = arrival.about
         for ready in one.core.ready():
-            pieces = arrival.pieces.pop(ready.block, {})
-            whole = joined(ready.sealed, pieces, about.piece, about.width)
-            if whole is None:
+            if not arrival.right(ready):
                 one.core.checked(ready.block, False, now)
-            else:
-                arrival.keep(ready.block, whole)
         if arrival.waits:
             self._write(one, arrival, now)
 

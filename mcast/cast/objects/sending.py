@@ -152,7 +152,9 @@ class ObjectsOut:
             settled = core.settled.pop()
             took = self._now() - begun
         finally:
-            self._outflow = None
+            if self._outflow is not None:
+                self._outflow.close()
+                self._outflow = None
             origin.close()
         return ObjectReport(
             about.name,

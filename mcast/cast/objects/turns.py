@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from typing_extensions import Buffer
 
-from mcast.api import Message
+from mcast.api import Batch, Message
 from mcast.cast.nack.header import number_at
 from mcast.endpoint import awaiting, blocking
 from mcast.endpoint.view import MemberView
@@ -49,7 +49,8 @@ class Turn(NamedTuple):
     until: float
 
 
-Turns = Generator[Turn, list[Message], T]
+Turns = Generator[Turn, Sequence[Message], T]
+"""What comes in is leased: its payloads end with the turn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
         _taken.pop(group, None)
 
 
-def others(messages: list[Message]) -> Iterator[tuple[Buffer, str]]:
+def others(messages: Sequence[Message]) -> Iterator[tuple[Buffer, str]]:
     """The messages of others: payload and address."""
     return ((one.payload, in_words(one.source)) for one in messages if not one.from_self)
 
@@ -134,21 +135,17 @@ def blocked(group: blocking.Membership, now: Callable[[], float], turns: Turns[T
                 except BaseException as error:
                     turn = turns.throw(error)
                 else:
-                    turn = turns.send(heard)
+                    with heard:
+                        turn = turns.send([*heard])
         except StopIteration as done:
             result: T = done.value
             return result
 
 
-def _exchanged(group: blocking.Membership, now: Callable[[], float], turn: Turn) -> list[Message]:
+def _exchanged(group: blocking.Membership, now: Callable[[], float], turn: Turn) -> Batch:
     if turn.said:
         group.send_batch(turn.said, timeout=BOUND)
-    heard: list[Message] = []
-    wait = None if turn.until == inf else max(0.0, turn.until - now())
-    while len(heard) < HEARD and (message := group.recv(wait)) is not None:
-        heard.append(message)
-        wait = 0.0
-    return heard
+    return group.recv_batch(HEARD, None if turn.until == inf else max(0.0, turn.until - now()))
 
 
 async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
@@ -161,18 +158,15 @@ async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: T
             except BaseException as error:
                 turn = turns.throw(error)
             else:
-                turn = turns.send(heard)
+                with heard:
+                    turn = turns.send([*heard])
     except StopIteration as done:
         result: T = done.value
         return result
 
 
-async def _awaited(group: awaiting.Membership, now: Callable[[], float], turn: Turn) -> list[Message]:
+async def _awaited(group: awaiting.Membership, now: Callable[[], float], turn: Turn) -> Batch:
     if turn.said:
         await group.send_batch(turn.said, timeout=BOUND)
-    heard: list[Message] = []
     wait = None if turn.until == inf else max(0.0, turn.until - now())
-    while len(heard) < HEARD and (message := await group.recv(wait)) is not None:
-        heard.append(message)
-        wait = 0.0
-    return heard
+    return await group.recv_batch(HEARD, wait)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
 from random import Random
 from typing import NamedTuple
 
+from typing_extensions import Buffer
+
 from mcast.cast.nack.closed import Letters, letters_of
 from mcast.cast.nack.header import Rejected, number_at
-from mcast.cast.nack.messages import SIGN, Describe, Piece, packed
-from mcast.cast.nack.payload import BlockBytes, Digest, joined
+from mcast.cast.nack.messages import SIGN, Describe, Piece, Sealed, packed
+from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Manners, ObjectSender
@@ -114,6 +116,15 @@ class Taker:
     def _joined(self, number: int) -> bytes:
         blocks = self._blocks.get(number, {})
         return b"".join(blocks[at] for at in range(len(blocks)))
+
+
+def joined(sealed: Sealed, pieces: Mapping[int, Buffer], piece: int, width: int) -> bytes | None:
+    """The bytes of a block of which these pieces are there; None if they are not what the seal says."""
+    block = BlockPlace(memoryview(bytearray(piece * width)), piece, width)
+    for place, one in pieces.items():
+        block.put(place, one, 0)
+    whole = block.whole(sealed, sum(1 << place for place in pieces))
+    return None if whole is None else bytes(whole)
 
 
 class Network:

@@ -11,11 +11,13 @@ from mcast.cast.nack.backoff import backoff
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.messages import LEFT, MOST_SPARE, Bye, Enter, Have, Want, unpacked
 from mcast.cast.nack.parity import parity_of, restored
-from mcast.cast.nack.payload import BlockBytes, Digest, joined
+from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
 from mcast.cast.nack.rate import TOLERATED, Rate
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
+
+from .network import joined
 
 
 def test_any_pieces_that_are_enough_give_the_block() -> None:
@@ -39,7 +41,23 @@ def test_a_block_that_differs_is_no_block() -> None:
     assert joined(block.sealed, pieces, 32, 4) == Random(1).randbytes(100)
     pieces[4] = bytes(32)
     assert joined(block.sealed, pieces, 32, 4) is None
-    assert joined(block.sealed, {0: bytes(33)}, 32, 4) is None
+    assert joined(block.sealed, {0: bytes(33)}, 32, 4) is None, "too few"
+
+
+def test_a_piece_that_is_too_long_touches_no_other() -> None:
+    data = Random(1).randbytes(100)
+    block = BlockBytes(data, 32, 4)
+    honest = {place: block.piece(place) for place in range(4)}
+    for place in range(3, -1, -1):  # each liar comes after its neighbour
+        long = {**{other: honest[other] for other in honest if other != place}, place: data * 2}
+        memory = bytearray(100)
+        found = BlockPlace(memoryview(memory), 32, 4)
+        for at, one in long.items():
+            found.put(at, one, 0)
+        found.put(place, b"??" + honest[place], 2)
+        whole = found.whole(block.sealed, 0b1111)
+        assert whole is not None
+        assert bytes(whole) == data == memory
 
 
 @pytest.mark.parametrize("members", [1, 10, 1000])

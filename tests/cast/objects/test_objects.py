@@ -67,7 +67,7 @@ def roce() -> Iterator[Fabric]:
 def member(fabric: Fabric, host: int) -> Iterator[Membership]:
     with (
         open_fabric(fabric, host=host) as backend,
-        mcast.open_endpoint(backend) as endpoint,
+        mcast.open_endpoint(backend, receive_depth=8192) as endpoint,
         endpoint.join(GROUP) as group,
     ):
         yield group
