@@ -32,6 +32,7 @@ class Feature(Enum):
     ADDRESS_REMOVAL = "an address can be removed"
     DEVICE_REMOVAL = "a device can be removed"
     SM_WITHOUT_SEND_ONLY = "the SM can be without send-only support"
+    PARTITION = "a port can be taken out of its partition"
     NO_MULTICAST_DEVICE = "there is a device without multicast"
     ATTACH_TABLE = "the device's attach table can be read"
     IGMP_ON_WIRE = "IGMP messages on the wire are counted"
@@ -128,6 +129,10 @@ class Testbed(ABC):
 
     def sm_without_send_only(self) -> AbstractContextManager[None]:
         """Inside the `with`, the SM refuses send-only members (Feature.SM_WITHOUT_SEND_ONLY)."""
+        raise NotImplementedError
+
+    def without_partition(self, port: IPv4Address) -> AbstractContextManager[None]:
+        """Inside the `with`, the port's P_Key table lacks its address's partition (Feature.PARTITION)."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,7 @@
-"""The kernel module that makes InfiniBand HCAs and switches: built once for a kernel, kept in the cache."""
+"""The kernel module that makes InfiniBand HCAs and switches: built once for a kernel, kept in the cache.
+
+So is what makes OpenSM an older one.
+"""
 
 import hashlib
 import os
@@ -6,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from mcast.lab.errors import LabUnavailableError
 from mcast.lab.kernels import Kernel, cache_dir, fetched_dir, headers_of
 
 SOURCES = Path(str(files("mcast.lab") / "softib"))
+OLD_SM = Path(str(files("mcast.lab") / "opensm" / "no_send_only.c"))
 SCRIPT = Path(str(files("mcast.lab") / "infiniband.sh"))
 NEEDED = ("rdmavt", "ib_umad", "ib_ipoib", "rdma_ucm")
 """The kernel's own modules that an InfiniBand fabric is made of."""
@@ -62,9 +67,27 @@ def module(kernel: Kernel) -> Path:
             f"InfiniBand wants the headers of Linux {kernel.version}: {headers_line(kernel)}"
         )
     made = cache_dir() / "softib" / f"{kernel.version}-{_digest(build)}" / "softib.ko"
-    if not made.exists():
-        _make(build, made)
-    return made
+
+    def command(folder: Path) -> list[str]:
+        make = ["make", "-C", str(build), f"M={folder}", f"-j{os.cpu_count() or 1}"]
+        return [*make, "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]  # type information wants pahole
+
+    return _made(made, _sources(), command, f"the InfiniBand module cannot be built against {build}")
+
+
+def old_sm() -> Path:
+    """A library that makes OpenSM, started with this library preloaded, an SM without send-only members.
+
+    Compiled if the cache has none of this source. Raises LabUnavailableError.
+    """
+    digest = hashlib.sha256(OLD_SM.read_bytes()).hexdigest()[:16]
+    made = cache_dir() / "opensm" / digest / "no_send_only.so"
+
+    def command(folder: Path) -> list[str]:
+        where = (str(folder / made.name), str(folder / OLD_SM.name))
+        return ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", *where]
+
+    return _made(made, [OLD_SM], command, f"{OLD_SM} cannot be compiled")
 
 
 def guest_script(kernel: Kernel, ports: int, switches: int) -> str:
@@ -74,7 +97,9 @@ def guest_script(kernel: Kernel, ports: int, switches: int) -> str:
             f"Linux {kernel.version} makes no InfiniBand ports: it has no module {', '.join(lacking)}; "
             "linux-image-amd64 has it all"
         )
-    settings = {"PORTS": ports, "SWITCHES": switches, "SOFTIB": shlex.quote(str(module(kernel)))}
+    built = {"SOFTIB": module(kernel), "OLD_SM": old_sm()}
+    paths = {name: shlex.quote(str(path)) for name, path in built.items()}
+    settings = {"PORTS": ports, "SWITCHES": switches, **paths}
     lines = [f"{name}={value}" for name, value in settings.items()]
     return "\n".join([*lines, f". {shlex.quote(str(SCRIPT))}", ""])
 
@@ -90,29 +115,35 @@ def _digest(build: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _make(build: Path, made: Path) -> None:
-    """Build in a folder of its own, and then put the module in its place at once, because two processes may
-    build it together."""
+def _made(made: Path, sources: Sequence[Path], command: Callable[[Path], list[str]], failed: str) -> Path:
+    """The file `made`, built if it is not there, by a command for the folder with copies of the sources.
+
+    The folder is the build's own, and the result is put in its place at once, because two processes may build
+    it together.
+    """
+    if made.exists():
+        return made
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LabUnavailableError(f"the InfiniBand module has no place: {error}") from error
-    with tempfile.TemporaryDirectory(prefix="mcast-softib-") as folder:
-        for path in _sources():
+        raise LabUnavailableError(f"{made.name} has no place: {error}") from error
+    with tempfile.TemporaryDirectory(prefix="mcast-softib-") as name:
+        folder = Path(name)
+        for path in sources:
             shutil.copy(path, folder)
-        command = ["make", "-C", str(build), f"M={folder}", f"-j{os.cpu_count() or 1}"]
-        command += ["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]  # type information wants pahole
+        words = command(folder)
         # GNU make of a caller speaks to its children by these
         env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, env=env)
+            done = subprocess.run(words, capture_output=True, text=True, env=env)
         except FileNotFoundError:
             raise LabUnavailableError(
-                "the InfiniBand module cannot be built without make: apt-get install make"
+                f"{made.name} cannot be built without {words[0]}: apt-get install {words[0]}"
             ) from None
         if done.returncode:
             said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[:5])
-            raise LabUnavailableError(f"the InfiniBand module cannot be built against {build}: {said}")
+            raise LabUnavailableError(f"{failed}: {said}")
         partial = made.with_name(f".{made.name}.{os.getpid()}")
-        shutil.copy(Path(folder) / made.name, partial)
+        shutil.copy(folder / made.name, partial)
         partial.rename(made)
+    return made

@@ -6,6 +6,7 @@ Source: IBA vol 1, 13.4 (MADs, ClassPortInfo) and 15.2 (the SA's class).
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from mcast.wire.mcmember import MLID_FIRST, SaMethod
 
@@ -23,7 +24,9 @@ SEND_ONLY_FULL_MEMBER = 1 << 12
 """The bit of ClassPortInfo:CapabilityMask2 that says the SA knows send-only full members (SA-JOIN-7)."""
 
 SMP_CLASS, SMP_CLASS_VERSION = 1, 1
-MULTICAST_FORWARDING_TABLE = 0x001B
+PKEY_TABLE, MULTICAST_FORWARDING_TABLE = 0x0016, 0x001B
+PKEY_BLOCK = 32
+"""P_Keys in a block of a port's table."""
 MFT_PORTS, MFT_MLIDS = 16, 32
 """A block of a switch's multicast forwarding table has so many ports, a bit each, of so many MLIDs."""
 SMP_DATA_AT = 64
@@ -59,19 +62,22 @@ def get_multicast_block(tid: int, port: int, mlid: int) -> bytes:
     Source: IBA vol 1, 14.2.5.12: the modifier's low bits have the block of MLIDs, its upper 4 that of ports.
     """
     modifier = port // MFT_PORTS << 28 | (mlid - MLID_FIRST) // MFT_MLIDS
-    common = (
-        1,
-        SMP_CLASS,
-        SMP_CLASS_VERSION,
-        SaMethod.GET,
-        0,
-        0,
-        tid,
-        MULTICAST_FORWARDING_TABLE,
-        0,
-        modifier,
-    )
-    return _SMP_HEADER.pack(*common, 0).ljust(MAD_BYTES, b"\0")
+    return _smp(SaMethod.GET, tid, MULTICAST_FORWARDING_TABLE, modifier)
+
+
+def set_pkeys(tid: int, pkeys: Sequence[int]) -> bytes:
+    """The 256 bytes that write these P_Keys, at most 32, into the first block of an HCA port's table.
+
+    Source: IBA vol 1, 14.2.5.7.
+    """
+    block = b"".join(pkey.to_bytes(2) for pkey in pkeys).ljust(2 * PKEY_BLOCK, b"\0")
+    return _smp(SaMethod.SET, tid, PKEY_TABLE, 0, block)
+
+
+def _smp(method: int, tid: int, attribute: int, modifier: int, data: bytes = b"") -> bytes:
+    """A MAD by LID to a subnet management agent, with M_Key 0."""
+    common = (1, SMP_CLASS, SMP_CLASS_VERSION, method, 0, 0, tid, attribute, 0, modifier)
+    return (_SMP_HEADER.pack(*common, 0).ljust(SMP_DATA_AT, b"\0") + data).ljust(MAD_BYTES, b"\0")
 
 
 def block_sends(block: bytes, port: int, mlid: int) -> bool:

@@ -100,11 +100,13 @@ class Application:
         port: int | IPv4Address | IPv6Address = 0,
         init: QpInit | None = QpInit(),  # noqa: B008  (frozen)
         channel: EventChannel | None = None,
+        space: PortSpace = PortSpace.UDP,
     ) -> None:
         self.bed = bed
+        self.space = space
         self.port: Any = port_at(bed, port) if isinstance(port, int) else port
         self.channel: EventChannel = channel or bed.backend.event_channel()
-        self.id: CmId = self.channel.create_id(PortSpace.UDP)
+        self.id: CmId = self.channel.create_id(space)
         self.id.bind_addr(self.port)
         if init is not None:
             self.id.create_qp(init)
@@ -161,7 +163,7 @@ class Application:
         """The payloads that reach this queue pair before a marker that `by` sends now over a group of its
         own."""
         fence, marker = new_group(), b"marker %d" % next(_numbers)
-        here, there = Application(self.bed, self.port, None), Application(self.bed, by.port, None)
+        here, there = (Application(self.bed, one.port, None, space=one.space) for one in (self, by))
         group, outward = here.join(fence), there.join(fence)
         self.qp.attach_mcast(group.gid, group.dlid)
         by.send(outward, marker)

@@ -6,7 +6,7 @@ import errno as E
 
 import pytest
 
-from mcast.api import Capability, CmEventType, PortEvent
+from mcast.api import Capability, CmEventType, McastError, PortEvent
 from mcast.conformance.peers import Application, eventually, fact, needs, new_group, numbered, readable
 from mcast.contract.testbed import Feature, Testbed
 
@@ -102,3 +102,25 @@ def test_the_switch_learns_full_members_and_nothing_else(bed: Testbed) -> None:
         assert outsider.seen(by=sender) == []
     full.id.leave_multicast(group)
     eventually(bed, lambda: not bed.observer.group_ports(mgid))
+
+
+@needs(Capability.SA, Feature.PARTITION, Feature.SECOND_PORT)
+def test_a_port_out_of_its_partition_loses_its_groups_and_joins_none(bed: Testbed) -> None:
+    """SA-RESET-1, SA-PATH-1: with the P_Key goes the IPoIB broadcast group, and both come back."""
+    group, other, peer = new_group(), Application(bed, 0), Application(bed, 1)
+    outward, where = other.join(group), peer.join(group)
+    with bed.without_partition(peer.port):
+        peer.event(CmEventType.MULTICAST_ERROR, -E.ENETRESET)
+        peer.id.leave_multicast(group)
+        with pytest.raises(McastError) as caught:
+            peer.id.join_multicast(group)
+        assert caught.value.errno == E.EADDRNOTAVAIL
+        peer.qp.attach_mcast(where.gid, where.dlid)  # so that only its P_Key keeps messages from it
+        other.send(outward, b"inside")
+        assert other.receive(1) == [b"inside"]
+        peer.qp.detach_mcast(where.gid, where.dlid)
+        assert not readable(other.channel)
+    peer.join(group)
+    assert peer.seen(by=other) == []
+    other.send(outward, b"for both")
+    assert peer.receive(1) == [b"for both"]

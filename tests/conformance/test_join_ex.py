@@ -227,6 +227,20 @@ def test_send_only_sends_no_igmp_report(bed: Testbed) -> None:
     assert bed.observer.igmp_reports(unseen) == 0
 
 
+@clause("JEX-10")
+@needs(Capability.SA, Feature.SWITCH_TABLE, Feature.SECOND_PORT)
+def test_the_sa_is_told_of_send_only_and_full_members(bed: Testbed) -> None:
+    """What IGMP is to RoCE: the SA keeps both, and knows which is to receive (SA-ENTRY-1)."""
+    group, silent, full = new_group(), Application(bed, 0, None), Application(bed, 1, None)
+    mgid = silent.join(group, send_only=True).gid
+    assert bed.observer.group_exists(mgid)
+    assert mgid in bed.observer.port_memberships(silent.port)
+    assert not bed.observer.group_ports(mgid)
+    full.join(group)
+    assert bed.observer.group_ports(mgid) == {full.port}
+    assert bed.observer.takes_from(silent.port, mgid)
+
+
 @clause("JEX-11")
 @pytest.mark.parametrize(
     ("call", "phase", "errno"),

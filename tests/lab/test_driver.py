@@ -57,6 +57,20 @@ def test_a_build_that_fails_is_told_in_the_compiler_s_words(
         driver.module(kernel)
 
 
+def test_what_makes_opensm_an_older_one_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = driver.old_sm()
+    assert made.read_bytes().startswith(b"\x7fELF")
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
+    monkeypatch.setenv("PATH", str(tmp_path))  # no compiler
+    assert driver.old_sm() == made
+    made.unlink()
+    with pytest.raises(LabUnavailableError, match="cannot be built without gcc: apt-get install gcc"):
+        driver.old_sm()
+
+
 def test_without_headers_the_line_to_type_is_told() -> None:
     with pytest.raises(LabUnavailableError, match=r": apt-get install linux-headers-6\.1\.0-mcast$"):
         driver.module(KERNEL)

@@ -7,10 +7,13 @@ alone.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from time import monotonic, sleep
@@ -35,6 +38,7 @@ from mcast.backends.rdma.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.contract.testbed import Feature, Observer
 from mcast.wire.mcmember import RECEIVING, JoinState
+from mcast.wire.partition import DEFAULT_PKEY, find_pkey
 
 SM_KEY = 1
 """OpenSM's default SM_Key. The SA tells the members of a group only to a request with this key."""
@@ -45,9 +49,20 @@ _LINKS = Path("/sys/kernel/debug/softib/links")
 """softib's cables, which a line takes out and puts in."""
 _ATTACHED = Path("/sys/kernel/debug/softib/attached")
 """softib's list of queue pairs in groups: HCA, number, MGID, MLID."""
+_PKEYS = "/sys/class/infiniband/{}/ports/{}/pkeys"
+_NO_SEND_ONLY = "/run/no_send_only.so"
+"""Preloaded, makes the lab's OpenSM one that knows no send-only members."""
+_LAB_SM = ("opensm", "-B", "-g", "0x5254000000010001")
+"""How the lab starts OpenSM (mcast/lab/infiniband.sh)."""
 OWN = frozenset({Feature.SWITCH_TABLE, Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
 """What any InfiniBand ports can show without disturbing their fabric."""
-SOFTIB = OWN | {Feature.ROUTES, Feature.LINK, Feature.ADDRESS_REMOVAL, Feature.ATTACH_TABLE}
+SOFTIB = OWN | {
+    Feature.ROUTES,
+    Feature.LINK,
+    Feature.ADDRESS_REMOVAL,
+    Feature.ATTACH_TABLE,
+    Feature.SM_WITHOUT_SEND_ONLY,
+}
 """What only the lab's ports can be made to show, because nobody else uses them."""
 
 
@@ -235,6 +250,38 @@ class InfinibandTestbed(HostTestbed):
             _LINKS.write_text(f"{where.device} in\n")
             eventually(lambda: self._in_broadcast_group(where), f"{where.device} does not come back")
 
+    @contextmanager
+    def sm_without_send_only(self) -> Iterator[None]:
+        """OpenSM ends and starts as an older one, and later again as it is: each time all groups are lost."""
+        self.restart_sm(preload=_NO_SEND_ONLY)
+        try:
+            yield
+        finally:
+            self.restart_sm()
+
+    def restart_sm(self, *options: str, preload: str = "") -> None:
+        """Start OpenSM anew, with these options; until every port is in its IPoIB broadcast group again."""
+        for pid in _managers():
+            os.kill(pid, signal.SIGTERM)
+        eventually(lambda: not _managers(), "OpenSM does not end")
+        env = os.environ | {"LD_PRELOAD": preload}
+        subprocess.run((*_LAB_SM, *options), check=True, stdout=subprocess.DEVNULL, env=env)
+        for where in self._infiniband.values():
+            eventually(partial(self._in_broadcast_group, where), f"{where.device} does not come back")
+
+    @contextmanager
+    def without_partition(self, port: IPv4Address) -> Iterator[None]:
+        """The table is written as an SM does; OpenSM leaves everybody a limited member."""
+        where = self._infiniband[port]
+        self._sa.set_pkeys(where.lid, ())
+        try:
+            eventually(lambda: not _has_partition(where), f"{where.device} keeps its P_Key")
+            yield
+        finally:
+            self._sa.set_pkeys(where.lid, (DEFAULT_PKEY,))
+            eventually(lambda: _has_partition(where), f"{where.device} gets no P_Key")
+            eventually(lambda: self._in_broadcast_group(where), f"{where.device} does not come back")
+
     def _in_broadcast_group(self, where: InfinibandPort) -> bool:
         """Whether the SA, if it can be reached, has the port in the group that its IPoIB interface joins."""
         (interface,) = interfaces_of([where.gid])
@@ -243,6 +290,17 @@ class InfinibandTestbed(HostTestbed):
             return self._sa.member(interface.broadcast, where.gid, SM_KEY) is not None
         except Silent:
             return False
+
+
+def _managers() -> list[int]:
+    """The processes of OpenSM."""
+    found = subprocess.run(["pidof", "opensm"], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def _has_partition(where: InfinibandPort) -> bool:
+    tables = Path(_PKEYS.format(where.device, where.port_num)).glob("*")
+    return find_pkey([int(one.read_text(), 0) for one in tables], DEFAULT_PKEY) is not None
 
 
 @contextmanager

@@ -27,6 +27,8 @@ _COMMON = frozenset(
         Feature.DROP_COUNTERS,
     }
 )
+_OF_IGMP = frozenset({Feature.IGMP_ON_WIRE})
+_OF_THE_SM = frozenset({Feature.SM_WITHOUT_SEND_ONLY, Feature.PARTITION})
 
 
 class SimObserver(Observer):
@@ -92,8 +94,8 @@ class SimTestbed(Testbed):
         self._without = _address(fabric, without.index)
         self.ports: tuple[IPv4Address, ...] = tuple(_address(fabric, port.index) for port in self._ports)
         self.observer: SimObserver = SimObserver(fabric)
-        shown = Feature.IGMP_ON_WIRE if fabric.sa is None else Feature.SM_WITHOUT_SEND_ONLY
-        self.features: frozenset[Feature] = _COMMON | {shown}
+        shown = _OF_IGMP if fabric.sa is None else _OF_THE_SM
+        self.features: frozenset[Feature] = _COMMON | shown
 
     def ipv6_of(self, port: IPv4Address) -> IPv6Address:
         return self.fabric.port_of(port).interfaces[0].ipv6
@@ -138,6 +140,16 @@ class SimTestbed(Testbed):
             yield
         finally:
             self.fabric.sa.send_only_full_member = True
+
+    @contextmanager
+    def without_partition(self, port: IPv4Address) -> Iterator[None]:
+        at = self.fabric.port_of(port)
+        before = at.pkeys
+        self.fabric.set_pkeys(at, ())
+        try:
+            yield
+        finally:
+            self.fabric.set_pkeys(at, before)
 
     @property
     def port_without_multicast(self) -> IPv4Address:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import ETIMEDOUT
 from functools import cache
@@ -115,14 +115,23 @@ class SubnetAdministrator:
 
         Raises Silent.
         """
+        answer = self._manage(switch, mad.get_multicast_block(next(self._tids), port, mlid))
+        return mad.block_sends(answer[mad.SMP_DATA_AT :], port, mlid)
+
+    def set_pkeys(self, lid: int, pkeys: Sequence[int]) -> None:
+        """Write the P_Key table of an HCA's port, as an SM does. Raises Silent."""
+        answer = self._manage(lid, mad.set_pkeys(next(self._tids), pkeys))
+        if status := int.from_bytes(answer[4:6]):
+            raise Silent(f"the port with LID {lid} refuses the P_Keys, status {status:#06x}")
+
+    def _manage(self, lid: int, request: bytes) -> bytes:
+        """The answer of the subnet management agent at that LID."""
         if self._smi_agent is None:
             registered = self._library.umad_register(
                 self._port, mad.SMP_CLASS, mad.SMP_CLASS_VERSION, 0, None
             )
             self._smi_agent = _check(registered, "umad_register")
-        request = mad.get_multicast_block(next(self._tids), port, mlid)
-        answer = self._exchange(self._smi_agent, request, (switch, 0, 0, 0))
-        return mad.block_sends(answer[mad.SMP_DATA_AT :], port, mlid)
+        return self._exchange(self._smi_agent, request, (lid, 0, 0, 0))
 
     def capability_mask2(self) -> int | None:
         """ClassPortInfo:CapabilityMask2, 27 bits; None if the SA does not tell. Raises Silent."""
