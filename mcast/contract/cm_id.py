@@ -24,6 +24,9 @@ class CmId(OnPort):
     """rdma_cm_id: an object that is bound to a port of a device, joins and leaves groups, and owns at most
     one queue pair."""
 
+    _keys_are_groups = False
+    """Whether `_group_of` gives each address's key, and need not be called."""
+
     def __init__(self) -> None:
         self._joined: dict[object, tuple[McastAddress]] = {}  # group, as `_group_of` says -> its address
         self.on_destroyed: Callable[[], None] = lambda: None
@@ -89,9 +92,8 @@ class CmId(OnPort):
         """rdma_join_multicast: start to join as a full member, as `join_multicast_ex` with FULLMEMBER does
         (JM-1)."""
         address = McastAddress.of(addr)
-        self._join_once(
-            "join_multicast", self._group_of(address), address, self._join_multicast, address, context
-        )
+        group = address.key if self._keys_are_groups else self._group_of(address)
+        self._join_once("join_multicast", group, address, self._join_multicast, address, context)
 
     def join_multicast_ex(self, attr: JoinAttrEx, context: object = None) -> None:
         """rdma_join_multicast_ex: start to join. The outcome is an event that carries `context` (JEX-17).
@@ -153,7 +155,7 @@ class CmId(OnPort):
             except McastError as error:
                 error.link_layer = self.link_layer
                 raise
-            self._joined.pop(self._group_of(address), None)
+            self._joined.pop(address.key if self._keys_are_groups else self._group_of(address), None)
 
     def destroy(self) -> None:
         """rdma_destroy_id: leave all groups (LV-4), destroy the queue pair, then the id. As `close`."""

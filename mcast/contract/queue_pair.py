@@ -98,6 +98,15 @@ class QueuePair(OnPort):
         self._require_open("port_events", Phase.EVENT)
         return ()
 
+    @property
+    def has_port_events(self) -> bool:
+        """Whether `port_events` has something that a `recv` has seen before it returned an empty batch.
+
+        What no `recv` has seen yet keeps the descriptor of `fileno` readable. So a loop that has received
+        nothing asks here before it sleeps on the descriptor. Asking takes no time, and never raises.
+        """
+        return False
+
     def modify(self, state: QpState) -> None:
         """ibv_modify_qp: change the state.
 

@@ -113,6 +113,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         self._channel_fd = self._qp_fd = self._send_fd = -1
         self._senders: set[asyncio.Future[None]] = set()
         self._watching = False
+        self._has_handed = False
         self._turn_ends = 0.0
 
     # --- groups ---
@@ -332,10 +333,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             self._loop.add_reader(self._qp_fd, self._on_readable)
             self._watching = True
         try:
-            with self._lock:
-                told = not self._session.station.closed and self._session.port.look()
-            if told:  # an empty receive since the event has made the descriptor unreadable again
-                self._wake()
+            if self._session.station.qp.has_port_events:  # and the descriptor need not be readable any more
+                self._on_change()
             return await future
         except BaseException:
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -357,6 +356,9 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
         Waking it alone would not do: the readable descriptor would call this again first.
         """
+        if self._has_handed:
+            self._has_handed = False
+            return
         for future, waiter in self._waiters.items():
             if not future.done():
                 self._hand_over(future, waiter)
@@ -370,6 +372,10 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         After a message the queue pair is asked once more. If it is empty, its descriptor is armed for the
         next message and no longer readable because of this one, which would call `_on_readable` in vain until
         the task has its turn.
+
+        After a batch it is not asked, because the task gets a whole batch then. The loop looks before the
+        task has its turn, and calls `_on_readable` after it: that call passes, and if by then more has come,
+        the loop calls again.
         """
         session, found = self._session, None
         with self._lock:
@@ -379,6 +385,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
                     future.set_result(found)
                 if type(found) is Message:
                     session.receiving.take_in(1)
+                else:
+                    self._has_handed = found is not None
             except McastError as error:
                 if not future.done():  # if it is done, the next call meets the error again
                     future.set_exception(error)

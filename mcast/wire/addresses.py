@@ -22,6 +22,13 @@ IPV4_MAPPED = b"\0" * 10 + b"\xff\xff"
 """The first 12 bytes of a RoCEv2 GID that is made from an IPv4 address (K-EVENT-1)."""
 
 
+GID_BYTES = 16
+
+# Tuples, because a union is made anew each time, which takes longer than asking it.
+_BYTES = (bytes, bytearray, memoryview)
+_IP = (IPv4Address, IPv6Address)
+
+
 class Gid(bytes):
     """A 128-bit global identifier: 16 bytes in network order, written as an IPv6 address.
 
@@ -32,24 +39,22 @@ class Gid(bytes):
     __slots__ = ()
 
     def __new__(cls, value: bytes | str | IPv4Address | IPv6Address) -> Self:
-        if isinstance(value, IPv4Address):
+        if isinstance(value, _BYTES):
+            raw = bytes(value)
+            if len(raw) != GID_BYTES:
+                raise ValueError(f"a GID has 16 bytes, {raw.hex()!r} has {len(raw)}")
+        elif isinstance(value, IPv4Address):
             raw = IPV4_MAPPED + value.packed
-        elif isinstance(value, IPv6Address):
-            raw = value.packed
-        elif isinstance(value, str):
+        elif isinstance(value, IPv6Address | str):
             try:
-                raw = IPv6Address(value).packed
+                address = IPv6Address(value) if isinstance(value, str) else value
             except AddressValueError as error:
                 raise ValueError(f"{value!r} is not a GID: write it as an IPv6 address ({error})") from None
-        elif isinstance(value, bytes | bytearray | memoryview):
-            raw = bytes(value)
+            if address.scope_id:
+                raise ValueError(f"{value} names an interface: a GID does not, leave out what follows '%'")
+            raw = address.packed
         else:
             raise ValueError(f"a GID is 16 bytes, IPv6 text or an address, not {type(value).__name__}")
-        # Not by way of its text, which takes longer to write than all the rest of a GID.
-        if "%" in value if isinstance(value, str) else isinstance(value, IPv6Address) and value.scope_id:
-            raise ValueError(f"{value} names an interface: a GID does not, leave out what follows '%'")
-        if len(raw) != 16:
-            raise ValueError(f"a GID has 16 bytes, {raw.hex()!r} has {len(raw)}")
         return super().__new__(cls, raw)
 
     @property
@@ -146,10 +151,12 @@ class McastAddress:
 
     def _fill(self, address: GroupName, port: int) -> None:
         # As numbers no IPv4 group equals an IPv6 group; a tuple keeps other values apart from both.
-        key = int(address) if isinstance(address, IPv4Address | IPv6Address) else (address,)
-        values = (("address", address), ("port", port), ("key", key), ("_hash", hash((key, port))))
-        for name, value in values:
-            object.__setattr__(self, name, value)
+        key = int(address) if isinstance(address, _IP) else (address,)
+        fill = object.__setattr__
+        fill(self, "address", address)
+        fill(self, "port", port)
+        fill(self, "key", key)
+        fill(self, "_hash", hash((key, port)))
 
     @staticmethod
     def of(value: McastAddress | GroupName | str, port: int | None = None) -> McastAddress:
@@ -219,7 +226,7 @@ def _group(value: object) -> GroupName:
             raise ValueError(f"{value!r} is not an address: give IPv4 or IPv6 text, or an Mgid") from None
     if isinstance(value, Mgid):
         return value
-    if not isinstance(value, IPv4Address | IPv6Address):
+    if not isinstance(value, _IP):
         raise ValueError(
             f"a group is IPv4 or IPv6 (text or ipaddress object) or an Mgid, not {type(value).__name__}"
         )

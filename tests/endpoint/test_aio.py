@@ -370,6 +370,42 @@ def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(network
     run(main)
 
 
+def test_a_task_is_handed_each_batch_and_nothing_is_looked_for_in_vain(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch leaves the descriptor readable, because only an empty receive makes it unreadable."""
+    looked: list[object] = []
+    hand_over = aio.Endpoint._hand_over
+
+    def counted(self: aio.Endpoint, *args: Any) -> None:
+        looked.append(self)
+        hand_over(self, *args)
+
+    monkeypatch.setattr(aio.Endpoint, "_hand_over", counted)
+
+    async def main() -> None:
+        async with pair(network) as (one, other):
+            out, _ = await one.sender(GROUP), await other.join(GROUP)
+            looked.clear()
+            sent = [b"%d" % number for number in range(10)]
+
+            got: list[bytes] = []
+
+            async def receive() -> None:
+                while len(got) < len(sent):
+                    got.extend(bytes(message.payload) for message in await other.recv_batch())
+
+            receiving = asyncio.create_task(receive())
+            for number, payload in enumerate(sent):
+                await until(lambda number=number: len(got) == number and other._waiters)  # type: ignore[misc]
+                await out.send(payload)
+            await receiving
+            assert got == sent
+            assert len(looked) == 10
+
+    run(main)
+
+
 def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others(network: Network) -> None:
     async def main() -> None:
         async with pair(network) as (one, other):

@@ -122,10 +122,13 @@ def test_the_descriptor_tells_of_it_until_a_receive_is_empty(
 ) -> None:
     descriptor = qp.fileno()
     assert not qp.recv(1, 0)
+    has = [qp.has_port_events]
     network.touch_gids(1)
     assert select.select([descriptor], [], [], BOUND)[0]
     empty(qp, one)
+    has.append(qp.has_port_events)
     assert qp.port_events() == (PortEvent.GID_CHANGE,)
+    assert [*has, qp.has_port_events] == [False, True, False]
 
 
 def test_the_descriptor_tells_of_what_another_queue_pair_has_read(

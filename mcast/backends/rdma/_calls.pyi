@@ -39,6 +39,8 @@ class Calls:
         """Send to an address handle; False: it is retired, and nothing is sent."""
 
     def _flush(self, timeout: float | None, /) -> None: ...
+    @property
+    def has_port_events(self) -> bool: ...
     def _has_port_events(self) -> bool:
         """Whether `port_events` finds something, or raises."""
 

@@ -48,13 +48,17 @@ _LONGEST_MS = 0x7FFFFFFF
 
 
 class RdmaJoin:
-    """One membership of an id. `token` finds the membership when its event comes."""
+    """One membership of an id. `token` finds the membership when its event comes; `sockaddr` is its
+    address."""
 
-    __slots__ = ("address", "attachment", "context", "receives", "token")
+    __slots__ = ("address", "attachment", "context", "receives", "sockaddr", "token")
 
-    def __init__(self, token: int, address: McastAddress, receives: bool, context: object) -> None:
+    def __init__(
+        self, token: int, address: McastAddress, sockaddr: bytes | None, receives: bool, context: object
+    ) -> None:
         self.token: int = token
         self.address: McastAddress = address
+        self.sockaddr: bytes | None = sockaddr
         self.receives: bool = receives
         self.context: object = context
         self.attachment: tuple[Gid, int] | None = None
@@ -166,6 +170,7 @@ class RdmaCmId(Shared, CmId):
             layer = self.link_layer
             if self._known_layer[0] is not None:  # else there is no port yet, and a join is refused
                 broadcast = self._broadcast = self._find_broadcast(layer)
+                self._keys_are_groups = not broadcast
         return infiniband_group(address, self._port_space, broadcast) if broadcast else address.key
 
     def _find_broadcast(self, layer: LinkLayer | None) -> bytes:
@@ -212,7 +217,7 @@ class RdmaCmId(Shared, CmId):
     def note_attached(self, gid: Gid, lid: int) -> None:
         """Note that the queue pair, if there is one, was attached when librdmacm read the join's event."""
         if self._qp is not None:
-            self._qp.note_attached(gid, lid)
+            self._qp.attached[gid] = lid
 
     def qp_is_gone(self, context: Context) -> None:
         """The QP has been destroyed."""
@@ -227,29 +232,29 @@ class RdmaCmId(Shared, CmId):
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
         if not self.process.is_here:
             self._require_open("join_multicast", Phase.JOIN)
-        join = RdmaJoin(next(self.channel.tokens), addr, True, context)
-        result = self.native.join(self.handle, sockaddr.group(addr), join.token)
+        token, raw = next(self.channel.tokens), sockaddr.group(addr)
+        result = self.native.join(self.handle, raw, token)
         if result:
             self.native.check_join(result, addr)
-        self._joins[addr.key] = self.channel.joins[join.token] = join
+        self._joins[addr.key] = self.channel.joins[token] = RdmaJoin(token, addr, raw, True, context)
 
     def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
         addr, mask, flags = attr.addr, int(attr.comp_mask), int(attr.join_flags)
         if not self.process.is_here:
             self._require_open("join_multicast", Phase.JOIN)
-        join = RdmaJoin(next(self.channel.tokens), addr, flags == JoinFlag.FULLMEMBER, context)
-        self.native.join_ex(self.handle, mask, flags, sockaddr.group(addr), join.token, addr)
-        self._joins[addr.key] = self.channel.joins[join.token] = join
+        token, raw = next(self.channel.tokens), sockaddr.group(addr)
+        self.native.join_ex(self.handle, mask, flags, raw, token, addr)
+        join = RdmaJoin(token, addr, raw, flags == JoinFlag.FULLMEMBER, context)
+        self._joins[addr.key] = self.channel.joins[token] = join
 
     def _leave_multicast(self, addr: McastAddress) -> None:
         if not self.process.is_here:
             self._require_open("leave_multicast", Phase.LEAVE)
-        self._leave(addr)
-
-    def _leave(self, addr: McastAddress) -> None:
-        result = self.native.leave(self.handle, sockaddr.group(addr))
-        join = None if -result in _NOTHING_LEFT else self._joins.pop(addr.key, None)
-        if join is not None:
+        join = self._joins.get(addr.key)
+        raw = join.sockaddr if join is not None and join.address is addr else sockaddr.group(addr)
+        result = self.native.leave(self.handle, raw)
+        if join is not None and -result not in _NOTHING_LEFT:
+            del self._joins[addr.key]
             self.channel.joins.pop(join.token, None)  # no event of it can come any more
             if join.attachment and self._qp is not None:
                 self._qp.note_detached(*join.attachment)
@@ -274,7 +279,7 @@ class RdmaCmId(Shared, CmId):
             for join in list(self._joins.values()):
                 # also a join that failed holds a reference; a removed device answers ENXIO
                 with suppress(McastError):
-                    self._leave(join.address)
+                    self._leave_multicast(join.address)
             ending = Ending()
             for qp in list(self._qps):
                 ending.attempt(qp._close)

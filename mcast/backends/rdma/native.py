@@ -210,10 +210,11 @@ class Native:
     def __init__(self, ffi: Any, lib: Lib) -> None:
         self._ffi, self._lib = ffi, lib
         self.null: Pointer = ffi.NULL
-        self._take_event = lib.mcast_take_event
-        # without a frame for what goes well: these return -errno, for `check_join` and `check_leave`
+        # without a frame for what goes well: these return -errno, for `check_join` and so on
         self.join: Callable[[NativeId, Pointer, int], int] = lib.mcast_join
         self.leave: Callable[[NativeId, Pointer], int] = lib.mcast_leave
+        self.take_event: Callable[[NativeChannel, Pointer], int] = lib.mcast_take_event
+        """Read, copy and ack the next event: 1; 0 when there is none. Never waits."""
 
     @property
     def has_join_ex(self) -> bool:
@@ -301,15 +302,8 @@ class Native:
         out = self._ffi.new("struct mcast_event *")
         return EventRoom(out, self._ffi.buffer(out))
 
-    def take_event(self, channel: NativeChannel, room: EventRoom) -> NativeEvent | None:
-        """Read, copy and ack the next event; None when there is none. Never waits."""
-        result = self._take_event(channel, room.pointer)
-        if result > 0:
-            event: NativeEvent = EVENT.unpack(room.buffer)
-            return event
-        if result < 0:
-            self._check(result, "get_event", Phase.EVENT)
-        return None
+    def check_take(self, result: int) -> None:
+        self._check(result, "get_event", Phase.EVENT)
 
     def create_id(self, channel: NativeChannel, token: int, port_space: int) -> NativeId:
         out = self._ffi.new("struct mcast_id **")

@@ -112,7 +112,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._recv_depth = plan.recv_depth
         payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
         self._memories: dict[int, memoryview | RdmaDeviceRegion] = {0: payloads}
-        self._attachments: dict[Gid, int] = {}
+        self.attached: dict[Gid, int] = {}
+        """By MGID the MLID; also by joins, because librdmacm attaches when a join event is read."""
         self._detached: set[tuple[Gid, int]] = set()
         """What a leave should have detached: librdmacm does not say whether the device did."""
         self._regions: list[AnyRegion] = []
@@ -163,7 +164,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     @property
     def attachments(self) -> Mapping[Gid, int]:
-        return MappingProxyType(self._attachments)
+        return MappingProxyType(self.attached)
 
     @property
     def counters(self) -> QpCounters:
@@ -180,21 +181,17 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         with self._in_use("attach_mcast", Phase.ATTACH):
             self.native.attach(self._handle, gid, lid, {"gid": gid, "lid": f"{lid:#x}"})
-            self.note_attached(gid, lid)
+            self.attached[gid] = lid
 
     def _detach_mcast(self, gid: Gid, lid: int) -> None:
         with self._in_use("detach_mcast", Phase.DETACH):
             self.native.detach(self._handle, gid, lid, {"gid": gid, "lid": f"{lid:#x}"})
             self.note_detached(gid, lid)
 
-    def note_attached(self, gid: Gid, lid: int) -> None:
-        """Note that the queue pair is attached now, because librdmacm attaches when a join event is read."""
-        self._attachments[gid] = lid
-
     def note_detached(self, gid: Gid, lid: int) -> None:
         """Note that the queue pair is detached now, because librdmacm detaches in a leave."""
-        if self._attachments.get(gid) == lid:
-            del self._attachments[gid]
+        if self.attached.get(gid) == lid:
+            del self.attached[gid]
             self._detached.add((gid, lid))
 
     def port_events(self) -> tuple[PortEvent, ...]:
@@ -390,7 +387,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             self._closed = True
             if not self.process.is_here:
                 return
-            for gid, lid in list(self._attachments.items()):
+            for gid, lid in list(self.attached.items()):
                 with suppress(McastError):  # the device may be gone, and its attachments with it
                     self.native.detach(self._handle, gid, lid)
                 self.note_detached(gid, lid)

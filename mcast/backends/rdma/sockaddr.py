@@ -14,13 +14,13 @@ from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, Gid, McastAddress
 
 _STORAGE = 128
 _FULL_MEMBER_PKEY = 0xFFFF
-_FAMILY_INET, _INET = struct.pack("=H", AF_INET), struct.Struct("!HI8x")
+_FAMILY_INET, _INET = struct.pack("=H", AF_INET), struct.Struct("!2sHI8x")
 
 
 def source(address: IPv4Address | IPv6Address) -> bytes:
     """sockaddr_in or sockaddr_in6 of a unicast address, port 0."""
     if isinstance(address, IPv4Address):
-        return _FAMILY_INET + _INET.pack(0, int(address))
+        return _INET.pack(_FAMILY_INET, 0, int(address))
     return _inet6(address, 0)
 
 
@@ -30,7 +30,7 @@ def group(address: McastAddress | None) -> bytes | None:
         return None
     value: object = address.address
     if type(value) is IPv4Address:
-        return _FAMILY_INET + _INET.pack(address.port, address.key)  # the key is the address as a number
+        return _INET.pack(_FAMILY_INET, address.port, address.key)  # the key is the address as a number
     if isinstance(value, IPv6Address):
         return _inet6(value, address.port)
     if isinstance(value, Gid):

@@ -417,6 +417,10 @@ class SimQueuePair(QueuePair):
             self._readiness.show()
         return found
 
+    @property
+    def has_port_events(self) -> bool:
+        return bool(self.core.port_events)
+
     @_call("attach_mcast", Phase.ATTACH)
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         failed = self._queue_pairs.attach(self.core, gid, lid)

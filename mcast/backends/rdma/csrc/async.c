@@ -169,6 +169,16 @@ int mcast_take_news(struct mcast_qp *qp)
 	return had;
 }
 
+int mcast_holds_port_events(struct mcast_qp *qp)
+{
+	int ret;
+
+	pthread_mutex_lock(&qp->lock);
+	ret = qp->port_events_read != qp->port_changes;
+	pthread_mutex_unlock(&qp->lock);
+	return ret;
+}
+
 int mcast_has_port_events(struct mcast_qp *qp)
 {
 	int ret = mcast_enter_gate(&qp->gate);
@@ -176,9 +186,7 @@ int mcast_has_port_events(struct mcast_qp *qp)
 	if (ret)
 		return ret;
 	mcast_read_async(qp);
-	pthread_mutex_lock(&qp->lock);
-	ret = qp->port_events_read != qp->port_changes;
-	pthread_mutex_unlock(&qp->lock);
+	ret = mcast_holds_port_events(qp);
 	mcast_leave_gate(&qp->gate);
 	return ret;
 }

@@ -148,15 +148,22 @@ static void give_up(struct mcast_qp *qp, struct completions *completions)
 	pthread_mutex_unlock(&qp->lock);
 }
 
-/* Take what the channel tells; the queue is armed no more, for there is one event per arm (K-DATA-20). */
-static void take_completion_event(struct mcast_qp *qp, struct completions *completions, int is_in_error)
+/* Take what the channel tells, if it tells something: 0. The queue is armed no more then, for there is one event per arm
+ * (K-DATA-20). */
+static int try_completion_event(struct completions *completions)
 {
 	struct ibv_cq *cq;
 	void *context;
 
-	if (!mcast_sym.ibv_get_cq_event(completions->channel, &cq, &context))
-		mcast_sym.ibv_ack_cq_events(completions->cq, 1);
-	else if (is_in_error || errno != EAGAIN)
+	if (mcast_sym.ibv_get_cq_event(completions->channel, &cq, &context))
+		return -1;
+	mcast_sym.ibv_ack_cq_events(completions->cq, 1);
+	return 0;
+}
+
+static void take_completion_event(struct mcast_qp *qp, struct completions *completions, int is_in_error)
+{
+	if (try_completion_event(completions) && (is_in_error || errno != EAGAIN))
 		give_up(qp, completions);
 }
 
@@ -254,24 +261,32 @@ static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
 	return told;
 }
 
-/* Nothing was found: arm the descriptor as a leader would, and look again. If a thread leads, it calls as it leaves. */
+/* Nothing was found: arm the descriptor as a leader would, and look again. If a thread leads, it calls as it leaves.
+ * After messages the channel mostly tells of them, and of nothing else: then one system call does. What else there is
+ * to tell keeps the descriptor readable until the next look. */
 static int look_armed(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what)
 {
 	static const struct waiter loop = { .fd = NO_FD };
-	uint32_t told = silence(qp, completions);
-	int leads, ret = 0;
+	int leads, has_found, ret = 0;
 
 	pthread_mutex_lock(&qp->lock);
 	leads = !completions->leader;
 	if (leads)
 		completions->leader = &loop;
+	has_found = completions->has_found && !completions->is_broken;
+	completions->has_found = 0;
 	pthread_mutex_unlock(&qp->lock);
-	if (leads && told)
-		take_completion_event(qp, completions, told & (EPOLLERR | EPOLLHUP));
+	if (!leads || !has_found || try_completion_event(completions)) {
+		uint32_t told = silence(qp, completions);
+
+		if (leads && told)
+			take_completion_event(qp, completions, told & (EPOLLERR | EPOLLHUP));
+	}
 	if (leads)
 		ret = arm(completions);
 	pthread_mutex_lock(&qp->lock);
 	ret = ret ? ret : work(qp, what);
+	completions->has_found |= ret > 0;
 	if (leads)
 		completions->leader = NULL;
 	call_next(completions);
@@ -286,6 +301,7 @@ int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work 
 	pthread_mutex_lock(&qp->lock);
 	ret = mcast_is_shut(&qp->gate) ? -EBADF : work(qp, what);
 	is_watched = completions->watch_fd >= 0;
+	completions->has_found |= ret > 0;
 	pthread_mutex_unlock(&qp->lock);
 	if (ret || !is_watched)
 		return ret;

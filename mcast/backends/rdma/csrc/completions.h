@@ -32,6 +32,7 @@ struct completions {
 	int watch_fd;		  /* an epoll for an event loop outside; NO_FD until it is asked for */
 	int call_fd;		  /* by which a leader tells that loop to look again */
 	int is_broken;		  /* the device is gone, and the channel is readable without end */
+	int has_found;		  /* `mcast_look` has found something since the loop outside was armed */
 };
 
 /* A piece of work, called with the QP's lock held. Positive or -errno: done. 0: not yet. */

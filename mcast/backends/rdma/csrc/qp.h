@@ -124,6 +124,9 @@ int mcast_take_news(struct mcast_qp *qp);
 /* Whether mcast_read_port_events would find something; or -errno. */
 int mcast_has_port_events(struct mcast_qp *qp);
 
+/* The same without asking the device. */
+int mcast_holds_port_events(struct mcast_qp *qp);
+
 /* --- receive.c --- */
 
 enum { COPY_ROOM = 4096, NO_SLOT = UINT32_MAX };

@@ -669,6 +669,10 @@ class SharedQueuePair(_Remote, QueuePair):
         found, self._port_events = self._port_events, ()
         return found
 
+    @property
+    def has_port_events(self) -> bool:
+        return bool(self._port_events)
+
     def _hear(self, events: tuple[PortEvent, ...]) -> None:
         self._port_events = (*self._port_events, *events)[-PORT_EVENTS_KEPT:]
 

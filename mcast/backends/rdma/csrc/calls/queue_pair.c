@@ -64,6 +64,14 @@ static PyObject *calls_has_port_events(PyObject *object, PyObject *unused)
 	return PyBool_FromLong(has);
 }
 
+/* QueuePair.has_port_events: what was read from the device, and not from here. */
+static PyObject *calls_holds_port_events(PyObject *object, void *unused)
+{
+	struct calls *self = (struct calls *)object;
+
+	return PyBool_FromLong(is_usable(self) && mcast_holds_port_events(self->qp));
+}
+
 static int calls_visit(PyObject *object, visitproc visit, void *arg)
 {
 	struct calls *self = (struct calls *)object;
@@ -113,10 +121,16 @@ static PyMethodDef calls_methods[] = {
 	{ NULL, NULL, 0, NULL },
 };
 
+static PyGetSetDef calls_getters[] = {
+	{ "has_port_events", calls_holds_port_events, NULL, "QueuePair.has_port_events", NULL },
+	{ NULL, NULL, NULL, NULL, NULL },
+};
+
 static PyType_Slot calls_slots[] = {
 	{ Py_tp_dealloc, calls_dealloc },
 	{ Py_tp_traverse, calls_visit },
 	{ Py_tp_methods, calls_methods },
+	{ Py_tp_getset, calls_getters },
 	{ 0, NULL },
 };
 
