@@ -17,13 +17,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import typer
+from blake3 import blake3
 
-from mcast.api import Backend, DeviceInfo
+from mcast.api import Backend, DeviceInfo, Message, TimedOut
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
@@ -42,6 +44,9 @@ from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import all_of_them
 from mcast.cast.objects.bytes_in import Offered
+from mcast.cast.objects.receiving import ObjectsIn, Received
+from mcast.cast.objects.sending import ObjectsOut
+from mcast.cast.objects.turns import Seat, Turns
 from mcast.cli import mgid, place, terminal, values
 from mcast.contract.registry import open_backend
 from mcast.endpoint import probe, sequence
@@ -57,6 +62,8 @@ HERE = Path(__file__).parent
 MOST = 4096
 """Bytes of an input: what one MTU carries, and more than any text needs."""
 
+_KEY = bytes(range(32))
+_OFFER = messages.packed(messages.Offer(0, 0, 0, 0, 0, 0, ""))[4]
 _HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 _SENDER, _RECEIVER, _STRANGER = _HOSTS
 _PEER = Peer(Gid("::ffff:10.0.0.2"), 17)
@@ -119,6 +126,100 @@ def cast_objects(data: bytes) -> None:
         receiver.messages(now)
     assert receiver.over
     assert not sender.members.owing
+
+
+class _ClosedEnd:
+    """An end of a closed group, in virtual time. `forged` messages are those that it has to refuse."""
+
+    def __init__(self, host: str, at: ObjectsOut | ObjectsIn, turns: Turns[None]) -> None:
+        self.host, self.at, self._turns = host, at, turns
+        self.said: list[bytes] = []
+        self.until = 0.0
+        self.forged = 0
+        self.leaves = self.over = False
+
+    def hears(self, message: bytes, source: str, forged: bool = False) -> None:
+        """A message comes, in a turn of its own."""
+        if not self.over:
+            self.forged += forged and not self.leaves
+            gid = Gid(f"::ffff:{source}")
+            self.goes([Message(memoryview(message), gid, 7, Gid("ff0e::1"), None, False)])
+
+    def goes(self, heard: list[Message]) -> None:
+        try:
+            turn = self._turns.send(heard) if self.until else next(self._turns)
+        except StopIteration:
+            self.over = True
+        else:
+            self.said += [bytes(one) for one in turn.said]
+            self.until = max(turn.until, 1e-6)
+
+
+def closed_messages(data: bytes) -> None:
+    """An enemy without the key stands between the two ends of a closed group, and has all messages first.
+
+    Each byte says what becomes of one: it is changed, cut, lost, said again, to its author, by another host,
+    or under another key. No wrong byte arrives, both ends come to an end, and all that is forged is counted.
+    """
+    clock, rule, body = [0.0], iter(data), Random(5).randbytes(9000)
+    found: list[Received] = []
+    seats = [Seat(header.number_at(host, 1), host, 1024, lambda: clock[0]) for host in (_SENDER, _RECEIVER)]
+    out = ObjectsOut(seats[0], 1 << 20, inf, 5.0, _KEY)
+    into = ObjectsIn(seats[1], None, lambda _: None, 1 << 20, 1 << 20, 5.0, _KEY, None)
+
+    def sends() -> Turns[None]:
+        with suppress(TimedOut):
+            yield from out.gather(1, 20.0)
+            yield from out.send(body, all_of_them(), "", b"")
+        sender.leaves = True
+        yield from out.close("")
+
+    def takes() -> Turns[None]:
+        while (one := (yield from into.next(30.0))) is not None:
+            found.append(one)
+        receiver.leaves = True
+        yield from into.leave("")
+
+    sender, receiver = _ClosedEnd(_SENDER, out, sends()), _ClosedEnd(_RECEIVER, into, takes())
+    ends = [sender, receiver]
+    for end in ends:
+        end.goes([])
+    while not (sender.over and receiver.over):
+        for author, other in (ends, reversed(ends)):
+            said, author.said = author.said, []
+            for message in said:
+                what = next(rule, 0) % 16
+                where = next(rule, 0) * len(message) >> 8 if what in (1, 2) else 0
+                if what == 1:
+                    message = (
+                        message[:where] + bytes((message[where] ^ 1 + where % 255,)) + message[where + 1 :]
+                    )
+                elif what == 2:
+                    message = message[:where]
+                elif what == 3:  # from somewhere else, and then not at all
+                    other.hears(message, _HOSTS[2], forged=True)
+                elif what == 4:
+                    signed = message[:-16]
+                    message = signed + blake3(signed, key=bytes(32)).digest(length=16)
+                if what == 5:  # back to its author: kind by kind, either nonsense or heard before
+                    author.hears(message, author.host)
+                    author.hears(message, other.host, forged=True)
+                if what not in (3, 6):
+                    other.hears(message, author.host, forged=what in (1, 2, 4))
+                if what == 7:  # an end that knows the session has heard all but its first invitation
+                    other.hears(message, author.host, forged=message[4] != _OFFER)
+        for end in ends:
+            if not end.over and not end.said:
+                end.goes([])
+        if not any(end.said for end in ends):
+            due = min((end.until for end in ends if not end.over), default=0.0)
+            clock[0] = max(clock[0] + 1e-6, due)
+        assert clock[0] < 1000.0, "an end hangs"
+        assert len(into.sessions) <= 2
+    assert all(bytes(one.data or b"") == body for one in found)
+    assert len(found) <= 1
+    assert sum(out.core.rejected.values()) >= sender.forged
+    assert sum(into.rejected.values()) + len(into._held) >= receiver.forged
 
 
 def cast_labels(data: bytes) -> None:
@@ -483,6 +584,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     for target in (
         cast_object,
         cast_objects,
+        closed_messages,
         cast_labels,
         probes,
         sequence_headers,
