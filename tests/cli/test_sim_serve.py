@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -175,12 +174,6 @@ def test_a_place_that_others_may_write_to_is_refused(
     assert done.stderr.startswith("mcast: cannot serve: others may write to")
 
 
-def _is_served(path: Path) -> bool:
-    """A moment after the path is there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        return probe.connect_ex(str(path)) == 0
-
-
 def test_a_reader_that_has_gone_holds_nobody_up(tmp_path: Path) -> None:
     """As `head` has, once it has its lines."""
     theirs, ours = os.pipe()
@@ -190,7 +183,7 @@ def test_a_reader_that_has_gone_holds_nobody_up(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=ours, stderr=subprocess.PIPE) as server:
         try:
             os.close(ours)
-            until(lambda: _is_served(path))
+            until(path.exists)
             for _ in range(3):
                 with attach("sim", socket=path) as backend:
                     assert len(backend.devices()) == 1

@@ -230,6 +230,31 @@ def test_a_server_that_is_too_busy_to_accept_is_not_replaced(path: Path) -> None
         assert path.is_socket()
 
 
+@pytest.mark.parametrize("name", ["fabric.sock", "s", "~"])
+def test_whoever_sees_the_socket_may_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The socket is put into its place once it listens, and what a killed server left beside is replaced."""
+    path, listen, seen = tmp_path / name, socket.socket.listen, list[tuple[bool, str]]()
+
+    def noted(listener: socket.socket, backlog: int) -> None:
+        seen.append((path.exists(), listener.getsockname()))
+        listen(listener, backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", noted)
+    door.Door(path, None).close()
+    ((was_there, beside),) = seen
+    assert not was_there
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
+        killed.bind(beside)
+    made = door.Door(path, None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(path))
+    assert list(tmp_path.iterdir()) == [path]
+    made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_server_that_cannot_serve_leaves_nothing(path: Path) -> None:
     path.write_text("mine")
     before = descriptors()
@@ -239,7 +264,7 @@ def test_a_server_that_cannot_serve_leaves_nothing(path: Path) -> None:
     path.unlink()
     with pytest.raises((OSError, OverflowError)):
         door.Door(path, 1 << 40)
-    assert not path.exists()
+    assert list(path.parent.iterdir()) == []
     assert descriptors() == before
 
 

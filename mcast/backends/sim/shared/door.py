@@ -153,18 +153,23 @@ def _listen(path: Path, group: int | None) -> tuple[socket.socket, os.stat_resul
 
 
 def _bind(listener: socket.socket, path: Path, group: int | None) -> os.stat_result:
-    _remove_dead(path)
+    """Make the socket beside its place, and put it there once it listens: who sees it may connect."""
+    made = path.with_name(path.name[:-1] + ("-" if path.name.endswith("~") else "~"))  # no longer than path
+    for place in (path, made):
+        _remove_dead(place)
     os.fchmod(listener.fileno(), 0o600)  # which bind gives to the file that it makes
-    listener.bind(str(path))
+    listener.bind(str(made))
     try:
         if group is not None:
-            os.chown(path, -1, group)
-            path.chmod(0o660)
+            os.chown(made, -1, group)
+            made.chmod(0o660)
         listener.listen(64)
         listener.setblocking(False)
-        return os.lstat(path)
+        about = os.lstat(made)
+        made.rename(path)
+        return about
     except BaseException:
-        path.unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
         raise
 
 
