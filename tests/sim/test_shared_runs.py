@@ -181,6 +181,24 @@ def test_a_run_ends_where_its_ring_does(server: FabricServer, path: Path, receiv
         assert receiver.take(1) == [bytes(5)]
 
 
+def test_what_is_posted_to_a_closed_queue_pair_is_nobody_s(
+    server: FabricServer, path: Path, receiver: End, sender: End
+) -> None:
+    """Another thread of the client has closed the queue pair meanwhile: its session goes on."""
+    writer = rings.RingWriter()
+    with stranger(path, writer.fd) as client:
+        writer.forget_descriptor()
+        client.ready(sender.to)
+        client.socket.send(post(0, 5))
+        assert receiver.take(1) == [bytes(5)]
+        for frame in (frames.pack(b'{"op":"close_qp","qp":3}'), post(5, 5), post(10, 5)):
+            client.socket.send(frame)
+        assert client.answer()
+        client.socket.send(frames.pack(b'{"op":"seed"}'))
+        assert client.answer()
+        assert receiver.qp.recv_one(0) is None
+
+
 def test_of_a_busy_client_others_have_their_turn(
     server: FabricServer, sender: End, receiver: End, sends: list[int]
 ) -> None:

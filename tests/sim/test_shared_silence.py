@@ -403,3 +403,19 @@ def test_a_call_does_not_wait_for_another_thread_s(
     event = channel.get_event(30)
     assert event is not None
     assert event.type is CmEventType.MULTICAST_JOIN
+
+
+def test_a_bell_that_has_rung_is_silent_for_whoever_sleeps_next() -> None:
+    """However often it was rung, and though no sleep has heard it."""
+    sleep, poller = connection.Sleep(), select.poll()
+    bell = sleep._take()
+    poller.register(bell, select.POLLIN)
+    for _ in range(2):
+        sleep.wake()
+        sleep.wake()
+        assert poller.poll(0)
+        sleep._give(bell)
+        assert poller.poll(0) == []
+        assert sleep._take() == bell
+    sleep._give(bell)
+    sleep.close()

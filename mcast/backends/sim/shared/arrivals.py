@@ -32,12 +32,14 @@ class Pump:
     def __init__(self, selector: selectors.BaseSelector, page: Page) -> None:
         self.selector: selectors.BaseSelector = selector
         self.page: Page = page
+        self.turn: int = 0
         self._due: dict[Arrivals, None] = {}
         self._in_turn = False
 
     def begin(self) -> None:
         """A turn of the loop: more may come."""
         self._in_turn = True
+        self.turn += 1
 
     def end(self) -> None:
         """Tell of what has come."""

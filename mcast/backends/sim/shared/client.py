@@ -846,7 +846,7 @@ class SharedQueuePair(_Remote, QueuePair):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return [], set()
-            awaited = [self._incoming.descriptor()] if alive and not self._connection.lost else []
+            awaited = self._incoming.awaited() if alive and not self._connection.lost else []
             if events:
                 awaited.append(self._owner.channel.descriptor())
             self._backend.sleep.until(awaited, left)
@@ -855,7 +855,7 @@ class SharedQueuePair(_Remote, QueuePair):
         try:
             found = self._guarded(partial(self._incoming.take, max, end), "recv", Phase.RECV)
             failed = None
-            if not found[0] and self._looks("recv", Phase.RECV, end):
+            if not found[0] and self._incoming.has_news and self._looks("recv", Phase.RECV, end):
                 failed = self._ask_news("recv", Phase.RECV, end)
         except Late:
             return [], set()

@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -503,7 +503,8 @@ class Sleep:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._free: list[int] = []
-        self._asleep: set[int] = set()
+        self._asleep: dict[int, bool] = {}
+        """The eventfds of those who sleep, and whether they ring."""
         self._closed = False
 
     def until(self, readable: list[int], seconds: float | None) -> None:
@@ -524,16 +525,14 @@ class Sleep:
     def _take(self) -> int:
         with self._lock:
             bell = self._free.pop() if self._free else os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._asleep.add(bell)
+            self._asleep[bell] = False
         return bell
 
     def _give(self, bell: int) -> None:
         with self._lock:
-            self._asleep.discard(bell)
-            try:
-                os.eventfd_read(bell)
-            except BlockingIOError:
-                pass
+            if self._asleep.pop(bell):
+                with suppress(BlockingIOError):  # a signal's handler came before the ring
+                    os.eventfd_read(bell)
             if self._closed:
                 os.close(bell)
             else:
@@ -542,8 +541,10 @@ class Sleep:
     def wake(self) -> None:
         """Everybody looks again."""
         with self._lock:
-            for bell in self._asleep:
-                os.eventfd_write(bell, 1)
+            for bell, rings in list(self._asleep.items()):
+                if not rings:
+                    self._asleep[bell] = True
+                    os.eventfd_write(bell, 1)
 
     def after_fork(self) -> None:
         """In a child: the descriptors are the parent's, too."""

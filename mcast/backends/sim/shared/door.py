@@ -153,7 +153,7 @@ def _listen(path: Path, group: int | None) -> tuple[socket.socket, os.stat_resul
 
 
 def _bind(listener: socket.socket, path: Path, group: int | None) -> os.stat_result:
-    """Make the socket beside its place, and put it there once it listens: who sees it may connect."""
+    """Make the socket beside its place, and rename it once it listens, so that nobody is refused there."""
     made = path.with_name(path.name[:-1] + ("-" if path.name.endswith("~") else "~"))  # no longer than path
     for place in (path, made):
         _remove_dead(place)

@@ -54,6 +54,10 @@ class Incoming:
         """Readable while messages wait, or the server has something to tell; -1 once this is closed."""
         return -1 if self._epoll.closed else self._epoll.fileno()
 
+    def awaited(self) -> list[int]:
+        """What `descriptor` is an epoll over: a sleep on these alone ends sooner."""
+        return [] if self._epoll.closed else [self._fd, self._bell.fileno()]
+
     def _enter(self, end: float | None) -> None:
         """Take the lock, which another thread may have for as long as the server is silent. Raises Late."""
         if not self._lock.acquire(True, -1 if end is None else max(end - monotonic(), 0.0) + MOMENT):
@@ -115,6 +119,11 @@ class Incoming:
             return burst, start, own
         finally:
             self._lock.release()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the server has said, in what was read, that there is something to ask for."""
+        return self._looks
 
     def look(self, end: float | None) -> bool:
         """Whether the server has said, since the last time, that there is something to ask for."""

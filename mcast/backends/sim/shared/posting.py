@@ -62,6 +62,8 @@ class Posting:
         self._free_words = list(range(WORDS - 1, 0, -1)) if self._outbox is not None else []
         self._slots: dict[Destination, int] = {}
         self._destinations: list[Destination] = []
+        self._routes: dict[bytes, tuple[int, Destination]] = {}
+        """What the heads of posts of one message mean; for ever, for no number is used again."""
 
     def sent(self, to: Destination) -> frames.Sent:
         """A request to send there was carried out: how the next one may be posted."""
@@ -73,12 +75,18 @@ class Posting:
 
     def take(self, frame: memoryview) -> Posted:
         """What the frame posts. Raises ValueError for what no client posts."""
+        is_one = len(frame) == posts.ONE
+        if is_one:
+            head, place, length = posts.unpack_one(frame)
+            if (route := self._routes.get(head)) is not None:
+                return Posted(*route, place, (length,), None, length, True)
         qp, slot, imm, place, lengths = posts.unpack_post(frame)
         if self._outbox is None or slot >= len(self._destinations):
             raise ValueError("a post without a ring, or to a destination that was not told")
-        goes_on = len(frame) == posts.ONE
-        longest = max(lengths, default=0)
-        return Posted(qp, self._destinations[slot], place, lengths, imm, longest, goes_on)
+        to = self._destinations[slot]
+        if is_one and imm is None and len(self._routes) < MOST_DESTINATIONS:
+            self._routes[head] = qp, to
+        return Posted(qp, to, place, lengths, imm, max(lengths, default=0), is_one)
 
     def payloads(self, posted: Posted) -> RingPayloads:
         """The messages of a post. Raises ValueError for where the client may not write."""

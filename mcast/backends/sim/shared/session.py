@@ -161,8 +161,10 @@ class ClientSession:
         and before others have their turn."""
         run, self.run = self.run, None
         if run is not None:
-            posted = run.posted
-            self._carry(posted._replace(lengths=run.lengths, longest=max(run.lengths)))
+            posted, lengths = run.posted, run.lengths
+            if len(lengths) > 1:
+                posted = posted._replace(lengths=lengths, longest=max(lengths))
+            self._carry(posted)
 
     def _carry(self, posted: Posted) -> None:
         wire, core = self.fabric.parts.wire, self._qps[posted.qp].qp.core
