@@ -62,6 +62,7 @@ SOFTIB = OWN | {
     Feature.ADDRESS_REMOVAL,
     Feature.ATTACH_TABLE,
     Feature.SM_WITHOUT_SEND_ONLY,
+    Feature.PARTITION,
 }
 """What only the lab's ports can be made to show, because nobody else uses them."""
 
@@ -116,7 +117,7 @@ def trusted_records() -> list[SaRecord]:
     return list(read_records(hostnet.run("saquery", "--smkey", str(SM_KEY), "MCMR")))
 
 
-def _of_ipoib(one: SaRecord) -> bool:
+def is_of_ipoib(one: SaRecord) -> bool:
     """Whether IPoIB has joined the group by itself, because of a packet that the host sends (RFC 4391)."""
     return one.mgid[2:4] in _IPOIB_SIGNATURES
 
@@ -202,7 +203,7 @@ class InfinibandObserver(Observer):
             if one.port_gid in self._by_gid
             and self._ports[self._by_gid[one.port_gid]].device in holders
             and (one.mgid, one.port_gid) not in self._before
-            and not _of_ipoib(one)
+            and not is_of_ipoib(one)
         ]
         return (*more_objects(self._objects_before, now), *members)
 
@@ -271,7 +272,7 @@ class InfinibandTestbed(HostTestbed):
 
     @contextmanager
     def without_partition(self, port: IPv4Address) -> Iterator[None]:
-        """The table is written as an SM does; OpenSM leaves everybody a limited member."""
+        """The table is written as an SM does; OpenSM itself leaves everybody a limited member (SA-PKEY-3)."""
         where = self._infiniband[port]
         self._sa.set_pkeys(where.lid, ())
         try:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 
 import pytest
 
@@ -206,6 +207,42 @@ def test_a_leave_before_the_answer_leaves_nothing(bed: InfinibandTestbed) -> Non
     peer.join(new_group())
     assert not readable(peer.channel)
     eventually(bed, lambda: bed.observer.port_memberships(peer.port).isdisjoint({mgid}))
+
+
+# --- partitions -------------------------------------------------------------
+
+PARTITIONS = Path("/etc/opensm/partitions.conf")
+
+
+@contextmanager
+def partition_file(text: str) -> Iterator[None]:
+    PARTITIONS.parent.mkdir(exist_ok=True)
+    PARTITIONS.write_text(text)
+    os.kill(opensm(), signal.SIGHUP)
+    try:
+        yield
+    finally:
+        PARTITIONS.unlink()
+        os.kill(opensm(), signal.SIGHUP)
+
+
+def pkeys(bed: InfinibandTestbed, port: IPv4Address) -> set[int]:
+    where = bed._infiniband[port]
+    tables = Path(f"/sys/class/infiniband/{where.device}/ports/{where.port_num}/pkeys").glob("*")
+    return {int(one.read_text(), 0) for one in tables} - {0}
+
+
+def test_a_partition_file_leaves_everybody_a_limited_member(bed: InfinibandTestbed) -> None:
+    """SA-PKEY-3. A limited member hears a full one, and loses no membership: its P_Key stays in its place."""
+    group, full, limited = new_group(), Application(bed, 0), Application(bed, 1)
+    outward, _ = full.join(group), limited.join(group)
+    with partition_file("Default=0x7fff,ipoib:SELF=full;\n"):
+        eventually(bed, lambda: pkeys(bed, limited.port) == {0x7FFF})
+        assert pkeys(bed, full.port) == {0xFFFF}
+        full.send(outward, b"from a full member")
+        assert limited.receive(1) == [b"from a full member"]
+        assert not readable(limited.channel)
+    eventually(bed, lambda: pkeys(bed, limited.port) == {0xFFFF})
 
 
 # --- one MLID for two groups ------------------------------------------------
