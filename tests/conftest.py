@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[1]
 LONGEST = (
     "tests/lab/test_guest.py",
     "tests/oracle/test_against_opensm.py",
+    "tests/contract/test_races.py",
     "tests/card/test_sanitized.py",
+    "tests/lab/test_infiniband.py",
     "tests/house/test_docs.py",
 )
 """The files that take longest, in this order; the oracle takes most of a long run."""
@@ -39,6 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--long", action="store_true", help="run what takes minutes as well (make test-all)")
     parser.addoption("--lab-kernel", metavar="VERSION", help="the kernel of the guest that runs the suite")
+    parser.addoption(
+        "--sample",
+        action="store_true",
+        help="of the suite, leave out tests that differ in parameters alone",
+    )
     oracle.addoption("--oracle-seed", type=int, default=0, metavar="SEED", help="draw from this seed on")
 
 
@@ -83,8 +90,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+    if config.getoption("--sample"):
+        kept = sample(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
     order = {path: place for place, path in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
+
+
+def sample(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """All but tests of the suite that differ from one before in parameters alone: neither in what they prove
+    nor in what they need."""
+    seen: set[object] = set()
+    kept = []
+    for item in items:
+        function, _, _ = item.nodeid.partition("[")
+        proved = {one for name in ("clause", "fact") for mark in item.iter_markers(name) for one in mark.args}
+        needed = frozenset(one for mark in item.iter_markers("needs") for one in mark.args)
+        new = {(function, needed), *proved} - seen
+        seen |= new
+        if new or not item.nodeid.startswith("tests/conformance/"):
+            kept.append(item)
+    return kept
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mcast.backends.rdma import _native  # type: ignore[attr-defined]
 
 from .build import ROOT, SANITIZE
-from .run_sanitized import command
+from .run_sanitized import ENOUGH, TESTS, command
 
 if SANITIZE in os.environ:
 
@@ -20,8 +20,8 @@ if SANITIZE in os.environ:
 else:
 
     @pytest.mark.timeout(3600)  # against hangs alone: each test in there has a limit of its own
-    def test_nothing_is_used_that_is_gone() -> None:
-        run, environment = command("1")
+    def test_nothing_is_used_that_is_gone(long: bool) -> None:
+        run, environment = command("1", tests=TESTS if long else ENOUGH)
         kept = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
         done = subprocess.run(run, cwd=ROOT, env=kept, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]

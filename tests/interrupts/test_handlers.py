@@ -31,10 +31,10 @@ from ..calls import (
     calls_on_an_id,
     may_matter,
 )
-from ..interleave import BOUND, EVERY, PATIENCE, Reentered
+from ..interleave import BOUND, EVERY, PATIENCE, Reentered, tried
 from ..networks import Network, network_of
 
-SAMPLE = 1 if EVERY == 1 else 11
+SAMPLE = 1 if EVERY == 1 else 23
 """Every how many lines something comes."""
 CLOCKS = {"roce": "virtual", "infiniband": "wall"}
 Prepare = Callable[[], tuple[Calls, Callable[[], None]]]
@@ -84,7 +84,7 @@ def reentered(
     calls, close = prepare()
     came: list[object] = []
     here = f"{second} at line {at} of {first}"
-    with Reentered(at, lambda: came.append(outcome_of(calls[second])), bool(at // SAMPLE % 2), part):
+    with Reentered(at, lambda: came.append(outcome_of(calls[second])), bool(at % 2), part):
         found = outcome_of(calls[first])
     refused = any(str(one) == WITHIN for one in came)
     assert isinstance(found, allowed[first]), (here, repr(found))
@@ -110,19 +110,19 @@ def reentered_everywhere(
     _, close = prepare()
     close()
     left = network.leftovers()
-    tried = [second for second in seconds if may_matter(first, second)]
-    at, reached = 1, True
-    while reached:
-        # The many lines that open an endpoint on a card have one thing each in a long run, too.
-        every = SAMPLE == 1 and first != "open_endpoint"
-        for second in seconds if every else [tried[at // SAMPLE % len(tried)]]:
+    mattering = [second for second in seconds if may_matter(first, second)]
+    # The many lines that open an endpoint on a card have one thing each in a long run, too.
+    every = SAMPLE == 1 and first != "open_endpoint"
+    for at in tried(SAMPLE):
+        for second in seconds if every else [mattering[at % len(mattering)]]:
             reached, refused = reentered(prepare, first, second, at, allowed)
             here = (first, second, at, unraised)
             assert network.leftovers() == left, here
             assert set(unraised) <= ({AddressNotAvailable, Closed} if second == "leave" else set()), here
             assert not (refused and second in ENDINGS), here
             unraised.clear()
-        at += SAMPLE
+        if not reached:
+            break
 
 
 ENDINGS = {"leave", "destroy", "close_qp", "close_region", "close", "close_backend"}
@@ -186,8 +186,7 @@ def test_a_call_that_waits_ends_whatever_line_its_end_comes_at(
 ) -> None:
     """Were the end put off for longer than until the wait, nothing would ever end the wait."""
     network = real_time
-    at, reached = 1, True
-    while reached:
+    for at in tried(SAMPLE):
         backend = network.open()
         endpoint = open_endpoint(backend, "10.0.0.1")
         group = endpoint.join(GROUP)
@@ -201,7 +200,8 @@ def test_a_call_that_waits_ends_whatever_line_its_end_comes_at(
         reached = ended_at(at, waits[wait], ends[end])
         endpoint.close()
         backend.close()
-        at += SAMPLE
+        if not reached:
+            break
     assert network.leftovers() == ()
     network.close()
 
@@ -223,7 +223,7 @@ def ended_at(at: int, wait: Callable[[], object], end: Callable[[], object]) -> 
         came.append(None)
         end()
 
-    lines = Reentered(at, comes, signalled=bool(at // SAMPLE % 2))
+    lines = Reentered(at, comes, signalled=bool(at % 2))
     other = threading.Thread(target=end_in_vain)
     with lines:
         other.start()

@@ -53,7 +53,7 @@ def test_a_call_that_ctrl_c_ends_frees_its_membership(
         gc.collect()
         assert cast.send(group, b"again", receivers=0).size == 5
 
-    assert interrupted_everywhere(lambda: call(group), check, every=1 if long else 41) > 100
+    assert interrupted_everywhere(lambda: call(group), check, every=1 if long else 83) > 100
     if call is receives:  # whose lines between two turns take Ctrl-C
         assert interrupted_everywhere(lambda: call(group), check, "cast/objects/turns.py", every=1) > 30
         assert interrupted_everywhere(lambda: call(group), check, "cast/objects/receiving.py", every=5) > 30

@@ -49,7 +49,7 @@ def _groups(long: bool) -> list[list[str]]:
     first = ["--hypothesis-profile", profile, "--ignore", ITSELF, "tests/conformance", "tests/model"]
     first += together
     groups = [first, *([f"{FOLDER}/{name}.py"] for name in APART)]
-    return [[*(["--long"] if long else []), *group] for group in groups]
+    return [["--long" if long else "--sample", *group] for group in groups]
 
 
 @pytest.fixture(scope="module")
