@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import mcast.conformance
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
 from mcast.conformance.report import Outcome, SuiteResult, build_report, from_json, merge, to_json
@@ -50,9 +52,17 @@ def test_a_third_party_runs_the_suite_by_one_command(
         assert outside not in page
 
 
-def test_a_leak_a_deviation_and_a_stale_deviation_are_told(mcast: Run, third_party: Install) -> None:
+def test_a_leak_a_deviation_and_a_stale_deviation_are_told(
+    here: Run, third_party: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a part of the suite."""
+    (suite,) = mcast.conformance.__path__
+    part = tmp_path / "part"
+    part.mkdir()
+    shutil.copy(f"{suite}/test_leave.py", part)
+    monkeypatch.setattr(mcast.conformance, "__path__", [str(part)])
     env = third_party(deviations={"test_no_such_test": "it was renamed"}, leak="QP 7")
-    done = mcast("conformance", "--backend", "acme", env=env)
+    done = here("conformance", "--backend", "acme", env=env)
     assert done.returncode == 1
     assert "left behind after the backend was closed: QP 7" in done.stdout
     assert "test_no_such_test: a deviation is declared, but there is no such test" in done.stdout

@@ -28,8 +28,8 @@ from .guest_run import SILENCE
 
 SCRIPT = Path(__file__).with_name("infiniband_tools.sh")
 PORTS, SWITCHES, MESSAGES = 4, 3, 100
-STORM, STORM_LONG = 3_000, 100_000
-LIVES, LIVES_LONG = 6, 1_000
+STORM, STORM_LONG = 1_000, 100_000
+LIVES, LIVES_LONG = 4, 1_000
 BROADCAST = "ff12:401b:ffff::ffff:ffff"
 MGID = "ff12:4001:ffff::f01:107"
 """Of 239.1.1.7, for who uses rdma_cm with PS_UDP."""
