@@ -202,7 +202,7 @@ class Receiving:
         """The user's messages of a batch that is not empty: the same batch if all are, None if none are."""
         lengths = batch.lengths
         self.batches += 1
-        if not (self._sorter.judges or PROBE_SIZE in lengths):
+        if not self._sorter.judges_in(batch):
             count, size, owner = len(lengths), sum(lengths), self._station.roster.only_group
             self.bytes += size
             if owner is not None:

@@ -16,6 +16,16 @@ from mcast.wire.addresses import Gid
 logger: logging.Logger = logging.getLogger("mcast")
 
 
+_OWN = "own message"
+
+
+def _has_one(batch: Batch) -> bool:
+    """Whether one queue pair has sent all messages of the batch, which costs less to find out than a look at
+    each."""
+    first = batch[0]
+    return batch.count_from(first.source, first.src_qp) == len(batch)
+
+
 class Sorter:
     """Sorts messages; probes are answered here.
 
@@ -49,11 +59,20 @@ class Sorter:
 
     def wanted(self, batch: Batch) -> list[Message]:
         """The messages of the batch that are the user's, with the user's payloads."""
-        wanted = list(batch)
         self._prober.echoes_left = ECHOES_MAX
-        if self.judges or PROBE_SIZE in batch.lengths:
-            wanted = [kept for message in wanted if (kept := self._judge(message)) is not None]
-        return wanted
+        if not self.judges_in(batch):
+            return list(batch)
+        if not self.sequenced and PROBE_SIZE not in batch.lengths and batch[0].from_self and _has_one(batch):
+            for mgid in batch.groups:
+                self._drop(self._by_mgid.get(mgid), _OWN)
+            return []
+        return [kept for message in batch if (kept := self._judge(message)) is not None]
+
+    def judges_in(self, batch: Batch) -> bool:
+        """Whether each message of a batch that is not empty must be looked at."""
+        if self.sequenced or PROBE_SIZE in batch.lengths:
+            return True
+        return self.filtering and (batch[0].from_self or not _has_one(batch))
 
     def look(self, message: Message) -> None:
         """Say once that a sender has sequence headers, which an endpoint without them delivers as payload."""
@@ -77,7 +96,7 @@ class Sorter:
             self._prober.take(found, message)
             return None
         if self.filtering and message.from_self:
-            self._drop(group, "own message")
+            self._drop(group, _OWN)
             return None
         if not self.sequenced:
             return message

@@ -761,6 +761,26 @@ def test_own_messages(
     net.close()
 
 
+def test_own_messages_are_kept_away_alone_and_among_others(net: Net) -> None:
+    endpoint, other = net.open(0, loopback="filter"), net.open(1)
+    one, two = endpoint.join(GROUP), endpoint.join(OTHER)
+    there = other.sender(GROUP)
+    one.send_batch([b"mine"] * 3)
+    two.send(b"mine")
+    assert drain(endpoint) == []
+    there.send(b"a")
+    one.send(b"mine")
+    there.send_batch([b"b", b"c"])
+    assert drain(endpoint) == [b"a", b"b", b"c"]
+    there.send_batch([b"d", b"e"])
+    two.send(b"mine")
+    with endpoint.recv_batch(timeout=1) as batch:
+        assert [bytes(message.payload) for message in batch][:1] == [b"d"]
+    drain(endpoint)
+    assert [dict(group.stats().dropped) for group in (one, two)] == [{"own message": 4}, {"own message": 2}]
+    assert one.stats().received == 5
+
+
 @pytest.mark.parametrize(("device", "returned"), [("honoured", False), ("refused", True), ("ignored", True)])
 def test_a_probe_says_what_the_device_really_does(
     nets: Callable[..., Net], device: str, returned: bool
