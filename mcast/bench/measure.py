@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mcast.api import Backend, Destination, McastAddress, Message, QpInit, QueuePair, TimedOut
 from mcast.bench.end import BOUND, BenchEnd, join_all
+from mcast.bench.parts import Intervals
 from mcast.bench.receiver import KNOCKS, WINDOW, Receiver
 from mcast.endpoint.ports import active
 from mcast.endpoint.settings import DEFAULTS, Settings
@@ -159,9 +160,11 @@ def measure(
     receivers: int,
     seconds: float,
     settings: Settings = DEFAULTS,
+    parts: Intervals | None = None,
 ) -> BenchResult:
     """Send for `seconds` seconds in batches, then one by one, to `receivers` receivers in this process.
 
+    `parts` is told of the batches what was sent, and how many copies were lost.
     `size` is in bytes. The settings that have an effect are those that `BenchEnd` names. Raises
     MessageTooLarge if `size` is more than one MTU, and what `ends` raises.
     """
@@ -173,6 +176,8 @@ def measure(
             send_window(sender, destination, payloads)
             messages += len(payloads)
             lost += sum([receiver.take(len(payloads)) for receiver in hearers])
+            if parts is not None:
+                parts.look(perf_counter() - start, messages, messages * size, lost)
         spent = perf_counter() - start
         latencies = list(one_by_one(sender, destination, hearers, size, seconds))
         lost += sum(heard is None for heard in latencies)

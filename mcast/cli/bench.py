@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcast.cli.bench_apart import line_of, send, serve, show
 from mcast.cli.place import (
     BackendName,
+    Bind,
+    Device,
     Json,
     is_alone,
     places_of,
@@ -17,7 +20,7 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.terminal import Failure, NotBegun, group, say
-from mcast.cli.values import message_size, rate
+from mcast.cli.values import bit_rate, message_size, rate
 from mcast.cli.values import seconds as seconds_of
 from mcast.contract.registry import open_backend
 from mcast.errors import install
@@ -27,6 +30,7 @@ from mcast.wire.addresses import McastAddress
 if TYPE_CHECKING:
     from mcast.api import Backend
     from mcast.bench.measure import BenchResult
+    from mcast.bench.parts import Intervals, Part
     from mcast.endpoint.settings import Settings
 
 _MOST = 1 << 16
@@ -58,6 +62,30 @@ def bench(
     address: Annotated[
         McastAddress, typer.Option("--group", parser=group, metavar="ADDRESS", help="The group to use.")
     ] = "239.1.1.1",  # type: ignore[assignment]  # text, read by the parser
+    as_server: Annotated[
+        bool, typer.Option("--server", help="Receive from a --client elsewhere, and count.")
+    ] = False,
+    as_client: Annotated[
+        bool, typer.Option("--client", help="Send to --receivers servers elsewhere.")
+    ] = False,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--rate", parser=bit_rate, metavar="BITS", help="The most that --client sends a second."
+        ),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval",
+            "-i",
+            parser=seconds_of(0.001, 3600),
+            metavar="SECONDS",
+            help="Print a line for each such time.",
+        ),
+    ] = None,
+    bind: Bind = None,
+    device: Device = None,
     *,
     settings: Settings,
     min_rate: Annotated[
@@ -73,34 +101,70 @@ def bench(
     """Measure message rate, loss and latency.
 
     Messages are sent in batches for the rate, then one by one for the latency. The exit status is 1 if
-    --min-rate or --max-p99 is missed. Between hosts, start one rank on each with mpirun or srun; rank 0 sends
-    (pip install 'rdma-mcast[mpi]').
+    --min-rate or --max-p99 is missed. Between hosts, start `mcast bench --server` on those that receive and
+    `mcast bench --client --receivers N` on one: it sends for --seconds, at --rate or as fast as it can, and a
+    server counts what is lost. Or start one rank on each host with mpirun or srun; rank 0 sends, no faster
+    than all receive (pip install 'rdma-mcast[mpi]').
     """
     from mcast.bench.mpi import started_by_mpi
+    from mcast.bench.parts import Intervals
 
+    told: list[Part] = []
+
+    def tell(part: Part) -> None:
+        told.append(part)
+        if not as_json:
+            say(line_of(part))
+
+    parts = Intervals(interval, tell)
+    if as_server or as_client:
+        if as_server and as_client:
+            raise NotBegun("--server and --client are two ends: start one of them here")
+        if max_p99 is not None or (as_server and (limit, receivers) != (None, None)):
+            raise NotBegun(
+                "--max-p99 is for one command alone, --rate and --receivers are for --client: leave out"
+            )
+        where = backend, bind, device, address, settings, parts
+        total, about = serve(*where) if as_server else send(*where, size, seconds, receivers or 1, limit)
+        show(total, about, told, as_json)
+        if missed := _too_slow(total.messages_per_s, min_rate):
+            raise Failure(missed[0])
+        return
+    if limit is not None or bind is not None or device is not None:
+        raise NotBegun(
+            "--rate, --bind and --device are for --client and --server: leave them out, or add one of the two"
+        )
     if started_by_mpi():
         refuse_simulated(backend, "receive")
         if receivers is not None:
             raise NotBegun("under MPI every rank but the first receives: leave out --receivers")
+        if interval is not None:
+            raise NotBegun("under MPI no rank knows what the others lost meanwhile: leave out --interval")
         found = _over_ranks(backend, address, size, seconds, settings)
     else:
         options = {"ports": (receivers or 1) + 1} if is_alone(backend) else {}
         with open_backend(backend, **options) as opened:
-            found = _run(opened, address, size, receivers or 1, seconds, settings)
+            found = _run(opened, address, size, receivers or 1, seconds, settings, parts)
     if found is None:
         return
-    _show(found, as_json)
+    _show(found, as_json, told)
     _judge(found, min_rate, max_p99)
 
 
 def _run(
-    backend: Backend, address: McastAddress, size: int, receivers: int, seconds: float, settings: Settings
+    backend: Backend,
+    address: McastAddress,
+    size: int,
+    receivers: int,
+    seconds: float,
+    settings: Settings,
+    parts: Intervals,
 ) -> BenchResult:
     from mcast.bench.measure import measure
 
     require(settings, places_of(backend))
     try:
-        return measure(backend, address, size, receivers, seconds, settings)
+        return measure(backend, address, size, receivers, seconds, settings, parts)
     except MessageTooLarge as error:
         raise NotBegun(
             f"--size is {size}: one MTU carries {error.limit} bytes, and a message is one MTU"
@@ -128,9 +192,9 @@ def _over_ranks(
         raise
 
 
-def _show(found: BenchResult, as_json: bool) -> None:
+def _show(found: BenchResult, as_json: bool, parts: list[Part]) -> None:
     if as_json:
-        say(json.dumps(found.as_dict(), indent=1))
+        say(json.dumps(found.as_dict() | {"intervals": [part.as_dict() for part in parts]}, indent=1))
         return
     where = "in one process" if found.processes == 1 else f"in {found.processes} processes"
     say(f"{found.backend}: {found.size} bytes to {found.receivers} receiver(s), {where}\n")
@@ -150,11 +214,15 @@ def _show(found: BenchResult, as_json: bool) -> None:
 
 def _judge(found: BenchResult, min_rate: float | None, max_p99: float | None) -> None:
     """Raise Failure for each limit that is missed."""
-    missed = []
-    if min_rate is not None and found.messages_per_s < min_rate:
-        missed.append(f"{found.messages_per_s:,.0f} messages/s, --min-rate is {min_rate:,.0f}")
+    missed = _too_slow(found.messages_per_s, min_rate)
     if max_p99 is not None and (found.latency_us is None or found.latency_us.p99 > max_p99):
         p99 = "no latency" if found.latency_us is None else f"p99 {found.latency_us.p99:,.1f} us"
         missed.append(f"{p99}, --max-p99 is {max_p99:,.1f}")
     if missed:
         raise Failure("; ".join(missed))
+
+
+def _too_slow(rate: float, least: float | None) -> list[str]:
+    if least is None or rate >= least:
+        return []
+    return [f"{rate:,.0f} messages/s, --min-rate is {least:,.0f}"]

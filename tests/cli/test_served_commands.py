@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,35 @@ def test_bench_measures_the_served_fabric(here: Run) -> None:
     found = json.loads(done.stdout)
     assert found["messages"] > 0
     assert (found["receivers"], found["lost"]) == (2, 0)
+
+
+def test_bench_measures_between_two_programs(server: FabricServer, here: Run) -> None:
+    words = ("bench", "--server", "--json", *SIM)
+    with subprocess.Popen([MCAST, *words], stdout=subprocess.PIPE, text=True) as other, ExitStack() as stack:
+        stack.callback(other.kill)
+        until(lambda: members(server))
+        options = ("--seconds", 0.5, "--size", "512", "--interval", "100ms", "--rate", "20Mbit/s")
+        done = here("bench", "--client", "--bind", "10.0.0.9", *options, "--json", *SIM)
+        assert done.returncode == 0, done.stderr
+        sent = json.loads(done.stdout)
+        assert other.stdout is not None
+        came = json.loads(other.stdout.read())
+    assert (sent["role"], came["role"], came["address"]) == ("client", "server", "10.0.0.1")
+    assert [one["address"] for one in sent["receivers"]] == ["10.0.0.1"]
+    assert 0 < sent["messages"] == came["messages"] + came["lost"]
+    assert came["bytes"] == 512 * came["messages"]
+    assert sent["gbits_per_s"] < 0.05  # 20 Mbit/s, and what a last batch is above that
+    assert sent["lost"] is None
+    assert {"begins", "ends", "gbits_per_s"} <= sent["intervals"][0].keys()
+
+
+def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcast.bench.apart.KNOCKS", 1)
+    done = here("bench", "--client", "--receivers", 2, *SIM)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        "mcast: 0 of 2 receivers answered in 239.1.1.1: start `mcast bench --server` on them" in done.stderr
+    )
 
 
 @pytest.mark.long  # eight processes import the command

@@ -1,0 +1,103 @@
+"""A measurement between programs on hosts of their own: one sends, and each receiver counts for itself.
+
+Nothing but a wanted rate holds the sender back. What a receiver is too slow for is lost, and the receiver
+knows the number of lost messages by their sequence headers.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from time import sleep
+
+from mcast.api import Backend, McastAddress
+from mcast.bench.end import BOUND
+from mcast.bench.parts import Intervals, Part
+from mcast.bench.ping import PingedMember, joined, ping_all
+from mcast.bench.receiver import KNOCK, KNOCKS
+from mcast.endpoint.blocking import Endpoint
+from mcast.endpoint.ports import Place
+from mcast.endpoint.probe import PROBE_SIZE
+from mcast.endpoint.settings import DEFAULTS, Settings
+
+OVER = b"mcast bench: that was all"
+"""The payload that ends a measurement."""
+
+_OVERS, _PAUSE = 10, 0.02
+"""How often the end is sent, and the seconds in between, because a message may be lost."""
+
+_BATCH = 64
+_PINGS, _GAP = 50, 0.01
+"""How often each receiver is asked for its round trip, and the seconds from one question to the next."""
+
+SILENCE = 5.0
+"""How many seconds without a message end a measurement whose end was lost, too."""
+
+
+def receivers_of(
+    backend: Backend, place: Place, group: McastAddress, wanted: int, settings: Settings = DEFAULTS
+) -> tuple[PingedMember, ...]:
+    """Wait until so many members of the group answer, and return them with their round trips.
+
+    Raises TimeoutError, which says how many answered, after BOUND seconds.
+    """
+    with joined(backend, place, group, 1, send_only=True, settings=settings) as pairs:
+        count = 0
+        for _ in range(KNOCKS):
+            count = len(ping_all(pairs, 2, PROBE_SIZE, KNOCK, KNOCK).members)
+            if count >= wanted:
+                return ping_all(pairs, _PINGS, PROBE_SIZE, _GAP, KNOCK).members
+    raise TimeoutError(
+        f"{count} of {wanted} receivers answered in {group}: start `mcast bench --server` on them"
+    )
+
+
+def send(
+    endpoint: Endpoint,
+    group: McastAddress,
+    size: int,
+    seconds: float,
+    rate: float | None,
+    parts: Intervals,
+) -> Part:
+    """Send messages of `size` bytes for so many seconds, at `rate` bits a second or as fast as it goes.
+
+    Returns what was sent. Raises MessageTooLarge if `size` and the sequence header are more than one MTU.
+    """
+    now, payloads, sent = endpoint.backend.now, [bytes(size)] * _BATCH, 0
+    with endpoint.sender(group, timeout=BOUND) as sender:
+        start = now()
+        while (spent := now() - start) < seconds:
+            due = sent * size * 8 / rate if rate else 0.0
+            if due > spent:
+                sleep(min(due, seconds) - spent)
+                continue
+            sent += sender.send_batch(payloads, timeout=BOUND)
+            parts.look(now() - start, sent, sent * size, None)
+        total = Part(0.0, now() - start, sent, sent * size, None)
+        for _ in range(_OVERS):
+            sender.send(OVER, timeout=BOUND)
+            sleep(_PAUSE)
+    return total
+
+
+def receive(endpoint: Endpoint, group: McastAddress, parts: Intervals) -> Part:
+    """Receive what the next `send` sends to the group, and return what came; the endpoint must be a member.
+
+    Ends with the sender, or after SILENCE. Time begins with the first message.
+    """
+    now, messages, size, over, last = endpoint.backend.now, 0, 0, False, 0.0
+    first = endpoint.recv_batch(_BATCH)
+    start = now()
+    for batch in chain([first], endpoint.batches(SILENCE, _BATCH)):
+        with batch:
+            for message in batch:
+                over = over or message.payload == OVER
+                if not over:
+                    messages += 1
+                    size += len(message.payload)
+        if over:
+            break
+        last = now() - start
+        if parts.due(last):
+            parts.look(last, messages, size, endpoint.stats().gaps)
+    return Part(0.0, last, messages, size, endpoint.stats().gaps)
