@@ -5,6 +5,7 @@
 PYTHON ?= $(shell command -v python3 || command -v python3.13 || command -v python3.12 || command -v python3.11)
 N ?= 2000000
 SECONDS ?= 600
+MINUTES ?= 60
 WHEELS ?= dist
 PYTHONS ?= $(PYTHON)
 BIN := .venv/bin
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all lint docs sessions bench oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
+.PHONY: demo test test-all lint docs sessions man soak bench oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -45,6 +46,14 @@ docs: .venv/test
 # The recorded terminal sessions of README.md and the documentation.
 sessions: .venv/test
 	$(BIN)/python scripts/record_sessions.py
+
+# The manual pages, from the help of the commands.
+man: .venv/test
+	$(BIN)/python -m scripts.man
+
+# Everything at once on a served fabric, for so many MINUTES: memory stays flat, and no descriptor stays open.
+soak: .venv/test
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 # Beside UDP sockets here, and beside C and pyverbs in the lab; then what moved since the last release.
 bench: .venv/test

@@ -92,6 +92,13 @@ def test_the_suite_is_in_the_wheel_and_no_link(wheel: Path) -> None:
         assert not any(name.startswith("tests/") for name in packed.namelist())
 
 
+def test_the_manual_pages_are_where_man_looks(wheel: Path) -> None:
+    with ZipFile(wheel) as packed:
+        found = {Path(name).name for name in packed.namelist() if "/data/share/man/man1/" in name}
+    assert found == {page.name for page in (ROOT / "man").iterdir()}
+    assert "mcast.1" in found
+
+
 @pytest.mark.long
 def test_with_the_libraries_the_suite_passes_on_real_devices(wheel: Path, tmp_path: Path) -> None:
     python = install(wheel, tmp_path / "with")

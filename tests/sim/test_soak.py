@@ -1,0 +1,35 @@
+"""The soak of `make soak`: a short one runs, and what grows is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..soak import SAMPLES, Sample, judge, soak
+
+MB = 1 << 20
+FLAT = [Sample((50 * MB, 40), (60 * MB, 70))] * SAMPLES
+IDLE = Sample((50 * MB, 10), (60 * MB, 20))
+
+
+def test_what_stays_flat_is_well() -> None:
+    assert judge(IDLE, FLAT, IDLE) == []
+
+
+@pytest.mark.parametrize("end", Sample._fields)
+def test_memory_that_grows_is_found(end: str) -> None:
+    grown = [one._replace(**{end: (50 * MB + number * MB, 40)}) for number, one in enumerate(FLAT)]
+    (said,) = judge(IDLE, grown, IDLE)
+    assert said.startswith(f"{end}: ")
+    assert "bytes in memory at the end" in said
+
+
+@pytest.mark.parametrize("end", Sample._fields)
+def test_a_descriptor_more_is_found(end: str) -> None:
+    size, count = getattr(IDLE, end)
+    (said,) = judge(IDLE, FLAT, IDLE._replace(**{end: (size, count + 1)}))
+    assert said == f"{end}: {count + 1} descriptors after the run, {count} before"
+
+
+@pytest.mark.long  # its programs are started again and again
+def test_a_minute_of_everything_at_once() -> None:
+    assert not soak(1, 2)
