@@ -3,8 +3,8 @@
 usage: smp_storm.py DEVICE COUNT SEED
 
 Each is a valid SMP, or a request to a PMA or the SA, in which some bytes were changed, sent by directed route
-or by LID to some node of the fabric. Nothing is expected but that the kernel lives; answers say that requests
-came that far. Lines on file descriptor 3 tell how far the storm is.
+or by LID to some node of the fabric. Nothing is expected but that the kernel lives, and that a new SM manages
+all nodes; answers say that requests came that far. Lines on file descriptor 3 tell how far the storm is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 MAD_BYTES, SMI, GSI = 256, 0, 1
 LID_ROUTED, DIRECTED, PERFORMANCE, ADMINISTRATION = 0x01, 0x81, 0x04, 0x03
 CLASS_VERSIONS = {LID_ROUTED: 1, DIRECTED: 1, PERFORMANCE: 1, ADMINISTRATION: 2}
+SET, PORT_INFO, SMP_DATA, KEY_BYTES = 0x02, b"\x00\x15", 64, 8
 GSI_QKEY = 0x80010000
 PERMISSIVE = 0xFFFF
 SA_METHODS, SA_ATTRIBUTES = (0x01, 0x02, 0x12, 0x13, 0x14, 0x15), (0x01, 0x02, 0x11, 0x12, 0x31, 0x35, 0x38)
@@ -63,6 +64,13 @@ def changed(draw: random.Random, mad: bytearray) -> bytes:
     return bytes(mad)
 
 
+def without_key(mad: bytes) -> bytes:
+    """The datagram, but that no port gets an M_Key: such a port obeys no SM that does not know the key."""
+    is_smp = mad[1] in (LID_ROUTED, DIRECTED)
+    sets_port = is_smp and mad[3] == SET and mad[16:18] == PORT_INFO
+    return mad[:SMP_DATA] + bytes(KEY_BYTES) + mad[SMP_DATA + KEY_BYTES :] if sets_port else mad
+
+
 def storm(device: str, count: int, seed: int) -> tuple[int, int]:
     """Send so many; how many went out, and how many answers came."""
     umad = ctypes.CDLL("libibumad.so.3", use_errno=True)
@@ -76,7 +84,7 @@ def storm(device: str, count: int, seed: int) -> tuple[int, int]:
     for number in range(1, count + 1):
         mad, qpn = request(draw)
         kind = mad[1]
-        payload = changed(draw, mad)
+        payload = without_key(changed(draw, mad))
         buffer = ctypes.create_string_buffer(header + MAD_BYTES)
         ctypes.memmove(ctypes.byref(buffer, header), payload, MAD_BYTES)
         lid = PERMISSIVE if kind == DIRECTED else SM if kind == ADMINISTRATION else draw.choice(LIDS)

@@ -136,7 +136,9 @@ def routes(text: str) -> dict[str, set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "receivers"), [("forth", (2, 3)), ("back", (1,))], ids=["full", "send-only"]
+    ("name", "receivers"),
+    [("forth", (2, 3)), ("back", (1,)), ("mended", (2, 3))],
+    ids=["full", "send-only", "after the malformed datagrams"],
 )
 def test_mckey_is_heard(said: Said, name: str, receivers: tuple[int, ...]) -> None:
     assert "data transfers complete" in said(f"{name}.sender")
