@@ -16,6 +16,7 @@ FOLDERS = [
     Path(mcast.backends.rdma.__file__).parent / "csrc",
 ]
 SOURCES = sorted(source for folder in FOLDERS for source in folder.rglob("*.c"))
+STRICTER = ("-Wshadow", "-Wstrict-prototypes")
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -29,7 +30,7 @@ def test_there_are_sources() -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.parent.name}/{source.name}")
 def test_a_source_compiles_without_a_warning(source: Path) -> None:
     """Here and not in the build's own flags: a newer compiler must not stop a user's installation."""
-    flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror")
+    flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", *STRICTER)
     done = run("gcc", *flags, f"-I{sysconfig.get_path('include')}", "-c", "-o", "/dev/null", source)
     assert done.returncode == 0, done.stderr
 
