@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import stat
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from io import BufferedRandom, BufferedReader, BytesIO, FileIO
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -20,6 +21,9 @@ from mcast.cast.nack.sender import ObjectSender
 
 _OF_CPU = (1, 3)
 """DLPack's kDLCPU, and kDLCUDAHost, which is pinned memory of the host."""
+
+_AHEAD = 1 << 20
+"""Bytes that an async iterable may be ahead of what is sent."""
 
 
 class Readable(Protocol):
@@ -36,13 +40,22 @@ class Tensor(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
-Sendable = Buffer | os.PathLike[str] | Source | Readable | Tensor | Iterable[Buffer | Tensor]
+Sendable = (
+    Buffer
+    | os.PathLike[str]
+    | Source
+    | Readable
+    | Tensor
+    | Iterable[Buffer | Tensor]
+    | AsyncIterable[Buffer | Tensor]
+)
 """What can be sent.
 
 - Anything contiguous with the buffer protocol, such as bytes or a numpy array; a tensor with `__dlpack__`.
 - A file's path, or a binary file that is open, from where it stands. Its end is that of now; a pipe has none
   before it comes. A `mcast.cast.files.Source`, which is closed then.
 - An iterable of buffers, whose end nobody has to know. It is asked for more as receivers take what there is.
+- With a membership of `mcast.aio`, an async iterable of buffers, too: others have their turns meanwhile.
 """
 
 
@@ -117,15 +130,54 @@ class FromIterable:
             part = next(self._parts, None)
             if part is None:
                 return b""
-            memory = memory_of(part)
-            if memory is None:
-                raise TypeError(f"{type(part).__name__} has no bytes: the iterable gives buffers")
-            self._rest = memoryview(bytes(memory))
+            self._rest = memoryview(_bytes_of(part))
         found, self._rest = self._rest[:most], self._rest[most:]
         return bytes(found)
 
     def close(self) -> None:
         """The iterator stays where it is."""
+
+
+class FromAsync:
+    """The bytes of all buffers of an async iterable. A task asks for them, a little ahead of what is sent."""
+
+    def __init__(self, parts: AsyncIterable[Buffer | Tensor]) -> None:
+        self.size: int | None = None
+        self._parts = parts
+        self._ready = bytearray()
+        self._room = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def _gather(self) -> None:
+        async for part in self._parts:
+            self._ready += _bytes_of(part)
+            while len(self._ready) >= _AHEAD:
+                self._room.clear()
+                await self._room.wait()
+
+    def read(self, most: int) -> bytes | None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._gather())
+        if not self._ready:
+            if not self._task.done():
+                return None
+            self._task.result()
+        found = bytes(self._ready[:most])
+        del self._ready[:most]
+        self._room.set()
+        return found
+
+    def close(self) -> None:
+        """What waits for the next buffer is cancelled; the iterator stays where it is."""
+        if self._task is not None and not self._task.cancel() and not self._task.cancelled():
+            self._task.exception()  # asyncio would log an error that nobody asked for
+
+
+def _bytes_of(part: Buffer | Tensor) -> bytes:
+    memory = memory_of(part)
+    if memory is None:
+        raise TypeError(f"{type(part).__name__} has no bytes: the iterable gives buffers")
+    return bytes(memory)
 
 
 def poll_of(file: object, events: int) -> select.poll | None:
@@ -165,6 +217,8 @@ def origin_of(data: Sendable) -> Origin:
         return FromOpen(cast(Readable, data))
     if isinstance(data, Iterable):
         return FromIterable(data)
+    if isinstance(data, AsyncIterable):
+        return FromAsync(data)
     raise TypeError(
         f"{type(data).__name__} cannot be sent: a buffer, a tensor, a path, an open binary file and "
         "an iterable of buffers can"

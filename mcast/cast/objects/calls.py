@@ -5,7 +5,7 @@ A session has no thread and no task: it speaks and hears inside its calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from threading import Lock
@@ -119,6 +119,10 @@ class ObjectSession(_ObjectSession):
         strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send one object to all that take part. Arguments and errors are those of `mcast.cast.send`."""
+        if isinstance(data, AsyncIterable):
+            raise TypeError(
+                f"{type(data).__name__} is awaited: send it to a group of an endpoint of mcast.aio"
+            )
         with uninterrupted(), self._alone():
             self._require_open()
             return blocked(self._group, self._now, self._sending.send(data, strategy, name, metadata))

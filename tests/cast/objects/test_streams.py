@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import io
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -27,7 +28,7 @@ from mcast.cast.objects.bytes_out import Origin, Sendable, Tensor, origin_of
 
 from ...waiting import until
 from .alone import PIECE, SESSION, WIDTH, Alone
-from .test_objects import BOUND, body, gets, member, others
+from .test_objects import BOUND, amember, body, gets, member, others
 
 DATA = Random(4).randbytes(300_000)
 
@@ -267,3 +268,61 @@ def test_memory_that_cannot_be_written_is_refused() -> None:
     for place in places:
         with pytest.raises(TypeError, match="not writable"):
             sink_at(place)
+
+
+async def sends(fabric: Fabric, parts: AsyncIterable[bytes]) -> cast.ObjectReport:
+    async with amember(fabric, 0) as group:
+        return await cast.send(group, parts)
+
+
+def test_an_async_iterable_is_asked_as_receivers_take_what_there_is(fabric: Fabric) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for at in range(0, len(DATA), 777):
+            await asyncio.sleep(0)
+            yield DATA[at : at + 777]
+        yield b""
+        yield bytes(3 << 20)
+
+    with others(lambda: gets(fabric, 1, 1)) as ends:
+        report = asyncio.run(sends(fabric, parts()))
+        (got,) = ends[0].result(BOUND)
+    assert report.kept
+    assert body(got) == DATA + bytes(3 << 20)
+    with member(fabric, 0) as group, pytest.raises(TypeError, match=r"mcast\.aio"):
+        cast.send(group, parts(), receivers=0)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_async_iterable_that_fails_or_waits_ends_with_the_call(fabric: Fabric, cancelled: bool) -> None:
+    ended: list[str] = []
+    calls: list[asyncio.Task[cast.ObjectReport]] = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            yield DATA
+            if cancelled:
+                calls[0].cancel()
+                await asyncio.Event().wait()
+            raise LookupError("no more")
+        finally:
+            ended.append("ended")
+
+    async def main() -> None:
+        calls.append(asyncio.create_task(sends(fabric, parts())))
+        with pytest.raises(asyncio.CancelledError if cancelled else LookupError):
+            await calls[0]
+        await asyncio.sleep(0)
+        assert ended == ["ended"]
+
+    missed: list[cast.Missed] = []
+    with others(lambda: list(takes_until_quiet(fabric, missed))) as ends:
+        asyncio.run(main())
+        assert ends[0].result(BOUND) == []
+    assert [one.why for one in missed] == [
+        f"the sender has ended the session: {'interrupted' if cancelled else 'internal error'}"
+    ]
+
+
+def takes_until_quiet(fabric: Fabric, missed: list[cast.Missed]) -> Iterator[cast.Received]:
+    with member(fabric, 1) as group:
+        yield from cast.receive(group, missed=missed.append, alone=True)
