@@ -23,6 +23,7 @@ CORES = (
     "backends/sim/trace/pcapng",
     "backends/sim/trace/story",
     "bench/echo",
+    "bench/parts",
     "cast/nack/header",
     "cast/nack/receiver",
     "cast/nack/sender",
