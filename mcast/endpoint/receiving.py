@@ -26,6 +26,9 @@ logger: logging.Logger = logging.getLogger("mcast")
 
 _LEFT = GroupState.LEFT
 
+SELDOM = 64 * BATCH
+"""One of so many messages is looked at in the long run, because a look costs as much as several messages."""
+
 
 _warned: WeakSet[Station] = WeakSet()
 """The stations whose user has been told that nobody else can be heard."""
@@ -61,8 +64,11 @@ class Receiving:
         self.kept: Kept = kept
         self._tell, self._on_qp_error = tell, on_qp_error
         self._low_water = LowWater(station.settings.receive_depth)
-        self._due = 1
-        """How many messages more may come until one is looked at: the first, and then one of each backlog."""
+        self._due, self._every = 1, BATCH
+        """How many messages more may come until one is looked at: the first, and then ever fewer, down to one
+        of SELDOM."""
+        self._singles = 0
+        """Messages received one by one since the receive queue was looked at."""
         self.bytes: int = 0
         self.batches: int = 0
         """What was received for the user: bytes, and calls to the queue pair that gave something."""
@@ -113,6 +119,9 @@ class Receiving:
                 self._due -= 1
                 if self._due <= 0:
                     self._look(message)
+                self._singles += 1
+                if self._singles >= self._low_water.backlog:
+                    self._singles = 0
                     self._watch_queue()
                 return message
             self.route(CopiedBatch([message]))
@@ -141,12 +150,14 @@ class Receiving:
         pair; None if none are."""
         if max < 1:
             raise ValueError(f"max is {max}: a batch has 1 or more messages")
-        if (kept := self._kept_batch(max, group)) is not None:
+        if self.kept.count and (kept := self._kept_batch(max, group)) is not None:
             return kept
         if self._station.roster.ended or (group is not None and group.state is _LEFT):
             self._memberships.require_receiving(group)
         batch = self.poll(max)
-        return None if batch is None else self._chosen(batch, max, group)
+        if batch is None:
+            return None
+        return self._sift(batch) if group is None else self._chosen(batch, max, group)
 
     def take_in(self, max: int = BATCH) -> None:
         """Receive the messages that wait at the queue pair, and keep them for the calls that ask for them."""
@@ -200,9 +211,9 @@ class Receiving:
 
     def _sift(self, batch: Batch) -> Batch | None:
         """The user's messages of a batch that is not empty: the same batch if all are, None if none are."""
-        lengths = batch.lengths
+        lengths, sorter = batch.lengths, self._sorter
         self.batches += 1
-        if not self._sorter.judges_in(batch):
+        if not ((sorter.judges or PROBE_SIZE in lengths) and sorter.judges_in(batch, lengths)):
             count, size, owner = len(lengths), sum(lengths), self._station.roster.only_group
             self.bytes += size
             if owner is not None:
@@ -267,7 +278,7 @@ class Receiving:
         return wanted
 
     def _look(self, message: Message) -> None:
-        self._due = self._low_water.backlog
+        self._due, self._every = self._every, min(2 * self._every, SELDOM)
         self._sorter.look(message)
 
     def _watch_queue(self) -> None:

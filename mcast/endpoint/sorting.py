@@ -4,7 +4,7 @@ filtered."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mcast.api import Batch, Message
 from mcast.endpoint import probe, sequence
@@ -60,17 +60,19 @@ class Sorter:
     def wanted(self, batch: Batch) -> list[Message]:
         """The messages of the batch that are the user's, with the user's payloads."""
         self._prober.echoes_left = ECHOES_MAX
-        if not self.judges_in(batch):
+        lengths = batch.lengths
+        if not self.judges_in(batch, lengths):
             return list(batch)
-        if not self.sequenced and PROBE_SIZE not in batch.lengths and batch[0].from_self and _has_one(batch):
+        if not self.sequenced and PROBE_SIZE not in lengths and batch[0].from_self and _has_one(batch):
             for mgid in batch.groups:
                 self._drop(self._by_mgid.get(mgid), _OWN)
             return []
         return [kept for message in batch if (kept := self._judge(message)) is not None]
 
-    def judges_in(self, batch: Batch) -> bool:
-        """Whether each message of a batch that is not empty must be looked at."""
-        if self.sequenced or PROBE_SIZE in batch.lengths:
+    def judges_in(self, batch: Batch, lengths: Sequence[int]) -> bool:
+        """Whether each message of a batch that is not empty, with payloads of these lengths, must be looked
+        at."""
+        if self.sequenced or PROBE_SIZE in lengths:
             return True
         return self.filtering and (batch[0].from_self or not _has_one(batch))
 
