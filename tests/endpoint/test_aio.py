@@ -247,7 +247,7 @@ def test_ready_between_tasks(network: Network) -> None:
             assert text(await hearing) == b"heard"
             with pytest.raises(TimedOut, match="0 of 1 members"):
                 await group.ready(timeout=0.02)
-            assert await group.probe_loopback(timeout=0.02) is True
+            assert await group.probe_loopback(timeout=BOUND) is True
 
     run(main)
 
