@@ -401,7 +401,9 @@ def test_a_task_is_handed_each_batch_and_nothing_is_looked_for_in_vain(
                 await out.send(payload)
             await receiving
             assert got == sent
-            assert len(looked) == 10
+            assert (
+                len(looked) < 15
+            )  # one more where a turn of the task is over; 19 if each were looked for in vain
 
     run(main)
 
