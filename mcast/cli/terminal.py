@@ -185,10 +185,10 @@ def sentence(error: ValueError) -> str:
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
+        from mcast.errors.refused import sentence_of
+
         return "; ".join(
-            found["msg"].removeprefix("Value error, ")
-            if found["type"] == "value_error"
-            else f"{'.'.join(map(str, found['loc']))} is {found['input']!r}: {found['msg']}"
+            sentence_of({**found, "loc": ()} if found["type"] == "value_error" else dict(found))
             for found in error.errors()
         )
     return str(error)

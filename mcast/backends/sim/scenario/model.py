@@ -28,6 +28,7 @@ from pydantic import (
 
 from mcast.api import McastAddress, WcStatus
 from mcast.errors import install
+from mcast.errors.refused import sentence_of
 from mcast.wire.mcmember import MLID_LAST, SaMethod, SaStatus
 
 READY_MADE = files("mcast.backends.sim.scenario") / "ready_made"
@@ -525,10 +526,8 @@ def _table(name: str, text: str, yaml: bool) -> dict[str, object]:
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    where = _short(".".join(str(part) for part in first["loc"]))
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    what = _short(first["msg"].removeprefix("Value error, "))
-    return f"{f'{where}: ' if where else ''}{what}{more}"
+    return f"{_short(sentence_of(first))}{more}"
 
 
 def _short(text: str) -> str:

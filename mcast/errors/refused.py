@@ -1,0 +1,58 @@
+"""What a model refuses, in words of ours: pydantic's are about types and tags, and a user wrote a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_WORDS = {
+    "missing": "{where} is needed",
+    "extra_forbidden": "there is no field {where}",
+    "union_tag_invalid": "{where} there is no {tag!r}: there are {expected_tags}",
+    "union_tag_not_found": "{where} is without its {discriminator}",
+    "greater_than": "{where} is {input}: give more than {gt}",
+    "greater_than_equal": "{where} is {input}: give {ge} or more",
+    "less_than": "{where} is {input}: give less than {lt}",
+    "less_than_equal": "{where} is {input}: give {le} or less",
+    "int_parsing": "{where} is {input}: give a whole number",
+    "int_type": "{where} is {input}: give a whole number",
+    "int_from_float": "{where} is {input}: give a whole number",
+    "float_parsing": "{where} is {input}: give a number",
+    "float_type": "{where} is {input}: give a number",
+    "finite_number": "{where} is {input}: give a finite number",
+    "bool_parsing": "{where} is {input}: give true or false",
+    "bool_type": "{where} is {input}: give true or false",
+    "string_type": "{where} is {input}: give a text",
+    "too_short": "{where} has too few: give {min_length} or more",
+    "too_long": "{where} has too many: give at most {max_length}",
+    "literal_error": "{where} is {input}: there is {expected}",
+}
+"""pydantic's name of an error -> what is said."""
+
+
+_LONGEST = 200
+"""The most characters of a value that are quoted, because a stranger may have written the value."""
+
+
+def sentence_of(found: Mapping[str, Any]) -> str:
+    """One of `ValidationError.errors()` as a sentence, with the place in the file first, if there is one."""
+    where = ".".join(map(str, found["loc"]))
+    words = _WORDS.get(found["type"])
+    if words is None:
+        said = found["msg"].removeprefix("Value error, ")
+        return f"{where}: {said}" if where else said
+    where = (f"{where}:" if where else "") if found["type"] == "union_tag_invalid" else where or "the value"
+    limits = {name: _plainly(value) for name, value in found.get("ctx", {}).items()}
+    return words.format(**{**limits, "input": _quoted(found["input"]), "where": where}).strip()
+
+
+def _plainly(limit: object) -> object:
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _quoted(given: object) -> str:
+    try:
+        text = repr(given)
+    except ValueError:  # a number of thousands of digits
+        return "such a number"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
