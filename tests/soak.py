@@ -171,7 +171,7 @@ def soak(minutes: float, seed: int) -> int:
             try:
                 return _run(server.pid, minutes, Soak(seed))
             finally:
-                server.send_signal(signal.SIGINT)
+                server.send_signal(signal.SIGTERM)  # a background shell has SIGINT ignored
                 reader.join()
                 del os.environ[VARIABLE]
 
