@@ -1,4 +1,4 @@
-"""What a model refuses, in plain words: those of pydantic are about types and tags, and a user wrote a file."""
+"""What a model refuses, in plain words: pydantic speaks of types and tags, and a user wrote a file."""
 
 from __future__ import annotations
 
