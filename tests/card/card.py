@@ -189,6 +189,8 @@ class Card:
         """The devices' numbers by their names."""
         self._sysfs = sysfs
         self._lib = c.CDLL(str(library))
+        for name in re.findall(r"\b(card_\w+)\(", _HEADER):
+            getattr(self._lib, name)  # ctypes keeps it; where two threads had it do that, CPython 3.11 broke
         self._lib.card_count.restype = self._lib.card_access.restype = c.c_int64
         self._lib.card_call_name.restype = c.c_char_p
         self._lib.card_delay.argtypes = (c.c_uint32, c.c_int, c.c_int64)
