@@ -157,7 +157,9 @@ def judge(before: Sample, samples: Sequence[Sample], after: Sample) -> list[str]
 
 
 def soak(minutes: float, seed: int) -> int:
-    logging.getLogger("mcast").setLevel(logging.ERROR)  # each loss of a membership would be a line
+    said = logging.getLogger("mcast")
+    before = said.level
+    said.setLevel(logging.ERROR)  # each loss of a membership would be a line
     with tempfile.TemporaryDirectory(prefix="mcast-soak-") as folder:
         os.environ[VARIABLE] = f"{folder}/fabric.sock"
         command = [str(Path(sys.executable).with_name("mcast")), "sim", "serve", "--fabric", "infiniband"]
@@ -174,6 +176,7 @@ def soak(minutes: float, seed: int) -> int:
                 server.send_signal(signal.SIGTERM)  # a background shell has SIGINT ignored
                 reader.join()
                 del os.environ[VARIABLE]
+                said.setLevel(before)
 
 
 def _run(pid: int, minutes: float, shared: Soak) -> int:

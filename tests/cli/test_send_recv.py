@@ -182,16 +182,16 @@ def test_send_of_many_says_what_each_lacks(with_others: Run, tmp_path: Path) -> 
 
 REFUSES = """
 import mcast.cast.objects.bytes_in as bytes_in
-before = bytes_in.ToMemory.write
-def write(self, piece):
-    if len(self.data) == 0 and not taken:
+before = bytes_in.ToNew.__init__
+def make(self, size):
+    if not taken:
         taken.append(1)
         raise OSError(28, "No space left on device", "/secret/path")
-    before(self, piece)
+    before(self, size)
 taken = []
-bytes_in.ToMemory.write = write
+bytes_in.ToNew.__init__ = make
 """
-"""The first of the receivers finds its disk full."""
+"""The first of the receivers has no room."""
 
 
 @pytest.mark.parametrize(("strategy", "status"), [("all", 1), ("quorum:1", 0)])
