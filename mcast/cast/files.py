@@ -1,4 +1,7 @@
-"""Where a file comes from and where it goes: files, pipes, devices. No half-written file is left behind."""
+"""Where a file comes from and where it goes: files, pipes, devices.
+
+No half-written file has the name of a whole one. What came before a kill stays hidden beside that name.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import os
 import select
 import signal
 import stat
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,11 +17,10 @@ from pathlib import Path
 
 from typing_extensions import Buffer
 
+from mcast.cast.hidden import HiddenFile
+
 STANDARD = "-"
 """The name that stands for stdin and stdout."""
-
-_KEPT_OF_NAME = 100
-"""How many bytes of a file's name its hidden file's name has; most file systems allow 255 in all."""
 
 
 class Source:
@@ -73,6 +74,26 @@ class Sink:
 
     def open(self) -> None:
         """Create whatever `close` removes; what is open stays as it is."""
+
+    @property
+    def left(self) -> int:
+        """How many bytes an earlier run has left, from the beginning on. They may be of another file."""
+        return 0
+
+    def again(self, size: int) -> bytes:
+        """The next bytes, as an earlier run has left them; fewer where it has left fewer."""
+        return b""
+
+    def skip(self, size: int) -> None:
+        """So many bytes, which `again` has shown, are right as they are: `write` takes what follows them."""
+
+    def keep(self) -> None:
+        """Let `close` leave what has been written, for another run to go on from there."""
+
+    @property
+    def kept(self) -> Path | None:
+        """The file that `close` has left for another run; None if there is none."""
+        return None
 
     def place(self, at: int, size: int) -> memoryview | None:
         """Where those bytes of the file may be put before they are known to be right; None: nowhere, they are
@@ -135,26 +156,50 @@ class StreamSink(Sink):
 
 class NewFile(Sink):
     """A file that gets its name when it is whole and on the disk; until then it is a hidden file in the same
-    folder."""
+    folder.
+
+    The hidden file `.NAME.part` has what an earlier run has left, if that was killed or `keep` was called.
+    One run at a time has that file; others have one of a random name, and leave nothing.
+    """
 
     def __init__(self, path: Path, name: str = "", runs: bool = False) -> None:
         self.name: str = name or str(path)
         self._target, self._runs = path, runs
-        self._part: Path | None = None
+        self._part: HiddenFile | None = None
+        self._keeps = False
+        self._kept: Path | None = None
         self._placer = ThreadPoolExecutor(1)
         self._placing: Future[None] | None = None
 
     def open(self) -> None:
-        if self._part is not None:
-            return
-        beginning = os.fsencode(self._target.name)[:_KEPT_OF_NAME].decode(errors="ignore")
-        with _signals_held():  # a signal between these lines would leave the file behind
-            fd, made = tempfile.mkstemp(prefix=f".{beginning}.", suffix=".part", dir=self._target.parent)
-            self._part = Path(made)
-            self._file = os.fdopen(fd, "wb", buffering=1 << 16)
+        if self._part is None:
+            with _signals_held():  # a signal between its lines would leave the file behind
+                self._part = HiddenFile(self._target)
+
+    @property
+    def left(self) -> int:
+        return 0 if self._part is None else self._part.left
+
+    def again(self, size: int) -> bytes:
+        return self._opened.again(size)
+
+    def skip(self, size: int) -> None:
+        self._opened.at += size
 
     def write(self, piece: Buffer) -> None:
-        self._file.write(piece)
+        self._opened.write(piece)
+
+    @property
+    def _opened(self) -> HiddenFile:
+        assert self._part is not None
+        return self._part
+
+    def keep(self) -> None:
+        self._keeps = True
+
+    @property
+    def kept(self) -> Path | None:
+        return self._kept
 
     def commit(self) -> bool:
         # In a thread, because a disk may take longer than the sender waits for an answer.
@@ -173,23 +218,26 @@ class NewFile(Sink):
 
     def _place(self, mode: int) -> None:
         """Give the file its name; when this returns, the file survives a crash of the host."""
-        assert self._part is not None
-        with self._file:
-            self._file.flush()
-            os.fchmod(self._file.fileno(), mode)
-            os.fsync(self._file.fileno())
-        self._part.replace(self._target)
+        part = self._opened
+        with part.file:
+            part.cut()
+            os.fchmod(part.file.fileno(), mode)
+            os.fsync(part.file.fileno())
+            part.path.replace(self._target)  # while this run still has the file to itself
         self._part = None
         _sync_folder(self._target.parent)
 
     def close(self) -> None:
         # Removed first, so that nothing stays if a second Ctrl-C ends the wait for the disk below.
         if (part := self._part) is not None:
-            part.unlink(missing_ok=True)
+            stays = part.lasts and self._keeps if part.at else part.left > 0
+            if not stays:
+                part.path.unlink(missing_ok=True)
         self._placer.shutdown()
-        if self._part is not None:
+        if (part := self._part) is not None:
+            self._kept = part.path if stays else None
             with suppress(OSError):
-                self._file.close()
+                part.file.close()
             self._part = None
 
 

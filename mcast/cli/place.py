@@ -17,7 +17,7 @@ import typer
 
 from mcast.cli.terminal import Json as Json
 from mcast.cli.terminal import NotBegun, backend_name, group, say, sentence
-from mcast.cli.values import seconds
+from mcast.cli.values import microseconds, seconds
 from mcast.contract.registry import SIMULATED, backend_names, open_backend, provider
 from mcast.errors.tree import BackendError
 from mcast.wire.addresses import McastAddress
@@ -112,12 +112,17 @@ def refuse_simulated(backend: str, what: str) -> None:
 def _moderation(text: str) -> CqModeration:
     from mcast.contract.values import CqModeration
 
-    numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
-    if numbers is None:
-        raise NotBegun(f"--moderation is {text!r}: write MESSAGES/MICROSECONDS, such as 32/50")
-    count, period = map(int, numbers.groups())
+    numbers = re.fullmatch("([0-9]{1,9})/([0-9.a-z]{1,20})", text)
     try:
-        return CqModeration(count=count, period=period)
+        period = microseconds(0, inf)(numbers[2]) if numbers else 0.5
+    except typer.BadParameter as error:
+        raise NotBegun(f"--moderation {text}: {error}") from None
+    if numbers is None or period % 1:
+        raise NotBegun(
+            f"--moderation is {text!r}: write MESSAGES/MICROSECONDS, both whole, such as 32/50 or 32/50us"
+        )
+    try:
+        return CqModeration(count=int(numbers[1]), period=int(period))
     except ValueError as error:
         raise NotBegun(f"--moderation {text}: {sentence(error)}") from None
 
@@ -146,7 +151,7 @@ def settings_of(
     ] = None,
     moderation: Annotated[
         str | None,
-        typer.Option(metavar="N/US", help="Wake for N messages, or US microseconds after the first of them."),
+        typer.Option(metavar="N/US", help="Wake for N messages, or US after the first of them, as 32/50us."),
     ] = None,
 ) -> Settings:
     """The settings of a command's endpoints, or of its queue pairs, from the command's options.

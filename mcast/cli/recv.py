@@ -67,10 +67,11 @@ def recv(
 ) -> None:
     """Receive what the next `mcast send` sends to GROUP.
 
-    FILE gets its name when it is whole, verified and on the disk; an older file is replaced then. Stdout, a
-    pipe or a device gets the bytes as they come. A folder gets each file by the name that the sender gives;
-    files that are there are replaced with --overwrite alone. The status is 0 if all has come and was
-    verified, else 1.
+    FILE gets its name when it is whole, verified and on the disk; an older file is replaced then. What has
+    come of a transfer that was cut off stays in .FILE.part: the next recv verifies that, and asks for the
+    rest. Stdout, a pipe or a device gets the bytes as they come. A folder gets each file by the name that the
+    sender gives; files that are there are replaced with --overwrite alone. The status is 0 if all has come
+    and was verified, else 1.
     """
     from mcast.cast import receive
     from mcast.cast.objects.turns import BOUND, DEPTH
@@ -195,6 +196,8 @@ class Intake:
             os.strerror(errno.EEXIST): "--overwrite replaces it",
         }
         words = [missed.why, hints.get(missed.why)]
+        if missed.kept is not None:
+            words.append(f"what has come stays in {missed.kept.name}, and the next recv goes on from there")
         return self.name_of(missed.offered), ": ".join(filter(None, words))
 
     def name_of(self, offered: Offered) -> str:

@@ -22,7 +22,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.progress import Watch
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, NotBegun, console, say
+from mcast.cli.terminal import Failure, NotBegun, console, plural, say
 from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate
 from mcast.wire.addresses import McastAddress
 
@@ -184,6 +184,7 @@ def outcome_of(
         "parity": all(report.parity for report in reports),
         "pieces": sum(report.pieces for report in reports),
         "sent_again": sum(report.repairs for report in reports),
+        "spared": sum(report.spared for report in reports),
         "seconds": seconds,
         "bytes_per_second": sent / seconds if seconds > 0 else 0.0,
         "files": [
@@ -230,9 +231,11 @@ def _show(outcome: dict[str, Any]) -> None:
     if len(files) == 1:
         what += f", BLAKE3 {files[0]['blake3'][:16]}..."
     repaired = "" if outcome["parity"] else " without parity"
+    repaired += f", {outcome['spared']:,} not sent again" if outcome["spared"] else ""
+    pieces, again = outcome["pieces"], outcome["sent_again"]
     out.print(
         f"{what}\n{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
-        f"{outcome['pieces']:,} pieces, {outcome['sent_again']:,} repairs{repaired}, "
+        f"{pieces:,} {plural('piece', pieces)}, {again:,} {plural('repair', again)}{repaired}, "
         f"{decimal(int(outcome['bytes_per_second']))}/s\n",
         markup=False,
     )
@@ -252,7 +255,11 @@ def _show(outcome: dict[str, Any]) -> None:
             )
         out.print(table)
     verified = sum(receiver["verified"] for receiver in receivers)
-    each = f"{outcome['pieces']} pieces each" if len(files) == 1 else f"{len(files)} files and folders each"
+    each = (
+        f"{pieces} {plural('piece', pieces)} each"
+        if len(files) == 1
+        else f"{len(files)} files and folders each"
+    )
     say(f"\nsend: {verified}/{len(receivers)} receivers verified, {each}")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -222,14 +222,13 @@ def test_a_pipe_that_is_empty_or_full_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_signal_while_the_file_is_made_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = tempfile.mkstemp
+    lock = fcntl.flock
 
-    def interrupted(**options: Any) -> tuple[int, str]:
-        made = make(**options)
+    def interrupted(*arguments: int) -> None:
+        lock(*arguments)
         pthread_kill(threading.get_ident(), SIGINT)
-        return made
 
-    monkeypatch.setattr(tempfile, "mkstemp", interrupted)
+    monkeypatch.setattr(fcntl, "flock", interrupted)
     with pytest.raises(KeyboardInterrupt), closing(NewFile(tmp_path / "file")) as sink:
         sink.open()
     assert list(tmp_path.iterdir()) == []

@@ -52,7 +52,7 @@ BAD_INPUT = {
     "both": (("recv", "239.1.1.1", "-o", "f", "--device", "x", "-b", "10.0.0.1"), "give one of them"),
     "negative patience": (
         ("recv", "239.1.1.1", "-o", "f", "--patience", "-1"),
-        "-1 is out of range: give a time from 0.1",
+        "-1 is out of range: give 0.1",
     ),
 }
 
@@ -203,7 +203,10 @@ def test_who_did_not_get_it_is_named_and_the_strategy_says_whether_that_is_a_fai
     done = with_others("send", "file", "239.1.1.1", "-n", 2, "--strategy", strategy)
     assert (done.returncode, done.stderr) == (status, "")
     lines = [line.rstrip() for line in done.stdout.splitlines()]
-    assert sorted(line.split()[-1] for line in lines[4:6]) == ["device", "verified"]
+    # The promise may be kept before the other receiver has said why it cannot take part.
+    why, promised = sorted(line.split()[-1] for line in lines[4:6])
+    assert promised == "verified"
+    assert why == "device" or (status == 0 and why == "receiver")
     assert lines[-1] == "send: 1/2 receivers verified, 21 pieces each"
     assert "/secret" not in done.stdout
 

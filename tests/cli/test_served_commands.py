@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
+from signal import SIGKILL
 
 import pytest
 
-from mcast import open_endpoint
+from mcast import cast, open_endpoint
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared.server import FabricServer, Serving
 
@@ -108,6 +110,30 @@ def test_bench_measures_between_two_programs(server: FabricServer, here: Run) ->
     assert {"begins", "ends", "gbits_per_s"} <= sent["intervals"][0].keys()
 
 
+def test_a_receiver_that_was_killed_goes_on_from_what_it_has(tmp_path: Path) -> None:
+    data, copy = Random(1).randbytes(3_000_000), tmp_path / "copy"
+    receiving = [str(word) for word in (MCAST, "recv", GROUP, "-o", copy, *SIM)]
+
+    def until_killed(receiver: subprocess.Popen[bytes]) -> Iterator[bytes]:
+        yield data[:2_000_000]
+        part = tmp_path / ".copy.part"
+        until(lambda: part.exists() and part.stat().st_size > 1_000_000)
+        receiver.kill()
+        yield data[2_000_000:]
+
+    with open_endpoint("sim", "10.0.0.9") as endpoint, endpoint.join(GROUP) as group, ExitStack() as stack:
+        for goes_on in (False, True):
+            receiver = stack.enter_context(subprocess.Popen(receiving))
+            stack.callback(receiver.kill)
+            with cast.open_session(group, memory=1 << 19, silence=60.0 if goes_on else 5.0) as session:
+                session.gather(1, timeout=200)
+                report = session.send(data if goes_on else until_killed(receiver))
+            assert receiver.wait() == (0 if goes_on else -SIGKILL)
+            assert report.kept == goes_on
+    assert copy.read_bytes() == data
+    assert [path.name for path in tmp_path.iterdir() if "copy" in path.name] == ["copy"]
+
+
 def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mcast.bench.apart.KNOCKS", 1)
     done = here("bench", "--client", "--receivers", 2, *SIM)
@@ -115,6 +141,15 @@ def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pyt
     assert (
         "mcast: 0 of 2 receivers answered in 239.1.1.1: start `mcast bench --server` on them" in done.stderr
     )
+
+
+def test_a_client_refuses_what_no_message_holds_before_it_waits(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcast.bench.apart.KNOCKS", 1)
+    done = here("bench", "--client", "--receivers", 2, "--size", 5000, *SIM)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "mcast: --size is 5000: one MTU carries 1000 bytes, and a message is one MTU" in done.stderr
 
 
 @pytest.mark.long  # eight processes import the command

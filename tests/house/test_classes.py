@@ -42,6 +42,7 @@ REASONS = {
     "cast/nack/receiver ObjectReceiver": "one end of the protocol: a message may change each of its fields",
     "cast/nack/outgoing Outgoing": "one object under way: its edges, and what waits for repair",
     "cast/nack/sender ObjectSender": "one end of the protocol: a message may change each of its fields",
+    "cast/objects/receiving _Arrival": "one object that comes: where its bytes go, and what of it waits",
     "cast/objects/receiving ObjectsIn": "what one call of `receive` was given, and its sessions",
     "contract/queue_pair QueuePair": "the verbs of a queue pair",
     "endpoint/awaiting Endpoint": "the descriptors that an event loop watches, and who waits for each",

@@ -17,7 +17,7 @@ SEAL     pieces, bytes, BLAKE3 of the last blocks   ->
                                                     <-  LACK    blocks, how many pieces, which
 PIECE    parity, one for different losses           ->
 FLUSH    blocks sent, BLAKE3 of all, who answers    ->
-                                                    <-  HAVE    all blocks before this one; all; failed; left
+                                                    <-  HAVE    all blocks before; all; failed; left; on disk
 OVER     object, who has it whole                   ->
 BYE      to one receiver, or to everybody           ->
 ```
@@ -37,6 +37,11 @@ BYE      to one receiver, or to everybody           ->
   bytes is what the last FLUSH says. Both ends take in bytes once, as they pass, for both digests.
 - A receiver that comes late takes part from the current block, and asks for the beginning at the next FLUSH
   that says that the sender waits. If the beginning is gone, it takes part from the next object.
+- A receiver that was killed says in a HAVE up to which block its disk seems to have the object. Blocks that
+  all have by their own word are not sent: the sender says their SEALs alone. The receiver compares each block
+  on its disk with its SEAL before the block counts, asks for SEALs that it lacks, and takes back its word,
+  and asks for the pieces, from the first block on that differs. It may come back when the beginning is gone,
+  because all SEALs are kept.
 - A receiver that leaves says so by HAVE, until a BYE confirms it.
 - A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
   is named in the sender's report, and learns it by OVER or BYE.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from mcast.cast.nack.messages import NO_DIGEST, OPEN, Sealed, Want
+from mcast.cast.nack.on_disk import OnDisk
 from mcast.cast.nack.shape import Shape
 
 TRIES = 8
@@ -16,7 +17,10 @@ TRIES = 8
 
 
 class Ready(NamedTuple):
-    """A block of which enough pieces are there: `pieces` has a bit for each, data and parity."""
+    """A block of which enough pieces are there: `pieces` has a bit for each, data and parity.
+
+    Without a piece, the block is one that an earlier run has left on the disk.
+    """
 
     object: int
     block: int
@@ -44,7 +48,8 @@ class Arriving:
         self.number: int = number
         self.shape: Shape = shape
         self.total = shape.blocks
-        self.base: int = 0
+        self.held: OnDisk = OnDisk()
+        """What the disk has of an earlier run."""
         self.since = 0
         """What is before this block is not asked for yet."""
         self.digest: bytes | None = None
@@ -54,9 +59,19 @@ class Arriving:
         self.ready: list[Ready] = []
         """The blocks to decode and check; what comes of them from now on is not new."""
         self._room, self._parity = room, parity
-        self._edge = self._sent = self._flushed = 0
+        self._base = self._low = self._edge = self._sent = self._flushed = 0
         self._open: dict[int, _Block] = {}
         self._done = set[int]()
+
+    @property
+    def base(self) -> int:
+        """All blocks before this one are there and right."""
+        return self.held.base if self.held.active else self._base
+
+    def hold(self, blocks: int) -> None:
+        """So many blocks seem to be on the disk. They count when they were compared; others are taken now."""
+        self.held = OnDisk(blocks if self.total is None else min(blocks, self.total))
+        self._base = self._edge = self.held.until
 
     @property
     def whole(self) -> bool:
@@ -70,7 +85,7 @@ class Arriving:
 
     def takes(self, block: int, first: int, count: int) -> int:
         """A bit for each new piece among first..first+count-1 of a block; they count as kept from now on."""
-        self._sent = max(self._sent, min(block, self.base + self._room))
+        self._note(block)
         found = self._opened(block)
         if found is None or found.waits:
             return 0
@@ -90,12 +105,14 @@ class Arriving:
             if not self.shape.fits(number, sealed):
                 sound = False
                 continue
+            self.held.seal(number, sealed)
             found = self._opened(number)
             if found is not None and found.sealed is None:
                 found.sealed, found.count = sealed, sealed.pieces
                 found.pieces &= ~(((1 << self.shape.width) - 1) >> sealed.pieces << sealed.pieces)
                 self._judge(number, found, sealed)
-        self._sent = max(self._sent, min(block + 1, self.base + self._room))
+        self._note(block + 1)
+        self._compare()
         return sound
 
     def sent(self, blocks: int, total: int, low: int, digest: bytes = NO_DIGEST) -> None:
@@ -103,21 +120,33 @@ class Arriving:
         self._flushed = max(self._flushed, blocks)
         if blocks:
             self._opened(blocks - 1)
-            self._sent = max(self._sent, min(blocks, self.base + self._room))
+            self._note(blocks)
+        if total < self.held.until and self.held.active:
+            self._hold_no_more(total)
         if self.digest is None and total != OPEN and total >= self._edge and self.total in (None, total):
             self.total, self.digest = total, digest
-        self.gone |= low > self.base
+        self._low = max(self._low, low)
+        self.gone |= self._low > self._base
 
     def right(self, block: int) -> None:
         """The block is as its digest says."""
-        if self._open.pop(block, None) is not None:
+        if self.held.active and block == self.held.base:
+            self.held.right()
+            self._compare()
+        elif self._open.pop(block, None) is not None:
             self._done.add(block)
-            while self.base in self._done:
-                self._done.remove(self.base)
-                self.base += 1
+            while self._base in self._done:
+                self._done.remove(self._base)
+                self._base += 1
 
     def wrong(self, block: int) -> bool:
-        """The block differs from its digest, and is wanted anew. False if that has been so too often."""
+        """The block differs from its digest, and is wanted anew. False if that has been so too often.
+
+        After a block on the disk that differs, nothing there is trusted, and what came beyond is dropped.
+        """
+        if self.held.active and block == self.held.base:
+            self._hold_no_more(block)
+            return True
         found = self._open[block]
         found.pieces, found.waits = 0, False
         found.wrong += 1
@@ -132,6 +161,7 @@ class Arriving:
         """What is missing of the blocks that have been sent."""
         if self.gone:
             return
+        yield from self.held.wants()
         for number, found in self._open.items():
             if number >= self._sent:
                 return
@@ -146,7 +176,29 @@ class Arriving:
 
     def lacks(self, block: int) -> bool:
         """Whether the block is not there yet."""
-        return block in self._open
+        return block in self._open or self.held.lacks(block)
+
+    def _note(self, blocks: int) -> None:
+        """So many blocks have been sent, as far as this end takes them."""
+        self.held.sent(blocks)
+        self._sent = max(self._sent, min(blocks, self._base + self._room))
+
+    def _compare(self) -> None:
+        """The next block on the disk is ready, if its seal is known."""
+        block = self.held.base
+        if self.held.active and (sealed := self.held.next()) is not None:
+            self.ready.append(Ready(self.number, block, sealed, 0))
+
+    def _hold_no_more(self, until: int) -> None:
+        """The disk has no more than the blocks before that one: what follows is taken from there."""
+        self.held.end(until)
+        self._base = self._edge = self.held.until
+        self._sent = min(self._sent, self._base + self._room)
+        self.gone |= self._low > self._base
+        self._open.clear()
+        self._done.clear()
+        self.ready.clear()
+        self._compare()
 
     def _judge(self, number: int, found: _Block, sealed: Sealed) -> None:
         if not self._need(found):
@@ -163,7 +215,7 @@ class Arriving:
         if block >= self._edge:
             if self.total is not None and block >= self.total:
                 return None
-            if block >= self.base + self._room:
+            if block >= self._base + self._room:
                 self.gone = True  # the sender does not wait for this end: it came too late
                 return None
             for number in range(self._edge, block + 1):

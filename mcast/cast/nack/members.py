@@ -33,6 +33,7 @@ class Member:
         "base",
         "charged",
         "heard",
+        "held",
         "index",
         "judged",
         "largest",
@@ -66,6 +67,8 @@ class Member:
     def begin(self, sent: int, now: float) -> None:
         """An object begins, of which `sent` blocks have been sent already."""
         self.base: int = 0
+        self.held: int | None = None
+        """How many blocks its disk seems to have, by its own word; None if it has said nothing of that."""
         self.state: int = UNDECIDED
         self.words: str = ""
         self.part: bool = True
@@ -144,6 +147,16 @@ class Attendance:
             self._leaves(member)
             self._bases[base] += 1
             member.base, member.moved = base, now
+
+    def joins(self, member: Member, low: int, now: float) -> None:
+        """A receiver that came late takes part after all, from the first block that is still there."""
+        member.part, member.base, member.moved = True, low, now
+        self.owing += 1
+        self._bases[low] += 1
+
+    def held(self) -> int:
+        """How many blocks each receiver that takes part has, by its own word."""
+        return min((member.held or 0 for member in self if member.owes), default=0)
 
     def answer(self, member: Member, state: int, words: str, now: float) -> None:
         """A receiver says for good what has become of the object there."""

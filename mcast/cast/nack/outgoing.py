@@ -41,6 +41,10 @@ class Outgoing:
         """How many pieces were sent for the first time."""
         self.repaired: int = 0
         """How many were sent to repair losses."""
+        self.held = 0
+        """All that take part say that they have the blocks before this one."""
+        self.spared: int = 0
+        """How many pieces were not sent, because all have them already."""
         self._sealed: list[Sealed] = []
         self._waiting = deque[Sealed]()
         self._at = 0
@@ -88,6 +92,15 @@ class Outgoing:
             self._at = 0
             self.sent = self.sent + 1
         return run
+
+    def spare(self) -> bool:
+        """Pass over the next block, if all have it already; its seal is to be sent all the same."""
+        if self.waits or self._at or self.sent >= self.held:
+            return False
+        self.spared += self._waiting[0].pieces
+        self._sealed.append(self._waiting.popleft())
+        self.sent += 1
+        return True
 
     @property
     def between(self) -> bool:

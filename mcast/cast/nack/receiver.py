@@ -15,6 +15,7 @@ from mcast.cast.nack.header import printable
 from mcast.cast.nack.messages import (
     ALL,
     BROKEN,
+    HOLDS,
     LEFT,
     MOST_ROUND_TRIP,
     OPEN,
@@ -152,6 +153,16 @@ class ObjectReceiver:
             self._wake(now)
         return new
 
+    def holds(self, blocks: int, now: float) -> None:
+        """The driver's disk seems to have the first blocks of the object that was just described.
+
+        Each comes out of `ready` without a piece, in order, when its digest is known.
+        """
+        arriving = self.arriving
+        if arriving is not None and self._state == UNDECIDED and blocks:
+            arriving.hold(blocks)
+            self._answers.hold = now + spread(self._random, self._pulse.members)
+
     def ready(self) -> list[Ready]:
         """The blocks of the current object to decode and check, each once; `checked` takes the outcome."""
         if self._now is None or not self._now[1].ready:
@@ -163,6 +174,11 @@ class ObjectReceiver:
         """The driver has compared a block that was ready with its digest."""
         arriving = self.arriving
         if arriving is None or self._state != UNDECIDED:
+            return
+        held = arriving.held.active and block == arriving.held.base
+        if not right and held:
+            arriving.wrong(block)
+            self._answers.hold = now
             return
         if not right:
             self.rejected["a block that differs from its digest"] += 1
@@ -243,7 +259,7 @@ class ObjectReceiver:
             return []
         if self._lacks and now >= self._pulse.moved + self.who.stall:
             self.fail(f"the sender sent nothing that is missing for {self.who.stall:g} s", now)
-        said = [packed(spoken) for spoken in self._answers.pop(now, self._entry, self._has)]
+        said = [packed(spoken) for spoken in self._answers.pop(now, self._entry, self._has, self._held)]
         arriving = self.arriving
         if arriving is not None and self._asking.due is not None and now >= self._asking.due:
             most = (self.who.largest - WANTS_AT) // WANT_BYTES
@@ -252,6 +268,8 @@ class ObjectReceiver:
             if wants:
                 stamp, held = self._pulse.stamp, self._pulse.held(now)
                 base, me = arriving.base, self.who.number
+                if arriving.held.active:  # a sender that has not heard so would not heed what follows
+                    said.append(packed(self._held(now)))
                 said.append(packed(Lack(self.session, arriving.number, me, base, stamp, held, wants)))
             if self._lacks and arriving.lacking:
                 self._wake(now)
@@ -268,6 +286,10 @@ class ObjectReceiver:
         stamp, held = self._pulse.stamp, self._pulse.held(now)
         words = self._answers.words
         return Have(self.session, number, self.who.number, base, stamp, held, self._state, words)
+
+    def _held(self, now: float) -> Have:
+        held = 0 if self.arriving is None else self.arriving.held.until
+        return self._has(now)._replace(base=held, state=HOLDS)
 
     # --- the steps -------------------------------------------------------------------------------
 
@@ -295,7 +317,7 @@ class ObjectReceiver:
     def _settle(self, state: int, words: str, now: float) -> None:
         if self._now is not None:
             self._state, self._answers.words = state, printable(words)
-            self._asking.due = None
+            self._asking.due, self._answers.hold = None, inf
             self.ended.append(Ended(self._now[0], state == WHOLE, words))
             self._answer(now)
 
@@ -303,7 +325,7 @@ class ObjectReceiver:
         """The sender goes on without this end."""
         if self._now is not None and self._state == UNDECIDED:
             self._state = BROKEN
-            self._asking.due = None
+            self._asking.due, self._answers.hold = None, inf
             self.ended.append(Ended(self._now[0], False, words))
 
     def _on_offer(self, offer: Offer, now: float) -> None:
@@ -389,19 +411,18 @@ class ObjectReceiver:
 class _Answers:
     """What a receiver says without lacking anything, and when."""
 
-    __slots__ = ("enter", "have", "words")
+    __slots__ = ("enter", "have", "hold", "words")
 
     def __init__(self) -> None:
-        self.enter = self.have = inf
+        self.enter = self.have = self.hold = inf
         self.words = ""
 
     @property
     def due(self) -> float:
-        return min(self.enter, self.have)
+        return min(self.enter, self.have, self.hold)
 
-    def pop(
-        self, now: float, enter: Callable[[float], Spoken], have: Callable[[float], Spoken]
-    ) -> list[Spoken]:
+    def pop(self, now: float, *speak: Callable[[float], Spoken]) -> list[Spoken]:
+        enter, have, hold = speak
         said = []
         if now >= self.enter:
             self.enter = inf
@@ -409,6 +430,9 @@ class _Answers:
         if now >= self.have:
             self.have = inf
             said.append(have(now))
+        if now >= self.hold:
+            self.hold = inf
+            said.append(hold(now))
         return said
 
 

@@ -15,6 +15,7 @@ from mcast.cast.nack.header import printable
 from mcast.cast.nack.members import Attendance, Lot, Member
 from mcast.cast.nack.messages import (
     ALL,
+    HOLDS,
     LARGEST,
     LEFT,
     MOST_ADMITTED,
@@ -102,6 +103,7 @@ class Settled(NamedTuple):
     pieces  of the object
     repairs  how many pieces, of data and of parity, were sent to repair losses
     parity  whether parity could be sent
+    spared  how many pieces were not sent, because all receivers had them from an earlier run
     """
 
     object: int
@@ -110,6 +112,7 @@ class Settled(NamedTuple):
     repairs: int
     parity: bool
     receivers: tuple[Account, ...]
+    spared: int = 0
 
 
 class ObjectSender:
@@ -238,7 +241,11 @@ class ObjectSender:
                 member.heard = now
                 member.waited = inf
                 outgoing = self.outgoing
-                if outgoing is not None and spoken.object == outgoing.about.object and member.owes:
+                if outgoing is None or spoken.object != outgoing.about.object:
+                    return
+                if isinstance(spoken, Have) and spoken.state == HOLDS:
+                    self._on_holds(outgoing, member, spoken.base, now)
+                elif member.owes:
                     self._on_answer(outgoing, member, spoken, now)
 
     def _on_enter(self, enter: Enter, address: str, now: float) -> None:
@@ -259,6 +266,17 @@ class ObjectSender:
             self._plan.admit(member, now)
         else:
             self._part(member)
+
+    def _on_holds(self, outgoing: Outgoing, member: Member, held: int, now: float) -> None:
+        """A receiver seems to have blocks from an earlier run. Whether that is so is found out there."""
+        if not member.part and outgoing.low <= held and outgoing.sent <= held + member.room:
+            self.members.joins(member, outgoing.low, now)
+            self._widen()
+        if member.owes:
+            # What comes late says more than what came before; what it takes back was not lost on the way.
+            member.held = held if member.held is None else min(member.held, held)
+            member.judged = max(member.judged, outgoing.sent)
+            outgoing.held = self.members.held()
 
     def _on_answer(self, outgoing: Outgoing, member: Member, spoken: Lack | Have, now: float) -> None:
         early = isinstance(spoken, Have) and spoken.state == WHOLE and not outgoing.all_sent
@@ -282,7 +300,8 @@ class ObjectSender:
         lost = charged = 0
         width = outgoing.about.width
         for want in lack.wants:
-            if not outgoing.low <= want.block < outgoing.sent or want.missing >> width:
+            gone = want.missing and want.block < outgoing.low  # the seals of all blocks are kept
+            if gone or want.block >= outgoing.sent or want.missing >> width:
                 self.rejected["a request for what was not sent"] += 1
                 continue
             needs = want.need or want.missing.bit_count()
@@ -296,7 +315,7 @@ class ObjectSender:
             self.rate.lost(min(1.0, lost / span))
         member.judged = outgoing.sent
         member.charged += charged
-        if member.charged > _FREE + _SHARE * outgoing.pieces:
+        if member.charged > _FREE + _SHARE * (outgoing.pieces + outgoing.spared):
             self._give_up(member, Lot.GREEDY)
 
     # --- what is said ----------------------------------------------------------------------------
@@ -383,6 +402,11 @@ class ObjectSender:
         if not self._plan.runs and self._plan.seals:
             out += [packed(outgoing.seal(block, *self._pulse(now))) for block in self._plan.seals]
             self._plan.seals = []
+        if not self._plan.runs and outgoing.spare():
+            while outgoing.spare():
+                pass
+            out.append(packed(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
+            outgoing.sent_at = now
         while allowed > 0 and not self._plan.runs and (run := outgoing.next(allowed, now)) is not None:
             out.append(run)
             allowed -= run.pieces
@@ -394,6 +418,7 @@ class ObjectSender:
     def _widen(self) -> None:
         if self.outgoing is not None:
             self.outgoing.window = min(self.members.room() or MOST_ROOM, MOST_ROOM)
+            self.outgoing.held = self.members.held()
 
     def _ask(self, outgoing: Outgoing, out: list[bytes | Run], now: float) -> None:
         """Ask what is missing; name those that do not answer, and give up those that never do."""
@@ -453,7 +478,15 @@ class ObjectSender:
         kept = strategy.kept(standing, lost) and outgoing.all_sent
         about = outgoing.about
         self.settled.append(
-            Settled(about.object, kept, outgoing.pieces, outgoing.repaired, about.spare > 0, accounts)
+            Settled(
+                about.object,
+                kept,
+                outgoing.pieces + outgoing.spared,
+                outgoing.repaired,
+                about.spare > 0,
+                accounts,
+                outgoing.spared,
+            )
         )
         whole = members.bits(lambda it: it.part and it.state == WHOLE)
         for first, bits in _parts(whole):

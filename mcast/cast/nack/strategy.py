@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mcast.contract.seconds import seconds_in
+
 _QUIET = 2
 
 
@@ -36,13 +38,17 @@ class Strategy(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Strategy:
-        """What `all`, `quorum:K`, `deadline:SECONDS` or `best-effort` says. Raises ValueError for others."""
+        """What `all`, `quorum:K`, `deadline:SECONDS` (or 500ms) or `best-effort` says.
+
+        Raises ValueError for others.
+        """
         kind, _, figure = text.partition(":")
         try:
             if kind == "quorum":
                 return quorum(int(figure))
             if kind == "deadline":
-                return deadline(float(figure))
+                timed = seconds_in(figure)
+                return deadline(float(figure) if timed is None else timed)
             return {"all": all_of_them, "best-effort": best_effort}[text]()
         except (KeyError, ValueError):
             choices = "all, quorum:K, deadline:SECONDS and best-effort"

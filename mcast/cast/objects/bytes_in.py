@@ -14,6 +14,7 @@ from typing_extensions import Buffer
 
 from mcast.cast.files import NewFile, Sink
 from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
+from mcast.errors.refused import sentence_of
 
 
 class Writable(Protocol):
@@ -53,9 +54,8 @@ class Offered(NamedTuple):
         try:
             return model.model_validate_json(self.metadata)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "it"
-            raise ValueError(f"the metadata is no {model.__name__}: {place}: {first['msg']}") from None
+            wrong = sentence_of(dict(error.errors()[0]))
+            raise ValueError(f"the metadata is no {model.__name__}: {wrong}") from None
 
 
 def metadata_of(metadata: bytes | BaseModel) -> bytes:

@@ -29,6 +29,7 @@ from mcast.cast.nack.messages import (
     Bye,
     Describe,
     Offer,
+    Sealed,
     Spoken,
     piece_size,
 )
@@ -48,6 +49,8 @@ MOST_OF_ADDRESS = 4
 
 _ENDED = 1024
 """So many sessions that have ended are remembered, so that a late invitation does not begin them anew."""
+_COMPARED = 8
+"""So many blocks of an earlier run are compared in one turn."""
 _NAP = 0.01
 """Seconds until a disk that is at work is asked again."""
 _PARTINGS = 3
@@ -75,11 +78,19 @@ class Received(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """An object that this receiver did not get, why, and whether its beginning was gone when it came."""
+    """An object that this receiver did not get.
+
+    offered  what its sender has said of it
+    why      why it did not become whole
+    late     whether its beginning was gone when this receiver came
+    kept     the hidden file with what has come, from which the next `receive` into the same path goes on;
+             None if nothing is kept
+    """
 
     offered: Offered
     why: str
     late: bool = False
+    kept: Path | None = None
 
 
 class _Arrival:
@@ -96,6 +107,10 @@ class _Arrival:
         self._next = 0
         self._early: dict[int, memoryview] = {}
         self._placed = False
+        self.held: Ready | None = None
+        """A block that an earlier run may have left, to be compared."""
+        self.broken = False
+        """Whether this end has given the object up, and does not go on with what has come."""
 
     def takes(self, run: Pieces, new: int) -> None:
         """Take in the pieces of a run whose bit is set."""
@@ -125,6 +140,29 @@ class _Arrival:
         if whole is not None:
             self._early[ready.block] = whole
         return whole is not None
+
+    @property
+    def blocks_left(self) -> int:
+        """How many blocks an earlier run may have left; the last one of an object may be shorter."""
+        left = 0 if self.sink is None else self.sink.left
+        size, block = self._shape.size, self._shape.piece * self._shape.width
+        if size is None or left < size:
+            return left // block
+        return (self._shape.blocks or 0) if left == size else 0
+
+    def again(self, sealed: Sealed) -> bool:
+        """Whether the next block is there already. If not, what came of those after it is dropped."""
+        sink = self.sink
+        data = b"" if sink is None else sink.again(sealed.size)
+        if sink is None or bytes(Digest(data)) != sealed.digest:
+            self._blocks.clear()
+            self._early.clear()
+            return False
+        sink.skip(len(data))
+        self.digest.update(data)
+        self.size += len(data)
+        self._next += 1
+        return True
 
     @property
     def waits(self) -> bool:
@@ -165,6 +203,8 @@ class _Arrival:
         self._blocks.clear()
         self._early.clear()
         if self.sink is not None:
+            if not self.broken:
+                self.sink.keep()
             self.sink.close()
 
 
@@ -298,7 +338,7 @@ class ObjectsIn:
             yield from self._turn(end)
 
     def leave(self, why: str) -> Turns[None]:
-        """Leave all sessions; their senders are told. Objects that are not whole are dropped."""
+        """Leave all sessions; their senders are told. What is not whole is dropped, as by `close`."""
         now = self._seat.now
         for one in self.sessions.values():
             self._drop(one)
@@ -318,7 +358,7 @@ class ObjectsIn:
                             left.core.hears(spoken, now())
 
     def close(self) -> None:
-        """Drop what is not whole; no half-written file stays."""
+        """Drop what is not whole; of a file stays what another run can go on from."""
         for one in self.sessions.values():
             self._drop(one)
 
@@ -333,6 +373,8 @@ class ObjectsIn:
         if self._whole and not said:
             return
         storing = any(one.stores for one in self.sessions.values())
+        if any(one.now is not None and one.now.held for one in self.sessions.values()):
+            until = now
         due = min([until, now + _NAP if storing else inf, *(one.core.due for one in self.sessions.values())])
         # What follows a whole object waits until the caller has that one: both may go to one place.
         waits = bool(self._whole) or any(one.whole for one in self.sessions.values())
@@ -398,10 +440,18 @@ class ObjectsIn:
             sink = sink_of(place, arrival.offered.size, self._most)
             arrival.sink, arrival.path = sink, Path(place) if isinstance(place, os.PathLike) else None
             sink.open()
+            one.core.holds(arrival.blocks_left, now)
         except OSError as error:
-            one.core.fail(told_of(error), now)
+            self._fail(one, told_of(error), now)
         except ValueError as error:
-            one.core.fail(str(error), now)
+            self._fail(one, str(error), now)
+
+    @staticmethod
+    def _fail(one: _Incoming, why: str, now: float) -> None:
+        """Give up the object, whatever has come of it."""
+        if one.now is not None:
+            one.now.broken = True
+        one.core.fail(why, now)
 
     def _require_free(self, one: _Incoming) -> None:
         if any(other.now is not None for other in self.sessions.values() if other is not one):
@@ -409,10 +459,26 @@ class ObjectsIn:
 
     def _check(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
         for ready in one.core.ready():
-            if not arrival.right(ready):
+            if not ready.pieces:
+                arrival.held = ready
+            elif not arrival.right(ready):
                 one.core.checked(ready.block, False, now)
         if arrival.waits:
             self._write(one, arrival, now)
+
+    def _compare(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
+        """Compare some blocks of an earlier run with their digests."""
+        try:
+            for _ in range(_COMPARED):
+                held, arrival.held = arrival.held, None
+                if held is None:
+                    break
+                one.core.checked(held.block, arrival.again(held.sealed), now)
+                self._check(one, arrival, now)
+        except OSError as error:
+            self._fail(one, told_of(error), now)
+        if self._progress is not None:
+            self._progress(arrival.offered, arrival.size)
 
     def _write(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
         # A block counts as there when it is written, so that a slow reader of a pipe slows the sender down.
@@ -420,7 +486,7 @@ class ObjectsIn:
             for block in arrival.written():
                 one.core.checked(block, True, now)
         except OSError as error:
-            one.core.fail(told_of(error), now)
+            self._fail(one, told_of(error), now)
         if self._progress is not None:
             self._progress(arrival.offered, arrival.size)
 
@@ -428,16 +494,18 @@ class ObjectsIn:
         """Write on, put into place what has come whole, and hand out or drop what has ended."""
         for session, one in [*self.sessions.items()]:
             core = one.core
+            if one.now is not None and one.now.held is not None:
+                self._compare(one, one.now, now)
             if one.now is not None and one.now.waits:
                 self._write(one, one.now, now)
             if core.storable and one.now is not None and one.now.sink is not None:
                 try:
                     if bytes(one.now.digest) != core.digest:
-                        core.fail("the object differs from its digest", now)
+                        self._fail(one, "the object differs from its digest", now)
                     elif one.now.sink.commit():
                         core.stored(now)
                 except OSError as error:
-                    core.fail(told_of(error), now)
+                    self._fail(one, told_of(error), now)
             self._settle(one)
             if not core.owes:  # the sender knows: the caller may take its time
                 self._whole += one.whole
@@ -452,17 +520,20 @@ class ObjectsIn:
         for ended in one.core.ended:
             if ended.whole and one.now is not None:
                 one.whole.append(one.now.received(dict(self.rejected)))
-            self._drop(one)
+            kept = self._drop(one)
             if not ended.whole and not self._choice.other(one.core.session):
                 self._choice.missed(one.core)
-                self._missed(Missed(one.offered(ended.about), ended.words, one.core.late))
+                self._missed(Missed(one.offered(ended.about), ended.words, one.core.late, kept))
         one.core.ended.clear()
 
     @staticmethod
-    def _drop(one: _Incoming) -> None:
-        if one.now is not None:
-            arrival, one.now = one.now, None
-            arrival.close()
+    def _drop(one: _Incoming) -> Path | None:
+        """End what is arriving. The file that stays for another run, if one does."""
+        arrival, one.now = one.now, None
+        if arrival is None:
+            return None
+        arrival.close()
+        return None if arrival.sink is None else arrival.sink.kept
 
 
 def _warn(missed: Missed) -> None:

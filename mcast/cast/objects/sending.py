@@ -40,6 +40,7 @@ class ObjectReport(NamedTuple):
     parity       whether losses could be repaired by parity; otherwise pieces were repeated
     receivers    each that took part: whether and when it had the object, what it asked for, why it has not
     refused      messages that changed nothing, by reason, since the session began: strangers', replayed ones
+    spared       how many of the pieces were not sent, because all receivers had them from an earlier run
     """
 
     name: str
@@ -52,6 +53,7 @@ class ObjectReport(NamedTuple):
     parity: bool
     receivers: tuple[Account, ...]
     refused: dict[str, int]
+    spared: int = 0
 
 
 class Progress(NamedTuple):
@@ -167,6 +169,7 @@ class ObjectsOut:
             settled.parity,
             settled.receivers,
             dict(core.rejected),
+            settled.spared,
         )
 
     def close(self, why: str) -> Turns[None]:

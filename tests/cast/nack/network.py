@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 from math import inf
 from random import Random
 from typing import NamedTuple
 
 from typing_extensions import Buffer
 
+from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.closed import Letters, letters_of
 from mcast.cast.nack.header import Rejected, number_at
 from mcast.cast.nack.messages import SIGN, Describe, Piece, Sealed, packed
@@ -33,9 +34,9 @@ def address(end: int) -> str:
     return f"10.0.0.{end + 1}"
 
 
-def number(end: int) -> int:
+def number(end: int, run: int = 0) -> int:
     """The number of that end."""
-    return number_at(address(end), end + 1)
+    return number_at(address(end), end + 1 + 100 * run)
 
 
 class Weather(NamedTuple):
@@ -47,6 +48,10 @@ class Weather(NamedTuple):
     garbled: float = 0.0
     deaths: dict[int, float] = {}  # noqa: RUF012  (never changed)
     late: dict[int, float] = {}  # noqa: RUF012
+    kills: dict[int, tuple[float, float]] = {}  # noqa: RUF012
+    """Killed at that time, and back so much later with what is on the disk."""
+    decay: bool = False
+    """Whether the disk may have lost or changed something meanwhile."""
 
 
 CALM = Weather()
@@ -64,13 +69,18 @@ class Case(NamedTuple):
     stream: bool = False
     parity: bool = True
     key: bytes | None = None
+    disks: dict[int, bytes] = {}  # noqa: RUF012
+    """What earlier runs of receivers have left."""
 
 
 class Taker:
     """A receiver with its bytes: what it takes for verified is in `got`, by object."""
 
-    def __init__(self, core: ObjectReceiver, letters: Letters) -> None:
-        self.core, self.letters = core, letters
+    def __init__(self, core: ObjectReceiver, letters: Letters, disk: bytes = b"") -> None:
+        self.core, self.letters, self.disk = core, letters, disk
+        self.compared = 0
+        """How many blocks of the disk were right."""
+        self._described = -1
         letters.begin(core.session, NONCE)
         self.got: dict[int, bytes] = {}
         self.wrong: list[str] = []
@@ -92,15 +102,12 @@ class Taker:
                 )
         else:
             core.hears(spoken, now)
-        for ready in core.ready():
-            about = core.about
-            assert about is not None
-            pieces = self._pieces.pop((ready.object, ready.block), {})
-            assert sum(1 << place for place in pieces) & ready.pieces == ready.pieces
-            whole = joined(ready.sealed, pieces, about.piece, about.width)
-            if whole is not None:
-                self._blocks.setdefault(ready.object, {})[ready.block] = whole
-            core.checked(ready.block, whole is not None, now)
+        if core.about is not None and core.about.object > self._described:
+            self._described, about = core.about.object, core.about
+            core.holds(len(self.disk) // (about.piece * about.width), now)
+        while found := core.ready():
+            for ready in found:
+                self._check(ready, now)
         if core.storable and core.about is not None:
             if bytes(Digest(self._joined(core.about.object))) == core.digest:
                 core.stored(now)
@@ -113,9 +120,38 @@ class Taker:
                 self.wrong.append(ended.words)
         core.ended.clear()
 
+    def _check(self, ready: Ready, now: float) -> None:
+        about = self.core.about
+        assert about is not None
+        blocks = self._blocks.setdefault(ready.object, {})
+        whole: bytes | None
+        if not ready.pieces:
+            at = len(self._joined(ready.object))
+            whole = self.disk[at : at + ready.sealed.size]
+            if bytes(Digest(whole)) != ready.sealed.digest:
+                whole = None
+                for later in [block for block in blocks if block >= ready.block]:
+                    del blocks[later]
+                for block in [block for number, block in self._pieces if number == ready.object]:
+                    del self._pieces[ready.object, block]
+            self.compared += whole is not None
+        else:
+            pieces = self._pieces.pop((ready.object, ready.block), {})
+            assert sum(1 << place for place in pieces) & ready.pieces == ready.pieces
+            whole = joined(ready.sealed, pieces, about.piece, about.width)
+        if whole is not None:
+            blocks[ready.block] = whole
+        self.core.checked(ready.block, whole is not None, now)
+
+    @property
+    def left(self) -> bytes:
+        """What a kill leaves on the disk."""
+        about = self.core.about
+        return b"" if about is None else self._joined(about.object)
+
     def _joined(self, number: int) -> bytes:
         blocks = self._blocks.get(number, {})
-        return b"".join(blocks[at] for at in range(len(blocks)))
+        return b"".join(blocks[at] for at in takewhile(blocks.__contains__, count()))
 
 
 def joined(sealed: Sealed, pieces: Mapping[int, Buffer], piece: int, width: int) -> bytes | None:
@@ -148,12 +184,12 @@ class Network:
         self._about: Describe | None = None
         for end in range(1, case.receivers + 1):
             if end not in weather.late:
-                self._join(end)
+                self._join(end, case.disks.get(end, b""))
 
-    def _join(self, end: int) -> None:
+    def _join(self, end: int, disk: bytes = b"", run: int = 0) -> None:
         letters = letters_of(self.case.key)
         who = Self(
-            number(end),
+            number(end, run),
             f"r{end}",
             self.case.room,
             LARGEST - letters.around,
@@ -163,14 +199,15 @@ class Network:
             stores=True,
         )
         core = ObjectReceiver(number(0), who, Random(self.random.random()), self.now)
-        self.takers[end] = Taker(core, letters)
+        self.takers[end] = Taker(core, letters, disk)
 
     # --- the run ---------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Play until all ends that live have ended. Fails if one of them hangs."""
         left = list(self.case.objects)
-        late, deaths = dict(self.weather.late), dict(self.weather.deaths)
+        late, deaths, kills = dict(self.weather.late), dict(self.weather.deaths), dict(self.weather.kills)
+        back: dict[int, tuple[float, bytes]] = {}
         sender = self.sender
         present = self.case.receivers - len(late)
         while not (sender.over and all(taker.core.over for taker in self.takers.values())):
@@ -182,6 +219,15 @@ class Network:
                 if self.now >= at:
                     self.takers.pop(end, None)
                     del deaths[end]
+            for end, (at, pause) in [*kills.items()]:
+                if self.now >= at:
+                    del kills[end]
+                    if end in self.takers:
+                        back[end] = at + pause, self._damaged(self.takers.pop(end).left)
+            for end, (at, disk) in [*back.items()]:
+                if self.now >= at:
+                    del back[end]
+                    self._join(end, disk, run=1)
             here = sum(taker.core.index is not None for taker in self.takers.values())
             ready = (here and len(sender.members) >= present) or self.now > 1.0  # one may have died before
             if ready and sender.outgoing is None and not sender._plan.closed:
@@ -189,8 +235,20 @@ class Network:
                     self._begin(left.pop(0))
                 else:
                     sender.close(self.now)
-            self._step(min([*late.values(), *deaths.values(), inf]))
+            also = [at for at, _ in (*kills.values(), *back.values())]
+            self._step(min([*late.values(), *deaths.values(), *also, inf]))
             assert self.now < LONG, self._stuck()
+
+    def _damaged(self, disk: bytes) -> bytes:
+        """What is there after the kill: now and then another byte, or fewer, or more."""
+        random = self.random
+        kind = random.choice(("", "", "byte", "less", "more")) if self.weather.decay else ""
+        if kind == "byte" and disk:
+            at = random.randrange(len(disk))
+            return disk[:at] + bytes((disk[at] ^ 1,)) + disk[at + 1 :]
+        return (
+            disk[: random.randint(0, len(disk))] if kind == "less" else disk + bytes(3000 * (kind == "more"))
+        )
 
     def _stuck(self) -> str:
         ends = {end: taker.core.over for end, taker in self.takers.items()}

@@ -71,6 +71,14 @@ def recorded(random: Random, heard: bytes) -> list[bytes]:
 _RECORD: list[bytes] = []
 
 
+def earlier(random: Random, data: bytes) -> bytes:
+    """What an earlier run may have left: a part of the same bytes, with a change, or of others."""
+    part = bytearray(data[: random.randint(0, len(data))])
+    if part and random.random() < 0.3:
+        part[random.randrange(len(part))] ^= 1
+    return bytes(part) if random.random() < 0.8 else random.randbytes(random.choice(SIZES))
+
+
 def play(seed: int, key: bytes | None = None) -> None:
     """A transfer whose circumstances are the seed's."""
     _RECORD.clear()
@@ -80,6 +88,12 @@ def play(seed: int, key: bytes | None = None) -> None:
     ends = range(1, receivers + 1)
     deaths = {end: random.random() for end in ends if random.random() < 0.1}
     late = {end: random.random() / 2 for end in ends[1:] if random.random() < 0.15 and end not in deaths}
+    kills = {
+        end: (random.random() * random.choice((0.1, 1)), random.random())
+        for end in ends
+        if random.random() < 0.15 and end not in deaths | late
+    }
+    disks = {end: earlier(random, objects[0]) for end in ends if random.random() < 0.2}
     hostile = random.random() < 0.3
     strategy = random.choice(
         (all_of_them(), all_of_them(), best_effort(), quorum(random.randint(1, 3)), deadline(random.random()))
@@ -94,6 +108,7 @@ def play(seed: int, key: bytes | None = None) -> None:
         stream=random.random() < 0.3,
         parity=random.random() < 0.8,
         key=key,
+        disks=disks,
     )
     weather = Weather(
         loss=random.choice((0.0, 0.01, 0.2)),
@@ -102,6 +117,8 @@ def play(seed: int, key: bytes | None = None) -> None:
         garbled=random.choice((0.0, 0.0, 0.01)),
         deaths=deaths,
         late=late,
+        kills=kills,
+        decay=True,
     )
     network = Network(case, weather, seed, (recorded if key else anything) if hostile else None)
     network.run()
@@ -114,11 +131,11 @@ def play(seed: int, key: bytes | None = None) -> None:
         for account in one.receivers:
             if account.whole and account.name.startswith("r") and account.name != "liar":
                 end = int(account.name[1:])
-                assert end not in network.takers or one.object in network.takers[end].got
+                assert end not in network.takers or end in kills or one.object in network.takers[end].got
             assert account.whole == (not account.why)
     # Who says recorded messages late makes the round trip long, and so a lossy receiver may seem silent.
     trusted = weather.loss < 0.1 if key and hostile else not (hostile or weather.garbled)
-    if strategy == all_of_them() and trusted and not (deaths or late):
+    if strategy == all_of_them() and trusted and not (deaths or late or kills):
         assert all(one.kept for one in settled)
         assert all(taker.got.keys() == set(range(len(objects))) for taker in network.takers.values())
 

@@ -144,10 +144,12 @@ def test_metadata_has_a_type_and_what_does_not_fit_is_refused(fabric: Fabric) ->
         (got,) = ends[0].result(BOUND)
     assert body(got) == b"weights"
     assert got.offered.read(Step) == Step(number=7, loss=0.5)
+    with pytest.raises(ValueError, match=r"^the metadata is no Step: the text is no JSON: "):
+        got.offered._replace(metadata=b"{").read(Step)
     (one,) = missed
-    assert one.why.startswith("the metadata is no Step: number: Input should be a valid integer")
+    assert one.why.startswith("the metadata is no Step: number is 'many': give a whole number")
     assert (bad.kept, good.kept) == (False, True)
-    assert bad.receivers[0].why.startswith("the metadata is no Step: number:")
+    assert bad.receivers[0].why.startswith("the metadata is no Step: number is ")
 
 
 def test_an_iterator_that_fails_ends_its_object_alone(fabric: Fabric) -> None:

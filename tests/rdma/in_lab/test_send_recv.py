@@ -56,7 +56,7 @@ def test_stdin_reaches_a_file_and_a_pipe(lab_bed: Testbed, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
-def test_a_receiver_that_is_killed_is_named_and_one_that_is_interrupted_leaves_nothing(
+def test_a_receiver_that_is_killed_is_named_and_one_that_is_interrupted_leaves_what_it_has(
     lab_bed: Testbed, tmp_path: Path
 ) -> None:
     source, one, other, third, *_ = lab_bed.ports
@@ -83,7 +83,8 @@ def test_a_receiver_that_is_killed_is_named_and_one_that_is_interrupted_leaves_n
         assert [line for line in lines if source_of(lab_bed, port) in line][-1].endswith(fate), lines
     assert lines[-1].startswith("send: 1/3 receivers verified")
     assert (tmp_path / "copy").read_bytes() == DATA * 2
-    assert list((tmp_path / "there").iterdir()) == []
+    # Whole blocks alone stay, and the kill may have come before the first.
+    assert {path.name for path in (tmp_path / "there").iterdir()} <= {".interrupted.part"}
     assert not (tmp_path / "killed").exists()
 
 

@@ -1,0 +1,87 @@
+"""The hidden file in which a file comes, and which another run goes on with."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+from hashlib import blake2b
+from io import FileIO
+from pathlib import Path
+
+from typing_extensions import Buffer
+
+_KEPT_OF_NAME = 100
+"""How many bytes of a file's name its hidden file's name has; most file systems allow 255 in all."""
+
+
+class HiddenFile:
+    """The hidden file of a target, open: `.NAME.part`, which one run at a time has, or one of a random name.
+
+    path   where the file is
+    lasts  whether another run would find the file
+    at     how many bytes are right; `write` goes on there
+    left   how many bytes an earlier run has left, as long as none of these has been written over
+    """
+
+    def __init__(self, target: Path) -> None:
+        name = os.fsencode(target.name)
+        beginning = name[:_KEPT_OF_NAME].decode(errors="ignore")
+        if len(name) > _KEPT_OF_NAME:
+            beginning += "." + blake2b(name, digest_size=8).hexdigest()
+        self.path: Path = target.parent / f".{beginning}.part"
+        fd = _only(self.path)
+        self.lasts: bool = fd is not None
+        if fd is None:
+            fd, made = tempfile.mkstemp(prefix=f".{beginning}.", suffix=".part", dir=target.parent)
+            self.path = Path(made)
+        self.file: FileIO = FileIO(fd, "r+b")
+        self.at: int = 0
+        self.left: int = os.fstat(fd).st_size
+
+    def again(self, size: int) -> bytes:
+        """The next bytes, as an earlier run has left them; fewer where it has left fewer."""
+        found = b""
+        while more := os.pread(self.file.fileno(), size - len(found), self.at + len(found)):
+            found += more
+        return found
+
+    def write(self, piece: Buffer) -> None:
+        """Write the next bytes; what an earlier run has left is dropped from there on."""
+        if self.left:
+            self.cut()
+        # Not kept in memory meanwhile: the sender is told what is here, and another run counts on that.
+        rest = memoryview(piece).cast("B")
+        while rest:
+            done = os.pwrite(self.file.fileno(), rest, self.at)
+            rest = rest[done:]
+            self.at += done
+
+    def cut(self) -> None:
+        """Drop what an earlier run has left behind the bytes that are right."""
+        os.ftruncate(self.file.fileno(), self.at)
+        self.left = 0
+
+
+def _only(part: Path) -> int | None:
+    """Open the hidden file of that name, which no other run has; None if that cannot be.
+
+    In a folder of many users another may have made the file, or a link: such a file is not taken.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(part, flags, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found, there = os.fstat(fd), part.lstat()  # another run may have given the file its name meanwhile
+        ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
+        if ours and (found.st_dev, found.st_ino) == (there.st_dev, there.st_ino):
+            os.fchmod(fd, 0o600)
+            return fd
+    except OSError:
+        pass
+    os.close(fd)
+    return None

@@ -1,0 +1,71 @@
+"""What an earlier run of a receiver has left on its disk: blocks that count when they were compared.
+
+A receiver takes nobody's word for these, not even its own: each is compared with the digest in its SEAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mcast.cast.nack.messages import MOST_SEALS, Sealed, Want
+
+_AHEAD = 1024
+"""The seals of so many blocks are kept."""
+
+
+class OnDisk:
+    """The blocks before `until`, compared one after another; those before `base` are right."""
+
+    def __init__(self, until: int = 0) -> None:
+        self.base: int = 0
+        self.until: int = until
+        self._sent = 0
+        self._asked = -1
+        self._seals: dict[int, Sealed] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether a block has yet to be compared."""
+        return self.base < self.until
+
+    def seal(self, block: int, sealed: Sealed) -> None:
+        """Take in what a block is."""
+        if self.base <= block < min(self.until, self.base + _AHEAD):
+            self._seals.setdefault(block, sealed)
+
+    def sent(self, blocks: int) -> None:
+        """The sender has sent so many blocks, or has passed them over."""
+        self._sent = max(self._sent, min(blocks, self.until))
+
+    def next(self) -> Sealed | None:
+        """What the block to compare now is, once; None if that is not known yet."""
+        if self._asked == self.base or self.base not in self._seals:
+            return None
+        self._asked = self.base
+        return self._seals[self.base]
+
+    def right(self) -> None:
+        """The block is as its seal says."""
+        del self._seals[self.base]
+        self.base += 1
+
+    def end(self, until: int) -> None:
+        """No more than the blocks before that one are there."""
+        self.until = max(self.base, until)
+        self._sent = min(self._sent, self.until)
+        self._seals.clear()
+
+    def lacks(self, block: int) -> bool:
+        """Whether the seal of the block is missing."""
+        return self.base <= block < self.until and block not in self._seals
+
+    def wants(self) -> Iterator[Want]:
+        """The seals that are missing of what has been sent: each brings those of the blocks before it."""
+        at, end = self.base, min(self._sent, self.base + _AHEAD)
+        while at < end:
+            if at in self._seals:
+                at += 1
+            else:
+                last = min(at + MOST_SEALS, end) - 1
+                yield Want(last, 0, 0)
+                at = last + 1

@@ -1,0 +1,65 @@
+"""A receiver that was killed goes on with what is on its disk, and only with what is right there."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from .network import Case, Network, Weather
+
+BLOCK = 976 * 4
+DATA = Random(5).randbytes(BLOCK * 40 + 100)
+OTHER = Random(6).randbytes(len(DATA))
+KEY = bytes(range(32))
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "closed"])
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+def test_what_all_have_is_not_sent_again(loss: float, key: bytes | None) -> None:
+    disks = {1: DATA[: BLOCK * 30], 2: DATA}
+    case = Case((DATA,), 2, room=6, disks=disks, key=key)
+    network = Network(case, Weather(loss=loss), seed=3)
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 2
+    assert network._about is not None
+    block = network._about.piece * 4
+    held = [len(disk) // block for disk in disks.values()]
+    assert [taker.compared for taker in network.takers.values()] == held
+    (settled,) = network.sender.settled
+    assert settled.kept
+    assert settled.pieces == -(-len(DATA) // network._about.piece)
+    # One window may have left before the sender has heard what the disks have.
+    assert loss or settled.spared >= (held[0] - 6) * 4
+
+
+LEFT = {
+    "another object": OTHER,
+    "another byte in the middle": DATA[: BLOCK * 9] + b"?" + DATA[BLOCK * 9 + 1 :],
+    "a hole at the beginning": bytes(BLOCK) + DATA[BLOCK:],
+    "more than the object": DATA + b"more" * BLOCK,
+    "less than a block": DATA[: BLOCK - 1],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("left", LEFT)
+def test_what_is_wrong_on_the_disk_is_taken_anew(left: str, stream: bool) -> None:
+    network = Network(
+        Case((DATA,), 2, room=6, disks={1: LEFT[left]}, stream=stream), Weather(loss=0.02), seed=4
+    )
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 2
+    assert network.sender.settled[0].kept
+
+
+@pytest.mark.parametrize(("seed", "killed"), [(0, 0.05), (1, 0.055), (4, 0.07)])
+def test_a_receiver_that_comes_back_takes_part_although_the_beginning_is_gone(
+    seed: int, killed: float
+) -> None:
+    """The sender keeps a window alone; what was before is on the disk, and its seals come again."""
+    network = Network(Case((DATA * 4,), 2, room=6), Weather(loss=0.05, kills={1: (killed, 0.004)}), seed=seed)
+    network.run()
+    taker = network.takers[1]
+    assert taker.compared >= 10
+    assert taker.got == {0: DATA * 4}

@@ -1,0 +1,139 @@
+"""Files go on from what an earlier run has left, whatever that is: what is wrong there is taken anew."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from mcast import cast
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.testbed import SimObserver
+from mcast.cast.files import NewFile
+
+from .test_objects import BOUND, gets, member, others
+
+DATA = Random(8).randbytes(2_500_000)
+WINDOW = 1 << 19
+"""Bytes that the sender sends before it has heard of the receivers' disks, at most."""
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    made = Fabric.roce(3, clock="wall")
+    yield made
+    assert SimObserver(made).leftovers() == ()
+
+
+def sends(fabric: Fabric, data: bytes, target: Path, key: bytes | None = None) -> cast.ObjectReport:
+    """One receiver gets it into that file."""
+    with (
+        others(lambda: gets(fabric, 1, 1, target, key=key)) as (end,),
+        member(fabric, 0) as group,
+        cast.open_session(group, memory=WINDOW, key=key) as session,
+    ):
+        session.gather(1, BOUND)
+        report = session.send(data)
+        (one,) = end.result(BOUND)
+    assert one.digest == report.digest
+    return report
+
+
+@pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["open", "closed"])
+def test_what_a_killed_receiver_has_on_its_disk_is_not_sent_again(
+    fabric: Fabric, tmp_path: Path, key: bytes | None
+) -> None:
+    target, part = tmp_path / "copy", tmp_path / ".copy.part"
+    part.write_bytes(DATA[:2_000_000])  # a kill leaves that; nothing else is written meanwhile
+    report = sends(fabric, DATA, target, key)
+    assert target.read_bytes() == DATA
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+    about = report.pieces - report.spared
+    assert about < report.pieces * (len(DATA) - 2_000_000 + 2 * WINDOW) / len(DATA)
+
+
+LEFT: dict[str, bytes] = {
+    "all of it": DATA,
+    "another object": Random(9).randbytes(len(DATA)),
+    "another byte": DATA[:700_000] + b"\0\0" + DATA[700_002:],
+    "more than the object": DATA + DATA,
+    "less than a block": DATA[:7],
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_whatever_was_left_the_file_is_right(fabric: Fabric, tmp_path: Path, left: str) -> None:
+    (tmp_path / ".copy.part").write_bytes(LEFT[left])
+    report = sends(fabric, DATA, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert report.kept
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
+    fabric: Fabric, tmp_path: Path
+) -> None:
+    def cut() -> Iterator[bytes]:
+        yield DATA[:2_000_000]
+        raise OSError("the sender's disk")
+
+    missed: list[cast.Missed] = []
+
+    def takes() -> None:
+        with (
+            member(fabric, 1) as group,
+            closing(cast.receive(group, tmp_path / "copy", missed=missed.append, alone=True)) as objects,
+        ):
+            assert list(objects) == []
+
+    with others(takes) as (end,), member(fabric, 0) as group:
+        with pytest.raises(OSError, match="the sender's disk"):
+            cast.send(group, cut(), timeout=BOUND)
+        end.result(BOUND)
+    part = tmp_path / ".copy.part"
+    assert [one.kept for one in missed] == [part]
+    assert stat.S_IMODE(part.stat().st_mode) == 0o600
+    assert DATA.startswith(part.read_bytes())
+    assert sends(fabric, DATA, tmp_path / "copy").spared > 0
+    assert (tmp_path / "copy").read_bytes() == DATA
+
+
+def test_one_run_at_a_time_has_what_was_left(tmp_path: Path) -> None:
+    with closing(NewFile(tmp_path / "copy")) as first, closing(NewFile(tmp_path / "copy")) as second:
+        first.open()
+        first.write(b"first")
+        second.open()
+        assert second.left == 0
+        second.write(b"second")
+        second.keep()
+        first.keep()
+    assert second.kept is None
+    assert [path.name for path in tmp_path.iterdir()] == [".copy.part"]
+    assert (tmp_path / ".copy.part").read_bytes() == b"first"
+
+
+def linked(part: Path, other: Path) -> None:
+    os.link(other, part)
+
+
+def symlinked(part: Path, other: Path) -> None:
+    part.symlink_to(other)
+
+
+@pytest.mark.parametrize("lay", [linked, symlinked, Path.mkdir, os.mkfifo], ids=lambda lay: lay.__name__)
+def test_what_another_has_laid_there_is_not_written_to(tmp_path: Path, lay: Callable[..., object]) -> None:
+    other, part = tmp_path / "other", tmp_path / ".copy.part"
+    other.write_bytes(b"precious")
+    lay(part, other) if lay in (linked, symlinked) else lay(part)
+    with closing(NewFile(tmp_path / "copy")) as sink:
+        sink.open()
+        assert sink.left == 0
+        sink.write(b"new")
+        sink.finish()
+    assert other.read_bytes() == b"precious"
+    assert (tmp_path / "copy").read_bytes() == b"new"
