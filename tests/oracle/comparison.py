@@ -57,6 +57,7 @@ class Comparison:
         self.topology = opensm.topology
         self.hosts: dict[str, Host] = {host.name: host for host in self.topology.hosts}
         self.model: SubnetAdmin = self.topology.model(quirks)
+        self._empty = self.groups()
         self.compared = 0
         self.statuses: Counter[int | None] = Counter()  # None: no answer
         self._assigned = plain_mgid(1)
@@ -173,30 +174,24 @@ class Comparison:
 
     def check(self) -> None:
         """Compare everything: the group under each MLID, and the membership of each port in each group."""
-        readers = [
-            host
-            for host in self.hosts.values()
-            if host.name in HOSTS and host.name not in self.opensm.unlinked
-        ]
-        for reader in readers:
-            partitions = {pkey & 0x7FFF for pkey in reader.pkeys}
-            if partitions == {0x7FFF, 1, 2}:
-                break
-        else:
-            reader = readers[0]
-            partitions = {pkey & 0x7FFF for pkey in reader.pkeys}
+        readers: dict[int, str] = {}  # for each partition, a host that may read its groups
+        for host in sorted(self.hosts.values(), key=lambda host: -len(host.pkeys)):
+            if host.name in HOSTS and host.name not in self.opensm.unlinked:
+                for pkey in host.pkeys:
+                    readers.setdefault(pkey & 0x7FFF, host.name)
         used = {group.mlid for group in self.model.groups}
         for mlid in sorted(
             used | set(range(MLID_FIRST, MLID_FIRST + min(CHECKED_MLIDS, self.topology.mlids)))
         ):
-            self.compare(Request(reader.name, SaMethod.GET, int(McMask.MLID), McMemberRecord(mlid=mlid), 0))
+            for reader in sorted(set(readers.values())):
+                self.compare(Request(reader, SaMethod.GET, int(McMask.MLID), McMemberRecord(mlid=mlid), 0))
         for group in list(self.model.groups):
-            if group.values.pkey & 0x7FFF in partitions:
+            if reader := readers.get(group.values.pkey & 0x7FFF, ""):
                 for host in self.hosts.values():
                     gid = self.topology.subnet_prefix + host.guid.to_bytes(8)
                     record = McMemberRecord(mgid=group.mgid, port_gid=gid)
                     mask = int(McMask.MGID | McMask.PORT_GID)
-                    self.compare(Request(reader.name, SaMethod.GET, mask, record, 1))
+                    self.compare(Request(reader, SaMethod.GET, mask, record, 1))
 
     # -- between sequences
 
@@ -208,9 +203,12 @@ class Comparison:
             for member in list(group.members):
                 if member.guid in group.ports and (by := self._leaver(group, member)) is not None:
                     self._leave(group, member, by)
-        # Emptied, yet it stays for ever; or with a member that nobody here may end.
-        if any(not group.well_known or any(group.members) for group in self.model.groups):
+        # A group stays for ever, or somebody else's is the file's now, or nobody here may end a member.
+        if self.groups() != self._empty:
             self.take(Step(Kind.RESTART))
+
+    def groups(self) -> dict[bytes, object]:
+        return {group.mgid: (group.values, group.full_members, *group.members) for group in self.model.groups}
 
     def _leave(self, group: SaGroup, member: SaMembership, by: str) -> None:
         gid = self.topology.subnet_prefix + member.guid.to_bytes(8)

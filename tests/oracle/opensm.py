@@ -197,7 +197,10 @@ class OpenSm:
         return self._log.read_text().count("SUBNET UP")
 
     def _change(self, command: str) -> None:
-        """A change of the fabric and its sweep, asked for: OpenSM ignores a switch that traps often."""
+        """A change of the fabric and its sweep, asked for: OpenSM ignores a switch that traps often.
+
+        It returns after the sweep: a request in the midst of one may find either state (SA-SM-7).
+        """
         before = self._swept()
         self._console(command)
         self._sm.send_signal(signal.SIGHUP)

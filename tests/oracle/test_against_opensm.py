@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
 from mcast.backends.sim.core.sa import DEFAULT_PREFIX, Quirks, WellKnownGroup
 from mcast.wire.addresses import ZERO_GID
+from mcast.wire.mapping import ipoib_broadcast_mgid
 from mcast.wire.mcmember import McMask, SaStatus
 
 from . import opensm
@@ -127,6 +128,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSm]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSm]:
+    """A subnet where H4 is the only port of a partition that has a group in the file, the second of three."""
+    with OpenSm(replace(generate(2048), mlids=32), tmp_path_factory.mktemp("lonely")) as started:
+        yield started
+
+
 def step(kind: Kind, mask: int = 0, **options: Any) -> Step:
     """A step with one tweak: these values, and their mask bits `mask` set."""
     known = {name: options.pop(name) for name in Step._fields if name in options}
@@ -155,21 +163,20 @@ QUIRKS_SHOWN_BY: dict[str, list[Step]] = {
     "purges_empty_partitions": [Step(Kind.DOWN, host="H4"), CREATE],
     "silent_on_unknown_method": [Step(Kind.UNKNOWN_METHOD, method=GET_TRACE_TABLE)],
 }
-LONELY = 2048
-"""The seed of a subnet where H4 is the only port of a partition."""
+LONELY_MGID = ipoib_broadcast_mgid(0x8001)
+DOWN, UP = Step(Kind.DOWN, host="H4"), Step(Kind.UP)
+MADE = step(Kind.CREATE, mgid=LONELY_MGID, pkey=0xFFFF)
+UNMADE = Step(Kind.LEAVE, mgid=LONELY_MGID)
+COUNTED_FOR_EVER = [
+    Step(Kind.JOIN, "H4", mgid=LONELY_MGID, state=9),
+    Step(Kind.LEAVE, "H4", mgid=LONELY_MGID),
+]
 
 
 @pytest.mark.parametrize("quirk", [field.name for field in fields(Quirks)])
-def test_opensm_has_the_quirk(real: OpenSm, quirk: str, tmp_path: Path) -> None:
+def test_opensm_has_the_quirk(request: pytest.FixtureRequest, quirk: str) -> None:
     """The same steps agree with the quirk and differ without it."""
-    if quirk == "purges_empty_partitions":
-        with OpenSm(generate(LONELY), tmp_path) as lonely:
-            show_quirk(lonely, quirk)
-    else:
-        show_quirk(real, quirk)
-
-
-def show_quirk(real: OpenSm, quirk: str) -> None:
+    real: OpenSm = request.getfixturevalue("lonely" if quirk == "purges_empty_partitions" else "real")
     for quirks in (Quirks.OPENSM_3_3, replace(Quirks.OPENSM_3_3, **{quirk: False})):
         comparison = Comparison(real, quirks)
         comparison.begin_anew()
@@ -185,20 +192,49 @@ def show_quirk(real: OpenSm, quirk: str) -> None:
                     comparison.take(last)
 
 
-def test_a_well_known_group_waits_for_an_mlid(tmp_path: Path) -> None:
-    """The MLID of a partition that was empty is somebody else's by the time a port of it comes back."""
-    with OpenSm(replace(generate(LONELY), mlids=32), tmp_path) as lonely:
-        comparison = Comparison(lonely)
-        comparison.take(Step(Kind.DOWN, host="H4"))
-        comparison.take(Step(Kind.FILL))
-        comparison.take(Step(Kind.UP))
-        assert len(list(comparison.model.groups)) == 32
-        comparison.check()
-        comparison.take(Step(Kind.LEAVE, mgid=plain_mgid(0x10000)))
-        comparison.take(Step(Kind.DOWN, host="H5"))
-        comparison.take(Step(Kind.UP))
-        assert any(group.well_known and group.values.pkey == 0x8001 for group in comparison.model.groups)
-        comparison.check()
+SWEPT: dict[str, tuple[list[Step], tuple[int, bool] | None]] = {
+    "unused": ([DOWN, CREATE], None),
+    "back": ([DOWN, CREATE, UP], (0xC003, True)),
+    "counted": ([*COUNTED_FOR_EVER, DOWN, CREATE], (0xC001, False)),
+    "counted and back": ([*COUNTED_FOR_EVER, DOWN, CREATE, UP], (0xC001, True)),
+    "made by a port": ([DOWN, CREATE, MADE, UP, UNMADE], (0xC003, True)),
+    "made by a port, and kept": ([DOWN, MADE, UP, DOWN, CREATE], (0xC001, False)),
+    "made by a port, without a full member": (
+        [DOWN, MADE, UP, UNMADE, step(Kind.JOIN, mgid=LONELY_MGID, state=2), DOWN, CREATE],
+        None,
+    ),
+    "restarted": ([DOWN, Step(Kind.RESTART), CREATE], None),
+    "waiting for an MLID": (
+        [DOWN, Step(Kind.FILL), UP, Step(Kind.LEAVE, mgid=plain_mgid(0x10000)), Step(Kind.DOWN, host="H5")],
+        (0xC001, True),
+    ),
+}
+"""What happens -> the MLID of the group of the partition file, and whether it is still the file's."""
+
+
+@pytest.mark.parametrize("case", SWEPT)
+def test_opensm_reads_the_partition_file_in_every_sweep(lonely: OpenSm, case: str) -> None:
+    steps, expected = SWEPT[case]
+    comparison = Comparison(lonely)
+    comparison.begin_anew()
+    for each in steps:
+        comparison.take(each)
+    group = comparison.model.group(LONELY_MGID)
+    assert (group and (group.mlid, group.well_known)) == expected
+    comparison.check()
+
+
+@pytest.mark.parametrize("steps", [COUNTED_FOR_EVER, [DOWN, MADE]], ids=["counted", "made by a port"])
+def test_a_sequence_ends_with_the_empty_subnet(lonely: OpenSm, steps: list[Step]) -> None:
+    """Whatever differs is then found again from the seed alone."""
+    comparison = Comparison(lonely)
+    comparison.begin_anew()
+    empty = comparison.groups()
+    for each in steps:
+        comparison.take(each)
+    comparison.clear()
+    assert comparison.groups() == empty
+    comparison.check()
 
 
 def test_a_difference_is_shrunk_to_the_steps_that_show_it(real: OpenSm) -> None:

@@ -26,7 +26,7 @@ from mcast.api import (
     QueuePair,
     WcStatus,
 )
-from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim import Fabric, Quirks, open_fabric
 from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.clock import VirtualClock
 from mcast.backends.sim.core.qp import Qp
@@ -337,6 +337,31 @@ def test_a_port_that_the_sm_had_missed_comes_back_with_its_new_pkeys() -> None:
     Node(fabric, 0).join()
     with pytest.raises(McastError, match="IPoIB broadcast group"):
         Node(fabric, 0, network=1).join()
+
+
+def test_an_interface_stays_without_its_broadcast_group_when_opensm_has_no_mlid_for_it() -> None:
+    """SA-SM-6, SA-MLID-3, SA-PATH-1: a group of another has taken the MLID while the partition was empty."""
+    fabric = Fabric.infiniband(ports=2, partitions={0x8001: [1]}, quirks=Quirks.OPENSM_3_3, max_mlid=0xC001)
+    fabric.set_link(fabric.ports[1], up=False)
+    fabric.clock.run_out()
+    Node(fabric, 0).join()
+    fabric.set_link(fabric.ports[1], up=True)
+    with pytest.raises(McastError, match="IPoIB broadcast group"):
+        Node(fabric, 1, network=1).join()
+    with pytest.raises(McastError, match="NO_RESOURCES"):
+        Node(fabric, 1).join(OTHER)
+
+
+def test_opensm_keeps_the_group_of_the_default_partition_whatever_ports_do() -> None:
+    """SA-PKEY-3, SA-SM-6: the SM's own port is in it."""
+    fabric = Fabric.infiniband(ports=2, quirks=Quirks.OPENSM_3_3)
+    for port in fabric.ports:
+        fabric.set_pkeys(port, ())
+        fabric.set_link(port, up=False)
+    fabric.clock.run_out()
+    fabric.set_link(fabric.ports[0], up=True)
+    assert fabric.sa is not None
+    assert [group.well_known for group in fabric.sa.groups] == [True]
 
 
 def test_a_lost_delete_is_repeated_three_times() -> None:

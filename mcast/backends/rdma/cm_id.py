@@ -226,7 +226,7 @@ class RdmaCmId(Shared, CmId):
 
     def forget_qp(self, qp: RdmaQueuePair) -> None:
         """The QP is closed completely."""
-        if qp in self._qps:
+        with suppress(ValueError):  # also a signal's handler may have closed the queue pair just now
             self._qps.remove(qp)
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:

@@ -82,8 +82,8 @@ class Quirks:
     knows_no_ndr_rates: bool = False
     """The codes of 800 and 1200 Gb/s, 23 and 24, are no rates yet, and rank below all that are."""
     purges_empty_partitions: bool = False
-    """A partition of which no port is in service loses its well-known groups; they come back, with the lowest
-    free MLIDs, with its first port."""
+    """A partition of which no port is in service loses its well-known groups without full members; they come
+    back, with the lowest free MLIDs, with its first port (SA-SM-6)."""
     silent_on_unknown_method: bool = False
     """Of the methods that MCMemberRecord does not have, only GetMulti is answered with UNSUP_METHOD_ATTR."""
 
@@ -212,6 +212,11 @@ class SaGroup:
         return self._states.keys()
 
     @property
+    def full_members(self) -> int:
+        """How many full members the SA counts; OpenSM goes on counting those that it drops (SA-LEAVE-6)."""
+        return self._full
+
+    @property
     def members(self) -> Iterator[SaMembership]:
         """The memberships in order of joining."""
         return (SaMembership(guid, JOIN_STATES[s & 15], s >= _PROXY) for guid, s in self._states.items())
@@ -273,7 +278,11 @@ class SubnetAdmin:
         self.quirks = quirks
         self.sm_key = sm_key
         self._prefix = bytes(subnet_prefix)
-        self._well_known = tuple(well_known)
+        self._well_known: dict[bytes, WellKnownGroup] = {}
+        for group in well_known:
+            if (mgid := _well_known_mgid(group)) in self._well_known:
+                raise ValueError(f"the well-known group {mgid.hex()} is given twice")
+            self._well_known[mgid] = group
         self._mlids = max_mlid - MLID_FIRST + 1
         if len(self._well_known) > self._mlids:
             raise ValueError(f"{len(self._well_known)} well-known groups need as many MLIDs: raise max_mlid")
@@ -312,9 +321,8 @@ class SubnetAdmin:
             self._ports[port.guid].update(port)
         else:
             self._ports[port.guid] = _Port(port, self._prefix)
-        for group in self._well_known if self.quirks.purges_empty_partitions else ():
-            if _well_known_mgid(group) not in self._by_mgid and self._in_use(group):
-                self._add_well_known(group)
+        if self.quirks.purges_empty_partitions:
+            self._read_partitions()
 
     def port_down(self, guid: int) -> tuple[Notice, ...]:
         """Take the port out of service: it leaves its groups by the leave rules, and is unknown until
@@ -327,9 +335,8 @@ class SubnetAdmin:
         for mgid in tuple(port.groups):
             self._drop(self._by_mgid[mgid], port, 15, notices)
         self._down[guid] = self._ports.pop(guid).values
-        for group in self._well_known:
-            if not self._in_use(group) and (made := self._by_mgid.get(_well_known_mgid(group))):
-                self._remove(made)
+        if self.quirks.purges_empty_partitions:
+            self._read_partitions()
         return tuple(notices)
 
     def port_up(self, guid: int) -> None:
@@ -346,23 +353,34 @@ class SubnetAdmin:
         self._by_mlid.clear()
         self._used = 0  # bit i: MLID_FIRST + i is taken
         self._assigned = 0  # MGIDs given out
-        for group in self._well_known:
-            if self._in_use(group):
-                self._add_well_known(group)
+        self._read_partitions()
+
+    def _read_partitions(self) -> None:
+        """Make the well-known groups that are missing, and only then end those of unused partitions
+        (SA-SM-6)."""
+        for mgid, group in self._well_known.items():
+            if made := self._by_mgid.get(mgid):
+                made.well_known = True
+            else:
+                self._add_well_known(mgid, group)
+        for mgid, group in self._well_known.items():
+            if not self._in_use(group) and (made := self._by_mgid.get(mgid)):
+                made.well_known = False
+                if not made._full:
+                    self._end(made)
 
     def _in_use(self, group: WellKnownGroup) -> bool:
-        """Whether the partition's groups are kept; before there is any port, all of them are."""
-        if not self.quirks.purges_empty_partitions or not self._ports:
+        """Whether the partition's groups are kept: all of them before there is any port, and always those of
+        the default partition, which has the SM's own port (SA-PKEY-3)."""
+        base = group.pkey & PARTITION
+        if not self.quirks.purges_empty_partitions or not self._ports or base == DEFAULT_PKEY & PARTITION:
             return True
-        return any(group.pkey & PARTITION in port.partitions for port in self._ports.values())
+        return any(base in port.partitions for port in self._ports.values())
 
-    def _add_well_known(self, group: WellKnownGroup) -> None:
-        mgid = _well_known_mgid(group)
+    def _add_well_known(self, mgid: bytes, group: WellKnownGroup) -> None:
         scope = mgid[1] & 15
         mlid = self._free_mlid(0)
-        if mgid in self._by_mgid:
-            raise ValueError(f"the well-known group {mgid.hex()} is given twice")
-        if mlid is None:  # OpenSM goes on without the group, and tries again when a port comes
+        if mlid is None:  # OpenSM goes on without the group, and tries again when a port comes or goes
             return
         record = McMemberRecord(
             mgid=mgid,
@@ -716,16 +734,11 @@ class SubnetAdmin:
         """Remove the other members, and the group unless the partition file names it (SA-LEAVE-7)."""
         for guid in group._states:
             del self._ports[guid].groups[group.mgid]
-        group._states.clear()
-        if group.well_known:
             self._dirty[group.mlid] = None
-        else:
-            self._remove(group)
-
-    def _remove(self, group: SaGroup) -> None:
-        del self._by_mgid[group.mgid], self._by_mlid[group.mlid]
-        self._used ^= 1 << group.mlid - MLID_FIRST
-        self._dirty[group.mlid] = None
+        group._states.clear()
+        if not group.well_known:
+            del self._by_mgid[group.mgid], self._by_mlid[group.mlid]
+            self._used ^= 1 << group.mlid - MLID_FIRST
 
 
 def _well_known_mgid(group: WellKnownGroup) -> bytes:

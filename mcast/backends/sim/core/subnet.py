@@ -108,15 +108,15 @@ class Subnet:
         self.forwarding.changed()
         return reply
 
-    def _join_broadcast(self, port: Port, pkey: int) -> McMemberRecord:
-        """The request of an IPoIB interface; the group itself is the partition's."""
+    def _join_broadcast(self, port: Port, pkey: int) -> McMemberRecord | None:
+        """The request of an IPoIB interface, and None if the SA refuses: OpenSM may have no MLID for the
+        partition's group, or have the group that a port has made under its MGID (SA-SM-6)."""
         record = McMemberRecord(
             mgid=ipoib_broadcast_mgid(pkey | FULL_MEMBER), port_gid=port.gids[0], join_state=JoinState.FULL
         )
         reply = self.sa.handle(port.guid, SaMethod.SET, McMask.JOIN, record)
         assert reply is not None
-        assert reply.status is SaStatus.OK, reply
-        return reply.records[0]
+        return reply.records[0] if reply.status is SaStatus.OK else None
 
 
 def _add_partitions(options: InfinibandOptions, topology: Topology) -> None:
