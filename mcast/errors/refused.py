@@ -25,6 +25,7 @@ _WORDS = {
     "string_type": "{where} is {input}: give a text",
     "too_short": "{where} has too few: give {min_length} or more",
     "too_long": "{where} has too many: give at most {max_length}",
+    "json_invalid": "the text is no JSON: {error}",
     "literal_error": "{where} is {input}: there is {expected}",
 }
 """pydantic's name of an error -> what is said."""

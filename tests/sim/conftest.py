@@ -14,6 +14,8 @@ from mcast.backends.sim.shared.attach import attach
 from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.shared.server import FabricServer, Serving
 
+from .served import End, end
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -54,3 +56,24 @@ def pair(server: FabricServer) -> Iterator[tuple[Endpoint, Endpoint]]:
             for address in ("10.0.0.1", "10.0.0.2")
         )
         yield one, other
+
+
+@pytest.fixture
+def depth() -> int:
+    """Receives of the receiver; a file may have its own."""
+    return 512
+
+
+@pytest.fixture
+def receiver(server: FabricServer, path: Path, depth: int) -> Iterator[End]:
+    with end(path, depth=depth) as made:
+        yield made
+
+
+@pytest.fixture
+def sender(receiver: End, path: Path) -> Iterator[End]:
+    """It has sent a message, so that from now on it posts."""
+    with end(path, sends=True) as made:
+        made.send(b"first")
+        assert receiver.take(1) == [b"first"]
+        yield made

@@ -15,72 +15,15 @@ from typing import NamedTuple
 
 import pytest
 
-from mcast import Backend, open_backend
-from mcast.api import Destination, JoinAttrEx, QpError, QpInit, QueuePair
+from mcast.api import Destination, QpError
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import frames, posts, rings
-from mcast.backends.sim.shared.client import SharedBackend, SharedQueuePair
 from mcast.backends.sim.shared.server import FabricServer
 from mcast.backends.sim.testbed import SimObserver
 
 from ..waiting import until
-
-GROUP = "239.1.1.1"
-
-
-class End(NamedTuple):
-    """A process that sends to the group or receives from it."""
-
-    qp: QueuePair
-    to: Destination
-    backend: Backend
-
-    def send(self, *payloads: bytes) -> None:
-        self.qp.send(self.to, payloads)
-
-    def take(self, count: int) -> list[bytes]:
-        """The payloads of so many messages."""
-        found: list[bytes] = []
-        while len(found) < count:
-            with self.qp.recv(count - len(found), 30) as batch:
-                assert len(batch), f"{len(found)} of {count} messages came"
-                found += [bytes(message.payload) for message in batch]
-        return found
-
-    @property
-    def client(self) -> SharedQueuePair:
-        assert isinstance(self.qp, SharedQueuePair)
-        return self.qp
-
-
-@contextmanager
-def end(path: Path, sends: bool = False, depth: int = 512) -> Iterator[End]:
-    with open_backend("sim", socket=path) as backend, backend.event_channel() as channel:
-        cm_id = channel.create_id()
-        cm_id.bind_addr(backend.devices()[0].ports[0].addresses[0])
-        qp = cm_id.create_qp(QpInit(max_recv_wr=depth))
-        cm_id.join_multicast_ex(JoinAttrEx.send_only(GROUP) if sends else JoinAttrEx.full_member(GROUP))
-        event = channel.get_event(30)
-        assert event is not None
-        ud = event.check().ud
-        assert ud is not None
-        yield End(qp, ud.destination, backend)
-
-
-@pytest.fixture
-def receiver(server: FabricServer, path: Path) -> Iterator[End]:
-    with end(path) as made:
-        yield made
-
-
-@pytest.fixture
-def sender(receiver: End, path: Path) -> Iterator[End]:
-    """It has sent a message, so that from now on it posts."""
-    with end(path, sends=True) as made:
-        made.send(b"first")
-        assert receiver.take(1) == [b"first"]
-        yield made
+from .served import End, asked, end
 
 
 def core_of(server: FabricServer, made: End) -> Qp:
@@ -92,21 +35,6 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def asked(made: End, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The requests that the process makes from now on."""
-    backend = made.backend
-    assert isinstance(backend, SharedBackend)
-    connection, found = backend.connection(), list[str]()
-    exchange = connection._exchange
-
-    def noted(op: str, *rest: object) -> object:
-        found.append(op)
-        return exchange(op, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(connection, "_exchange", noted)
-    return found
-
-
 # --- the way of a message ---------------------------------------------------------------------------
 
 
@@ -114,7 +42,7 @@ def test_messages_go_without_a_question(sender: End, receiver: End, monkeypatch:
     """The first of a sender maps its ring; then neither side waits for the server."""
     sender.send(b"a", b"", b"ccc")
     assert receiver.take(3) == [b"a", b"", b"ccc"]
-    there, here = asked(sender, monkeypatch), asked(receiver, monkeypatch)
+    there, here = asked(sender.backend, monkeypatch), asked(receiver.backend, monkeypatch)
     sizes = [(number * 37) % 1025 for number in range(200)]
     for start in range(0, 200, 50):
         sender.send(*(bytes([number]) * sizes[number] for number in range(start, start + 50)))
@@ -231,7 +159,7 @@ def test_the_ring_of_a_sender_that_has_left_is_gone(server: FabricServer, path: 
 def test_receives_are_given_back_without_a_call(
     server: FabricServer, sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core, here = core_of(server, receiver), asked(receiver, monkeypatch)
+    core, here = core_of(server, receiver), asked(receiver.backend, monkeypatch)
     sender.send(*[b"x"] * 512)
     sender.qp.flush()
     assert (core.free, core.no_receive) == (0, 0)

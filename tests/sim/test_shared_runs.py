@@ -18,23 +18,16 @@ from mcast.backends.sim.shared.server import FabricServer
 from mcast.backends.sim.trace.events import Send, TraceEvent
 
 from ..waiting import until
-from .test_shared_rings import End, Stranger, core_of, end, stranger
+from .served import End
+from .test_shared_rings import Stranger, core_of, stranger
 
 COUNT = 20
 
 
 @pytest.fixture
-def receiver(server: FabricServer, path: Path) -> Iterator[End]:
-    with end(path, depth=16) as made:
-        yield made
-
-
-@pytest.fixture
-def sender(receiver: End, path: Path) -> Iterator[End]:
-    with end(path, sends=True) as made:
-        made.send(b"first")
-        assert receiver.take(1) == [b"first"]
-        yield made
+def depth() -> int:
+    """Of the receiver: less than a run is long."""
+    return 16
 
 
 @pytest.fixture

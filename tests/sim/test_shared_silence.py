@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import os
 import select
@@ -9,20 +11,31 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from mcast import open_backend
-from mcast.api import CmEventType, CmId, Destination, EventChannel, McastError, QueuePair, TimedOut
+from mcast import Endpoint, Membership, aio, open_backend, open_endpoint
+from mcast.api import (
+    CmEventType,
+    CmId,
+    Destination,
+    EventChannel,
+    McastError,
+    Message,
+    QpState,
+    QueuePair,
+    TimedOut,
+)
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared import connection, frames
-from mcast.backends.sim.shared.client import SharedBackend
+from mcast.backends.sim.shared import connection, frames, rings
+from mcast.backends.sim.shared.client import SharedBackend, SharedCmId
 from mcast.backends.sim.shared.server import FabricServer, Serving
 
-from ..waiting import is_asleep, until
+from ..waiting import Running, is_asleep, until
+from .served import End, asked
 
 SERVER = """
 import signal, sys
@@ -385,6 +398,29 @@ def test_sends_to_a_stopped_server_end_in_time(
         assert len(qp.recv(timeout=0)) == 0
 
 
+def test_sends_that_a_stopped_server_refuses_cost_no_room(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of them there was: the next ones are posted without a question again."""
+    channel, cm_id, qp = end
+    to = joined(channel, cm_id)
+    cm_id.leave_multicast("239.1.1.1")
+    qp.send(to, [b"first"])
+    refused = [bytes(1000)] * 90
+    with stopped(server):
+        with suppress(TimedOut):
+            while True:
+                qp.send(to, [b"x"], timeout=0)
+        for _ in range(rings.SIZE // (1000 * len(refused)) + 1):
+            with pytest.raises(TimedOut, check=lambda error: error.posted == 0):
+                qp.send(to, refused, timeout=0)
+    qp.flush(30)
+    assert isinstance(cm_id, SharedCmId)
+    found = asked(cm_id._backend, monkeypatch)
+    qp.send(to, refused)
+    assert found == []
+
+
 def test_a_call_does_not_wait_for_another_thread_s(
     server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
 ) -> None:
@@ -405,6 +441,147 @@ def test_a_call_does_not_wait_for_another_thread_s(
     assert event.type is CmEventType.MULTICAST_JOIN
 
 
+def test_what_is_begun_on_a_stopped_server_ends_in_an_event(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it is where the server answers at once: done, or refused, which the answer said there."""
+    channel, cm_id, qp = end
+    other, third = channel.create_id(), channel.create_id()
+    raw = "ff0e::1"  # which RoCE refuses
+    with stopped(server):
+        cm_id.join_multicast("239.1.1.1", "joined")
+        cm_id.join_multicast(raw, "refused")
+        other.resolve_addr("239.1.1.1", "10.0.0.1")
+        third.resolve_addr("239.1.1.1", "10.9.9.9")
+        assert channel.get_event(0.01) is None
+    assert f"kill -CONT {server.pid}" in caplog.text
+    found = [channel.get_event(30) for _ in range(4)]
+    assert {(one.type, one.id, one.context) for one in found if one is not None} == {
+        (CmEventType.MULTICAST_JOIN, cm_id, "joined"),
+        (CmEventType.MULTICAST_ERROR, cm_id, "refused"),
+        (CmEventType.ADDR_RESOLVED, other, None),
+        (CmEventType.ADDR_ERROR, third, None),
+    }
+    assert channel.get_event(0) is None
+    assert other.device == cm_id.device
+    (error,) = [one for one in found if one is not None and one.context == "refused"]
+    cm_id.leave_multicast(raw)
+    with pytest.raises(McastError, check=lambda raised: raised.errno == error.errno):
+        cm_id.join_multicast(raw)
+    assert len(qp.attachments) == 1
+
+
+def test_what_is_left_on_a_stopped_server_is_left(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    """Also what was begun there, and though another thread is waiting for the server; that joins nothing."""
+    channel, cm_id, qp = end
+    joined(channel, cm_id)
+    with stopped(server):
+        cm_id.leave_multicast("239.1.1.1")
+        cm_id.join_multicast("239.1.1.2")
+        cm_id.leave_multicast("239.1.1.2")
+        cm_id.join_multicast("239.1.1.3")
+        counters = threading.Thread(target=lambda: qp.counters, daemon=True)
+        counters.start()
+        until(lambda: is_asleep(counters))
+        cm_id.leave_multicast("239.1.1.3")
+        with pytest.raises(TimedOut, match="is stopped"):
+            cm_id.join_multicast("239.1.1.4")
+    counters.join(60)
+    assert channel.get_event(0) is None
+    assert dict(qp.attachments) == {}
+    for last in range(1, 5):
+        cm_id.join_multicast(f"239.1.1.{last}")
+
+
+BLOCKING: dict[str, Callable[[Endpoint, Membership], object]] = {
+    "join": lambda endpoint, group: endpoint.join("239.9.9.9", timeout=0.01),
+    "sender": lambda endpoint, group: endpoint.sender("239.9.9.8", timeout=0.01),
+    "recv": lambda endpoint, group: (endpoint.recv(0.01), group.recv(0.01)),
+    "recv_batch": lambda endpoint, group: (endpoint.recv_batch(timeout=0.01), group.recv_batch(timeout=0.01)),
+    "batches": lambda endpoint, group: list(endpoint.batches(0.01)),
+    "next_event": lambda endpoint, group: endpoint.next_event(0.01),
+    "flush": lambda endpoint, group: endpoint.flush(0.01),
+    "send": lambda endpoint, group: group.send(b"x", timeout=0.01),
+    "send_batch": lambda endpoint, group: group.send_batch([b"x"] * 3, timeout=0.01),
+    "reply": lambda endpoint, group: group.reply(heard_by(group), b"x", timeout=0.01),
+    "ready": lambda endpoint, group: group.ready(timeout=0.01),
+    "probe_loopback": lambda endpoint, group: group.probe_loopback(0.01),
+}
+"""The calls that wait, with times of their own."""
+
+AWAITED: dict[str, Callable[[aio.Endpoint, aio.Membership], Awaitable[object]]] = {
+    **BLOCKING,  # type: ignore[dict-item]  # the same names, which are awaited
+    "recv": lambda endpoint, group: asyncio.gather(endpoint.recv(0.01), group.recv(0.01)),
+    "recv_batch": lambda endpoint, group: asyncio.gather(
+        endpoint.recv_batch(timeout=0.01), group.recv_batch(timeout=0.01)
+    ),
+    "batches": lambda endpoint, group: anext(endpoint.batches(0.01), None),
+}
+
+
+def heard_by(group: Membership) -> Message:
+    """As if the group's own endpoint had sent it."""
+    endpoint, at = group.endpoint, group.destination.sgid_index
+    source = endpoint.port.gids[at]
+    return Message(memoryview(b""), source, endpoint.qp_num, group.mgid, None, False, endpoint.port.lid)
+
+
+def timed(*classes: type) -> set[str]:
+    """The public calls with a timeout."""
+    return {
+        name
+        for each in classes
+        for name, call in inspect.getmembers(each, inspect.isfunction)
+        if not name.startswith("_") and "timeout" in inspect.signature(call).parameters
+    }
+
+
+@pytest.mark.parametrize("awaits", [False, True], ids=["blocking", "awaiting"])
+def test_each_call_ends_in_its_own_time_on_a_stopped_server(
+    server: subprocess.Popen[str], path: Path, monkeypatch: pytest.MonkeyPatch, awaits: bool
+) -> None:
+    """And leaves no group that it began to join."""
+    calls = AWAITED if awaits else BLOCKING
+    assert set(calls) == (timed(aio.Endpoint, aio.Membership) if awaits else timed(Endpoint, Membership))
+
+    async def await_each(server: subprocess.Popen[str]) -> None:
+        async with aio.open_endpoint(backend, "10.0.0.1") as endpoint, endpoint.join("239.1.1.1") as group:
+            with stopped(server):
+                for name, call in AWAITED.items():
+                    with suppress(TimedOut):
+                        await call(endpoint, group)
+                    ended.append(name)
+            check(endpoint.groups)
+            async with endpoint.join("239.9.9.9"):
+                pass
+
+    def check(groups: tuple[object, ...]) -> None:
+        assert len(groups) == 1
+        until(lambda: [str(one.mgid) for one in backend.groups().groups] == ["::ffff:239.1.1.1"])
+
+    def block_each() -> None:
+        with open_endpoint(backend, "10.0.0.1") as endpoint, endpoint.join("239.1.1.1") as group:
+            with stopped(server):
+                for name, call in BLOCKING.items():
+                    with suppress(TimedOut):
+                        call(endpoint, group)
+                    ended.append(name)
+            check(endpoint.groups)
+            with endpoint.join("239.9.9.9"):
+                pass
+
+    ended: list[str] = []
+    with open_backend("sim", socket=path) as backend:
+        assert isinstance(backend, SharedBackend)
+        monkeypatch.setattr(backend._connection, "_patience", 1e6)
+        call = (lambda: asyncio.run(await_each(server))) if awaits else block_each
+        running = Running(call)
+        assert running.results() == [None], ended
+    assert ended == list(calls)
+
+
 def test_a_bell_that_has_rung_is_silent_for_whoever_sleeps_next() -> None:
     """However often it was rung, and though no sleep has heard it."""
     sleep, poller = connection.Sleep(), select.poll()
@@ -419,3 +596,28 @@ def test_a_bell_that_has_rung_is_silent_for_whoever_sleeps_next() -> None:
         assert sleep._take() == bell
     sleep._give(bell)
     sleep.close()
+
+
+def test_a_handler_that_takes_the_answer_to_a_call_ends_the_sleep_of_that_call(
+    sender: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, ready = list[QpState](), list[bool]()
+    asked_within, until_ready = threading.Event(), connection._Wait.until
+
+    def until_ready_or_handled(wait: connection._Wait, fd: int, event: int) -> bool:
+        if not asked_within.is_set():
+            asked_within.set()
+            signal.raise_signal(signal.SIGUSR1)
+        going_on = until_ready(wait, fd, event)
+        ready.append(bool(select.select([fd], [], [], 0)[0]))
+        return going_on
+
+    monkeypatch.setattr(connection, "LOOK_AGAIN", math.inf)  # else the call looks for its answer by itself
+    monkeypatch.setattr(connection._Wait, "until", until_ready_or_handled)
+    before = signal.signal(signal.SIGUSR1, lambda *_: came.append(sender.qp.state))
+    try:
+        assert sender.qp.state is QpState.RTS
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert came == [QpState.RTS]
+    assert all(ready), "the call slept as long as it may"

@@ -230,29 +230,53 @@ def test_a_server_that_is_too_busy_to_accept_is_not_replaced(path: Path) -> None
         assert path.is_socket()
 
 
-@pytest.mark.parametrize("name", ["fabric.sock", "s", "~"])
-def test_whoever_sees_the_socket_may_connect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """The socket is put into its place once it listens, and what a killed server left beside is replaced."""
-    path, listen, seen = tmp_path / name, socket.socket.listen, list[tuple[bool, str]]()
-
-    def noted(listener: socket.socket, backlog: int) -> None:
-        seen.append((path.exists(), listener.getsockname()))
-        listen(listener, backlog)
-
-    monkeypatch.setattr(socket.socket, "listen", noted)
-    door.Door(path, None).close()
-    ((was_there, beside),) = seen
-    assert not was_there
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
-        killed.bind(beside)
-    made = door.Door(path, None)
+def test_whoever_sees_the_socket_reaches_the_server(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a client that comes after the socket is made, and before the server listens."""
+    listen, connect, refused = socket.socket.listen, socket.socket.connect, threading.Event()
+    waits = threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-        client.connect(str(path))
-    assert list(tmp_path.iterdir()) == [path]
-    made.close()
-    assert list(tmp_path.iterdir()) == []
+        early = threading.Thread(target=door.reach, args=(client, path))
+
+        def listens_late(listener: socket.socket, backlog: int) -> None:
+            early.start()
+            assert refused.wait(60)
+            assert waits.wait(60)
+            listen(listener, backlog)
+
+        def connects(one: socket.socket, address: str) -> None:
+            try:
+                connect(one, address)
+            except ConnectionRefusedError:
+                refused.set()
+                raise
+
+        monkeypatch.setattr(socket.socket, "listen", listens_late)
+        monkeypatch.setattr(socket.socket, "connect", connects)
+        monkeypatch.setattr("time.sleep", lambda _: waits.set())
+        made = door.Door(path, None)
+        early.join(60)
+        assert client.getpeername() == str(path)
+        made.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
+        killed.bind(str(path))
+        with pytest.raises(ConnectionRefusedError):
+            door.reach(client := socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), path)
+        client.close()
+
+
+def test_a_file_that_appears_where_a_socket_is_about_to_be_made_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fchmod = os.fchmod
+
+    def late(fd: int, mode: int) -> None:
+        path.write_text("mine")
+        fchmod(fd, mode)
+
+    monkeypatch.setattr(os, "fchmod", late)
+    with pytest.raises(FileExistsError, match=r"just appeared, and stays: .*fabric"):
+        door.Door(path, None)
+    assert path.read_text() == "mine"
 
 
 def test_a_server_that_cannot_serve_leaves_nothing(path: Path) -> None:

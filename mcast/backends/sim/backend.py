@@ -438,7 +438,11 @@ class SimQueuePair(QueuePair):
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
+        owned: Sequence[bytes]
+        if len(payloads) == 1 and type(one := payloads[0]) is bytes:  # without a comprehension's frame
+            owned = (one,)
+        else:
+            owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
         core, clock = self.core, self._clock
         with clock.mutex:
             ready = core.state is not _SQD or self._leaves_sqd(timeout)

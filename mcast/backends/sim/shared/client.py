@@ -7,6 +7,7 @@ attaches anew, to the same host, once the fabric is served again.
 from __future__ import annotations
 
 import errno as E
+import logging
 import os
 import select
 import time
@@ -60,7 +61,20 @@ from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slices, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames
-from mcast.backends.sim.shared.connection import ENDED, Beacon, Connection, Gone, Late, Reply, Sleep, Unknown
+from mcast.backends.sim.shared.connection import (
+    ENDED,
+    LOOK_AGAIN,
+    Beacon,
+    Connection,
+    Gone,
+    Late,
+    Reply,
+    Sleep,
+    Then,
+    Unknown,
+    drop,
+    parse,
+)
 from mcast.backends.sim.shared.door import keep_host
 from mcast.backends.sim.shared.incoming import Incoming, ServerEnded
 from mcast.backends.sim.shared.outgoing import SharedOutgoing
@@ -74,6 +88,8 @@ from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
 
 T = TypeVar("T")
+
+logger: logging.Logger = logging.getLogger("mcast")
 
 _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), int(JoinFlag.FULLMEMBER)
 _PATIENCE_ANEW = 5.0
@@ -404,6 +420,18 @@ class SharedEventChannel(_Remote, EventChannel):
             heard.type, heard.status, heard.errno, context, owner, heard.ud, heard.detail, heard.found
         )
 
+    def expect_answer(self) -> None:
+        """The server has been asked for what has an event as its outcome: have the next call ask again."""
+        self._is_asked = True
+        self._bell.show()
+
+    def hear_refusal(self, cm_id: SharedCmId, kind: CmEventType, text: bytes, context: object) -> None:
+        """An answer that came late refuses what was begun. May be called in the connection's lock."""
+        refusal: frames.RefusedCall = parse("refused", text)
+        error = refusal.errno
+        self._local.append(CmEvent(kind, -error, error, context, cm_id, None, refusal.detail))
+        self._bell.show()
+
     def lose(self, connection: Connection) -> None:
         """The server has ended: as if each device had been removed."""
         if self._closed or connection is not self._connection or self._number is None:
@@ -430,7 +458,9 @@ class SharedEventChannel(_Remote, EventChannel):
                 del self._ids[cm_id.number]
             if self._closed or os.getpid() != self._connection.pid:
                 return
-            self._local = deque(event for event in self._local if event.id is not cm_id)
+            for _ in range(len(self._local)):  # to which a late answer may be added meanwhile
+                if (event := self._local.popleft()).id is not cm_id:
+                    self._local.append(event)
             self._bell.show()
 
     def _close(self) -> None:
@@ -474,6 +504,7 @@ class SharedCmId(_Remote, CmId):
         """Number of a join -> the context that it was given."""
         self._numbers = count(1)
         self._number_of: dict[McastAddress, int] = {}
+        """0: the join was refused by an event, because the server's answer came late."""
 
     @property
     def device(self) -> str | None:
@@ -497,8 +528,41 @@ class SharedCmId(_Remote, CmId):
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         request = frames.Resolve(id=self.number, dst=frames.RawAddress.of(dst), src=src)
-        place = self._ask(request, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
-        self._stand(place, "resolve_addr", Phase.RESOLVE)
+        call, phase = "resolve_addr", Phase.RESOLVE
+
+        def then(kind: int, text: bytes) -> None:
+            if kind != frames.REFUSED:
+                self._place = parse("resolve", text)
+            else:
+                self._channel.hear_refusal(self, CmEventType.ADDR_ERROR, text, None)
+
+        if (reply := self._begin(request, call, phase, {"dst": dst, "src": src}, then)) is not None:
+            self._stand(reply.value, call, phase)
+
+    def _begin(
+        self,
+        request: frames._Request,
+        call: str,
+        phase: Phase,
+        arguments: dict[str, object],
+        then: Then,
+    ) -> Reply | None:
+        """Ask for what has an event as its outcome; None of a silent server, whose answer `then` takes.
+
+        A call that begins something waits for no event, so it does not wait for a server that is stopped.
+        """
+        ask = self._connection.ask
+        try:
+            return self._reply(
+                lambda: ask(request, call, phase, arguments, end=time.monotonic(), then=then), call, phase
+            )
+        except Late as late:
+            why = self._connection.silence(LOOK_AGAIN)
+            if not late.sent:
+                raise mcast_error(E.ETIMEDOUT, call, phase, arguments, why) from None
+            logger.warning("%s waits: %s", call, why)
+            self._channel.expect_answer()
+            return None
 
     def _stand(self, place: frames.IdPlace, call: str, phase: Phase) -> None:
         """The id is bound; if the server has ended meanwhile, nothing would tell of the device's removal."""
@@ -563,17 +627,30 @@ class SharedCmId(_Remote, CmId):
             addr=raw,
             context=number,
         )
+
+        def then(kind: int, text: bytes) -> None:
+            if kind == frames.REFUSED and number in self.contexts:  # else the group was left meanwhile
+                self._number_of[addr] = 0
+                del self.contexts[number]
+                self._channel.hear_refusal(self, CmEventType.MULTICAST_ERROR, text, context)
+
         self.contexts[number] = context
         try:
-            self._ask(request, call, Phase.JOIN, addr=addr, join_flags=flags)
+            self._begin(request, call, Phase.JOIN, {"addr": addr, "join_flags": flags}, then)
         except BaseException:
-            del self.contexts[number]
+            self.contexts.pop(number, None)
             raise
-        self._number_of[addr] = number
+        self._number_of.setdefault(addr, number)
 
     def _leave_multicast(self, addr: McastAddress) -> None:
-        request = frames.LeaveGroup(id=self.number, addr=frames.RawAddress.of(addr))
-        self._ask(request, "leave_multicast", Phase.LEAVE, addr=addr)
+        if self._number_of.get(addr) != 0:  # else the server has never known it
+            request = frames.LeaveGroup(id=self.number, addr=frames.RawAddress.of(addr))
+            ask = partial(self._connection.ask, request, "leave_multicast", Phase.LEAVE, {"addr": addr})
+            try:
+                self._reply(lambda: ask(end=time.monotonic(), then=drop), "leave_multicast", Phase.LEAVE)
+            except Late as late:  # the server leaves when it goes on, before it hears anything else
+                if not late.sent:
+                    self._connection.tell_later(request)
         self.look_anew()
         self.contexts.pop(self._number_of.pop(addr, 0), None)
 

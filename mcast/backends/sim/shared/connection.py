@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from mcast.api import Phase, QpError, mcast_error
 from mcast.backends.sim.shared import frames, posts
-from mcast.backends.sim.shared.door import AT_ONCE
+from mcast.backends.sim.shared.door import AT_ONCE, reach
 from mcast.backends.sim.shared.memory import SharedMemory
 from mcast.interrupts import Lock, interruptible, uninterrupted
 
@@ -55,6 +56,14 @@ class Late(Exception):
     sent = False
 
 
+Then = Callable[[int, bytes], None]
+"""What takes an answer that comes late: its kind and its text. It is called in the connection's lock."""
+
+
+def drop(kind: int, text: bytes) -> None:
+    """Nobody wants the answer."""
+
+
 class Reply(NamedTuple):
     """An answer: its value, what followed it, and a descriptor, which is the caller's."""
 
@@ -71,7 +80,8 @@ class Connection:
 
     A call with a timeout of its own gives the time of its `end` (of `time.monotonic`), after which Late is
     raised. A request with an `owner`, the number of the object that it is about, is not lost by that: the
-    answer is kept, and the same request, made again, takes it. Without one nobody wants the answer.
+    answer is kept, and the same request, made again, takes it. Of one with `then`, that is called with the
+    answer once it is here, whatever call meets it. Without either nobody wants the answer.
     """
 
     def __init__(self, path: Path, attach: frames.AttachTo, patience: float = PATIENCE) -> None:
@@ -85,9 +95,10 @@ class Connection:
         self._answers: dict[int, tuple[int, bytes, bytes, int | None]] = {}
         self._late: dict[tuple[int, bytes], tuple[int, _Wait]] = {}
         """Owner and text of a request -> its number, and the wait for an answer that somebody will take."""
-        self._unwanted: set[int] = set()
-        """The numbers of requests whose answers nobody will take."""
-        self._untold: list[bytes] = []
+        self._depth = 0  # of calls in each other, all but the outermost made by a signal's handler
+        self._unawaited: dict[int, Then] = {}
+        """The numbers of requests whose answers no call waits for -> what takes the answer."""
+        self._untold: deque[bytes] = deque()
         self._make_lock()
         self.memory: SharedMemory = SharedMemory()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -97,9 +108,9 @@ class Connection:
             waits = struct.pack("ll", int(whole), int(part * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, waits)
             try:
-                self._socket.connect(str(path))
+                reach(self._socket, path)
             except BlockingIOError:
-                raise TimeoutError(E.ETIMEDOUT, self._silence(), str(path)) from None
+                raise TimeoutError(E.ETIMEDOUT, self.silence(), str(path)) from None
             self.fd: int = self._socket.fileno()
             self._attach(attach)
         except Gone:
@@ -129,10 +140,10 @@ class Connection:
         self._whole = uninterrupted(self._lock)
 
     @contextmanager
-    def _whole_by(self, end: float) -> Iterator[None]:
+    def _whole_by(self, end: float, moment: float = MOMENT) -> Iterator[None]:
         """Hold the lock, which another thread may have for as long as the server is silent. Raises Late."""
         with uninterrupted():
-            if not self._lock.acquire(True, max(end - time.monotonic(), 0.0) + MOMENT):
+            if not self._lock.acquire(True, max(end - time.monotonic(), 0.0) + moment):
                 raise Late
             try:
                 yield
@@ -156,7 +167,11 @@ class Connection:
                 place = ring.put(payload)
                 if place is None:
                     return False
-            self._send_post(frame(place), end)
+            try:
+                self._send_post(frame(place), end)
+            except Late:
+                ring.take_back(place, len(payload))
+                raise
         return True
 
     def _send_post(self, frame: bytes, end: float | None) -> None:
@@ -191,11 +206,12 @@ class Connection:
         arguments: dict[str, object] | None = None,
         end: float | None = None,
         owner: int | None = None,
+        then: Then | None = None,
     ) -> Reply:
         """Send a request and take its answer. Raises the McastError that it is, Unknown, Gone, and Late."""
         op: str = request.op  # type: ignore[attr-defined]  # each one has it
         text = request.model_dump_json().encode()
-        return self.ask_raw(op, text, call, phase, arguments, end=end, owner=owner)
+        return self.ask_raw(op, text, call, phase, arguments, end=end, owner=owner, then=then)
 
     def ask_raw(
         self,
@@ -208,13 +224,17 @@ class Connection:
         enclosed: Sequence[int] = (),
         end: float | None = None,
         owner: int | None = None,
+        then: Then | None = None,
     ) -> Reply:
         """The same with a request that is text already, what follows it, and descriptors that go with it."""
         self.require_process(call, phase)
-        with self._whole if end is None else self._whole_by(end):
+        moment = MOMENT if then is None else LOOK_AGAIN  # what changes something is not refused lightly
+        with self._whole if end is None else self._whole_by(end, moment):
             if self.lost:
                 raise Gone
-            kind, value, rest, descriptor = self._exchange(op, text, tail, enclosed, end, owner)
+            kind, value, rest, descriptor = self._exchange(op, text, tail, enclosed, end, owner, then)
+            if self._untold:
+                self.tell_what_waits()
         if kind != frames.REFUSED:
             return Reply(value, rest, descriptor)
         refusal: frames.RefusedCall = value
@@ -232,14 +252,17 @@ class Connection:
         enclosed: Sequence[int] = (),
         end: float | None = None,
         owner: int | None = None,
+        then: Then | None = None,
     ) -> tuple[int, Any, bytes, int | None]:
         """Each answer has the number of its request: a signal's handler may ask inside of another request,
         and then takes the answers to both.
         """
         key = None if owner is None else (owner, text)
+        self._depth += 1
         try:
-            if key is not None and key in self._late:
-                number, wait = self._late.pop(key)
+            late = None if key is None else self._late.pop(key, None)
+            if late is not None:
+                number, wait = late
                 wait.end = end
             else:
                 number, wait = self._next_number(), self._wait(end)
@@ -248,15 +271,17 @@ class Connection:
                 while number not in self._answers:
                     self._sleep(wait, select.POLLIN)
                     self._receive()
-            except Late as late:
-                late.sent = True
+            except Late as error:
+                error.sent = True
                 if key is None:
-                    self._unwanted.add(number)
+                    self._unawaited[number] = then or drop
                 else:
                     self._late[key] = number, wait
                 raise
             kind, found, rest, descriptor = self._answers.pop(number)
-            return kind, _parse("refused" if kind == frames.REFUSED else op, found), rest, descriptor
+            if self._depth > 1 and self._answers:
+                self._wake_outer()
+            return kind, parse("refused" if kind == frames.REFUSED else op, found), rest, descriptor
         except Late:
             raise
         except (OSError, ValueError) as error:
@@ -265,12 +290,24 @@ class Connection:
         except BaseException:  # nobody would take the answer
             self.lose()
             raise
+        finally:
+            self._depth -= 1
+
+    def _wake_outer(self) -> None:
+        """Ask for an answer that nobody wants.
+
+        The call that a handler interrupted may sleep until its own answer comes, which was taken here.
+        """
+        number = self._next_number()
+        self._unawaited[number] = drop
+        if not self._send_now(frames.pack(_SEED, number=number)):
+            del self._unawaited[number]
 
     def _next_number(self) -> int:
         """One that no request has whose answer is still to come, or lies here."""
         number = next(self._numbers) & 0xFFFF
-        if self._late or self._unwanted:
-            taken = {late for late, _ in self._late.values()} | self._unwanted
+        if self._late or self._unawaited:
+            taken = {late for late, _ in list(self._late.values())} | set(self._unawaited)
             while number in taken:
                 number = next(self._numbers) & 0xFFFF
         return number
@@ -283,7 +320,7 @@ class Connection:
         if wait.is_over(self._is_stopped):
             raise Late
         if not wait.until(self._socket.fileno(), event):
-            self.why = self._silence()
+            self.why = self.silence()
             raise OSError(E.ETIMEDOUT, self.why)
 
     def _send(self, frame: bytes, enclosed: Sequence[int], wait: _Wait) -> None:
@@ -306,9 +343,9 @@ class Connection:
     def _flush(self) -> bool:
         """Send what had no room before; whether it has now."""
         while self._untold:
-            frame = self._untold.pop()
+            frame = self._untold.popleft()
             if not self._send_now(frame):
-                self._untold.append(frame)
+                self._untold.appendleft(frame)
                 return False
         return True
 
@@ -326,8 +363,8 @@ class Connection:
             if not size:
                 raise OSError(E.EPIPE, "the server has ended")
             kind, number, text, tail = frames.unpack(memoryview(buffer)[:size])
-            if number in self._unwanted:
-                self._unwanted.discard(number)
+            if (then := self._unawaited.pop(number, None)) is not None:
+                then(kind, bytes(text))
             elif kind == frames.IN_FILE and descriptors:
                 with mmap.mmap(descriptors[0], int(bytes(text)), access=mmap.ACCESS_READ) as mapped:
                     self._answers[number] = (frames.OK, bytes(mapped), b"", None)
@@ -351,13 +388,13 @@ class Connection:
         except OSError:
             return False
 
-    def _silence(self) -> str:
-        """Why there is no answer."""
+    def silence(self, waited: float | None = None) -> str:
+        """Why there is no answer, after so many seconds; None: after all of the patience."""
         pid = self._server()
         server = f"the server of the fabric, process {pid}," if pid > 0 else "the server of the fabric"
         if self._is_stopped():
             return f"{server} is stopped: let it go on by `kill -CONT {pid}`"
-        return f"{server} has not answered for {self._patience:g} s"
+        return f"{server} has not answered for {self._patience if waited is None else waited:g} s"
 
     def tell(self, request: frames._Request) -> None:
         """Send what is not answered, now or with the next request; nothing if the server has gone."""
@@ -368,6 +405,20 @@ class Connection:
                     self._untold.append(frame)
             except OSError:
                 self.lost = True
+
+    def tell_later(self, request: frames._Request) -> None:
+        """Send with the next request what could not be sent in time; nobody wants the answer.
+
+        The connection's lock need not be had: another thread may hold it while the server is silent.
+        """
+        number = self._next_number()
+        self._unawaited[number] = drop
+        self._untold.append(frames.pack(request.model_dump_json().encode(), number=number))
+
+    def tell_what_waits(self) -> None:
+        """Send what had no room before, as far as there is room now."""
+        with suppress(OSError):  # which the next request meets again
+            self._flush()
 
     def require_process(self, call: str, phase: Phase) -> None:
         """Raise EBADF in a fork: both would read each other's answers."""
@@ -422,11 +473,15 @@ class Connection:
                 if number in self._answers:
                     self._drop_one(number)
                 else:
-                    self._unwanted.add(number)
+                    self._unawaited[number] = drop
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have had the lock."""
         self._make_lock()
+
+
+_SEED = frames.AskFor(op="seed").model_dump_json().encode()
+"""A request that is quickly answered, and changes nothing."""
 
 
 class _Wait:
@@ -462,7 +517,8 @@ class _Wait:
         return True
 
 
-def _parse(op: str, text: bytes) -> Any:
+def parse(op: str, text: bytes) -> Any:
+    """The value of an answer to `op`. Raises ValueError."""
     return frames.ANSWERS.get(op, frames.NOTHING).validate_json(text)
 
 

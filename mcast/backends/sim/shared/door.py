@@ -9,6 +9,8 @@ import os
 import socket
 import stat
 import struct
+import time
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,6 +21,10 @@ MOST_PROBES = 128
 """Newcomers that may come while the process has not returned."""
 AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 """Flags of each send of either side; a number, because to join members of an enum takes as long as a send."""
+_BEGINNING, _LOOK = 5.0, 0.005
+"""Seconds that a newcomer waits for a server that begins, and between two looks."""
+_MOST_PATH = 107
+"""Bytes of the path of a Unix socket (unix(7))."""
 _CREDENTIALS = struct.Struct("iII")
 _SO_PEERGROUPS = 59
 """The further groups of a peer's user; `socket` has no name for the option."""
@@ -90,11 +96,41 @@ class Door:
         self._listener.close()
         if self._spare is not None:
             os.close(self._spare)
-        try:  # somebody else may serve there by now
-            if os.path.samestat(self._made, os.lstat(self._path)):
-                self._path.unlink()
-        except FileNotFoundError:
-            pass
+        _remove(self._path, self._made)
+
+
+def reach(client: socket.socket, path: Path) -> None:
+    """Connect to the server at `path`, or to one that has just made its socket and is about to listen there.
+
+    Raises OSError as connect does.
+    """
+    _check_length(path)
+    try:
+        client.connect(str(path))
+    except ConnectionRefusedError:  # the server is dead, or has begun and holds the folder's lock
+        _until_begun(path.parent)
+        client.connect(str(path))
+
+
+def _check_length(path: Path) -> None:
+    if (length := len(os.fsencode(path))) > _MOST_PATH:
+        raise OSError(f"the path of a socket has {_MOST_PATH} bytes at most, and this one {length}")
+
+
+def _until_begun(folder: Path) -> None:
+    end = time.monotonic() + _BEGINNING
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        while time.monotonic() < end:
+            with suppress(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            time.sleep(_LOOK)
+    finally:
+        os.close(held)
 
 
 def keep_host(path: Path, host: int) -> socket.socket | None:
@@ -153,24 +189,34 @@ def _listen(path: Path, group: int | None) -> tuple[socket.socket, os.stat_resul
 
 
 def _bind(listener: socket.socket, path: Path, group: int | None) -> os.stat_result:
-    """Make the socket beside its place, and rename it once it listens, so that nobody is refused there."""
-    made = path.with_name(path.name[:-1] + ("-" if path.name.endswith("~") else "~"))  # no longer than path
-    for place in (path, made):
-        _remove_dead(place)
+    """Make the socket in its place, where `bind` replaces nothing; `reach` waits for what is done after."""
+    _check_length(path)
+    _remove_dead(path)
     os.fchmod(listener.fileno(), 0o600)  # which bind gives to the file that it makes
-    listener.bind(str(made))
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        if error.errno != E.EADDRINUSE:
+            raise
+        raise FileExistsError(E.EEXIST, "this has just appeared, and stays", str(path)) from None
+    made = os.lstat(path)
     try:
         if group is not None:
-            os.chown(made, -1, group)
-            made.chmod(0o660)
+            os.chown(path, -1, group)
+            path.chmod(0o660)
         listener.listen(64)
         listener.setblocking(False)
-        about = os.lstat(made)
-        made.rename(path)
-        return about
+        return made
     except BaseException:
-        made.unlink(missing_ok=True)
+        _remove(path, made)
         raise
+
+
+def _remove(path: Path, made: os.stat_result) -> None:
+    """Somebody else may serve there by now."""
+    with suppress(FileNotFoundError):
+        if os.path.samestat(made, os.lstat(path)):
+            path.unlink()
 
 
 def _remove_dead(path: Path) -> None:

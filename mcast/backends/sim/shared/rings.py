@@ -103,6 +103,11 @@ class RingWriter:
         self._mapped[start : start + count] = payload
         return place
 
+    def take_back(self, place: int, count: int) -> None:
+        """The server was not told of the bytes there. It makes room only behind what it knows of."""
+        if self._head == place + count:
+            self._head = place
+
     def forget_descriptor(self) -> None:
         """The server has it; the mapping is what is written to."""
         fd = self.fd

@@ -1,0 +1,69 @@
+"""Processes of a served fabric that send to a group and receive from it, by the contract's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from mcast import Backend, open_backend
+from mcast.api import Destination, JoinAttrEx, QpInit, QueuePair
+from mcast.backends.sim.shared.client import SharedBackend, SharedQueuePair
+
+GROUP = "239.1.1.1"
+
+
+class End(NamedTuple):
+    """A process that sends to the group or receives from it."""
+
+    qp: QueuePair
+    to: Destination
+    backend: Backend
+
+    def send(self, *payloads: bytes) -> None:
+        self.qp.send(self.to, payloads)
+
+    def take(self, count: int) -> list[bytes]:
+        """The payloads of so many messages."""
+        found: list[bytes] = []
+        while len(found) < count:
+            with self.qp.recv(count - len(found), 30) as batch:
+                assert len(batch), f"{len(found)} of {count} messages came"
+                found += [bytes(message.payload) for message in batch]
+        return found
+
+    @property
+    def client(self) -> SharedQueuePair:
+        assert isinstance(self.qp, SharedQueuePair)
+        return self.qp
+
+
+@contextmanager
+def end(path: Path, sends: bool = False, depth: int = 512) -> Iterator[End]:
+    with open_backend("sim", socket=path) as backend, backend.event_channel() as channel:
+        cm_id = channel.create_id()
+        cm_id.bind_addr(backend.devices()[0].ports[0].addresses[0])
+        qp = cm_id.create_qp(QpInit(max_recv_wr=depth))
+        cm_id.join_multicast_ex(JoinAttrEx.send_only(GROUP) if sends else JoinAttrEx.full_member(GROUP))
+        event = channel.get_event(30)
+        assert event is not None
+        ud = event.check().ud
+        assert ud is not None
+        yield End(qp, ud.destination, backend)
+
+
+def asked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests that the process makes from now on."""
+    assert isinstance(backend, SharedBackend)
+    connection, found = backend.connection(), list[str]()
+    exchange = connection._exchange
+
+    def noted(op: str, *rest: Any, **named: Any) -> object:
+        found.append(op)
+        return exchange(op, *rest, **named)
+
+    monkeypatch.setattr(connection, "_exchange", noted)
+    return found
