@@ -10,8 +10,9 @@ async with mcast.aio.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
 
 There is no thread: the loop sleeps on the descriptors of the event channel and of the queue pair. Lost
 memberships are restored in the background while the loop runs; calls that receive answer probes. All objects
-belong to the loop that they were opened in. Timeouts are seconds on that loop's clock, even over a simulated
-fabric whose own time is virtual. A call that is cancelled leaves nothing behind.
+belong to the loop that they were opened in: a call in another loop, or from another thread, raises
+RuntimeError and does nothing. Tasks of that loop may share all objects. Timeouts are seconds on that loop's
+clock, even over a simulated fabric whose own time is virtual. A call that is cancelled leaves nothing behind.
 
 A send returns when the messages are posted, at once while the send queue has room. On InfiniBand a join may
 block the loop for up to 0.25 s, while it asks the SA for the group's MTU or for the reason of a refusal.
@@ -59,6 +60,12 @@ TURN = 0.005
 CHUNK = 64
 """Messages that one call to the provider posts, or as many as the send queue holds, so that none waits for
 room."""
+
+ELSEWHERE = (
+    "this endpoint belongs to another event loop, the one in which it was opened: open an endpoint in this "
+    "loop, or hand the call over with asyncio.run_coroutine_threadsafe(call, loop)"
+)
+"""The text of the RuntimeError that refuses a call in another loop."""
 
 RETRY = 0.001
 """Seconds until a send that found no room is tried again, where the provider has no descriptor for sends."""
@@ -153,7 +160,13 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         self._enter(member)
         return member
 
+    def _require_loop(self) -> None:
+        """Refuse a call in another loop than the endpoint's: it would wait for what that one cannot give."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(ELSEWHERE)
+
     def _leave(self, group: EndpointGroup) -> None:
+        self._require_loop()
         with self._lock:
             self._session.memberships.leave(group)
             self._forget(group)
@@ -195,6 +208,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
         if timeout is not None:
             timeout = seconds_of(timeout)
+        self._require_loop()
         self._look()
         if self._session.events.queued:
             return self._session.events.queued.popleft()
@@ -209,6 +223,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         session, end = self._session, None
+        self._require_loop()
         while True:
             if monotonic() >= self._turn_ends:
                 await self._next_turn()
@@ -236,6 +251,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
     async def _run(self, operation: Operation[T]) -> T:
         """Carry out an operation by awaiting."""
+        self._require_loop()
         try:
             with self._lock:  # another thread may be taking a snapshot
                 wait = next(operation)
@@ -421,6 +437,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
         Raises QpError if the device could not send one of them.
         """
+        self._require_loop()
         self._session.station.require_open("flush", Phase.SEND)
         end = inf if timeout is None else self._loop.time() + seconds_of(timeout)
         await self._flush(self._session.station.qp, end)
@@ -493,6 +510,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         A task that was handed messages before this, and runs only after it, still returns them, because they
         were received and counted. Its next call raises Closed, as every other call does.
         """
+        if not self._loop.is_closed():
+            self._require_loop()
         if not self.closed:
             if self._channel_fd >= 0:
                 self._loop.remove_reader(self._channel_fd)
@@ -575,6 +594,7 @@ class Sender(AsyncEnterable, MemberView):
         session, now = endpoint._session, endpoint._loop.time
         end = inf if timeout is None else now() + seconds_of(timeout)
         posted = 0
+        endpoint._require_loop()
         if monotonic() >= endpoint._turn_ends:  # before posting, because a cancelled send must not be sent
             await endpoint._next_turn()
             endpoint._look()  # the loop does not watch for port events while nobody receives

@@ -112,14 +112,15 @@ class Session:
             case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE:
                 self.restorer.lose_all(_error_of(event), reopen=True)
             case _ if self.restorer.reopen:
-                logger.debug("event %s passed over: its membership ends with the id", event.type.name)
+                why = "its membership ends with the id"
+                logger.debug("%s: event %s passed over: %s", self.station.name, event.type.name, why)
             case CmEventType.MULTICAST_JOIN if isinstance(group, EndpointGroup):
                 assert event.ud is not None
                 self.restorer.on_joined(group, event.ud.destination)
             case CmEventType.MULTICAST_ERROR if isinstance(group, EndpointGroup):
                 self.restorer.happens(group, Change.REFUSED, _error_of(event))
             case _:
-                logger.debug("event %s passed over", event.type.name)
+                logger.debug("%s: event %s passed over", self.station.name, event.type.name)
 
     def on_qp_error(self, error: QpError) -> None:
         """The queue pair went into ERR: with a policy it will be reset, without one the caller gets the

@@ -50,7 +50,7 @@ class PortWatch:
                 if error is not None:
                     self._restorer.lose_all(error, reopen=True)
             case _:  # if memberships end because of it, a MULTICAST_ERROR follows
-                logger.debug("%s: %s", port, event.name)
+                logger.debug("%s: %s", self._station.name, event.name)
 
     def _note_link(self, up: bool) -> None:
         """Report the link's state if it is not the one that was last reported."""

@@ -43,6 +43,11 @@ class Prober:
         self.echoes_left: int = 0
         self._asked = 0
 
+    @property
+    def whose(self) -> str:
+        """The name of the endpoint in the log."""
+        return self._station.name
+
     @contextmanager
     def quest(self) -> Iterator[tuple[int, Quest]]:
         """A new question and its number. Answers are collected until the end of the `with`."""
@@ -92,7 +97,7 @@ class Prober:
             raise
         except McastError as error:
             self._drop(group, "probe: no room for an echo")
-            logger.debug("no echo: %s", error)
+            logger.debug("%s: no echo: %s", self.whose, error)
 
     def _post(self, destination: Destination, what: Probe) -> None:
         """Send a probe without waiting."""

@@ -38,7 +38,7 @@ def note_silence(station: Station) -> None:
     """A receive has waited in vain: log once if nobody else can be heard on the backend."""
     if station not in _warned and (why := station.backend.solitude()):
         _warned.add(station)
-        logger.warning("%s: nothing came: %s", station.port_name, why)
+        logger.warning("%s: nothing came: %s", station.name, why)
 
 
 class Receiving:

@@ -83,8 +83,10 @@ class Sorter:
         if isinstance(sequence.parse(message.payload), sequence.SequenceHeader):
             self._told = True
             logger.warning(
-                "%s sends to %s with sequence headers, and this endpoint has sequence=False: each payload "
-                "begins with a header of %d bytes. Open both ends with sequence=True, or both without",
+                "%s: %s sends to %s with sequence headers, and this endpoint has sequence=False: each "
+                "payload begins with a header of %d bytes. Open both ends with sequence=True, or both "
+                "without",
+                self._prober.whose,
                 message.source,
                 message.group,
                 sequence.HEADER_SIZE,
@@ -109,8 +111,9 @@ class Sorter:
             if refusal in (sequence.Refusal.SHORT, sequence.Refusal.MAGIC) and not self._told:
                 self._told = True
                 logger.warning(
-                    "%s sends to %s without sequence headers, and this endpoint has sequence=True: such "
+                    "%s: %s sends to %s without sequence headers, and this endpoint has sequence=True: such "
                     "messages are not delivered. Open both ends with sequence=True, or both without",
+                    self._prober.whose,
                     message.source,
                     message.group,
                 )

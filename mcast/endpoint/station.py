@@ -101,7 +101,7 @@ class Station:
             try:
                 qp = cm_id.create_qp(init.model_copy(update={"block_loopback": True}))
             except (NotSupported, InvalidArgument):
-                logger.info("%s cannot keep own messages back, so a filter does", self.place.device.name)
+                logger.info("%s: the device cannot keep own messages back, so a filter does", self.name)
             else:
                 self.blocking_loopback = True
                 return qp
@@ -124,6 +124,11 @@ class Station:
     def port_name(self) -> str:
         return f"{self.place.device.name}/{self.place.port.port_num}"
 
+    @property
+    def name(self) -> str:
+        """Port and address, as an endpoint is called in the log."""
+        return f"{self.port_name}, {self.place.address}"
+
     def look_at_address(self) -> McastError | None:
         """The port's addresses have changed: look whether the groups can be used on. If not, return why."""
         about = {"address": self.place.address, "port": self.port_name}
@@ -132,7 +137,7 @@ class Station:
         except ValueError as absent:
             return mcast_error(E.EADDRNOTAVAIL, "port_events", Phase.EVENT, about, str(absent))
         except McastError as error:  # the groups may be well all the same
-            logger.warning("%s: addresses have changed, and cannot be read: %s", self.port_name, error)
+            logger.warning("%s: addresses have changed, and cannot be read: %s", self.name, error)
             return None
         before = self.place
         self.place = found
@@ -192,7 +197,7 @@ class Station:
             cm_id.resolve_addr(NUDGED[self.place.address.version], self.place.address)
         except McastError as error:
             cm_id.destroy()
-            logger.debug("the receiving thread could not be woken: %s", error)
+            logger.debug("%s: the receiving thread could not be woken: %s", self.name, error)
 
     # --- groups --------------------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class Station:
         try:
             self.id.leave_multicast(group.address)
         except McastError as error:
-            logger.debug("leaving %s: %s", group.address, error)
+            logger.debug("%s: leaving %s: %s", self.name, group.address, error)
 
 
 def _where(place: Place) -> tuple[str, int, LocalAddress]:

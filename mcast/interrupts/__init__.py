@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Sleepers:
                     bell.wait(seconds)
             finally:
                 self._lock._acquire_restore(depth)
-                if bell in self._asleep:
+                with suppress(ValueError):  # `wake` has taken the bell, also in a signal's handler just now
                     self._asleep.remove(bell)
 
     def wake(self) -> None:

@@ -58,12 +58,18 @@ class Sender:
         while os.getppid() == parent:
             time.sleep(random.random() * 0.0008)
             if self._shared[0]:
-                self._shared[0] = 0
                 os.kill(parent, signal.SIGINT)
+                self._shared[0] = 0
         os._exit(0)
 
-    def arm(self, now: bool) -> None:
-        self._shared[0] = now
+    def arm(self) -> None:
+        self._shared[0] = 1
+
+    def wait(self) -> None:
+        """Until the signal has been sent: none comes later."""
+        while self._shared[0]:
+            time.sleep(0.0001)
+        time.sleep(0.0)  # the system delivers it at the end of a system call
 
     def end(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
@@ -162,12 +168,11 @@ def main(place: str, count: int) -> None:
         for call in cycle(storm.calls):
             came = interrupted
             try:
-                sender.arm(True)
+                sender.arm()
                 for _ in range(TIMES):
                     with suppress(AlreadyJoined):
                         call()
-                sender.arm(False)
-                time.sleep(0.001)  # else one that is on its way came later
+                sender.wait()
             except KeyboardInterrupt:
                 interrupted += 1
             if interrupted > came:  # not in the `except`: its traceback refers to what the call had

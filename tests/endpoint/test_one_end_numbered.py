@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
 from mcast import Endpoint, Membership, open_endpoint
 from mcast.backends.sim import open_fabric
 from mcast.backends.sim.fabric import Fabric
+from mcast.endpoint.blocking import Sender
 from mcast.endpoint.sequence import HEADER_SIZE
 from mcast.endpoint.waiting import BATCH
 
 GROUP = "239.1.1.1"
 
 
-def test_a_receiver_with_headers_says_once_that_a_sender_has_none(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "mcast")
+@contextmanager
+def ends(receives: bool | None, sends: bool) -> Iterator[tuple[Endpoint, Membership, Sender]]:
+    """A receiver and its membership, and another endpoint's sender; whether each has sequence headers."""
     with (
         open_fabric(Fabric.roce(2)) as backend,
-        open_endpoint(backend, "10.0.0.1", sequence=True) as receiver,
-        open_endpoint(backend, "10.0.0.2") as sender,
+        open_endpoint(backend, "10.0.0.1", sequence=receives) as receiver,
+        open_endpoint(backend, "10.0.0.2", sequence=sends) as sender,
         receiver.join(GROUP) as member,
         sender.sender(GROUP) as group,
     ):
+        yield receiver, member, group
+
+
+def test_a_receiver_with_headers_says_once_that_a_sender_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "mcast")
+    with ends(receives=True, sends=False) as (receiver, member, group):
         group.send_batch([b"short", bytes(100), b"again"])
         assert member.recv(timeout=0.1) is None
         assert sum(receiver.stats().dropped.values()) == 3
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"::ffff:10.0.0.2 sends to ::ffff:{GROUP} without sequence headers, ")
+    sender_and_group = f"::ffff:10.0.0.2 sends to ::ffff:{GROUP}"
+    assert said.startswith(f"roce0/1, 10.0.0.1: {sender_and_group} without sequence headers, ")
     assert "Open both ends with sequence=True, or both without" in said
 
 
@@ -68,20 +77,14 @@ def test_a_receiver_without_headers_says_once_that_a_sender_has_them(
     assert payloads[:first] == [b"plain"] * first
     assert {payload[HEADER_SIZE:] for payload in payloads[first:]} == {b"hello"}
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"::ffff:10.0.0.3 sends to ::ffff:{GROUP} with sequence headers, ")
+    sender_and_group = f"::ffff:10.0.0.3 sends to ::ffff:{GROUP}"
+    assert said.startswith(f"roce0/1, 10.0.0.1: {sender_and_group} with sequence headers, ")
     assert "Open both ends with sequence=True, or both without" in said
 
 
 def test_a_receiver_that_takes_both_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "mcast")
-    with (
-        open_fabric(Fabric.roce(2)) as backend,
-        open_endpoint(backend, "10.0.0.1", sequence=None) as receiver,
-        open_endpoint(backend, "10.0.0.2", sequence=True) as sender,
-        receiver.join(GROUP) as member,
-        sender.sender(GROUP) as group,
-        receiver.sender("239.1.1.2") as own,
-    ):
+    with ends(receives=None, sends=True) as (receiver, member, group), receiver.sender("239.1.1.2") as own:
         group.send(b"hello")
         assert by_one(receiver, member)[0].endswith(b"hello")
         assert own.max_message_size == receiver.port.active_mtu
@@ -104,13 +107,7 @@ def test_what_nobody_can_know_is_none(sequenced: bool) -> None:
 @pytest.mark.parametrize("sequenced", [True, False])
 def test_equal_ends_say_nothing(sequenced: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "mcast")
-    with (
-        open_fabric(Fabric.roce(2)) as backend,
-        open_endpoint(backend, "10.0.0.1", sequence=sequenced) as receiver,
-        open_endpoint(backend, "10.0.0.2", sequence=sequenced) as sender,
-        receiver.join(GROUP) as member,
-        sender.sender(GROUP) as group,
-    ):
+    with ends(sequenced, sequenced) as (_, member, group):
         group.send_batch([b"hello"] * 100)
         assert sum(member.recv(timeout=1) is not None for _ in range(100)) == 100
     assert caplog.records == []

@@ -30,7 +30,7 @@ from mcast.interrupts import (
     uninterrupted,
 )
 
-from ..interleave import BOUND
+from ..interleave import BOUND, Reentered
 
 CTRL_C = signal.SIGINT
 COARSE = 6
@@ -409,6 +409,23 @@ def test_wake_wakes_all_who_sleep() -> None:
     for thread in threads:
         thread.join(BOUND)
         assert not thread.is_alive()
+
+
+def test_a_handler_may_wake_at_each_line_of_a_sleep() -> None:
+    lock, at, came = Lock(), 0, [True]
+    while came:
+        at += 1
+        came.clear()
+        sleepers = Sleepers(lock)
+
+        def wake(sleepers: Sleepers = sleepers) -> None:
+            came.append(True)
+            sleepers.wake()
+
+        with Reentered(at, wake, signalled=bool(at % 2), part="interrupts/"), lock:
+            sleepers.sleep(0.0)
+        assert sleepers._asleep == []
+    assert at > 10
 
 
 def test_a_block_gives_the_object_itself_to_an_exit_stack_as_well() -> None:
