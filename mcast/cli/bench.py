@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.bench_apart import line_of, send, serve, show
+from mcast.cli.bench_apart import OneEnd, line_of, send, serve, show
 from mcast.cli.place import (
     BackendName,
     Bind,
@@ -19,8 +19,8 @@ from mcast.cli.place import (
     require,
     with_settings,
 )
-from mcast.cli.terminal import Failure, NotBegun, group, say
-from mcast.cli.values import bit_rate, message_size, rate
+from mcast.cli.terminal import Failure, NotBegun, group, plural, say
+from mcast.cli.values import bit_rate, message_size, microseconds, rate
 from mcast.cli.values import seconds as seconds_of
 from mcast.contract.registry import open_backend
 from mcast.errors import install
@@ -94,7 +94,11 @@ def bench(
     ] = None,
     max_p99: Annotated[
         float | None,
-        typer.Option(min=0, max=1e9, metavar="US", help="Fail if the 99th percentile is above this, in us."),
+        typer.Option(
+            parser=microseconds(0, 1e9),
+            metavar="US",
+            help="Fail if the 99th percentile is above this, as 50us.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -124,8 +128,8 @@ def bench(
             raise NotBegun(
                 "--max-p99 is for one command alone, --rate and --receivers are for --client: leave out"
             )
-        where = backend, bind, device, address, settings, parts
-        total, about = serve(*where) if as_server else send(*where, size, seconds, receivers or 1, limit)
+        where = OneEnd(backend, bind, device, address, settings, parts)
+        total, about = serve(where) if as_server else send(where, size, seconds, receivers or 1, limit)
         show(total, about, told, as_json)
         if missed := _too_slow(total.messages_per_s, min_rate):
             raise Failure(missed[0])
@@ -197,7 +201,8 @@ def _show(found: BenchResult, as_json: bool, parts: list[Part]) -> None:
         say(json.dumps(found.as_dict() | {"intervals": [part.as_dict() for part in parts]}, indent=1))
         return
     where = "in one process" if found.processes == 1 else f"in {found.processes} processes"
-    say(f"{found.backend}: {found.size} bytes to {found.receivers} receiver(s), {where}\n")
+    size, ends = found.size, found.receivers
+    say(f"{found.backend}: {size} {plural('byte', size)} to {ends} {plural('receiver', ends)}, {where}\n")
     shown_rate = f"{found.messages_per_s:,.0f} messages/s, {found.deliveries_per_s:,.0f} deliveries/s"
     say(f"rate     {shown_rate}, in batches, {found.seconds:.2f} s")
     say(f"         {found.gbits_per_s:,.3g} Gbit/s of payload")

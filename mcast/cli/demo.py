@@ -15,7 +15,7 @@ import typer
 
 from mcast.cli.place import BackendName, is_alone, places_of, require, with_settings
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, console, group, say, stdin_as_file
+from mcast.cli.terminal import Failure, console, group, plural, say, stdin_as_file
 from mcast.cli.values import size
 from mcast.wire.addresses import McastAddress
 
@@ -181,12 +181,13 @@ def _show(outcome: dict[str, Any]) -> None:
     from rich.table import Table
 
     out, receivers = console(), outcome["receivers"]
+    sent, again = outcome["messages"], outcome["sent_again"]
     out.print(
         f"{outcome['file'] or 'made-up file'}: {outcome['size']:,} bytes, "
         f"BLAKE3 {outcome['blake3'][:16]}...\n"
         f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
-        f"{outcome['messages']:,} messages of up to {outcome['message_size']:,} bytes\n"
-        + (f"{outcome['sent_again']:,} messages repaired losses\n" if outcome["sent_again"] else ""),
+        f"{sent:,} {plural('message', sent)} of up to {outcome['message_size']:,} bytes\n"
+        + (f"{again:,} {plural('message', again)} repaired losses\n" if again else ""),
         markup=False,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -209,5 +210,5 @@ def _show(outcome: dict[str, Any]) -> None:
     lost = sum(receiver["lost"] for receiver in receivers)
     say(
         f"\ndemo: {verified}/{len(receivers)} receivers verified, "
-        f"{outcome['messages']} messages each, {lost} lost"
+        f"{sent} {plural('message', sent)} each, {lost} lost"
     )

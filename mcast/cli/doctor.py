@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Json, backend_name, beside, console, say, to_paste
+from mcast.cli.terminal import Json, backend_name, beside, console, plural, say, to_paste
 from mcast.cli.values import seconds
 from mcast.contract.registry import backend_names
 from mcast.errors.finding import Finding, Level
@@ -179,4 +179,4 @@ def _show(found: Diagnosis) -> None:
 
 
 def _number(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+    return f"{count or 'no'} {plural(noun, count)}"

@@ -62,6 +62,32 @@ def ends_cleanly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def ended_by(stop: Callable[[], None]) -> Iterator[None]:
+    """Make SIGINT, SIGTERM or SIGHUP call `stop`, and raise nothing; `stop` must be safe in a handler.
+
+    Whatever the signal interrupts goes on to its end, and lets go of its locks. A second signal is taken as
+    before the block.
+    """
+
+    def ended(number: int, frame: FrameType | None) -> None:
+        as_before()
+        stop()
+
+    def as_before() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in signals}
+    for number in signals:
+        signal.signal(number, ended)
+    try:
+        yield
+    finally:
+        as_before()
+
+
 def _runs(thread: int, function: Callable[..., Any]) -> bool:
     """Whether the thread is inside the function."""
     frame = sys._current_frames().get(thread)

@@ -15,6 +15,7 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
 from mcast.cli.terminal import Failure, NotBegun, console, group, say, stdin_as_file
+from mcast.cli.values import factor
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipv4_group_of
 
@@ -45,7 +46,10 @@ def replay(
         typer.Option(parser=group, metavar="GROUP", help="Send all messages to this group instead."),
     ] = None,
     speed: Annotated[
-        float | None, typer.Option(min=0.001, max=1e6, metavar="X", help="X times as fast. [default: 1]")
+        float | None,
+        typer.Option(
+            parser=factor(0.001, 1e6), metavar="X", help="X times as fast, as 10 or 10x. [default: 1]"
+        ),
     ] = None,
     at_once: Annotated[bool, typer.Option("--max", help="As fast as possible, without pauses.")] = False,
     members: Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.interrupt import ended_by, ends_cleanly
 from mcast.cli.served import ctl, tap
 from mcast.cli.sim_cast import cast
 from mcast.cli.status import ExitStatus
@@ -26,7 +26,7 @@ from mcast.cli.terminal import (
     stdin_as_file,
     write_file,
 )
-from mcast.cli.values import MAX_SEED
+from mcast.cli.values import MAX_PORTS, MAX_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,8 @@ def serve(
         str | None, typer.Option(metavar="KIND", help="roce or infiniband. [default: roce]")
     ] = None,
     ports: Annotated[
-        int | None, typer.Option(min=1, max=1 << 20, metavar="N", help="Ports, each on a host. [default: 16]")
+        int | None,
+        typer.Option(min=1, max=MAX_PORTS, metavar="N", help="Ports, each on a host. [default: 16]"),
     ] = None,
     scenario: Annotated[
         str | None,
@@ -177,6 +178,7 @@ def serve(
         stack.callback(made.close)
         stack.callback(server.close)
         stack.enter_context(ends_cleanly())
+        stack.enter_context(ended_by(server.stop))
         herald.say(f"serving {about.ports} ports of {about.link_layer} at {path}")
         known = "" if path == default_socket() else f"{VARIABLE}={path} and "
         herald.say(f'attach with {known}--backend sim, or mcast.open_endpoint("sim"); end with Ctrl-C')
@@ -207,8 +209,6 @@ def _described(
                 raise NotBegun(str(error).replace(source, str(given))) from None
     if kind not in (None, "roce", "infiniband"):
         raise NotBegun(f"--fabric is {kind}: there are roce and infiniband")
-    if (most := model.MOST_PORTS) < (ports or 1):
-        raise NotBegun(f"--ports is {ports}: at most {most:,}")
     shape = {"link_layer": kind or "roce", "ports": ports or _PORTS}
     return model.ScenarioTopology.model_validate(shape), 0, ()
 

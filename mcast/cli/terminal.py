@@ -58,6 +58,11 @@ def plain(text: str) -> str:
     )
 
 
+def plural(noun: str, count: int) -> str:
+    """The noun as it stands behind that number."""
+    return noun if count == 1 else f"{noun}s"
+
+
 def say(*lines: str, err: bool = False) -> None:
     """Print the lines on stdout or stderr at once, with nothing in them that moves a cursor."""
     typer.echo(plain("\n".join(lines)), err=err)

@@ -1,4 +1,4 @@
-"""How commands read sizes, rates, times and strategies, and what they say of a number out of range."""
+"""How commands read sizes, rates, times, factors and strategies, and what they say of what they refuse."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ MAX_SEED = (1 << 64) - 1
 MAX_RECEIVERS = 8192
 """The most receivers of a session of `mcast.cast`, whose own constant would load the protocol."""
 
+MAX_PORTS = 65_000
+"""The most ports of a simulated fabric, whose own constant would load the scenarios."""
+
 SIZES = {"": 1, "B": 1} | {
     f"{letter}{ending}": 1000**power if ending == "B" else 1024**power
     for power, letter in enumerate("KMG", 1)
@@ -38,6 +41,7 @@ RATES = {
 }
 """Unit of a rate -> what it multiplies: as on links, 10G is 10 000 000 000 a second; 10Gi is more."""
 
+_NO_UNIT, _TIMES = {"": 1}, {"": 1, "X": 1}
 _WHOLE = "[0-9]{1,20}"
 _FRACTION = r"[0-9]{1,20}(?:\.[0-9]{1,9})?(?:e[0-9]{1,2})?"
 _PER_SECOND = "(?:/s)?"
@@ -59,9 +63,7 @@ def message_size(least: int, most: int) -> Callable[[str | int], int]:
 
     def read(text: str | int) -> int:
         wanted = _bytes(str(text))
-        if not least <= wanted <= most:
-            raise typer.BadParameter(f"{_short(str(text))} is out of range: give {least} to {most:,} bytes")
-        return wanted
+        return int(_within(text, wanted, least, most, " bytes"))
 
     return read
 
@@ -75,9 +77,7 @@ def memory(least: int, most: int) -> Callable[[str | int], int]:
             wanted, rest = divmod(_bytes(str(text)), _MIB)
             if rest:
                 raise typer.BadParameter(f"{_short(str(text))} is no whole number of MiB")
-        if not least <= wanted <= most:
-            raise typer.BadParameter(f"{_short(str(text))} is out of range: give {least} to {most:,} MiB")
-        return wanted
+        return int(_within(text, wanted, least, most, " MiB"))
 
     return read
 
@@ -96,16 +96,52 @@ def seconds(least: float, most: float) -> Callable[[str | float], float]:
                 raise typer.BadParameter(
                     f"{_short(str(text))!r} is no time: write seconds, or a number with us, ms, s, min or h"
                 ) from None
-        if not least <= wanted <= most:
-            bounds = f"from {_plainly(least)} to {_plainly(most)} s"
-            raise typer.BadParameter(f"{_short(str(text))} is out of range: give a time {bounds}")
-        return wanted
+        return _within(text, wanted, least, most, " s")
+
+    return read
+
+
+def microseconds(least: float, most: float) -> Callable[[str | float], float]:
+    """The reader of a time in microseconds: their number, or a time with us, ms, s, min or h."""
+
+    def read(text: str | float) -> float:
+        from mcast.contract.seconds import seconds_in
+
+        wanted, timed = _amount(str(text), _NO_UNIT, _FRACTION), seconds_in(str(text).strip())
+        if timed is not None:
+            wanted = round(timed * 1e6, 3)
+        if wanted is None:
+            raise typer.BadParameter(
+                f"{_short(str(text))!r} is no time: write microseconds, or a number with us, ms, s, min or h"
+            )
+        return _within(text, wanted, least, most, " us")
+
+    return read
+
+
+def factor(least: float, most: float) -> Callable[[str | float], float]:
+    """The reader of how many times as much: 10, 0.5 or 10x."""
+
+    def read(text: str | float) -> float:
+        wanted = _amount(str(text), _TIMES, _FRACTION)
+        if wanted is None:
+            raise typer.BadParameter(
+                f"{_short(str(text))!r} is no factor: write a number, perhaps with x, like 10x"
+            )
+        return _within(text, wanted, least, most)
 
     return read
 
 
 WAITING = seconds(0.1, LONGEST)
 """How long an end of a transfer may be waited for."""
+
+
+def _within(text: str | float, wanted: float, least: float, most: float, unit: str = "") -> float:
+    if not least <= wanted <= most:
+        bounds = f"{_plainly(least)} to {_plainly(most)}{unit}"
+        raise typer.BadParameter(f"{_short(str(text))} is out of range: give {bounds}")
+    return wanted
 
 
 def _plainly(number: float) -> str:
@@ -138,9 +174,12 @@ def strategy(text: str) -> Strategy:
     from mcast.cast.nack.strategy import Strategy
 
     try:
-        return Strategy.of(text)
+        found = Strategy.of(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if found.seconds is not None:
+        _within(text, found.seconds, 0, LONGEST, " s")
+    return found
 
 
 def key_file(path: str) -> bytes:

@@ -138,6 +138,8 @@ def test_demo_verifies_each_receiver(here: Run, tmp_path: Path, backend: str, si
 def test_demo_ends_with_a_line_for_scripts(here: Run) -> None:
     last = here("demo", "--receivers", "2", "--size", "100K").stdout.splitlines()[-1]
     assert last == "demo: 2/2 receivers verified, 104 messages each, 0 lost"
+    done = here("demo", "--receivers", "1", "--size", "1")
+    assert done.stdout.splitlines()[-1] == "demo: 1/1 receivers verified, 1 message each, 0 lost"
 
 
 def test_the_made_up_file_is_always_the_same(here: Run) -> None:

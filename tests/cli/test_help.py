@@ -84,7 +84,10 @@ def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., F
     [
         (("--service-level", "9"), "--service-level is 9: allowed are 0..7 (Ethernet has eight priorities)"),
         (("--comp-vector", "4"), "--comp-vector is 4: allowed are 0..3 (num_comp_vectors of roce0)"),
-        (("--moderation", "32"), "--moderation is '32': write MESSAGES/MICROSECONDS, such as 32/50"),
+        (("--moderation", "32"), "--moderation is '32': write MESSAGES/MICROSECONDS, both whole, such as"),
+        (("--moderation", "32/1.5us"), "--moderation is '32/1.5us': write MESSAGES/MICROSECONDS, both whole"),
+        (("--moderation", "32/2x"), "--moderation 32/2x: '2x' is no time: write microseconds"),
+        (("--moderation", "32/1h"), "--moderation 32/1h: period is 3600000000: give 1..65535 microseconds"),
         (("--moderation", "0/50"), "--moderation 0/50: count is 0: give 1..65535 messages"),
         (("--moderation", "1/65536"), "--moderation 1/65536: period is 65536: give 1..65535 microseconds"),
     ],
@@ -105,7 +108,7 @@ def test_a_queue_pair_of_a_measurement_is_made_as_the_options_say(make: Callable
         asked.append(init)
         return make_qp(cm_id, init)
 
-    settings = settings_of(busy_poll=0.5, comp_vector=2, moderation="32/50")
+    settings = settings_of(busy_poll=0.5, comp_vector=2, moderation="32/0.05ms")
     with open_fabric(make(ports=1)) as backend, backend.event_channel() as channel:
         make_qp = CmId.create_qp
         with pytest.MonkeyPatch.context() as patched:

@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
-from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.terminal import Failure
+from mcast.cli.interrupt import ended_by, ends_cleanly
+from mcast.cli.sim import serve
+from mcast.cli.terminal import Failure, Herald
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -84,3 +86,42 @@ def test_what_else_goes_wrong_in_a_callback_is_told(monkeypatch: pytest.MonkeyPa
     with ends_cleanly():
         del thing
     assert (told, watched()) == ([IndexError], None)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_stops_and_the_second_ends(number: int) -> None:
+    stopped: list[int] = []
+    before = [signal.getsignal(one) for one in SIGNALS]
+
+    @ends_cleanly()
+    def command() -> None:
+        with ended_by(lambda: stopped.append(number)):
+            signal.raise_signal(number)
+            stopped.append(0)
+            signal.raise_signal(number)
+            until_interrupted()
+
+    with pytest.raises(Failure, match="interrupted"):
+        command()
+    assert stopped == [number, 0]
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_breaks_off_nothing_that_a_server_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Else a lock that is held there stays held, and the end waits for the lock for ever."""
+    said, say = list[str](), Herald.say
+
+    def say_after_a_signal(herald: Herald, line: str) -> None:
+        if not said:
+            signal.raise_signal(number)
+        said.append(line)
+        say(herald, line)
+
+    monkeypatch.setattr(Herald, "say", say_after_a_signal)
+    monkeypatch.setattr("mcast.cli.sim.resource.setrlimit", lambda *_: None)
+    serve(None, tmp_path / "fabric.sock", None, 2, None, None)
+    assert len(said) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -125,7 +125,7 @@ BAD_INPUT = {
     "count": (("record", GROUP, "-o", "a", "--count", "0"), "--count is 0: give a whole number"),
     "nobody to send to": (("replay", "a", "--backend", "sim"), "on which no other program can receive"),
     "twice how fast": (("replay", "a", "--speed", "2", "--max"), "give one of them"),
-    "speed": (("replay", "a", "--speed", "0"), "--speed is 0: give a number from 0.001 to"),
+    "speed": (("replay", "a", "--speed", "0"), "0 is out of range: give 0.001 to 1,000,000"),
     "directory": (("replay", ".", "--backend", "acme"), ". is not a regular file"),
 }
 

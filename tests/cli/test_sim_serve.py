@@ -141,8 +141,11 @@ def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals,
     ("arguments", "sentence"),
     [
         (("--fabric", "token-ring"), "--fabric is token-ring: there are roce and infiniband"),
-        (("--ports", 100_000), "--ports is 100000: at most 65,000"),
         (("--socket", "/nowhere/sim.sock"), "cannot serve at /nowhere/sim.sock: No such file or directory"),
+        (
+            ("--socket", "/" + "x" * 107),
+            f"cannot serve at /{'x' * 107}: the path of a socket has 107 bytes at most, and this one 108",
+        ),
         (
             ("--group", "no-such-group", "--socket", "sim.sock"),
             "--group is no-such-group: this host has no such group",

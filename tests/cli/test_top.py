@@ -103,7 +103,7 @@ BAD_INPUT = {
         ("--backend", "sim", "--demo"),
         "no group with a member is seen here: name a GROUP",
     ),
-    "no time": (("239.1.1.1", "--interval", "0"), "0 is out of range: give a time from 0.05 to 604,800 s"),
+    "no time": (("239.1.1.1", "--interval", "0"), "0 is out of range: give 0.05 to 604,800 s"),
     "where twice": (
         ("239.1.1.1", "--demo", "--backend", "sim", "--bind", "10.0.0.1", "--device", "roce0"),
         "give one of them",

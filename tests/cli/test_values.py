@@ -12,9 +12,22 @@ import pytest
 import typer
 from typer.core import TyperArgument, TyperOption
 
+from mcast.backends.sim.scenario.model import MOST_PORTS
 from mcast.cast.nack.messages import MOST_MEMBERS
 from mcast.cli import SUMMARIES, load
-from mcast.cli.values import MAX_RECEIVERS, bit_rate, memory, message_size, rate, seconds, size
+from mcast.cli.values import (
+    MAX_PORTS,
+    MAX_RECEIVERS,
+    bit_rate,
+    factor,
+    memory,
+    message_size,
+    microseconds,
+    rate,
+    seconds,
+    size,
+    strategy,
+)
 
 from ..commands import Run
 
@@ -66,7 +79,7 @@ def test_a_time_takes_units(text: str) -> None:
     ("text", "says"),
     [
         ("2 weeks", "'2 weeks' is no time: write seconds, or a number with us, ms, s, min or h"),
-        ("61min", "61min is out of range: give a time from 0.5 to 3,600 s"),
+        ("61min", "61min is out of range: give 0.5 to 3,600 s"),
         ("-1", "-1 is out of range"),
         ("nan", "nan is out of range"),
     ],
@@ -74,6 +87,22 @@ def test_a_time_takes_units(text: str) -> None:
 def test_no_time_is_refused(text: str, says: str) -> None:
     with pytest.raises(typer.BadParameter, match=f"^{says}"):
         seconds(0.5, 3600)(text)
+
+
+def test_microseconds_and_factors_take_their_units() -> None:
+    read, times = microseconds(0, 1e9), factor(0.001, 1e6)
+    assert [read(text) for text in ("50", "50us", "0.05ms", "1e9", "1s", 7)] == [50, 50, 50, 1e9, 1e6, 7]
+    assert [times(text) for text in ("10", "10x", "0.5X", "1e6", 2.0)] == [10, 10, 0.5, 1e6, 2]
+    for refused, says in {
+        (read, "nan"): "'nan' is no time: write microseconds",
+        (read, "-1"): "'-1' is no time",
+        (read, "17min"): "17min is out of range: give 0 to 1,000,000,000 us",
+        (times, "nan"): "'nan' is no factor: write a number",
+        (times, "2us"): "'2us' is no factor",
+        (times, "0"): "0 is out of range: give 0.001 to 1,000,000$",
+    }.items():
+        with pytest.raises(typer.BadParameter, match=f"^{says}"):
+            refused[0](refused[1])
 
 
 def test_a_memory_is_in_mib_or_has_a_unit() -> None:
@@ -112,8 +141,22 @@ def test_each_number_has_both_bounds_or_a_reason_why_not() -> None:
             assert info.max is not None, (name, one.name)
 
 
-def test_as_many_receivers_as_a_session_has_may_be_asked_for() -> None:
-    assert MAX_RECEIVERS == MOST_MEMBERS
+def test_as_many_as_there_can_be_may_be_asked_for() -> None:
+    assert (MAX_RECEIVERS, MAX_PORTS) == (MOST_MEMBERS, MOST_PORTS)
+    (ports,) = (one for name, one in parameters() if (name, one.name) == ("sim serve", "ports"))
+    assert ports.type_descriptor.parameter_info.max == MAX_PORTS
+
+
+def test_the_deadline_of_a_strategy_is_a_time_like_any_other() -> None:
+    assert [strategy(f"deadline:{text}").seconds for text in ("5", "500ms", "2min")] == [5, 0.5, 120]
+    for text, says in {
+        "deadline:1e99": "deadline:1e99 is out of range: give 0 to 604,800 s",
+        "deadline:nan": "'deadline:nan' is no strategy",
+        "deadline:-1": "'deadline:-1' is no strategy",
+        "quorum:0": "'quorum:0' is no strategy",
+    }.items():
+        with pytest.raises(typer.BadParameter, match=f"^{says}"):
+            strategy(text)
 
 
 def test_json_is_a_flag_and_a_time_is_called_seconds_in_each_command() -> None:
@@ -128,7 +171,6 @@ def test_a_number_is_refused_in_words_of_ours(here: Run) -> None:
     for given, says in {
         "bench --receivers 0": "--receivers is 0: give a whole number from 1 to 256",
         "bench --receivers 1.5": "--receivers is 1.5: give a whole number from 1 to 256",
-        "replay x --speed nan": "--speed is nan: give a number from 0.001 to 1,000,000",
         "top -C " + 5000 * "9" + "x": f"--count is {20 * '9'}...: give a whole number of at least 1",
     }.items():
         done = here(*given.split())
