@@ -28,7 +28,17 @@ LONGEST = (
     "tests/lab/test_infiniband.py",
     "tests/house/test_docs.py",
 )
-"""The files that take longest, in this order; the oracle takes most of a long run."""
+"""The files that take longest, in this order."""
+LONGEST_IF_LONG = (
+    "tests/lab/test_guest.py",
+    "tests/interrupts/test_handlers.py",
+    "tests/lab/test_infiniband.py",
+    "tests/oracle/test_against_opensm.py",
+    "tests/contract/test_races.py",
+    "tests/lab/test_infiniband_suite.py",
+    "tests/sim/test_shared_rings.py",
+)
+"""Those of a long run."""
 
 _FAILED_SETUPS = pytest.StashKey[dict[int, tuple[BaseException, pytest.Item]]]()
 """The exceptions of failed setups, by identity, each with the test that met it first."""
@@ -94,7 +104,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = sample(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-    order = {path: place for place, path in enumerate(LONGEST)}
+    longest = LONGEST_IF_LONG if config.getoption("--long") else LONGEST
+    order = {path: place for place, path in enumerate(longest)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
