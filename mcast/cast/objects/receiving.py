@@ -370,7 +370,8 @@ class ObjectsIn:
         now = self._seat.now()
         said = [message for one in self.sessions.values() for message in one.core.messages(now)]
         self._look(now)
-        if self._whole and not said:
+        done = bool(self._whole) or self._choice.ended
+        if done and not said:
             return
         storing = any(one.stores for one in self.sessions.values())
         if any(one.now is not None and one.now.held for one in self.sessions.values()):
@@ -378,9 +379,7 @@ class ObjectsIn:
         due = min([until, now + _NAP if storing else inf, *(one.core.due for one in self.sessions.values())])
         # What follows a whole object waits until the caller has that one: both may go to one place.
         waits = bool(self._whole) or any(one.whole for one in self.sessions.values())
-        heard = yield Turn(
-            self._letters.written(said), now if self._whole or (self._held and not waits) else due
-        )
+        heard = yield Turn(self._letters.written(said), now if done or (self._held and not waits) else due)
         now = self._seat.now()
         if waits:
             self._held += [(bytes(payload), address) for payload, address in others(heard)]

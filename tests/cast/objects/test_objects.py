@@ -26,6 +26,7 @@ from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.nack.header import Rejected, number_at
 from mcast.cast.nack.messages import (
     MOST_WIDTH,
+    Admit,
     Describe,
     Offer,
     Piece,
@@ -550,13 +551,21 @@ def test_a_session_that_has_said_all_waits_for_nobody() -> None:
     assert sending.core.over
 
 
+def _offer(salt: int) -> Offer:
+    return Offer(number_at("10.0.0.3", salt), 0, 1, 1, 1000, 0, "sender")
+
+
+def _says(spoken: Spoken) -> Message:
+    return Message(memoryview(packed(spoken)), Gid("::ffff:10.0.0.3"), 7, Gid("ff0e::1"), None, False)
+
+
 def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     time = 0.0
     receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
     turns = receiving.next(0.1)
     next(turns)
-    offer = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, 0, "sender")
-    turns.send([Message(memoryview(packed(offer)), Gid("::ffff:10.0.0.3"), 7, Gid("ff0e::1"), None, False)])
+    offer = _offer(1)
+    turns.send([_says(offer)])
     time = 100.0
     next(receiving.next(0.1))
     assert list(receiving.sessions) == [offer.session]
@@ -565,33 +574,49 @@ def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     assert not receiving.sessions
 
 
+def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
+    time = 1.0
+    receiving = ObjectsIn(
+        _alone(lambda: time), None, lambda _: None, 1000, 1000, 10.0, None, None, alone=True
+    )
+    turns = receiving.next(None)
+    next(turns)
+    turns.send([_says(_offer(1))])
+    session = _offer(1).session
+    who = receiving.sessions[session].core.who
+    turns.send(
+        [
+            _says(Admit(session, {who.number: (0, who.nonce)})),
+            _says(Describe(session, 0, 5000, 1000, 1, 0, "first", b"")),
+        ]
+    )
+    time = 12.0
+    with pytest.raises(StopIteration) as ended:
+        turns.send([])
+    assert ended.value.value is None
+
+
 def test_what_follows_a_whole_object_waits_until_the_caller_has_that_one() -> None:
     """Both may go to the same buffer."""
-
-    def offer(salt: int) -> Offer:
-        return Offer(number_at("10.0.0.3", salt), 0, 1, 1, 1000, 0, "sender")
-
-    def says(spoken: Spoken) -> Message:
-        return Message(memoryview(packed(spoken)), Gid("::ffff:10.0.0.3"), 7, Gid("ff0e::1"), None, False)
 
     time = 1.0
     receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
     turns = receiving.next(None)
     next(turns)
-    turns.send([says(offer(1))])
-    one = receiving.sessions[offer(1).session]
+    turns.send([_says(_offer(1))])
+    one = receiving.sessions[_offer(1).session]
     found = cast.Received(one.offered(Describe(1, 0, 0, 1000, 1, 0, "first", b"")), 0, b"", None, None, {})
     one.whole.append(found)
     one.core._answers.have = 2.0
     turns.send([])
-    turns.send([says(offer(2))])
+    turns.send([_says(_offer(2))])
     time = 3.0
     turns.send([])
     with pytest.raises(StopIteration) as ended:
         turns.send([])
     assert ended.value.value is found
-    assert list(receiving.sessions) == [offer(1).session]
+    assert list(receiving.sessions) == [_offer(1).session]
     turns = receiving.next(None)
     assert next(turns).until == time
     turns.send([])
-    assert list(receiving.sessions) == [offer(1).session, offer(2).session]
+    assert list(receiving.sessions) == [_offer(1).session, _offer(2).session]
