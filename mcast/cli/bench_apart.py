@@ -32,7 +32,7 @@ def line_of(part: Part) -> str:
 
 
 class OneEnd(NamedTuple):
-    """OneEnd one end takes part, and what it tells meanwhile."""
+    """Where one end takes part, and what it tells meanwhile."""
 
     backend: str
     bind: IPv4Address | IPv6Address | None
