@@ -73,13 +73,16 @@ def long(pytestconfig: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Programs that tests start are sent Ctrl-C, which a shell's background job would let them ignore."""
+    """Programs that tests start are sent signals, which a shell's background job or nohup would let them
+    ignore."""
     os.environ["MCAST_SIM"] = ""  # a fabric that the user of this machine serves is none of the tests'
     if config.getoption("--long"):
         os.environ["MCAST_TESTS"] = "long"  # for modules that are no tests, and for processes
     config.addinivalue_line("markers", "long: takes minutes, and runs with --long alone (make test-all)")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup; a program does not inherit a handler
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)

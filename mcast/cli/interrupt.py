@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from signal import Signals
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,16 @@ _AGAIN = 0.01
 """How many seconds after Python has dropped a signal's interrupt the signal is sent again."""
 
 
+def heeded(*signals: Signals) -> list[Signals]:
+    """Those of the signals that are not ignored. nohup(1) starts a command with SIGHUP ignored, a script's
+    shell starts a job in the background with SIGINT ignored."""
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextmanager
 def ends_cleanly() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the block as Ctrl-C does, with all that it tidies up; the command then says
-    "interrupted"."""
+    "interrupted". What is ignored stays ignored."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
@@ -47,7 +54,7 @@ def ends_cleanly() -> Iterator[None]:
     main = threading.get_ident()
     received: list[int] = []
     timers: list[threading.Timer] = []
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in heeded(signal.SIGTERM, signal.SIGHUP)}
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
@@ -66,6 +73,8 @@ def ends_cleanly() -> Iterator[None]:
 def ended_by(stop: Callable[[], None]) -> Iterator[None]:
     """Make SIGINT, SIGTERM or SIGHUP call `stop`, and raise nothing; `stop` must be safe in a handler.
 
+    What is ignored stays ignored.
+
     Whatever the signal interrupts goes on to its end, and lets go of its locks. A second signal is taken as
     before the block.
     """
@@ -78,7 +87,7 @@ def ended_by(stop: Callable[[], None]) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = heeded(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in signals}
     for number in signals:
         signal.signal(number, ended)

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from mcast.cli.interrupt import heeded
 from mcast.cli.status import ExitStatus, by_signal
 from mcast.cli.terminal import Json, say
 from mcast.cli.values import LONGEST, seconds
@@ -165,7 +166,7 @@ def _leave(result: LabResult, verbose: bool) -> NoReturn:
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """One sentence and the exit code of the error; a signal that ends us ends the guest first."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in heeded(signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda signum, _: sys.exit(by_signal(signum)))
     try:
         yield

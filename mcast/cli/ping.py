@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
     BackendName,
     Bind,
@@ -115,8 +116,8 @@ def ping(
 
     Every endpoint of mcast answers pings of 61 bytes; `mcast ping --answer` answers those of any length.
     The flags are those of mckey. Without --answer this command sends as mckey -s does; a mckey at the other
-    end counts messages, and answers nothing. The status is 0 if a member answered, or, with --answer, if
-    anybody sent a message.
+    end counts messages, and answers nothing. Ctrl-C, or SIGTERM, ends it early, and the summary is printed.
+    The status is 0 if a member answered, or, with --answer, if anybody sent a message; else it is 1.
     """
     wanted = [found for found in (address, mapped, unmapped) if found is not None]
     if len(wanted) != 1:
@@ -130,6 +131,7 @@ def ping(
     from mcast.contract.registry import open_at
 
     with ExitStack() as stack:
+        stack.enter_context(ends_cleanly())
         opened = stack.enter_context(open_at(backend, bind, {}))
         place = _place(opened, bind, device)
         require(settings, [place])

@@ -28,10 +28,10 @@ MEANINGS = {
     ExitStatus.TIME_LIMIT: "`mcast lab`: a time limit stopped the guest, as timeout(1) has it.",
     ExitStatus.LAB: "`mcast lab`: the lab failed, not the command in the guest, as env(1) has it.",
     ExitStatus.NOT_FOUND: "`mcast lab run`: there is no such command, as env(1) has it.",
-    ExitStatus.HUNG_UP: "The terminal is gone (SIGHUP); what the command had begun was tidied up.",
-    ExitStatus.INTERRUPTED: "Ctrl-C, where that is not the usual way to end the command.",
+    ExitStatus.HUNG_UP: "The terminal is gone (SIGHUP), which nohup(1) hides; otherwise as for 130.",
+    ExitStatus.INTERRUPTED: "Ctrl-C, where that is no usual way to end the command; it has tidied up.",
     ExitStatus.UNREAD: "Nobody reads the output any more (SIGPIPE), as in `mcast info | head -n 1`.",
-    ExitStatus.TERMINATED: "SIGTERM; what the command had begun was tidied up.",
+    ExitStatus.TERMINATED: "SIGTERM; otherwise as for 130.",
 }
 """What a script's author needs to know of each."""
 

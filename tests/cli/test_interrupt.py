@@ -108,6 +108,19 @@ def test_the_first_signal_stops_and_the_second_ends(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_is_ignored_stays_ignored(number: int) -> None:
+    """As SIGHUP is by nohup, and SIGINT in a job that a script has put into the background."""
+    stopped: list[int] = []
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with ends_cleanly(), ended_by(lambda: stopped.append(number)):
+            signal.raise_signal(number)
+        assert (stopped, signal.getsignal(number)) == ([], signal.SIG_IGN)
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_breaks_off_nothing_that_a_server_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

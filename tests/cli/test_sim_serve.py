@@ -107,6 +107,40 @@ def test_ping_groups_info_and_demo_share_it(terminals: Terminals, tmp_path: Path
     assert demo.returncode == 0, out + err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_pings_of_both_ends_with_their_summary(terminals: Terminals, number: int) -> None:
+    terminals.serve("--ports", 2)
+    terminals.env["FORCE_COLOR"] = "1"  # lines of what goes on are for a terminal
+    answering = terminals.start("ping", "239.1.1.1", "--answer", *SIM)
+    assert "answering 239.1.1.1 as" in line_of(answering)
+    asking = terminals.start("ping", "239.1.1.1", "-C", 10**6, "-i", 0.01, *SIM)
+    while "seq=" not in (line := line_of(asking)):
+        assert line
+    for process, summary in (asking, ", 1 answered\n"), (answering, "other messages counted\n"):
+        process.send_signal(number)
+        out, _ = process.communicate()
+        assert process.returncode == 0
+        assert out.splitlines(keepends=True)[-1].startswith("ping: ")
+        assert out.endswith(summary)
+
+
+def test_a_server_under_nohup_outlives_its_terminal(terminals: Terminals, tmp_path: Path) -> None:
+    command = ["nohup", str(MCAST), "sim", "serve", "--ports", "2"]
+    with subprocess.Popen(
+        command, env=terminals.env, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert "serving 2 ports" in line_of(server)
+            assert "attach with" in line_of(server)
+            server.send_signal(signal.SIGHUP)
+            with attach("sim", socket=tmp_path / "mcast" / "sim.sock") as backend:
+                assert len(backend.devices()) == 1
+            server.terminate()
+            assert server.wait() == 0
+        finally:
+            server.kill()
+
+
 def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals, tmp_path: Path) -> None:
     """Each container's command as a process; their volume is a directory, and their clone this one."""
     root = Path(__file__).parents[2]
