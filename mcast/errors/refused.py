@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _WORDS = {
@@ -37,7 +37,7 @@ _LONGEST = 200
 
 def sentence_of(found: Mapping[str, Any]) -> str:
     """One of `ValidationError.errors()` as a sentence, with the place in the file first, if there is one."""
-    where = ".".join(map(str, found["loc"]))
+    where = _place(found["loc"])
     words = _WORDS.get(found["type"])
     if words is None:
         said = found["msg"].removeprefix("Value error, ")
@@ -45,6 +45,12 @@ def sentence_of(found: Mapping[str, Any]) -> str:
     where = (f"{where}:" if where else "") if found["type"] == "union_tag_invalid" else where or "the value"
     limits = {name: _plainly(value) for name, value in found.get("ctx", {}).items()}
     return words.format(**{**limits, "input": _quoted(found["input"]), "where": where}).strip()
+
+
+def _place(steps: Sequence[str | int]) -> str:
+    """The place that the steps lead to, in words and from the inside out: `entry 1 of nth of drop`."""
+    words = [f"entry {step + 1}" if isinstance(step, int) else step for step in steps]
+    return " of ".join(reversed(words))
 
 
 def _plainly(limit: object) -> object:

@@ -509,7 +509,7 @@ MISTAKES = {
     '@pytest.mark.mcast(fabric="ether")': "the fabric is 'ether': there are roce and infiniband",
     '@pytest.mark.mcast("infiniband")': "give its arguments by name, such as mcast(fabric='infiniband')",
     '@pytest.mark.mcast_faults("gremlins")': "mcast_faults: there is no 'gremlins': there are 'drop', ",
-    '@pytest.mark.mcast_faults("drop", rate=2)': "drop.rate is 2: give 1 or less",
+    '@pytest.mark.mcast_faults("drop", rate=2)': "rate of drop is 2: give 1 or less",
     '@pytest.mark.mcast_faults("drop", target=7)': "mcast_faults: port 7: this fabric has ports 0..3",
     '@pytest.mark.mcast_faults("sm-restart")': "'sm-restart' needs an SM: the fabric must be \"infiniband\"",
     "@pytest.mark.mcast(faults=['drop'])": "mcast_faults: 'drop' is neither a table, as in a scenario, nor",
