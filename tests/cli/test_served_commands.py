@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from signal import SIGKILL
+from signal import SIGINT, SIGKILL
 
 import pytest
 
@@ -132,6 +132,60 @@ def test_a_receiver_that_was_killed_goes_on_from_what_it_has(tmp_path: Path) -> 
             assert report.kept == goes_on
     assert copy.read_bytes() == data
     assert [path.name for path in tmp_path.iterdir() if "copy" in path.name] == ["copy"]
+
+
+@pytest.mark.parametrize("stdout", ["", " >&-"], ids=["open", "closed"])
+@pytest.mark.parametrize("role", ["send", "recv"])
+def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role: str, stdout: str) -> None:
+    """Of the command and of its other end; what has come stays under its documented name."""
+    data, folder, part = Random(1).randbytes(3_000_000), tmp_path / "in", tmp_path / "in" / ".copy.part"
+    (tmp_path / "data").write_bytes(data)
+    folder.mkdir()
+    words = {"send": "send data 239.1.1.1 --rate 20M", "recv": "recv 239.1.1.1 -o in/copy"}[role]
+    command = ["sh", "-c", f"exec {MCAST} {words} --backend sim{stdout}"]
+
+    def has_come() -> bool:
+        return part.exists() and part.stat().st_blocks * 512 > 500_000
+
+    def until_interrupted() -> Iterator[bytes]:
+        yield data[:2_000_000]
+        until(has_come)
+        process.send_signal(SIGINT)
+        yield data[2_000_000:]
+
+    def look(offered: cast.Offered, done: int) -> None:
+        if done > 500_000:
+            process.send_signal(SIGINT)
+
+    with (
+        open_endpoint("sim", "10.0.0.9") as endpoint,
+        endpoint.join(GROUP) as group,
+        subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        missed: list[cast.Missed] = []
+        try:
+            if role == "recv":
+                with cast.open_session(group, memory=1 << 19, silence=60.0) as session:
+                    session.gather(1, timeout=200)
+                    assert not session.send(until_interrupted()).kept
+            else:
+                objects = cast.receive(
+                    group,
+                    folder / "copy",
+                    timeout=200,
+                    missed=missed.append,
+                    alone=True,
+                    silence=60.0,
+                    progress=look,
+                )
+                assert list(objects) == []
+                assert ["interrupted" in one.why for one in missed] == [True]
+            _, said = process.communicate()
+        finally:
+            process.kill()
+    assert process.returncode == 128 + SIGINT
+    assert [line for line in said.splitlines() if not line.startswith("sim: ")] == ["mcast: interrupted"]
+    assert list(folder.iterdir()) == [part]
 
 
 def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
