@@ -22,6 +22,7 @@ from ..calls import GROUP, NOTHING, ON_AN_ENDPOINT, OTHER, Outcomes
 from ..interleave import EVERY
 from ..networks import KINDS, Network
 from ..waiting import Running
+from .steps import Steps
 
 BOUND = 60.0
 """Seconds; the longest that anything may take, never a delay."""
@@ -44,36 +45,23 @@ ON_AN_AWAITED_ENDPOINT: Outcomes = {
 """What each call may end in."""
 
 
-class Steps:
-    """Awaits a call, and counts how often it was suspended.
+class Stopping(Steps):
+    """At the `at`-th time `meanwhile` comes before the call goes on; with `late` that is when what it waits
+    for has come."""
 
-    At the `at`-th time `meanwhile` comes before the call goes on; with `late` that is when what it waits for
-    has come.
-    """
+    def __init__(
+        self, call: Awaitable[Any], at: int, late: bool, meanwhile: Callable[[], Generator[Any, Any, None]]
+    ) -> None:
+        super().__init__(call)
+        self._at, self._late, self._meanwhile = at, late, meanwhile
 
-    def __init__(self, call: Awaitable[Any], at: int = 0, late: bool = False) -> None:
-        self._call, self._at, self._late = call, at, late
-        self.suspended = 0
-        self.meanwhile: Callable[[], Generator[Any, Any, None]] = lambda: iter(())  # type: ignore[assignment, return-value]
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        steps = self._call.__await__()
-        given: BaseException | None = None
-        while True:
-            try:
-                what = steps.send(None) if given is None else steps.throw(given)
-            except StopIteration as done:
-                return done.value
-            self.suspended += 1
-            stops, given = self.suspended == self._at, None
-            try:
-                if stops and not self._late:
-                    yield from self.meanwhile()
-                yield what
-                if stops and self._late:
-                    yield from self.meanwhile()
-            except BaseException as error:
-                given = error
+    def suspend(self, what: Any) -> Generator[Any, Any, None]:
+        stops = self.suspended == self._at
+        if stops and not self._late:
+            yield from self._meanwhile()
+        yield what
+        if stops and self._late:
+            yield from self._meanwhile()
 
 
 async def outcome(call: Awaitable[object]) -> object:
@@ -97,9 +85,7 @@ async def interleaved(
             idle, seen = (idle + 1, seen) if seen == steps.suspended else (0, steps.suspended)
             yield
 
-    stopping = Steps(first(), at, late)
-    stopping.meanwhile = meanwhile
-    found = await outcome(stopping)
+    found = await outcome(Stopping(first(), at, late, meanwhile))
     return found, await (other[0] if other else outcome(second())), bool(other)
 
 
