@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Generator
 from typing import Any
+
+from mcast import aio
+
+PUBLIC = {
+    name
+    for each in (aio.Endpoint, aio.Membership)
+    for name, call in inspect.getmembers(each, inspect.isfunction)
+    if not name.startswith("_") and name not in ("now", "stats")
+}
+"""The public calls of awaited endpoints and groups."""
 
 
 class Steps:

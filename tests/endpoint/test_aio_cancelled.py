@@ -18,7 +18,7 @@ from mcast.api import Backend, Message
 from ..card.card import Stage
 from ..interleave import EVERY
 from ..networks import KINDS, CardNetwork, Network
-from .steps import Steps
+from .steps import PUBLIC, Steps
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 BOUND = 60.0
@@ -174,6 +174,32 @@ async def block(on: Ends) -> None:
         await group.send(b"x")
 
 
+async def sender(on: Ends) -> None:
+    group = await on.here.sender(OTHER)
+    assert group.joined
+    await group.leave()
+
+
+async def leave(on: Ends) -> None:
+    group = await on.here.join(OTHER)
+    try:
+        await group.leave()
+    finally:
+        assert group.joined == (group in on.here.groups)
+    assert not group.joined
+
+
+async def close(on: Ends) -> None:
+    endpoint = aio.open_endpoint(on.backend, "10.0.0.3")
+    try:
+        await endpoint.join(OTHER)
+        await endpoint.close()
+        assert endpoint.closed
+    finally:
+        assert not (endpoint.closed and endpoint.groups)
+        await endpoint.close()  # once more, if it was cancelled
+
+
 async def settle(on: Ends) -> None:
     await (await on.here.sender(OTHER, settle=0.001)).leave()
 
@@ -203,6 +229,9 @@ RECEIVING: dict[str, Call] = {
 CALLS: dict[str, Call] = {
     "join": join,
     "async with join": block,
+    "sender": sender,
+    "leave": leave,
+    "close": close,
     "settle": settle,
     "open_endpoint": another,
     "send": lambda on: on.members[0].send(b"x", timeout=BOUND),
@@ -213,7 +242,7 @@ CALLS: dict[str, Call] = {
     "reply": reply,
     "flush": flush,
 }
-AT_ONCE = {"join", "open_endpoint", "probe_loopback", "flush"}
+AT_ONCE = {"join", "sender", "leave", "close", "open_endpoint", "probe_loopback", "flush"}
 """Calls that need not wait on each network."""
 
 
@@ -266,3 +295,7 @@ def test_a_call_that_is_cancelled_at_any_await_is_done_or_not_done(
 
     asyncio.run(main())
     assert network.leftovers() == ()
+
+
+def test_the_tables_have_each_call_that_may_be_cancelled() -> None:
+    assert set(CALLS | RECEIVING) >= PUBLIC
