@@ -613,6 +613,39 @@ def test_close_ends_what_waits(network: Network) -> None:
     run(main)
 
 
+def test_close_ends_what_waits_while_the_device_is_away(fabric: Fabric) -> None:
+    """There is no queue pair then whose end would wake it."""
+
+    async def main() -> None:
+        async with pair(fabric) as (one, _):
+            group = await one.join(GROUP)
+            waiting = [asyncio.create_task(call) for call in (group.recv(), one.recv_batch())]
+            await turns()
+            fabric.remove_device(fabric.ports[0])
+            await until(lambda: one._session.station.id.closed)  # it was given up, and there is no other yet
+            await until(lambda: one._waiters)
+            await one.close()
+            for task in waiting:
+                with pytest.raises(Closed):
+                    await task
+
+    run(main)
+
+
+def test_a_join_that_is_awaited_after_the_close_joins_nothing(network: Network) -> None:
+    async def main() -> None:
+        async with pair(network) as (one, _):
+            joining = one.join(GROUP)
+            await one.close()
+            with pytest.raises(Closed, match="Endpoint"):
+                async with joining:
+                    pass
+            assert one.groups == ()
+            assert one.stats().groups == ()
+
+    run(main)
+
+
 def test_closing_after_the_loop_has_ended_plans_nothing_in_it(fabric: Fabric) -> None:
     with open_fabric(fabric) as backend:
 

@@ -584,6 +584,17 @@ def test_what_is_no_group_is_refused(net: Net) -> None:
     assert len(endpoint.groups) == 1
 
 
+def test_a_join_that_is_refused_at_once_is_no_group_of_the_endpoint(net: Net) -> None:
+    endpoint = net.open(0)
+    member = endpoint.join(GROUP)
+    with pytest.raises(AlreadyJoined):
+        endpoint.join(GROUP)
+    assert [(group.group, group.joined) for group in endpoint.stats().groups] == [(GROUP, True)]
+    assert endpoint.groups == (member,)
+    member.send(b"to itself")
+    assert texts(member, 1) == [b"to itself"]
+
+
 def test_two_addresses_of_one_mgid_are_refused_and_the_first_lives_on() -> None:
     net = SimNet(Fabric.infiniband())
     sender, receiver = net.open(0), net.open(1)
@@ -649,6 +660,23 @@ def test_closing_twice_and_leaving_after_is_fine(net: Net) -> None:
             call()
     assert list(endpoint.batches()) == []
     assert endpoint.stats().sent == 0
+
+
+def test_a_join_that_a_close_comes_in_shows_no_group(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close by a signal's handler is put off, and comes once the join lets the lock go."""
+    endpoint = net.open(0)
+    members = endpoint._session.memberships
+    original = members.require_joined
+
+    def joined(*given: Any) -> None:
+        original(*given)
+        endpoint.close()
+
+    monkeypatch.setattr(members, "require_joined", joined)
+    with suppress(Closed):
+        assert not endpoint.join(GROUP).joined
+    assert endpoint.closed
+    assert endpoint.groups == ()
 
 
 def test_closing_the_backend_first_is_fine(net: Net) -> None:
