@@ -250,7 +250,7 @@ class SharedBackend(Backend):
 
     def forget(self, channel: SharedEventChannel) -> None:
         """The channel is closed."""
-        with uninterrupted(self.lock):
+        with self.lock:
             self._channels.pop(channel, None)
 
 
@@ -354,7 +354,7 @@ class SharedEventChannel(_Remote, EventChannel):
         return bool(found)
 
     def _create_id(self, port_space: PortSpace) -> CmId:
-        with uninterrupted(self._backend.lock):
+        with self._backend.lock:
             self._require_open("create_id", Phase.OPEN)
             self._connection.require_process("create_id", Phase.OPEN)
             try:
@@ -386,7 +386,7 @@ class SharedEventChannel(_Remote, EventChannel):
 
     def _next(self, end: float | None) -> CmEvent | None:
         if self._local:
-            with uninterrupted(self._backend.lock):
+            with self._backend.lock:
                 if self._local:
                     event = self._local.popleft()
                     self._bell.show()
@@ -452,7 +452,7 @@ class SharedEventChannel(_Remote, EventChannel):
 
     def forget(self, cm_id: SharedCmId) -> None:
         """The id is destroyed: its events are gone."""
-        with uninterrupted(self._backend.lock):
+        with self._backend.lock:
             self._orphans.pop(cm_id, None)
             if self._ids.get(cm_id.number) is cm_id:
                 del self._ids[cm_id.number]
@@ -566,7 +566,7 @@ class SharedCmId(_Remote, CmId):
 
     def _stand(self, place: frames.IdPlace, call: str, phase: Phase) -> None:
         """The id is bound; if the server has ended meanwhile, nothing would tell of the device's removal."""
-        with uninterrupted(self._backend.lock):
+        with self._backend.lock:
             if self._connection.lost:
                 self._require_open(call, phase)
                 raise mcast_error(self._gone(call), call, phase, None, self._connection.why)
@@ -581,7 +581,7 @@ class SharedCmId(_Remote, CmId):
         ask = partial(self._connection.ask, request, "create_qp", Phase.CREATE_QP, arguments)
         reply = self._reply(ask, "create_qp", Phase.CREATE_QP)
         assert reply.descriptor is not None
-        with uninterrupted(self._backend.lock):
+        with self._backend.lock:
             if self._closed:  # by another thread, and its queue pair with it
                 os.close(reply.descriptor)
                 raise Closed(type(self).__name__, "create_qp", Phase.CREATE_QP)
@@ -1016,7 +1016,7 @@ class SharedQueuePair(_Remote, QueuePair):
 
     def ends(self) -> None:
         """The QP is closed, or its id is about to end it."""
-        with uninterrupted(self._backend.lock):
+        with self._backend.lock:
             if not self._closed:
                 self._closed = True
                 self._owner.forget_qp(self)

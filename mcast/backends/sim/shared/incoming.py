@@ -66,34 +66,34 @@ class Incoming:
     def take(self, max: int, end: float | None) -> tuple[Slices, set[Header]]:
         """The next messages that are here, and which of their headers are this queue pair's own.
 
-        Raises ServerEnded; Gone for a server that tells nonsense; Late, and then nothing is taken.
+        The caller keeps Ctrl-C away until it has them. Raises ServerEnded; Gone for a server that tells
+        nonsense; Late, and then nothing is taken.
         """
         slices: Slices = []
         own: set[Header] = set()
-        with uninterrupted():
-            self._enter(end)
-            try:
-                while max:
-                    try:
-                        if not self._local and not self._read(end):
-                            break
-                    except (ServerEnded, Gone, Unknown, Late):
-                        if not slices:
-                            raise
-                        break  # what was here is not lost; the next call meets that again
-                    if not self._local:
-                        continue
-                    burst, start, stop, is_own = self._local.popleft()
-                    if stop - start > max:
-                        self._local.appendleft((burst, start + max, stop, is_own))
-                        stop = start + max
-                    max -= stop - start
-                    slices.append((burst, start, stop))
-                    if is_own:
-                        own.add(burst.header)
-            finally:
-                self._bell.show()
-                self._lock.release()
+        self._enter(end)
+        try:
+            while max:
+                try:
+                    if not self._local and not self._read(end):
+                        break
+                except (ServerEnded, Gone, Unknown, Late):
+                    if not slices:
+                        raise
+                    break  # what was here is not lost; the next call meets that again
+                if not self._local:
+                    continue
+                burst, start, stop, is_own = self._local.popleft()
+                if stop - start > max:
+                    self._local.appendleft((burst, start + max, stop, is_own))
+                    stop = start + max
+                max -= stop - start
+                slices.append((burst, start, stop))
+                if is_own:
+                    own.add(burst.header)
+        finally:
+            self._bell.show()
+            self._lock.release()
         return slices, own
 
     def take_one(self) -> tuple[Burst, int, bool] | None:
