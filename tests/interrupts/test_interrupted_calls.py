@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
@@ -12,18 +13,20 @@ from typing import Protocol
 
 import pytest
 
-from mcast import Endpoint, Membership, open_endpoint
+from mcast import Endpoint, Lost, Membership, Rejoined, open_endpoint
 from mcast.api import (
     AlreadyJoined,
     Backend,
     CmEventType,
     CmId,
     Destination,
+    DeviceRegion,
     EventChannel,
     InvalidArgument,
     McastError,
     Message,
     PortEvent,
+    QpError,
     QpState,
     QueuePair,
     Region,
@@ -32,18 +35,21 @@ from mcast.api import (
 from mcast.backends.sim import INFINIBAND, ROCE
 from mcast.backends.sim.testbed import SimObserver, SimTestbed
 from mcast.contract.testbed import Testbed
+from mcast.endpoint.blocking import LOOK_EVERY
 from mcast.wire.addresses import Gid
 
 from .. import interleave
 from ..card.card import Card
 from ..card.provider import CardBackend
-from ..interleave import BOUND, interrupted_everywhere, nothing_left
-from ..networks import SHARED, SharedNetwork, network_of
+from ..interleave import BOUND, EVERY, interrupted_everywhere, nothing_left
+from ..networks import SHARED, SharedNetwork, SimNetwork, network_of
 from ..waiting import until
 
 GROUP = "239.1.2.3"
 SOON = 60.0
 """Seconds of the fabric's clock, which is virtual; where it is not, against hangs alone."""
+DEPTH, SLOTS, SLOT = 512, 16, 256
+"""How many receives a queue pair has; and of how many, and how large, those in a program's own memory are."""
 _SIMULATED = {provider.name: provider for provider in (ROCE, INFINIBAND)}
 
 
@@ -327,6 +333,7 @@ def test_close_is_done_or_can_be_done_again(site: Testbed) -> None:
     def check(returned: bool) -> None:
         for endpoint in opened:
             assert endpoint.closed or not returned
+            assert endpoint.closed == (not endpoint.groups) == (site.observer.leftovers() == ())
             endpoint.close()
         assert site.observer.leftovers() == ()
         endpoint = open_endpoint(site.backend, site.ports[0])
@@ -336,6 +343,7 @@ def test_close_is_done_or_can_be_done_again(site: Testbed) -> None:
     check(False)
     with nothing_left():
         interrupted_everywhere(lambda: opened[0].close(), check)
+        interrupted_everywhere(lambda: opened[0].close(), check, "endpoint/", every=1)
     opened[0].close()
 
 
@@ -407,7 +415,7 @@ class Port:
         until(lambda: not memberships(self.site))
         assert dict(self.qp.attachments) == {}
         gc.collect(0)
-        assert self.qp.counters.recv_free == 512
+        assert self.qp.counters.recv_free == DEPTH
         assert not self.channel.pending
 
 
@@ -524,6 +532,38 @@ def test_an_event_of_an_endpoint_is_fetched_or_is_still_there(pair: Pair) -> Non
     interrupted_everywhere(lambda: found.append(pair.here.next_event(SOON)), check)
 
 
+LOSSES: dict[str, Callable[[SimNetwork, Endpoint], None]] = {
+    "an event": lambda network, endpoint: network.fail_over(0),
+    "an error of the queue pair": lambda network, endpoint: network.fail_qp(endpoint.qp_num),
+}
+
+
+@pytest.mark.parametrize("name", ["send", "recv"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_that_a_call_meets_is_told_once_and_mended(
+    pair: Pair, member: Membership, loss: str, name: str
+) -> None:
+    """More of the endpoint's lines are tried than else: there a loss may be known in part."""
+    assert isinstance(pair.site, SimTestbed)
+    network, here = SimNetwork(pair.site.fabric), pair.here
+
+    def call() -> None:
+        here._unlooked = LOOK_EVERY  # so that a call that finds a message asks for events, too
+        with suppress(QpError):
+            CALLS[name](pair, member)
+
+    def check(returned: bool) -> None:
+        told = [here.next_event(SOON) for _ in range(3)]
+        assert [type(event) for event in told] == [Lost, Rejoined, type(None)]
+        pair.check_usable(member)
+        pair.to_here.send_batch(BATCH)
+        LOSSES[loss](network, here)
+
+    pair.check_usable(member)
+    LOSSES[loss](network, here)
+    interrupted_everywhere(call, check, "endpoint/", every=min(EVERY, 3))
+
+
 def test_waiting_for_an_event_in_vain(port: Port) -> None:
     interrupted_everywhere(lambda: port.channel.get_event(0.01), lambda returned: port.check_usable())
 
@@ -569,6 +609,43 @@ def test_attaching_is_done_or_not_done(port: Port) -> None:
     attaching = True
     interrupted_in_changes(lambda: port.qp.attach_mcast(to.gid, to.dlid), check)
     port.check_usable()
+
+
+@pytest.mark.parametrize("of_a_device", [False, True], ids=["memory", "device memory"])
+def test_memory_to_receive_into_is_used_or_not(port: Port, of_a_device: bool) -> None:
+    """From when it is registered until it is closed."""
+    opened: list[Region | DeviceRegion] = []
+
+    def register() -> None:
+        if of_a_device:
+            opened.append(port.qp.register_dmabuf(memory, SLOTS * SLOT, recv_slot=SLOT))
+        else:
+            opened.append(port.qp.register(bytearray(SLOTS * SLOT), recv_slot=SLOT))
+
+    def check_registered(returned: bool) -> None:
+        assert opened or not returned
+        assert port.qp.counters.recv_free == (SLOTS if opened else DEPTH)
+        while opened:
+            opened.pop().close()
+        port.check_usable()
+
+    def check_closed(returned: bool) -> None:
+        (region,) = opened
+        assert region.closed or not returned
+        assert region.closed or port.qp.counters.recv_free == SLOTS
+        opened.pop().close()
+        port.check_usable()
+        register()
+
+    memory = os.memfd_create("device")
+    try:
+        os.ftruncate(memory, SLOTS * SLOT)
+        interrupted_in_changes(register, check_registered)
+        register()
+        interrupted_in_changes(lambda: opened[0].close(), check_closed)
+        opened[0].close()
+    finally:
+        os.close(memory)
 
 
 def test_ids_and_queue_pairs_are_made_or_not_and_destroyed(place: Place) -> None:
