@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from mcast.cast.nack.messages import NO_DIGEST, OPEN, Sealed, Want
+from mcast.cast.nack.messages import MOST_BLOCKS, NO_DIGEST, OPEN, Sealed, Want
 from mcast.cast.nack.on_disk import OnDisk
 from mcast.cast.nack.shape import Shape
 
@@ -70,7 +70,7 @@ class Arriving:
 
     def hold(self, blocks: int) -> None:
         """So many blocks seem to be on the disk. They count when they were compared; others are taken now."""
-        self.held = OnDisk(blocks if self.total is None else min(blocks, self.total))
+        self.held = OnDisk(min(blocks, MOST_BLOCKS if self.total is None else self.total))
         self._base = self._edge = self.held.until
 
     @property
@@ -147,7 +147,9 @@ class Arriving:
         if self.held.active and block == self.held.base:
             self._hold_no_more(block)
             return True
-        found = self._open[block]
+        found = self._open.get(block)
+        if found is None:  # the sender has said meanwhile that the object ends before it
+            return True
         found.pieces, found.waits = 0, False
         found.wrong += 1
         return found.wrong < TRIES
@@ -197,7 +199,7 @@ class Arriving:
         self.gone |= self._low > self._base
         self._open.clear()
         self._done.clear()
-        self.ready.clear()
+        self.ready = [one for one in self.ready if one.block < until]
         self._compare()
 
     def _judge(self, number: int, found: _Block, sealed: Sealed) -> None:

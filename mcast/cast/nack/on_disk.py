@@ -53,7 +53,8 @@ class OnDisk:
         """No more than the blocks before that one are there."""
         self.until = max(self.base, until)
         self._sent = min(self._sent, self.until)
-        self._seals.clear()
+        # The driver may be comparing the first of them.
+        self._seals = {block: sealed for block, sealed in self._seals.items() if block < self.until}
 
     def lacks(self, block: int) -> bool:
         """Whether the seal of the block is missing."""

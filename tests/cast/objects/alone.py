@@ -27,10 +27,10 @@ class Alone:
         self.hears(Admit(SESSION, {seat.number: (0, nonce)}))
         self.hears(Describe(SESSION, 0, size, PIECE, WIDTH, 0, "thing", b""))
 
-    def hears(self, spoken: Spoken) -> None:
-        """A message of the sender comes."""
-        source = Gid("::ffff:10.0.0.3")
-        self._turns.send([Message(memoryview(packed(spoken)), source, 7, Gid("ff0e::1"), None, False)])
+    def hears(self, *spoken: Spoken) -> None:
+        """Messages of the sender come, all in one turn."""
+        source, target = Gid("::ffff:10.0.0.3"), Gid("ff0e::1")
+        self._turns.send([Message(memoryview(packed(one)), source, 7, target, None, False) for one in spoken])
 
     @property
     def blocks(self) -> int:

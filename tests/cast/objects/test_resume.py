@@ -15,7 +15,10 @@ from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.files import NewFile
+from mcast.cast.nack.messages import UNTOLD, Flush, Seal
+from mcast.cast.nack.payload import BlockBytes, Digest
 
+from .alone import PIECE, SESSION, WIDTH, Alone
 from .test_objects import BOUND, gets, member, others
 
 DATA = Random(8).randbytes(2_500_000)
@@ -101,6 +104,25 @@ def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
     assert DATA.startswith(part.read_bytes())
     assert sends(fabric, DATA, tmp_path / "copy").spared > 0
     assert (tmp_path / "copy").read_bytes() == DATA
+
+
+@pytest.mark.parametrize(("total", "right"), [(12, True), (0, False)])
+def test_an_object_that_ends_before_what_was_left_is_compared_to_its_end(
+    tmp_path: Path, total: int, right: bool
+) -> None:
+    """That is said while the first block is yet to be compared."""
+    size = PIECE * WIDTH
+    (tmp_path / ".copy.part").write_bytes(DATA[: 20 * size])
+    blocks = [DATA[at : at + size] if right else bytes(size) for at in range(0, 12 * size, size)]
+    digest = bytes(Digest(b"".join(blocks[:total])))
+    seals = tuple(BlockBytes(one, PIECE, WIDTH).sealed for one in reversed(blocks))
+    alone = Alone(tmp_path / "copy", UNTOLD)
+    alone.hears(
+        Seal(SESSION, 0, 11, 0, 0, 1, 1000, seals),
+        Flush(SESSION, 0, total, total, 0, 0, 1, 1000, 1, digest, 0, 0),
+    )
+    alone.hears()
+    assert alone.blocks == total
 
 
 def test_one_run_at_a_time_has_what_was_left(tmp_path: Path) -> None:
