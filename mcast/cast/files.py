@@ -221,8 +221,10 @@ class NewFile(Sink):
         part = self._opened
         with part.file:
             part.cut()
-            os.fchmod(part.file.fileno(), mode)
             os.fsync(part.file.fileno())
+            os.fchmod(part.file.fileno(), mode)  # not before: another run goes on if this one is killed
+            if not part.there:
+                raise FileNotFoundError(E.ENOENT, os.strerror(E.ENOENT), str(part.path))
             part.path.replace(self._target)  # while this run still has the file to itself
         self._part = None
         _sync_folder(self._target.parent)
@@ -230,8 +232,9 @@ class NewFile(Sink):
     def close(self) -> None:
         # Removed first, so that nothing stays if a second Ctrl-C ends the wait for the disk below.
         if (part := self._part) is not None:
-            stays = part.lasts and self._keeps if part.at else part.left > 0
-            if not stays:
+            there = part.there
+            stays = there and (part.lasts and self._keeps if part.at else part.left > 0)
+            if there and not stays:
                 part.path.unlink(missing_ok=True)
         self._placer.shutdown()
         if (part := self._part) is not None:

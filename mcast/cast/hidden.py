@@ -14,6 +14,9 @@ from typing_extensions import Buffer
 
 _KEPT_OF_NAME = 100
 """How many bytes of a file's name its hidden file's name has; most file systems allow 255 in all."""
+_OURS = stat.S_ISVTX
+"""The bit of its mode by which a hidden file is told from one that somebody has given such a name: no umask
+makes that bit, and on a file it means nothing."""
 
 
 class HiddenFile:
@@ -38,7 +41,16 @@ class HiddenFile:
             self.path = Path(made)
         self.file: FileIO = FileIO(fd, "r+b")
         self.at: int = 0
-        self.left: int = os.fstat(fd).st_size
+        self._made = os.fstat(fd)
+        self.left: int = self._made.st_size
+
+    @property
+    def there(self) -> bool:
+        """Whether `path` still leads to this file; another process may have removed or replaced the file."""
+        try:
+            return os.path.samestat(self._made, self.path.lstat())
+        except OSError:
+            return False
 
     def again(self, size: int) -> bytes:
         """The next bytes, as an earlier run has left them; fewer where it has left fewer."""
@@ -67,19 +79,20 @@ class HiddenFile:
 def _only(part: Path) -> int | None:
     """Open the hidden file of that name, which no other run has; None if that cannot be.
 
-    In a folder of many users another may have made the file, or a link: such a file is not taken.
+    In a folder of many users another may have made the file, or a link: such a file is not taken. Nor is one
+    that no run has made.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(part, flags, 0o600)
+        fd = os.open(part, flags, 0o600 | _OURS)
     except OSError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found, there = os.fstat(fd), part.lstat()  # another run may have given the file its name meanwhile
+        found = os.fstat(fd)
         ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
-        if ours and (found.st_dev, found.st_ino) == (there.st_dev, there.st_ino):
-            os.fchmod(fd, 0o600)
+        ours = ours and (not found.st_size or found.st_mode & _OURS > 0)
+        if ours and os.path.samestat(found, part.lstat()):  # another run may have given it its name meanwhile
             return fd
     except OSError:
         pass

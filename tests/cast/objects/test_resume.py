@@ -14,9 +14,11 @@ import pytest
 from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
+from mcast.cast.bundle import Folder
 from mcast.cast.files import NewFile
 from mcast.cast.nack.messages import UNTOLD, Flush, Seal
 from mcast.cast.nack.payload import BlockBytes, Digest
+from mcast.cast.objects.bytes_in import Offered
 
 from .alone import PIECE, SESSION, WIDTH, Alone
 from .test_objects import BOUND, gets, member, others
@@ -31,6 +33,12 @@ def fabric() -> Iterator[Fabric]:
     made = Fabric.roce(3, clock="wall")
     yield made
     assert SimObserver(made).leftovers() == ()
+
+
+def leaves(part: Path, data: bytes) -> None:
+    """An earlier run, which was killed, has left that."""
+    part.write_bytes(data)
+    part.chmod(0o1600)
 
 
 def sends(fabric: Fabric, data: bytes, target: Path, key: bytes | None = None) -> cast.ObjectReport:
@@ -52,7 +60,7 @@ def test_what_a_killed_receiver_has_on_its_disk_is_not_sent_again(
     fabric: Fabric, tmp_path: Path, key: bytes | None
 ) -> None:
     target, part = tmp_path / "copy", tmp_path / ".copy.part"
-    part.write_bytes(DATA[:2_000_000])  # a kill leaves that; nothing else is written meanwhile
+    leaves(part, DATA[:2_000_000])
     report = sends(fabric, DATA, target, key)
     assert target.read_bytes() == DATA
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
@@ -71,7 +79,7 @@ LEFT: dict[str, bytes] = {
 
 @pytest.mark.parametrize("left", LEFT)
 def test_whatever_was_left_the_file_is_right(fabric: Fabric, tmp_path: Path, left: str) -> None:
-    (tmp_path / ".copy.part").write_bytes(LEFT[left])
+    leaves(tmp_path / ".copy.part", LEFT[left])
     report = sends(fabric, DATA, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA
     assert report.kept
@@ -100,7 +108,7 @@ def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
         end.result(BOUND)
     part = tmp_path / ".copy.part"
     assert [one.kept for one in missed] == [part]
-    assert stat.S_IMODE(part.stat().st_mode) == 0o600
+    assert stat.S_IMODE(part.stat().st_mode) == 0o1600
     assert DATA.startswith(part.read_bytes())
     assert sends(fabric, DATA, tmp_path / "copy").spared > 0
     assert (tmp_path / "copy").read_bytes() == DATA
@@ -112,7 +120,7 @@ def test_an_object_that_ends_before_what_was_left_is_compared_to_its_end(
 ) -> None:
     """That is said while the first block is yet to be compared."""
     size = PIECE * WIDTH
-    (tmp_path / ".copy.part").write_bytes(DATA[: 20 * size])
+    leaves(tmp_path / ".copy.part", DATA[: 20 * size])
     blocks = [DATA[at : at + size] if right else bytes(size) for at in range(0, 12 * size, size)]
     digest = bytes(Digest(b"".join(blocks[:total])))
     seals = tuple(BlockBytes(one, PIECE, WIDTH).sealed for one in reversed(blocks))
@@ -137,6 +145,51 @@ def test_one_run_at_a_time_has_what_was_left(tmp_path: Path) -> None:
     assert second.kept is None
     assert [path.name for path in tmp_path.iterdir()] == [".copy.part"]
     assert (tmp_path / ".copy.part").read_bytes() == b"first"
+
+
+def test_a_file_that_has_such_a_name_of_its_own_stays(tmp_path: Path) -> None:
+    """A folder that is sent may have in it what an earlier transfer has left there."""
+    folder, names = Folder(tmp_path), (".copy.part", "copy")
+    for name in names:
+        sink = folder(Offered(name, len(name), b"", "sender", "10.0.0.3", 0))
+        assert sink is not None
+        with closing(sink):
+            sink.open()
+            assert sink.left == 0
+            sink.write(name.encode())
+            sink.finish()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: name for name in names}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_hidden_file_that_was_removed_takes_no_other_with_it(tmp_path: Path, whole: bool) -> None:
+    """Another run may have made one of the same name since."""
+    with closing(NewFile(tmp_path / "copy")) as second:
+        with closing(NewFile(tmp_path / "copy")) as first:
+            first.open()
+            first.write(b"first")
+            (tmp_path / ".copy.part").unlink()
+            second.open()
+            second.write(b"second")
+            if whole:
+                with pytest.raises(FileNotFoundError):
+                    first.finish()
+            first.keep()
+        assert first.kept is None
+        second.finish()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"copy": b"second"}
+
+
+def test_another_run_would_go_on_while_the_disk_is_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, part = list[int](), tmp_path / ".copy.part"
+    monkeypatch.setattr(os, "fsync", lambda fd: found.append(os.fstat(fd).st_mode if part.exists() else 0))
+    with closing(NewFile(tmp_path / "copy")) as sink:
+        sink.open()
+        sink.write(b"new")
+        sink.finish()
+    assert [stat.S_IMODE(mode) for mode in found] == [0o1600, 0]
 
 
 def linked(part: Path, other: Path) -> None:
