@@ -42,7 +42,7 @@ BYE      to one receiver, or to everybody           ->
   on its disk with its SEAL before the block counts, asks for SEALs that it lacks, and takes back its word,
   and asks for the pieces, from the first block on that differs. It may come back when the beginning is gone,
   because all SEALs are kept.
-- A receiver that leaves says so by HAVE, until a BYE confirms it.
+- A receiver that leaves says so by HAVE, until a BYE confirms it, and in it whether the object is whole.
 - A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
   is named in the sender's report, and learns it by OVER or BYE.
 - The number of an end is bound to its address, as in `mcast/cast/nack/header.py`.

@@ -42,9 +42,10 @@ NO_DIGEST = bytes(32)
 ALL = 0
 """The receiver of a BYE that is for everybody."""
 
-UNDECIDED, WHOLE, BROKEN, LEFT, HOLDS = range(5)
+UNDECIDED, WHOLE, BROKEN, LEFT, HOLDS, DONE = range(6)
 """What a HAVE says of the object: parts have arrived, all has arrived, it cannot; its receiver leaves; the
-blocks before its base seem to be on the receiver's disk, and are not compared yet."""
+blocks before its base seem to be on the receiver's disk, and are not compared yet; all has arrived, and its
+receiver leaves."""
 
 
 class Offer(NamedTuple):
@@ -177,7 +178,7 @@ class Lack(NamedTuple):
 
 
 class Have(NamedTuple):
-    """A receiver has all blocks before `base`; `state` is one of UNDECIDED to HOLDS, with a reason."""
+    """A receiver has all blocks before `base`; `state` is one of UNDECIDED to DONE, with a reason."""
 
     session: int
     object: int
@@ -351,7 +352,7 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
     Lack: lambda it: (
         it.base < MOST_BLOCKS and all(it.base <= want.block and want.need <= MOST_WIDTH for want in it.wants)
     ),
-    Have: lambda it: it.base <= MOST_BLOCKS and it.state <= HOLDS,
+    Have: lambda it: it.base <= MOST_BLOCKS and it.state <= DONE,
     Over: lambda it: it.first + it.whole.bit_length() <= MOST_MEMBERS,
 }
 """What is not between its bounds is malformed, before an end sees it."""

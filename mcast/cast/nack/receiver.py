@@ -15,6 +15,7 @@ from mcast.cast.nack.header import printable
 from mcast.cast.nack.messages import (
     ALL,
     BROKEN,
+    DONE,
     HOLDS,
     LEFT,
     MOST_ROUND_TRIP,
@@ -222,8 +223,7 @@ class ObjectReceiver:
     def leave(self, why: str) -> None:
         """End the session here."""
         if not self.over:
-            if not self.storable:  # what has all come is kept, whatever becomes of the sender
-                self._behind(why or "the sender has ended the session")
+            self._behind(why or "the sender has ended the session")
             self.over = True
             self.why = why
 
@@ -233,8 +233,8 @@ class ObjectReceiver:
         """What to say to leave the session, until the sender confirms it: `over` is True then."""
         if self.over or self.index is None:
             return []
-        left = self._has(now)._replace(state=LEFT, words=printable(words))
-        return [packed(self._has(now)), packed(left)] if self._state == WHOLE else [packed(left)]
+        state = DONE if self._state == WHOLE else LEFT
+        return [packed(self._has(now)._replace(state=state, words=printable(words)))]
 
     @property
     def owes(self) -> bool:
@@ -247,8 +247,7 @@ class ObjectReceiver:
         if self.over:
             return inf
         asking = inf if self._asking.due is None else self._asking.due
-        stalled = self._pulse.moved + self.who.stall if self._lacks else inf
-        return min(asking, self._answers.due, self._pulse.heard + self.who.silence, stalled)
+        return min(asking, self._answers.due, self._pulse.heard + self.who.silence, self._stalled)
 
     def messages(self, now: float) -> list[bytes]:
         """What to send now."""
@@ -257,7 +256,7 @@ class ObjectReceiver:
         if now >= self._pulse.heard + self.who.silence:
             self.leave(f"the sender was silent for {self.who.silence:g} s")
             return []
-        if self._lacks and now >= self._pulse.moved + self.who.stall:
+        if now >= self._stalled:
             self.fail(f"the sender sent nothing that is missing for {self.who.stall:g} s", now)
         said = [packed(spoken) for spoken in self._answers.pop(now, self._entry, self._has, self._held)]
         arriving = self.arriving
@@ -298,6 +297,11 @@ class ObjectReceiver:
         """Whether the current object may still become whole here."""
         return self._now is not None and self._state == UNDECIDED and not self._now[1].gone
 
+    @property
+    def _stalled(self) -> float:
+        """When the sender has sent nothing that is missing for too long; inf if nothing is missing."""
+        return self._pulse.moved + self.who.stall if self._lacks and not self.storable else inf
+
     def _takes_part(self, number: int) -> Arriving | None:
         """The object of that number, while it is arriving."""
         if self._now is None or self.index is None or self._state != UNDECIDED:
@@ -322,8 +326,8 @@ class ObjectReceiver:
             self._answer(now)
 
     def _behind(self, words: str) -> None:
-        """The sender goes on without this end."""
-        if self._now is not None and self._state == UNDECIDED:
+        """The sender goes on without this end, which keeps what has all come."""
+        if self._now is not None and self._state == UNDECIDED and not self.storable:
             self._state = BROKEN
             self._asking.due, self._answers.hold = None, inf
             self.ended.append(Ended(self._now[0], False, words))
@@ -346,6 +350,8 @@ class ObjectReceiver:
         if self.index is None or about.object <= self._last:
             return
         if self._now is not None and about.object <= self._now[1].number:
+            return
+        if self.storable:  # the next object waits: it is described again
             return
         self._behind("left behind: the sender has turned to the next object")
         self._late = self._now is None
@@ -396,8 +402,7 @@ class ObjectReceiver:
 
     def _on_over(self, over: Over, now: float) -> None:
         if self._now is not None and over.object >= self._now[1].number:
-            if not self.storable:
-                self._behind("left behind: the sender does not wait for this receiver")
+            self._behind("left behind: the sender does not wait for this receiver")
             self._answers.have = inf
         self._last = max(self._last, over.object)
 

@@ -15,6 +15,7 @@ from mcast.cast.nack.header import printable
 from mcast.cast.nack.members import Attendance, Lot, Member
 from mcast.cast.nack.messages import (
     ALL,
+    DONE,
     HOLDS,
     LARGEST,
     LEFT,
@@ -234,9 +235,8 @@ class ObjectSender:
                 self.rejected["not a receiver of this session"] += 1
             elif not member.lives:
                 self._part(member)
-            elif isinstance(spoken, Have) and spoken.state == LEFT:
-                member.words = spoken.words
-                self._give_up(member, Lot.LEFT)
+            elif isinstance(spoken, Have) and spoken.state in (LEFT, DONE):
+                self._on_leave(member, spoken, now)
             else:
                 member.heard = now
                 member.waited = inf
@@ -266,6 +266,13 @@ class ObjectSender:
             self._plan.admit(member, now)
         else:
             self._part(member)
+
+    def _on_leave(self, member: Member, have: Have, now: float) -> None:
+        outgoing, done = self.outgoing, have.state == DONE and member.owes
+        if done and outgoing is not None and have.object == outgoing.about.object:
+            self._on_answer(outgoing, member, have._replace(state=WHOLE), now)
+        member.words = have.words
+        self._give_up(member, Lot.LEFT)
 
     def _on_holds(self, outgoing: Outgoing, member: Member, held: int, now: float) -> None:
         """A receiver seems to have blocks from an earlier run. Whether that is so is found out there."""

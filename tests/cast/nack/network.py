@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.closed import Letters, letters_of
 from mcast.cast.nack.header import Rejected, number_at
-from mcast.cast.nack.messages import SIGN, Describe, Piece, Sealed, packed
+from mcast.cast.nack.messages import SIGN, Admit, Describe, Offer, Piece, Sealed, packed
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
@@ -340,6 +340,16 @@ class Network:
         if source >= 0:
             return address(source)
         return LIAR if self.case.key is None else address(self.random.randint(0, self.case.receivers))
+
+
+def described(size: int, stores: bool = False) -> ObjectReceiver:
+    """A receiver that takes part, of whose first object it has been told: pieces and blocks of one byte."""
+    session, me = number(0), number(1)
+    made = ObjectReceiver(session, Self(me, "r1", 8, LARGEST, True, stores=stores), Random(1), 0.0)
+    made.hears(Offer(session, 0, 0, 1, 1000, NONCE, "sender"), 0.0)
+    made.hears(Admit(session, {me: (0, 0)}), 0.0)
+    made.hears(Describe(session, 0, size, 1, 1, 0, "", b""), 0.0)
+    return made
 
 
 NONCE = 7

@@ -85,7 +85,7 @@ BAD: dict[str, Spoken] = {
     "lacking nothing": Lack(S, 0, R, 1, 5, 100, ()),
     "lacking what it has": Lack(S, 0, R, 2, 5, 100, (Want(1, 1, 1),)),
     "lacking more than a block": Lack(S, 0, R, 1, 5, 100, (Want(1, MOST_WIDTH + 1, 1),)),
-    "a state that is none": Have(S, 0, R, 6, 5, 10, 5, ""),
+    "a state that is none": Have(S, 0, R, 6, 5, 10, 6, ""),
     "whole beyond the bitmap": Over(S, 0, MOST_MEMBERS, 1),
 }
 

@@ -9,7 +9,20 @@ import pytest
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import backoff
 from mcast.cast.nack.header import number_at
-from mcast.cast.nack.messages import LEFT, MOST_SPARE, Bye, Enter, Have, Want, unpacked
+from mcast.cast.nack.messages import (
+    LEFT,
+    MOST_SPARE,
+    Bye,
+    Describe,
+    Enter,
+    Flush,
+    Have,
+    Offer,
+    Seal,
+    Sealed,
+    Want,
+    unpacked,
+)
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
 from mcast.cast.nack.rate import TOLERATED, Rate
@@ -17,7 +30,7 @@ from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
 
-from .network import joined
+from .network import described, joined, number
 
 
 def test_any_pieces_that_are_enough_give_the_block() -> None:
@@ -160,6 +173,47 @@ def test_a_receiver_that_leaves_is_not_waited_for() -> None:
     assert [one.member for one in said if isinstance(one, Bye)] == [you], (
         "the receiver is told that it may go"
     )
+
+
+def test_a_receiver_that_has_the_object_and_leaves_says_both_at_once() -> None:
+    """All that it has said before may be lost."""
+    session, now = number(0), 1.0
+    one = described(0)
+    one.hears(Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(Digest()), 0, 0), now)
+    (parting,) = one.parting("", now)
+    sender = ObjectSender(session, "sender", 1024, now)
+    sender.hears(Enter(session, number(1), 8, 1024, 1, 0, 0, "r"), "b", now)
+    sender.begin(now, all_of_them(), size=0)
+    sender.end(bytes(Digest()))
+    sender.messages(now)
+    sender.hears(unpacked(parting), "b", now)
+    sender.messages(now)
+    (settled,) = sender.settled
+    assert settled.kept
+    assert [(account.whole, account.why) for account in settled.receivers] == [(True, "")]
+    assert sender.members.get(number(1)) is not None
+    assert not [member for member in sender.members if member.lives], "it takes no part in the next one"
+
+
+def test_an_object_that_has_all_come_is_kept_while_the_disk_is_at_work() -> None:
+    """However long that takes, and whatever the sender turns to meanwhile."""
+    session, digest = number(0), bytes(Digest(b"x"))
+    one = described(1, stores=True)
+    assert one.takes(0, 0, 0, 1, 0.0) == 1
+    one.hears(Seal(session, 0, 0, 0, 0, 1, 1000, (Sealed(1, 1, digest),)), 0.0)
+    one.hears(Flush(session, 0, 1, 1, 0, 0, 1, 1000, 1, digest, 0, 0), 0.0)
+    assert len(one.ready()) == 1
+    one.checked(0, True, 0.0)
+    for now in range(0, 200, 5):  # beyond `Self.stall`
+        one.hears(Offer(session, now // 100, 0, 1, 1000, 0, "sender"), now)
+        one.messages(now)
+    next_ = Describe(session, 1, 0, 1, 1, 0, "next", b"")
+    one.hears(next_, 200.0)
+    assert one.storable
+    one.stored(200.0)
+    assert [ended.whole for ended in one.ended] == [True]
+    one.hears(next_, 200.0)
+    assert one.about == next_
 
 
 def test_a_promise_is_kept_or_not() -> None:

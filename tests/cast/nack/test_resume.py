@@ -6,23 +6,18 @@ from random import Random
 
 import pytest
 
-from mcast.cast.nack.header import number_at
 from mcast.cast.nack.messages import (
     HOLDS,
     MOST_BLOCKS,
     UNTOLD,
-    Admit,
-    Describe,
     Flush,
     Have,
-    Offer,
     Seal,
     Sealed,
     unpacked,
 )
-from mcast.cast.nack.receiver import ObjectReceiver, Self
 
-from .network import Case, Network, Weather
+from .network import Case, Network, Weather, described, number
 
 BLOCK = 976 * 4
 DATA = Random(5).randbytes(BLOCK * 40 + 100)
@@ -81,30 +76,18 @@ def test_a_receiver_that_comes_back_takes_part_although_the_beginning_is_gone(
     assert taker.got == {0: DATA * 4}
 
 
-ME, YOU = number_at("10.0.0.1", 1), number_at("10.0.0.2", 1)
-
-
-def receiver(size: int, stores: bool = False) -> ObjectReceiver:
-    """A receiver that takes part, of whose first object it has been told: pieces and blocks of one byte."""
-    made = ObjectReceiver(ME, Self(YOU, "r", 8, 1024, True, stores=stores), Random(1), 0.0)
-    made.hears(Offer(ME, 0, 0, 1, 1000, 0, "sender"), 0.0)
-    made.hears(Admit(ME, {YOU: (0, 0)}), 0.0)
-    made.hears(Describe(ME, 0, size, 1, 1, 0, "", b""), 0.0)
-    return made
-
-
 def test_more_on_the_disk_than_any_object_has_is_no_error() -> None:
-    one = receiver(UNTOLD)
+    one = described(UNTOLD)
     one.holds(1 << 40, 0.0)
     said = [unpacked(message) for message in one.messages(1.0)]
     assert [(have.state, have.base) for have in said if isinstance(have, Have)] == [(HOLDS, MOST_BLOCKS)]
 
 
 def test_an_end_before_a_block_that_waits_to_be_compared_leaves_it_waiting() -> None:
-    one = receiver(UNTOLD)
+    one = described(UNTOLD)
     one.holds(9, 0.0)
-    one.hears(Seal(ME, 0, 1, 0, 0, 1, 1000, (Sealed(1, 1, bytes(32)),) * 2), 0.0)
-    one.hears(Flush(ME, 0, 2, 2, 0, 0, 1, 1000, 1, bytes(32), 0, 0), 0.0)
+    one.hears(Seal(number(0), 0, 1, 0, 0, 1, 1000, (Sealed(1, 1, bytes(32)),) * 2), 0.0)
+    one.hears(Flush(number(0), 0, 2, 2, 0, 0, 1, 1000, 1, bytes(32), 0, 0), 0.0)
     for block in range(2):
         assert [ready.block for ready in one.ready()] == [block]
         one.checked(block, True, 0.0)
