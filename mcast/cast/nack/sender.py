@@ -414,6 +414,7 @@ class ObjectSender:
                 pass
             out.append(packed(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
             outgoing.sent_at = now
+            self._plan.judged = False  # the next blocks are wanted at once, not after the next question
         while allowed > 0 and not self._plan.runs and (run := outgoing.next(allowed, now)) is not None:
             out.append(run)
             allowed -= run.pieces

@@ -10,12 +10,15 @@ from mcast.cast.nack.messages import (
     HOLDS,
     MOST_BLOCKS,
     UNTOLD,
+    Enter,
     Flush,
     Have,
     Seal,
     Sealed,
     unpacked,
 )
+from mcast.cast.nack.sender import ObjectSender
+from mcast.cast.nack.strategy import all_of_them
 
 from .network import Case, Network, Weather, described, number
 
@@ -92,3 +95,21 @@ def test_an_end_before_a_block_that_waits_to_be_compared_leaves_it_waiting() -> 
         assert [ready.block for ready in one.ready()] == [block]
         one.checked(block, True, 0.0)
     assert [ended.whole for ended in one.ended] == [True]
+
+
+def test_what_is_not_sent_takes_no_time_but_that_of_the_seals() -> None:
+    session, now, blocks = number(0), 1.0, 1000
+    sender = ObjectSender(session, "sender", 1024, now)
+    sender.hears(Enter(session, number(1), 4096, 1024, 1, 0, 0, "r"), "b", now)
+    sender.begin(now, all_of_them(), size=blocks, width=1)
+    sender.hears(Have(session, 0, number(1), blocks, 0, 0, HOLDS, ""), "b", now)
+    while sender.outgoing is not None and not sender.outgoing.all_sent:
+        while sender.room and sender.outgoing.offered < blocks:
+            sender.offer(Sealed(1, 1, bytes(32)))
+        if sender.outgoing.offered == blocks:
+            sender.end(bytes(32))
+        sender.messages(now)
+        now = max(now, sender.due)
+    assert sender.outgoing is not None
+    assert sender.outgoing.spared == blocks
+    assert now == 1.0
