@@ -163,7 +163,8 @@ def closed_messages(data: bytes) -> None:
     """
     clock, rule, body = [0.0], iter(data), Random(5).randbytes(9000)
     found: list[Received] = []
-    seats = [Seat(header.number_at(host, 1), host, 1024, lambda: clock[0]) for host in (_SENDER, _RECEIVER)]
+    hosts = (_SENDER, _RECEIVER)
+    seats = [Seat(header.number_at(host, 1), host, 1024, lambda: clock[0], host) for host in hosts]
     out = ObjectsOut(seats[0], 1 << 20, inf, 5.0, _KEY)
     into = ObjectsIn(seats[1], None, lambda _: None, 1 << 20, 1 << 20, 5.0, _KEY, None)
 

@@ -301,7 +301,7 @@ class ObjectsIn:
         if not (into is None or callable(into) or isinstance(into, os.PathLike | Sink)):
             sink_at(into)  # what no object could be written to is refused now
         self._seat, self._into, self._most, self._model = seat, into, most, model
-        self._missed = missed or _warn
+        self._missed = missed
         self._letters = letters_of(key)
         largest = seat.largest - self._letters.around
         room = max(4, min(MOST_ROOM, memory // (piece_size(largest) * MOST_WIDTH)))
@@ -390,10 +390,14 @@ class ObjectsIn:
             self._hear(spoken, address, now)
         self._look(now)
 
+    def _warn(self, missed: Missed) -> None:
+        name, address = missed.offered.name, missed.offered.address
+        logger.warning("%s: the object %r of %s was missed: %s", self._seat.whose, name, address, missed.why)
+
     def _refuse(self, why: str, address: str) -> None:
         self.rejected[why] += 1
         if why in (CLOSED, STRANGERS) and self.rejected[why] == 1:
-            logger.warning("a message of %s was refused: %s", address, why)
+            logger.warning("%s: a message of %s was refused: %s", self._seat.whose, address, why)
 
     # --- what comes ------------------------------------------------------------------------------
 
@@ -522,7 +526,8 @@ class ObjectsIn:
             kept = self._drop(one)
             if not ended.whole and not self._choice.other(one.core.session):
                 self._choice.missed(one.core)
-                self._missed(Missed(one.offered(ended.about), ended.words, one.core.late, kept))
+                missed = Missed(one.offered(ended.about), ended.words, one.core.late, kept)
+                (self._missed or self._warn)(missed)
         one.core.ended.clear()
 
     @staticmethod
@@ -533,9 +538,3 @@ class ObjectsIn:
             return None
         arrival.close()
         return None if arrival.sink is None else arrival.sink.kept
-
-
-def _warn(missed: Missed) -> None:
-    logger.warning(
-        "the object %r of %s was missed: %s", missed.offered.name, missed.offered.address, missed.why
-    )

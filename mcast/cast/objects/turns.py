@@ -55,12 +55,16 @@ Turns = Generator[Turn, Sequence[Message], T]
 
 @dataclass(frozen=True, eq=False)
 class Seat:
-    """Where an end sits: its number, its name, the longest message it can send and take, its clock."""
+    """Where an end sits: its number, its name, the longest message it can send and take, its clock.
+
+    whose  the endpoint and the group, as the log calls them
+    """
 
     number: int
     name: str
     largest: int
     now: Callable[[], float]
+    whose: str
 
 
 _TAKING = Lock()
@@ -103,7 +107,8 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
     name = f"{socket.gethostname()} {endpoint.device.name}"
-    seat = Seat(number, name, group.max_message_size, endpoint.now)
+    whose = f"{endpoint._session.station.name}, in {group.group}"
+    seat = Seat(number, name, group.max_message_size, endpoint.now, whose)
     with uninterrupted(), _TAKING:
         other = _taken.get(group)
         if other is not None and other() is not None:

@@ -18,7 +18,7 @@ class Alone:
     """A receiver that takes part, and has been told of an object of `size` bytes, in blocks of 4 pieces."""
 
     def __init__(self, into: Into, size: int) -> None:
-        seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0)
+        seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0, "mine")
         self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None)
         self._turns = self.receiving.next(None)
         next(self._turns)

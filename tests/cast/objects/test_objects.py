@@ -25,8 +25,10 @@ from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
 from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.nack.header import Rejected, number_at
 from mcast.cast.nack.messages import (
+    ALL,
     MOST_WIDTH,
     Admit,
+    Bye,
     Describe,
     Offer,
     Piece,
@@ -42,6 +44,8 @@ from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
 from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.turns import Seat, Turn
 from mcast.wire.addresses import Gid
+
+from .alone import SESSION, Alone
 
 GROUP = "239.1.2.3"
 BOUND = 60.0
@@ -364,10 +368,10 @@ def test_who_has_no_key_or_another_one_takes_no_part_and_both_sides_say_so(
             session.gather(1, 2.0)
         for one in ends:
             one.result(BOUND)
-    said = {record.getMessage() for record in caplog.records}
-    assert said >= {
-        "a message of 10.0.0.1 was refused: of a closed group: this end has no key",
-        "a message of 10.0.0.1 was refused: without the key of this group",
+    refused = "in 239.1.2.3: a message of 10.0.0.1 was refused"
+    assert {record.getMessage() for record in caplog.records} >= {
+        f"roce1/1, 10.0.0.2, {refused}: of a closed group: this end has no key",
+        f"roce2/1, 10.0.0.3, {refused}: without the key of this group",
     }
     with member(roce, 0) as group, pytest.raises(ValueError, match="a key of 3 bytes"):
         cast.send(group, b"", key=b"abc")
@@ -517,7 +521,7 @@ def test_invitations_of_one_address_leave_room_for_others() -> None:
     def says(address: str, spoken: Spoken) -> Message:
         return Message(memoryview(packed(spoken)), Gid(address), 7, Gid("ff0e::1"), None, False)
 
-    seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0)
+    seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0, "mine")
     receiving = ObjectsIn(seat, None, None, 1000, 1000, 10.0, None, None)
     turns = receiving.next(None)
     next(turns)
@@ -533,7 +537,7 @@ def test_invitations_of_one_address_leave_room_for_others() -> None:
 
 
 def _alone(now: Callable[[], float]) -> Seat:
-    return Seat(number_at("10.0.0.9", 1), "me", 1024, now)
+    return Seat(number_at("10.0.0.9", 1), "me", 1024, now, "mine")
 
 
 def test_a_session_that_has_said_all_waits_for_nobody() -> None:
@@ -557,6 +561,15 @@ def _offer(salt: int) -> Offer:
 
 def _says(spoken: Spoken) -> Message:
     return Message(memoryview(packed(spoken)), Gid("::ffff:10.0.0.3"), 7, Gid("ff0e::1"), None, False)
+
+
+def test_the_log_says_who_has_missed_an_object(caplog: pytest.LogCaptureFixture) -> None:
+    """A program may have several endpoints and groups."""
+    alone = Alone(None, 900)
+    alone.hears(Bye(SESSION, ALL, ""))
+    assert caplog.messages == [
+        "mine: the object 'thing' of 10.0.0.3 was missed: the sender has ended the session"
+    ]
 
 
 def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
