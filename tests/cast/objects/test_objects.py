@@ -93,12 +93,23 @@ def gets(
     missed: Callable[..., object] | None = None,
     key: bytes | None = None,
 ) -> list[cast.Received]:
-    """A receiver on that host, which leaves after so many objects."""
+    """A receiver on that host, which leaves after so many objects.
+
+    It fails at one that it misses, unless `missed` takes that.
+    """
     found: list[cast.Received] = []
-    with member(fabric, host) as group, closing(cast.receive(group, into, missed=missed, key=key)) as objects:
+    with (
+        member(fabric, host) as group,
+        closing(cast.receive(group, into, missed=missed or unwanted, key=key)) as objects,
+    ):
         while len(found) < count:
             found.append(next(objects))
     return found
+
+
+def unwanted(missed: cast.Missed) -> None:
+    """An object that would be waited for in vain."""
+    raise AssertionError(f"missed: {missed.why}")
 
 
 def body(one: cast.Received) -> bytes:
@@ -175,7 +186,7 @@ def test_objects_go_where_the_receiver_wants(roce: Fabric, tmp_path: Path) -> No
         others(
             lambda: gets(roce, 1, 2, buffer),
             lambda: gets(roce, 2, 2, path),
-            lambda: gets(roce, 3, 1, chosen),
+            lambda: gets(roce, 3, 1, chosen, lambda _: None),
             lambda: gets(roce, 4, 1, bytearray(10), too_small.append),
         ) as ends,
         member(roce, 0) as group,
