@@ -246,6 +246,54 @@ def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> N
     assert outcome["files"] == [{"name": "copy", "size": 20_000, "blake3": BLAKE3}]
 
 
+CUT_OFF = """
+def sending(group):
+    def cut_off():
+        yield Path("file").read_bytes()
+        raise OSError("the tape is torn")
+    try:
+        cast.send(group, cut_off(), name="file")
+    except OSError:
+        pass
+
+hosts, """
+"""The sender breaks off when all has been sent."""
+
+
+def test_recv_names_the_file_that_stays_of_a_transfer_that_was_cut_off(
+    with_others: Run, tmp_path: Path
+) -> None:
+    data = Random(2).randbytes(1_000_000)
+    (tmp_path / "file").write_bytes(data)
+    (tmp_path / "script.py").write_text(OTHER_END.replace("hosts, ", CUT_OFF, 1))
+    done = with_others("recv", "239.1.1.1", "-o", "copy")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "mcast: copy: the sender has ended the session: the tape is torn: "
+        "what has come stays in .copy.part, and the next recv goes on from there\n"
+    )
+    assert data.startswith((tmp_path / ".copy.part").read_bytes())
+    (tmp_path / "script.py").write_text(OTHER_END)
+    assert with_others("recv", "239.1.1.1", "-o", "copy").returncode == 0
+    assert (tmp_path / "copy").read_bytes() == data
+    assert not (tmp_path / ".copy.part").exists()
+
+
+def test_send_says_how_much_a_receiver_had_from_before(with_others: Run, tmp_path: Path) -> None:
+    data = Random(2).randbytes(4_000_000)
+    for name in ("file", ".copy.part"):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / ".copy.part").chmod(0o1600)
+    script = OTHER_END.replace("(1, 2), receiving", "(1,), receiving")
+    (tmp_path / "script.py").write_text(script.replace("receive(group, ", "receive(group, Path('copy'), "))
+    # All of it would take more than a minute, and the receiver says at once what it has.
+    done = with_others("send", "file", "239.1.1.1", "--rate", "500K", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    outcome = json.loads(done.stdout)
+    assert 0 < outcome["spared"] <= outcome["pieces"]
+    assert (tmp_path / "copy").read_bytes() == data
+
+
 def test_recv_fills_a_folder_and_replaces_nothing_unasked(with_others: Run, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     done = with_others("recv", "239.1.1.1", "-o", "in")
