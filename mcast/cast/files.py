@@ -235,7 +235,8 @@ class NewFile(Sink):
             there = part.there
             stays = there and (part.lasts and self._keeps if part.at else part.left > 0)
             if there and not stays:
-                part.path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    part.path.unlink()
         self._placer.shutdown()
         if (part := self._part) is not None:
             self._kept = part.path if stays else None

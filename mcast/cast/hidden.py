@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
@@ -53,10 +54,11 @@ class HiddenFile:
             return False
 
     def again(self, size: int) -> bytes:
-        """The next bytes, as an earlier run has left them; fewer where it has left fewer."""
+        """The next bytes, as an earlier run has left them; fewer where there are fewer, or the disk fails."""
         found = b""
-        while more := os.pread(self.file.fileno(), size - len(found), self.at + len(found)):
-            found += more
+        with suppress(OSError):  # what cannot be read is taken anew
+            while more := os.pread(self.file.fileno(), size - len(found), self.at + len(found)):
+                found += more
         return found
 
     def write(self, piece: Buffer) -> None:

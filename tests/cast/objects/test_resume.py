@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -190,6 +191,33 @@ def test_another_run_would_go_on_while_the_disk_is_at_work(
         sink.write(b"new")
         sink.finish()
     assert [stat.S_IMODE(mode) for mode in found] == [0o1600, 0]
+
+
+def failing(*arguments: object, **options: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_what_a_failing_disk_has_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would come again in each run that followed."""
+    leaves(tmp_path / ".copy.part", b"left")
+    with closing(NewFile(tmp_path / "copy")) as sink:
+        sink.open()
+        monkeypatch.setattr(os, "pread", failing)
+        assert sink.again(4) == b""
+        sink.write(b"new")
+        sink.finish()
+    assert (tmp_path / "copy").read_bytes() == b"new"
+
+
+def test_a_file_that_cannot_be_removed_ends_no_receiver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that fails is often one that nothing more can be written to."""
+    sink = NewFile(tmp_path / "copy")
+    sink.open()
+    monkeypatch.setattr(Path, "unlink", failing)
+    sink.close()
+    assert sink.kept is None
 
 
 def linked(part: Path, other: Path) -> None:
