@@ -100,7 +100,13 @@ _backends: WeakSet[SharedBackend] = WeakSet()
 
 
 class SharedBackend(Backend):
-    """A process on one host of a served fabric, or on all of them. Raises OSError where none is served."""
+    """A process on one host of a served fabric, or on all of them. Raises OSError where none is served.
+
+    For a server that does not answer, a call with a timeout waits that long, and a call that begins a join or
+    a resolution, or leaves, for a second. Every other call, here and of the channels, ids and queue pairs,
+    waits for a minute: then the connection ends, as if the server had. Ctrl-C may end that wait, and with it
+    the connection, once a second has passed.
+    """
 
     def __init__(self, path: Path, attach: frames.AttachTo) -> None:
         self.path = path
