@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mcast.cast.nack.strategy import Strategy as Strategy
     from mcast.cast.nack.strategy import all_of_them as all_of_them
     from mcast.cast.nack.strategy import best_effort as best_effort
+    from mcast.cast.nack.strategy import carousel as carousel
     from mcast.cast.nack.strategy import deadline as deadline
     from mcast.cast.nack.strategy import quorum as quorum
     from mcast.cast.objects.bytes_in import Offered as Offered
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "nack.sender": "Account",
-    "nack.strategy": "Strategy all_of_them best_effort deadline quorum",
+    "nack.strategy": "Strategy all_of_them best_effort carousel deadline quorum",
     "objects.bytes_in": "Offered",
     "objects.calls": "AsyncObjectSession ObjectSession open_session receive send",
     "objects.receiving": "Missed Received",

@@ -38,12 +38,14 @@ class Source:
             )
         self.size: int | None = None
         self._left: int | None = None
+        self._begins = 0
         self._poll: select.poll | None = None
         if not stat.S_ISREG(found.st_mode):
             self._poll = select.poll()
             self._poll.register(self._fd, select.POLLIN)
         elif found.st_size:  # files in /proc say 0, and have bytes all the same
-            self._left = self.size = max(0, found.st_size - os.lseek(self._fd, 0, os.SEEK_CUR))
+            self._begins = os.lseek(self._fd, 0, os.SEEK_CUR)
+            self._left = self.size = max(0, found.st_size - self._begins)
 
     def read(self, most: int) -> bytes | None:
         """Read up to `most` bytes; empty at the end, None where no byte is there yet. Never waits for a pipe.
@@ -61,6 +63,13 @@ class Source:
             self._left -= len(data)
         return data
 
+    def again(self) -> bool:
+        """Begin anew with the first byte. False if that cannot be: this is no file of a known size."""
+        if self.size is not None:
+            os.lseek(self._fd, self._begins, os.SEEK_SET)
+            self._left = self.size
+        return self.size is not None
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -71,6 +80,8 @@ class Sink:
     name: str
     most: int | None = None
     """The most bytes that one `write` may have; None: any number."""
+    scatters: bool = False
+    """Whether `place` or `put` takes the bytes of an object of known size in any order."""
 
     def open(self) -> None:
         """Create whatever `close` removes; what is open stays as it is."""
@@ -99,6 +110,11 @@ class Sink:
         """Where those bytes of the file may be put before they are known to be right; None: nowhere, they are
         written when they are. `write` is not called for what was placed."""
         return None
+
+    def put(self, at: int, piece: Buffer) -> None:
+        """Take bytes in the middle of the file, which are right; `again` and `skip` come to them in their
+        turn. Only for a sink that `scatters`, and has no `place`."""
+        raise NotImplementedError
 
     def ready(self) -> bool:
         """Whether `write` would not wait for a reader."""
@@ -162,6 +178,8 @@ class NewFile(Sink):
     One run at a time has that file; others have one of a random name, and leave nothing.
     """
 
+    scatters = True
+
     def __init__(self, path: Path, name: str = "", runs: bool = False) -> None:
         self.name: str = name or str(path)
         self._target, self._runs = path, runs
@@ -188,6 +206,9 @@ class NewFile(Sink):
 
     def write(self, piece: Buffer) -> None:
         self._opened.write(piece)
+
+    def put(self, at: int, piece: Buffer) -> None:
+        self._opened.put(at, piece)
 
     @property
     def _opened(self) -> HiddenFile:

@@ -65,12 +65,20 @@ class HiddenFile:
         """Write the next bytes; what an earlier run has left is dropped from there on."""
         if self.left:
             self.cut()
+        self._write(self.at, piece)
+        self.at += memoryview(piece).nbytes
+
+    def put(self, at: int, piece: Buffer) -> None:
+        """Write bytes in the middle. What an earlier run has left stays, until the bytes are written over."""
+        self._write(at, piece)
+
+    def _write(self, at: int, piece: Buffer) -> None:
         # Not kept in memory meanwhile: the sender is told what is here, and another run counts on that.
         rest = memoryview(piece).cast("B")
         while rest:
-            done = os.pwrite(self.file.fileno(), rest, self.at)
+            done = os.pwrite(self.file.fileno(), rest, at)
             rest = rest[done:]
-            self.at += done
+            at += done
 
     def cut(self) -> None:
         """Drop what an earlier run has left behind the bytes that are right."""

@@ -76,7 +76,9 @@ def send(
 
     Waits for --receivers N receivers, or for all that join within a second after the first. What gets lost is
     repaired. The status is 0 if the strategy's promise was kept: with `all`, if every receiver has verified
-    its copy. Else the status is 1. Each receiver that lacks something is named.
+    its copy. Else the status is 1. Each receiver that lacks something is named. With `carousel`, which needs
+    --rate, one file goes round and round for receivers that come at any time and need not answer, until
+    Ctrl-C or its bound ends it; nobody is waited for unless --receivers says so.
     """
     from mcast.cast import open_session
     from mcast.cast.objects.turns import BOUND, DEPTH
@@ -85,6 +87,8 @@ def send(
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         bundle = _bundle(files)
+        if strategy.carousel:
+            _require_carousel(bundle, rate)
         for path, why in bundle.skipped.items():
             say(f"mcast: {path} is not sent: {why}", err=True)
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
@@ -92,7 +96,8 @@ def send(
         watch = stack.enter_context(SendWatch(receivers, bundle.size))
         most = inf if rate is None else rate / 8
         with open_session(member, rate=most, silence=patience, key=key, progress=watch.look) as session:
-            _gather(session, receivers, wait)
+            if receivers is not None or not strategy.carousel:
+                _gather(session, receivers, wait)
             reports = [*_sent(session, bundle, strategy, watch)]
             seconds = watch.seconds
         outcome = outcome_of(member, group, bundle, reports, seconds)
@@ -132,6 +137,13 @@ def _bundle(files: list[str]) -> Bundle:
         raise NotBegun(str(error)) from None
 
 
+def _require_carousel(bundle: Bundle, rate: float | None) -> None:
+    if len(bundle.items) > 1:
+        raise NotBegun("a carousel sends one file: pack several, with tar for example")
+    if rate is None:
+        raise NotBegun("a carousel needs --rate: nobody answers, so nothing else slows it down")
+
+
 def _gather(session: ObjectSession, receivers: int | None, wait: float) -> None:
     from mcast.api import TimedOut
     from mcast.cast.nack.messages import MOST_MEMBERS
@@ -159,8 +171,8 @@ def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatc
             report = session.send(data, name=name, metadata=label.pack(), strategy=strategy)
         except McastError:
             raise
-        except OSError as error:
-            raise Failure(f"{path}: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:
+            raise Failure(f"{path}: {getattr(error, 'strerror', None) or error}") from None
         watch.before += report.size
         yield report
 
@@ -170,7 +182,7 @@ def outcome_of(
 ) -> dict[str, Any]:
     """What happened, as JSON shows it."""
     endpoint = member.endpoint
-    sent = sum(report.size for report in reports)
+    sent, rounds = sum(report.size for report in reports), sum(report.rounds for report in reports)
     names = [item.label.name for item in bundle.items]
     receivers = _receivers_of(dict(zip(names, reports, strict=True)))
     return {
@@ -180,13 +192,15 @@ def outcome_of(
         "port": endpoint.port.port_num,
         "sender": str(endpoint.address),
         "size": sent,
-        "kept": all(report.kept for report in reports) and any(one["verified"] for one in receivers),
+        "kept": all(report.kept for report in reports)
+        and (rounds > 0 or any(one["verified"] for one in receivers)),
+        "rounds": rounds,
         "parity": all(report.parity for report in reports),
         "pieces": sum(report.pieces for report in reports),
         "sent_again": sum(report.repairs for report in reports),
         "spared": sum(report.spared for report in reports),
         "seconds": seconds,
-        "bytes_per_second": sent / seconds if seconds > 0 else 0.0,
+        "bytes_per_second": sent * max(1, rounds) / seconds if seconds > 0 else 0.0,
         "files": [
             {"name": name, "size": one.size, "blake3": one.digest.hex(), "kept": one.kept}
             for name, one in zip(names, reports, strict=True)
@@ -254,6 +268,9 @@ def _show(outcome: dict[str, Any]) -> None:
                 f"[{colour}]{escape(_words(receiver, len(files)))}[/]",
             )
         out.print(table)
+    if rounds := outcome["rounds"]:
+        say(f"\nsend: {rounds:,} {plural('round', rounds)}, which no receiver answers")
+        return
     verified = sum(receiver["verified"] for receiver in receivers)
     each = (
         f"{pieces} {plural('piece', pieces)} each"

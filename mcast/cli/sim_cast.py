@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, Json, say
+from mcast.cli.terminal import Failure, Json, NotBegun, say
 from mcast.cli.values import MAX_RECEIVERS, MAX_SEED, StrategyOption, bit_rate, size
 
 
@@ -36,6 +36,8 @@ def cast(
     """
     from mcast.cast.nack.play import Play, Setup
 
+    if strategy.carousel:
+        raise NotBegun("a carousel has no answers to count: play another strategy")
     setup = Setup(receivers, loss, bytes_, strategy, seed, rate / 1e9, parity=parity)
     try:
         costs = Play(setup).run()

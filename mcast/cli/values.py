@@ -205,7 +205,12 @@ KeyFile = Annotated[
 
 StrategyOption = Annotated[
     Any,  # a Strategy, whose module the help does not load
-    typer.Option(parser=strategy, metavar="WHAT", help="all, quorum:K, deadline:SECONDS or best-effort."),
+    typer.Option(
+        parser=strategy,
+        metavar="WHAT",
+        help="all, quorum:K, deadline:SECONDS, best-effort, or carousel, which nobody answers; carousel:3 "
+        "goes round three times, carousel:10min for ten minutes.",
+    ),
 ]
 
 

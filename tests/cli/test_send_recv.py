@@ -29,6 +29,15 @@ BAD_INPUT = {
     "missing file": (("send", "missing", "239.1.1.1"), "cannot read missing: No such file"),
     "two of one name": (("send", MCAST, MCAST, "239.1.1.1"), "2 of these would be named mcast"),
     "no strategy": (("send", MCAST, "239.1.1.1", "--strategy", "some"), "'some' is no strategy"),
+    "a carousel without a rate": (
+        ("send", MCAST, "239.1.1.1", "--strategy", "carousel"),
+        "a carousel needs --rate",
+    ),
+    "a carousel of two": (
+        ("send", MCAST, __file__, "239.1.1.1", "--strategy", "carousel", "--rate", "1G"),
+        "a carousel sends one file",
+    ),
+    "a simulated carousel": (("sim", "cast", "--strategy", "carousel"), "a carousel has no answers to count"),
     "no key file": (("send", MCAST, "239.1.1.1", "--key-file", "no"), "cannot read no: No such file"),
     "no key": (("recv", "239.1.1.1", "-o", "f", "--key-file", "/dev/null"), "/dev/null: "),
     "no rate": (("send", MCAST, "239.1.1.1", "--rate", "fast"), "'fast' is no rate"),
@@ -209,6 +218,25 @@ def test_who_did_not_get_it_is_named_and_the_strategy_says_whether_that_is_a_fai
     assert why == "device" or (status == 0 and why == "receiver")
     assert lines[-1] == "send: 1/2 receivers verified, 21 pieces each"
     assert "/secret" not in done.stdout
+
+
+def test_a_carousel_goes_round_without_receivers_and_with_them(with_others: Run) -> None:
+    carousel = ("--strategy", "carousel:40", "--rate", "50M")
+    done = with_others("send", "file", "239.1.1.1", *carousel)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "send: 40 rounds, which no receiver answers"
+    outcome = json.loads(with_others("send", "file", "239.1.1.1", "-n", 1, *carousel, "--json").stdout)
+    assert (outcome["kept"], outcome["rounds"], outcome["receivers"]) == (True, 40, [])
+    assert outcome["sent_again"] >= 39 * outcome["pieces"]
+
+
+def test_recv_ends_when_it_has_the_file_of_a_carousel(with_others: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    sends = 'Path("file"), name="file", strategy=cast.carousel(), rate=1e6'
+    script.write_text(OTHER_END.replace('Path("file"), name="file"', sends))
+    done = with_others("recv", "239.1.1.1", "-o", "copy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "copy").read_bytes() == DATA
 
 
 def test_a_group_with_a_key_is_closed_to_those_without_it(with_others: Run, tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ BYE      to one receiver, or to everybody           ->
 - A receiver that leaves says so by HAVE, until a BYE confirms it, and in it whether the object is whole.
 - A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
   is named in the sender's report, and learns it by OVER or BYE.
+- An object may go round and round (`carousel`), which its DESCRIBE says. Its sender says OFFER, DESCRIBE and
+  FLUSH again and again, and needs no answer. A receiver takes part without an ADMIT, takes blocks in any
+  order, and says nothing.
 - The number of an end is bound to its address, as in `mcast/cast/nack/header.py`.
 - With a key the group is closed (`closed`): each message has a tag that only holders of the key can write,
   and counts once. Messages of others are counted by reason, and change nothing.
@@ -57,6 +60,8 @@ send from the sender's address.
 
 **With a key** an enemy that does not have the key can hear all, because nothing is encrypted. The enemy can
 drop, delay and flood messages, and say an invitation again that it has recorded: a receiver then asks in
-vain, and forgets that session after `silence` seconds. An enemy that has the key is a member: the key is one
-for all, so any member can speak as any other. Groups that must not trust each other need a key each.
+vain, and forgets that session after `silence` seconds. A recorded carousel that is said again is taken for
+one of now, because its receivers draw no nonce that comes back. An enemy that has the key is a member: the
+key is one for all, so any member can speak as any other. Groups that must not trust each other need a key
+each.
 """

@@ -28,17 +28,17 @@ class Ready(NamedTuple):
     pieces: int
 
 
-class _Block:
+class Block:
     """A block that is not there yet."""
 
     __slots__ = ("count", "pieces", "sealed", "waits", "wrong")
 
     def __init__(self, count: int | None) -> None:
-        self.count = count
-        self.pieces = 0
+        self.count: int | None = count
+        self.pieces: int = 0
         self.sealed: Sealed | None = None
-        self.waits = False
-        self.wrong = 0
+        self.waits: bool = False
+        self.wrong: int = 0
 
 
 class Arriving:
@@ -60,7 +60,7 @@ class Arriving:
         """The blocks to decode and check; what comes of them from now on is not new."""
         self._room, self._parity = room, parity
         self._base = self._low = self._edge = self._sent = self._flushed = 0
-        self._open: dict[int, _Block] = {}
+        self._open: dict[int, Block] = {}
         self._done = set[int]()
 
     @property
@@ -106,7 +106,7 @@ class Arriving:
                 sound = False
                 continue
             self.held.seal(number, sealed)
-            found = self._opened(number)
+            found = self._sealed(number)
             if found is not None and found.sealed is None:
                 found.sealed, found.count = sealed, sealed.pieces
                 found.pieces &= ~(((1 << self.shape.width) - 1) >> sealed.pieces << sealed.pieces)
@@ -135,9 +135,7 @@ class Arriving:
             self._compare()
         elif self._open.pop(block, None) is not None:
             self._done.add(block)
-            while self._base in self._done:
-                self._done.remove(self._base)
-                self._base += 1
+            self._close_up()
 
     def wrong(self, block: int) -> bool:
         """The block differs from its digest, and is wanted anew. False if that has been so too often.
@@ -185,6 +183,15 @@ class Arriving:
         self.held.sent(blocks)
         self._sent = max(self._sent, min(blocks, self._base + self._room))
 
+    def _close_up(self) -> None:
+        while self._base in self._done:
+            self._done.remove(self._base)
+            self._base += 1
+
+    def _sealed(self, block: int) -> Block | None:
+        """The block that a seal is about, if there is a place for it."""
+        return self._opened(block)
+
     def _compare(self) -> None:
         """The next block on the disk is ready, if its seal is known."""
         block = self.held.base
@@ -202,17 +209,17 @@ class Arriving:
         self.ready = [one for one in self.ready if one.block < until]
         self._compare()
 
-    def _judge(self, number: int, found: _Block, sealed: Sealed) -> None:
+    def _judge(self, number: int, found: Block, sealed: Sealed) -> None:
         if not self._need(found):
             found.waits = True
             self.ready.append(Ready(self.number, number, sealed, found.pieces))
 
-    def _need(self, found: _Block) -> int:
+    def _need(self, found: Block) -> int:
         """How many pieces a block whose length is known still needs."""
         useful = found.pieces if self._parity else found.pieces & (1 << self.shape.width) - 1
         return max(0, (found.count or 0) - useful.bit_count())
 
-    def _opened(self, block: int) -> _Block | None:
+    def _opened(self, block: int) -> Block | None:
         """The block, unless it is there, or is beyond the window or the object."""
         if block >= self._edge:
             if self.total is not None and block >= self.total:
@@ -221,6 +228,6 @@ class Arriving:
                 self.gone = True  # the sender does not wait for this end: it came too late
                 return None
             for number in range(self._edge, block + 1):
-                self._open[number] = _Block(self.shape.pieces_of(number))
+                self._open[number] = Block(self.shape.pieces_of(number))
             self._edge = block + 1
         return self._open.get(block)

@@ -133,11 +133,11 @@ class Attendance:
         self._at[address] += 1
         return member
 
-    def begin(self, now: float) -> None:
-        """An object begins for all that live."""
+    def begin(self, now: float, asks: bool) -> None:
+        """An object begins for all that live, if it asks anything of them."""
         for member in self:
             member.begin(0, now)
-            member.part = member.lives
+            member.part = asks and member.lives
         self.whole, self.owing = 0, sum(member.part for member in self)
         self._bases = Counter({0: self.owing})
 

@@ -87,7 +87,10 @@ class Admit(NamedTuple):
 
 
 class Describe(NamedTuple):
-    """An object: bytes or UNTOLD, bytes of a piece, most data pieces and parity pieces of a block."""
+    """An object: bytes or UNTOLD, bytes of a piece, most data pieces and parity pieces of a block.
+
+    `around` says that it goes round and round: each that hears this takes part, and says nothing.
+    """
 
     session: int
     object: int
@@ -95,6 +98,7 @@ class Describe(NamedTuple):
     piece: int
     width: int
     spare: int
+    around: int
     name: str
     metadata: bytes
 
@@ -303,7 +307,7 @@ _FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
     Offer: (struct.Struct("!IQIIQ"), _WORDS),
     Enter: (struct.Struct("!QHHBQQ"), _WORDS),
     Admit: (struct.Struct(""), _Tail(1, _pack_admitted, _read_admitted)),
-    Describe: (struct.Struct("!IQHBB"), _Tail(2, _pack_described, _read_described)),
+    Describe: (struct.Struct("!IQHBBB"), _Tail(2, _pack_described, _read_described)),
     Piece: (struct.Struct("!IIH"), _Tail(1, bytes, _read_payload)),
     Seal: (struct.Struct("!IIIQII"), _Tail(1, _pack_sealed, _read_sealed)),
     Flush: (struct.Struct("!IIIIQIIB32sI"), _BITMAP),
@@ -333,6 +337,7 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
         0 < it.piece <= MOST_PIECE
         and 0 < it.width <= MOST_WIDTH
         and it.spare <= MOST_SPARE
+        and it.around <= (it.size != UNTOLD)
         and (it.size == UNTOLD or it.size <= MOST_BLOCKS * it.width * it.piece)
     ),
     Piece: lambda it: it.block < MOST_BLOCKS and it.place < MOST_WIDTH + MOST_SPARE,

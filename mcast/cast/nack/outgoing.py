@@ -60,6 +60,21 @@ class Outgoing:
         return self.sent + len(self._waiting)
 
     @property
+    def rounds(self) -> int:
+        """How often all of it has been sent, of what goes round and round."""
+        return 0
+
+    @property
+    def passed(self) -> int:
+        """The driver's blocks before this one are not needed any more, in this round."""
+        return self.low
+
+    @property
+    def expected(self) -> Sealed | None:
+        """What the next block to offer was in an earlier round; None if there was none."""
+        return None
+
+    @property
     def full(self) -> bool:
         """Whether the window is full."""
         return self.sent >= self.low + self.window
@@ -86,20 +101,30 @@ class Outgoing:
         run = Run(self.sent, self._at, min(most, count - self._at))
         self._at += run.pieces
         self.sent_at = now
-        self.pieces += run.pieces
+        self._count(run.pieces, True)
         if self._at == count:
-            self._sealed.append(self._waiting.popleft())
-            self._at = 0
-            self.sent = self.sent + 1
+            self._done()
         return run
+
+    def _count(self, pieces: int, fresh: bool) -> None:
+        """So many pieces are sent: for the first time, or besides."""
+        if fresh:
+            self.pieces += pieces
+        else:
+            self.repaired += pieces
+
+    def _done(self) -> None:
+        """The next block has been sent whole for the first time."""
+        self._sealed.append(self._waiting.popleft())
+        self._at = 0
+        self.sent += 1
 
     def spare(self) -> bool:
         """Pass over the next block, if all have it already; its seal is to be sent all the same."""
         if self.waits or self._at or self.sent >= self.held:
             return False
         self.spared += self._waiting[0].pieces
-        self._sealed.append(self._waiting.popleft())
-        self.sent += 1
+        self._done()
         return True
 
     @property

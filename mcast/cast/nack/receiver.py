@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from mcast.cast.nack.arriving import Arriving, Ready
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import LEAST_ROUND_TRIP, spread
+from mcast.cast.nack.carousel import Gathered
 from mcast.cast.nack.header import printable
 from mcast.cast.nack.messages import (
     ALL,
@@ -162,7 +163,19 @@ class ObjectReceiver:
         arriving = self.arriving
         if arriving is not None and self._state == UNDECIDED and blocks:
             arriving.hold(blocks)
-            self._answers.hold = now + spread(self._random, self._pulse.members)
+            self._hold(now + spread(self._random, self._pulse.members))
+
+    def scatters(self) -> None:
+        """The driver can put each block of the object that was just described into its place as it comes."""
+        if isinstance(self.arriving, Gathered):
+            self.arriving.scatter()
+
+    def dropped(self) -> list[int]:
+        """Blocks of the current object of which nothing is kept any more: the driver drops their pieces."""
+        if not isinstance(self.arriving, Gathered) or not self.arriving.dropped:
+            return _NO_BLOCK
+        found, self.arriving.dropped = self.arriving.dropped, []
+        return found
 
     def ready(self) -> list[Ready]:
         """The blocks of the current object to decode and check, each once; `checked` takes the outcome."""
@@ -179,7 +192,7 @@ class ObjectReceiver:
         held = arriving.held.active and block == arriving.held.base
         if not right and held:
             arriving.wrong(block)
-            self._answers.hold = now
+            self._hold(now)
             return
         if not right:
             self.rejected["a block that differs from its digest"] += 1
@@ -298,13 +311,22 @@ class ObjectReceiver:
         return self._now is not None and self._state == UNDECIDED and not self._now[1].gone
 
     @property
+    def _mute(self) -> bool:
+        """Whether nobody waits for a word about the current object: it goes round and round."""
+        return self._now is not None and self._now[0].around > 0
+
+    @property
     def _stalled(self) -> float:
-        """When the sender has sent nothing that is missing for too long; inf if nothing is missing."""
-        return self._pulse.moved + self.who.stall if self._lacks and not self.storable else inf
+        """When the sender has sent nothing that is missing for too long; inf if nothing is missing.
+
+        What goes round may take any time to come again.
+        """
+        waits = self._lacks and not self.storable and not self._mute
+        return self._pulse.moved + self.who.stall if waits else inf
 
     def _takes_part(self, number: int) -> Arriving | None:
         """The object of that number, while it is arriving."""
-        if self._now is None or self.index is None or self._state != UNDECIDED:
+        if self._now is None or self._state != UNDECIDED:
             return None
         return self._now[1] if self._now[1].number == number else None
 
@@ -312,7 +334,12 @@ class ObjectReceiver:
         self._asking.wake(now, self._pulse.round_trip, self._pulse.members)
 
     def _answer(self, now: float) -> None:
-        self._answers.have = min(self._answers.have, now + spread(self._random, self._pulse.members))
+        if not self._mute:
+            self._answers.have = min(self._answers.have, now + spread(self._random, self._pulse.members))
+
+    def _hold(self, at: float) -> None:
+        if not self._mute:
+            self._answers.hold = at
 
     def _complete(self, now: float) -> None:
         if not self.who.stores:
@@ -337,7 +364,8 @@ class ObjectReceiver:
         if self._now is not None and offer.object > self._now[1].number:
             self._behind("left behind: the sender has turned to the next object")
         self._last = max(self._last, offer.object - 1)
-        if self.index is None and self._answers.enter == inf:
+        quiet = self._now is not None and self._mute and offer.object == self._now[1].number
+        if self.index is None and self._answers.enter == inf and not quiet:
             self._answers.enter = now + spread(self._random, 1000)
 
     def _on_admit(self, admit: Admit, now: float) -> None:
@@ -347,7 +375,7 @@ class ObjectReceiver:
                 self.index, self._answers.enter = index, inf
 
     def _on_describe(self, about: Describe, now: float) -> None:
-        if self.index is None or about.object <= self._last:
+        if (self.index is None and not about.around) or about.object <= self._last:
             return
         if self._now is not None and about.object <= self._now[1].number:
             return
@@ -355,9 +383,12 @@ class ObjectReceiver:
             return
         self._behind("left behind: the sender has turned to the next object")
         self._late = self._now is None
-        arriving = Arriving(about.object, Shape.of(about), self.who.room, self.who.parity)
+        made = Gathered if about.around else Arriving
+        arriving = made(about.object, Shape.of(about), self.who.room, self.who.parity)
         self._now, self._state, self._pulse.moved = (about, arriving), UNDECIDED, now
         self._answers.words = ""
+        if about.around:
+            self._answers.enter = self._answers.have = inf
         if arriving.whole:
             self._complete(now)
 
@@ -402,7 +433,8 @@ class ObjectReceiver:
 
     def _on_over(self, over: Over, now: float) -> None:
         if self._now is not None and over.object >= self._now[1].number:
-            self._behind("left behind: the sender does not wait for this receiver")
+            words = "left behind: the sender does not wait for this receiver"
+            self._behind("the carousel has ended" if self._mute else words)
             self._answers.have = inf
         self._last = max(self._last, over.object)
 
@@ -442,6 +474,7 @@ class _Answers:
 
 
 _NONE: list[Ready] = []
+_NO_BLOCK: list[int] = []
 
 _STEPS: dict[type[Spoken], Callable[[ObjectReceiver, Any, float], None]] = {
     Offer: ObjectReceiver._on_offer,

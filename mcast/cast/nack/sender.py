@@ -11,6 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from mcast.cast.nack.backoff import PATIENCE, RoundTrip
+from mcast.cast.nack.carousel import Around
 from mcast.cast.nack.header import printable
 from mcast.cast.nack.members import Attendance, Lot, Member
 from mcast.cast.nack.messages import (
@@ -105,6 +106,7 @@ class Settled(NamedTuple):
     repairs  how many pieces, of data and of parity, were sent to repair losses
     parity  whether parity could be sent
     spared  how many pieces were not sent, because all receivers had them from an earlier run
+    rounds  how often a carousel has sent the whole object
     """
 
     object: int
@@ -114,6 +116,7 @@ class Settled(NamedTuple):
     parity: bool
     receivers: tuple[Account, ...]
     spared: int = 0
+    rounds: int = 0
 
 
 class ObjectSender:
@@ -159,14 +162,16 @@ class ObjectSender:
         """Begin the next object, of `size` bytes or of a length that is not known.
 
         Returns how it is cut. Without parity, which `spare` 0 means, pieces are repeated. Raises ValueError
-        if an object is on its way, or the metadata is too long.
+        if an object is on its way, if the metadata is too long, or for a carousel of unknown length.
         """
         if self.outgoing is not None:
             raise ValueError("the object before is still on its way")
         if len(metadata) > MOST_METADATA:
             raise ValueError(f"{len(metadata)} bytes of metadata: at most {MOST_METADATA}")
-        self.members.begin(now)
-        largest = min([self.largest, *(member.largest for member in self.members if member.part)])
+        if strategy.carousel and size is None:
+            raise ValueError("a carousel sends the object again and again: its size must be known before")
+        self.members.begin(now, not strategy.carousel)
+        largest = min([self.largest, *(member.largest for member in self.members if member.lives)])
         about = Describe(
             self.session,
             self._plan.objects,
@@ -174,12 +179,14 @@ class ObjectSender:
             piece_size(largest),
             width,
             spare,
+            int(strategy.carousel),
             printable(name),
             metadata,
         )
         self._plan.objects += 1
         self._plan.judged = False
-        self.outgoing, self._rounds = Outgoing(about, Terms(strategy, now)), Rounds()
+        made = Around if strategy.carousel else Outgoing
+        self.outgoing, self._rounds = made(about, Terms(strategy, now)), Rounds()
         self._widen()
         for _ in range(_SAID):  # all that follows is lost on an end that has not heard it
             self._plan.say(now, packed(about))
@@ -241,7 +248,7 @@ class ObjectSender:
                 member.heard = now
                 member.waited = inf
                 outgoing = self.outgoing
-                if outgoing is None or spoken.object != outgoing.about.object:
+                if outgoing is None or spoken.object != outgoing.about.object or outgoing.about.around:
                     return
                 if isinstance(spoken, Have) and spoken.state == HOLDS:
                     self._on_holds(outgoing, member, spoken.base, now)
@@ -253,7 +260,8 @@ class ObjectSender:
         if member is None:
             outgoing = self.outgoing
             sent = outgoing.sent if outgoing else 0
-            part = outgoing is not None and not outgoing.low and sent < enter.room
+            waits = outgoing is not None and not outgoing.about.around
+            part = waits and outgoing is not None and not outgoing.low and sent < enter.room
             member = self.members.enter(enter, address, sent, part, now)
             if member is None:
                 bye = packed(Bye(self.session, enter.member, "there is no place for more"))
@@ -336,7 +344,7 @@ class ObjectSender:
             return found if self._plan.closed else min(found, self._plan.offer)
         found = min(found, max(outgoing.repairs.at, self.rate.next(self._plan.now)), self._plan.offer)
         found = min(found, self._ends_at(outgoing))
-        if self._plan.runs or not outgoing.waits:
+        if self._plan.runs or outgoing.about.around or not outgoing.waits:
             found = min(found, self.rate.next(self._plan.now))
         return found
 
@@ -358,7 +366,13 @@ class ObjectSender:
         if now >= plan.offer and not plan.closed:
             plan.offer = now + self._manners.offer
             out.append(self._invitation(now))
-        if outgoing is not None:
+            if isinstance(outgoing, Around):  # for those that come now
+                out += [packed(outgoing.about), packed(outgoing.flush(*self._pulse(now), 0, 0))]
+        if isinstance(outgoing, Around):
+            if allowed := min(most, self.rate.allowed(now)):
+                self._go_round(outgoing, out, allowed, now)
+            self.rate.judge(now, self._trip.seconds)
+        elif outgoing is not None:
             allowed = min(most, self.rate.allowed(now))
             self.rate.judge(now, self._trip.seconds)
             if allowed:
@@ -375,6 +389,17 @@ class ObjectSender:
                 self._rounds.end()
         self.rate.spent(sum(one.pieces if isinstance(one, Run) else 1 for one in out))
         return out
+
+    def _go_round(self, outgoing: Around, out: list[bytes | Run], allowed: int, now: float) -> None:
+        """What the pace allows of a carousel, up to the end of a round."""
+        while allowed > 0 and (run := outgoing.next(allowed, now)) is not None:
+            out.append(run)
+            allowed -= run.pieces
+            if outgoing.between:
+                out.append(packed(outgoing.seal(run.block, *self._pulse(now))))
+        if outgoing.turned():
+            out.append(packed(outgoing.flush(*self._pulse(now), 0, 0)))
+            self._plan.judged = False
 
     def _invitation(self, now: float) -> bytes:
         number = self._plan.objects if self.outgoing is None else self.outgoing.about.object
@@ -469,18 +494,20 @@ class ObjectSender:
     def _judge(self, outgoing: Outgoing, now: float) -> None:
         """Whether the object is done with."""
         self._plan.judged = True
-        low = self.members.low()
-        outgoing.low = outgoing.sent if low is None else max(outgoing.low, low)
-        outgoing.repairs.forget(outgoing.low)
+        if not outgoing.about.around:
+            low = self.members.low()
+            outgoing.low = outgoing.sent if low is None else max(outgoing.low, low)
+            outgoing.repairs.forget(outgoing.low)
         quiet = self._rounds.quiet if outgoing.all_sent and self._rounds.at < inf else 0
-        standing = Standing(self.members.whole, self.members.owing, now - outgoing.terms.begun, quiet)
+        seconds = now - outgoing.terms.begun
+        standing = Standing(self.members.whole, self.members.owing, seconds, quiet, outgoing.rounds)
         if outgoing.terms.strategy.done(standing):
             self._settle(outgoing, now, "the strategy did not wait for this receiver")
 
     def _settle(self, outgoing: Outgoing, now: float, behind: str) -> None:
         members = self.members
         strategy, begun = outgoing.terms
-        standing = Standing(members.whole, members.owing, now - begun, 0)
+        standing = Standing(members.whole, members.owing, now - begun, 0, outgoing.rounds)
         lost = sum(member.part and not member.owes and member.state != WHOLE for member in members)
         accounts = tuple(_account(member, begun, behind) for member in members if member.part)
         kept = strategy.kept(standing, lost) and outgoing.all_sent
@@ -494,6 +521,7 @@ class ObjectSender:
                 about.spare > 0,
                 accounts,
                 outgoing.spared,
+                outgoing.rounds,
             )
         )
         whole = members.bits(lambda it: it.part and it.state == WHOLE)

@@ -16,12 +16,14 @@ class Standing(NamedTuple):
     others   how many take part and do not have it yet
     seconds  since the object was begun
     quiet    how many times in a row nobody has answered the question what is missing; 0 until all is sent
+    rounds   how often a carousel has sent all of it
     """
 
     whole: int
     others: int
     seconds: float
     quiet: int
+    rounds: int = 0
 
 
 class Strategy(NamedTuple):
@@ -30,15 +32,21 @@ class Strategy(NamedTuple):
     receivers  so many have the object; None: all that take part
     seconds    the object takes at most so long; None: as long as receivers make progress
     effort     True: the sender waits only for those that ask
+    carousel   True: the sender waits for nobody, and sends the object round and round
+    rounds     a carousel goes round at most so often; None: until it is ended
     """
 
     receivers: int | None = None
     seconds: float | None = None
     effort: bool = False
+    carousel: bool = False
+    rounds: int | None = None
 
     @classmethod
     def of(cls, text: str) -> Strategy:
-        """What `all`, `quorum:K`, `deadline:SECONDS` (or 500ms) or `best-effort` says.
+        """What `all`, `quorum:K`, `deadline:SECONDS` (or 500ms), `best-effort` or `carousel` says.
+
+        A carousel may have a bound: `carousel:3` goes round three times, `carousel:10min` for ten minutes.
 
         Raises ValueError for others.
         """
@@ -49,14 +57,20 @@ class Strategy(NamedTuple):
             if kind == "deadline":
                 timed = seconds_in(figure)
                 return deadline(float(figure) if timed is None else timed)
-            return {"all": all_of_them, "best-effort": best_effort}[text]()
+            if kind == "carousel" and figure:
+                timed = seconds_in(figure)
+                return carousel(rounds=int(figure)) if timed is None else carousel(seconds=timed)
+            return {"all": all_of_them, "best-effort": best_effort, "carousel": carousel}[text]()
         except (KeyError, ValueError):
-            choices = "all, quorum:K, deadline:SECONDS and best-effort"
+            choices = "all, quorum:K, deadline:SECONDS, best-effort and carousel[:ROUNDS or :10min]"
             raise ValueError(f"{text!r} is no strategy: there are {choices}") from None
 
     def done(self, standing: Standing) -> bool:
         """Whether the sender may turn to the next object."""
-        if not standing.others or (self.receivers is not None and standing.whole >= self.receivers):
+        if self.rounds is not None and standing.rounds >= self.rounds:
+            return True
+        waits = standing.others or self.carousel
+        if not waits or (self.receivers is not None and standing.whole >= self.receivers):
             return True
         if self.seconds is not None and standing.seconds >= self.seconds:
             return True
@@ -64,6 +78,8 @@ class Strategy(NamedTuple):
 
     def kept(self, standing: Standing, lost: int) -> bool:
         """Whether the promise was kept; `lost` receivers were given up, or gave up."""
+        if self.carousel:
+            return standing.rounds > 0
         if self.receivers is not None:
             return standing.whole >= self.receivers
         return self.effort or self.seconds is not None or not (standing.others or lost)
@@ -91,3 +107,18 @@ def deadline(seconds: float) -> Strategy:
 def best_effort() -> Strategy:
     """The object is done with when nobody asks for more."""
     return Strategy(effort=True)
+
+
+def carousel(rounds: int | None = None, seconds: float | None = None) -> Strategy:
+    """The object goes round and round, and nobody answers: receivers may come at any time, and may be mute.
+
+    rounds   so often at most; None: until the call is cancelled, or Ctrl-C ends it
+    seconds  for so long at most
+
+    The promise is kept when all has been sent once. Raises ValueError below 1 round, and below 0 seconds.
+    """
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"a carousel of {rounds} rounds: at least 1")
+    if seconds is not None and not seconds >= 0:
+        raise ValueError(f"a carousel for {seconds} s: at least 0")
+    return Strategy(carousel=True, rounds=rounds, seconds=seconds)

@@ -86,6 +86,7 @@ class ToBuffer(Sink):
     """A buffer of the caller's, which one object at a time may fill. What is longer raises OSError."""
 
     name = "the buffer"
+    scatters = True
 
     def __init__(self, buffer: Buffer) -> None:
         view = memoryview(buffer)

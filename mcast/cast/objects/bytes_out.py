@@ -67,6 +67,9 @@ class Origin(Protocol):
     def read(self, most: int) -> bytes | memoryview | None:
         """The next bytes, at most so many; empty at the end, None where none is there yet."""
 
+    def again(self) -> bool:
+        """Begin anew with the first byte. False if that cannot be."""
+
     def close(self) -> None:
         """Free the origin."""
 
@@ -87,6 +90,10 @@ class FromMemory:
         self._at += len(found)
         return found
 
+    def again(self) -> bool:
+        self._at = 0
+        return True
+
     def close(self) -> None:
         self._view.release()
 
@@ -102,6 +109,8 @@ class FromOpen:
             raise TypeError(f"{type(file).__name__} is open as text: open the file in binary mode")
         self.size: int | None = _rest_of(file)
         self._left = self.size
+        self._file = cast(Any, file)
+        self._begins: int = 0 if self.size is None else self._file.tell()
         self._poll = None if self.size is not None else poll_of(file, select.POLLIN)
         self._read = file.read if self._poll is None else getattr(file, "read1", file.read)
 
@@ -112,6 +121,12 @@ class FromOpen:
         if self._left is not None:
             self._left -= len(data or b"")
         return data
+
+    def again(self) -> bool:
+        if self.size is not None:
+            self._file.seek(self._begins)
+            self._left = self.size
+        return self.size is not None
 
     def close(self) -> None:
         """The file stays open."""
@@ -133,6 +148,9 @@ class FromIterable:
             self._rest = memoryview(_bytes_of(part))
         found, self._rest = self._rest[:most], self._rest[most:]
         return bytes(found)
+
+    def again(self) -> bool:
+        return False
 
     def close(self) -> None:
         """The iterator stays where it is."""
@@ -166,6 +184,9 @@ class FromAsync:
         del self._ready[:most]
         self._room.set()
         return found
+
+    def again(self) -> bool:
+        return False
 
     def close(self) -> None:
         """What waits for the next buffer is cancelled; the iterator stays where it is."""
@@ -253,7 +274,7 @@ def memory_of(thing: object) -> memoryview | None:
 
 
 class Outflow:
-    """The blocks of one object, which are kept until no receiver can need them."""
+    """The blocks of one object, which are kept until no receiver can need them, or until they come again."""
 
     def __init__(self, origin: Origin, about: Describe) -> None:
         self._origin, self._about = origin, about
@@ -264,7 +285,7 @@ class Outflow:
         self.offered: int = 0
         self.size: int = 0
         self.done: int = 0
-        """Bytes that no receiver can need any more."""
+        """Bytes that no receiver can need any more; of a carousel, those that this round has sent."""
         self._digest = Digest()
 
     @property
@@ -275,12 +296,14 @@ class Outflow:
     def offer(self, core: ObjectSender) -> bool:
         """Offer as many blocks as the core has room for. False if there would be more, but not yet.
 
-        Raises OSError if the object ends too early.
+        Raises OSError if the object ends too early, or is another one in a later round.
         """
         outgoing = core.outgoing
         if outgoing is None:
             return True
-        while self._forgotten < outgoing.low:
+        if outgoing.offered < self.offered:
+            self._again()
+        while self._forgotten < outgoing.passed:
             self.done += self._kept.pop(self._forgotten).sealed.size
             self._forgotten += 1
         while core.room:
@@ -293,12 +316,22 @@ class Outflow:
             if not block:
                 core.end(self.digest)
                 break
-            self._kept[self.offered] = BlockBytes(block, self._about.piece, self._about.width)
-            core.offer(self._kept[self.offered].sealed)
-            self._digest.update(block)
-            self.size += len(block)
+            kept = self._kept[self.offered] = BlockBytes(block, self._about.piece, self._about.width)
+            if outgoing.expected not in (None, kept.sealed):
+                raise OSError("the object has changed while it was sent")
+            core.offer(kept.sealed)
+            if not outgoing.rounds:
+                self._digest.update(block)
+                self.size += len(block)
             self.offered += 1
         return True
+
+    def _again(self) -> None:
+        """A round begins."""
+        self._kept.clear()
+        self._origin.again()
+        self._left = self.size
+        self._forgotten = self.offered = self.done = 0
 
     def close(self) -> None:
         """Drop the blocks, which may be views of the caller's memory."""

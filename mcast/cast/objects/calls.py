@@ -232,7 +232,7 @@ def open_session(
 
 
 class _SendOptions(TypedDict, total=False):
-    receivers: int
+    receivers: int | None
     timeout: float | None
     name: str
     metadata: bytes | BaseModel
@@ -252,7 +252,7 @@ def send(
     group: blocking.Membership | awaiting.Membership,
     data: Sendable,
     *,
-    receivers: int = 1,
+    receivers: int | None = None,
     timeout: float | None = None,
     name: str = "",
     metadata: bytes | BaseModel = b"",
@@ -261,24 +261,30 @@ def send(
     silence: float = SILENCE,
     key: bytes | None = None,
 ) -> ObjectReport | Coroutine[Any, Any, ObjectReport]:
-    """Send one object to `receivers` receivers, whole; return what became of it at each of them.
+    """Send one object to receivers, whole; return what became of it at each of them.
 
     group      the membership; of an endpoint of `mcast.aio`, the call is awaited
     data       bytes, an array, a CPU tensor, a path, an open binary file or pipe, an iterable of buffers: see
                `Sendable`. Do not change the bytes before the call returns. While an iterator, or a file that
                is no pipe, works on its next bytes, nothing is said
-    receivers  the object begins when so many take part; those that come later may still get it
+    receivers  the object begins when so many take part; those that come later may still get it. None: one,
+               or none for a carousel
     timeout    how many seconds to wait for them; None: without end
     name, metadata  go with the object: at most 64 and 512 bytes; a pydantic model goes as JSON
-    strategy   what to wait for: all_of_them(), quorum(k), deadline(seconds), best_effort()
+    strategy   what to wait for: all_of_them(), quorum(k), deadline(seconds), best_effort(); or nothing:
+               carousel(rounds=..., seconds=...) sends `data` round and round, of which it needs the bytes
+               again and again, to receivers that come at any time and say nothing. It needs a `rate`
     rate, silence, key  as in `open_session`, which is for several objects
 
     A receiver that did not get the object raises nothing: see `kept` and `receivers` of the report. Raises
-    TimedOut if too few receivers come; OSError for a file that cannot be read; ValueError for metadata that
-    is too long; what `Membership.send` raises. A call that Ctrl-C or cancellation ends tells the receivers,
+    TimedOut if too few receivers come; OSError for a file that cannot be read, or changes in a carousel;
+    ValueError for metadata that is too long, and for a carousel without a rate, or of what cannot be read
+    twice; what `Membership.send` raises. A call that Ctrl-C or cancellation ends tells the receivers,
     which drop what they have.
     """
     session_options: _SessionOptions = {"rate": rate, "silence": silence, "key": key}
+    if receivers is None:
+        receivers = 0 if strategy.carousel else 1
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
     if isinstance(group, awaiting.Membership):
         return _sent(group, data, receivers, timeout, session_options, options)
@@ -349,8 +355,8 @@ def receive(
     model    the pydantic model that each object's metadata must be; others are refused, and say why. Use
              `Offered.read`
     key      of a closed group: the bytes of a key file; messages without the key count, and change nothing
-    alone    take what one sender sends, the first that begins an object, and end when it ends its session;
-             `timeout` holds until it begins. Other senders are told
+    alone    take what one sender sends, the first that begins an object, and end when it ends its session,
+             or when the object of a carousel is here; `timeout` holds until it begins. Others are told
     progress  is called with each object that is under way, and how many bytes of it are right and written
 
     Between two objects nothing is heard or said: a program that takes longer than the sender's patience over

@@ -111,6 +111,8 @@ class _Arrival:
         """A block that an earlier run may have left, to be compared."""
         self.broken = False
         """Whether this end has given the object up, and does not go on with what has come."""
+        self.around = about.around > 0
+        self._put = set[int]()
 
     def takes(self, run: Pieces, new: int) -> None:
         """Take in the pieces of a run whose bit is set."""
@@ -120,6 +122,11 @@ class _Arrival:
         for place, message in enumerate(run.messages, run.first):
             if new >> place & 1:
                 block.put(place, message, run.skip)
+
+    def forget(self, blocks: list[int]) -> None:
+        """Drop the pieces of blocks that come again."""
+        for block in blocks:
+            self._blocks.pop(block, None)
 
     def _place_of(self, block: int) -> BlockPlace:
         """Where a block goes: to its place in the object, or to memory of its own."""
@@ -137,9 +144,18 @@ class _Arrival:
         """Whether a block of which enough pieces are there is what its seal says; it is kept then."""
         block = self._blocks.pop(ready.block, None)
         whole = None if block is None else block.whole(ready.sealed, ready.pieces)
-        if whole is not None:
+        if whole is not None and self.scatters and not self._placed:
+            assert self.sink is not None
+            self.sink.put(ready.block * self._shape.piece * self._shape.width, whole)
+            self._put.add(ready.block)
+        elif whole is not None:
             self._early[ready.block] = whole
         return whole is not None
+
+    @property
+    def scatters(self) -> bool:
+        """Whether each block goes into its place as it comes."""
+        return self.around and self.sink is not None and self.sink.scatters
 
     @property
     def blocks_left(self) -> int:
@@ -155,31 +171,38 @@ class _Arrival:
         sink = self.sink
         data = b"" if sink is None else sink.again(sealed.size)
         if sink is None or bytes(Digest(data)) != sealed.digest:
-            self._blocks.clear()
-            self._early.clear()
+            if not self.around:
+                self._blocks.clear()
+                self._early.clear()
             return False
         sink.skip(len(data))
-        self.digest.update(data)
-        self.size += len(data)
+        self._took(data)
         self._next += 1
         return True
 
     @property
     def waits(self) -> bool:
-        """Whether a block waits for a sink that is not ready."""
-        return self._next in self._early
+        """Whether a block waits for a sink that is not ready, or is on the disk and not looked at yet."""
+        return self._next in self._early or self._next in self._put
 
     def written(self) -> Iterator[int]:
         """Write the blocks in order, while the sink is ready; the number of each that is written whole."""
         sink = self.sink
+        for _ in range(_COMPARED):
+            if sink is None or self._next not in self._put:
+                break
+            found = sink.again(self._shape.length(self._next) or 0)
+            sink.skip(len(found))
+            self._took(found)
+            self._put.remove(self._next)
+            self._next += 1
         while sink is not None and self._next in self._early:
             data = self._early[self._next]
             while data and sink.ready():
                 part = data[: sink.most]
                 if not self._placed:
                     sink.write(part)
-                self.digest.update(part)
-                self.size += len(part)
+                self._took(part)
                 data = data[len(part) :]
             self._early[self._next] = data
             if data:
@@ -187,6 +210,11 @@ class _Arrival:
             del self._early[self._next]
             self._next += 1
             yield self._next - 1
+
+    def _took(self, data: Buffer) -> None:
+        """The next bytes of the object are in their place."""
+        self.digest.update(data)
+        self.size += memoryview(data).nbytes
 
     def received(self, refused: dict[str, int]) -> Received:
         sink = self.sink
@@ -223,6 +251,7 @@ class _Incoming:
             new = self.core.takes(spoken.object, spoken.block, spoken.first, count, now)
             if new and self.now is not None:
                 self.now.takes(spoken, new)
+                self.now.forget(self.core.dropped())
         else:
             self.core.hears(spoken, now)
 
@@ -444,6 +473,8 @@ class ObjectsIn:
             arrival.sink, arrival.path = sink, Path(place) if isinstance(place, os.PathLike) else None
             sink.open()
             one.core.holds(arrival.blocks_left, now)
+            if arrival.scatters:
+                one.core.scatters()
         except OSError as error:
             self._fail(one, told_of(error), now)
         except ValueError as error:
@@ -461,11 +492,14 @@ class ObjectsIn:
             raise OSError("an object of another sender is on its way into the same buffer")
 
     def _check(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
-        for ready in one.core.ready():
-            if not ready.pieces:
-                arrival.held = ready
-            elif not arrival.right(ready):
-                one.core.checked(ready.block, False, now)
+        try:
+            for ready in one.core.ready():
+                if not ready.pieces:
+                    arrival.held = ready
+                elif not (right := arrival.right(ready)) or arrival.scatters:
+                    one.core.checked(ready.block, right, now)
+        except OSError as error:
+            self._fail(one, told_of(error), now)
         if arrival.waits:
             self._write(one, arrival, now)
 
@@ -501,7 +535,7 @@ class ObjectsIn:
                 self._compare(one, one.now, now)
             if one.now is not None and one.now.waits:
                 self._write(one, one.now, now)
-            if core.storable and one.now is not None and one.now.sink is not None:
+            if core.storable and one.now is not None and one.now.sink is not None and not one.now.waits:
                 try:
                     if bytes(one.now.digest) != core.digest:
                         self._fail(one, "the object differs from its digest", now)
@@ -523,6 +557,8 @@ class ObjectsIn:
         for ended in one.core.ended:
             if ended.whole and one.now is not None:
                 one.whole.append(one.now.received(dict(self.rejected)))
+            if ended.about.around and (ended.whole or (one.now is not None and one.now.broken)):
+                self._choice.over(one.core.session)  # its sender may never end the session
             kept = self._drop(one)
             if not ended.whole and not self._choice.other(one.core.session):
                 self._choice.missed(one.core)

@@ -36,11 +36,13 @@ class ObjectReport(NamedTuple):
     kept         whether the strategy's promise was kept
     seconds      from the first message of the object until the sender was done with it
     pieces       how many the object has, each sent once in a message
-    repairs      how many pieces, of data and of parity, were sent to repair losses
+    repairs      how many pieces, of data and of parity, were sent besides: to repair losses, or by a carousel
     parity       whether losses could be repaired by parity; otherwise pieces were repeated
-    receivers    each that took part: whether and when it had the object, what it asked for, why it has not
+    receivers    each that took part: whether and when it had the object, what it asked for, why it has not;
+                 none for a carousel, which nobody answers
     refused      messages that changed nothing, by reason, since the session began: strangers', replayed ones
     spared       how many of the pieces were not sent, because all receivers had them from an earlier run
+    rounds       how often a carousel has sent the whole object
     """
 
     name: str
@@ -54,6 +56,7 @@ class ObjectReport(NamedTuple):
     receivers: tuple[Account, ...]
     refused: dict[str, int]
     spared: int = 0
+    rounds: int = 0
 
 
 class Progress(NamedTuple):
@@ -61,7 +64,7 @@ class Progress(NamedTuple):
 
     name       of the object on its way; None while receivers are waited for
     size       of the object, in bytes; None where only the end will tell
-    done       how many bytes each receiver has
+    done       how many bytes each receiver has; of a carousel, how many this round has sent
     receivers  how many take part
     """
 
@@ -91,6 +94,7 @@ class ObjectsOut:
         if not rate > 0:
             raise ValueError(f"rate is {rate}: bytes a second, more than 0")
         self._now = seat.now
+        self._rate = rate
         self._letters = letters_of(key)
         largest = seat.largest - self._letters.around
         block = piece_size(largest) * MOST_WIDTH
@@ -139,11 +143,18 @@ class ObjectsOut:
         self, data: Sendable, strategy: Strategy, name: str, metadata: bytes | BaseModel
     ) -> Turns[ObjectReport]:
         """Send one object to all that take part; done when the strategy says so."""
+        if strategy.carousel and self._rate == inf:
+            raise ValueError("a carousel needs a rate: nobody answers, so nothing else slows it down")
         origin = origin_of(data)
         core, begun = self.core, self._now()
         core.abandon(begun)  # an object that an error has ended
         core.settled.clear()
         try:
+            if strategy.carousel and not origin.again():
+                raise ValueError(
+                    "a carousel sends the object again and again: give a buffer, a path, or a file that can "
+                    "seek and has a known size"
+                )
             spare = MOST_SPARE if parity.available() else 0
             said = metadata_of(metadata)
             about = core.begin(begun, strategy, origin.size, name, said, spare=spare)
@@ -170,6 +181,7 @@ class ObjectsOut:
             settled.receivers,
             dict(core.rejected),
             settled.spared,
+            settled.rounds,
         )
 
     def close(self, why: str) -> Turns[None]:

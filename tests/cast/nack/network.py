@@ -50,6 +50,8 @@ class Weather(NamedTuple):
     late: dict[int, float] = {}  # noqa: RUF012
     kills: dict[int, tuple[float, float]] = {}  # noqa: RUF012
     """Killed at that time, and back so much later with what is on the disk."""
+    mute: tuple[int, ...] = ()
+    """Receivers whose words nobody hears."""
     decay: bool = False
     """Whether the disk may have lost or changed something meanwhile."""
 
@@ -71,15 +73,23 @@ class Case(NamedTuple):
     key: bytes | None = None
     disks: dict[int, bytes] = {}  # noqa: RUF012
     """What earlier runs of receivers have left."""
+    pace: float = inf
+    """The most messages a second."""
+    in_order: tuple[int, ...] = ()
+    """Receivers that can put a block into its place in its turn alone, as into a pipe."""
 
 
 class Taker:
     """A receiver with its bytes: what it takes for verified is in `got`, by object."""
 
-    def __init__(self, core: ObjectReceiver, letters: Letters, disk: bytes = b"") -> None:
+    def __init__(
+        self, core: ObjectReceiver, letters: Letters, disk: bytes = b"", in_order: bool = False
+    ) -> None:
         self.core, self.letters, self.disk = core, letters, disk
         self.compared = 0
         """How many blocks of the disk were right."""
+        self.said: list[bytes] = []
+        self._in_order = in_order
         self._described = -1
         letters.begin(core.session, NONCE)
         self.got: dict[int, bytes] = {}
@@ -105,6 +115,8 @@ class Taker:
         if core.about is not None and core.about.object > self._described:
             self._described, about = core.about.object, core.about
             core.holds(len(self.disk) // (about.piece * about.width), now)
+            if not self._in_order:
+                core.scatters()
         while found := core.ready():
             for ready in found:
                 self._check(ready, now)
@@ -130,6 +142,7 @@ class Taker:
             whole = self.disk[at : at + ready.sealed.size]
             if bytes(Digest(whole)) != ready.sealed.digest:
                 whole = None
+            if whole is None and not about.around:
                 for later in [block for block in blocks if block >= ready.block]:
                     del blocks[later]
                 for block in [block for number, block in self._pieces if number == ready.object]:
@@ -173,8 +186,11 @@ class Network:
         self._letters = letters_of(case.key)
         self._letters.begin(number(0), NONCE)
         largest = LARGEST - self._letters.around
-        self.sender = ObjectSender(number(0), "sender", largest, 0.0, manners, nonce=NONCE)
+        self.sender = ObjectSender(number(0), "sender", largest, 0.0, manners, case.pace, NONCE)
         self.takers: dict[int, Taker] = {}
+        self.came: dict[int, int] = {}
+        self.got_it: dict[int, int] = {}
+        """How many rounds of a carousel had ended when an end came, and when it had the first object."""
         self.lie = lie
         self.now = 0.0
         self._events: list[tuple[float, int, int, int, bytes]] = []
@@ -199,7 +215,12 @@ class Network:
             stores=True,
         )
         core = ObjectReceiver(number(0), who, Random(self.random.random()), self.now)
-        self.takers[end] = Taker(core, letters, disk)
+        self.takers[end] = Taker(core, letters, disk, end in self.case.in_order)
+        self.came[end] = self._rounds
+
+    @property
+    def _rounds(self) -> int:
+        return self.sender.outgoing.rounds if self.sender.outgoing else 0
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -303,6 +324,10 @@ class Network:
 
     def _say(self, source: int, message: bytes) -> None:
         weather, random = self.weather, self.random
+        if source > 0:
+            self.takers[source].said.append(message)
+        if source in weather.mute:
+            return
         if source >= 0:
             letters = self._letters if source == 0 else self.takers[source].letters
             (message,) = map(bytes, letters.written([message]))
@@ -334,6 +359,8 @@ class Network:
             self.sender.hears(spoken, self._from(source), self.now)
         elif target in self.takers:
             self.takers[target].hears(message, self._from(source), self.now)
+            if self.takers[target].got:
+                self.got_it.setdefault(target, self._rounds)
 
     def _from(self, source: int) -> str:
         """Where a message comes from: in a closed group the liar is at any address, each time another."""
@@ -348,7 +375,7 @@ def described(size: int, stores: bool = False) -> ObjectReceiver:
     made = ObjectReceiver(session, Self(me, "r1", 8, LARGEST, True, stores=stores), Random(1), 0.0)
     made.hears(Offer(session, 0, 0, 1, 1000, NONCE, "sender"), 0.0)
     made.hears(Admit(session, {me: (0, 0)}), 0.0)
-    made.hears(Describe(session, 0, size, 1, 1, 0, "", b""), 0.0)
+    made.hears(Describe(session, 0, size, 1, 1, 0, 0, "", b""), 0.0)
     return made
 
 

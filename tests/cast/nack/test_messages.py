@@ -42,7 +42,7 @@ GOOD: dict[str, Spoken] = {
     "offer": Offer(S, 0, 5, 3, 1000, 9, "sender"),
     "enter": Enter(S, R, 8, LARGEST, 1, 5, 9, "r"),
     "admit": Admit(S, {R: (0, 9), 7: (MOST_MEMBERS - 1, 8)}),
-    "describe": Describe(S, 0, 20_000, 976, MOST_WIDTH, MOST_SPARE, "thing", bytes(MOST_METADATA)),
+    "describe": Describe(S, 0, 20_000, 976, MOST_WIDTH, MOST_SPARE, 0, "thing", bytes(MOST_METADATA)),
     "piece": Piece(S, 0, 1, 2, b"x"),
     "seal": Seal(S, 0, MOST_SEALS, 0, 5, 3, 1000, (SEALED,) * MOST_SEALS),
     "flush": Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, bytes(32), MOST_MEMBERS - 3, 5),
@@ -53,7 +53,7 @@ GOOD: dict[str, Spoken] = {
 }
 LONGEST: dict[str, Spoken] = {
     "admit": Admit(S, {number_at("a", salt): (salt, 1) for salt in range(1, MOST_ADMITTED + 1)}),
-    "describe": Describe(S, 0, 1, 976, 1, 0, "n" * TEXT, bytes(MOST_METADATA)),
+    "describe": Describe(S, 0, 1, 976, 1, 0, 0, "n" * TEXT, bytes(MOST_METADATA)),
     "piece": Piece(S, 0, 1, 2, bytes(piece_size(LARGEST))),
 }
 BAD: dict[str, Spoken] = {
@@ -65,13 +65,13 @@ BAD: dict[str, Spoken] = {
     "an index beyond the bitmap": Admit(S, {R: (MOST_MEMBERS, 9)}),
     "too many at once": Admit(S, dict.fromkeys(range(MOST_ADMITTED + 1), (0, 0))),
     "nobody": Admit(S, {}),
-    "an empty piece of all": Describe(S, 0, 1, 0, 4, 4, "", b""),
-    "large pieces": Describe(S, 0, 1, MOST_PIECE + 1, 4, 4, "", b""),
-    "no width": Describe(S, 0, 1, 976, 0, 4, "", b""),
-    "wide blocks": Describe(S, 0, 1, 976, MOST_WIDTH + 1, 4, "", b""),
-    "much parity": Describe(S, 0, 1, 976, 4, MOST_SPARE + 1, "", b""),
-    "more blocks than there are": Describe(S, 0, 1 << 63, 16, 1, 0, "", b""),
-    "much metadata": Describe(S, 0, 1, 976, 4, 4, "", bytes(MOST_METADATA + 1)),
+    "an empty piece of all": Describe(S, 0, 1, 0, 4, 4, 0, "", b""),
+    "large pieces": Describe(S, 0, 1, MOST_PIECE + 1, 4, 4, 0, "", b""),
+    "no width": Describe(S, 0, 1, 976, 0, 4, 0, "", b""),
+    "wide blocks": Describe(S, 0, 1, 976, MOST_WIDTH + 1, 4, 0, "", b""),
+    "much parity": Describe(S, 0, 1, 976, 4, MOST_SPARE + 1, 0, "", b""),
+    "more blocks than there are": Describe(S, 0, 1 << 63, 16, 1, 0, 0, "", b""),
+    "much metadata": Describe(S, 0, 1, 976, 4, 4, 0, "", bytes(MOST_METADATA + 1)),
     "an empty piece": Piece(S, 0, 1, 2, b""),
     "a long piece": Piece(S, 0, 1, 2, bytes(MOST_PIECE + 1)),
     "a block beyond all": Piece(S, 0, 1 << 31, 2, b"x"),

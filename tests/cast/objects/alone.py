@@ -15,17 +15,21 @@ PIECE, WIDTH = 976, 4
 
 
 class Alone:
-    """A receiver that takes part, and has been told of an object of `size` bytes, in blocks of 4 pieces."""
+    """A receiver that takes part, and has been told of an object of `size` bytes, in blocks of 4 pieces.
 
-    def __init__(self, into: Into, size: int) -> None:
+    It was not admitted where the object goes round and round.
+    """
+
+    def __init__(self, into: Into, size: int, around: bool = False) -> None:
         seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0, "mine")
         self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None)
         self._turns = self.receiving.next(None)
         next(self._turns)
         self.hears(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))
         nonce = self.receiving.sessions[SESSION].core.who.nonce
-        self.hears(Admit(SESSION, {seat.number: (0, nonce)}))
-        self.hears(Describe(SESSION, 0, size, PIECE, WIDTH, 0, "thing", b""))
+        if not around:
+            self.hears(Admit(SESSION, {seat.number: (0, nonce)}))
+        self.hears(Describe(SESSION, 0, size, PIECE, WIDTH, 0, around, "thing", b""))
 
     def hears(self, *spoken: Spoken) -> None:
         """Messages of the sender come, all in one turn."""

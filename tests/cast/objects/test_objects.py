@@ -611,7 +611,7 @@ def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
     turns.send(
         [
             _says(Admit(session, {who.number: (0, who.nonce)})),
-            _says(Describe(session, 0, 5000, 1000, 1, 0, "first", b"")),
+            _says(Describe(session, 0, 5000, 1000, 1, 0, 0, "first", b"")),
         ]
     )
     time = 12.0
@@ -629,7 +629,7 @@ def test_what_follows_a_whole_object_waits_until_the_caller_has_that_one() -> No
     next(turns)
     turns.send([_says(_offer(1))])
     one = receiving.sessions[_offer(1).session]
-    found = cast.Received(one.offered(Describe(1, 0, 0, 1000, 1, 0, "first", b"")), 0, b"", None, None, {})
+    found = cast.Received(one.offered(Describe(1, 0, 0, 1000, 1, 0, 0, "first", b"")), 0, b"", None, None, {})
     one.whole.append(found)
     one.core._answers.have = 2.0
     turns.send([])

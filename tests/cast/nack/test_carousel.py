@@ -1,0 +1,166 @@
+"""What goes round and round: receivers come at any time, lose what they lose, and say nothing."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mcast.cast.nack.carousel import Gathered
+from mcast.cast.nack.header import Rejected
+from mcast.cast.nack.messages import UNTOLD, Describe, Enter, packed, piece_size, unpacked
+from mcast.cast.nack.shape import Shape
+from mcast.cast.nack.strategy import Standing, Strategy, carousel
+
+from .network import LARGEST, Case, Network, Weather
+from .test_transfers import anything, earlier, recorded
+
+DATA = Random(3).randbytes(200_000)
+PIECE = piece_size(LARGEST)
+BLOCK = 4 * PIECE
+KEY = bytes(range(32))
+PACE = 2000.0
+"""Messages a second: a round of these bytes takes some 0.15 s, as long as it takes to find the session."""
+
+
+def took(network: Network) -> dict[int, int]:
+    """In which round from its own first one on each receiver had the object."""
+    return {end: network.got_it[end] - network.came[end] for end in network.takers}
+
+
+@pytest.mark.parametrize("parity", [True, False])
+def test_mute_and_late_receivers_have_all_in_a_few_rounds(parity: bool) -> None:
+    case = Case((DATA,), 4, room=64, strategy=carousel(rounds=9), pace=PACE, parity=parity)
+    for seed in range(4):
+        network = Network(case, Weather(loss=0.01, late={3: 1.05, 4: 1.2}, mute=(2, 4)), seed)
+        network.run()
+        assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 4
+        assert max(took(network).values()) <= 5, took(network)
+        said = [unpacked(message) for taker in network.takers.values() for message in taker.said]
+        assert {type(one) for one in said} <= {Enter}, "nothing is asked for, and nothing is answered"
+        (settled,) = network.sender.settled
+        pieces = -(-len(DATA) // PIECE)
+        assert (settled.kept, settled.rounds, settled.pieces, settled.receivers) == (True, 9, pieces, ())
+        assert settled.repairs >= 8 * pieces
+
+
+def test_without_losses_the_rest_comes_now_and_the_beginning_in_the_next_round() -> None:
+    case = Case((DATA,), 2, room=64, strategy=carousel(rounds=4), pace=PACE)
+    network = Network(case, Weather(late={2: 0.2}))
+    network.run()
+    assert took(network)[2] <= 2
+    assert network.takers[2].got == {0: DATA}
+
+
+def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
+    shape = Shape(976 * 4 * 1000, 976, 4, 0)
+    some = Gathered(0, shape, 3, False)
+    some.scatter()
+    random = Random(1)
+    dropped = []
+    for turn in range(2000):
+        some.takes(random.randrange(1000), random.randrange(3), 1)
+        dropped += some.dropped
+        some.dropped = []
+        assert len(some._open) <= 3, turn
+    assert dropped
+    assert some.takes(1000, 0, 1) == 0, "the object has no such block"
+    narrow = Gathered(0, shape, 3, False)
+    assert [narrow.takes(block, 0, 1) for block in (0, 2, 3, 999)] == [1, 1, 0, 0], "as into a pipe"
+
+
+@pytest.mark.parametrize("in_order", [(), (1, 2)], ids=["any order", "in order"])
+def test_little_memory_costs_rounds_and_no_byte(in_order: tuple[int, ...]) -> None:
+    data = DATA[:60_000]
+    case = Case((data,), 2, room=4, strategy=carousel(rounds=60), pace=PACE, parity=False, in_order=in_order)
+    network = Network(case, Weather(loss=0.05, late={2: 1.03}))
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
+
+
+@pytest.mark.parametrize("objects", [(b"",), (b"x", DATA[:5000], b"")])
+def test_small_objects_go_round_one_after_another(objects: tuple[bytes, ...]) -> None:
+    case = Case(objects, 2, strategy=carousel(rounds=3), pace=PACE)
+    network = Network(case, Weather(mute=(2,)))
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [dict(enumerate(objects))] * 2
+    assert [one.rounds for one in network.sender.settled] == [3] * len(objects)
+
+
+def test_what_an_earlier_run_has_left_is_compared_and_not_believed() -> None:
+    half, other = DATA[:100_000], DATA[:50_000] + bytes(50_000)
+    case = Case(
+        (DATA,), 3, room=64, strategy=carousel(rounds=6), pace=PACE, disks={1: half, 2: other, 3: DATA}
+    )
+    network = Network(case, Weather(loss=0.01))
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 3
+    compared = [taker.compared for taker in network.takers.values()]
+    assert compared == [100_000 // BLOCK, 50_000 // BLOCK, len(DATA) // BLOCK]
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "closed"])
+def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> None:
+    for seed in range(12):
+        random = Random(seed)
+        data = random.randbytes(random.choice((0, 983, 30_000)))
+        case = Case(
+            (data,),
+            3,
+            room=random.choice((1, 4, 64)),
+            strategy=carousel(rounds=random.randint(1, 8), seconds=random.choice((0.1, 5.0))),
+            pace=PACE,
+            parity=random.random() < 0.7,
+            key=key,
+            disks={1: earlier(random, data)},
+            in_order=(2,),
+        )
+        weather = Weather(
+            loss=random.choice((0.0, 0.05)),
+            doubles=0.1,
+            disorder=random.choice((0.0, 0.1)),
+            garbled=random.choice((0.0, 0.01)),
+            late={3: 1.0 + random.random() / 10},
+            mute=(random.randint(1, 3),),
+            deaths={1: 1.05} if random.random() < 0.2 else {},
+        )
+        network = Network(case, weather, seed, recorded if key else anything)
+        network.run()
+        for taker in network.takers.values():
+            assert taker.got in ({}, {0: data})
+
+
+def test_only_an_object_of_known_size_goes_round() -> None:
+    network = Network(Case((DATA,), strategy=carousel(), stream=True))
+    with pytest.raises(ValueError, match="its size must be known"):
+        network._begin(DATA)
+    for size, around in ((UNTOLD, 1), (9, 2)):
+        with pytest.raises(Rejected):
+            unpacked(packed(Describe(1, 0, size, 976, 1, 0, around, "", b"")))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "standing", "done"),
+    [
+        (carousel(), Standing(0, 0, 1e9, 9, 1000), False),
+        (carousel(rounds=3), Standing(0, 0, 1e9, 0, 2), False),
+        (carousel(rounds=3), Standing(0, 0, 0.0, 0, 3), True),
+        (carousel(seconds=3), Standing(0, 0, 2.9, 0, 99), False),
+        (carousel(seconds=3), Standing(0, 0, 3.0, 0, 0), True),
+    ],
+)
+def test_a_carousel_ends_at_its_bound_alone(strategy: Strategy, standing: Standing, done: bool) -> None:
+    assert strategy.done(standing) is done
+    assert strategy.kept(standing, 0) is (standing.rounds > 0)
+
+
+def test_a_carousel_in_words() -> None:
+    assert Strategy.of("carousel") == carousel()
+    assert Strategy.of("carousel:3") == carousel(rounds=3)
+    assert Strategy.of("carousel:10min") == carousel(seconds=600)
+    for text in ("carousel:0", "carousel:-1", "carousel:x", "carousel:nan"):
+        with pytest.raises(ValueError, match="is no strategy"):
+            Strategy.of(text)
+    for bad in ({"rounds": 0}, {"seconds": -1.0}):
+        with pytest.raises(ValueError, match="a carousel"):
+            carousel(**bad)

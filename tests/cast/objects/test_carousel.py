@@ -1,0 +1,258 @@
+"""A carousel between programs: receivers come when they like, and need no way back to the sender."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from mcast import cast
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.faults import Drop, Messages
+from mcast.cast.files import StreamSink
+from mcast.cast.nack.messages import Flush, Piece, Seal
+from mcast.cast.nack.payload import BlockBytes, Digest
+from mcast.cast.objects.bytes_in import Into
+
+from .alone import PIECE, SESSION, WIDTH, Alone
+from .test_flow import takes
+from .test_objects import BOUND, DATA, amember, body, member, others, roce
+
+__all__ = ["roce"]
+
+KEY = bytes(range(32))
+RATE = 4e6
+"""Bytes a second: a round of DATA takes some 60 ms."""
+
+
+def goes_round(fabric: Fabric, had: threading.Barrier, key: bytes | None = None) -> list[cast.Missed]:
+    """A carousel on host 0 until all of the barrier have the object; what one hears that comes then."""
+    stops = threading.Event()
+    missed: list[cast.Missed] = []
+
+    def sends() -> None:
+        def watch(_: cast.Progress) -> None:
+            if stops.is_set():
+                raise KeyboardInterrupt
+
+        with (
+            member(fabric, 0) as group,
+            pytest.raises(KeyboardInterrupt),
+            cast.open_session(group, rate=RATE, key=key, progress=watch) as session,
+        ):
+            session.send(DATA, strategy=cast.carousel())
+
+    def hears_the_end() -> None:
+        def begins(_: cast.Offered) -> None:
+            stops.set()
+
+        with member(fabric, 4) as group:
+            list(cast.receive(group, begins, missed=missed.append, alone=True, key=key))
+
+    with others(sends) as ends:
+        had.wait(BOUND)
+        with others(hears_the_end) as last:
+            last[0].result(BOUND)
+        ends[0].result(BOUND)
+    return missed
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "closed"])
+def test_late_and_mute_receivers_have_the_object_in_memory_file_and_pipe(
+    roce: Fabric, tmp_path: Path, key: bytes | None
+) -> None:
+    out, into = os.pipe()
+    had = threading.Barrier(4)
+    piped = bytearray()
+
+    def gets(host: int, where: Into) -> list[cast.Received]:
+        with member(roce, host) as group:
+            found = list(cast.receive(group, where, alone=True, key=key))
+        had.wait(BOUND)
+        return found
+
+    def reads() -> None:
+        while part := os.read(out, 4096):
+            piped.extend(part)
+
+    with (
+        roce.rules.when(Messages(rate=0.01, source="roce0"), Drop()),
+        roce.rules.when(Messages(source=["roce1", "roce2"]), Drop()),
+        others(
+            lambda: gets(1, None),
+            lambda: gets(2, tmp_path / "copy"),
+            lambda: gets(3, StreamSink(into, "pipe")),
+            reads,
+        ) as ends,
+    ):
+        goes_round(roce, had, key)
+        (in_memory,), (in_file,), (in_pipe,) = (ends[at].result(BOUND) for at in range(3))
+        ends[3].result(BOUND)
+    os.close(out)
+    assert body(in_memory) == DATA
+    assert in_file.path == tmp_path / "copy"
+    assert (tmp_path / "copy").read_bytes() == bytes(piped) == DATA
+    assert in_pipe.size == len(DATA)
+    assert [one.name for one in tmp_path.iterdir()] == ["copy"]
+
+
+def test_ctrl_c_ends_a_carousel_and_tells_those_that_lack_something(roce: Fabric) -> None:
+    (missed,) = goes_round(roce, threading.Barrier(1))
+    assert missed.why == "the sender has ended the session: interrupted"
+
+
+def test_a_signal_ends_a_carousel(roce: Fabric) -> None:
+    def interrupts(_: cast.Offered) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def receives() -> None:
+        with member(roce, 1) as group:
+            list(cast.receive(group, interrupts, missed=missed.append, alone=True))
+
+    missed: list[cast.Missed] = []
+    with others(receives) as ends, member(roce, 0) as group:
+        with pytest.raises(KeyboardInterrupt):
+            cast.send(group, Random(3).randbytes(3_000_000), strategy=cast.carousel(), rate=100_000)
+        ends[0].result(BOUND)
+    assert [one.why for one in missed] == ["the sender has ended the session: interrupted"]
+
+
+def test_a_carousel_that_is_awaited_ends_when_it_is_cancelled(roce: Fabric) -> None:
+    async def run() -> list[bytes]:
+        async with asyncio.timeout(BOUND), amember(roce, 0) as group, amember(roce, 1) as other:
+            sending = asyncio.create_task(cast.send(group, DATA, strategy=cast.carousel(), rate=RATE))
+            found = [body(one) async for one in cast.receive(other, alone=True)]
+            assert not sending.done()
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            return found
+
+    assert asyncio.run(run()) == [DATA]
+
+
+def test_a_bound_ends_a_carousel_and_the_report_counts(roce: Fabric) -> None:
+    with member(roce, 0) as group:
+        with others(lambda: takes(roce, 1)) as ends, cast.open_session(group, rate=RATE) as session:
+            session.gather(1, BOUND)
+            report = session.send(io.BytesIO(b"--" + DATA), name="it", strategy=cast.carousel(rounds=3))
+            (got,) = ends[0].result(BOUND)
+        short = cast.send(group, DATA, strategy=cast.carousel(seconds=0), rate=RATE)
+    assert body(got) == b"--" + DATA
+    assert got.digest == report.digest
+    assert (report.kept, report.rounds, report.receivers, report.size) == (True, 3, (), len(DATA) + 2)
+    assert report.repairs >= 2 * report.pieces
+    assert (short.kept, short.rounds) == (False, 0)
+
+
+def test_an_ordinary_object_may_follow_in_the_session(roce: Fabric) -> None:
+    def both() -> list[bytes]:
+        with member(roce, 1) as group:
+            found = cast.receive(group)
+            return [body(next(found)), body(next(found))]
+
+    with others(both) as ends, member(roce, 0) as group, cast.open_session(group, rate=RATE) as session:
+        session.gather(1, BOUND)
+        session.send(DATA, strategy=cast.carousel(rounds=2))
+        report = session.send(b"answered")
+        assert ends[0].result(BOUND) == [DATA, b"answered"]
+    assert report.kept
+    assert [one.whole for one in report.receivers] == [True]
+
+
+def parts() -> Iterator[bytes]:
+    yield b"once"
+
+
+class Once:
+    """What reads, and cannot seek."""
+
+    def read(self, most: int) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("once", [parts(), [b"a list"], Once()], ids=["iterator", "list", "pipe"])
+def test_what_cannot_be_read_again_is_refused_in_words(roce: Fabric, once: Any) -> None:
+    with member(roce, 0) as group:
+        with pytest.raises(ValueError, match="again and again: give a buffer, a path, or a file"):
+            cast.send(group, once, strategy=cast.carousel(), rate=RATE)
+        with pytest.raises(ValueError, match="needs a rate"):
+            cast.send(group, b"x", strategy=cast.carousel(), rate=inf)
+
+
+def test_a_file_that_changes_ends_a_carousel(roce: Fabric, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(DATA)
+    seen: list[int] = []
+
+    def watch(progress: cast.Progress) -> None:
+        if seen and progress.done < seen[-1]:  # the second round
+            source.write_bytes(DATA[:150_000] + bytes(len(DATA) - 150_000))
+        seen.append(progress.done)
+
+    with (
+        member(roce, 0) as group,
+        cast.open_session(group, rate=RATE, progress=watch) as session,
+        pytest.raises(OSError, match="the object has changed while it was sent"),
+    ):
+        session.send(source, strategy=cast.carousel(rounds=99))
+
+
+def test_blocks_of_a_file_go_into_their_places_as_they_come(tmp_path: Path) -> None:
+    size = PIECE * WIDTH
+    data = Random(5).randbytes(5 * size + 100)
+    alone = Alone(tmp_path / "copy", len(data), around=True)
+    hidden = tmp_path / ".copy.part"
+
+    def comes(block: int) -> None:
+        one = BlockBytes(data[block * size : (block + 1) * size], PIECE, WIDTH)
+        for place in range(one.sealed.pieces):
+            alone.hears(Piece(SESSION, 0, block, place, one.piece(place)))
+        alone.hears(Seal(SESSION, 0, block, 0, 2, 0, 1000, (one.sealed,)))
+
+    for block in (3, 4, 5):
+        comes(block)
+    assert hidden.read_bytes() == bytes(3 * size) + data[3 * size :]
+    for block in (1, 0, 2):
+        comes(block)
+    assert not (tmp_path / "copy").exists(), "the digest of the whole is not known"
+    flush = Flush(SESSION, 0, 6, 6, 0, 3, 0, 1000, 0, bytes(Digest(data)), 0, 0)
+
+    def ends() -> None:
+        for _ in range(10_000):  # a thread puts the file into its place
+            alone.hears(flush)
+            threading.Event().wait(0.005)
+
+    with pytest.raises(StopIteration) as done:
+        ends()
+    assert done.value.value.digest == bytes(Digest(data))
+    assert (tmp_path / "copy").read_bytes() == data
+    assert not hidden.exists()
+
+
+def test_a_disk_that_refuses_ends_the_object(tmp_path: Path) -> None:
+    class Full(StreamSink):
+        scatters = True
+
+        def __init__(self) -> None:
+            super().__init__(os.dup(1), "full")
+
+        def put(self, at: int, piece: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    alone = Alone(Full(), 100, around=True)
+    one = BlockBytes(bytes(100), PIECE, WIDTH)
+    alone.hears(Piece(SESSION, 0, 0, 0, one.piece(0)))
+    alone.hears(Seal(SESSION, 0, 0, 0, 2, 0, 1000, (one.sealed,)))
+    incoming = alone.receiving.sessions[SESSION]
+    assert incoming.now is None, "it was given up"
+    assert not incoming.core.owes, "and nobody is told"
