@@ -64,7 +64,8 @@ class Rate:
             return
         sent = self._sent / passed
         if self._loss > TOLERATED:
-            self.pace = max(_SLOWEST, min(self.pace, sent) * (1 - self._loss) * _EASED)
+            slower = max(_SLOWEST, min(self.pace, sent) * (1 - self._loss) * _EASED)
+            self.pace = min(self.limit, slower)
         elif self.pace < self.limit:
             faster = self.pace * _GROWTH
             # What is never reached holds nobody back.

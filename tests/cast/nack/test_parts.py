@@ -142,6 +142,14 @@ def test_a_limit_is_kept() -> None:
     assert 900 <= sent <= 1010
 
 
+def test_a_sender_that_yields_to_losses_keeps_within_its_limit() -> None:
+    rate = Rate(limit=10.0)
+    rate.judge(0.0, 0.01)
+    rate.lost(0.5)
+    rate.judge(1.0, 0.01)
+    assert rate.pace <= 10.0
+
+
 @pytest.mark.parametrize(
     ("strategy", "standing", "done"),
     [
