@@ -135,6 +135,8 @@ class Gathered(Arriving):
         return self._open.get(block)  # a seal alone takes no place
 
     def _hold_no_more(self, until: int) -> None:
+        # What has come meanwhile is right, whatever the disk had.
+        self._done.update(range(self.held.until, self._base))
         self.held.end(until)
         self._base = self.held.until
-        self._close_up()  # what has come meanwhile is right, whatever the disk had
+        self._close_up()

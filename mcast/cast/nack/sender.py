@@ -55,6 +55,9 @@ _MOMENT = 0.002
 _DESCRIBED = 8
 """An object is described again every so many blocks, for those that have lost the description."""
 
+_INVITING = 4
+"""At most one message in so many invites, however slow the pace is: the others bring the object."""
+
 _FREE, _SHARE = 4096, 2
 """On account of one receiver so many pieces are repaired, and so many times what has been sent."""
 
@@ -364,10 +367,11 @@ class ObjectSender:
             self._judge(outgoing, now)
             outgoing = self.outgoing
         if now >= plan.offer and not plan.closed:
-            plan.offer = now + self._manners.offer
-            out.append(self._invitation(now))
+            inviting = [self._invitation(now)]
             if isinstance(outgoing, Around):  # for those that come now
-                out += [packed(outgoing.about), packed(outgoing.flush(*self._pulse(now), 0, 0))]
+                inviting += [packed(outgoing.about), packed(outgoing.flush(*self._pulse(now), 0, 0))]
+            out += inviting
+            plan.offer = now + max(self._manners.offer, _INVITING * len(inviting) / self.rate.pace)
         if isinstance(outgoing, Around):
             if allowed := min(most, self.rate.allowed(now)):
                 self._go_round(outgoing, out, allowed, now)
@@ -398,7 +402,10 @@ class ObjectSender:
             if outgoing.between:
                 out.append(packed(outgoing.seal(run.block, *self._pulse(now))))
         if outgoing.turned():
-            out.append(packed(outgoing.flush(*self._pulse(now), 0, 0)))
+            last = [packed(outgoing.flush(*self._pulse(now), 0, 0))]
+            if outgoing.sent:
+                last.append(packed(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
+            out += last * _SAID  # there may be no other round to bring it
             self._plan.judged = False
 
     def _invitation(self, now: float) -> bytes:

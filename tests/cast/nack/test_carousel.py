@@ -8,11 +8,22 @@ import pytest
 
 from mcast.cast.nack.carousel import Gathered
 from mcast.cast.nack.header import Rejected
-from mcast.cast.nack.messages import UNTOLD, Describe, Enter, packed, piece_size, unpacked
+from mcast.cast.nack.messages import (
+    NO_DIGEST,
+    UNTOLD,
+    Describe,
+    Enter,
+    Flush,
+    Seal,
+    Sealed,
+    packed,
+    piece_size,
+    unpacked,
+)
 from mcast.cast.nack.shape import Shape
 from mcast.cast.nack.strategy import Standing, Strategy, carousel
 
-from .network import LARGEST, Case, Network, Weather
+from .network import CALM, LARGEST, Case, Network, Weather
 from .test_transfers import anything, earlier, recorded
 
 DATA = Random(3).randbytes(200_000)
@@ -76,6 +87,57 @@ def test_little_memory_costs_rounds_and_no_byte(in_order: tuple[int, ...]) -> No
     network = Network(case, Weather(loss=0.05, late={2: 1.03}))
     network.run()
     assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
+
+
+@pytest.mark.parametrize("pace", [1.0, 8.0, 29.0])
+def test_invitations_leave_room_for_the_object_at_the_slowest_pace(pace: float) -> None:
+    case = Case((DATA[:3000],), 1, strategy=carousel(rounds=2), pace=pace)
+    network = Network(case, Weather(late={1: 1.5}))
+    network.run()
+    assert network.takers[1].got == {0: DATA[:3000]}
+    assert [one.rounds for one in network.sender.settled] == [2]
+
+
+class Unlucky(Network):
+    """The first word of what the whole is is lost, and the first of what its last block is."""
+
+    lost: frozenset[type] = frozenset()
+
+    def _say(self, source: int, message: bytes) -> None:
+        spoken = unpacked(message)
+        last = isinstance(spoken, Seal) or (isinstance(spoken, Flush) and spoken.digest != NO_DIGEST)
+        if last and type(spoken) not in self.lost:
+            self.lost |= {type(spoken)}
+        else:
+            super()._say(source, message)
+
+
+def test_one_round_is_enough_although_its_last_words_are_lost() -> None:
+    network = Unlucky(Case((DATA[:2000],), 2, strategy=carousel(rounds=1), pace=PACE), CALM)
+    network.run()
+    assert network.lost == {Seal, Flush}
+    assert [taker.got for taker in network.takers.values()] == [{0: DATA[:2000]}] * 2
+
+
+def test_what_came_behind_a_disk_that_is_wrong_is_not_wanted_again() -> None:
+    some = Gathered(0, Shape(5, 1, 1, 0), 8, False)
+    some.scatter()
+    some.hold(3)
+    sealed = Sealed(1, 1, bytes(32))
+
+    def comes(block: int) -> None:
+        assert some.takes(block, 0, 1) == 1
+        some.seal(block, [sealed])
+        some.right(block)
+
+    comes(3)
+    comes(4)
+    some.wrong(0)
+    assert some.base == 0
+    assert some.takes(3, 0, 1) == 0
+    for block in range(3):
+        comes(block)
+    assert some.base == 5
 
 
 @pytest.mark.parametrize("objects", [(b"",), (b"x", DATA[:5000], b"")])
