@@ -65,6 +65,8 @@ class Source:
 
     def again(self) -> bool:
         """Begin anew with the first byte. False if that cannot be: this is no file of a known size."""
+        if self.size is None and self._poll is None and not os.pread(self._fd, 1, 0):
+            self.size = 0  # an empty file, and none of /proc
         if self.size is not None:
             os.lseek(self._fd, self._begins, os.SEEK_SET)
             self._left = self.size

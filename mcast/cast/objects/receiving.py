@@ -249,9 +249,10 @@ class _Incoming:
         if isinstance(spoken, Pieces):
             count = len(spoken.messages)
             new = self.core.takes(spoken.object, spoken.block, spoken.first, count, now)
-            if new and self.now is not None:
-                self.now.takes(spoken, new)
-                self.now.forget(self.core.dropped())
+            if self.now is not None:
+                self.now.forget(self.core.dropped())  # first: one of these may come again at once
+                if new:
+                    self.now.takes(spoken, new)
         else:
             self.core.hears(spoken, now)
 

@@ -19,6 +19,7 @@ from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.faults import Drop, Messages
 from mcast.cast.files import StreamSink
+from mcast.cast.nack.carousel import Gathered
 from mcast.cast.nack.messages import Flush, Piece, Seal
 from mcast.cast.nack.payload import BlockBytes, Digest
 from mcast.cast.objects.bytes_in import Into
@@ -237,6 +238,36 @@ def test_blocks_of_a_file_go_into_their_places_as_they_come(tmp_path: Path) -> N
     assert done.value.value.digest == bytes(Digest(data))
     assert (tmp_path / "copy").read_bytes() == data
     assert not hidden.exists()
+
+
+def test_pieces_that_no_block_has_cost_neither_memory_nor_a_block(tmp_path: Path) -> None:
+    size = PIECE * WIDTH
+    data = Random(5).randbytes(8 * size)
+    alone = Alone(tmp_path / "copy", len(data), around=True)
+    core = alone.receiving.sessions[SESSION].core
+    for turn in range(100):
+        alone.hears(Piece(SESSION, 0, turn % 8, WIDTH, b"liar"))
+        assert isinstance(core.arriving, Gathered)
+        assert not core.arriving.dropped
+    for block in range(8):
+        one = BlockBytes(data[block * size : (block + 1) * size], PIECE, WIDTH)
+        for place in range(WIDTH):
+            alone.hears(Piece(SESSION, 0, block, place, one.piece(place)))
+            alone.hears(Piece(SESSION, 0, (block + 3) % 8, WIDTH, b"liar"))
+        alone.hears(Seal(SESSION, 0, block, 0, 2, 0, 1000, (one.sealed,)))
+    assert not core.rejected
+    assert alone.blocks == 8
+
+
+@pytest.mark.parametrize("kind", ["path", "open"])
+def test_an_empty_file_goes_round(roce: Fabric, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "empty").touch()
+    with member(roce, 0) as group, (tmp_path / "empty").open("rb") as file:
+        what = tmp_path / "empty" if kind == "path" else file
+        report = cast.send(group, what, strategy=cast.carousel(rounds=2), rate=RATE)
+        assert (report.kept, report.size, report.rounds) == (True, 0, 2)
+        with pytest.raises(ValueError, match="has a known size"):
+            cast.send(group, Path("/proc/self/status"), strategy=cast.carousel(rounds=2), rate=RATE)
 
 
 def test_a_disk_that_refuses_ends_the_object(tmp_path: Path) -> None:
