@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mcast.cast.nack.carousel import Gathered
+from mcast.cast.nack.carousel import Around, Gathered
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import (
     NO_DIGEST,
@@ -14,16 +14,19 @@ from mcast.cast.nack.messages import (
     Describe,
     Enter,
     Flush,
+    Offer,
     Seal,
     Sealed,
     packed,
     piece_size,
     unpacked,
 )
+from mcast.cast.nack.outgoing import Terms
+from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.shape import Shape
 from mcast.cast.nack.strategy import Standing, Strategy, carousel
 
-from .network import CALM, LARGEST, Case, Network, Weather
+from .network import CALM, LARGEST, Case, Network, Weather, number
 from .test_transfers import anything, earlier, recorded
 
 DATA = Random(3).randbytes(200_000)
@@ -159,6 +162,8 @@ def test_what_an_earlier_run_has_left_is_compared_and_not_believed() -> None:
     assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 3
     compared = [taker.compared for taker in network.takers.values()]
     assert compared == [100_000 // BLOCK, 50_000 // BLOCK, len(DATA) // BLOCK]
+    said = [unpacked(message) for taker in network.takers.values() for message in taker.said]
+    assert {type(one) for one in said} <= {Enter}, "what the disk has is nobody's business"
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "closed"])
@@ -190,6 +195,39 @@ def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> 
         network.run()
         for taker in network.takers.values():
             assert taker.got in ({}, {0: data})
+
+
+@pytest.mark.parametrize(("width", "spare", "each", "rounds"), [(4, 4, 1, 4), (128, 32, 8, 4), (40, 7, 3, 2)])
+def test_each_round_brings_other_parity(width: int, spare: int, each: int, rounds: int) -> None:
+    about = Describe(1, 0, width, 1, width, spare, 1, "", b"")
+    around = Around(about, Terms(carousel(), 0.0))
+    found = []
+    for _ in range(rounds + 1):
+        around.offer(Sealed(width, width, bytes(32)))
+        around.digest = bytes(32)
+        places: list[int] = []
+        while (run := around.next(5, 0.0)) is not None:
+            places += range(run.first, run.first + run.pieces)
+        assert around.turned()
+        assert places[:width] == [*range(width)]
+        found.append(places[width:])
+    parity = [place for places in found[:rounds] for place in places]
+    assert parity == [*range(width, width + each * rounds)]
+    assert found[rounds] == found[0]
+
+
+def test_who_takes_what_goes_round_is_quiet_and_patient() -> None:
+    who = Self(number(1), "r1", 8, LARGEST, True, silence=10.0, stall=60.0, stores=True)
+    core = ObjectReceiver(number(0), who, Random(1), 0.0)
+    offer = Offer(number(0), 0, 0, 1, 1000, 0, "sender")
+    core.hears(Describe(number(0), 0, 100, 1, 1, 0, 1, "", b""), 0.0)
+    for now in range(1, 500):
+        core.hears(offer, float(now))
+        assert core.messages(now + 0.9) == []
+    assert not core.ended
+    assert not core.over
+    assert core.messages(509.5) == []
+    assert [one.words for one in core.ended] == ["the sender was silent for 10 s"]
 
 
 def test_only_an_object_of_known_size_goes_round() -> None:

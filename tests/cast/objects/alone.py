@@ -20,9 +20,9 @@ class Alone:
     It was not admitted where the object goes round and round.
     """
 
-    def __init__(self, into: Into, size: int, around: bool = False) -> None:
+    def __init__(self, into: Into, size: int, around: bool = False, alone: bool = False) -> None:
         seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0, "mine")
-        self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None)
+        self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None, alone)
         self._turns = self.receiving.next(None)
         next(self._turns)
         self.hears(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))

@@ -208,41 +208,111 @@ def test_a_file_that_changes_ends_a_carousel(roce: Fabric, tmp_path: Path) -> No
         session.send(source, strategy=cast.carousel(rounds=99))
 
 
-def test_blocks_of_a_file_go_into_their_places_as_they_come(tmp_path: Path) -> None:
-    size = PIECE * WIDTH
-    data = Random(5).randbytes(5 * size + 100)
-    alone = Alone(tmp_path / "copy", len(data), around=True)
-    hidden = tmp_path / ".copy.part"
+SIZE = PIECE * WIDTH
 
-    def comes(block: int) -> None:
-        one = BlockBytes(data[block * size : (block + 1) * size], PIECE, WIDTH)
-        for place in range(one.sealed.pieces):
-            alone.hears(Piece(SESSION, 0, block, place, one.piece(place)))
+
+def comes(alone: Alone, data: bytes, block: int, places: range = range(WIDTH)) -> None:
+    """Pieces of a block come, and its seal after the last."""
+    one = BlockBytes(data[block * SIZE : (block + 1) * SIZE], PIECE, WIDTH)
+    for place in places[: one.sealed.pieces]:
+        alone.hears(Piece(SESSION, 0, block, place, one.piece(place)))
+    if places.stop >= one.sealed.pieces:
         alone.hears(Seal(SESSION, 0, block, 0, 2, 0, 1000, (one.sealed,)))
 
-    for block in (3, 4, 5):
-        comes(block)
-    assert hidden.read_bytes() == bytes(3 * size) + data[3 * size :]
-    for block in (1, 0, 2):
-        comes(block)
-    assert not (tmp_path / "copy").exists(), "the digest of the whole is not known"
-    flush = Flush(SESSION, 0, 6, 6, 0, 3, 0, 1000, 0, bytes(Digest(data)), 0, 0)
 
-    def ends() -> None:
+def ends(alone: Alone, blocks: int, digest: bytes) -> Any:
+    """The sender says what the whole is, until the receiver has it or has given it up."""
+    try:
         for _ in range(10_000):  # a thread puts the file into its place
-            alone.hears(flush)
+            alone.hears(Flush(SESSION, 0, blocks, blocks, 0, 3, 0, 1000, 0, digest, 0, 0))
+            if alone.receiving.sessions[SESSION].now is None:
+                return None
             threading.Event().wait(0.005)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("the receiver waits for ever")
 
-    with pytest.raises(StopIteration) as done:
-        ends()
-    assert done.value.value.digest == bytes(Digest(data))
+
+def test_blocks_of_a_file_go_into_their_places_as_they_come(tmp_path: Path) -> None:
+    data = Random(5).randbytes(5 * SIZE + 100)
+    alone = Alone(tmp_path / "copy", len(data), around=True)
+    hidden = tmp_path / ".copy.part"
+    for block in (3, 4, 5):
+        comes(alone, data, block)
+    assert hidden.read_bytes() == bytes(3 * SIZE) + data[3 * SIZE :]
+    for block in (1, 0, 2):
+        comes(alone, data, block)
+    assert not (tmp_path / "copy").exists(), "the digest of the whole is not known"
+    assert ends(alone, 6, bytes(Digest(data))).digest == bytes(Digest(data))
     assert (tmp_path / "copy").read_bytes() == data
     assert not hidden.exists()
 
 
+def test_a_block_that_is_wrong_is_not_kept_and_comes_again(tmp_path: Path) -> None:
+    data = Random(5).randbytes(2 * SIZE)
+    alone = Alone(tmp_path / "copy", len(data), around=True)
+    alone.hears(Piece(SESSION, 0, 1, 0, bytes(PIECE)))
+    comes(alone, data, 1)
+    assert (tmp_path / ".copy.part").read_bytes() == b""
+    for block in (0, 1):
+        comes(alone, data, block)
+    assert alone.blocks == 2
+    assert sum(alone.receiving.sessions[SESSION].core.rejected.values()) == 1
+    assert ends(alone, 2, bytes(Digest(data))).size == len(data)
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_a_whole_that_is_another_one_is_not_put_into_place(tmp_path: Path) -> None:
+    data = Random(5).randbytes(2 * SIZE)
+    alone = Alone(tmp_path / "copy", len(data), around=True)
+    for block in (1, 0):
+        comes(alone, data, block)
+    assert ends(alone, 2, bytes(Digest(b"another"))) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_blocks_on_the_disk_are_all_read_before_the_whole_is_judged(tmp_path: Path) -> None:
+    data = Random(5).randbytes(50 * SIZE)
+    alone = Alone(tmp_path / "copy", len(data), around=True)
+    digest = bytes(Digest(data))
+    alone.hears(Flush(SESSION, 0, 50, 50, 0, 3, 0, 1000, 0, digest, 0, 0))
+    for block in (*range(1, 50), 0):
+        comes(alone, data, block)
+    assert ends(alone, 50, digest).size == len(data)
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_what_came_before_the_disk_was_found_wrong_is_kept(tmp_path: Path) -> None:
+    left = tmp_path / ".copy.part"
+    left.write_bytes(bytes(SIZE))
+    left.chmod(0o1600)
+    data = Random(5).randbytes(3 * SIZE)
+    alone = Alone(tmp_path / "copy", len(data), around=True)
+    core = alone.receiving.sessions[SESSION].core
+    assert core.arriving is not None
+    assert core.arriving.held.until == 1
+    comes(alone, data, 1)
+    comes(alone, data, 2, range(2))
+    comes(alone, data, 0)
+    assert core.arriving.held.until == 0
+    comes(alone, data, 2, range(2, WIDTH))
+    comes(alone, data, 0)
+    assert not core.rejected
+    assert ends(alone, 3, bytes(Digest(data))).size == len(data)
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_alone_a_receiver_that_refuses_a_carousel_does_not_wait_for_its_end() -> None:
+    def refuses(_: cast.Offered) -> None:
+        raise OSError("not this one")
+
+    with pytest.raises(StopIteration) as done:
+        Alone(refuses, 100, around=True, alone=True).hears()
+    assert done.value.value is None
+
+
 def test_pieces_that_no_block_has_cost_neither_memory_nor_a_block(tmp_path: Path) -> None:
-    size = PIECE * WIDTH
-    data = Random(5).randbytes(8 * size)
+    data = Random(5).randbytes(8 * SIZE)
     alone = Alone(tmp_path / "copy", len(data), around=True)
     core = alone.receiving.sessions[SESSION].core
     for turn in range(100):
@@ -250,7 +320,7 @@ def test_pieces_that_no_block_has_cost_neither_memory_nor_a_block(tmp_path: Path
         assert isinstance(core.arriving, Gathered)
         assert not core.arriving.dropped
     for block in range(8):
-        one = BlockBytes(data[block * size : (block + 1) * size], PIECE, WIDTH)
+        one = BlockBytes(data[block * SIZE : (block + 1) * SIZE], PIECE, WIDTH)
         for place in range(WIDTH):
             alone.hears(Piece(SESSION, 0, block, place, one.piece(place)))
             alone.hears(Piece(SESSION, 0, (block + 3) % 8, WIDTH, b"liar"))
