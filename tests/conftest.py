@@ -39,6 +39,8 @@ LONGEST_IF_LONG = (
     "tests/sim/test_shared_rings.py",
 )
 """Those of a long run."""
+LONG_SECONDS = 7200
+"""Of a test in a long run that are a hang: Ctrl-C at each line of a call takes minutes on a good machine."""
 
 _FAILED_SETUPS = pytest.StashKey[dict[int, tuple[BaseException, pytest.Item]]]()
 """The exceptions of failed setups, by identity, each with the test that met it first."""
@@ -103,6 +105,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+    else:
+        for item in items:
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     if config.getoption("--sample"):
         kept = sample(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
