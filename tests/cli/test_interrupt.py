@@ -16,6 +16,8 @@ from mcast.cli.interrupt import ended_by, ends_cleanly
 from mcast.cli.sim import serve
 from mcast.cli.terminal import Failure, Herald
 
+from ..waiting import is_asleep, until
+
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
@@ -138,3 +140,31 @@ def test_a_signal_breaks_off_nothing_that_a_server_does(
     serve(None, tmp_path / "fabric.sock", None, 2, None, None)
     assert len(said) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_server_that_it_does_not_wake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It comes to another thread, or just before the server's sleep."""
+    served, woken = threading.Event(), list[bool]()
+    main = threading.get_ident()
+
+    def serves() -> bool:
+        handler = getattr(signal.getsignal(number), "__qualname__", "")
+        return handler.startswith("ended_by") and is_asleep(threading.main_thread())
+
+    def comes_here() -> None:
+        until(serves)
+        signal.pthread_kill(threading.get_ident(), number)
+        woken.append(served.wait(60))
+        if not woken[0]:
+            signal.pthread_kill(main, number)
+
+    monkeypatch.setattr("mcast.cli.sim.resource.setrlimit", lambda *_: None)
+    thread = threading.Thread(target=comes_here)
+    thread.start()
+    serve(None, tmp_path / "fabric.sock", None, 2, None, None)
+    served.set()
+    thread.join()
+    assert woken == [True]

@@ -11,12 +11,14 @@ import fcntl
 import logging
 import os
 import selectors
+import signal
 import socket
 import termios
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -74,6 +76,28 @@ class Client:
             self._passed = 1
 
 
+@contextmanager
+def _woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
+    """End the sleep of `selector` when a signal comes, because Python's handler runs after it alone.
+
+    The signal itself ends the sleep only if it comes to the main thread, and not just before.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which takes all handlers
+        yield
+        return
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        selector.register(reader, selectors.EVENT_READ, partial(reader.recv, 4096))
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            selector.unregister(reader)
+
+
 class FabricServer:
     """Serves `fabric` on the socket at `path`, which this makes, with mode 0600, and `close` removes.
 
@@ -112,20 +136,21 @@ class FabricServer:
     def run(self) -> None:
         """Serve until `stop`."""
         serves = True
-        while serves:
-            ready = self._selector.select()
-            self._pump.begin()
-            for key, _ in ready:
-                if key.fileobj is self._door:
-                    self._accept()
-                elif key.fileobj == self._stop:
-                    serves = False
-                elif isinstance(key.data, Client):
-                    self._read(key.data)
-                else:
-                    key.data()
-            with self.fabric.clock:
-                self._pump.end()
+        with _woken_by_signals(self._selector):
+            while serves:
+                ready = self._selector.select()
+                self._pump.begin()
+                for key, _ in ready:
+                    if key.fileobj is self._door:
+                        self._accept()
+                    elif key.fileobj == self._stop:
+                        serves = False
+                    elif isinstance(key.data, Client):
+                        self._read(key.data)
+                    else:
+                        key.data()
+                with self.fabric.clock:
+                    self._pump.end()
 
     def stop(self) -> None:
         """End `run`; from any thread, or from a signal's handler."""
