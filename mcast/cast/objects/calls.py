@@ -280,7 +280,7 @@ def send(
     TimedOut if too few receivers come; OSError for a file that cannot be read, or changes in a carousel;
     ValueError for metadata that is too long, and for a carousel without a rate, or of what cannot be read
     twice; what `Membership.send` raises. A call that Ctrl-C or cancellation ends tells the receivers,
-    which drop what they have.
+    which drop what they have; what came for a path stays hidden there for the next `receive`.
     """
     session_options: _SessionOptions = {"rate": rate, "silence": silence, "key": key}
     if receivers is None:
