@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from math import inf
-from time import monotonic
 
 import pytest
 
@@ -183,10 +182,8 @@ def test_a_signal_ends_a_wait(lab_bed: Testbed, what: str) -> None:
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         timer = after(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        start = monotonic()
         with pytest.raises(Interrupted):
             waits[what]()
-        assert monotonic() - start < 10
         timer.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
