@@ -517,7 +517,7 @@ def served_posts(data: bytes) -> None:
     with theirs:
         for text in _STRANGE:
             served.ask(client, theirs, text)
-        event = frames.ANSWERS["get_event"].validate_json(served.ask(client, theirs, _JOINED))
+        event = frames.answer("get_event").validate_json(served.ask(client, theirs, _JOINED))
         to = event.ud.destination.model_dump_json()
         send = json.dumps({"op": "send", "qp": 3, "to": to, "lengths": []})
         served.ask(client, theirs, send.encode())

@@ -121,7 +121,7 @@ def post(place: int, length: int) -> bytes:
 def asked(client: Stranger) -> None:
     client.socket.send(frames.pack(b'{"op":"look","qp":3}'))
     _, _, text, _ = frames.unpack(memoryview(client.answer()))
-    assert frames.ANSWERS["look"].validate_json(bytes(text)).counters.sent == 2
+    assert frames.answer("look").validate_json(bytes(text)).counters.sent == 2
 
 
 def left(client: Stranger) -> None:

@@ -7,16 +7,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcast.api import Backend, LinkLayer, Provider, Status
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.core.sa import Quirks
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared.attach import attach, open_sim, shared_status, shared_words
-from mcast.backends.sim.shared.testbed import shared_testbed
 from mcast.backends.sim.testbed import sim_testbed
+
+if TYPE_CHECKING:
+    from mcast.contract.testbed import Testbed
 
 __all__ = ["INFINIBAND", "ROCE", "SHARED_INFINIBAND", "SHARED_ROCE", "SIM", "Fabric", "Quirks", "open_fabric"]
 
@@ -45,13 +48,19 @@ def _provider(name: str, summary: str, make: Callable[..., Fabric]) -> Provider:
     )
 
 
+def _shared_testbed(make: Callable[..., Fabric]) -> AbstractContextManager[Testbed]:
+    from mcast.backends.sim.shared.testbed import shared_testbed
+
+    return shared_testbed(make)
+
+
 def _shared(name: str, summary: str, make: Callable[..., Fabric], layer: LinkLayer) -> Provider:
     return Provider(
         name,
         summary,
         status=shared_status,
         open=partial(attach, name, layer),
-        testbed=partial(shared_testbed, make),
+        testbed=partial(_shared_testbed, make),
         shared=shared_words,
     )
 

@@ -6,11 +6,12 @@ import os
 from errno import EPERM
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcast.api import Backend, BackendUnavailable, LinkLayer, McastError, Status, UnavailableReason
-from mcast.backends.sim.shared import frames
-from mcast.backends.sim.shared.client import SharedBackend
+
+if TYPE_CHECKING:
+    from mcast.backends.sim.shared.client import SharedBackend
 
 VARIABLE = "MCAST_SIM"
 """The environment variable with the path of a socket; empty: no fabric but one's own."""
@@ -57,6 +58,9 @@ def attach(
             them, to look on
     bind    be the host that has the address
     """
+    from mcast.backends.sim.shared import frames  # which a program with a fabric of its own need not load
+    from mcast.backends.sim.shared.client import SharedBackend
+
     path = named_socket() if socket is None else Path(socket)
     if path is None:
         raise BackendUnavailable(name, UnavailableReason.NO_DEVICE, "no fabric is served", _SERVE)

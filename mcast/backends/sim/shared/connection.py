@@ -519,7 +519,7 @@ class _Wait:
 
 def parse(op: str, text: bytes) -> Any:
     """The value of an answer to `op`. Raises ValueError."""
-    return frames.ANSWERS.get(op, frames.NOTHING).validate_json(text)
+    return frames.answer(op).validate_json(text)
 
 
 class Beacon:

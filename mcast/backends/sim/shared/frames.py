@@ -7,7 +7,7 @@ stranger.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -55,10 +55,15 @@ Word = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
 LocalIp = IPv4Address | IPv6Address
 
 
-class RawAddress(BaseModel):
-    """A `McastAddress` as it is, also one made past its refusals (`model_construct`)."""
+class _Model(BaseModel):
+    # pydantic builds each model when it is first used: a client needs few of them.
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, strict=True, extra="forbid", defer_build=True
+    )
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+class RawAddress(_Model):
+    """A `McastAddress` as it is, also one made past its refusals (`model_construct`)."""
 
     kind: Literal["ipv4", "ipv6", "gid", "family", "nothing"]
     text: str = Field(default="", max_length=64)
@@ -105,11 +110,7 @@ def _address(raw: RawAddress) -> McastAddress:
 # --- requests --------------------------------------------------------------------------------
 
 
-class _Request(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
-class AttachTo(_Request):
+class AttachTo(_Model):
     """The first one: which host to be. `bind`: the one that has the address."""
 
     op: Literal["attach"] = "attach"
@@ -118,7 +119,7 @@ class AttachTo(_Request):
     bind: LocalIp | None = None
 
 
-class AskFor(_Request):
+class AskFor(_Model):
     """What needs no argument."""
 
     op: Literal[
@@ -126,55 +127,55 @@ class AskFor(_Request):
     ]
 
 
-class Command(_Request):
+class Command(_Model):
     """Do something to the fabric, in the words of `mcast sim ctl`."""
 
     op: Literal["ctl"] = "ctl"
     words: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=32)]
 
 
-class PortCounters(_Request):
+class PortCounters(_Model):
     op: Literal["port_counters"] = "port_counters"
     device: str = Field(max_length=64)
     port_num: Number
 
 
-class OnChannel(_Request):
+class OnChannel(_Model):
     op: Literal["close_channel", "get_event"]
     channel: Number
 
 
-class CreateId(_Request):
+class CreateId(_Model):
     op: Literal["create_id"] = "create_id"
     channel: Number
     port_space: PortSpace
 
 
-class OnId(_Request):
+class OnId(_Model):
     op: Literal["destroy", "place"]
     id: Number
 
 
-class BindId(_Request):
+class BindId(_Model):
     op: Literal["bind"] = "bind"
     id: Number
     src: LocalIp
 
 
-class Resolve(_Request):
+class Resolve(_Model):
     op: Literal["resolve"] = "resolve"
     id: Number
     dst: RawAddress
     src: LocalIp | None
 
 
-class CreateQp(_Request):
+class CreateQp(_Model):
     op: Literal["create_qp"] = "create_qp"
     id: Number
     init: QpInit
 
 
-class JoinGroup(_Request):
+class JoinGroup(_Model):
     """`addr` None stands for what is no address at all."""
 
     op: Literal["join"] = "join"
@@ -186,31 +187,31 @@ class JoinGroup(_Request):
     context: Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
-class LeaveGroup(_Request):
+class LeaveGroup(_Model):
     op: Literal["leave"] = "leave"
     id: Number
     addr: RawAddress
 
 
-class OnQp(_Request):
+class OnQp(_Model):
     op: Literal["look", "attachments", "close_qp", "port_events"]
     qp: Number
 
 
-class ModifyQp(_Request):
+class ModifyQp(_Model):
     op: Literal["modify"] = "modify"
     qp: Number
     state: QpState
 
 
-class AttachQp(_Request):
+class AttachQp(_Model):
     op: Literal["attach_mcast", "detach_mcast"]
     qp: Number
     gid: Gid
     lid: Lid
 
 
-class SendBurst(_Request):
+class SendBurst(_Model):
     """`to` is the JSON text of a `Destination`; the payloads follow the frame's text, one after the other."""
 
     op: Literal["send"] = "send"
@@ -220,7 +221,7 @@ class SendBurst(_Request):
     imm: Word | None = None
 
 
-class WantRing(_Request):
+class WantRing(_Model):
     """The descriptor of a ring that holds messages for the queue pair."""
 
     op: Literal["ring"] = "ring"
@@ -228,7 +229,7 @@ class WantRing(_Request):
     ring: Annotated[int, Field(ge=1, lt=1 << 62)]
 
 
-class WantPayloads(_Request):
+class WantPayloads(_Model):
     """Messages that the queue pair was told of and that lie in no ring any more, by their number."""
 
     op: Literal["payloads"] = "payloads"
@@ -237,7 +238,7 @@ class WantPayloads(_Request):
     count: Annotated[int, Field(ge=1, le=MOST_MESSAGES)]
 
 
-class GiveBack(_Request):
+class GiveBack(_Model):
     """Receives are free again. Nothing is answered."""
 
     op: Literal["give_back"] = "give_back"
@@ -245,7 +246,7 @@ class GiveBack(_Request):
     count: Number
 
 
-class Repost(_Request):
+class Repost(_Model):
     """Replace all receives by `depth` ones of `room` bytes; None: by those that the QP was made with."""
 
     op: Literal["repost"] = "repost"
@@ -277,7 +278,7 @@ AnyRequest = Annotated[
     Field(discriminator="op"),
 ]
 
-REQUEST: TypeAdapter[Any] = TypeAdapter(AnyRequest)
+REQUEST: TypeAdapter[Any] = TypeAdapter(AnyRequest, config=ConfigDict(defer_build=True))
 
 
 @lru_cache(maxsize=4096)
@@ -363,37 +364,39 @@ class Sent(NamedTuple):
     change: int
 
 
-def _answer(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-ANSWERS: dict[str, TypeAdapter[Any]] = {
-    "refused": _answer(RefusedCall),
-    "attach": _answer(AttachedTo),
-    "devices": _answer(tuple[DeviceInfo, ...]),
-    "groups": _answer(GroupTable),
-    "guests": _answer(tuple[Guest, ...]),
-    "ctl": _answer(tuple[str, ...]),
-    "introduction": _answer(str),
-    "untap": _answer(int),
-    "seed": _answer(int),
-    "open_channel": _answer(int),
-    "port_counters": _answer(dict[str, int]),
-    "get_event": _answer(HeardEvent | None),
-    "create_id": _answer(int),
-    "place": _answer(IdPlace),
-    "bind": _answer(IdPlace),
-    "resolve": _answer(IdPlace),
-    "create_qp": _answer(MadeQp),
-    "look": _answer(QpLook),
-    "attachments": _answer(tuple[tuple[Gid, int], ...]),
-    "port_events": _answer(QpNews),
-    "send": _answer(Sent),
-    "make_room": _answer(int),
+ANSWERS: dict[str, Any] = {
+    "refused": RefusedCall,
+    "attach": AttachedTo,
+    "devices": tuple[DeviceInfo, ...],
+    "groups": GroupTable,
+    "guests": tuple[Guest, ...],
+    "ctl": tuple[str, ...],
+    "introduction": str,
+    "untap": int,
+    "seed": int,
+    "open_channel": int,
+    "port_counters": dict[str, int],
+    "get_event": HeardEvent | None,
+    "create_id": int,
+    "place": IdPlace,
+    "bind": IdPlace,
+    "resolve": IdPlace,
+    "create_qp": MadeQp,
+    "look": QpLook,
+    "attachments": tuple[tuple[Gid, int], ...],
+    "port_events": QpNews,
+    "send": Sent,
+    "make_room": int,
 }
 """What each request is answered with; None for those that are not here."""
 
-NOTHING = _answer(None)
+
+@cache
+def answer(op: str) -> TypeAdapter[Any]:
+    """What reads and writes the answer to that request."""
+    return TypeAdapter(ANSWERS.get(op))
+
+
 TEXT: TypeAdapter[str] = TypeAdapter(str)
 
 _HEADER = Struct("<16s16sIHxx")

@@ -282,7 +282,7 @@ class FabricServer:
             logger.debug("process %s does not read its answer", client.pid)
 
     def _answer(self, client: Client, number: int, op: str, answer: Answer, kind: int = frames.OK) -> None:
-        text = frames.ANSWERS.get(op, frames.NOTHING).dump_json(answer.value)
+        text = frames.answer(op).dump_json(answer.value)
         frame = frames.pack(text, answer.tail, kind, number)
         descriptors = [] if answer.descriptor is None else [answer.descriptor]
         kept = None
