@@ -1,11 +1,15 @@
 """What a receiver has of one object: which pieces of which blocks, and what is missing.
 
 The driver keeps the bytes: it asks here which pieces are new, and says which blocks are right.
+
+The blocks of an object that goes round and round come as they come, and nothing is asked for: what is lost,
+or finds no place, comes again in the next round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from mcast.cast.nack.messages import MOST_BLOCKS, NO_DIGEST, OPEN, Sealed, Want
@@ -14,6 +18,9 @@ from mcast.cast.nack.shape import Shape
 
 TRIES = 8
 """A block may so often differ from its digest."""
+
+_REACH = 1 << 20
+"""Blocks so far beyond the first that is missing are taken, where they may come in any order."""
 
 
 class Ready(NamedTuple):
@@ -42,9 +49,12 @@ class Block:
 
 
 class Arriving:
-    """One object, of which at most `room` blocks are held beyond the first that lacks something."""
+    """One object, of which at most `room` blocks are held beyond the first that lacks something.
 
-    def __init__(self, number: int, shape: Shape, room: int, parity: bool) -> None:
+    Of one that goes `around`, at most `room` blocks are there in part.
+    """
+
+    def __init__(self, number: int, shape: Shape, room: int, parity: bool, around: bool = False) -> None:
         self.number: int = number
         self.shape: Shape = shape
         self.total = shape.blocks
@@ -58,6 +68,11 @@ class Arriving:
         """What is missing cannot come any more: the sender is further than the window."""
         self.ready: list[Ready] = []
         """The blocks to decode and check; what comes of them from now on is not new."""
+        self.around: bool = around
+        self.reach: int = room
+        """Of what goes round, blocks so far beyond the first that is missing are taken."""
+        self.dropped: list[int] = []
+        """Blocks of which nothing is kept any more; the driver takes them away."""
         self._room, self._parity = room, parity
         self._base = self._low = self._edge = self._sent = self._flushed = 0
         self._open: dict[int, Block] = {}
@@ -72,6 +87,10 @@ class Arriving:
         """So many blocks seem to be on the disk. They count when they were compared; others are taken now."""
         self.held = OnDisk(min(blocks, MOST_BLOCKS if self.total is None else self.total))
         self._base = self._edge = self.held.until
+
+    def scatter(self) -> None:
+        """The driver can put each block of what goes round into its place as it comes."""
+        self.reach = _REACH
 
     @property
     def whole(self) -> bool:
@@ -106,7 +125,8 @@ class Arriving:
                 sound = False
                 continue
             self.held.seal(number, sealed)
-            found = self._sealed(number)
+            # Of what goes round, a seal alone takes no place.
+            found = self._open.get(number) if self.around else self._opened(number)
             if found is not None and found.sealed is None:
                 found.sealed, found.count = sealed, sealed.pieces
                 found.pieces &= ~(((1 << self.shape.width) - 1) >> sealed.pieces << sealed.pieces)
@@ -117,6 +137,8 @@ class Arriving:
 
     def sent(self, blocks: int, total: int, low: int, digest: bytes = NO_DIGEST) -> None:
         """Take in how many blocks have been sent, how many there are, or OPEN, and which are gone."""
+        if self.around:
+            blocks = low = 0  # what has been sent comes again, and nothing is ever gone
         self._flushed = max(self._flushed, blocks)
         if blocks:
             self._opened(blocks - 1)
@@ -158,8 +180,8 @@ class Arriving:
         return next(self.wants(), None) is not None
 
     def wants(self) -> Iterator[Want]:
-        """What is missing of the blocks that have been sent."""
-        if self.gone:
+        """What is missing of the blocks that have been sent. Nothing of what goes round: all comes again."""
+        if self.gone or self.around:
             return
         yield from self.held.wants()
         for number, found in self._open.items():
@@ -188,10 +210,6 @@ class Arriving:
             self._done.remove(self._base)
             self._base += 1
 
-    def _sealed(self, block: int) -> Block | None:
-        """The block that a seal is about, if there is a place for it."""
-        return self._opened(block)
-
     def _compare(self) -> None:
         """The next block on the disk is ready, if its seal is known."""
         block = self.held.base
@@ -200,8 +218,14 @@ class Arriving:
 
     def _hold_no_more(self, until: int) -> None:
         """The disk has no more than the blocks before that one: what follows is taken from there."""
+        came = range(self.held.until, self._base)
         self.held.end(until)
-        self._base = self._edge = self.held.until
+        self._base = self.held.until
+        if self.around:  # what has come meanwhile is right, whatever the disk had
+            self._done.update(came)
+            self._close_up()
+            return
+        self._edge = self._base
         self._sent = min(self._sent, self._base + self._room)
         self.gone |= self._low > self._base
         self._open.clear()
@@ -221,6 +245,8 @@ class Arriving:
 
     def _opened(self, block: int) -> Block | None:
         """The block, unless it is there, or is beyond the window or the object."""
+        if self.around:
+            return self._gathered(block)
         if block >= self._edge:
             if self.total is not None and block >= self.total:
                 return None
@@ -231,3 +257,19 @@ class Arriving:
                 self._open[number] = Block(self.shape.pieces_of(number))
             self._edge = block + 1
         return self._open.get(block)
+
+    def _gathered(self, block: int) -> Block | None:
+        """As `_opened`, for what goes round: the blocks may come in any order."""
+        found = self._open.get(block)
+        if found is not None or block < self._base or block in self._done:
+            return found
+        if block >= min(self.total or 0, self._base + self.reach):
+            return None
+        while len(self._open) >= self._room:
+            # What was begun long ago comes again soonest; the newest one is still on its way.
+            dropped = [*islice(reversed(self._open), 2)][-1]
+            del self._open[dropped]
+            self.dropped.append(dropped)
+        self._edge = max(self._edge, block + 1)
+        found = self._open[block] = Block(self.shape.pieces_of(block))
+        return found

@@ -1,4 +1,8 @@
-"""One object as its sender knows it: which blocks are there, how far they have been sent."""
+"""One object as its sender knows it: which blocks are there, how far they have been sent.
+
+Of an object that goes round and round all blocks are sent, some parity with each, and then all again. What
+each block was in the first round is kept: it has to be the same in the others.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,10 @@ from mcast.cast.nack.strategy import Strategy
 
 AHEAD = 4
 """How many blocks are asked of the driver before their turn."""
+
+_PARITY = 16
+"""Of what goes round, so many pieces of data come with one of parity, another one in each round, where parity
+can be had."""
 
 
 class Terms(NamedTuple):
@@ -45,39 +53,39 @@ class Outgoing:
         """All that take part say that they have the blocks before this one."""
         self.spared: int = 0
         """How many pieces were not sent, because all have them already."""
+        self.rounds: int = 0
+        """How often all of it has been sent, of what goes round and round."""
         self._sealed: list[Sealed] = []
         self._waiting = deque[Sealed]()
-        self._at = 0
+        self._block = self._at = 0
 
     @property
     def room(self) -> int:
         """How many blocks the driver may offer now."""
-        return 0 if self.digest is not None else max(0, AHEAD - len(self._waiting))
+        most = AHEAD - len(self._waiting)
+        if self.rounds:
+            return min(most, self.sent - self.offered)
+        return 0 if self.digest is not None else max(0, most)
 
     @property
     def offered(self) -> int:
-        """How many blocks the driver has offered."""
-        return self.sent + len(self._waiting)
-
-    @property
-    def rounds(self) -> int:
-        """How often all of it has been sent, of what goes round and round."""
-        return 0
+        """How many blocks the driver has offered, in this round."""
+        return self._block + len(self._waiting)
 
     @property
     def passed(self) -> int:
         """The driver's blocks before this one are not needed any more, in this round."""
-        return self.low
+        return self._block if self.about.around else self.low
 
     @property
     def expected(self) -> Sealed | None:
         """What the next block to offer was in an earlier round; None if there was none."""
-        return None
+        return self._sealed[self.offered] if self.rounds else None
 
     @property
     def full(self) -> bool:
         """Whether the window is full."""
-        return self.sent >= self.low + self.window
+        return not self.about.around and self.sent >= self.low + self.window
 
     @property
     def waits(self) -> bool:
@@ -87,37 +95,52 @@ class Outgoing:
     @property
     def all_sent(self) -> bool:
         """Whether every block has been sent once."""
-        return self.digest is not None and not self._waiting
+        return self.digest is not None and (self.rounds > 0 or not self._waiting)
 
     def offer(self, sealed: Sealed) -> None:
         """The next block is there."""
         self._waiting.append(sealed)
 
     def next(self, most: int, now: float) -> Run | None:
-        """The next pieces to send for the first time, at most so many; the block's seal follows the last."""
+        """The next pieces to send, at most so many; the block's seal follows the last.
+
+        The data of a block come first; of what goes round, its parity of this round follows.
+        """
         if self.waits:
             return None
-        count = self._waiting[0].pieces
-        run = Run(self.sent, self._at, min(most, count - self._at))
+        data, spare = self._waiting[0].pieces, self.about.spare
+        parity = min(-(-data // _PARITY), spare) if self.about.around else 0
+        if self._at < data:
+            run = Run(self._block, self._at, min(most, data - self._at))
+        else:
+            first = self.about.width + self.rounds % (spare // parity) * parity
+            run = Run(self._block, first + self._at - data, min(most, data + parity - self._at))
+        if self._at < data and not self.rounds:
+            self.pieces += run.pieces
+        else:
+            self.repaired += run.pieces
         self._at += run.pieces
         self.sent_at = now
-        self._count(run.pieces, True)
-        if self._at == count:
+        if self._at == data + parity:
             self._done()
         return run
 
-    def _count(self, pieces: int, fresh: bool) -> None:
-        """So many pieces are sent: for the first time, or besides."""
-        if fresh:
-            self.pieces += pieces
-        else:
-            self.repaired += pieces
-
     def _done(self) -> None:
-        """The next block has been sent whole for the first time."""
-        self._sealed.append(self._waiting.popleft())
+        """The next block has been sent whole."""
+        sealed = self._waiting.popleft()
+        if not self.rounds:
+            self._sealed.append(sealed)
+            self.sent += 1
+        self._block += 1
         self._at = 0
-        self.sent += 1
+
+    def turned(self) -> bool:
+        """Whether all blocks have been sent in this round; the next round begins then."""
+        if self.digest is None or self._waiting or self._block < self.sent:
+            return False
+        self.rounds += 1
+        self._block = 0
+        return True
 
     def spare(self) -> bool:
         """Pass over the next block, if all have it already; its seal is to be sent all the same."""

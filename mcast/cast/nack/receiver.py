@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from mcast.cast.nack.arriving import Arriving, Ready
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import LEAST_ROUND_TRIP, spread
-from mcast.cast.nack.carousel import Gathered
 from mcast.cast.nack.header import printable
 from mcast.cast.nack.messages import (
     ALL,
@@ -167,14 +166,14 @@ class ObjectReceiver:
 
     def scatters(self) -> None:
         """The driver can put each block of the object that was just described into its place as it comes."""
-        if isinstance(self.arriving, Gathered):
+        if self.arriving is not None:
             self.arriving.scatter()
 
     def dropped(self) -> list[int]:
         """Blocks of the current object of which nothing is kept any more: the driver drops their pieces."""
-        if not isinstance(self.arriving, Gathered) or not self.arriving.dropped:
+        if self._now is None or not self._now[1].dropped:
             return _NO_BLOCK
-        found, self.arriving.dropped = self.arriving.dropped, []
+        found, self._now[1].dropped = self._now[1].dropped, []
         return found
 
     def ready(self) -> list[Ready]:
@@ -383,8 +382,7 @@ class ObjectReceiver:
             return
         self._behind("left behind: the sender has turned to the next object")
         self._late = self._now is None
-        made = Gathered if about.around else Arriving
-        arriving = made(about.object, Shape.of(about), self.who.room, self.who.parity)
+        arriving = Arriving(about.object, Shape.of(about), self.who.room, self.who.parity, about.around > 0)
         self._now, self._state, self._pulse.moved = (about, arriving), UNDECIDED, now
         self._answers.words = ""
         if about.around:

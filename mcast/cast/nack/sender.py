@@ -11,7 +11,6 @@ from math import inf
 from typing import NamedTuple
 
 from mcast.cast.nack.backoff import PATIENCE, RoundTrip
-from mcast.cast.nack.carousel import Around
 from mcast.cast.nack.header import printable
 from mcast.cast.nack.members import Attendance, Lot, Member
 from mcast.cast.nack.messages import (
@@ -188,8 +187,7 @@ class ObjectSender:
         )
         self._plan.objects += 1
         self._plan.judged = False
-        made = Around if strategy.carousel else Outgoing
-        self.outgoing, self._rounds = made(about, Terms(strategy, now)), Rounds()
+        self.outgoing, self._rounds = Outgoing(about, Terms(strategy, now)), Rounds()
         self._widen()
         for _ in range(_SAID):  # all that follows is lost on an end that has not heard it
             self._plan.say(now, packed(about))
@@ -368,11 +366,11 @@ class ObjectSender:
             outgoing = self.outgoing
         if now >= plan.offer and not plan.closed:
             inviting = [self._invitation(now)]
-            if isinstance(outgoing, Around):  # for those that come now
+            if outgoing is not None and outgoing.about.around:  # for those that come now
                 inviting += [packed(outgoing.about), packed(outgoing.flush(*self._pulse(now), 0, 0))]
             out += inviting
             plan.offer = now + max(self._manners.offer, _INVITING * len(inviting) / self.rate.pace)
-        if isinstance(outgoing, Around):
+        if outgoing is not None and outgoing.about.around:
             if allowed := min(most, self.rate.allowed(now)):
                 self._go_round(outgoing, out, allowed, now)
             self.rate.judge(now, self._trip.seconds)
@@ -394,7 +392,7 @@ class ObjectSender:
         self.rate.spent(sum(one.pieces if isinstance(one, Run) else 1 for one in out))
         return out
 
-    def _go_round(self, outgoing: Around, out: list[bytes | Run], allowed: int, now: float) -> None:
+    def _go_round(self, outgoing: Outgoing, out: list[bytes | Run], allowed: int, now: float) -> None:
         """What the pace allows of a carousel, up to the end of a round."""
         while allowed > 0 and (run := outgoing.next(allowed, now)) is not None:
             out.append(run)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mcast.cast.nack.carousel import Around, Gathered
+from mcast.cast.nack.arriving import Arriving
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import (
     NO_DIGEST,
@@ -21,7 +21,7 @@ from mcast.cast.nack.messages import (
     piece_size,
     unpacked,
 )
-from mcast.cast.nack.outgoing import Terms
+from mcast.cast.nack.outgoing import Outgoing, Terms
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.shape import Shape
 from mcast.cast.nack.strategy import Standing, Strategy, carousel
@@ -68,7 +68,7 @@ def test_without_losses_the_rest_comes_now_and_the_beginning_in_the_next_round()
 
 def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
     shape = Shape(976 * 4 * 1000, 976, 4, 0)
-    some = Gathered(0, shape, 3, False)
+    some = Arriving(0, shape, 3, False, around=True)
     some.scatter()
     random = Random(1)
     dropped = []
@@ -79,7 +79,7 @@ def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
         assert len(some._open) <= 3, turn
     assert dropped
     assert some.takes(1000, 0, 1) == 0, "the object has no such block"
-    narrow = Gathered(0, shape, 3, False)
+    narrow = Arriving(0, shape, 3, False, around=True)
     assert [narrow.takes(block, 0, 1) for block in (0, 2, 3, 999)] == [1, 1, 0, 0], "as into a pipe"
 
 
@@ -123,7 +123,7 @@ def test_one_round_is_enough_although_its_last_words_are_lost() -> None:
 
 
 def test_what_came_behind_a_disk_that_is_wrong_is_not_wanted_again() -> None:
-    some = Gathered(0, Shape(5, 1, 1, 0), 8, False)
+    some = Arriving(0, Shape(5, 1, 1, 0), 8, False, around=True)
     some.scatter()
     some.hold(3)
     sealed = Sealed(1, 1, bytes(32))
@@ -200,7 +200,7 @@ def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> 
 @pytest.mark.parametrize(("width", "spare", "each", "rounds"), [(4, 4, 1, 4), (128, 32, 8, 4), (40, 7, 3, 2)])
 def test_each_round_brings_other_parity(width: int, spare: int, each: int, rounds: int) -> None:
     about = Describe(1, 0, width, 1, width, spare, 1, "", b"")
-    around = Around(about, Terms(carousel(), 0.0))
+    around = Outgoing(about, Terms(carousel(), 0.0))
     found = []
     for _ in range(rounds + 1):
         around.offer(Sealed(width, width, bytes(32)))
