@@ -47,7 +47,8 @@ BYE      to one receiver, or to everybody           ->
   is named in the sender's report, and learns it by OVER or BYE.
 - An object may go round and round (`carousel`), which its DESCRIBE says. Its sender says OFFER, DESCRIBE and
   FLUSH again and again, and needs no answer. A receiver takes part without an ADMIT, takes blocks in any
-  order, and says nothing.
+  order, and says nothing. It gives up when it has heard `ROUNDS` times the object's pieces, or `INVITED`
+  invitations and no piece, without one block more, and for `stall` seconds at least.
 - The number of an end is bound to its address, as in `mcast/cast/nack/header.py`.
 - With a key the group is closed (`closed`): each message has a tag that only holders of the key can write,
   and counts once. Messages of others are counted by reason, and change nothing.

@@ -19,6 +19,13 @@ from mcast.cast.nack.shape import Shape
 TRIES = 8
 """A block may so often differ from its digest."""
 
+ROUNDS = 32
+"""What goes round is given up when so many times its pieces were heard without one block more. Whatever part
+of the messages is lost: a piece that each round brings has come by then, but for one time in e**32."""
+INVITED = 600
+"""What goes round is given up, too, when so many invitations were heard and no piece between them: at most
+one message in four of its sender's invites."""
+
 _REACH = 1 << 20
 """Blocks so far beyond the first that is missing are taken, where they may come in any order."""
 
@@ -73,6 +80,9 @@ class Arriving:
         """Of what goes round, blocks so far beyond the first that is missing are taken."""
         self.dropped: list[int] = []
         """Blocks of which nothing is kept any more; the driver takes them away."""
+        self.invited: int = 0
+        """How many invitations were heard since the last piece."""
+        self._heard = 0
         self._room, self._parity = room, parity
         self._base = self._low = self._edge = self._sent = self._flushed = 0
         self._open: dict[int, Block] = {}
@@ -104,6 +114,8 @@ class Arriving:
 
     def takes(self, block: int, first: int, count: int) -> int:
         """A bit for each new piece among first..first+count-1 of a block; they count as kept from now on."""
+        self._heard += count
+        self.invited = 0
         self._note(block)
         found = self._opened(block)
         if found is None or found.waits:
@@ -152,6 +164,7 @@ class Arriving:
 
     def right(self, block: int) -> None:
         """The block is as its digest says."""
+        self._heard = 0
         if self.held.active and block == self.held.base:
             self.held.right()
             self._compare()
@@ -195,6 +208,24 @@ class Arriving:
             else:
                 missing = ~found.pieces & (1 << found.count) - 1
                 yield Want(number, need if self._parity else 0, missing)
+
+    @property
+    def hopeless(self) -> str:
+        """Why what is missing of what goes round will not come, and what that is; empty if it may."""
+        first = self._open.get(self._base)
+        if not self.around or (first is not None and first.waits):  # the driver has it: a pipe may be slow
+            return ""
+        if self._heard >= ROUNDS * max(1, self.shape.pieces):
+            how = f"the carousel did not bring what is missing in {ROUNDS} rounds"
+        elif self.invited >= INVITED:
+            how = f"the carousel's sender invited {INVITED} times, and no piece came between"
+        else:
+            return ""
+        if self.base == self.total:
+            return f"{how}: the digest of the whole"
+        total, held = self.total or 0, self.held.until - self.held.base
+        left = total - self._base - len(self._done) + held
+        return f"{how}: {left:,} of {total:,} blocks, the first at byte {self.shape.begins(self.base):,}"
 
     def lacks(self, block: int) -> bool:
         """Whether the block is not there yet."""

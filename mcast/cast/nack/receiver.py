@@ -44,7 +44,8 @@ class Self(NamedTuple):
     """What a receiver is: number, name, blocks that it can hold, longest message, whether it uses parity.
 
     silence  how many seconds the sender may be silent
-    stall    how many seconds the sender may speak without sending what is missing
+    stall    how many seconds the sender may speak without sending what is missing: so long at least where an
+             object goes round
     nonce    random, and of this session alone
     stores   True: an object is whole when `stored` says that it is in its place, and not before
     """
@@ -61,11 +62,15 @@ class Self(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How an object ended here: `about` it, whether it is `whole` and right, and in `words` why it is not."""
+    """How an object ended here: `about` it, whether it is `whole` and right, and in `words` why it is not.
+
+    behind  whether its sender has ended it, and not this end
+    """
 
     about: Describe
     whole: bool
     words: str
+    behind: bool = False
 
 
 class _Pulse:
@@ -148,7 +153,7 @@ class ObjectReceiver:
         if not arriving.begun and self._late:
             arriving.since = block
         new = arriving.takes(block, first, count)
-        if new:
+        if new and not arriving.around:  # what finds no place is dropped, and may come again for ever
             self._pulse.moved = now
         if self._asking.due is None and arriving.lacking:
             self._wake(now)
@@ -269,7 +274,9 @@ class ObjectReceiver:
             self.leave(f"the sender was silent for {self.who.silence:g} s")
             return []
         if now >= self._stalled:
-            self.fail(f"the sender sent nothing that is missing for {self.who.stall:g} s", now)
+            self.fail(
+                self._hopeless or f"the sender sent nothing that is missing for {self.who.stall:g} s", now
+            )
         said = [packed(spoken) for spoken in self._answers.pop(now, self._entry, self._has, self._held)]
         arriving = self.arriving
         if arriving is not None and self._asking.due is not None and now >= self._asking.due:
@@ -318,10 +325,14 @@ class ObjectReceiver:
     def _stalled(self) -> float:
         """When the sender has sent nothing that is missing for too long; inf if nothing is missing.
 
-        What goes round may take any time to come again.
+        What goes round may take any time to come again: rounds count, too.
         """
-        waits = self._lacks and not self.storable and not self._mute
+        waits = self._lacks and not self.storable and (not self._mute or self._hopeless)
         return self._pulse.moved + self.who.stall if waits else inf
+
+    @property
+    def _hopeless(self) -> str:
+        return "" if self.arriving is None else self.arriving.hopeless
 
     def _takes_part(self, number: int) -> Arriving | None:
         """The object of that number, while it is arriving."""
@@ -356,7 +367,7 @@ class ObjectReceiver:
         if self._now is not None and self._state == UNDECIDED and not self.storable:
             self._state = BROKEN
             self._asking.due, self._answers.hold = None, inf
-            self.ended.append(Ended(self._now[0], False, words))
+            self.ended.append(Ended(self._now[0], False, words, behind=True))
 
     def _on_offer(self, offer: Offer, now: float) -> None:
         self._pulse.beats(offer, now)
@@ -364,6 +375,8 @@ class ObjectReceiver:
             self._behind("left behind: the sender has turned to the next object")
         self._last = max(self._last, offer.object - 1)
         quiet = self._now is not None and self._mute and offer.object == self._now[1].number
+        if self._now is not None and quiet:
+            self._now[1].invited += 1
         if self.index is None and self._answers.enter == inf and not quiet:
             self._answers.enter = now + spread(self._random, 1000)
 

@@ -23,7 +23,16 @@ class Shape(NamedTuple):
     @property
     def blocks(self) -> int | None:
         """How many blocks the object has; None for a stream."""
-        return None if self.size is None else -(-self.size // (self.piece * self.width))
+        return None if self.size is None else -(-self.size // self.begins(1))
+
+    @property
+    def pieces(self) -> int:
+        """How many data pieces the object has; 0 for a stream."""
+        return -(-(self.size or 0) // self.piece)
+
+    def begins(self, block: int) -> int:
+        """At which byte a block of the object begins."""
+        return block * self.piece * self.width
 
     @property
     def every(self) -> int:
@@ -32,8 +41,7 @@ class Shape(NamedTuple):
 
     def length(self, block: int) -> int | None:
         """How many bytes a block of the object has; None for a stream."""
-        whole = self.piece * self.width
-        return None if self.size is None else min(whole, self.size - block * whole)
+        return None if self.size is None else min(self.begins(1), self.size - self.begins(block))
 
     def pieces_of(self, block: int) -> int | None:
         """How many data pieces a block of the object has; None for a stream."""

@@ -130,11 +130,11 @@ class _Arrival:
 
     def _place_of(self, block: int) -> BlockPlace:
         """Where a block goes: to its place in the object, or to memory of its own."""
-        shape, most = self._shape, self._shape.piece * self._shape.width
+        shape, most = self._shape, self._shape.begins(1)
         length = shape.length(block)
         memory = None
         if self.sink is not None and length is not None:
-            memory = self.sink.place(block * most, length)
+            memory = self.sink.place(shape.begins(block), length)
             self._placed = memory is not None
         if memory is None:
             memory = memoryview(bytearray(most if length is None else length))
@@ -146,7 +146,7 @@ class _Arrival:
         whole = None if block is None else block.whole(ready.sealed, ready.pieces)
         if whole is not None and self.scatters and not self._placed:
             assert self.sink is not None
-            self.sink.put(ready.block * self._shape.piece * self._shape.width, whole)
+            self.sink.put(self._shape.begins(ready.block), whole)
             self._put.add(ready.block)
         elif whole is not None:
             self._early[ready.block] = whole
@@ -161,7 +161,7 @@ class _Arrival:
     def blocks_left(self) -> int:
         """How many blocks an earlier run may have left; the last one of an object may be shorter."""
         left = 0 if self.sink is None else self.sink.left
-        size, block = self._shape.size, self._shape.piece * self._shape.width
+        size, block = self._shape.size, self._shape.begins(1)
         if size is None or left < size:
             return left // block
         return (self._shape.blocks or 0) if left == size else 0
@@ -558,7 +558,7 @@ class ObjectsIn:
         for ended in one.core.ended:
             if ended.whole and one.now is not None:
                 one.whole.append(one.now.received(dict(self.rejected)))
-            if ended.about.around and (ended.whole or (one.now is not None and one.now.broken)):
+            if ended.about.around and not ended.behind:
                 self._choice.over(one.core.session)  # its sender may never end the session
             kept = self._drop(one)
             if not ended.whole and not self._choice.other(one.core.session):

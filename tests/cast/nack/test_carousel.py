@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mcast.cast.nack.arriving import Arriving
+from mcast.cast.nack.arriving import INVITED, ROUNDS, Arriving
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import (
     NO_DIGEST,
@@ -228,6 +228,97 @@ def test_who_takes_what_goes_round_is_quiet_and_patient() -> None:
     assert not core.over
     assert core.messages(509.5) == []
     assert [one.words for one in core.ended] == ["the sender was silent for 10 s"]
+
+
+def told_of_what_goes_round(size: int, scatters: bool = True) -> ObjectReceiver:
+    """A receiver of an object whose pieces and blocks have one byte each."""
+    who = Self(number(1), "r1", 8, LARGEST, False, silence=10.0, stall=60.0, stores=True)
+    core = ObjectReceiver(number(0), who, Random(1), 0.0)
+    core.hears(Describe(number(0), 0, size, 1, 1, 0, 1, "", b""), 0.0)
+    if scatters:
+        core.scatters()
+    return core
+
+
+def comes(core: ObjectReceiver, block: int, now: float) -> None:
+    """The piece of a block comes, and its seal."""
+    if core.takes(0, block, 0, 1, now):
+        core.hears(Seal(number(0), 0, block, 0, 0, 1, 1000, (Sealed(1, 1, bytes(32)),)), now)
+
+
+def is_right(core: ObjectReceiver, now: float) -> None:
+    for ready in core.ready():
+        core.checked(ready.block, True, now)
+
+
+@pytest.mark.parametrize("missing", [[3], [0, 3, 4]])
+def test_what_no_round_brings_is_given_up_by_name(missing: list[int]) -> None:
+    core, turns = told_of_what_goes_round(5), 0
+    while not core.ended and turns < 1000:
+        turns += 1
+        for block in {*range(5)} - {*missing}:
+            comes(core, block, turns / 2)
+        is_right(core, turns / 2)
+        assert core.messages(turns / 2) == []
+    assert turns >= max(120, ROUNDS * 5 / (5 - len(missing))), "a minute, and so many rounds"
+    assert [(one.whole, one.behind, one.words) for one in core.ended] == [
+        (
+            False,
+            False,
+            f"the carousel did not bring what is missing in {ROUNDS} rounds: {len(missing)} of 5 blocks, "
+            f"the first at byte {missing[0]}",
+        )
+    ]
+
+
+def test_a_carousel_that_only_invites_is_given_up() -> None:
+    core = told_of_what_goes_round(5)
+    comes(core, 1, 0.0)
+    is_right(core, 0.0)
+    for turn in range(1, INVITED + 1):
+        assert not core.ended
+        core.hears(Offer(number(0), 0, 0, 1, 1000, 0, "sender"), turn / 10)
+        core.messages(turn / 10)
+    assert [one.words for one in core.ended] == [
+        f"the carousel's sender invited {INVITED} times, and no piece came between: 4 of 5 blocks, "
+        "the first at byte 0"
+    ]
+
+
+def test_what_is_never_said_of_the_whole_is_missing_too() -> None:
+    core = told_of_what_goes_round(1)
+    for turn in range(100):
+        comes(core, 0, float(turn))
+        is_right(core, float(turn))
+        core.messages(float(turn))
+    assert [one.words.rpartition(": ")[2] for one in core.ended] == ["the digest of the whole"]
+
+
+@pytest.mark.parametrize("loss", [0.5, 0.97])
+def test_whatever_is_lost_a_carousel_that_brings_all_is_not_given_up(loss: float) -> None:
+    for seed in range(10):
+        core, random, now = told_of_what_goes_round(4), Random(seed), 0.0
+        while core.arriving is not None and core.arriving.base < 4:
+            now += 5.0
+            core.hears(Offer(number(0), 0, 0, 1, 1000, 0, "sender"), now)
+            for block in range(4):
+                if random.random() >= loss:
+                    comes(core, block, now)
+            is_right(core, now)
+            core.messages(now)
+            assert not core.ended, now
+
+
+def test_a_slow_pipe_is_no_fault_of_the_carousel() -> None:
+    core = told_of_what_goes_round(3, scatters=False)
+    for turn in range(300):
+        for block in range(3):
+            comes(core, block, float(turn))
+        assert core.messages(float(turn)) == []
+    is_right(core, 300.0)
+    assert not core.ended
+    assert core.arriving is not None
+    assert core.arriving.base == 3
 
 
 def test_only_an_object_of_known_size_goes_round() -> None:

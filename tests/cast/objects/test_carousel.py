@@ -310,6 +310,17 @@ def test_alone_a_receiver_that_refuses_a_carousel_does_not_wait_for_its_end() ->
     assert done.value.value is None
 
 
+def test_alone_a_receiver_that_gives_a_carousel_up_ends_and_keeps_what_has_come(tmp_path: Path) -> None:
+    data = Random(5).randbytes(3 * SIZE)
+    alone = Alone(tmp_path / "copy", len(data), around=True, alone=True)
+    comes(alone, data, 0)
+    alone.receiving.sessions[SESSION].core.fail("in vain", 1.0)
+    with pytest.raises(StopIteration) as done:
+        alone.hears()
+    assert done.value.value is None
+    assert (tmp_path / ".copy.part").read_bytes() == data[:SIZE]
+
+
 def test_pieces_that_no_block_has_cost_neither_memory_nor_a_block(tmp_path: Path) -> None:
     data = Random(5).randbytes(8 * SIZE)
     alone = Alone(tmp_path / "copy", len(data), around=True)
