@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from mcast.cast.nack.messages import MOST_BLOCKS, NO_DIGEST, OPEN, Sealed, Want
+from mcast.cast.nack.messages import MOST_BLOCKS, MOST_WIDTH, NO_DIGEST, OPEN, Sealed, Want
 from mcast.cast.nack.on_disk import OnDisk
 from mcast.cast.nack.shape import Shape
 
@@ -27,7 +27,8 @@ INVITED = 600
 one message in four of its sender's invites."""
 
 _REACH = 1 << 20
-"""Blocks so far beyond the first that is missing are taken, where they may come in any order."""
+"""Blocks of the full width so far beyond the first that is missing are taken, where they may come in any
+order; fewer narrow ones, because to know of a block costs as much, however little it brings."""
 
 
 class Ready(NamedTuple):
@@ -100,7 +101,7 @@ class Arriving:
 
     def scatter(self) -> None:
         """The driver can put each block of what goes round into its place as it comes."""
-        self.reach = _REACH
+        self.reach = max(self.reach, _REACH * self.shape.width // MOST_WIDTH)
 
     @property
     def whole(self) -> bool:

@@ -334,7 +334,7 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
     Enter: lambda it: it.room > 0 and it.largest >= LARGEST and it.parity <= 1,
     Admit: lambda it: all(index < MOST_MEMBERS for index, _ in it.indexes.values()),
     Describe: lambda it: (
-        0 < it.piece <= MOST_PIECE
+        piece_size(LARGEST) <= it.piece <= MOST_PIECE  # smaller ones cost a receiver more than they bring
         and 0 < it.width <= MOST_WIDTH
         and it.spare <= MOST_SPARE
         and it.around <= (it.size != UNTOLD)

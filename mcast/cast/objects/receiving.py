@@ -465,6 +465,9 @@ class ObjectsIn:
         arrival = one.now = _Arrival(about, one.offered(about))
         try:
             self._choice.require(one.core.session)
+            most = piece_size(self._self.largest)
+            if about.piece > most:  # a block takes its memory with the first piece, however short that is
+                raise ValueError(f"pieces of {about.piece:,} bytes: this receiver hears at most {most:,}")
             if self._model is not None:
                 arrival.offered.read(self._model)
             place = self._into(arrival.offered) if callable(self._into) else self._into

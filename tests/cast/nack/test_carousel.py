@@ -83,6 +83,15 @@ def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
     assert [narrow.takes(block, 0, 1) for block in (0, 2, 3, 999)] == [1, 1, 0, 0], "as into a pipe"
 
 
+def test_narrow_blocks_reach_no_further_than_what_they_bring_is_worth() -> None:
+    """Else a liar's cost hundreds of MB: each that is taken is known of until those before it have come."""
+    narrow, wide = (Arriving(0, Shape(1 << 40, 960, width, 0), 8, False, True) for width in (1, 128))
+    for some in (narrow, wide):
+        some.scatter()
+    assert wide.takes(1_000_000, 0, 1) == 1
+    assert [narrow.takes(block, 0, 1) for block in (8000, 8192, 1_000_000)] == [1, 0, 0]
+
+
 @pytest.mark.parametrize("in_order", [(), (1, 2)], ids=["any order", "in order"])
 def test_little_memory_costs_rounds_and_no_byte(in_order: tuple[int, ...]) -> None:
     data = DATA[:60_000]

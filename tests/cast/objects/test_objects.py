@@ -583,6 +583,16 @@ def test_the_log_says_who_has_missed_an_object(caplog: pytest.LogCaptureFixture)
     ]
 
 
+def test_pieces_that_no_message_brings_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Else a block of such pieces is paid for, for one byte that comes of it."""
+    alone = Alone(None, 900)
+    alone.hears(Describe(SESSION, 1, 900, 993, 4, 0, 0, "long", b""))
+    assert caplog.messages[-1] == (
+        "mine: the object 'long' of 10.0.0.3 was missed: pieces of 993 bytes: this receiver hears at most 992"
+    )
+    assert alone.receiving.sessions[SESSION].now is None
+
+
 def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     time = 0.0
     receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
@@ -611,7 +621,7 @@ def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
     turns.send(
         [
             _says(Admit(session, {who.number: (0, who.nonce)})),
-            _says(Describe(session, 0, 5000, 1000, 1, 0, 0, "first", b"")),
+            _says(Describe(session, 0, 5000, 976, 1, 0, 0, "first", b"")),
         ]
     )
     time = 12.0
