@@ -70,10 +70,10 @@ def ends_cleanly() -> Iterator[None]:
 
 
 @contextmanager
-def ended_by(stop: Callable[[], None]) -> Iterator[None]:
+def ended_by(stop: Callable[[], None]) -> Iterator[list[int]]:
     """Make SIGINT, SIGTERM or SIGHUP call `stop`, and raise nothing; `stop` must be safe in a handler.
 
-    What is ignored stays ignored.
+    The block gets a list, in which the signal is when it has come. What is ignored stays ignored.
 
     Whatever the signal interrupts goes on to its end, and lets go of its locks. A second signal is taken as
     before the block.
@@ -81,18 +81,20 @@ def ended_by(stop: Callable[[], None]) -> Iterator[None]:
 
     def ended(number: int, frame: FrameType | None) -> None:
         as_before()
+        came.append(number)
         stop()
 
     def as_before() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
+    came: list[int] = []
     signals = heeded(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in signals}
     for number in signals:
         signal.signal(number, ended)
     try:
-        yield
+        yield came
     finally:
         as_before()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.interrupt import ended_by, ends_cleanly
 from mcast.cli.place import (
     BackendName,
     Bind,
@@ -21,7 +21,7 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.progress import Watch
-from mcast.cli.status import ExitStatus
+from mcast.cli.status import ExitStatus, by_signal
 from mcast.cli.terminal import Failure, NotBegun, console, plural, say
 from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate
 from mcast.wire.addresses import McastAddress
@@ -78,7 +78,8 @@ def send(
     repaired. The status is 0 if the strategy's promise was kept: with `all`, if every receiver has verified
     its copy. Else the status is 1. Each receiver that lacks something is named. With `carousel`, which needs
     --rate, one file goes round and round for receivers that come at any time and need not answer, until
-    Ctrl-C or its bound ends it; nobody is waited for unless --receivers says so.
+    Ctrl-C or its bound ends it, and the command says how often it went; nobody is waited for unless
+    --receivers says so.
     """
     from mcast.cast import open_session
     from mcast.cast.objects.turns import BOUND, DEPTH
@@ -98,13 +99,16 @@ def send(
         with open_session(member, rate=most, silence=patience, key=key, progress=watch.look) as session:
             if receivers is not None or not strategy.carousel:
                 _gather(session, receivers, wait)
-            reports = [*_sent(session, bundle, strategy, watch)]
+            with ended_by(session.stop) if strategy.carousel else nullcontext(list[int]()) as signals:
+                reports = [*_sent(session, bundle, strategy, watch)]
             seconds = watch.seconds
         outcome = outcome_of(member, group, bundle, reports, seconds)
     if as_json:
         say(json.dumps(outcome, indent=1))
     else:
-        _show(outcome)
+        _show(outcome, strategy.carousel)
+    if signals:
+        raise Failure("interrupted", by_signal(signals[0]))
     if not outcome["kept"]:
         raise typer.Exit(ExitStatus.FAILED)
 
@@ -234,15 +238,16 @@ def _receivers_of(reports: dict[str, ObjectReport]) -> list[dict[str, Any]]:
     return rows
 
 
-def _show(outcome: dict[str, Any]) -> None:
+def _show(outcome: dict[str, Any], carousel: bool) -> None:
     from rich.filesize import decimal
     from rich.markup import escape
     from rich.table import Table
 
     out, receivers, files = console(), outcome["receivers"], outcome["files"]
+    rounds = outcome["rounds"]
     what = f"{files[0]['name']}: " if len(files) == 1 else f"{len(files):,} files and folders: "
     what += f"{outcome['size']:,} bytes"
-    if len(files) == 1:
+    if len(files) == 1 and (rounds or not carousel):
         what += f", BLAKE3 {files[0]['blake3'][:16]}..."
     repaired = "" if outcome["parity"] else " without parity"
     repaired += f", {outcome['spared']:,} not sent again" if outcome["spared"] else ""
@@ -268,7 +273,7 @@ def _show(outcome: dict[str, Any]) -> None:
                 f"[{colour}]{escape(_words(receiver, len(files)))}[/]",
             )
         out.print(table)
-    if rounds := outcome["rounds"]:
+    if carousel:
         say(f"\nsend: {rounds:,} {plural('round', rounds)}, which no receiver answers")
         return
     verified = sum(receiver["verified"] for receiver in receivers)

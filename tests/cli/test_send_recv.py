@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -228,6 +229,25 @@ def test_a_carousel_goes_round_without_receivers_and_with_them(with_others: Run)
     outcome = json.loads(with_others("send", "file", "239.1.1.1", "-n", 1, *carousel, "--json").stdout)
     assert (outcome["kept"], outcome["rounds"], outcome["receivers"]) == (True, 40, [])
     assert outcome["sent_again"] >= 39 * outcome["pieces"]
+
+
+def test_a_signal_ends_a_carousel_with_its_outcome(with_others: Run, tmp_path: Path) -> None:
+    """A receiver that has the object sends it."""
+    script = OTHER_END.replace("(1, 2), receiving", "(1,), receiving")
+    kills = "__import__('os').kill(__import__('os').getpid(), 2)"
+    (tmp_path / "script.py").write_text(script.replace("            pass\n", f"            {kills}\n"))
+    done = with_others("send", "file", "239.1.1.1", "--strategy", "carousel", "--rate", "50M")
+    assert (done.returncode, done.stderr) == (130, "mcast: interrupted\n")
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"file: 20,000 bytes, BLAKE3 {BLAKE3[:16]}..."
+    assert re.fullmatch("send: [0-9,]+ rounds?, which no receiver answers", lines[-1])
+
+
+def test_a_carousel_that_goes_round_not_even_once_says_so(with_others: Run) -> None:
+    done = with_others("send", "file", "239.1.1.1", "--strategy", "carousel:1us", "--rate", "50M")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[-1] == "send: 0 rounds, which no receiver answers"
+    assert "BLAKE3" not in done.stdout
 
 
 def test_recv_ends_when_it_has_the_file_of_a_carousel(with_others: Run, tmp_path: Path) -> None:

@@ -151,9 +151,10 @@ def test_the_deadline_of_a_strategy_is_a_time_like_any_other() -> None:
     assert [strategy(f"deadline:{text}").seconds for text in ("5", "500ms", "2min")] == [5, 0.5, 120]
     for text, says in {
         "deadline:1e99": "deadline:1e99 is out of range: give 0 to 604,800 s",
-        "deadline:nan": "'deadline:nan' is no strategy",
-        "deadline:-1": "'deadline:-1' is no strategy",
-        "quorum:0": "'quorum:0' is no strategy",
+        "deadline:soon": "'deadline:soon' is no strategy",
+        "deadline:nan": "a deadline of nan s: at least 0",
+        "deadline:-1": "a deadline of -1 s: at least 0",
+        "quorum:0": "a quorum of 0: at least 1",
     }.items():
         with pytest.raises(typer.BadParameter, match=f"^{says}"):
             strategy(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from mcast.contract.seconds import seconds_in
@@ -52,18 +53,19 @@ class Strategy(NamedTuple):
         """
         kind, _, figure = text.partition(":")
         try:
+            timed = seconds_in(figure)
             if kind == "quorum":
-                return quorum(int(figure))
-            if kind == "deadline":
-                timed = seconds_in(figure)
-                return deadline(float(figure) if timed is None else timed)
-            if kind == "carousel" and figure:
-                timed = seconds_in(figure)
-                return carousel(rounds=int(figure)) if timed is None else carousel(seconds=timed)
-            return {"all": all_of_them, "best-effort": best_effort, "carousel": carousel}[text]()
+                made = partial(quorum, int(figure))
+            elif kind == "deadline":
+                made = partial(deadline, float(figure) if timed is None else timed)
+            elif kind == "carousel" and figure:
+                made = partial(carousel, int(figure)) if timed is None else partial(carousel, seconds=timed)
+            else:
+                made = partial({"all": all_of_them, "best-effort": best_effort, "carousel": carousel}[text])
         except (KeyError, ValueError):
             choices = "all, quorum:K, deadline:SECONDS, best-effort and carousel[:ROUNDS or :10min]"
             raise ValueError(f"{text!r} is no strategy: there are {choices}") from None
+        return made()  # a figure that cannot be is refused in words of its own
 
     def done(self, standing: Standing) -> bool:
         """Whether the sender may turn to the next object."""
@@ -100,7 +102,7 @@ def quorum(receivers: int) -> Strategy:
 def deadline(seconds: float) -> Strategy:
     """The object is done with after that many seconds, or when all have it. Raises ValueError below 0."""
     if not seconds >= 0:
-        raise ValueError(f"a deadline of {seconds} s: at least 0")
+        raise ValueError(f"a deadline of {seconds:g} s: at least 0")
     return Strategy(seconds=seconds)
 
 
@@ -115,10 +117,10 @@ def carousel(rounds: int | None = None, seconds: float | None = None) -> Strateg
     rounds   so often at most; None: until the call is cancelled, or Ctrl-C ends it
     seconds  for so long at most
 
-    The promise is kept when all has been sent once. Raises ValueError below 1 round, and below 0 seconds.
+    The promise is kept when all has been sent once. Raises ValueError below 1 round, and without a time.
     """
     if rounds is not None and rounds < 1:
         raise ValueError(f"a carousel of {rounds} rounds: at least 1")
-    if seconds is not None and not seconds >= 0:
-        raise ValueError(f"a carousel for {seconds} s: at least 0")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"a carousel for {seconds:g} s: more than 0")
     return Strategy(carousel=True, rounds=rounds, seconds=seconds)

@@ -67,6 +67,14 @@ class _ObjectSession:
             found.setdefault(member.address, []).append(member.name)
         return found
 
+    def stop(self) -> None:
+        """End the object that is on its way as it stands, or the next one if there is none.
+
+        `send` returns the report: a carousel's says how often it went round; those that lack the object are
+        told, and named. May be called by another thread, and in the handler of a signal.
+        """
+        self._sending.stop()
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Refuse a second call meanwhile: each would hear what the other waits for."""

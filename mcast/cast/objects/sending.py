@@ -109,6 +109,7 @@ class ObjectsOut:
         self._outflow: Outflow | None = None
         self._progress = progress
         self._told = Progress(None, None, 0, 0)
+        self._stopped = False
 
     @property
     def receivers(self) -> list[Member]:
@@ -159,12 +160,14 @@ class ObjectsOut:
             said = metadata_of(metadata)
             about = core.begin(begun, strategy, origin.size, name, said, spare=spare)
             outflow = self._outflow = Outflow(origin, about)
-            while not core.settled:
+            while not (core.settled or self._stopped):
                 ready = outflow.offer(core)
                 yield from self._turn(inf if ready else self._now() + _NAP)
+            core.abandon(self._now())  # if it is not settled
             settled = core.settled.pop()
             took = self._now() - begun
         finally:
+            self._stopped = False
             if self._outflow is not None:
                 self._outflow.close()
                 self._outflow = None
@@ -183,6 +186,10 @@ class ObjectsOut:
             settled.spared,
             settled.rounds,
         )
+
+    def stop(self) -> None:
+        """End the object that is on its way as it stands, or the next one if there is none."""
+        self._stopped = True
 
     def close(self, why: str) -> Turns[None]:
         """End the session: the receivers are told."""

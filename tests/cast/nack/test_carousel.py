@@ -358,9 +358,14 @@ def test_a_carousel_in_words() -> None:
     assert Strategy.of("carousel") == carousel()
     assert Strategy.of("carousel:3") == carousel(rounds=3)
     assert Strategy.of("carousel:10min") == carousel(seconds=600)
-    for text in ("carousel:0", "carousel:-1", "carousel:x", "carousel:nan"):
-        with pytest.raises(ValueError, match="is no strategy"):
+    for text, says in {
+        "carousel:0": "^a carousel of 0 rounds: at least 1$",
+        "carousel:-1": "^a carousel of -1 rounds: at least 1$",
+        "carousel:0s": "^a carousel for 0 s: more than 0$",
+        "carousel:x": "is no strategy",
+        "carousel:nan": "is no strategy",
+    }.items():
+        with pytest.raises(ValueError, match=says):
             Strategy.of(text)
-    for bad in ({"rounds": 0}, {"seconds": -1.0}):
-        with pytest.raises(ValueError, match="a carousel"):
-            carousel(**bad)
+    with pytest.raises(ValueError, match="a carousel for -1 s"):
+        carousel(seconds=-1)

@@ -77,7 +77,7 @@ def test_the_command_prints_the_costs(here: Run) -> None:
     ("arguments", "says", "status"),
     [
         (("--strategy", "some"), "'some' is no strategy: there are all, quorum:K", 2),
-        (("--strategy", "quorum:0"), "'quorum:0' is no strategy", 2),
+        (("--strategy", "quorum:0"), "a quorum of 0: at least 1", 2),
         (("--receivers", "2", "--size", "9", "--strategy", "quorum:3"), "", 1),
     ],
 )

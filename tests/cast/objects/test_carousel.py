@@ -110,6 +110,43 @@ def test_ctrl_c_ends_a_carousel_and_tells_those_that_lack_something(roce: Fabric
     assert missed.why == "the sender has ended the session: interrupted"
 
 
+def test_a_carousel_that_is_stopped_returns_its_report(roce: Fabric) -> None:
+    seen: list[int] = []
+
+    def watch(progress: cast.Progress) -> None:
+        if seen and progress.done < seen[-1]:  # the second round
+            session.stop()
+        seen.append(progress.done)
+
+    with member(roce, 0) as group, cast.open_session(group, rate=RATE, progress=watch) as session:
+        report = session.send(DATA, strategy=cast.carousel())
+        seen.clear()
+        assert session.send(DATA, strategy=cast.carousel(rounds=1)).rounds == 1
+        session.stop()
+        before = session.send(DATA, strategy=cast.carousel())
+    assert (report.kept, report.rounds, report.digest) == (True, 1, bytes(Digest(DATA)))
+    assert (before.kept, before.rounds) == (False, 0), "a signal may come just before the call"
+
+
+def test_an_object_that_is_stopped_is_lacked_by_name(roce: Fabric) -> None:
+    missed: list[cast.Missed] = []
+
+    def stops(_: cast.Offered) -> None:
+        session.stop()  # from another thread
+
+    with (
+        others(lambda: takes(roce, 1, stops, missed.append)) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group, rate=100_000) as session,
+    ):
+        session.gather(1, BOUND)
+        report = session.send(Random(3).randbytes(3_000_000))
+        session.close()
+        ends[0].result(BOUND)
+    assert [one.why for one in report.receivers] == ["the sender has given the object up"]
+    assert [one.why for one in missed] == ["left behind: the sender does not wait for this receiver"]
+
+
 def test_a_signal_ends_a_carousel(roce: Fabric) -> None:
     def interrupts(_: cast.Offered) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -146,7 +183,7 @@ def test_a_bound_ends_a_carousel_and_the_report_counts(roce: Fabric) -> None:
             session.gather(1, BOUND)
             report = session.send(io.BytesIO(b"--" + DATA), name="it", strategy=cast.carousel(rounds=3))
             (got,) = ends[0].result(BOUND)
-        short = cast.send(group, DATA, strategy=cast.carousel(seconds=0), rate=RATE)
+        short = cast.send(group, DATA, strategy=cast.carousel(seconds=1e-9), rate=RATE)
     assert body(got) == b"--" + DATA
     assert got.digest == report.digest
     assert (report.kept, report.rounds, report.receivers, report.size) == (True, 3, (), len(DATA) + 2)
