@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from mcast.cast.files import STANDARD, NewFile, Sink, open_sink
+from mcast.cast.files import STANDARD, NewFile, Sink, ThereAlready, open_sink
 from mcast.cast.nack.messages import MOST_METADATA, UNTOLD
 from mcast.cast.objects.bytes_in import Offered
 
@@ -193,7 +193,7 @@ class OneFile:
 class Folder:
     """A folder for any number of objects. A stranger's name leads to nothing outside of it.
 
-    replace  whether files that are there may be replaced
+    replace  whether files that are there may be replaced; else each must be the object already
     """
 
     name = ""
@@ -228,7 +228,7 @@ class Folder:
             target.mkdir(parents=True, exist_ok=True)
             return None
         if os.path.lexists(target) and not (self._replace and not target.is_dir()):
-            raise FileExistsError(E.EEXIST, os.strerror(E.EEXIST), str(target))
+            return ThereAlready(target, offered.size)
         target.parent.mkdir(parents=True, exist_ok=True)
         return NewFile(target, runs=label is not None and label.kind is Content.PROGRAM)
 

@@ -268,6 +268,53 @@ class NewFile(Sink):
             self._part = None
 
 
+class ThereAlready(Sink):
+    """A file that is there already: it counts as received if it has the object's bytes, and is never written.
+
+    Whatever differs raises FileExistsError.
+    """
+
+    def __init__(self, path: Path, size: int | None) -> None:
+        """Raises FileExistsError, too, for what is no file, cannot be read, or is not `size` bytes long."""
+        self.name: str = str(path)
+        self._at = 0
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            raise self._differs() from None
+        found = os.fstat(self._fd)
+        self._size = found.st_size
+        if not stat.S_ISREG(found.st_mode) or size not in (None, self._size):
+            self.close()
+            raise self._differs()
+
+    def _differs(self) -> FileExistsError:
+        return FileExistsError(E.EEXIST, os.strerror(E.EEXIST), self.name)
+
+    @property
+    def left(self) -> int:
+        return self._size
+
+    def again(self, size: int) -> bytes:
+        return os.pread(self._fd, size, self._at)
+
+    def skip(self, size: int) -> None:
+        self._at += size
+
+    def write(self, piece: Buffer) -> None:
+        if self.again(memoryview(piece).nbytes) != piece:
+            raise self._differs()
+        self.skip(memoryview(piece).nbytes)
+
+    def commit(self) -> bool:
+        if self._at != self._size:
+            raise self._differs()
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 def _sync_folder(path: Path) -> None:
     """Make the names in the folder survive a crash, where the file system can promise that and the folder may
     be read."""

@@ -70,8 +70,8 @@ def recv(
     FILE gets its name when it is whole, verified and on the disk; an older file is replaced then. What has
     come of a transfer that was cut off stays in .FILE.part: the next recv verifies that, and asks for the
     rest. Stdout, a pipe or a device gets the bytes as they come. A folder gets each file by the name that the
-    sender gives; files that are there are replaced with --overwrite alone. The status is 0 if all has come
-    and was verified, else 1.
+    sender gives. A file that is there counts if it is the same; others are replaced with --overwrite alone.
+    The status is 0 if all has come and was verified, else 1.
     """
     from mcast.cast import receive
     from mcast.cast.objects.turns import BOUND, DEPTH

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcast.cast.bundle import Bundle, Content, Folder, Label, OneFile, bundle_of
-from mcast.cast.files import Sink
+from mcast.cast.files import Sink, ThereAlready
 from mcast.cast.objects.bytes_in import Offered
 
 
@@ -146,9 +146,10 @@ def test_a_name_moves_no_cursor(tmp_path: Path, said: str) -> None:
 def test_files_that_are_there_stay_unless_they_may_go(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"old")
     (tmp_path / "folder").mkdir()
-    for name in ("x", "folder"):
-        with pytest.raises(FileExistsError):
-            Folder(tmp_path)(offered(name))
+    with pytest.raises(FileExistsError):
+        Folder(tmp_path)(offered("folder"))
+    with pytest.raises(FileExistsError):
+        placed(Folder(tmp_path)(offered("x")))
     with pytest.raises(FileExistsError):
         Folder(tmp_path, replace=True)(offered("folder"))
     with pytest.raises(FileExistsError):
@@ -156,6 +157,27 @@ def test_files_that_are_there_stay_unless_they_may_go(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == b"old"
     placed(Folder(tmp_path, replace=True)(offered("x")))
     assert (tmp_path / "x").read_bytes() == b"new"
+
+
+def test_a_file_that_is_there_counts_if_it_is_the_same(tmp_path: Path) -> None:
+    there = tmp_path / "x"
+    there.write_bytes(b"old")
+    before = there.stat().st_mtime_ns
+    with closing(ThereAlready(there, None)) as sink:
+        assert sink.left == 3
+        sink.write(memoryview(b"ol"))
+        with pytest.raises(FileExistsError):
+            sink.commit()
+        assert sink.again(1) == b"d"
+        sink.skip(1)
+        assert sink.commit()
+        with pytest.raises(FileExistsError):
+            sink.write(b"er")
+    os.mkfifo(tmp_path / "pipe")
+    for path, size in ((there, 4), (there, 0), (tmp_path / "pipe", None), (tmp_path, None)):
+        with pytest.raises(FileExistsError):
+            ThereAlready(path, size)
+    assert (there.read_bytes(), there.stat().st_mtime_ns) == (b"old", before)
 
 
 def test_objects_of_other_programs_have_their_name(tmp_path: Path) -> None:

@@ -347,6 +347,8 @@ def test_recv_fills_a_folder_and_replaces_nothing_unasked(with_others: Run, tmp_
     done = with_others("recv", "239.1.1.1", "-o", "in")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "in" / "file").read_bytes() == DATA
+    again = with_others("recv", "239.1.1.1", "-o", "in")
+    assert (again.returncode, again.stderr) == (0, ""), "it is there already"
     (tmp_path / "in" / "file").write_bytes(b"mine")
     refused = with_others("recv", "239.1.1.1", "-o", "in")
     assert (refused.returncode, refused.stdout) == (1, "")

@@ -22,6 +22,7 @@ from mcast.cast.nack.payload import BlockBytes, Digest
 from mcast.cast.objects.bytes_in import Offered
 
 from .alone import PIECE, SESSION, WIDTH, Alone
+from .test_flow import takes
 from .test_objects import BOUND, gets, member, others
 
 DATA = Random(8).randbytes(2_500_000)
@@ -42,7 +43,7 @@ def leaves(part: Path, data: bytes) -> None:
     part.chmod(0o1600)
 
 
-def sends(fabric: Fabric, data: bytes, target: Path, key: bytes | None = None) -> cast.ObjectReport:
+def sends(fabric: Fabric, data: bytes, target: Path | Folder, key: bytes | None = None) -> cast.ObjectReport:
     """One receiver gets it into that file."""
     with (
         others(lambda: gets(fabric, 1, 1, target, key=key)) as (end,),
@@ -85,6 +86,31 @@ def test_whatever_was_left_the_file_is_right(fabric: Fabric, tmp_path: Path, lef
     assert (tmp_path / "copy").read_bytes() == DATA
     assert report.kept
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_file_that_is_there_whole_is_not_sent_again(fabric: Fabric, tmp_path: Path) -> None:
+    there = tmp_path / "object 0"
+    there.write_bytes(DATA)
+    before = there.stat().st_ino
+    report = sends(fabric, DATA, Folder(tmp_path))
+    assert report.kept
+    assert report.spared > 0
+    assert (there.stat().st_ino, there.read_bytes() == DATA) == (before, True)
+
+
+def test_a_file_that_is_there_and_differs_is_refused_and_stays(fabric: Fabric, tmp_path: Path) -> None:
+    mine = DATA[:400_000] + b"mine" + DATA[400_004:]
+    (tmp_path / "object 0").write_bytes(mine)
+    missed: list[cast.Missed] = []
+    with (
+        others(lambda: takes(fabric, 1, Folder(tmp_path), missed.append)) as (end,),
+        member(fabric, 0) as group,
+    ):
+        report = cast.send(group, DATA, timeout=BOUND)
+        assert end.result(BOUND) == []
+    assert [one.why for one in missed] == [one.why for one in report.receivers] == ["File exists"]
+    assert (tmp_path / "object 0").read_bytes() == mine
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
