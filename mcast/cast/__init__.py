@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mcast.cast.objects.calls import open_session as open_session
     from mcast.cast.objects.calls import receive as receive
     from mcast.cast.objects.calls import send as send
+    from mcast.cast.objects.chunks import Chunks as Chunks
     from mcast.cast.objects.receiving import Missed as Missed
     from mcast.cast.objects.receiving import Received as Received
     from mcast.cast.objects.sending import ObjectReport as ObjectReport
@@ -42,6 +43,7 @@ _NAMES = {
     "nack.strategy": "Strategy all_of_them best_effort carousel deadline quorum",
     "objects.bytes_in": "Offered",
     "objects.calls": "AsyncObjectSession ObjectSession open_session receive send",
+    "objects.chunks": "Chunks",
     "objects.receiving": "Missed Received",
     "objects.sending": "ObjectReport Progress",
 }

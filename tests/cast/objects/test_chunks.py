@@ -1,0 +1,121 @@
+"""An object that a program iterates over while it comes: right bytes alone, in order, and few wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from random import Random
+
+import pytest
+
+from mcast import cast
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.testbed import SimObserver
+from mcast.cast.nack.messages import Flush, Piece, Seal
+from mcast.cast.nack.payload import BlockBytes, Digest
+
+from .alone import PIECE, SESSION, WIDTH, Alone
+from .test_objects import BOUND, amember, member, others
+
+SIZE = PIECE * WIDTH
+DATA = Random(6).randbytes(1_000_000)
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    made = Fabric.roce(2, clock="wall")
+    yield made
+    assert SimObserver(made).leftovers() == ()
+
+
+def comes(alone: Alone, data: bytes, number: int, right: bool = True) -> None:
+    block = BlockBytes(data[number * SIZE : (number + 1) * SIZE], PIECE, WIDTH)
+    for place in range(block.sealed.pieces):
+        piece = bytes(block.piece(place))
+        alone.hears(Piece(SESSION, 0, number, place, piece if right else piece[::-1]))
+    alone.hears(Seal(SESSION, 0, number, 0, 0, 1, 1000, (block.sealed,)))
+
+
+def test_what_is_not_right_does_not_come_out_and_what_waits_is_bounded() -> None:
+    data, chunks = DATA[: 4 * SIZE], cast.Chunks(ahead=SIZE + 1)
+    alone = Alone(chunks, len(data), around=True)
+    comes(alone, data, 0, right=False)
+    comes(alone, data, 1)
+    assert alone.blocks == 0
+    for number in (0, 2, 3):
+        comes(alone, data, number)
+    assert alone.blocks == 2, "the others wait for the program"
+    assert [next(chunks), next(chunks)] == [data[:SIZE], data[SIZE : 2 * SIZE]]
+    alone.hears()
+    assert alone.blocks == 4
+    digest = bytes(Digest(data))
+    with pytest.raises(StopIteration) as done:
+        alone.hears(Flush(SESSION, 0, 4, 4, 0, 1, 1, 1000, 1, digest, 0, 0))
+    assert done.value.value.digest == digest
+    assert b"".join(chunks) == data[2 * SIZE :]
+    assert list(chunks) == []
+
+
+def test_a_task_takes_what_another_receives(fabric: Fabric) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for at in range(0, len(DATA), 70_000):
+            yield DATA[at : at + 70_000]
+
+    async def receives(chunks: cast.Chunks) -> list[cast.Received]:
+        async with amember(fabric, 1) as group:
+            with closing(chunks):
+                return [one async for one in cast.receive(group, chunks, alone=True)]
+
+    async def run() -> None:
+        chunks = cast.Chunks(ahead=1)
+        async with asyncio.timeout(BOUND), amember(fabric, 0) as group, asyncio.TaskGroup() as tasks:
+            receiving = tasks.create_task(receives(chunks))
+            sending = tasks.create_task(cast.send(group, parts()))
+            found = [chunk async for chunk in chunks]
+            (one,) = await receiving
+            assert (await sending).kept
+        assert len(found) > 1
+        assert b"".join(found) == DATA
+        assert (one.size, one.data, one.offered.size) == (len(DATA), None, None)
+
+    asyncio.run(run())
+
+
+def test_a_thread_is_told_that_the_rest_does_not_come(fabric: Fabric) -> None:
+    chunks = cast.Chunks()
+    missed: list[cast.Missed] = []
+
+    def receives() -> list[cast.Received]:
+        with member(fabric, 1) as group, closing(chunks):
+            return list(cast.receive(group, chunks, alone=True, missed=missed.append))
+
+    def cut() -> Iterator[bytes]:
+        yield DATA[:600_000]
+        raise EOFError("the tape is torn")
+
+    found = bytearray()
+
+    def takes() -> None:
+        for chunk in chunks:
+            found.extend(chunk)
+
+    with others(receives, takes) as ends, member(fabric, 0) as group:
+        with pytest.raises(EOFError, match="the tape is torn"):
+            cast.send(group, cut(), timeout=BOUND)
+        assert ends[0].result(BOUND) == []
+        with pytest.raises(EOFError, match="the object has not come whole"):
+            ends[1].result(BOUND)
+    assert len(missed) == 1
+    assert DATA.startswith(found)
+
+
+def test_where_no_object_comes_the_iteration_ends(fabric: Fabric) -> None:
+    chunks = cast.Chunks()
+    with member(fabric, 1) as group, closing(chunks):
+        assert list(cast.receive(group, chunks, timeout=0)) == []
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            next(chunks)
+    with pytest.raises(OSError, match="one object alone"):
+        chunks.open()
