@@ -136,7 +136,7 @@ def test_the_queue_pair_of_a_fatal_event_is_in_err(card: Card, backend: CardBack
     end.join()
     card.qp_event(end.qp.qp_num, AsyncEvent.QP_FATAL)
     assert end.qp.state is QpState.ERR
-    with pytest.raises(QpError):
+    with pytest.raises(QpError, match=r"a fatal error of the QP \(QP_FATAL\)"):
         end.qp.recv(1, BOUND)
 
 

@@ -585,6 +585,8 @@ void mcast_read_failure(struct mcast_qp *self, struct mcast_failure *out)
 {
 	int is_closed = mcast_enter_gate(&self->gate);
 
+	if (!is_closed)
+		mcast_read_async(self); /* what the device tells, and what it flushes, may be seen in either order */
 	pthread_mutex_lock(&self->lock);
 	if (!is_closed)
 		mcast_reap(self); /* a flushed receive may have been seen before the send that is the reason */
