@@ -272,6 +272,7 @@ class ObjectSender:
                 self._widen()
         if member.lives:
             member.nonce = enter.nonce
+            member.waited = inf  # who has not heard the admission cannot answer, and is not silent
             self._plan.admit(member, now)
         else:
             self._part(member)

@@ -12,11 +12,15 @@ from mcast.cast.nack.header import number_at
 from mcast.cast.nack.messages import (
     LEFT,
     MOST_SPARE,
+    OPEN,
+    UNDECIDED,
+    WHOLE,
     Bye,
     Describe,
     Enter,
     Flush,
     Have,
+    Lack,
     Offer,
     Seal,
     Sealed,
@@ -27,10 +31,10 @@ from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
 from mcast.cast.nack.rate import TOLERATED, Rate
 from mcast.cast.nack.repairs import Repairs, Run
-from mcast.cast.nack.sender import ObjectSender
+from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
 
-from .network import described, joined, number
+from .network import address, described, joined, number
 
 
 def test_any_pieces_that_are_enough_give_the_block() -> None:
@@ -165,6 +169,62 @@ def test_a_sender_that_yields_to_losses_keeps_within_its_limit() -> None:
 )
 def test_a_strategy_says_when_to_go_on(strategy: Strategy, standing: Standing, done: bool) -> None:
     assert strategy.done(standing) is done
+
+
+ME = number(1)
+ENTER = Enter(number(0), ME, 8, 1024, 1, 0, 0, "r")
+
+
+def sending(now: float) -> ObjectSender:
+    """A sender whose one receiver has asked to take part; all of its object, a byte, may be sent."""
+    sender = ObjectSender(number(0), "sender", 1024, now, Manners(silence=5.0, stall=20.0))
+    sender.hears(ENTER, address(1), now)
+    sender.begin(now, all_of_them(), size=1, width=1)
+    sender.offer(Sealed(1, 1, bytes(32)))
+    sender.end(bytes(32))
+    return sender
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_receiver_that_answers_and_never_gets_on_is_given_up(asks: bool) -> None:
+    """Each time it says that it has nothing, or asks for the same again."""
+    now, answers = 1.0, 0
+    sender = sending(now)
+    while not sender.settled:
+        assert now < 100.0
+        said = [unpacked(one) for one in sender.messages(now) if isinstance(one, bytes)]
+        for flush in [one for one in said if isinstance(one, Flush)]:
+            lack = Lack(number(0), 0, ME, 0, flush.stamp, 0, (Want(0, 1, 1),))
+            have = Have(number(0), 0, ME, 0, flush.stamp, 0, UNDECIDED, "")
+            sender.hears(lack if asks else have, address(1), now)
+            answers += 1
+        now = max(now + 0.05, sender.due)
+    assert [(one.whole, one.why) for one in sender.settled[0].receivers] == [(False, "stood still")]
+    assert answers > 10
+
+
+def test_a_receiver_that_hears_no_admission_is_not_silent() -> None:
+    """So it cannot answer, but it goes on asking to take part, which it does at last."""
+    now = 1.0
+    sender = sending(now)
+    while now < 15.0:
+        sender.messages(now)
+        sender.hears(ENTER, address(1), now)
+        now += 0.1
+    assert sender.settled == []
+    sender.hears(Have(number(0), 0, ME, 1, 0, 0, WHOLE, ""), address(1), now)
+    sender.messages(now)
+    assert sender.settled[0].kept
+
+
+def test_a_sender_that_speaks_and_sends_nothing_is_not_waited_for() -> None:
+    one = described(2)
+    for now in range(0, 70, 5):  # beyond `Self.stall`
+        one.hears(Flush(number(0), 0, 2, OPEN, 0, 0, 1, 1000, 1, bytes(32), 0, 0), now)
+        one.messages(now)
+    assert [(ended.whole, ended.words) for ended in one.ended] == [
+        (False, "the sender sent nothing that is missing for 60 s")
+    ]
 
 
 def test_a_receiver_that_leaves_is_not_waited_for() -> None:

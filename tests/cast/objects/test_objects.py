@@ -30,6 +30,7 @@ from mcast.cast.nack.messages import (
     Admit,
     Bye,
     Describe,
+    Flush,
     Offer,
     Piece,
     Seal,
@@ -512,6 +513,22 @@ def test_a_cancelled_receiver_tells_the_sender_and_leaves_no_file(roce: Fabric, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_those_that_came_are_told_that_they_are_too_few(roce: Fabric) -> None:
+    def hears_the_end() -> Bye:
+        with member(roce, 1) as group:
+            for message in group:
+                spoken = unpacked(message.payload)
+                if isinstance(spoken, Bye):
+                    return spoken
+        raise AssertionError("the group was left before")
+
+    with others(hears_the_end) as ends, member(roce, 0) as group:
+        group.ready(timeout=BOUND)
+        with pytest.raises(TimedOut, match="0 of 2 receivers take part"):
+            cast.send(group, b"", receivers=2, timeout=0)
+        assert ends[0].result(BOUND).member == ALL
+
+
 def test_a_membership_has_one_end_at_a_time(roce: Fabric) -> None:
     with (
         member(roce, 0) as group,
@@ -624,6 +641,29 @@ def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
             _says(Describe(session, 0, 5000, 976, 1, 0, 0, "first", b"")),
         ]
     )
+    time = 12.0
+    with pytest.raises(StopIteration) as ended:
+        turns.send([])
+    assert ended.value.value is None
+
+
+def test_an_empty_object_with_another_digest_is_missed_and_holds_nobody() -> None:
+    """Nothing else comes from its sender, not even a word of farewell."""
+    time = 1.0
+    missed: list[cast.Missed] = []
+    receiving = ObjectsIn(_alone(lambda: time), None, missed.append, 1000, 1000, 10.0, None, None, alone=True)
+    turns = receiving.next(None)
+    next(turns)
+    turns.send([_says(_offer(1))])
+    session = _offer(1).session
+    who = receiving.sessions[session].core.who
+    said: list[Spoken] = [
+        Admit(session, {who.number: (0, who.nonce)}),
+        Describe(session, 0, 0, 1000, 1, 0, 0, "empty", b""),
+        Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(32), 0, 0),
+    ]
+    turns.send([_says(one) for one in said])
+    assert [one.why for one in missed] == ["the object differs from its digest"]
     time = 12.0
     with pytest.raises(StopIteration) as ended:
         turns.send([])
