@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes as c
 import errno as E
 import os
 import select
@@ -12,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import PyDLL
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -36,6 +36,7 @@ from mcast.backends.rdma import native
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.pds import ProtectionDomains
 
+from ..interleave import interleaved
 from ..waiting import Running, is_asleep, until
 from . import ends
 from .card import Card, Stage
@@ -80,15 +81,19 @@ def end(card: Card, backend: CardBackend) -> End:
 # --- waiting -------------------------------------------------------------------------------------
 
 
+ROUNDS, SENDERS = 45, 6
+"""If half of the rounds took a second each, the last would come too late."""
+
+
 def test_nobody_sleeps_while_its_message_is_there(end: End) -> None:
     """Two threads wait for one message each: whoever has got the first hands over to the other."""
-    deadline = monotonic() + LONG / 2  # a second for each would be too late
+    deadline = monotonic() + LONG / 2
 
     def receive() -> bytes | None:
         message = end.qp.recv_one(deadline - monotonic())
         return None if message is None else bytes(message.payload)
 
-    for _ in range(40):
+    for _ in range(ROUNDS):
         both = Running(receive, receive)
         until(lambda threads=both.threads: all(map(is_asleep, threads)))  # type: ignore[misc]
         end.inject(b"first")
@@ -98,21 +103,26 @@ def test_nobody_sleeps_while_its_message_is_there(end: End) -> None:
 
 
 def test_nobody_sleeps_while_its_send_is_complete(end: End) -> None:
-    """Two threads send from registered memory, one completion each: who wakes first wakes the other."""
+    """Threads send from registered memory, and one send after another completes: who wakes wakes the next."""
     memory = memoryview(bytearray(1024))
     deadline = monotonic() + LONG / 2
 
     def send() -> None:
         end.qp.send_one(end.group, memory, None, deadline - monotonic())
 
+    def left(threads: list[threading.Thread]) -> int:
+        return sum(thread.is_alive() for thread in threads)
+
     with end.qp.register(memory):
-        for _ in range(20):
+        for _ in range(ROUNDS):
             end.card.hold(Stage.SEND, end.qp.qp_num)
-            both = Running(send, send)
-            until(lambda threads=both.threads: end.kept() == 2 and all(map(is_asleep, threads)))  # type: ignore[misc]
-            end.card.release(Stage.SEND, end.qp.qp_num, 0)
-            end.card.release(Stage.SEND, end.qp.qp_num, 0)
-            assert both.results() == [None, None]
+            every = Running(*[send] * SENDERS)
+            threads = every.threads
+            until(lambda: end.kept() == SENDERS and all(map(is_asleep, threads)))  # noqa: B023
+            for most in range(SENDERS, 0, -1):
+                end.card.release(Stage.SEND, end.qp.qp_num, 0)
+                until(lambda: left(threads) < most)  # noqa: B023
+            assert every.results() == [None] * SENDERS
 
 
 def test_who_waits_for_more_sends_calls_who_waits_for_fewer(end: End) -> None:
@@ -276,11 +286,15 @@ def test_what_failed_is_told_by_the_next_call(end: End) -> None:
 
 
 def test_a_post_that_fails_half_way_raises_at_once(end: End) -> None:
+    """The call waits for none of the messages that were posted."""
+    arms = "ibv_req_notify_cq"
     with end.held():
         end.qp.send_one(end.group, b"under way")
         end.card.fail("ibv_post_send", E.ENOMEM, take=2)
+        armed = end.card.count(arms)
         with pytest.raises(McastError) as failed:
             end.qp.send(end.group, [COPIED] * 5)
+        assert end.card.count(arms) == armed
         assert (failed.value.errno, failed.value.posted) == (E.ENOMEM, 2)
         assert end.card.qps()[0].sent == 3
     end.qp.flush(LONG)
@@ -680,7 +694,7 @@ def test_a_signal_handler_may_wait_within_a_wait(tmp_path: Path) -> None:
 
 def late(number: int, seconds: int = 1) -> Any:
     """Seconds to wait; who asks for them gets the signal, which Python takes once the call looks for one."""
-    sends = PyDLL(None)["raise"]
+    sends = c.PyDLL(None)["raise"]
     sends.restype = seconds.__add__  # of 0; all of it in C, without a bytecode after which Python looks
     return type("Late", (), {"__index__": partial(sends, number)})()
 
@@ -738,18 +752,45 @@ def test_a_signal_that_a_wait_in_a_handler_has_read_ends_the_wait_outside(
             signal.signal(number, handler)
 
 
-class Closing:
+class _Slot(c.Structure):
+    _fields_ = (("slot", c.c_int), ("function", c.c_void_p))
+
+
+class _Spec(c.Structure):
+    _fields_ = (("name", c.c_char_p), ("sizes", c.c_int * 2), ("flags", c.c_uint), ("slots", c.c_void_p))
+
+
+_PYTHON = c.PyDLL(None)
+_FILL = c.PYFUNCTYPE(c.c_int, c.c_void_p, c.py_object, c.c_char_p, c.c_ssize_t, c.c_int, c.c_int)(
+    ("PyBuffer_FillInfo", _PYTHON)
+)
+_BYTES = b"payload"
+
+
+def _get_buffer(exporter: Any, view: int, flags: int) -> int:
+    exporter.close()
+    return int(_FILL(view, exporter, _BYTES, len(_BYTES), 1, flags))
+
+
+_GET = c.PYFUNCTYPE(c.c_int, c.py_object, c.c_void_p, c.c_int)(_get_buffer)
+_SLOTS = (_Slot * 2)(_Slot(1, c.cast(_GET, c.c_void_p)), _Slot(0, None))
+_SPEC = _Spec(b"tests.Exporter", (0, 0), 1 << 10, c.addressof(_SLOTS))
+Exporter: Any = c.PYFUNCTYPE(c.py_object, c.c_void_p)(("PyType_FromSpec", _PYTHON))(c.addressof(_SPEC))
+"""Calls its `close` when somebody asks for its bytes, as `__buffer__` does, which Python 3.11 has not."""
+
+
+class Closing(Exporter):  # type: ignore[misc]  # the type is made by a function
     """Closes what it is given when it is looked at."""
 
     def __init__(self, qp: QueuePair) -> None:
-        self._qp = qp
+        self.close = qp.close
 
     def __float__(self) -> float:
-        self._qp.close()
+        self.close()
         return 0.01
 
     def __bool__(self) -> bool:
-        self._qp.close()
+        self.close()
         return True
 
 
@@ -761,6 +802,8 @@ def test_an_argument_that_closes_the_queue_pair_ends_the_call(card: Card, backen
         lambda end, closing: end.qp.send_one(end.group, b"x", None, closing),
         lambda end, closing: end.qp.send(end.group, [b"x"], None, closing),
         lambda end, closing: end.qp.flush(closing),
+        lambda end, closing: end.qp.send_one(end.group, closing),
+        lambda end, closing: end.qp.send(end.group, [b"x", closing]),
     ]
     for call in calls:
         end = End(card, backend)
@@ -785,6 +828,20 @@ def test_a_channel_closes_while_its_id_is_being_destroyed(end: End, call: str) -
     assert end.card.count("rdma_destroy_id") == 1
     assert end.card.reports() == ()
     assert end.card.leftovers() == ()
+
+
+def test_a_channel_closes_at_each_line_of_the_end_of_its_id(card: Card, backend: CardBackend) -> None:
+    """Another thread begins to destroy the id, and stops: what it goes on with is still there."""
+    files = {"contract/cm_id.py", "contract/closing.py", "backends/rdma/cm_id.py"}
+    at, stopped = 1, True
+    while stopped:
+        end = End(card, backend)
+        one, other, stopped = interleaved(end.id.destroy, end.channel.close, at, files.__contains__)
+        assert (one, other) == (None, None), at
+        assert card.reports() == (), at
+        assert card.leftovers() == (), at
+        at += 1
+    assert at > 10
 
 
 def test_a_close_waits_for_what_was_posted(card: Card, backend: CardBackend, end: End) -> None:
