@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcast.api import Backend, TimestampClock
+from mcast.api import Backend, Closed, TimestampClock
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.capture.player import Recorded, contents_of, messages_of, play
 from mcast.capture.recorder import record, recorder_of
@@ -21,6 +21,7 @@ from mcast.pcapng.writer import NS
 from mcast.wire.addresses import Gid
 
 from ..sim.wireshark import Decoded, is_message
+from ..waiting import Running, is_asleep, until
 from .captures import GROUP, capture
 
 MAKERS = [Fabric.roce, Fabric.infiniband]
@@ -148,6 +149,20 @@ def test_the_gaps_of_the_recording_are_kept_or_scaled(
 def test_time_that_runs_back_does_not_wait() -> None:
     with timed([5.0, 3.0, 6.0], 1.0) as found:
         assert found == [(0.0, 2), (1.0, 3)]
+
+
+def test_a_gap_as_long_as_one_likes_is_waited_for() -> None:
+    fabric = Fabric.roce(ports=1, clock="wall")
+    with open_fabric(fabric) as backend, open_endpoint(backend, "10.0.0.1") as endpoint:
+        sender = endpoint.sender(GROUP)
+        messages = messages_of(io.BytesIO(capture([0.0, 1e10])))
+        playing = play(endpoint, {sender.mgid: sender}, messages, 1.0)
+        assert next(playing) == 1
+        waiting = Running(lambda: next(playing))
+        until(lambda: is_asleep(waiting.threads[0]))
+        endpoint.close()
+        assert [type(found) for found in waiting.results()] == [Closed]
+    fabric.close()
 
 
 def test_contents_are_known_before_anything_is_sent() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mcast.backends.rdma.backend import RdmaBackend
+from mcast.backends.rdma.doctor import host
 from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net import ipoib
 from mcast.backends.rdma.net.ipoib import IpoibInterface, interfaces_of
@@ -61,3 +62,5 @@ def test_each_port_of_a_device_has_its_own_addresses(
         ["10.0.0.1", "10.1.0.1"],
         ["10.0.0.2"],
     ]
+    facts = [host._port(device.name, port, {}, {}) for port in device.ports]
+    assert [[one.name for one in port.ipoib] for port in facts] == [["ib0", "ib0.8001"], ["ib1"]]
