@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long  # an emulated process needs seconds to import the
 
 def bench(*command: str) -> dict[str, Any]:
     line = [*command, MCAST, "bench", "--backend", "rdma", "--seconds", "0.3", "--size", "512", "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert (found["backend"], found["size"], found["lost"]) == ("rdma", 512, 0)

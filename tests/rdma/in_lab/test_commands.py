@@ -25,7 +25,7 @@ from mcast.wire.addresses import McastAddress
 
 from .conftest import mgid_of, source_of
 
-BOUND, COUNT = 90.0, 50
+BOUND, COUNT = 900.0, 50
 MCAST = [sys.executable, "-m", "mcast"]
 PAYLOADS = [bytes([number]) * number * 7 for number in range(COUNT)]
 

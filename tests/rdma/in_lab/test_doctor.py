@@ -159,7 +159,7 @@ DEPRIVED = {
 @pytest.mark.parametrize("name", DEPRIVED)
 def test_a_process_that_lacks_something_is_told(name: str) -> None:
     script, expected = DEPRIVED[name]
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=1000)
     assert (done.returncode, done.stderr) == (1, "")
     answer = json.loads(done.stdout)
     bad = {(one["check"], one["subject"]) for one in answer["providers"]["rdma"] if one["level"] != "ok"}
@@ -227,7 +227,7 @@ def test_on_a_healthy_host_the_command_succeeds() -> None:
         [sys.executable, "-m", "mcast", "doctor", "--backend", "rdma"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=1000,
         env=os.environ | {"COLUMNS": "80"},
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,7 +15,7 @@ from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, roce_v1_mgid
 
-BOUND = 20.0
+BOUND = 100.0
 
 
 @contextmanager

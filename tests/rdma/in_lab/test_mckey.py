@@ -15,7 +15,7 @@ from mcast.contract.testbed import Testbed
 
 from .conftest import mckey_sends
 
-COUNT, SIZE, BOUND = 100, 512, 60.0
+COUNT, SIZE, BOUND = 100, 512, 100.0
 GROUP = IPv4Address("239.77.1.1")
 
 

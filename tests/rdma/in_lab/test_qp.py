@@ -26,7 +26,7 @@ from mcast.api import (
 )
 from mcast.contract.testbed import Testbed
 
-BOUND = 30.0
+BOUND = 100.0
 
 
 def member(bed: Testbed, port: IPv4Address, init: QpInit | None = None) -> tuple[QueuePair, Destination]:
