@@ -19,11 +19,13 @@ import mcast
 from mcast.api import Closed, CmEvent, CmEventType, Phase, QpInit
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimBackend
-from mcast.backends.sim.clock import POLL_NS, SimulationStalled, VirtualClock
+from mcast.backends.sim.clock import POLL_NS, SimulationStalled, VirtualClock, WallClock
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.faults import Delay, Requests
 from mcast.backends.sim.faults.rules import SaRequest
 from mcast.wire.mcmember import SaMethod
+
+from ..waiting import until
 
 GROUP = "239.1.1.1"
 
@@ -104,6 +106,25 @@ def test_a_timeout_that_is_no_number_is_refused_and_one_below_0_polls(clock: str
         with pytest.raises(ValueError, match="timeout is nan: give a number of seconds"):
             channel.get_event(nan)
         assert channel.get_event(-inf) is None
+
+
+def test_a_call_leaves_the_thread_of_the_clock_asleep() -> None:
+    """It is woken by what is scheduled alone: a thread that wakes takes longer than a message."""
+    clock = WallClock()
+    with clock:
+        clock.call_later(10**18, lambda: None)
+    until(lambda: bool(clock._alarm._asleep))
+    with clock.mutex:
+        (before,) = clock._alarm._asleep
+    with clock:
+        pass
+    with clock.mutex:
+        assert clock._alarm._asleep == [before]
+        done = list[bool]()
+        clock.call_later(0, lambda: done.append(True))
+    until(lambda: bool(done))
+    with clock.mutex:
+        clock.close()
 
 
 @pytest.mark.parametrize("seconds", HUGE, ids=["1e10", "1e300", "inf", "int"])

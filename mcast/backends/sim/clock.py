@@ -189,6 +189,7 @@ class WallClock(Clock):
         super().__init__()
         self._start = time.monotonic_ns()
         self._sleepers = Sleepers(self.mutex)
+        self._alarm = Sleepers(self.mutex)  # the clock's own thread, which no call but `call_later` concerns
         self._pump: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -199,10 +200,10 @@ class WallClock(Clock):
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
         heappush(self._due, (self.now + delay, next(self._scheduled), action))
         if self._pump is None:
-            run = partial(_pump, ref(self), self.mutex, self._sleepers, self._stopped)
+            run = partial(_pump, ref(self), self.mutex, self._alarm, self._stopped)
             self._pump = threading.Thread(target=run, name="mcast-sim-clock", daemon=True)
             self._pump.start()
-        self._sleepers.wake()
+        self._alarm.wake()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
         end = None if timeout is None else self.now + round(timeout * NS)
@@ -220,12 +221,14 @@ class WallClock(Clock):
         super().close()
         self._stopped.set()
         self._sleepers.wake()
+        self._alarm.wake()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sleepers.wake()
-        super().__exit__(kind, error, trace)
+        self._depth -= 1
+        self.call.__exit__(kind, error, trace)
 
     def run_due(self) -> float | None:
         """Do the steps that are due; return the seconds until the next one, None if there is none."""
@@ -246,11 +249,11 @@ class WallClock(Clock):
             return
         self._stopped.set()
         if self.mutex.acquire(timeout=1.0):  # at exit the thread may be frozen with the lock in its hands
-            self._sleepers.wake()
+            self._alarm.wake()
             self.mutex.release()
 
 
-def _pump(clock_of: ref[WallClock], mutex: Lock, sleepers: Sleepers, stopped: threading.Event) -> None:
+def _pump(clock_of: ref[WallClock], mutex: Lock, alarm: Sleepers, stopped: threading.Event) -> None:
     """The thread of a clock.
 
     It ends when the clock is closed, and when nothing else refers to the clock any more.
@@ -261,7 +264,7 @@ def _pump(clock_of: ref[WallClock], mutex: Lock, sleepers: Sleepers, stopped: th
             left = None if clock is None else clock.run_due()
             del clock  # perhaps the last reference, and then the clock has stopped
             if not stopped.is_set():
-                sleepers.sleep(left)
+                alarm.sleep(left)
 
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "wall": WallClock}
