@@ -10,7 +10,6 @@ import ctypes
 import io
 import json
 import os
-import selectors
 import shutil
 import socket
 import tempfile
@@ -431,7 +430,8 @@ class _Served:
 
     def ask(self, client: Client, theirs: socket.socket, text: bytes) -> bytes:
         """The answer to a request that is in order."""
-        assert self.server._serve(client, memoryview(frames.pack(text)))
+        theirs.send(frames.pack(text))
+        assert self.serve(client)
         frame, descriptors, _, _ = socket.recv_fds(theirs, frames.MOST_FRAME, 4)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -454,11 +454,19 @@ class _Served:
                     first += count
         return arrivals.receives.told
 
+    def serve(self, client: Client, take: Callable[[Client], str | None] | None = None) -> bool:
+        """A turn for what the client has sent; whether it is still there."""
+        self.server._pump.begin()
+        self.server._read(client, self.server._take if take is None else take)
+        with self.fabric.clock:
+            self.server._pump.end()
+        return client.socket in self.server.clients
+
     def connect(self) -> tuple[Client, socket.socket]:
         """A client, and its end of the socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        client = self.server.clients[ours] = Client(ours, 0, "somebody")
-        self.server._selector.register(ours, selectors.EVENT_READ, client)
+        client = Client(ours, 0, "somebody")
+        self.server.welcome(client)
         theirs.setblocking(False)  # recv_fds has flags, and does not heed them
         return client, theirs
 
@@ -490,7 +498,8 @@ def served_frames(data: bytes) -> None:
         for chunk in _chunks(data[1:]):
             text, _, tail = chunk.partition(b"\0")
             frame = chunk[1:] if chunk[:1] == b"\xff" else frames.pack(text, tail)
-            if not served.server._serve(client, memoryview(frame)):
+            theirs.send(frame)
+            if not served.serve(client):
                 break
             with suppress(BlockingIOError):
                 _, descriptors, _, _ = socket.recv_fds(theirs, frames.MOST_FRAME, 4)
@@ -507,8 +516,8 @@ def served_posts(data: bytes) -> None:
     """Posts of a stranger, whose ring changes meanwhile: no receive is made of nothing, and nothing is left.
 
     Each chunk: after 255 a post, from the flag of its immediate value on; after 253 one that others may
-    follow before it is carried out; after 254 the ring has room again; else a word of the ring, and what
-    stands there now.
+    follow before it is carried out; after 252 what lies in the pipe; after 254 the ring has room again; else
+    a word of the ring, and what stands there now.
     """
     served = _served(Fabric.roce)
     client, theirs = served.connect()
@@ -524,6 +533,12 @@ def served_posts(data: bytes) -> None:
         assert client.session is not None
         core = client.session._qps[3].qp.core
         for chunk in _chunks(data):
+            if chunk[:1] == b"\xfc" and client.session._posting.pipe is not None:
+                with suppress(BlockingIOError):
+                    os.write(client.session._posting.pipe.theirs, chunk[1:])
+                if not served.serve(client, served.server._take_posts):
+                    break
+                continue
             if chunk[:1] in (b"\xff", b"\xfd"):
                 frame = bytes([0, 0, 0, 0, posts.POST]) + chunk[1:]
             elif chunk[:1] == b"\xfe":
@@ -531,12 +546,12 @@ def served_posts(data: bytes) -> None:
             else:
                 ring.words[chunk[0] % 4 if chunk else 0] = int.from_bytes(chunk[1:9], "little")
                 continue
-            run = client.session.run
-            goes_on = run is not None and len(frame) == posts.ONE and run.goes_on(memoryview(frame))
-            if not goes_on and not served.server._serve(client, memoryview(frame)):
+            with suppress(BlockingIOError):
+                theirs.send(frame)
+            if chunk[:1] == b"\xfd":
+                continue
+            if not served.serve(client):
                 break
-            if chunk[:1] != b"\xfd":
-                client.session.carry()
             with suppress(BlockingIOError):
                 theirs.recv(frames.MOST_FRAME)
             assert 0 <= core.free <= core.depth
@@ -567,6 +582,8 @@ def told_messages(data: bytes) -> None:
     with suppress(ValueError):
         first, told = posts.unpack_told(data)
         again = posts.pack_told(first, told)
+        alone = posts.unpack_alone(data)
+        assert alone is None or [alone._replace(lengths=told[0].lengths)] == told
         assert len(again) == len(data)
         assert posts.unpack_told(again) == (first, told)
         for one in told:

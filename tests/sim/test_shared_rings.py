@@ -19,10 +19,11 @@ from mcast.api import Destination, QpError
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import frames, posts, rings
+from mcast.backends.sim.shared.posting import PostPipe
 from mcast.backends.sim.shared.server import FabricServer
 from mcast.backends.sim.testbed import SimObserver
 
-from ..waiting import until
+from ..waiting import Running, until
 from .served import End, asked, end
 
 
@@ -53,6 +54,62 @@ def test_messages_go_without_a_question(sender: End, receiver: End, monkeypatch:
             (b"single", 7, sender.qp.qp_num)
         ]
     assert (there, here) == ([], [])
+
+
+def test_messages_keep_their_order_whatever_way_they_take(
+    sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single ones go through a pipe, but while the server has frames of the socket to read."""
+    ways, write, sent = list[int](), os.write, 0
+
+    def noted(fd: int, post: bytes) -> int:
+        ways.append(fd)
+        return write(fd, post)
+
+    monkeypatch.setattr(os, "write", noted)
+
+    def one() -> None:
+        nonlocal sent
+        sender.qp.send_one(sender.to, b"%d" % sent)
+        sent += 1
+
+    one()
+    for number in range(40):
+        if number % 4 == 1:
+            sender.send(*(b"%d" % (sent + place) for place in range(number)))
+            sent += number
+        if number % 8 == 2:
+            sender.qp.send_one(sender.to, b"%d" % sent, 7)
+            sent += 1
+        one()
+        if number % 4 == 3:
+            sender.qp.flush()
+        one()
+        one()
+    assert receiver.take(sent) == [b"%d" % number for number in range(sent)]
+    assert 30 < len(ways) < 100
+    assert set(ways) == {sender.client._connection.memory.posts}
+
+
+def test_who_gets_ahead_of_the_server_waits_for_it_and_loses_nothing(
+    server: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 3 * PostPipe.MOST
+    with end(path, depth=count) as receiver, end(path, sends=True) as sender:
+        sender.send(b"first")
+        assert receiver.take(1) == [b"first"]
+        requests = asked(sender.backend, monkeypatch)
+
+        def send() -> None:
+            for number in range(count):
+                sender.qp.send_one(sender.to, b"%d" % number)
+
+        with server.fabric.clock.mutex:  # which each of the server's turns takes
+            running = Running(send)
+            until(lambda: requests)
+        assert running.results() == [None]
+        assert receiver.take(count) == [b"%d" % number for number in range(count)]
+        assert set(requests) == {"make_room"}
 
 
 def test_the_server_does_not_read_payloads(
@@ -348,6 +405,8 @@ def test_a_ring_can_be_neither_shrunk_nor_written_by_others() -> None:
 class Stranger:
     """A client that has a queue pair in the group, a destination to post to, and no manners."""
 
+    pipe = -1
+
     def __init__(self, path: Path, ring: int) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(30)
@@ -374,15 +433,26 @@ class Stranger:
         ):
             assert self.answer()
             self.socket.send(frames.pack(text.encode()))
-        kind, _, text_of, _ = frames.unpack(memoryview(self.answer()))
+        answer, (self.pipe,), _, _ = socket.recv_fds(self.socket, frames.MOST_FRAME, 1)
+        kind, _, text_of, _ = frames.unpack(memoryview(answer))
         assert kind == frames.OK, bytes(text_of)
+
+    def post(self, post: bytes, by_pipe: bool) -> None:
+        if by_pipe:
+            os.write(self.pipe, post)
+        else:
+            self.socket.send(post)
 
 
 @contextmanager
 def stranger(path: Path, ring: int) -> Iterator[Stranger]:
     made = Stranger(path, ring)
     with made.socket:
-        yield made
+        try:
+            yield made
+        finally:
+            if made.pipe >= 0:
+                os.close(made.pipe)
 
 
 def unsealed() -> int:
@@ -403,6 +473,10 @@ def no_memory() -> int:
 def test_what_is_no_ring_ends_its_session(server: FabricServer, path: Path, make: Callable[[], int]) -> None:
     fd = make()
     with end(path) as receiver, end(path, sends=True) as sender:
+        for text in (b"asked", b"posted"):
+            sender.send(text)
+            assert receiver.take(1) == [text]
+        assert receiver.qp.recv_one(0.001) is None  # what is made once is there
         before = descriptors()
         with stranger(path, fd) as client:
             assert client.answer() == b""
@@ -452,7 +526,8 @@ def test_posts_and_rings_of_strangers_harm_only_themselves(
                 with suppress(OSError):
                     for _ in range(200):
                         writer.words[random.randrange(8)] = random.getrandbits(64)
-                        client.socket.send(wild(random))
+                        with suppress(BlockingIOError):
+                            client.post(wild(random), random.random() < 0.5)
                         count += 1
                 assert 0 <= core.free <= core.depth
             until(lambda: len(server.clients) == 2)
@@ -460,6 +535,23 @@ def test_posts_and_rings_of_strangers_harm_only_themselves(
             sender.send(b"still here")
             assert receiver.take(1) == [b"still here"]
         assert sorted(observer.leftovers()) == before
+
+
+def test_what_is_no_post_in_a_pipe_ends_its_session(server: FabricServer, sender: End, receiver: End) -> None:
+    sender.send(b"first")
+    receiver.take(1)
+    right = posts.pack_one(posts.one_head(3, 0), 64, 5)
+    for wrong in (b"\0", right[:-1], posts.pack_one(posts.one_head(3, 9), 64, 5), right + b"\0"):
+        ring = rings.RingWriter()
+        with stranger(server.path, ring.fd) as client:
+            ring.forget_descriptor()
+            client.ready(sender.to)
+            client.post(right, True)
+            assert receiver.take(1) == [bytes(5)]
+            client.post(wrong, True)
+            assert client.answer() == b""
+    sender.send(b"still here")
+    assert receiver.take(1) == [b"still here"]
 
 
 def test_a_count_of_given_back_receives_is_never_believed_beyond_what_is_out(

@@ -25,6 +25,7 @@ from mcast.api import (
     EventChannel,
     McastError,
     Message,
+    QpError,
     QpState,
     QueuePair,
     TimedOut,
@@ -419,6 +420,27 @@ def test_sends_that_a_stopped_server_refuses_cost_no_room(
     found = asked(cm_id._backend, monkeypatch)
     qp.send(to, refused)
     assert found == []
+
+
+def test_a_sender_notices_that_its_server_was_killed(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    """Though nothing but its sends looks."""
+    channel, cm_id, qp = end
+    to = joined(channel, cm_id)
+    for _ in range(3):
+        qp.send_one(to, b"x")
+    server.kill()
+    server.wait()
+
+    def fails() -> bool:
+        try:
+            qp.send_one(to, b"x")
+        except QpError:
+            return True
+        return False
+
+    until(fails)
 
 
 def test_a_call_does_not_wait_for_another_thread_s(

@@ -7,17 +7,18 @@ back, by a count in its own ring, which is looked at when a message arrives.
 
 from __future__ import annotations
 
-import selectors
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mcast.backends.sim.clock import Clock
-from mcast.backends.sim.core.qp import Burst, Qp
+from mcast.backends.sim.core.qp import Burst, Header, Qp
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.door import AT_ONCE
 from mcast.backends.sim.shared.rings import MASK, Page, RingPayloads
+from mcast.backends.sim.shared.watch import ServerWatch
 
 BUFFER = 64 << 10
 """Bytes that the kernel keeps of the headers that a client does not read; it counts them generously."""
@@ -29,8 +30,8 @@ class Pump:
     Called with the fabric's lock.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, page: Page) -> None:
-        self.selector: selectors.BaseSelector = selector
+    def __init__(self, watch: ServerWatch, page: Page) -> None:
+        self.watch: ServerWatch = watch
         self.page: Page = page
         self.turn: int = 0
         self._due: dict[Arrivals, None] = {}
@@ -137,6 +138,8 @@ class Arrivals:
         self._unsent: bytes | None = None
         self._look_told = False
         self._waits = False
+        self._header: tuple[Header | None, bytes] = None, b""
+        """Of the last message, and what the client is told of it."""
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.theirs.setblocking(False)
         self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
@@ -169,7 +172,10 @@ class Arrivals:
                 self._unsent = None
                 break
             self._unsent = None
-        self._wait(self._unsent is not None)
+            if not core.readable and not core.news:
+                break
+        if self._waits or self._unsent is not None:
+            self._wait(self._unsent is not None)
 
     def _frame(self, found: list[tuple[Burst, int, int]]) -> bytes:
         first, told = self.receives.told, []
@@ -183,7 +189,10 @@ class Arrivals:
             else:
                 lengths = list(map(len, payloads[start:stop]))
             self.receives.tell(payloads, start, stop)
-            text = frames.pack_header(header.source, header.group, header.src_qp, header.slid)
+            last, text = self._header
+            if header is not last:
+                text = frames.pack_header(header.source, header.group, header.src_qp, header.slid)
+                self._header = header, text
             told.append(posts.Told(text, ring, place, burst.at, burst.imm, self.core.is_own(header), lengths))
         return posts.pack_told(first, told)
 
@@ -192,9 +201,9 @@ class Arrivals:
         if waits != self._waits and self._ours.fileno() >= 0:
             self._waits = waits
             if waits:
-                self._pump.selector.register(self._ours, selectors.EVENT_WRITE, self.go_on)
+                self._pump.watch.add(self._ours.fileno(), self.go_on, select.EPOLLOUT)
             else:
-                self._pump.selector.unregister(self._ours)
+                self._pump.watch.remove(self._ours.fileno())
 
     def go_on(self) -> None:
         """The client's socket has room again."""

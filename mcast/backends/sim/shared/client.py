@@ -800,13 +800,14 @@ class SharedQueuePair(_Remote, QueuePair):
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        if (
-            timeout is None
-            and imm is None
-            and len(payloads) == 1
-            and self._post_one(destination, payloads[0])
-        ):
-            return
+        if timeout is None and imm is None and len(payloads) == 1 and self._failed is None:
+            payload = payloads[0]
+            owned_one = payload if type(payload) is bytes else bytes_of(payload, self)
+            try:
+                if self._outgoing.post_one(destination, owned_one):
+                    return
+            except Gone:  # which the request says in its own way
+                pass
         owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
         end = None if timeout is None else time.monotonic() + timeout
         posted = 0
@@ -817,17 +818,6 @@ class SharedQueuePair(_Remote, QueuePair):
                 error.posted = posted
                 raise
             posted += len(part)
-
-    def _post_one(self, destination: Destination, payload: bytes | memoryview | DeviceBytes) -> bool:
-        """Send as the last message was sent; False if that takes more."""
-        try:
-            return (
-                type(payload) is bytes
-                and self._failed is None
-                and self._outgoing.post_one(destination, payload)
-            )
-        except Gone:  # which the request says in its own way
-            return False
 
     def _send_part(
         self, destination: Destination, part: list[bytes], imm: int | None, end: float | None
@@ -852,8 +842,8 @@ class SharedQueuePair(_Remote, QueuePair):
         where = "send", Phase.SEND, about
         while True:
             try:
-                sent: frames.Sent = self._connection.ask_raw("send", text, *where, payload, end=end).value
-                self._outgoing.note(destination, sent)
+                reply = self._connection.ask_raw("send", text, *where, payload, end=end)
+                self._outgoing.note(destination, reply.value, reply.descriptor)
                 return
             except Gone:
                 self._require_open("send", Phase.SEND)
@@ -900,10 +890,16 @@ class SharedQueuePair(_Remote, QueuePair):
             if isinstance(self._slots, DeviceSlots):
                 self._refuse_copy()
             return super()._recv_one(timeout)
+        incoming, connection = self._incoming, self._connection
         with uninterrupted():
-            if self._failed is None and not self._connection.lost and (found := self._incoming.take_one()):
-                burst, place, own = found
-                return message_of(burst, memoryview(burst.payloads[place]), own)
+            if self._failed is None and not connection.lost and not connection.forked:
+                if incoming.comes_singly and (timeout is None or timeout > 0):
+                    end = None if timeout is None else time.monotonic() + timeout
+                    self._backend.sleep.until(incoming.awaited(), timeout)
+                    timeout = None if end is None else max(end - time.monotonic(), 0.0)
+                if found := incoming.take_one():
+                    burst, place, own = found
+                    return message_of(burst, memoryview(burst.payloads[place]), own)
             slices, own_headers = self._receive(1, timeout, events=False)
             if not slices:
                 return None

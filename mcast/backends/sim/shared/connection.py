@@ -22,6 +22,7 @@ from mcast.api import Phase, QpError, mcast_error
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.door import AT_ONCE, reach
 from mcast.backends.sim.shared.memory import SharedMemory
+from mcast.backends.sim.shared.rings import RingWriter
 from mcast.interrupts import Lock, interruptible, uninterrupted
 
 PATIENCE = 60.0
@@ -34,6 +35,9 @@ request that has waited for so long may be ended by Ctrl-C."""
 MOMENT = 0.02
 """Seconds for which a call whose own time is over waits for its answer all the same. A server that runs has
 as long as LOOK_AGAIN: a call that must not wait asks it, too."""
+
+LOOK_FOR_END = 0.001
+"""Seconds after which a sender looks again whether the server has ended."""
 
 ENDED = "the fabric is served no more"
 
@@ -87,6 +91,8 @@ class Connection:
     def __init__(self, path: Path, attach: frames.AttachTo, patience: float = PATIENCE) -> None:
         self._patience = patience
         self.pid: int = os.getpid()
+        self.forked: bool = False
+        """Whether this is a fork, as calls ask that have no time for a system call."""
         self.lost: bool = False
         self.why: str = ENDED
         """Whether the server has ended, and what is known of that."""
@@ -99,6 +105,10 @@ class Connection:
         self._unawaited: dict[int, Then] = {}
         """The numbers of requests whose answers no call waits for -> what takes the answer."""
         self._untold: deque[bytes] = deque()
+        self._sent = self._read = 0
+        """Frames that were sent, and those of them that the server is known to have read."""
+        self._looked = 0.0
+        self._hang_up = select.poll()
         self._make_lock()
         self.memory: SharedMemory = SharedMemory()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -112,6 +122,7 @@ class Connection:
             except BlockingIOError:
                 raise TimeoutError(E.ETIMEDOUT, self.silence(), str(path)) from None
             self.fd: int = self._socket.fileno()
+            self._hang_up.register(self.fd, 0)
             self._attach(attach)
         except Gone:
             self.close()
@@ -163,7 +174,7 @@ class Connection:
                 raise Gone
             place = ring.put(payload)
             if place is None:
-                ring.allow(self._exchange("make_room", _MAKE_ROOM, end=end, owner=0)[1])
+                self._make_room(ring, end)
                 place = ring.put(payload)
                 if place is None:
                     return False
@@ -187,16 +198,50 @@ class Connection:
             self.lose()
             raise
 
+    def _make_room(self, ring: RingWriter, end: float | None = None) -> None:
+        """Wait until the server has taken all that was posted. Raises Gone, Late."""
+        ring.allow(self._exchange("make_room", _MAKE_ROOM, end=end, owner=0)[1])
+
     def post_one(self, head: bytes, payload: bytes) -> bool:
-        """The same with one message; False, too, where the ring has no room for the message. Raises Gone."""
-        ring = self.memory.ring
-        if ring is None or os.getpid() != self.pid:
+        """The same with one message, by the pipe; False, too, while `post` has to keep the order.
+
+        The server takes the messages of the pipe before frames that it reads later. So while it may have
+        frames to read, messages go by the socket, too. Raises Gone.
+        """
+        memory = self.memory
+        ring = memory.ring
+        if ring is None or self.forked:
             return False
         with self._whole:
-            if self.lost or (place := ring.put(payload)) is None:
+            if self.lost or self._sent != self._read or memory.posts < 0:
                 return False
-            self._send_post(posts.pack_one(head, place, len(payload)), None)
-        return True
+            if (now := time.monotonic()) > self._looked + LOOK_FOR_END:
+                self._look_for_end(now)
+            place = ring.put(payload)
+            if place is None:
+                return False
+            post = posts.pack_one(head, place, len(payload))
+            while True:
+                try:
+                    os.write(memory.posts, post)
+                    return True
+                except BlockingIOError:
+                    self._make_room(ring)
+
+    def _look_for_end(self, now: float) -> None:
+        """The pipe does not tell of the server's end. Raises Gone."""
+        self._looked = now
+        if self._hang_up.poll(0):
+            self.lose()
+            raise Gone
+
+    def take_posts(self, pipe: int) -> None:
+        """The pipe has come, which is this object's."""
+        with self._whole:
+            if self.lost:
+                os.close(pipe)
+            else:
+                self.memory.take_posts(pipe)
 
     def ask(
         self,
@@ -260,12 +305,12 @@ class Connection:
         key = None if owner is None else (owner, text)
         self._depth += 1
         try:
-            late = None if key is None else self._late.pop(key, None)
+            late, sent = None if key is None else self._late.pop(key, None), 0
             if late is not None:
                 number, wait = late
                 wait.end = end
             else:
-                number, wait = self._next_number(), self._wait(end)
+                number, wait, sent = self._next_number(), self._wait(end), self._sent + 1
                 self._send(frames.pack(text, tail, number=number), enclosed, wait)
             try:
                 while number not in self._answers:
@@ -279,6 +324,7 @@ class Connection:
                     self._late[key] = number, wait
                 raise
             kind, found, rest, descriptor = self._answers.pop(number)
+            self._read = max(self._read, sent)
             if self._depth > 1 and self._answers:
                 self._wake_outer()
             return kind, parse("refused" if kind == frames.REFUSED else op, found), rest, descriptor
@@ -338,6 +384,7 @@ class Connection:
                 self._socket.send(frame, AT_ONCE)
         except BlockingIOError:
             return False
+        self._sent += 1
         return True
 
     def _flush(self) -> bool:
@@ -477,6 +524,7 @@ class Connection:
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have had the lock."""
+        self.forked = True
         self._make_lock()
 
 
@@ -561,22 +609,32 @@ class Sleep:
         self._free: list[int] = []
         self._asleep: dict[int, bool] = {}
         """The eventfds of those who sleep, and whether they ring."""
+        self._pollers: dict[int, tuple[list[int], select.poll]] = {}
+        """What was slept on last with each of the eventfds, and what polls that: it knows numbers alone."""
         self._closed = False
 
     def until(self, readable: list[int], seconds: float | None) -> None:
         """Sleep until one of these is readable, until `wake`, or so many seconds; maybe less."""
         bell = self._take()
         try:
-            poller = select.poll()
-            poller.register(bell, select.POLLIN)
-            for fd in readable:
-                if fd >= 0:  # else it was closed meanwhile
-                    poller.register(fd, select.POLLIN)
+            poller = self._poller(bell, readable)
             longest = LOOK_AGAIN if seconds is None else min(seconds, LOOK_AGAIN)
             with interruptible():
                 poller.poll(max(0.0, longest) * 1000)
         finally:
             self._give(bell)
+
+    def _poller(self, bell: int, readable: list[int]) -> select.poll:
+        """What polls the bell and these: the one of the last sleep there, if that was on the same."""
+        known = self._pollers.get(bell)
+        if known is not None and known[0] == readable:
+            return known[1]
+        poller = select.poll()
+        for fd in (bell, *readable):
+            if fd >= 0:  # else it was closed meanwhile
+                poller.register(fd, select.POLLIN)
+        self._pollers[bell] = readable, poller
+        return poller
 
     def _take(self) -> int:
         with self._lock:
@@ -590,6 +648,7 @@ class Sleep:
                 with suppress(BlockingIOError):  # a signal's handler came before the ring
                     os.eventfd_read(bell)
             if self._closed:
+                self._pollers.pop(bell, None)
                 os.close(bell)
             else:
                 self._free.append(bell)

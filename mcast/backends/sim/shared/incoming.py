@@ -16,7 +16,7 @@ from itertools import accumulate
 from time import monotonic
 
 from mcast.api import Phase
-from mcast.backends.sim.core.qp import Burst, Header
+from mcast.backends.sim.core.qp import Burst, Header, make_burst
 from mcast.backends.sim.lease import Slices
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.connection import MOMENT, Beacon, Connection, Gone, Late, Reply, Unknown
@@ -28,6 +28,15 @@ class ServerEnded(Exception):
     """The server tells no more: the queue pair is closed there, or the server has ended."""
 
 
+class _Here:
+    """Messages of a send, as far as no call has taken them."""
+
+    __slots__ = ("burst", "own", "start", "stop")
+
+    def __init__(self, burst: Burst, stop: int, own: bool) -> None:
+        self.burst, self.start, self.stop, self.own = burst, 0, stop, own
+
+
 class Incoming:
     """Messages of the queue pair `number`. `word`: where the ring counts what is given back; 0: nowhere.
 
@@ -37,8 +46,11 @@ class Incoming:
     def __init__(self, connection: Connection, number: int, word: int, fd: int) -> None:
         self._connection, self._number, self._word = connection, number, word
         self._given = 0 if connection.memory.ring is None else connection.memory.ring.words[word]
-        self._local: deque[tuple[Burst, int, int, bool]] = deque()
+        self._local: deque[_Here] = deque()
         self._looks = False
+        self.comes_singly: bool = False
+        """Whether the last frame had one message, and that was taken: to look for another one before a sleep
+        would take as long as the sleep, in vain."""
         self._frame: bytes | None = None
         """A frame that was read, and whose payloads have not come yet."""
         self._lock = Lock()
@@ -83,38 +95,48 @@ class Incoming:
                     break  # what was here is not lost; the next call meets that again
                 if not self._local:
                     continue
-                burst, start, stop, is_own = self._local.popleft()
+                here = self._local[0]
+                start, stop = here.start, here.stop
                 if stop - start > max:
-                    self._local.appendleft((burst, start + max, stop, is_own))
-                    stop = start + max
+                    here.start = stop = start + max
+                else:
+                    self._local.popleft()
                 max -= stop - start
-                slices.append((burst, start, stop))
-                if is_own:
-                    own.add(burst.header)
+                slices.append((here.burst, start, stop))
+                if here.own:
+                    own.add(here.burst.header)
         finally:
             self._bell.show()
             self._lock.release()
         return slices, own
 
     def take_one(self) -> tuple[Burst, int, bool] | None:
-        """A message that was read before, its place in the burst, and whether it is this queue pair's own.
+        """The next message if that is quickly taken, its place in the burst, and whether it is this queue
+        pair's own.
 
-        Its receive is given back. None: there is none, or another call has the lock, or there is no ring.
+        Its receive is given back. None: ask `take`, for there is none, or another call has the lock, or there
+        is no ring.
         """
         connection = self._connection
         ring, word = connection.memory.ring, self._word
-        if not self._local or not word or ring is None or os.getpid() != connection.pid:
-            return None
-        if not self._lock.acquire(False):
+        if not word or ring is None or connection.forked or not self._lock.acquire(False):
             return None
         try:
-            if not self._local or self._epoll.closed:
+            if self._epoll.closed:
                 return None
-            burst, start, stop, own = self._local.popleft()
-            if stop - start > 1:
-                self._local.appendleft((burst, start + 1, stop, own))
-            elif not self._local:
-                self._bell.show()
+            if self._local:
+                here = self._local[0]
+                burst, start, own = here.burst, here.start, here.own
+                here.start = start + 1
+                if here.start == here.stop:
+                    self._local.popleft()  # first, because a signal is taken after a call
+                    if not self._local:
+                        self._bell.show()
+            else:
+                alone = self._alone()
+                if alone is None:
+                    return None
+                burst, start, own = alone
             self._given = ring.words[word] = (self._given + 1) & MASK
             return burst, start, own
         finally:
@@ -184,14 +206,39 @@ class Incoming:
             here = []
             for told in records:
                 payloads = self._payloads(told, number, end)
-                burst = Burst(payloads, 0, _header(told.header), told.imm, 0, told.at)
-                here.append((burst, 0, len(payloads), told.own))
+                burst = make_burst((payloads, 0, _header(told.header), told.imm, 0, told.at))
+                if payloads:
+                    here.append(_Here(burst, len(payloads), told.own))
                 number += len(payloads)
         except ValueError as error:  # no server of this package tells that
             raise Gone from error
         self._frame = None
         self._local += here
+        self.comes_singly = False
         return True
+
+    def _alone(self) -> tuple[Burst, int, bool] | None:
+        """The message of a frame that has no other one, in a ring that is mapped here; else None: `take` may
+        have it.
+        """
+        if self._frame is not None or self._looks:
+            return None
+        try:
+            frame = self._frame = self._next_frame()
+            told = None if frame is None else posts.unpack_alone(frame)
+            reader = None if told is None else self._connection.memory.known(told.ring)
+            if told is not None and reader is not None:
+                copied = reader.copy(told.place, told.lengths[0])
+                burst = make_burst(([copied], 0, _header(told.header), told.imm, 0, told.at))
+                if copied is not None and self._frame is frame:  # else a signal's handler has taken it
+                    self._frame = None
+                    self.comes_singly = True
+                    return burst, 0, told.own
+        except (ServerEnded, ValueError):  # which `take` meets again
+            pass
+        if self._frame is not None:
+            self._bell.show()
+        return None
 
     def _next_frame(self) -> bytes | None:
         try:

@@ -17,6 +17,8 @@ class SharedMemory:
     def __init__(self) -> None:
         self.ring: RingWriter | None = None
         self.page: PageReader | None = None
+        self.posts: int = -1
+        """The pipe that posts of one message go into."""
         self._readers: dict[int, RingReader] = {}
         try:
             self.ring = RingWriter()
@@ -31,6 +33,16 @@ class SharedMemory:
             pass
         finally:
             os.close(fd)
+
+    def take_posts(self, fd: int) -> None:
+        """The server has made the pipe; the descriptor is this object's."""
+        if self.posts >= 0:
+            os.close(self.posts)
+        self.posts = fd
+
+    def known(self, number: int) -> RingReader | None:
+        """Somebody's ring, if it is mapped."""
+        return self._readers.get(number)
 
     def reader(self, number: int, ask: Callable[[], int | None]) -> RingReader | None:
         """Somebody's ring, whose descriptor `ask` gets the first time; None where it is not to be had."""
@@ -57,3 +69,6 @@ class SharedMemory:
         ring, self.ring, self.page, self._readers = self.ring, None, None, {}
         if ring is not None:
             ring.forget_descriptor()
+        pipe, self.posts = self.posts, -1
+        if pipe >= 0:
+            os.close(pipe)

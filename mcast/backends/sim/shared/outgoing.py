@@ -12,6 +12,7 @@ from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.connection import Connection
 
 _NOTHING = frames.Sent(None, 0)
+_NOWHERE = None, _NOTHING, b""
 
 
 class SharedOutgoing:
@@ -20,41 +21,45 @@ class SharedOutgoing:
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection, self._number = connection, number
         self._sent: dict[Destination, frames.Sent] = {}
-        self._last: tuple[Destination | None, frames.Sent] = None, _NOTHING
-        self._head = b""
-        """What posts of one message to the last destination begin with."""
+        self._last: tuple[Destination | None, frames.Sent, bytes] = _NOWHERE
+        """The last destination, how the request was answered, and what posts of one message begin with; in
+        one piece, for other threads send, too."""
 
-    def note(self, to: Destination, sent: frames.Sent) -> None:
-        """How a request to send was answered."""
+    def note(self, to: Destination, sent: frames.Sent, pipe: int | None) -> None:
+        """How a request to send was answered, and what came with that."""
+        if pipe is not None:
+            self._connection.take_posts(pipe)
         self._sent[to] = sent
-        self._now(to, sent)
+        self._last = _NOWHERE
 
-    def _now(self, to: Destination, sent: frames.Sent) -> None:
-        self._last = to, sent
-        self._head = b"" if sent.slot is None else posts.one_head(self._number, sent.slot)
+    def _last_to(self, to: Destination) -> tuple[frames.Sent, bytes]:
+        """How the last request to send there was answered, and what posts of one message there begin with."""
+        last, sent, head = self._last
+        if last is not to:  # a destination's hash takes as long as the rest
+            sent = self._sent.get(to, _NOTHING)
+            head = b"" if sent.slot is None else posts.one_head(self._number, sent.slot)
+            self._last = to, sent, head
+        return sent, head
 
     def forget(self) -> None:
         """The queue pair has changed its state: ask again."""
-        self._sent, self._last, self._head = {}, (None, _NOTHING), b""
+        self._sent, self._last = {}, _NOWHERE
 
     def post_one(self, to: Destination, payload: bytes) -> bool:
-        """Send a message without an immediate value as the last one was sent; False if that takes more.
+        """Send a message without an immediate value; False if that takes more than a word in the pipe.
 
         Raises Gone.
         """
-        last, sent = self._last
+        sent, head = self._last_to(to)
         connection = self._connection
         page = connection.memory.page
-        if last is not to or not self._head or page is None or page.words[0] != sent.change:
+        if not head or page is None or page.words[0] != sent.change:
             return False
-        return connection.post_one(self._head, payload)
+        return connection.post_one(head, payload)
 
     def post(self, to: Destination, payloads: list[bytes], imm: int | None, end: float | None) -> bool:
         """Send without a question; False if that must be asked for. Raises Gone, Late."""
-        last, sent = self._last
-        if last is not to:  # a destination's hash takes as long as the rest
-            sent = self._sent.get(to, _NOTHING)
-            self._now(to, sent)
+        sent, _ = self._last_to(to)
         page, slot = self._connection.memory.page, sent.slot
         if slot is None or page is None or page.words[0] != sent.change:
             return False

@@ -2,52 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from mcast.api import Destination
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.rings import WORDS, Outbox, Page, RingPayloads
+from mcast.backends.sim.shared.watch import ServerWatch
 
 MOST_DESTINATIONS = 1024
 """Of one client, that may be posted to by their number; sends to more are requests."""
+ROOM = 8192
+"""Bytes of a pipe of posts: so far a client may get ahead of the server, which waits for nobody."""
 
 
 class Posted(NamedTuple):
-    """What a client has posted. `longest` is in bytes; `goes_on` if the next post may belong to the same
-    send."""
+    """What a client has posted."""
 
     qp: int
     to: Destination
     place: int
     lengths: Sequence[int]
     imm: int | None
-    longest: int
-    goes_on: bool
 
 
-class PostedRun:
-    """Posts of one message each to the same destination, which lie one after the other: one send.
+class PostRun:
+    """Posts of one message each that begin with the same `head`, and lie one after the other: one send.
 
-    To carry out a send takes as long for many messages as for one. `longest`: bytes of a message at most.
+    To carry out a send takes as long for many messages as for one. A message has `most` bytes, and ends at
+    `stop`, at most.
     """
 
-    def __init__(self, posted: Posted, head: bytes, stop: int, longest: int) -> None:
-        self.posted: Posted = posted
-        self.lengths: list[int] = list(posted.lengths)
-        self._head, self._stop, self._longest = head, stop, longest
-        self._end = posted.place + posted.lengths[0]
+    __slots__ = ("_end", "_head", "_most", "_stop", "lengths", "place", "qp", "to")
 
-    def goes_on(self, frame: memoryview) -> bool:
-        """Whether the post of `posts.ONE` bytes is the next one, and now a part of this."""
-        head, place, length = posts.unpack_one(frame)
+    def __init__(
+        self, head: bytes, qp: int, to: Destination, place: int, length: int, stop: int, most: int
+    ) -> None:
+        self._head, self._end, self._stop, self._most = head, place + length, stop, most
+        self.qp: int = qp
+        self.to: Destination = to
+        self.place: int = place
+        self.lengths: list[int] = [length]
+
+    def goes_on(self, head: bytes, place: int, length: int) -> bool:
+        """Whether this post is the next one, and now a part of the run."""
         end = place + length
-        if place != self._end or length > self._longest or end > self._stop or head != self._head:
+        if place != self._end or length > self._most or end > self._stop or head != self._head:
             return False
         self._end = end
         self.lengths.append(length)
         return True
+
+
+class PostPipe:
+    """A pipe that a client writes its posts of one message into: they are read many at a time.
+
+    `theirs` goes to the client, and can be read, too. So the client's writing raises no SIGPIPE when the
+    server has ended, and the server sees no end of the pipe before that of the session. Raises OSError where
+    no descriptor is left.
+    """
+
+    MOST: int = ROOM // posts.ONE
+    """Posts that a client can write before it has to wait for the server."""
+    ours: int
+    theirs: int
+
+    def __init__(self) -> None:
+        self.ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, ROOM)
+            self.theirs = os.open(f"/proc/self/fd/{theirs}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except BaseException:
+            os.close(self.ours)
+            raise
+        finally:
+            os.close(theirs)
+
+    def read(self, most: int) -> Iterator[tuple[bytes, int, int]]:
+        """So many posts at most: head, place and length of each. Raises ValueError for what is none."""
+        try:
+            found = os.read(self.ours, most * posts.ONE)
+        except BlockingIOError:
+            return iter(())
+        if len(found) % posts.ONE:
+            raise ValueError("a post is cut short")
+        return posts.iter_ones(found)
+
+    def close(self) -> None:
+        os.close(self.ours)
+        os.close(self.theirs)
 
 
 class Posting:
@@ -64,6 +110,8 @@ class Posting:
         self._destinations: list[Destination] = []
         self._routes: dict[bytes, tuple[int, Destination]] = {}
         """What the heads of posts of one message mean; for ever, for no number is used again."""
+        self.pipe: PostPipe | None = None
+        """What such posts come by, once the client has sent something."""
 
     def sent(self, to: Destination) -> frames.Sent:
         """A request to send there was carried out: how the next one may be posted."""
@@ -75,29 +123,52 @@ class Posting:
 
     def take(self, frame: memoryview) -> Posted:
         """What the frame posts. Raises ValueError for what no client posts."""
-        is_one = len(frame) == posts.ONE
-        if is_one:
-            head, place, length = posts.unpack_one(frame)
-            if (route := self._routes.get(head)) is not None:
-                return Posted(*route, place, (length,), None, length, True)
         qp, slot, imm, place, lengths = posts.unpack_post(frame)
         if self._outbox is None or slot >= len(self._destinations):
             raise ValueError("a post without a ring, or to a destination that was not told")
-        to = self._destinations[slot]
-        if is_one and imm is None and len(self._routes) < MOST_DESTINATIONS:
-            self._routes[head] = qp, to
-        return Posted(qp, to, place, lengths, imm, max(lengths, default=0), is_one)
+        return Posted(qp, self._destinations[slot], place, lengths, imm)
 
-    def payloads(self, posted: Posted) -> RingPayloads:
+    def open_pipe(self, watch: ServerWatch, posted: Callable[[], object]) -> int | None:
+        """The client's end of a pipe, the first time; None where there is none, and posts come by the socket.
+
+        `posted` is called whenever posts lie in it.
+        """
+        if self.pipe is not None or self._outbox is None:
+            return None
+        try:
+            pipe = PostPipe()
+        except OSError:  # no descriptor is left
+            return None
+        try:
+            watch.add(pipe.ours, posted)
+        except OSError:
+            pipe.close()
+            return None
+        self.pipe = pipe
+        return pipe.theirs
+
+    def route(self, head: bytes) -> tuple[int, Destination] | None:
+        """Queue pair and destination of a post of one message, which begins so; None: it is like any other.
+
+        Raises ValueError as `take` does.
+        """
+        route = self._routes.get(head)
+        if route is None:
+            posted = self.take(memoryview(posts.pack_one(head, 0, 0)))
+            if posted.imm is not None or len(self._routes) >= MOST_DESTINATIONS:
+                return None
+            route = self._routes[head] = posted.qp, posted.to
+        return route
+
+    def stop(self, place: int, length: int) -> int:
+        """Where a message there and those after it end at most. Raises ValueError as `payloads` does."""
+        assert self._outbox is not None
+        return self._outbox.check(place, length)[1]
+
+    def payloads(self, place: int, lengths: Sequence[int]) -> RingPayloads:
         """The messages of a post. Raises ValueError for where the client may not write."""
         assert self._outbox is not None
-        return self._outbox.take(posted.place, posted.lengths)
-
-    def run(self, posted: Posted, frame: memoryview, longest: int) -> PostedRun:
-        """What begins with a post of one message. Raises ValueError as `payloads` does."""
-        assert self._outbox is not None
-        self._outbox.check(posted.place, posted.lengths[0])
-        return PostedRun(posted, posts.unpack_one(frame)[0], self._outbox.stop(posted.place), longest)
+        return self._outbox.take(place, lengths)
 
     def make_room(self) -> int:
         """How far the client may write now. Raises ValueError where it has no ring."""
@@ -117,7 +188,10 @@ class Posting:
         if word:
             self._free_words.append(word)
 
-    def leave(self) -> None:
+    def leave(self, watch: ServerWatch) -> None:
         """The client has left."""
         if self._outbox is not None:
             self._outbox.leave()
+        if self.pipe is not None:
+            watch.remove(self.pipe.ours)
+            self.pipe.close()

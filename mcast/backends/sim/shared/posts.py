@@ -23,6 +23,8 @@ ONE = _ONE.size
 _IMM, _OWN, _STAMPED = 1, 2, 4
 _RECORD = Struct("<40sQQQIHBx")
 _FIRST = Struct("<Q")
+_ALONE = Struct("<Q40sQQQIHBxI")
+"""A frame for a receiver with one message, in one piece."""
 
 LOOK = b"L"
 """A frame that tells a receiver to ask: its port has news, or its queue pair an error."""
@@ -69,6 +71,8 @@ pack_one: Callable[[bytes, int, int], bytes] = _ONE.pack
 """A post of one message, of its head, its place and its length."""
 unpack_one: Callable[[memoryview], tuple[bytes, int, int]] = _ONE.unpack
 """Head, place and length of a frame of `ONE` bytes."""
+iter_ones: Callable[[bytes], Iterator[tuple[bytes, int, int]]] = _ONE.iter_unpack
+"""Of as many posts as there are."""
 
 
 def is_post(frame: memoryview) -> bool:
@@ -89,10 +93,23 @@ def pack_told(first: int, told: Sequence[Told]) -> bytes:
     """A frame; `first` numbers its first message among all that the queue pair was told of."""
     parts = [_FIRST.pack(first)]
     for header, ring, place, at, imm, own, lengths in told:
-        flags = _IMM * (imm is not None) | _OWN * own | _STAMPED * (at is not None)
-        parts.append(_RECORD.pack(header, ring, place, at or 0, imm or 0, len(lengths), flags))
+        flags, count = _IMM * (imm is not None) | _OWN * own | _STAMPED * (at is not None), len(lengths)
+        if count == 1 == len(told):
+            return _ALONE.pack(first, header, ring, place, at or 0, imm or 0, 1, flags, lengths[0])
+        parts.append(_RECORD.pack(header, ring, place, at or 0, imm or 0, count, flags))
         parts.append(array("I", lengths).tobytes())
     return b"".join(parts)
+
+
+def unpack_alone(frame: bytes) -> Told | None:
+    """The message of a frame that has no other one; None for any other frame, which `unpack_told` knows."""
+    if len(frame) != _ALONE.size:
+        return None
+    _, header, ring, place, stamp, imm, count, flags, length = _ALONE.unpack(frame)
+    if count != 1:
+        return None
+    at = stamp if flags & _STAMPED else None
+    return Told(header, ring, place, at, imm if flags & _IMM else None, bool(flags & _OWN), (length,))
 
 
 def unpack_told(frame: bytes) -> tuple[int, list[Told]]:

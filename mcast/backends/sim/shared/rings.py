@@ -94,12 +94,15 @@ class RingWriter:
 
     def put(self, payload: bytes) -> int | None:
         """The place where the bytes lie now; None where there is no room for them."""
-        count = len(payload)
-        place = _next(self._head, count)
+        count, place = len(payload), self._head
+        start = place % SIZE
+        if count > SIZE - start:  # it lies in one piece
+            place += SIZE - start
+            start = 0
         if place + count > self._limit:
             return None
         self._head = place + count  # first, for a signal's handler may send, too
-        start = HEAD + place % SIZE
+        start += HEAD
         self._mapped[start : start + count] = payload
         return place
 
@@ -114,12 +117,6 @@ class RingWriter:
         self.fd = -1
         if fd >= 0:
             os.close(fd)
-
-
-def _next(head: int, count: int) -> int:
-    """Where so many bytes lie in one piece."""
-    left = SIZE - head % SIZE
-    return head if count <= left else head + left
 
 
 class Outbox:
@@ -140,22 +137,21 @@ class Outbox:
 
     def take(self, place: int, lengths: Sequence[int]) -> RingPayloads:
         """The messages that the client has put there. Raises ValueError for where it may not write."""
-        end = self.check(place, sum(lengths))
+        end, _ = self.check(place, sum(lengths))
         self._head = max(self._head, end)
         payloads = RingPayloads(self, place, lengths)
         self.note(payloads, end)
         return payloads
 
-    def check(self, place: int, count: int) -> int:
-        """Where so many bytes end. Raises ValueError for where the client may not write them."""
-        end = place + count
-        if not self._kept_from <= place <= end <= self.stop(place):
-            raise ValueError(f"messages at {place} to {end} of a ring that is kept from {self._kept_from}")
-        return end
-
-    def stop(self, place: int) -> int:
-        """Where messages end at most that begin there: they lie in one piece, below what may be written."""
-        return min(place - place % SIZE, self._kept_from) + SIZE
+    def check(self, place: int, count: int) -> tuple[int, int]:
+        """Where so many bytes end, and where they could end at most: they lie in one piece, below what may be
+        written. Raises ValueError for where the client may not write them.
+        """
+        end, kept_from = place + count, self._kept_from
+        stop = min(place - place % SIZE, kept_from) + SIZE
+        if not kept_from <= place <= end <= stop:
+            raise ValueError(f"messages at {place} to {end} of a ring that is kept from {kept_from}")
+        return end, stop
 
     def note(self, payloads: RingPayloads, end: int) -> None:
         """Somebody has these, up to `end`, and may read them later."""

@@ -10,7 +10,6 @@ import errno as E
 import fcntl
 import logging
 import os
-import selectors
 import signal
 import socket
 import termios
@@ -31,6 +30,7 @@ from mcast.backends.sim.shared.control import Control
 from mcast.backends.sim.shared.door import AT_ONCE, Door, credentials
 from mcast.backends.sim.shared.rings import Page
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
+from mcast.backends.sim.shared.watch import ServerWatch
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -77,8 +77,8 @@ class Client:
 
 
 @contextmanager
-def _woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
-    """End the sleep of `selector` when a signal comes, because Python's handler runs after it alone.
+def _woken_by_signals(watch: ServerWatch) -> Iterator[None]:
+    """End the sleep of `watch` when a signal comes, because Python's handler runs after it alone.
 
     The signal itself ends the sleep only if it comes to the main thread, and not just before.
     """
@@ -89,13 +89,13 @@ def _woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
     with reader, writer:
         reader.setblocking(False)
         writer.setblocking(False)
-        selector.register(reader, selectors.EVENT_READ, partial(reader.recv, 4096))
+        watch.add(reader.fileno(), partial(reader.recv, 4096))
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
             signal.set_wakeup_fd(before)
-            selector.unregister(reader)
+            watch.remove(reader.fileno())
 
 
 class FabricServer:
@@ -119,12 +119,11 @@ class FabricServer:
         self.clients: dict[socket.socket, Client] = {}
         self._buffer = memoryview(bytearray(frames.MOST_FRAME))
         self._door = Door(path, group)
-        self._selector = selectors.DefaultSelector()
-        self._pump = Pump(self._selector, Page())
+        self._watch = ServerWatch()
+        self._pump = Pump(self._watch, Page())
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         fabric.parts.receivers.on_change = self._pump.page.change
-        self._selector.register(self._door, selectors.EVENT_READ)
-        self._selector.register(self._stop, selectors.EVENT_READ)
+        self._watch.add(self._door.fileno(), self._accept)
 
     @property
     def name(self) -> str:
@@ -135,22 +134,16 @@ class FabricServer:
 
     def run(self) -> None:
         """Serve until `stop`."""
-        serves = True
-        with _woken_by_signals(self._selector):
-            while serves:
-                ready = self._selector.select()
-                self._pump.begin()
-                for key, _ in ready:
-                    if key.fileobj is self._door:
-                        self._accept()
-                    elif key.fileobj == self._stop:
-                        serves = False
-                    elif isinstance(key.data, Client):
-                        self._read(key.data)
-                    else:
-                        key.data()
-                with self.fabric.clock:
-                    self._pump.end()
+        watch, pump, clock, ends = self._watch, self._pump, self.fabric.clock, list[bool]()
+        watch.add(self._stop, lambda: ends.append(True))
+        with _woken_by_signals(watch):
+            while not ends:
+                ready = watch.wait()
+                pump.begin()
+                for call in ready:
+                    call()
+                with clock:
+                    pump.end()
 
     def stop(self) -> None:
         """End `run`; from any thread, or from a signal's handler."""
@@ -158,13 +151,14 @@ class FabricServer:
 
     def close(self) -> None:
         """End every session and fault, and remove the socket. `run` must have ended."""
+        self._pump.page.change()  # what is posted from now on is lost
         self.control.faults.close()
         for client in list(self.clients.values()):
             self._end(client, "")
         with self.fabric.clock:
             self.fabric.parts.receivers.on_change = None
             self._pump.page.close()
-        self._selector.close()
+        self._watch.close()
         self._door.close()
         os.close(self._stop)
 
@@ -179,42 +173,76 @@ class FabricServer:
                 raise OSError(E.EUSERS, f"{MOST_CLIENTS} clients are there")
             pid = credentials(connection)[0]
             client = Client(connection, pid, _program(pid))
-            self._selector.register(connection, selectors.EVENT_READ, client)
+            self.welcome(client)
         except OSError as error:
             logger.warning("nobody attached: %s", error)
             connection.close()
-        else:
-            self.clients[connection] = client
 
-    def _read(self, client: Client) -> None:
+    def welcome(self, client: Client) -> None:
+        """Read from now on what the client sends. Raises OSError."""
+        self._watch.add(client.socket.fileno(), partial(self._read, client, self._take))
+        self.clients[client.socket] = client
+
+    def _read(self, client: Client, take: Callable[[Client], str | None]) -> None:
+        """Carry out what the client has sent, as far as it is its turn. Its errors end its session alone.
+
+        `take` gives the reason why it has to leave, None if it stays.
+        """
+        try:
+            why = take(client)
+        except ValueError as error:  # of pydantic, too: no client of this package sends that
+            why = str(error).partition("\n")[0]
+        except OSError as error:  # it does not read, or it has gone
+            why = _GONE.get(error.errno or 0, f"{error.strerror}")
+        except Exception as error:  # an error in the server: the others go on
+            logger.exception("a request of process %s failed", client.pid)
+            why = f"an error of the server: {error}"
+        if why is not None:
+            self._end(client, why)
+
+    def _take(self, client: Client) -> str | None:
+        """Frames of its socket. What lies in its pipe was posted before the frame that follows."""
         turn, client.turn = client.turn, self._pump.turn
         left = BURST if turn == client.turn - 1 else 1  # to look for more in vain costs as much as a turn
+        session, buffer = client.session, self._buffer
         while left > 0:
             try:
-                size = self._receive(client)
+                size = self._first(client) if session is None else client.socket.recv_into(buffer, 0, _READ)
             except BlockingIOError:
                 break
             except OSError:
                 size = 0
-            if not size or size > len(self._buffer):
-                if client.session is None or self._guarded(client, client.session.carry):
-                    self._end(client, "" if not size else "a frame is too long")
-                return
-            frame = self._buffer[:size]
-            run = None if client.session is None else client.session.run
-            if run is not None and size == posts.ONE and run.goes_on(frame):
+            if session is not None:
+                session.look()
+            if not size or size > len(buffer):
+                if session is not None:
+                    session.carry()
+                return "a frame is too long" if size else ""
+            frame = buffer[:size]
+            if session is not None and posts.is_post(frame):
+                session.post(frame)
                 left -= 1
-            elif self._serve(client, frame):
-                left -= 1 if posts.is_post(frame) else REQUEST
             else:
-                return
-        if client.session is not None:
-            self._guarded(client, client.session.carry)
+                self._obey(client, frame)
+                session = client.session
+                left -= REQUEST
+        if session is not None:
+            session.carry()
+        return None
 
-    def _receive(self, client: Client) -> int:
-        """Bytes of the next frame, those without room in the buffer too. A ring comes with the first."""
-        if client.session is not None:
-            return client.socket.recv_into(self._buffer, 0, _READ)  # the kernel drops descriptors
+    def _take_posts(self, client: Client) -> str | None:
+        """Messages of its pipe."""
+        session = client.session
+        if session is not None:
+            session.look(BURST)
+            session.carry()
+        return None
+
+    def _first(self, client: Client) -> int:
+        """Bytes of a frame, those without room in the buffer too. A ring comes with the first frame alone.
+
+        Of later ones the kernel drops descriptors.
+        """
         room = socket.CMSG_SPACE(_INT)
         size, ancillary, _, _ = client.socket.recvmsg_into([self._buffer], room, _READ_FIRST)
         for level, kind, data in ancillary:
@@ -226,16 +254,8 @@ class FabricServer:
                         os.close(fd)
         return size
 
-    def _serve(self, client: Client, frame: memoryview) -> bool:
-        """Carry out one request, or take a post; whether the client is still there."""
-        return self._guarded(client, partial(self._obey, client, frame))
-
     def _obey(self, client: Client, frame: memoryview) -> None:
-        if posts.is_post(frame):
-            if client.session is None:
-                raise ValueError("the first request is not an attach")
-            client.session.post(frame)
-            return
+        """Carry out one request."""
         _, number, text, tail = frames.unpack(frame)
         request = frames.REQUEST.validate_json(bytes(text))
         try:
@@ -248,19 +268,6 @@ class FabricServer:
                     found.begin(partial(self._answer_later, client, number, request.op))
             elif found is not None:
                 self._answer(client, number, request.op, found)
-
-    def _guarded(self, client: Client, what: Callable[[], None]) -> bool:
-        """Do something for a client, whose errors end its session alone; whether it is still there."""
-        try:
-            what()
-        except ValueError as error:  # of pydantic, too: no client of this package sends that
-            self._end(client, str(error).partition("\n")[0])
-        except OSError as error:  # it does not read, or it has gone
-            self._end(client, _GONE.get(error.errno or 0, f"{error.strerror}"))
-        except Exception as error:  # an error in the server: the others go on
-            logger.exception("a request of process %s failed", client.pid)
-            self._end(client, f"an error of the server: {error}")
-        return client.socket in self.clients
 
     def _do(self, client: Client, request: frames._Request, tail: memoryview) -> Answer | Later | None:
         if isinstance(request, frames.AttachTo):
@@ -302,7 +309,9 @@ class FabricServer:
                 os.close(kept)
 
     def _end(self, client: Client, why: str) -> None:
-        self._selector.unregister(client.socket)
+        if client.socket not in self.clients:
+            return  # it was ready twice in the same turn
+        self._watch.remove(client.socket.fileno())
         try:
             self._release(client, why)
         finally:
@@ -336,7 +345,8 @@ class FabricServer:
             raise mcast_error(E.ENODEV, "attach", Phase.OPEN, None, str(error.args[0])) from None
         client.sees_all = request.host == "all" and request.bind is None
         ring, client.ring = client.ring, None
-        client.session = ClientSession(fabric, self.name, hosts, self._pump, ring)
+        posted = partial(self._read, client, self._take_posts)
+        client.session = ClientSession(fabric, self.name, hosts, self._pump, ring, posted)
         places = ", ".join(f"{port.name} {port.addresses[0]}" for port in topology.ports_of(hosts)[:4])
         self._say(f"attached: {client.program} ({client.pid}) as host {_named(hosts, topology)}: {places}")
         backend = client.session.backend

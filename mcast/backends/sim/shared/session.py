@@ -26,10 +26,10 @@ from mcast.backends.sim.core.cm import QueuedEvent
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.arrivals import Arrivals, Pump
 from mcast.backends.sim.shared.flag import DESCRIPTORS, Flag
-from mcast.backends.sim.shared.posting import Posted, PostedRun, Posting
+from mcast.backends.sim.shared.posting import Posted, Posting, PostPipe, PostRun
 from mcast.backends.sim.shared.tap import TapFeed
 from mcast.backends.sim.trace.events import Entry, Trace
 from mcast.errors.cause import Cause
@@ -87,18 +87,25 @@ class _Qp:
 class ClientSession:
     """One client: a backend on its hosts, and numbers for all that it opens.
 
-    `ring` is the descriptor of the ring that the client came with, which is this object's from now on.
+    `ring` is the descriptor of the ring that the client came with, which is this object's from now on;
+    `posted` is what to call when there is something to `look` at.
     """
 
     def __init__(
-        self, fabric: Fabric, name: str, hosts: frozenset[int], pump: Pump, ring: int | None
+        self,
+        fabric: Fabric,
+        name: str,
+        hosts: frozenset[int],
+        pump: Pump,
+        ring: int | None,
+        posted: Callable[[], object],
     ) -> None:
-        self._pump = pump
+        self._pump, self._posted = pump, posted
         self.fabric: Fabric = fabric
         self.hosts: frozenset[int] = hosts
         self._posting = Posting(ring, pump.page)
         self.backend: SimBackend = SimBackend(fabric, name, hosts)
-        self.run: PostedRun | None = None
+        self.run: PostRun | None = None
         """What was posted last, and may go on."""
         self._numbers = count(1)
         self._channels: dict[int, _Channel] = {}
@@ -125,7 +132,7 @@ class ClientSession:
                 channel.flag.close()
             for qp in self._qps.values():
                 qp.arrivals.close()
-            self._posting.leave()
+            self._posting.leave(self._pump.watch)
             for kept in (self._channels, self._ids, self._number_of, self._qps):
                 kept.clear()
 
@@ -137,44 +144,70 @@ class ClientSession:
             self._pump.flush()
             return found
 
+    def look(self, most: int = PostPipe.MOST) -> None:
+        """Take what was posted into the pipe, so many posts at most. Raises ValueError for what is none."""
+        if self._posting.pipe is not None:
+            for head, place, length in self._posting.pipe.read(most):
+                self._post_one(head, place, length)
+
     def post(self, frame: memoryview) -> None:
         """Take what was posted without a question. Raises ValueError for what no client posts.
 
         A single message is carried out with those that follow it, by `carry`. A failure shows where that of a
         device does: in the state of the queue pair.
         """
-        self.carry()
-        posted = self._posting.take(frame)
-        known = self._qps.get(posted.qp)
-        if known is None:
-            return  # closed by another thread meanwhile
-        mtu = known.qp.core.port.mtu
-        if posted.longest > mtu:
-            raise ValueError("a message is larger than the MTU")
-        if posted.goes_on:
-            self.run = self._posting.run(posted, frame, mtu)
+        if len(frame) == posts.ONE:
+            self._post_one(*posts.unpack_one(frame))
         else:
-            self._carry(posted)
+            self.carry()
+            self._carry_out(self._posting.take(frame))
+
+    def _post_one(self, head: bytes, place: int, length: int) -> None:
+        if self.run is not None and self.run.goes_on(head, place, length):
+            return
+        self.carry()
+        route = self._posting.route(head)
+        if route is None:
+            self._carry_out(self._posting.take(memoryview(posts.pack_one(head, place, length))))
+        elif (most := self._most_of(route[0], length)) is not None:
+            self.run = PostRun(head, *route, place, length, self._posting.stop(place, length), most)
+
+    def _carry_out(self, posted: Posted) -> None:
+        longest = max(posted.lengths, default=0)
+        if self._most_of(posted.qp, longest) is not None:
+            wire, core = self.fabric.parts.wire, self._qps[posted.qp].qp.core
+            with self._clock.call:
+                payloads = self._posting.payloads(posted.place, posted.lengths)
+                wire.send(core, posted.to, payloads, posted.imm, longest)
+
+    def _most_of(self, qp: int, length: int) -> int | None:
+        """Bytes of a message of the queue pair; None if another thread has closed that meanwhile.
+
+        Raises ValueError for a longer message.
+        """
+        known = self._qps.get(qp)
+        if known is None:
+            return None
+        most = known.qp.core.port.mtu
+        if length > most:
+            raise ValueError("a message is larger than the MTU")
+        return most
 
     def carry(self) -> None:
         """Carry out the messages that were posted one by one: before anything else that the client asks for,
-        and before others have their turn."""
+        and before others have their turn. The turn's end settles the clock.
+        """
         run, self.run = self.run, None
-        if run is not None:
-            posted, lengths = run.posted, run.lengths
-            if len(lengths) > 1:
-                posted = posted._replace(lengths=lengths, longest=max(lengths))
-            self._carry(posted)
-
-    def _carry(self, posted: Posted) -> None:
-        wire, core = self.fabric.parts.wire, self._qps[posted.qp].qp.core
-        with self._clock:
-            payloads = self._posting.payloads(posted)
-            if posted.goes_on and wire.is_told:  # a trace has each send
-                for index, length in enumerate(posted.lengths):
-                    wire.send(core, posted.to, payloads[index : index + 1], posted.imm, length)
+        if run is None:
+            return
+        wire, core, lengths = self.fabric.parts.wire, self._qps[run.qp].qp.core, run.lengths
+        with self._clock.call:
+            payloads = self._posting.payloads(run.place, lengths)
+            if wire.is_told:  # a trace has each send
+                for index, length in enumerate(lengths):
+                    wire.send(core, run.to, payloads[index : index + 1], None, length)
             else:
-                wire.send(core, posted.to, payloads, posted.imm, posted.longest)
+                wire.send(core, run.to, payloads, None, max(lengths))
 
     # --- the backend -------------------------------------------------------------------------
 
@@ -429,7 +462,8 @@ class ClientSession:
             start += length
         to = frames.destination_of(request.to)
         qp._send(to, payloads, request.imm, 0)
-        return Answer(self._posting.sent(to))
+        pipe = self._posting.open_pipe(self._pump.watch, self._posted)
+        return Answer(self._posting.sent(to), descriptor=pipe)
 
     def _make_room(self, request: Any, tail: memoryview) -> Answer:
         return Answer(self._posting.make_room())
