@@ -192,6 +192,7 @@ class Posting:
         """The client has left."""
         if self._outbox is not None:
             self._outbox.leave()
-        if self.pipe is not None:
-            watch.remove(self.pipe.ours)
-            self.pipe.close()
+        pipe, self.pipe = self.pipe, None
+        if pipe is not None:
+            watch.remove(pipe.ours)
+            pipe.close()

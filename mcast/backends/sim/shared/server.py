@@ -188,6 +188,8 @@ class FabricServer:
 
         `take` gives the reason why it has to leave, None if it stays.
         """
+        if client.socket not in self.clients:
+            return  # its socket and its pipe were ready, and the first has ended the session
         try:
             why = take(client)
         except ValueError as error:  # of pydantic, too: no client of this package sends that
@@ -309,8 +311,6 @@ class FabricServer:
                 os.close(kept)
 
     def _end(self, client: Client, why: str) -> None:
-        if client.socket not in self.clients:
-            return  # it was ready twice in the same turn
         self._watch.remove(client.socket.fileno())
         try:
             self._release(client, why)
