@@ -84,6 +84,9 @@ class Sink:
     """The most bytes that one `write` may have; None: any number."""
     scatters: bool = False
     """Whether `place` or `put` takes the bytes of an object of known size in any order."""
+    unlike: str = ""
+    """What is said of bytes that stay as they are, where the whole differs from them. Which part does is not
+    said, or a stranger could guess at one after another."""
 
     def open(self) -> None:
         """Create whatever `close` removes; what is open stays as it is."""
@@ -271,29 +274,37 @@ class NewFile(Sink):
 class ThereAlready(Sink):
     """A file that is there already: it counts as received if it has the object's bytes, and is never written.
 
-    Whatever differs raises FileExistsError.
+    The end of whatever differs raises FileExistsError.
     """
+
+    unlike: str = os.strerror(E.EEXIST)
 
     def __init__(self, path: Path, size: int | None) -> None:
         """Raises FileExistsError, too, for what is no file, cannot be read, or is not `size` bytes long."""
         self.name: str = str(path)
         self._at = 0
+        self._same = True
         try:
+            if not stat.S_ISREG(
+                os.lstat(path).st_mode
+            ):  # who waits for a pipe's reader must not find this one
+                raise self._differs()
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             raise self._differs() from None
         found = os.fstat(self._fd)
         self._size = found.st_size
+        self._sized = size is not None
         if not stat.S_ISREG(found.st_mode) or size not in (None, self._size):
             self.close()
             raise self._differs()
 
     def _differs(self) -> FileExistsError:
-        return FileExistsError(E.EEXIST, os.strerror(E.EEXIST), self.name)
+        return FileExistsError(E.EEXIST, self.unlike, self.name)
 
     @property
     def left(self) -> int:
-        return self._size
+        return self._size if self._sized else 0  # others are told this, and need not know the size
 
     def again(self, size: int) -> bytes:
         return os.pread(self._fd, size, self._at)
@@ -302,12 +313,12 @@ class ThereAlready(Sink):
         self._at += size
 
     def write(self, piece: Buffer) -> None:
-        if self.again(memoryview(piece).nbytes) != piece:
-            raise self._differs()
-        self.skip(memoryview(piece).nbytes)
+        size = memoryview(piece).nbytes
+        self._same &= self.again(size) == piece
+        self.skip(size)
 
     def commit(self) -> bool:
-        if self._at != self._size:
+        if not self._same or self._at != self._size:
             raise self._differs()
         return True
 

@@ -23,6 +23,7 @@ def placed(sink: Sink | None, data: bytes = b"new") -> None:
     with closing(sink):
         sink.open()
         sink.write(data)
+        sink.commit()
         sink.finish()
 
 
@@ -159,11 +160,13 @@ def test_files_that_are_there_stay_unless_they_may_go(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == b"new"
 
 
-def test_a_file_that_is_there_counts_if_it_is_the_same(tmp_path: Path) -> None:
+def test_a_file_that_is_there_counts_if_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = tmp_path / "x"
     there.write_bytes(b"old")
     before = there.stat().st_mtime_ns
-    with closing(ThereAlready(there, None)) as sink:
+    with closing(ThereAlready(there, 3)) as sink:
         assert sink.left == 3
         sink.write(memoryview(b"ol"))
         with pytest.raises(FileExistsError):
@@ -171,13 +174,20 @@ def test_a_file_that_is_there_counts_if_it_is_the_same(tmp_path: Path) -> None:
         assert sink.again(1) == b"d"
         sink.skip(1)
         assert sink.commit()
-        with pytest.raises(FileExistsError):
-            sink.write(b"er")
+    for said in (b"oLd", b"older"):
+        with closing(ThereAlready(there, None)) as sink:
+            assert sink.left == 0
+            sink.write(said)
+            with pytest.raises(FileExistsError):
+                sink.commit()
     os.mkfifo(tmp_path / "pipe")
     for path, size in ((there, 4), (there, 0), (tmp_path / "pipe", None), (tmp_path, None)):
         with pytest.raises(FileExistsError):
             ThereAlready(path, size)
     assert (there.read_bytes(), there.stat().st_mtime_ns) == (b"old", before)
+    monkeypatch.delattr("os.open")  # to open a pipe or a device is to do something to it
+    with pytest.raises(FileExistsError):
+        ThereAlready(tmp_path / "pipe", None)
 
 
 def test_objects_of_other_programs_have_their_name(tmp_path: Path) -> None:

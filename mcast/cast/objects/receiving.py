@@ -170,7 +170,7 @@ class _Arrival:
         """Whether the next block is there already. If not, what came of those after it is dropped."""
         sink = self.sink
         data = b"" if sink is None else sink.again(sealed.size)
-        if sink is None or bytes(Digest(data)) != sealed.digest:
+        if sink is None or (not sink.unlike and bytes(Digest(data)) != sealed.digest):
             if not self.around:
                 self._blocks.clear()
                 self._early.clear()
@@ -539,11 +539,12 @@ class ObjectsIn:
                 self._compare(one, one.now, now)
             if one.now is not None and one.now.waits:
                 self._write(one, one.now, now)
-            if core.storable and one.now is not None and one.now.sink is not None and not one.now.waits:
+            sink = None if one.now is None else one.now.sink
+            if core.storable and one.now is not None and sink is not None and not one.now.waits:
                 try:
                     if bytes(one.now.digest) != core.digest:
-                        self._fail(one, "the object differs from its digest", now)
-                    elif one.now.sink.commit():
+                        self._fail(one, sink.unlike or "the object differs from its digest", now)
+                    elif sink.commit():
                         core.stored(now)
                 except OSError as error:
                     self._fail(one, told_of(error), now)

@@ -113,6 +113,23 @@ def test_a_file_that_is_there_and_differs_is_refused_and_stays(fabric: Fabric, t
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_nobody_learns_which_part_of_a_file_that_is_there_differs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: int
+) -> None:
+    size = PIECE * WIDTH
+    (tmp_path / "thing").write_bytes(DATA[: 2 * size])
+    guess = [DATA[:size], DATA[size : 2 * size]]
+    guess[wrong] = guess[wrong][::-1]
+    seals = tuple(BlockBytes(one, PIECE, WIDTH).sealed for one in reversed(guess))
+    alone = Alone(Folder(tmp_path), 2 * size)
+    alone.hears(Seal(SESSION, 0, 1, 0, 0, 1, 1000, seals))
+    assert alone.blocks == 2, "the receiver says so of a guess that is wrong, too"
+    digest = bytes(Digest(b"".join(guess)))
+    alone.hears(Flush(SESSION, 0, 2, 2, 0, 1, 1, 1000, 1, digest, 0, 0))
+    assert [one.message.rpartition(": ")[2] for one in caplog.records] == ["File exists"]
+
+
 def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
     fabric: Fabric, tmp_path: Path
 ) -> None:
