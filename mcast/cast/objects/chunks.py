@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Self
 
 from typing_extensions import Buffer
@@ -15,10 +17,11 @@ from mcast.cast.files import Sink
 
 class Chunks(Sink):
     """The bytes of one object in order, each part when it is right: `into` of `receive` in one thread or
-    task, and iterated over, by `for` or `async for`, in another.
+    task, and iterated over, by `for` or `async for`, in another. Several may share the parts.
 
     The iteration ends when the whole is right, and raises EOFError if that does not come. Close this where
-    the receiving ends, because there may have been no object.
+    the receiving ends, because there may have been no object; and where the iteration stops before the end:
+    the object is given up then, and its sender does not wait for it.
 
     ahead  so many bytes wait here; when there are more, the sender waits for the program
     """
@@ -30,17 +33,21 @@ class Chunks(Sink):
         self._parts = SimpleQueue[bytes]()
         """What waits; empty bytes are the end."""
         self._came = self._taken = 0
-        self._whole = self._closed = False
-        self._wake: Callable[[], object] = bool
+        self._taking = Lock()
+        self._begun = self._whole = self._closed = False
+        self._wakes = set[Callable[[], object]]()
 
     def open(self) -> None:
-        if self._closed:
+        if self._begun or self._closed:
             raise OSError("this receiver takes one object alone")
+        self._begun = True
 
     def ready(self) -> bool:
-        return self._came - self._taken < self._ahead  # each is changed by one thread
+        return self._closed or self._came - self._taken < self._ahead
 
     def write(self, piece: Buffer) -> None:
+        if self._closed:
+            raise OSError("the program has stopped before the end")
         part = bytes(piece)
         self._came += len(part)
         self._put(part)
@@ -56,13 +63,16 @@ class Chunks(Sink):
 
     def _put(self, part: bytes) -> None:
         self._parts.put(part)
-        self._wake()
+        for wake in [*self._wakes]:
+            with suppress(RuntimeError):  # its loop has been closed meanwhile
+                wake()
 
     def _take(self, part: bytes, end: type[Exception]) -> bytes:
         if not part:
-            self._parts.put(part)  # for those that ask again
+            self._put(part)  # for those that ask again
             raise end() if self._whole else EOFError("the object has not come whole")
-        self._taken += len(part)
+        with self._taking:
+            self._taken += len(part)
         return part
 
     def __iter__(self) -> Self:
@@ -76,11 +86,13 @@ class Chunks(Sink):
 
     async def __anext__(self) -> bytes:
         more = asyncio.Event()
-        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, more.set)
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, more.set)
+        self._wakes.add(wake)
         try:
-            while self._parts.empty():
-                await more.wait()
+            while True:
                 more.clear()
+                with suppress(Empty):
+                    return self._take(self._parts.get_nowait(), StopAsyncIteration)
+                await more.wait()
         finally:
-            self._wake = bool
-        return self._take(self._parts.get_nowait(), StopAsyncIteration)
+            self._wakes.discard(wake)

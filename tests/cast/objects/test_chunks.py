@@ -57,6 +57,51 @@ def test_what_is_not_right_does_not_come_out_and_what_waits_is_bounded() -> None
     assert list(chunks) == []
 
 
+def test_a_program_that_closes_it_early_gives_the_object_up(caplog: pytest.LogCaptureFixture) -> None:
+    chunks = cast.Chunks(ahead=1)
+    alone = Alone(chunks, 3 * SIZE)
+    for number in (0, 1):
+        comes(alone, DATA, number)
+    assert next(chunks) == DATA[:SIZE]
+    assert not caplog.records
+    chunks.close()
+    alone.hears()
+    assert [one.message.rpartition(": ")[2] for one in caplog.records] == [
+        "the program has stopped before the end"
+    ]
+    with pytest.raises(EOFError):
+        next(chunks)
+
+
+def test_several_tasks_share_the_parts() -> None:
+    async def run() -> None:
+        chunks = cast.Chunks()
+        async with asyncio.timeout(BOUND):
+            waiting = [asyncio.ensure_future(anext(chunks)) for _ in range(4)]
+            await asyncio.sleep(0)
+            chunks.write(b"a")
+            chunks.write(b"b")
+            chunks.close()
+            found = set(await asyncio.gather(*waiting, return_exceptions=True))
+        assert found >= {b"a", b"b"}
+        assert sum(isinstance(one, EOFError) for one in found) == 2
+
+    asyncio.run(run())
+
+
+def test_a_loop_that_has_ended_does_not_end_the_receiving() -> None:
+    chunks = cast.Chunks()
+    asking = chunks.__anext__()
+
+    async def begins() -> None:
+        asking.send(None)
+
+    asyncio.run(begins())
+    chunks.write(b"a")
+    asking.close()
+    assert next(chunks) == b"a"
+
+
 def test_a_task_takes_what_another_receives(fabric: Fabric) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for at in range(0, len(DATA), 70_000):
