@@ -130,9 +130,10 @@ class ObjectReceiver:
 
     # --- what comes ------------------------------------------------------------------------------
 
-    def resumes(self, now: float) -> None:
-        """The driver listens again: that nothing was heard meanwhile is no silence of the sender's."""
-        self._pulse.heard = self._pulse.moved = now
+    def resumes(self, paused: float) -> None:
+        """The driver listens again, after so many seconds, which are no silence of the sender's."""
+        self._pulse.heard += paused
+        self._pulse.moved += paused
 
     def hears(self, spoken: Spoken, now: float) -> None:
         """Take in a message, other than a piece, of this session."""

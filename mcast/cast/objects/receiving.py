@@ -342,6 +342,7 @@ class ObjectsIn:
         self._choice = _Choice(alone)
         self._progress = progress
         self._held: list[tuple[Buffer, str]] = []
+        self._paused = 0.0  # when the driver last stopped to listen
         self.rejected: Counter[str] = Counter()
 
     # --- the turns -------------------------------------------------------------------------------
@@ -354,18 +355,21 @@ class ObjectsIn:
         now = self._seat.now
         since = now()
         for one in self.sessions.values():
-            one.core.resumes(since)
-        while True:
-            if self._whole:
-                return self._whole.popleft()
-            if self._choice.ended:
-                return None
-            if self._choice.made or any(one.now is not None for one in self.sessions.values()):
-                since = now()
-            end = inf if timeout is None else since + timeout
-            if now() >= end and timeout is not None:
-                return None
-            yield from self._turn(end)
+            one.core.resumes(since - self._paused)
+        try:
+            while True:
+                if self._whole:
+                    return self._whole.popleft()
+                if self._choice.ended:
+                    return None
+                if self._choice.made or any(one.now is not None for one in self.sessions.values()):
+                    since = now()
+                end = inf if timeout is None else since + timeout
+                if now() >= end and timeout is not None:
+                    return None
+                yield from self._turn(end)
+        finally:
+            self._paused = now()
 
     def leave(self, why: str) -> Turns[None]:
         """Leave all sessions; their senders are told. What is not whole is dropped, as by `close`."""

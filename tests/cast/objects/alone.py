@@ -21,7 +21,8 @@ class Alone:
     """
 
     def __init__(self, into: Into, size: int, around: bool = False, alone: bool = False) -> None:
-        seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0, "mine")
+        self.now = 1.0
+        seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: self.now, "mine")
         self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None, alone)
         self._turns = self.receiving.next(None)
         next(self._turns)
@@ -35,6 +36,13 @@ class Alone:
         """Messages of the sender come, all in one turn."""
         source, target = Gid("::ffff:10.0.0.3"), Gid("ff0e::1")
         self._turns.send([Message(memoryview(packed(one)), source, 7, target, None, False) for one in spoken])
+
+    def pauses(self, seconds: float) -> None:
+        """The program does something else, and asks for the next object then."""
+        self._turns.close()
+        self.now += seconds
+        self._turns = self.receiving.next(None)
+        next(self._turns)
 
     @property
     def blocks(self) -> int:

@@ -610,6 +610,21 @@ def test_pieces_that_no_message_brings_are_refused(caplog: pytest.LogCaptureFixt
     assert alone.receiving.sessions[SESSION].now is None
 
 
+def test_a_sender_is_given_up_however_often_the_program_asks_for_the_next_object(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else one that brings nothing stays for ever, if others bring much."""
+    alone = Alone(None, 900)
+    for _ in range(60):
+        assert not caplog.messages
+        alone.pauses(100.0)
+        alone.now += 1.0
+        alone.hears(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))
+    assert caplog.messages == [
+        "mine: the object 'thing' of 10.0.0.3 was missed: the sender sent nothing that is missing for 60 s"
+    ]
+
+
 def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     time = 0.0
     receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
