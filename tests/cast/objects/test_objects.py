@@ -674,7 +674,7 @@ def test_an_empty_object_with_another_digest_is_missed_and_holds_nobody() -> Non
     who = receiving.sessions[session].core.who
     said: list[Spoken] = [
         Admit(session, {who.number: (0, who.nonce)}),
-        Describe(session, 0, 0, 1000, 1, 0, 0, "empty", b""),
+        Describe(session, 0, 0, 992, 1, 0, 0, "empty", b""),
         Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(32), 0, 0),
     ]
     turns.send([_says(one) for one in said])
