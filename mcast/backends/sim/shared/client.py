@@ -214,7 +214,7 @@ class SharedBackend(Backend):
             self.sleep.wake()
             self.sleep.close()
 
-    def _ask(self, request: frames._Request, call: str) -> Any:
+    def _ask(self, request: frames.AnyRequest, call: str) -> Any:
         self._require_open(call, Phase.OPEN)
         try:
             return self._connection.ask(request, call, Phase.OPEN).value
@@ -274,7 +274,7 @@ class _Remote(Closeable):
     _backend: SharedBackend
     _connection: Connection
 
-    def _ask(self, request: frames._Request, call: str, phase: Phase, **arguments: object) -> Any:
+    def _ask(self, request: frames.AnyRequest, call: str, phase: Phase, **arguments: object) -> Any:
         return self._reply(lambda: self._connection.ask(request, call, phase, arguments), call, phase).value
 
     def _reply(self, ask: Callable[[], Reply], call: str, phase: Phase) -> Reply:
@@ -547,7 +547,7 @@ class SharedCmId(_Remote, CmId):
 
     def _begin(
         self,
-        request: frames._Request,
+        request: frames.AnyRequest,
         call: str,
         phase: Phase,
         arguments: dict[str, object],

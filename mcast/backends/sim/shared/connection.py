@@ -245,7 +245,7 @@ class Connection:
 
     def ask(
         self,
-        request: frames._Request,
+        request: frames.AnyRequest,
         call: str,
         phase: Phase,
         arguments: dict[str, object] | None = None,
@@ -254,7 +254,7 @@ class Connection:
         then: Then | None = None,
     ) -> Reply:
         """Send a request and take its answer. Raises the McastError that it is, Unknown, Gone, and Late."""
-        op: str = request.op  # type: ignore[attr-defined]  # each one has it
+        op: str = request.op
         text = request.model_dump_json().encode()
         return self.ask_raw(op, text, call, phase, arguments, end=end, owner=owner, then=then)
 
@@ -443,7 +443,7 @@ class Connection:
             return f"{server} is stopped: let it go on by `kill -CONT {pid}`"
         return f"{server} has not answered for {self._patience if waited is None else waited:g} s"
 
-    def tell(self, request: frames._Request) -> None:
+    def tell(self, request: frames.AnyRequest) -> None:
         """Send what is not answered, now or with the next request; nothing if the server has gone."""
         if not self.lost and os.getpid() == self.pid:
             frame = frames.pack(request.model_dump_json().encode())
@@ -453,7 +453,7 @@ class Connection:
             except OSError:
                 self.lost = True
 
-    def tell_later(self, request: frames._Request) -> None:
+    def tell_later(self, request: frames.AnyRequest) -> None:
         """Send with the next request what could not be sent in time; nobody wants the answer.
 
         The connection's lock need not be had: another thread may hold it while the server is silent.
@@ -506,7 +506,7 @@ class Connection:
         if descriptor is not None:
             os.close(descriptor)
 
-    def is_late(self, owner: int, request: frames._Request) -> bool:
+    def is_late(self, owner: int, request: frames.AnyRequest) -> bool:
         """Whether the answer to the request is still to be taken."""
         return bool(self._late) and (owner, request.model_dump_json().encode()) in self._late
 

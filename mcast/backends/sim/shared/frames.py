@@ -394,7 +394,8 @@ ANSWERS: dict[str, Any] = {
 @cache
 def answer(op: str) -> TypeAdapter[Any]:
     """What reads and writes the answer to that request."""
-    return TypeAdapter(ANSWERS.get(op))
+    kind: Any = ANSWERS.get(op)
+    return TypeAdapter(kind)
 
 
 TEXT: TypeAdapter[str] = TypeAdapter(str)

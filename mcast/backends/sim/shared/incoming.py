@@ -271,7 +271,7 @@ class Incoming:
     def _ask_ring(self, ring: int, end: float | None) -> int | None:
         return self._ask(frames.WantRing(qp=self._number, ring=ring), end).descriptor
 
-    def _ask(self, request: frames._Request, end: float | None) -> Reply:
+    def _ask(self, request: frames.AnyRequest, end: float | None) -> Reply:
         return self._connection.ask(request, "recv", Phase.RECV, end=end, owner=self._number)
 
     def _asked_for(self, lengths: Sequence[int], number: int, end: float | None) -> bytes:

@@ -271,7 +271,7 @@ class FabricServer:
             elif found is not None:
                 self._answer(client, number, request.op, found)
 
-    def _do(self, client: Client, request: frames._Request, tail: memoryview) -> Answer | Later | None:
+    def _do(self, client: Client, request: frames.AnyRequest, tail: memoryview) -> Answer | Later | None:
         if isinstance(request, frames.AttachTo):
             return self._attach(client, request)
         if client.session is None:
