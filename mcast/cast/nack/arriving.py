@@ -211,10 +211,15 @@ class Arriving:
                 yield Want(number, need if self._parity else 0, missing)
 
     @property
+    def taking(self) -> bool:
+        """Whether the driver has the next block, and has yet to put it into its place: a pipe may be slow."""
+        first = self._open.get(self._base)
+        return first is not None and first.waits
+
+    @property
     def hopeless(self) -> str:
         """Why what is missing of what goes round will not come, and what that is; empty if it may."""
-        first = self._open.get(self._base)
-        if not self.around or (first is not None and first.waits):  # the driver has it: a pipe may be slow
+        if not self.around or self.taking:
             return ""
         if self._heard >= ROUNDS * max(1, self.shape.pieces):
             how = f"the carousel did not bring what is missing in {ROUNDS} rounds"

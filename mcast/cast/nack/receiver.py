@@ -275,9 +275,7 @@ class ObjectReceiver:
             self.leave(f"the sender was silent for {self.who.silence:g} s")
             return []
         if now >= self._stalled:
-            self.fail(
-                self._hopeless or f"the sender sent nothing that is missing for {self.who.stall:g} s", now
-            )
+            self.fail(self._hopeless or f"{self._idle} for {self.who.stall:g} s", now)
         said = [packed(spoken) for spoken in self._answers.pop(now, self._entry, self._has, self._held)]
         arriving = self.arriving
         if arriving is not None and self._asking.due is not None and now >= self._asking.due:
@@ -330,6 +328,13 @@ class ObjectReceiver:
         """
         waits = self._lacks and not self.storable and (not self._mute or self._hopeless)
         return self._pulse.moved + self.who.stall if waits else inf
+
+    @property
+    def _idle(self) -> str:
+        taking = self.arriving is not None and self.arriving.taking
+        return (
+            "the program or disk here took nothing" if taking else "the sender sent nothing that is missing"
+        )
 
     @property
     def _hopeless(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
-from mcast.cast.nack.messages import Flush, Piece, Seal
+from mcast.cast.nack.messages import Flush, Offer, Piece, Seal
 from mcast.cast.nack.payload import BlockBytes, Digest
 
 from .alone import PIECE, SESSION, WIDTH, Alone
@@ -71,6 +71,19 @@ def test_a_program_that_closes_it_early_gives_the_object_up(caplog: pytest.LogCa
     ]
     with pytest.raises(EOFError):
         next(chunks)
+
+
+def test_a_program_that_takes_nothing_for_a_minute_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    alone = Alone(cast.Chunks(ahead=1), 3 * SIZE)
+    for number in (0, 1):
+        comes(alone, DATA, number)
+    for _ in range(60):
+        assert not caplog.records
+        alone.now += 1.0
+        alone.hears(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))
+    assert [one.message.rpartition(": ")[2] for one in caplog.records] == [
+        "the program or disk here took nothing for 60 s"
+    ]
 
 
 def test_several_tasks_share_the_parts() -> None:
