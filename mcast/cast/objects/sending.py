@@ -26,6 +26,8 @@ from mcast.cast.objects.turns import Seat, Turn, Turns, others
 
 _NAP = 0.01
 """Seconds until a pipe that had no bytes is asked again."""
+_HEED = 0.1
+"""Seconds within which `stop` is heeded, however slow the pace is."""
 
 
 class ObjectReport(NamedTuple):
@@ -162,7 +164,7 @@ class ObjectsOut:
             outflow = self._outflow = Outflow(origin, about)
             while not (core.settled or self._stopped):
                 ready = outflow.offer(core)
-                yield from self._turn(inf if ready else self._now() + _NAP)
+                yield from self._turn(self._now() + (_HEED if ready else _NAP))
             core.abandon(self._now())  # if it is not settled
             settled = core.settled.pop()
             took = self._now() - begun

@@ -610,6 +610,20 @@ def test_pieces_that_no_message_brings_are_refused(caplog: pytest.LogCaptureFixt
     assert alone.receiving.sessions[SESSION].now is None
 
 
+def test_a_sender_at_a_slow_pace_looks_often_whether_it_is_stopped() -> None:
+    time = 0.0
+    sending = ObjectsOut(_alone(lambda: time), 1000, 10.0, 10.0, None)
+    turns = sending.send(bytes(10_000), cast.carousel(), "", b"")
+    turn = next(turns)
+    for _ in range(20):
+        assert turn.until <= time + 0.1
+        time += 0.1
+        turn = turns.send([])
+    sending.stop()
+    with pytest.raises(StopIteration):
+        turns.send([])
+
+
 def test_a_sender_is_given_up_however_often_the_program_asks_for_the_next_object(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
