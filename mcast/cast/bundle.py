@@ -230,7 +230,8 @@ class Folder:
         if os.path.lexists(target) and not (self._replace and not target.is_dir()):
             return ThereAlready(target, offered.size)
         target.parent.mkdir(parents=True, exist_ok=True)
-        return NewFile(target, runs=label is not None and label.kind is Content.PROGRAM)
+        runs = label is not None and label.kind is Content.PROGRAM
+        return NewFile(target, runs=runs, replaces=self._replace)
 
     def close(self) -> None:
         """There is nothing to free."""

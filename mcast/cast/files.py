@@ -6,6 +6,7 @@ No half-written file has the name of a whole one. What came before a kill stays 
 from __future__ import annotations
 
 import errno as E
+import filecmp
 import os
 import select
 import signal
@@ -181,13 +182,15 @@ class NewFile(Sink):
 
     The hidden file `.NAME.part` has what an earlier run has left, if that was killed or `keep` was called.
     One run at a time has that file; others have one of a random name, and leave nothing.
+
+    replaces  whether a file may be replaced that has come to be there meanwhile, and differs
     """
 
     scatters = True
 
-    def __init__(self, path: Path, name: str = "", runs: bool = False) -> None:
+    def __init__(self, path: Path, name: str = "", runs: bool = False, replaces: bool = True) -> None:
         self.name: str = name or str(path)
-        self._target, self._runs = path, runs
+        self._target, self._runs, self._replaces = path, runs, replaces
         self._part: HiddenFile | None = None
         self._keeps = False
         self._kept: Path | None = None
@@ -251,9 +254,15 @@ class NewFile(Sink):
             os.fchmod(part.file.fileno(), mode)  # not before: another run goes on if this one is killed
             if not part.there:
                 raise FileNotFoundError(E.ENOENT, os.strerror(E.ENOENT), str(part.path))
+            if not self._replaces and os.path.lexists(self._target) and not self._same(part.path):
+                raise FileExistsError(E.EEXIST, os.strerror(E.EEXIST), str(self._target))
             part.path.replace(self._target)  # while this run still has the file to itself
         self._part = None
         _sync_folder(self._target.parent)
+
+    def _same(self, part: Path) -> bool:
+        """Whether the target is a file already that has the same bytes, as another run may have made it."""
+        return not self._target.is_symlink() and filecmp.cmp(part, self._target, shallow=False)
 
     def close(self) -> None:
         # Removed first, so that nothing stays if a second Ctrl-C ends the wait for the disk below.

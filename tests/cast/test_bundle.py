@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -188,6 +188,22 @@ def test_a_file_that_is_there_counts_if_it_is_the_same(
     monkeypatch.delattr("os.open")  # to open a pipe or a device is to do something to it
     with pytest.raises(FileExistsError):
         ThereAlready(tmp_path / "pipe", None)
+
+
+@pytest.mark.parametrize("meanwhile", [b"mine", b"new"])
+def test_a_file_that_comes_to_be_there_meanwhile_is_not_replaced_unasked(
+    tmp_path: Path, meanwhile: bytes
+) -> None:
+    """A transfer may take hours."""
+    sink = Folder(tmp_path)(offered("x"))
+    assert sink is not None
+    with closing(sink):
+        sink.open()
+        sink.write(b"new")
+        (tmp_path / "x").write_bytes(meanwhile)
+        with pytest.raises(FileExistsError) if meanwhile == b"mine" else nullcontext():
+            sink.finish()
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("x", meanwhile)]
 
 
 def test_objects_of_other_programs_have_their_name(tmp_path: Path) -> None:
