@@ -196,7 +196,7 @@ def test_of_a_busy_client_others_have_their_turn(
     server: FabricServer, sender: End, receiver: End, sends: list[int]
 ) -> None:
     """However much a client has posted, a send is of no more messages than are read in one turn."""
-    from mcast.backends.sim.shared.server import BURST
+    from mcast.backends.sim.shared.posting import BURST
 
     with held_up(server.fabric):
         one_by_one(sender, 0, 2 * BURST + 2)

@@ -15,6 +15,8 @@ from mcast.backends.sim.shared.watch import ServerWatch
 
 MOST_DESTINATIONS = 1024
 """Of one client, that may be posted to by their number; sends to more are requests."""
+BURST = 64
+"""Posts of one client that are read before the others have their turn; so many at most are one send."""
 ROOM = 8192
 """Bytes of a pipe of posts: so far a client may get ahead of the server, which waits for nobody."""
 
@@ -33,7 +35,7 @@ class PostRun:
     """Posts of one message each that begin with the same `head`, and lie one after the other: one send.
 
     To carry out a send takes as long for many messages as for one. A message has `most` bytes, and ends at
-    `stop`, at most.
+    `stop`, at most; there are `BURST` messages at most.
     """
 
     __slots__ = ("_end", "_head", "_most", "_stop", "lengths", "place", "qp", "to")
@@ -51,6 +53,8 @@ class PostRun:
         """Whether this post is the next one, and now a part of the run."""
         end = place + length
         if place != self._end or length > self._most or end > self._stop or head != self._head:
+            return False
+        if len(self.lengths) == BURST:
             return False
         self._end = end
         self.lengths.append(length)

@@ -28,6 +28,7 @@ from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.arrivals import Pump
 from mcast.backends.sim.shared.control import Control
 from mcast.backends.sim.shared.door import AT_ONCE, Door, credentials
+from mcast.backends.sim.shared.posting import BURST
 from mcast.backends.sim.shared.rings import Page
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
 from mcast.backends.sim.shared.watch import ServerWatch
@@ -35,9 +36,8 @@ from mcast.backends.sim.shared.watch import ServerWatch
 logger: logging.Logger = logging.getLogger("mcast")
 
 MOST_CLIENTS = 512
-BURST = 64
-"""Posts of one client that are read before the others have their turn; a request counts as `REQUEST`."""
 REQUEST = 4
+"""A request counts as so many of the `BURST` posts of a turn."""
 
 MOST_UNREAD = 16
 """Descriptors on their way to one client: the kernel counts them as the server's."""
