@@ -227,8 +227,7 @@ class WallClock(Clock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sleepers.wake()
-        self._depth -= 1
-        self.call.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
 
     def run_due(self) -> float | None:
         """Do the steps that are due; return the seconds until the next one, None if there is none."""
