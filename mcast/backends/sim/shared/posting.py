@@ -52,9 +52,8 @@ class PostRun:
     def goes_on(self, head: bytes, place: int, length: int) -> bool:
         """Whether this post is the next one, and now a part of the run."""
         end = place + length
-        if place != self._end or length > self._most or end > self._stop or head != self._head:
-            return False
-        if len(self.lengths) == BURST:
+        fits = place == self._end and length <= self._most and end <= self._stop
+        if not fits or head != self._head or len(self.lengths) == BURST:
             return False
         self._end = end
         self.lengths.append(length)
