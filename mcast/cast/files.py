@@ -294,9 +294,7 @@ class ThereAlready(Sink):
         self._at = 0
         self._same = True
         try:
-            if not stat.S_ISREG(
-                os.lstat(path).st_mode
-            ):  # who waits for a pipe's reader must not find this one
+            if not path.is_file():  # a program that waits for a pipe's reader must not find this one
                 raise self._differs()
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
