@@ -14,6 +14,7 @@ from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults.rules import Drop, Messages
 from mcast.backends.sim.shared import frames, posts, rings
+from mcast.backends.sim.shared.posting import BURST, PostRun
 from mcast.backends.sim.shared.server import FabricServer
 from mcast.backends.sim.trace.events import Send, TraceEvent
 
@@ -196,8 +197,8 @@ def test_of_a_busy_client_others_have_their_turn(
     server: FabricServer, sender: End, receiver: End, sends: list[int]
 ) -> None:
     """However much a client has posted, a send is of no more messages than are read in one turn."""
-    from mcast.backends.sim.shared.posting import BURST
-
+    run = PostRun(b"", 0, sender.to, 0, 1, 1000, 1)
+    assert [run.goes_on(b"", place, 1) for place in range(1, BURST + 1)] == [True] * (BURST - 1) + [False]
     with held_up(server.fabric):
         one_by_one(sender, 0, 2 * BURST + 2)
     sender.qp.flush()
