@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mcast.api import Destination, QpError
+from mcast.api import Destination, PortEvent, QpError
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import frames, posts, rings
@@ -240,6 +240,24 @@ def test_the_descriptor_is_readable_while_messages_are_here(sender: End, receive
         assert poller.poll(30_000)
         assert receiver.qp.recv_one(0) is not None
     assert poller.poll(0) == []
+
+
+def test_messages_go_on_after_the_port_has_told_of_something(
+    server: FabricServer, sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a receiver of one at a time, too, which hears of it once."""
+    port = core_of(server, receiver).port
+    for text in (b"before", b"after", b"later"):
+        sender.qp.send_one(sender.to, text)
+        message = receiver.qp.recv_one(30)
+        assert message is not None
+        assert bytes(message.payload) == text
+        server.fabric.set_link(port, False)
+        server.fabric.set_link(port, True)
+    requests = asked(receiver.backend, monkeypatch)
+    assert [receiver.qp.recv_one(0) for _ in range(2)] == [None, None]
+    assert requests.count("port_events") <= 1
+    assert PortEvent.ACTIVE in receiver.qp.port_events()
 
 
 @pytest.mark.parametrize("what", ["link", "error"])

@@ -198,7 +198,7 @@ class Incoming:
         if frame is None:
             return False
         if frame == posts.LOOK:
-            self._looks = True
+            self._frame, self._looks = None, True
             return False
         self._frame = frame
         try:
