@@ -18,7 +18,7 @@ import pytest
 from mcast.api import Destination, PortEvent, QpError
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults.rules import Delay, Messages
-from mcast.backends.sim.shared import frames, posts, rings
+from mcast.backends.sim.shared import frames, posting, posts, rings
 from mcast.backends.sim.shared.posting import PostPipe
 from mcast.backends.sim.shared.server import FabricServer
 from mcast.backends.sim.testbed import SimObserver
@@ -94,7 +94,9 @@ def test_messages_keep_their_order_whatever_way_they_take(
 def test_who_gets_ahead_of_the_server_waits_for_it_and_loses_nothing(
     server: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = 3 * PostPipe.MOST
+    pipe = PostPipe()
+    pipe.close()
+    count = 3 * pipe.most
     with end(path, depth=count) as receiver, end(path, sends=True) as sender:
         sender.send(b"first")
         assert receiver.take(1) == [b"first"]
@@ -110,6 +112,20 @@ def test_who_gets_ahead_of_the_server_waits_for_it_and_loses_nothing(
         assert running.results() == [None]
         assert receiver.take(count) == [b"%d" % number for number in range(count)]
         assert set(requests) == {"make_room"}
+
+
+def test_a_pipe_is_read_to_its_end_before_what_follows(
+    server: FabricServer, path: Path, receiver: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a page of memory is larger, a pipe is, too."""
+    monkeypatch.setattr(posting, "ROOM", 1 << 16)
+    with end(path, sends=True) as sender:
+        sender.send(b"first")
+        with server.fabric.clock.mutex:
+            for _ in range(400):
+                sender.qp.send_one(sender.to, b"single")
+            sender.send(b"last", b"of all")
+        assert receiver.take(403)[-2:] == [b"last", b"of all"]
 
 
 def test_the_server_does_not_read_payloads(

@@ -18,7 +18,8 @@ MOST_DESTINATIONS = 1024
 BURST = 64
 """Posts of one client that are read before the others have their turn; so many at most are one send."""
 ROOM = 8192
-"""Bytes of a pipe of posts: so far a client may get ahead of the server, which waits for nobody."""
+"""Bytes of a pipe of posts, or a page where that is more: so far a client may get ahead of the server, which
+waits for nobody."""
 
 
 class Posted(NamedTuple):
@@ -68,15 +69,15 @@ class PostPipe:
     no descriptor is left.
     """
 
-    MOST: int = ROOM // posts.ONE
-    """Posts that a client can write before it has to wait for the server."""
     ours: int
     theirs: int
+    most: int
+    """Posts that a client can write before it has to wait for the server."""
 
     def __init__(self) -> None:
         self.ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, ROOM)
+            self.most = fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, ROOM) // posts.ONE
             self.theirs = os.open(f"/proc/self/fd/{theirs}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except BaseException:
             os.close(self.ours)

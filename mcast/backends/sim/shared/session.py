@@ -29,7 +29,7 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.arrivals import Arrivals, Pump
 from mcast.backends.sim.shared.flag import DESCRIPTORS, Flag
-from mcast.backends.sim.shared.posting import Posted, Posting, PostPipe, PostRun
+from mcast.backends.sim.shared.posting import Posted, Posting, PostRun
 from mcast.backends.sim.shared.tap import TapFeed
 from mcast.backends.sim.trace.events import Entry, Trace
 from mcast.errors.cause import Cause
@@ -144,10 +144,10 @@ class ClientSession:
             self._pump.flush()
             return found
 
-    def look(self, most: int = PostPipe.MOST) -> None:
+    def look(self, most: int | None = None) -> None:
         """Take what was posted into the pipe, so many posts at most. Raises ValueError for what is none."""
-        if self._posting.pipe is not None:
-            for head, place, length in self._posting.pipe.read(most):
+        if (pipe := self._posting.pipe) is not None:
+            for head, place, length in pipe.read(most or pipe.most):
                 self._post_one(head, place, length)
 
     def post(self, frame: memoryview) -> None:
