@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mcast.api import Destination, PortEvent, QpError
+from mcast.api import Destination, PortEvent, QpError, QpState, TimedOut
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import frames, posting, posts, rings
@@ -289,6 +289,25 @@ def test_a_send_that_cannot_be_carried_out_fails_in_its_own_call(
         server.fabric.fail_qp(core)
     with pytest.raises(QpError):
         sender.send(b"lost")
+
+
+def test_a_state_that_another_thread_changes_meanwhile_is_heeded(
+    sender: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not only by the sends of that thread."""
+    head = posts.one_head
+
+    def meanwhile(qp: int, slot: int) -> bytes:
+        monkeypatch.setattr(posts, "one_head", head)
+        sender.qp.modify(QpState.SQD)
+        return head(qp, slot)
+
+    monkeypatch.setattr(posts, "one_head", meanwhile)
+    for _ in range(2):
+        with pytest.raises(TimedOut):
+            sender.qp.send_one(sender.to, b"too late", timeout=0)
+    sender.qp.modify(QpState.RTS)
+    sender.qp.send_one(sender.to, b"again")
 
 
 def test_a_client_without_sealed_memory_asks_for_everything(

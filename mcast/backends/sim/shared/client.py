@@ -738,7 +738,6 @@ class SharedQueuePair(_Remote, QueuePair):
     def _modify(self, state: QpState) -> None:
         request = frames.ModifyQp(qp=self._made.number, state=state)
         self._ask(request, "modify", Phase.MODIFY, state=state.name)
-        self._outgoing.forget()
         self._backend.sleep.wake()
 
     def port_events(self) -> tuple[PortEvent, ...]:

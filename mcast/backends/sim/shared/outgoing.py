@@ -41,10 +41,6 @@ class SharedOutgoing:
             self._last = to, sent, head
         return sent, head
 
-    def forget(self) -> None:
-        """The queue pair has changed its state: ask again."""
-        self._sent, self._last = {}, _NOWHERE
-
     def post_one(self, to: Destination, payload: bytes) -> bool:
         """Send a message without an immediate value; False if that takes more than a word in the pipe.
 

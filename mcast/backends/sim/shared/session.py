@@ -439,6 +439,7 @@ class ClientSession:
 
     def _modify(self, request: frames.ModifyQp, tail: memoryview) -> Answer:
         self._known(self._qps, request.qp).qp._modify(request.state)
+        self._pump.page.change()
         return Answer(None)
 
     def _attach_mcast(self, request: frames.AttachQp, tail: memoryview) -> Answer:
