@@ -128,6 +128,14 @@ def test_a_pipe_is_read_to_its_end_before_what_follows(
         assert receiver.take(403)[-2:] == [b"last", b"of all"]
 
 
+def test_what_could_not_be_told_in_time_is_not_overtaken(sender: End) -> None:
+    """A leave, say, that came while another thread waited for a stopped server."""
+    connection = sender.client._connection
+    connection.tell_later(frames.AskFor(op="seed"))
+    sender.qp.send_one(sender.to, b"single")
+    assert not connection._untold
+
+
 def test_the_server_does_not_read_payloads(
     server: FabricServer, sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
 ) -> None:

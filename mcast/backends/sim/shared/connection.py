@@ -213,7 +213,7 @@ class Connection:
         if ring is None or self.forked:
             return False
         with self._whole:
-            if self.lost or self._sent != self._read or memory.posts < 0:
+            if self.lost or self._untold or self._sent != self._read or memory.posts < 0:
                 return False
             if (now := time.monotonic()) > self._looked + LOOK_FOR_END:
                 self._look_for_end(now)
