@@ -6,12 +6,13 @@ import array
 import gc
 import os
 import select
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -134,6 +135,25 @@ def test_what_could_not_be_told_in_time_is_not_overtaken(sender: End) -> None:
     connection.tell_later(frames.AskFor(op="seed"))
     sender.qp.send_one(sender.to, b"single")
     assert not connection._untold
+
+
+def test_a_send_that_ctrl_c_ends_has_its_pipe(
+    server: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with end(path, sends=True) as sender:
+        connection = sender.client._connection
+        exchange = connection._exchange
+
+        def interrupted(*rest: Any, **named: Any) -> object:
+            found = exchange(*rest, **named)
+            signal.raise_signal(signal.SIGINT)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "_exchange", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sender.send(b"first")
+        assert connection.memory.posts >= 0
 
 
 def test_the_server_does_not_read_payloads(

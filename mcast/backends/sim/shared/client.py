@@ -841,8 +841,9 @@ class SharedQueuePair(_Remote, QueuePair):
         where = "send", Phase.SEND, about
         while True:
             try:
-                reply = self._connection.ask_raw("send", text, *where, payload, end=end)
-                self._outgoing.note(destination, reply.value, reply.descriptor)
+                with uninterrupted():  # a descriptor may come with the answer
+                    reply = self._connection.ask_raw("send", text, *where, payload, end=end)
+                    self._outgoing.note(destination, reply.value, reply.descriptor)
                 return
             except Gone:
                 self._require_open("send", Phase.SEND)
