@@ -8,8 +8,9 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from ipaddress import IPv4Address
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -17,12 +18,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from mcast.api import Destination, PortEvent, QpError, QpState, TimedOut
+from mcast.backends.sim.core.delivery import Wire
 from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import frames, posting, posts, rings
 from mcast.backends.sim.shared.posting import PostPipe
-from mcast.backends.sim.shared.server import FabricServer
+from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
+from mcast.wire.addresses import Gid
 
 from ..waiting import Running, until
 from .served import End, asked, end
@@ -154,6 +158,36 @@ def test_a_send_that_ctrl_c_ends_has_its_pipe(
             with pytest.raises(KeyboardInterrupt):
                 sender.send(b"first")
         assert connection.memory.posts >= 0
+
+
+def test_two_threads_do_not_mix_up_their_destinations(
+    server: FabricServer, sender: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sends elsewhere while the other one looks up where to."""
+    other = sender.to.model_copy(update={"gid": Gid(IPv4Address("239.9.9.9"))})
+    sender.send(b"first")
+    sender.qp.send(other, [b"first"])
+    found, send, head = list[tuple[Destination, bytes]](), Wire.send, posts.one_head
+
+    def noted(wire: Wire, qp: Qp, to: Destination, payloads: Sequence[bytes], *rest: Any) -> int:
+        found.extend((to, one) for one in payloads)
+        return send(wire, qp, to, payloads, *rest)
+
+    def meanwhile(qp: int, slot: int) -> bytes:
+        monkeypatch.setattr(posts, "one_head", head)
+        assert Running(lambda: sender.qp.send_one(other, b"other")).results() == [None]
+        return head(qp, slot)
+
+    monkeypatch.setattr(Wire, "send", noted)
+    monkeypatch.setattr(posts, "one_head", meanwhile)
+    sender.qp.send_one(sender.to, b"this")
+    for _ in range(2):
+        sender.qp.send_one(other, b"other")
+        sender.qp.send_one(sender.to, b"this")
+    sender.qp.flush()
+    assert sorted(payload for _, payload in found) == [b"other"] * 3 + [b"this"] * 3
+    assert {payload: to.gid for to, payload in found} == {b"other": other.gid, b"this": sender.to.gid}
+    assert all((to.gid == other.gid) == (payload == b"other") for to, payload in found)
 
 
 def test_the_server_does_not_read_payloads(
@@ -633,6 +667,27 @@ def test_what_is_no_post_in_a_pipe_ends_its_session(server: FabricServer, sender
             assert client.answer() == b""
     sender.send(b"still here")
     assert receiver.take(1) == [b"still here"]
+
+
+def test_a_session_ends_once_though_its_pipe_and_its_socket_are_ready(fabric: Fabric, path: Path) -> None:
+    serving = Serving(FabricServer(fabric, path))
+    with serving as server:
+        with end(path, sends=True) as sender:
+            to = sender.to
+        until(lambda: not server.clients)
+        ring = rings.RingWriter()
+        with stranger(path, ring.fd) as client:
+            ring.forget_descriptor()
+            client.ready(to)
+            server.stop()
+            serving._thread.join(60)
+            client.post(b"\0", True)
+            client.socket.send(frames.pack(b'{"op":"seed"}'))
+            ready = server._watch.wait()
+            assert len(ready) == 3  # and the stop
+            for call in ready:
+                call()
+            assert not server.clients
 
 
 def test_a_count_of_given_back_receives_is_never_believed_beyond_what_is_out(
