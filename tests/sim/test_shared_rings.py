@@ -320,6 +320,23 @@ def test_the_descriptor_is_readable_while_messages_are_here(sender: End, receive
     assert poller.poll(0) == []
 
 
+def test_a_handler_that_receives_meanwhile_takes_no_message_twice(
+    sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.send(b"a", b"b", b"c")
+    unpack, found = posts.unpack_told, list[bytes]()
+
+    def interrupted(frame: bytes) -> tuple[int, list[posts.Told]]:
+        monkeypatch.setattr(posts, "unpack_told", unpack)
+        found.extend(receiver.take(1))  # as a signal's handler does
+        return unpack(frame)
+
+    monkeypatch.setattr(posts, "unpack_told", interrupted)
+    assert sorted(receiver.take(2) + found) == [b"a", b"b", b"c"]
+    assert receiver.qp.recv_one(0) is None
+    assert receiver.qp.counters.recv_free == 512
+
+
 def test_messages_go_on_after_the_port_has_told_of_something(
     server: FabricServer, sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,9 +212,10 @@ class Incoming:
                 number += len(payloads)
         except ValueError as error:  # no server of this package tells that
             raise Gone from error
-        self._frame = None
-        self._local += here
-        self.comes_singly = False
+        if self._frame is frame:  # else a signal's handler has taken it
+            self._frame = None
+            self._local += here
+            self.comes_singly = False
         return True
 
     def _alone(self) -> tuple[Burst, int, bool] | None:
