@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,10 +108,27 @@ def memory() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
+def grown_by(work: Callable[[], None], most: int) -> int:
+    """The bytes that are allocated after `work` and were not before; of a second time if they are more than
+    `most`.
+
+    A table of the interpreter's own, that of the interned strings say, may become twice as large meanwhile,
+    by megabytes; never two times in a row.
+    """
+    grown = most
+    for _ in range(2):
+        used = memory()
+        work()
+        if (grown := memory() - used) < most:
+            break
+    return grown
+
+
 @pytest.mark.parametrize("kind", ["roce", "infiniband"])
 def test_clients_that_are_killed_under_load_leave_nothing(tmp_path: Path, kind: str, long: bool) -> None:
     """A thousand on each fabric with --long. Two bystanders lose no message."""
     path, wanted = tmp_path / "fabric.sock", 1000 if long else 12
+    bound = wanted * BYTES_OF_A_CLIENT + 131_072
     fabric = (
         Fabric.roce(ports=4, clock="wall") if kind == "roce" else Fabric.infiniband(ports=4, clock="wall")
     )
@@ -146,15 +164,14 @@ def test_clients_that_are_killed_under_load_leave_nothing(tmp_path: Path, kind: 
         try:
             kill(2 * AT_ONCE, 1)  # what is made once is there
             descriptors = len(list(Path("/proc/self/fd").iterdir()))
-            before, used = tables(fabric), memory()
-            kill(wanted, 2)
-            grown = memory() - used
+            before = tables(fabric)
+            grown = grown_by(lambda: kill(wanted, 2), bound)
         finally:
             tracemalloc.stop()
         assert tables(fabric) == before
         assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
         print(f"{kind}: {wanted} killed, {grown} bytes more, {sent} messages between the bystanders")
-        assert grown < wanted * BYTES_OF_A_CLIENT + 131_072
+        assert grown < bound
         assert (lost, sent > wanted) == (0, True)
 
 
@@ -186,6 +203,7 @@ for number in range(int(sys.argv[2]), int(sys.argv[3])):
 def test_processes_one_after_the_other_leave_nothing(tmp_path: Path, kind: str, long: bool) -> None:
     """A thousand on each fabric with --long."""
     path, wanted = tmp_path / "fabric.sock", 1000 if long else 8
+    bound = wanted * BYTES_OF_A_CLIENT + 131_072
     fabric = (
         Fabric.roce(ports=4, clock="wall") if kind == "roce" else Fabric.infiniband(ports=4, clock="wall")
     )
@@ -200,12 +218,11 @@ def test_processes_one_after_the_other_leave_nothing(tmp_path: Path, kind: str, 
         try:
             come_and_go(0, 2 * AT_ONCE)  # what is made once is there
             descriptors = len(list(Path("/proc/self/fd").iterdir()))
-            before, used = tables(fabric), memory()
-            come_and_go(2 * AT_ONCE, 2 * AT_ONCE + wanted)
-            grown = memory() - used
+            before = tables(fabric)
+            grown = grown_by(lambda: come_and_go(2 * AT_ONCE, 2 * AT_ONCE + wanted), bound)
         finally:
             tracemalloc.stop()
         assert tables(fabric) == before
         assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
         print(f"{kind}: {wanted} came and went, {grown} bytes more")
-        assert grown < wanted * BYTES_OF_A_CLIENT + 131_072
+        assert grown < bound
