@@ -28,6 +28,7 @@ from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
 from mcast.wire.addresses import Gid
 
+from ..interleave import interrupted_everywhere
 from ..waiting import Running, until
 from .served import End, asked, end
 
@@ -353,6 +354,35 @@ def test_messages_go_on_after_the_port_has_told_of_something(
     assert [receiver.qp.recv_one(0) for _ in range(2)] == [None, None]
     assert requests.count("port_events") <= 1
     assert PortEvent.ACTIVE in receiver.qp.port_events()
+
+
+@pytest.mark.parametrize("name", ["port_events", "flush"])
+def test_what_the_port_tells_a_call_that_ctrl_c_ends_is_not_lost(
+    server: FabricServer, receiver: End, name: str
+) -> None:
+    port, qp = core_of(server, receiver).port, receiver.qp
+    found: list[PortEvent] = []
+
+    def call() -> None:
+        if name == "flush":
+            qp.flush(30)
+        found.extend(qp.port_events())
+
+    def is_told() -> bool:
+        found.extend(qp.port_events())
+        return PortEvent.ACTIVE in found
+
+    def check(returned: bool) -> None:
+        until(is_told)
+        found.clear()
+        server.fabric.set_link(port, False)
+        server.fabric.set_link(port, True)
+        assert select.select([qp], [], [], 60)[0]
+
+    found.append(PortEvent.ACTIVE)
+    check(True)
+    for part in ("client", "incoming", "connection"):
+        interrupted_everywhere(call, check, f"backends/sim/shared/{part}.py", every=1)
 
 
 @pytest.mark.parametrize("what", ["link", "error"])

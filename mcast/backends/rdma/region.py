@@ -9,6 +9,7 @@ from typing import Protocol
 from mcast.api import DeviceRegion, Phase, Region
 from mcast.backends.rdma.native import Mr, Native
 from mcast.backends.rdma.process import OwnedByProcess, Process
+from mcast.interrupts import uninterrupted
 
 
 class RegionOwner(Protocol):
@@ -44,8 +45,9 @@ class RdmaRegion(OwnedByProcess, Region):
 
         The queue pair's own memory replaces that of a `recv_slot`. What failed is tried again.
         """
-        self._closed = True
-        self._qp.forget_region(self)
+        with uninterrupted():
+            self._closed = True
+            self._qp.forget_region(self)
         with suppress(BufferError):  # somebody uses the view; it ends with that use
             self.view.release()
 
@@ -84,8 +86,9 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
         return self.end - self.start
 
     def _close(self) -> None:
-        self._closed = True
-        self._qp.forget_region(self)
+        with uninterrupted():
+            self._closed = True
+            self._qp.forget_region(self)
 
 
 AnyRegion = RdmaRegion | RdmaDeviceRegion

@@ -744,7 +744,7 @@ class SharedQueuePair(_Remote, QueuePair):
         self._require_open("port_events", Phase.EVENT)
         if not self._connection.lost:
             now = time.monotonic()  # it does not wait
-            with suppress(McastError, Late):
+            with uninterrupted(), suppress(McastError, Late):  # what it has told is heard
                 if self._looks("port_events", Phase.EVENT, now):
                     self._ask_news("port_events", Phase.EVENT, now)
             self._require_open("port_events", Phase.EVENT)
@@ -867,9 +867,10 @@ class SharedQueuePair(_Remote, QueuePair):
         """The answer comes after everything that was posted before."""
         end = None if timeout is None else time.monotonic() + timeout
         try:
-            if self._connection.is_late(self._made.number, self._on("port_events")):
-                self._ask_news("flush", Phase.SEND, end)  # an answer to what was asked before
-            failed = self._ask_news("flush", Phase.SEND, end)
+            with uninterrupted():  # what comes with the answer is heard
+                if self._connection.is_late(self._made.number, self._on("port_events")):
+                    self._ask_news("flush", Phase.SEND, end)  # an answer to what was asked before
+                failed = self._ask_news("flush", Phase.SEND, end)
         except Late:
             raise mcast_error(E.ETIMEDOUT, "flush", Phase.SEND) from None
         if failed is not None:

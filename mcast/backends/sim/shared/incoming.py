@@ -148,16 +148,18 @@ class Incoming:
         return self._looks
 
     def look(self, end: float | None) -> bool:
-        """Whether the server has said, since the last time, that there is something to ask for."""
-        with uninterrupted():
-            self._enter(end)
-            try:
-                while not self._looks and self._read(end):
-                    pass
-                looks, self._looks = self._looks, False
-            finally:
-                self._bell.show()
-                self._lock.release()
+        """Whether the server has said, since the last time, that there is something to ask for.
+
+        The caller keeps Ctrl-C away until it has asked.
+        """
+        self._enter(end)
+        try:
+            while not self._looks and self._read(end):
+                pass
+            looks, self._looks = self._looks, False
+        finally:
+            self._bell.show()
+            self._lock.release()
         return looks
 
     def look_again(self) -> None:
