@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from mcast import Endpoint, Lost, Membership, Rejoined, open_endpoint
+from mcast import Endpoint, Lost, Membership, Rejoined, open_backend, open_endpoint
 from mcast.api import (
     AlreadyJoined,
     Backend,
@@ -33,6 +33,7 @@ from mcast.api import (
     TimedOut,
 )
 from mcast.backends.sim import INFINIBAND, ROCE
+from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.testbed import SimObserver, SimTestbed
 from mcast.contract.testbed import Testbed
 from mcast.endpoint.blocking import LOOK_EVERY
@@ -591,6 +592,26 @@ def test_a_call_of_a_queue_pair(port: Port, name: str) -> None:
     interrupted_everywhere(calls[name], check)
 
 
+def test_what_is_read_of_a_batch_ends_with_its_block(site: Testbed) -> None:
+    """No traceback refers to what keeps the lease, so that the block ends in Ctrl-C and in nothing else."""
+    port = Port(site)
+
+    def call() -> None:
+        with port.qp.recv(timeout=SOON) as batch:
+            list(batch)
+            batch[0]
+            len(batch.memory)
+
+    def check(returned: bool) -> None:
+        port.check_usable()
+        port.qp.send(port.join(), [b"x"])
+
+    check(False)
+    for part in ("contract/batch.py", "backends/sim/lease.py"):
+        assert interrupted_everywhere(call, check, part, every=1) > 10
+    port.channel.close()
+
+
 def test_attaching_is_done_or_not_done(port: Port) -> None:
     to = port.join()
 
@@ -631,7 +652,7 @@ def test_memory_to_receive_into_is_used_or_not(port: Port, of_a_device: bool) ->
     def check_closed(returned: bool) -> None:
         (region,) = opened
         assert region.closed or not returned
-        assert region.closed or port.qp.counters.recv_free == SLOTS
+        assert port.qp.counters.recv_free == (DEPTH if region.closed else SLOTS)
         opened.pop().close()
         register()
 
@@ -707,8 +728,10 @@ def test_what_is_closed_is_closed_or_can_be_closed_again(card: Card, layer: str,
 
     def check(returned: bool) -> None:
         made = opened.pop()
-        assert made[what].closed or not returned
+        closed, left = made[what].closed, card.leftovers()
+        assert closed or not returned
         made[what].close()
+        assert not closed or card.leftovers() == left
         made["backend"].close()
         assert card.leftovers() == ()
         open_another()
@@ -716,6 +739,23 @@ def test_what_is_closed_is_closed_or_can_be_closed_again(card: Card, layer: str,
     open_another()
     interrupted_everywhere(lambda: opened[0][what].close(), check)
     opened[0]["backend"].close()
+
+
+def test_a_backend_that_is_closed_has_ended_its_fabric() -> None:
+    opened: list[SimBackend] = []
+
+    def check(returned: bool) -> None:
+        for backend in opened:
+            assert backend.closed or not returned
+            assert backend.closed == backend.fabric.clock._stopped.is_set()  # type: ignore[attr-defined]
+            backend.close()
+        made = open_backend("sim", clock="wall")
+        assert isinstance(made, SimBackend)
+        opened[:] = [made]
+
+    check(False)
+    interrupted_everywhere(lambda: opened[0].close(), check, "backends/sim/", every=1)
+    opened[0].close()
 
 
 def test_the_look_at_the_devices_leaves_nothing_open(card: Card) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from mcast.backends.sim.shared.session import MOST_TAPS
 from mcast.backends.sim.shared.tap import write_pcapng
 from mcast.backends.sim.trace.events import IgmpReport, MessagesLost, SaAsked, Send
 from mcast.pcapng.reader import read_frames
+from mcast.pcapng.writer import PACKET
 
 from ..commands import MCAST, Run
 from ..waiting import until
@@ -103,18 +105,40 @@ def test_a_reader_that_does_not_read_loses_packets_and_holds_nobody_up(
         assert tapped.close() >= missed > 0
 
 
-def test_a_packet_after_lost_ones_says_so(tmp_path: Path) -> None:
+def told(*lines: str) -> tap.Tapped:
+    """A tap that has been told these lines, then of a report, and no more."""
     ours, theirs = os.pipe()
     fabric = Fabric.roce(ports=2, trace=True)
     assert fabric.trace is not None
-    report = '{"t":7,"what":"igmp-report","port":"roce0","source":"10.0.0.1","group":"::ffff:239.1.1.1"}\n'
-    os.write(theirs, ('{"missed":5}\n' + report).encode())
+    report = '{"t":7,"what":"igmp-report","port":"roce0","source":"10.0.0.1","group":"::ffff:239.1.1.1"}'
+    os.write(theirs, "".join(f"{line}\n" for line in (*lines, report)).encode())
     os.close(theirs)
+    return tap.Tapped(str(fabric.trace), ours, lambda: 5)
+
+
+def test_a_packet_after_lost_ones_says_so() -> None:
     file = BytesIO()
-    with tap.Tapped(str(fabric.trace), ours, lambda: 5) as tapped:
+    with told('{"missed":5}') as tapped:
         assert list(write_pcapng(tapped, file, LinkLayer.ETHERNET, 0)) == [1]
         assert tapped.close() == 5
     assert b"5 packets before this one were lost" in file.getvalue()
+
+
+class InterruptedFile(BytesIO):
+    """Ctrl-C comes when a packet has been written."""
+
+    def write(self, data: Any) -> int:
+        written = super().write(data)
+        if bytes(data)[:4] == PACKET.to_bytes(4, "little"):
+            signal.raise_signal(signal.SIGINT)
+        return written
+
+
+def test_a_packet_that_is_written_is_counted() -> None:
+    with told() as tapped:
+        with pytest.raises(KeyboardInterrupt):
+            list(write_pcapng(tapped, InterruptedFile(), LinkLayer.ETHERNET, 0))
+        assert tapped.written == 1
 
 
 def test_nothing_of_a_tap_is_left_however_it_ends(server: FabricServer) -> None:
