@@ -115,13 +115,14 @@ def grown_by(work: Callable[[], None], most: int) -> int:
     A table of the interpreter's own, that of the interned strings say, may become twice as large meanwhile,
     by megabytes; never two times in a row.
     """
-    grown = most
-    for _ in range(2):
+
+    def growth() -> int:
         used = memory()
         work()
-        if (grown := memory() - used) < most:
-            break
-    return grown
+        return memory() - used
+
+    grown = growth()
+    return grown if grown < most else growth()
 
 
 @pytest.mark.parametrize("kind", ["roce", "infiniband"])
