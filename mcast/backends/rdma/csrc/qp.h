@@ -65,7 +65,7 @@ struct mcast_qp {
 
 	uint64_t head, tail; /* sends posted; sends completed, in ERR with success */
 	uint64_t told;	     /* end of the sends that a completion will tell of: all, but for a post that failed */
-	uint64_t first_slot; /* the send that has the slab's first slot */
+	uint32_t head_slot;  /* of the slab, for the next send */
 	uint32_t signal_every;
 	uint32_t max_inline;
 	struct ibv_send_wr *send_wrs;

@@ -13,10 +13,10 @@ static uint64_t payload_of(const struct receive_memory *memory, uint32_t slot)
 	return memory->address + (uint64_t)slot * memory->stride;
 }
 
-static uint8_t *grh_of(struct mcast_qp *qp, uint32_t slot)
+static uint8_t *grh_of(const struct mcast_qp *qp, const struct receive_memory *memory, uint32_t slot)
 {
-	if (qp->memory->grh_in_front)
-		return (uint8_t *)(uintptr_t)payload_of(qp->memory, slot) - GRH_BYTES;
+	if (memory->grh_in_front)
+		return (uint8_t *)(uintptr_t)payload_of(memory, slot) - GRH_BYTES;
 	return (uint8_t *)qp->init.slab + (size_t)slot * qp->init.grh_stride;
 }
 
@@ -46,17 +46,18 @@ static int post_chain(struct mcast_qp *qp, struct receive_chain *chain)
 /* Adds a slot to the chain and posts it when it is full. */
 static int post_slot(struct mcast_qp *qp, struct receive_chain *chain, uint32_t slot)
 {
+	const struct receive_memory *memory = qp->memory;
 	struct ibv_recv_wr *wr = &chain->wrs[chain->count];
 	struct ibv_sge *sge = chain->sges[chain->count];
 
-	sge[0] = (struct ibv_sge){ (uint64_t)(uintptr_t)grh_of(qp, slot), GRH_BYTES, qp->mr->lkey };
-	if (qp->memory->grh_in_front)
-		sge[0].length += qp->memory->room;
+	sge[0] = (struct ibv_sge){ (uint64_t)(uintptr_t)grh_of(qp, memory, slot), GRH_BYTES, qp->mr->lkey };
+	if (memory->grh_in_front)
+		sge[0].length += memory->room;
 	else
-		sge[1] = (struct ibv_sge){ payload_of(qp->memory, slot), qp->memory->room, qp->memory->lkey };
+		sge[1] = (struct ibv_sge){ payload_of(memory, slot), memory->room, memory->lkey };
 	*wr = (struct ibv_recv_wr){ .wr_id = slot, .next = wr + 1, .sg_list = sge,
-				    .num_sge = qp->memory->grh_in_front ? 1 : 2 };
-	qp->memory->slots[slot] = SLOT_POSTED;
+				    .num_sge = memory->grh_in_front ? 1 : 2 };
+	memory->slots[slot] = SLOT_POSTED;
 	qp->counters.recv_free++;
 	return ++chain->count == POLL_BATCH ? post_chain(qp, chain) : 0;
 }
@@ -143,28 +144,30 @@ static void read_grh(const uint8_t *grh, int is_ethernet, struct mcast_message *
 	memcpy(out->group + 12, grh + 36, 4);
 }
 
-static void read_message(struct mcast_qp *qp, const struct ibv_wc *wc, uint64_t stamp, struct mcast_message *out)
+static void read_message(const struct mcast_qp *qp, const struct receive_memory *memory, const struct ibv_wc *wc,
+			 uint64_t stamp, struct mcast_message *out)
 {
 	uint32_t slot = (uint32_t)wc->wr_id;
+	int is_ethernet = qp->init.is_ethernet, has_imm = (wc->wc_flags & IBV_WC_WITH_IMM) != 0;
 
-	*out = (struct mcast_message){
-		.offset = (uint64_t)slot * qp->memory->stride,
-		.length = wc->byte_len - GRH_BYTES,
-		.src_qp = wc->src_qp,
-		.slot = slot,
-		.src_lid = qp->init.is_ethernet ? 0 : wc->slid, /* some drivers fill it there, too */
-		.own_qp_num = wc->src_qp == qp->qp->qp_num,
-		.generation = qp->memory->generation,
-		.sl = wc->sl,
-		.path_bits = wc->dlid_path_bits,
-		.timestamp = stamp,
-	};
-	if (wc->wc_flags & IBV_WC_WITH_IMM) {
-		out->has_imm = 1;
-		out->imm = ntohl(wc->imm_data);
+	out->offset = (uint64_t)slot * memory->stride;
+	out->length = wc->byte_len - GRH_BYTES;
+	out->src_qp = wc->src_qp;
+	out->imm = has_imm ? ntohl(wc->imm_data) : 0;
+	out->slot = slot;
+	out->has_imm = (uint8_t)has_imm;
+	out->own_qp_num = wc->src_qp == qp->qp->qp_num;
+	out->src_lid = is_ethernet ? 0 : wc->slid; /* some drivers fill it there, too */
+	out->generation = memory->generation;
+	out->sl = wc->sl;
+	out->path_bits = wc->dlid_path_bits;
+	out->timestamp = stamp;
+	if (wc->wc_flags & IBV_WC_GRH) {
+		read_grh(grh_of(qp, memory, slot), is_ethernet, out);
+	} else {
+		memset(out->source, 0, sizeof(out->source));
+		memset(out->group, 0, sizeof(out->group));
 	}
-	if (wc->wc_flags & IBV_WC_GRH)
-		read_grh(grh_of(qp, slot), qp->init.is_ethernet, out);
 }
 
 /* 1: a message is leased, or waits to be received. */
@@ -191,6 +194,7 @@ static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t
 	struct ibv_wc wcs[POLL_BATCH];
 	uint64_t stamps[POLL_BATCH];
 	int polled = poll_receives(qp, max < POLL_BATCH ? (int)max : POLL_BATCH, wcs, stamps);
+	const struct receive_memory *memory = qp->memory;
 	int has_clock = qp->recv.clock != STAMPS_NONE, count = 0;
 
 	if (polled < 0)
@@ -198,9 +202,9 @@ static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t
 	for (int i = 0; i < polled; i++) {
 		int good = wcs[i].status == IBV_WC_SUCCESS;
 
-		qp->memory->slots[wcs[i].wr_id] = good ? SLOT_HELD : SLOT_FREE;
+		memory->slots[wcs[i].wr_id] = good ? SLOT_HELD : SLOT_FREE;
 		if (good)
-			read_message(qp, &wcs[i], has_clock ? stamps[i] : 0, &out[count++]);
+			read_message(qp, memory, &wcs[i], has_clock ? stamps[i] : 0, &out[count++]);
 		else
 			mcast_note_failure(qp, wcs[i].status);
 	}

@@ -31,13 +31,12 @@ void mcast_reap(struct mcast_qp *qp)
 		mcast_call_followers(&qp->send, qp->tail);
 }
 
-static uint64_t slab_copy(struct mcast_qp *qp, uint64_t sequence, const void *payload, uint32_t length)
+static uint64_t slab_copy(const struct mcast_qp *qp, uint32_t slot, const void *payload, uint32_t length)
 {
-	uint8_t *slot = (uint8_t *)qp->init.slab + qp->init.send_offset +
-			(size_t)((sequence - qp->first_slot) % qp->init.send_depth) * qp->init.send_stride;
+	uint8_t *place = (uint8_t *)qp->init.slab + qp->init.send_offset + (size_t)slot * qp->init.send_stride;
 
-	memcpy(slot, payload, length);
-	return (uint64_t)(uintptr_t)slot;
+	memcpy(place, payload, length);
+	return (uint64_t)(uintptr_t)place;
 }
 
 static const struct mcast_region *region_of(const struct mcast_qp *qp, uintptr_t address, uint32_t length)
@@ -55,42 +54,87 @@ static int is_on_device(const struct mcast_send_job *job, uint32_t index)
 
 /* Inline where it fits; from the user's registered memory where it lies in it; else through the slab. What lies on
  * a device goes out from there. */
-static void fill_payload(struct mcast_qp *qp, struct mcast_send_job *job, uint64_t sequence, struct ibv_send_wr *wr,
-			 struct ibv_sge *sge)
+static void fill_payload(const struct mcast_qp *qp, struct mcast_send_job *job, uint32_t index, uint32_t slot,
+			 struct ibv_send_wr *wr, struct ibv_sge *sge)
 {
-	uint32_t length = job->lengths[job->posted];
-	uintptr_t address = job->addresses[job->posted];
+	uint32_t length = job->lengths[index];
+	uintptr_t address = job->addresses[index];
 
 	*sge = (struct ibv_sge){ address, length, 0 };
-	if (length <= qp->max_inline && !is_on_device(job, job->posted)) {
+	if (length <= qp->max_inline && !is_on_device(job, index)) {
 		wr->send_flags |= IBV_SEND_INLINE;
 	} else {
 		const struct mcast_region *region = region_of(qp, address, length);
 
 		if (region)
-			job->end = sequence + 1;
+			job->end = wr->wr_id + 1;
 		else
-			sge->addr = slab_copy(qp, sequence, (const void *)address, length);
+			sge->addr = slab_copy(qp, slot, (const void *)address, length);
 		sge->lkey = region ? region->lkey : qp->mr->lkey;
 	}
 	wr->sg_list = sge;
 	wr->num_sge = length ? 1 : 0;
 }
 
-static void fill_wr(struct mcast_qp *qp, struct mcast_send_job *job, struct ibv_ah *ah, uint64_t sequence, int last,
-		    struct ibv_send_wr *wr, struct ibv_sge *sge)
+/* The next `count` messages. What is not set here has been 0 from the beginning. */
+static void fill_chain(struct mcast_qp *qp, struct mcast_send_job *job, struct ibv_ah *ah, uint32_t count)
 {
-	*wr = (struct ibv_send_wr){
-		.wr_id = sequence,
-		.next = last ? NULL : wr + 1,
-		.opcode = job->has_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
-		.wr.ud = { ah, job->remote_qp_num, job->remote_qkey },
-	};
-	if (job->has_imm)
-		wr->imm_data = htonl(job->imm);
-	if (last || (sequence + 1) % qp->signal_every == 0)
-		wr->send_flags |= IBV_SEND_SIGNALED;
-	fill_payload(qp, job, sequence, wr, sge);
+	enum ibv_wr_opcode opcode = job->has_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
+	uint32_t imm = htonl(job->imm), slot = qp->head_slot;
+	uint64_t told = qp->told;
+
+	for (uint32_t i = 0; i < count; i++) {
+		struct ibv_send_wr *wr = &qp->send_wrs[i];
+		int is_last = i + 1 == count;
+
+		wr->wr_id = qp->head + i;
+		wr->next = is_last ? NULL : wr + 1;
+		wr->opcode = opcode;
+		wr->imm_data = imm;
+		wr->wr.ud.ah = ah;
+		wr->wr.ud.remote_qpn = job->remote_qp_num;
+		wr->wr.ud.remote_qkey = job->remote_qkey;
+		wr->send_flags = 0;
+		if (is_last || wr->wr_id + 1 - told >= qp->signal_every) {
+			wr->send_flags = IBV_SEND_SIGNALED;
+			told = wr->wr_id + 1;
+		}
+		fill_payload(qp, job, job->posted + i, slot, wr, &qp->send_sges[i]);
+		slot = slot + 1 == qp->init.send_depth ? 0 : slot + 1;
+	}
+}
+
+/* 0, or why the next `count` messages cannot be sent. */
+static int check_next(const struct mcast_qp *qp, const struct mcast_send_job *job, uint32_t count)
+{
+	uint32_t end = job->posted + count;
+
+	for (uint32_t i = job->posted; i < end; i++)
+		if (job->lengths[i] > qp->init.send_room)
+			return -EMSGSIZE;
+	for (uint32_t i = job->on_device ? job->posted : end; i < end; i++) {
+		const struct mcast_region *region = job->on_device[i] ? region_of(qp, job->addresses[i], job->lengths[i]) :
+									NULL;
+
+		if (job->on_device[i] && !(region && region->is_device))
+			return -EINVAL; /* the memory was deregistered meanwhile */
+	}
+	return 0;
+}
+
+/* So many of the chain are with the device. */
+static void note_posted(struct mcast_qp *qp, uint32_t count)
+{
+	for (uint32_t i = count; i; i--)
+		if (qp->send_wrs[i - 1].send_flags & IBV_SEND_SIGNALED) {
+			qp->told = qp->head + i;
+			break;
+		}
+	qp->head += count;
+	qp->head_slot += count;
+	if (qp->head_slot >= qp->init.send_depth)
+		qp->head_slot -= qp->init.send_depth;
+	qp->counters.sent += count;
 }
 
 /* Chains as many as there is room for behind one doorbell. Those behind one that the device refuses stay ours. */
@@ -98,7 +142,7 @@ static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
 {
 	uint32_t room = qp->init.send_depth - (uint32_t)(qp->head - qp->tail);
 	uint32_t left = job->count - job->posted;
-	uint32_t count = left < room ? left : room, first = job->posted;
+	uint32_t count = left < room ? left : room;
 	struct ibv_send_wr *bad = NULL;
 	struct mcast_ah *ah;
 	int ret;
@@ -108,28 +152,17 @@ static int post_sends(struct mcast_qp *qp, struct mcast_send_job *job)
 	ah = mcast_find_ah(qp, job->serial);
 	if (!ah)
 		return -ESTALE;
-	for (uint32_t i = first; i < first + count; i++) {
-		const struct mcast_region *region = is_on_device(job, i) ? region_of(qp, job->addresses[i], job->lengths[i]) :
-									   NULL;
-
-		if (job->lengths[i] > qp->init.send_room)
-			return -EMSGSIZE;
-		if (is_on_device(job, i) && !(region && region->is_device))
-			return -EINVAL; /* the memory was deregistered meanwhile */
-	}
+	ret = check_next(qp, job, count);
+	if (ret)
+		return ret;
 	if (qp->head == qp->tail)
-		qp->first_slot = qp->head; /* none is in use: take those that are in the cache */
-	for (uint32_t i = 0; i < count; i++, job->posted++)
-		fill_wr(qp, job, ah->ah, qp->head + i, i + 1 == count, &qp->send_wrs[i], &qp->send_sges[i]);
+		qp->head_slot = 0; /* none is in use: take those that are in the cache */
+	fill_chain(qp, job, ah->ah, count);
 	ret = ibv_post_send(qp->qp, qp->send_wrs, &bad);
 	if (ret)
 		count = bad ? (uint32_t)(bad - qp->send_wrs) : 0;
-	job->posted = first + count;
-	for (uint32_t i = 0; i < count; i++)
-		if (qp->send_wrs[i].send_flags & IBV_SEND_SIGNALED)
-			qp->told = qp->head + i + 1;
-	qp->head += count;
-	qp->counters.sent += count;
+	note_posted(qp, count);
+	job->posted += count;
 	if (job->end > qp->head)
 		job->end = qp->head;
 	ah->end = qp->head;

@@ -96,7 +96,6 @@ static int add_payload(const struct calls *self, struct payloads *payloads, PyOb
 		return 0;
 	payloads->addresses[place] = (uintptr_t)start;
 	payloads->lengths[place] = (uint32_t)length;
-	payloads->on_device[place] = 0;
 	payloads->size += (size_t)length;
 	if ((uint32_t)length > payloads->longest)
 		payloads->longest = (uint32_t)length;
@@ -274,6 +273,7 @@ PyObject *calls_post(PyObject *object, PyObject *args)
 		return calls_refuse_timeout(given);
 	if (!make_room(&payloads, PyList_Size(list)))
 		return NULL;
+	memset(payloads.on_device, 0, (size_t)PyList_Size(list));
 	job.serial = serial;
 	read_imm(imm, &job);
 	for (Py_ssize_t i = 0; i < PyList_Size(list) && !PyErr_Occurred(); i++) {
