@@ -381,7 +381,7 @@ class Card:
         message = _Message(
             status=status,
             src_qp=src_qp,
-            imm=imm or 0,
+            imm=0xFFFFFFFF if imm is None else imm,  # what a device leaves where it says nothing
             slid=slid,
             sl=sl,
             path_bits=path_bits,

@@ -415,6 +415,24 @@ def test_a_region_closes_once_the_device_has_read_it(end: End, monkeypatch: pyte
     assert end.qp.recv_one(LONG) is not None
 
 
+def test_no_copy_is_written_over_before_the_device_has_read_it(card: Card, backend: CardBackend) -> None:
+    """The places for copies are taken in turn, and none is free until its send is complete."""
+    end = End(card, backend, send_depth=4)
+    payloads = [bytes([number]) * len(COPIED) for number in range(13)]
+    waiting = iter(payloads)
+    card.hold(Stage.WIRE, end.qp.qp_num)
+    for wanted in (3, 1, 2, 3, 1):
+        end.qp.send(end.group, [next(waiting) for _ in range(wanted)], timeout=LONG)
+        while end.kept(Stage.WIRE) > 1:  # one stays, so that the turn never begins anew
+            card.release(Stage.WIRE, end.qp.qp_num, 0)
+    end.qp.send(end.group, list(waiting), timeout=LONG)
+    card.delay(Stage.WIRE, 0, end.qp.qp_num)
+    card.release(Stage.WIRE, end.qp.qp_num)
+    with end.qp.recv(64, LONG) as batch:
+        assert [bytes(message.payload) for message in batch] == payloads
+    assert card.reports() == ()
+
+
 def test_a_large_batch_is_copied_without_the_gil(card: Card, backend: CardBackend) -> None:
     """Where threads take turns by themselves only, another one goes on during the sends."""
     end = End(card, backend, send_depth=512)

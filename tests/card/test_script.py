@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno as E
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy
 import pytest
 
+from mcast import RECORD_DTYPE
 from mcast.api import (
     CmEventType,
     Destination,
@@ -300,6 +303,22 @@ def test_a_message_from_anybody(card: Card, backend: CardBackend) -> None:
         assert card.inject(end.qp.qp_num, b"")
     assert not card.inject(end.qp.qp_num, b"")
     assert card.qp(end.qp.qp_num).dropped == 1
+
+
+def test_a_message_says_nothing_of_the_one_before(card: Card, backend: CardBackend) -> None:
+    """Records are used again; what a completion does not say is zero in them."""
+    card.add(infiniband_port("10.0.0.1", lid=4), name=b"card0")
+    end = End(backend)
+    said: dict[str, Any] = {"grh": bytes(range(1, 41)), "imm": 5, "slid": 9}
+    nothing = Gid(bytes(16))
+    for fields, expected in (said, (5, 9, False)), ({}, (None, 0, True)):
+        assert card.inject(end.qp.qp_num, b"x", **fields)
+        with end.qp.recv(8, BOUND) as batch:
+            (message,) = batch
+            assert (message.imm, message.src_lid, message.source == nothing) == expected
+            assert (message.group == nothing) is (message.source == nothing)
+            assert numpy.frombuffer(batch.records, RECORD_DTYPE)["imm"] == [message.imm or 0]
+        del batch, message  # only then are its records free
 
 
 @pytest.mark.parametrize(
