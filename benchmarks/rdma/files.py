@@ -129,8 +129,7 @@ PROGRAMS = {
     ),
     "udpcast": Program(
         lambda n, into: in_host(
-            n, "udp-receiver", "--nokbd", "--no-progress", "--interface", f"u{n}",
-            "--file", str(into / "file"),
+            n, "udp-receiver", "--nokbd", "--interface", f"u{n}", "--file", str(into / "file"),
         ),
         lambda file: in_host(
             0, "udp-sender", "--nokbd", "--no-progress", "--full-duplex", "--interface", "u0",
@@ -144,14 +143,17 @@ PROGRAMS = {
 @contextmanager
 def receivers(program: Program, folders: Sequence[Path], log: Path) -> Iterator[None]:
     with ExitStack() as stack, log.open("ab") as said:
+        started = []
         for number, folder in enumerate(folders, 1):
             folder.mkdir(parents=True)
-            one = subprocess.Popen(
-                program.receive(number, folder), stdout=said, stderr=said, stdin=subprocess.DEVNULL
-            )
+            command = program.receive(number, folder)
+            one = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
             stack.callback(one.wait)
             stack.callback(one.terminate)
-        until(program.is_ready)
+            started.append(one)
+        until(lambda: program.is_ready() or any(one.poll() is not None for one in started))
+        if any(one.poll() is not None for one in started):
+            raise SystemExit(f"a receiver ended at once:\n{log.read_text()[-2000:]}")
         yield
 
 
@@ -159,6 +161,11 @@ def transfer(name: str, file: Path) -> float | None:
     """Seconds, or None if a copy is not there or is another one."""
     program, log = PROGRAMS[name], ROOM / f"{name}.log"
     folders = [ROOM / name / str(number) for number in range(1, RECEIVERS + 1)]
+    copies, size = [folder / file.name for folder in folders], file.stat().st_size
+
+    def is_there(copy: Path) -> bool:
+        return copy.exists() and copy.stat().st_size == size
+
     try:
         with receivers(program, folders, log), log.open("ab") as said:
             start = time.monotonic()
@@ -168,9 +175,8 @@ def transfer(name: str, file: Path) -> float | None:
                 )
             seconds = time.monotonic() - start
             late = time.monotonic() + 60
-            until(lambda: all((folder / "file").exists() for folder in folders) or time.monotonic() > late)
-        copies = [folder / "file" for folder in folders]
-        if all(copy.exists() and cmp(copy, file, shallow=False) for copy in copies):
+            until(lambda: all(map(is_there, copies)) or time.monotonic() > late)
+        if all(is_there(copy) and cmp(copy, file, shallow=False) for copy in copies):
             return seconds
         print(log.read_text()[-2000:], file=sys.stderr)
         return None
