@@ -116,5 +116,5 @@ def written_to_terminal(command: Sequence[str], env: Mapping[str, str], cwd: Pat
         except OSError:  # the other end is closed: all is read
             pass
     os.close(leader)
-    assert process.returncode == 0
+    assert process.returncode == 0, (process.returncode, written.decode())
     return written.decode()

@@ -124,7 +124,7 @@ def receiving(group):
             pass
 
 def sending(group):
-    cast.send(group, Path("file"), name="file")
+    cast.send(group, Path("file"), name="file", silence=60.0)
 
 hosts, call = ((1, 2), receiving) if sys.argv[1] == "send" else ((1,), sending)
 threads = [threading.Thread(target=other, args=(host, call), daemon=True) for host in hosts]
@@ -133,6 +133,9 @@ for thread in threads:
 main()
 """
 """The command of the arguments on host 0, and what it needs on the others, in one process."""
+
+PATIENT = ("--patience", "60")
+"""On a busy machine the other end may say nothing for longer than the usual 10 s."""
 
 Install = Callable[..., dict[str, str]]
 
@@ -143,7 +146,7 @@ def with_others(run: Run, third_party: Install, tmp_path: Path) -> Run:
     (tmp_path / "file").write_bytes(DATA)
     (tmp_path / "script.py").write_text(OTHER_END)
     env = third_party(source=ONE_FABRIC)
-    return lambda *words: run(PYTHON, "script.py", *words, "--backend", "acme", env=env)
+    return lambda *words: run(PYTHON, "script.py", *words, *PATIENT, "--backend", "acme", env=env)
 
 
 def test_send_shows_each_receiver(with_others: Run) -> None:
@@ -164,7 +167,7 @@ def test_a_name_is_no_markup(with_others: Run, tmp_path: Path) -> None:
 
 
 def test_send_as_json(with_others: Run) -> None:
-    done = with_others("send", "file", "239.1.1.1", "--json")
+    done = with_others("send", "file", "239.1.1.1", "-n", 2, "--json")
     outcome = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert (outcome["kept"], outcome["size"], outcome["pieces"], outcome["sent_again"]) == (
@@ -186,7 +189,7 @@ def test_send_of_many_says_what_each_lacks(with_others: Run, tmp_path: Path) -> 
     lines = done.stdout.splitlines()
     assert lines[0] == "3 files and folders: 40,000 bytes"
     assert lines[-1] == "send: 2/2 receivers verified, 3 files and folders each"
-    many = json.loads(with_others("send", "many", "239.1.1.1", "--rate", "1G", "--json").stdout)
+    many = json.loads(with_others("send", "many", "239.1.1.1", "-n", 2, "--rate", "1G", "--json").stdout)
     assert [one["name"] for one in many["files"]] == ["many", "many/one"]
 
 
@@ -422,12 +425,15 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
     assert [path.name for path in tmp_path.iterdir()] == ["site"]
 
 
-@pytest.mark.parametrize("command", [("send", "file", "239.1.1.1"), ("recv", "239.1.1.1", "-o", "copy")])
+@pytest.mark.parametrize(
+    "command", [("send", "file", "239.1.1.1", "-n", "2"), ("recv", "239.1.1.1", "-o", "copy")]
+)
 def test_a_terminal_gets_a_bar(third_party: Install, tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "file").write_bytes(Random(1).randbytes(3_000_000))
     (tmp_path / "script.py").write_text(OTHER_END)
     env = {"TERM": "xterm-256color", "COLUMNS": "80"} | {**os.environ, **third_party(source=ONE_FABRIC)}
-    written = written_to_terminal([str(PYTHON), "script.py", *command, "--backend", "acme"], env, tmp_path)
+    words = [str(PYTHON), "script.py", *command, *PATIENT, "--backend", "acme"]
+    written = written_to_terminal(words, env, tmp_path)
     assert {"send": "sending", "recv": "receiving"}[command[0]] in written
     assert "━" in written
 
