@@ -39,6 +39,7 @@ GIVE_UP = 3600.0
 
 READY = 120.0
 """Seconds until receivers are there, or copies whole after their sender's end."""
+
 BLOCK = 1300
 """Bytes of a packet of uftp: its default, for Ethernet of 1500. udpcast's is 1456."""
 
