@@ -32,7 +32,8 @@ BYE      to one receiver, or to everybody           ->
 - HAVE comes once from each receiver and object, and once for each half of the window, spread in time. When
   the group is quiet, a FLUSH names the receivers whose HAVE is missing.
 - The sender sends at most `room` blocks beyond the first that some receiver lacks. It sends as fast as it
-  can until the receivers report losses above `TOLERATED`, and then no faster than what arrived.
+  can until the receivers report losses above `TOLERATED`, of repairs too, and then no faster than what
+  arrived. The pace rises again while the sender uses it.
 - A block is used when its BLAKE3 digest is that of its SEAL, and the object is whole when that of all its
   bytes is what the last FLUSH says. Both ends take in bytes once, as they pass, for both digests.
 - A receiver that comes late takes part from the current block, and asks for the beginning at the next FLUSH

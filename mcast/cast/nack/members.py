@@ -45,6 +45,7 @@ class Member:
         "parity",
         "part",
         "room",
+        "stamp",
         "state",
         "waited",
         "whole_at",
@@ -75,6 +76,8 @@ class Member:
         """Whether this receiver takes part in the object."""
         self.judged: int = sent
         """The losses of blocks before this one have been judged."""
+        self.stamp: int = 0
+        """That of the last request."""
         self.asks: int = 0
         self.asked: int = 0
         self.charged: int = 0

@@ -13,6 +13,8 @@ BURST = 256
 _SLOWEST = 100.0
 _EASED, _GROWTH = 0.9, 1.1
 _TRIPS = 4
+_USED = 4
+"""A pace of which a sender that has something to send uses less than this part does not rise."""
 _ROUNDED = 1e-6
 """Of a message: to wait for less would not move the clock, and the sender would turn for ever."""
 
@@ -24,7 +26,7 @@ class Rate:
         self.limit = limit
         self.pace: float = limit
         self._tokens, self._filled = 0.0, -inf
-        self._since, self._sent = -inf, 0
+        self._since, self._sent, self._rate = -inf, 0, _SLOWEST
         self._loss = 0.0
 
     def allowed(self, now: float) -> int:
@@ -62,12 +64,11 @@ class Rate:
         passed = now - self._since
         if passed < _TRIPS * round_trip:
             return
-        sent = self._sent / passed
+        if self._sent:
+            self._rate = self._sent / passed
         if self._loss > TOLERATED:
-            slower = max(_SLOWEST, min(self.pace, sent) * (1 - self._loss) * _EASED)
+            slower = max(_SLOWEST, min(self.pace, self._rate) * (1 - self._loss) * _EASED)
             self.pace = min(self.limit, slower)
-        elif self.pace < self.limit:
-            faster = self.pace * _GROWTH
-            # What is never reached holds nobody back.
-            self.pace = self.limit if faster > self.limit or faster > 4 * max(sent, _SLOWEST) else faster
+        elif self._rate * _USED > self.pace and self._sent:
+            self.pace = min(self.limit, self.pace * _GROWTH)
         self._since, self._sent, self._loss = now, 0, 0.0

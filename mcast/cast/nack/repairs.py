@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from math import inf
 from typing import NamedTuple
 
@@ -16,6 +17,10 @@ class Run(NamedTuple):
     pieces: int
 
 
+_REMEMBERED = 16
+"""How many repairs of one block are remembered, and how many of all."""
+
+
 class _Asked:
     """What is asked for of one block, and what was sent to repair it."""
 
@@ -23,18 +28,28 @@ class _Asked:
 
     def __init__(self) -> None:
         self.need = self.missing = self.used = 0
-        self.sent: list[tuple[int, int, int]] = []
-        """Stamp, parity pieces, bits of data pieces."""
+        self.sent: list[tuple[_Sent, int, int]] = []
+        """When, parity pieces, bits of data pieces."""
 
-    def since(self, stamp: int) -> tuple[int, int]:
-        """What was sent after that stamp."""
+    def between(self, stamp: float, until: float) -> tuple[int, int]:
+        """What was sent after one stamp and not after the other."""
         bits = parity = 0
-        for at, pieces, named in reversed(self.sent):
-            if at <= stamp:
+        for when, pieces, named in reversed(self.sent):
+            if when.stamp <= stamp:
                 break
-            parity += pieces
-            bits |= named
+            if when.stamp <= until:
+                parity += pieces
+                bits |= named
         return parity, bits
+
+
+class _Sent:
+    """Repairs that were sent together: how many pieces, and the stamp when the last had gone; before, inf."""
+
+    __slots__ = ("pieces", "stamp")
+
+    def __init__(self, pieces: int) -> None:
+        self.pieces, self.stamp = pieces, inf
 
 
 class Repairs:
@@ -45,6 +60,7 @@ class Repairs:
         self._blocks: dict[int, _Asked] = {}
         self._due: dict[int, None] = {}
         self._seals = set[int]()
+        self._sent = deque[_Sent](maxlen=_REMEMBERED)
         self.at: float = inf
         """When to send what has been asked for."""
 
@@ -58,40 +74,58 @@ class Repairs:
             self.at = min(self.at, at)
             return 1
         block = self._blocks.setdefault(want.block, _Asked())
-        parity, named = block.since(stamp)
-        need = want.need - parity - (want.missing & named).bit_count() if want.need else 0
+        parity, named = block.between(stamp, inf)
         missing = want.missing & ~named
-        if need <= 0 and (want.need or not missing):
+        need = want.need - parity - (want.missing & named).bit_count() if want.need else missing.bit_count()
+        if need <= 0:
             return 0
-        more = max(0, need - block.need)
-        block.need = max(block.need, need)
-        if need > self._spare - block.used or not want.need:
-            more += (missing & ~block.missing).bit_count()
+        if want.need and need <= self._spare - block.used:
+            more = max(0, need - block.need)
+            block.need = max(block.need, need)
+        else:
+            more = (missing & ~block.missing).bit_count()
             block.missing |= missing
         if more:
             self._due[want.block] = None
             self.at = min(self.at, at)
         return more
 
-    def take(self, stamp: int) -> tuple[list[Run], list[int]]:
-        """The repairs to send now, at that stamp, and the blocks whose seal is asked for."""
+    def lost(self, want: Want, before: int, stamp: int) -> int:
+        """How many of the pieces that a receiver lacks were sent to repair it, between these stamps."""
+        block = self._blocks.get(want.block)
+        if block is None:
+            return 0
+        parity, named = block.between(before, stamp)
+        return min(want.need or want.missing.bit_count(), parity + (want.missing & named).bit_count())
+
+    def sent(self, before: int, stamp: int) -> int:
+        """How many pieces were sent to repair losses between these stamps."""
+        return sum(one.pieces for one in self._sent if before < one.stamp <= stamp)
+
+    def take(self) -> tuple[list[Run], list[int]]:
+        """The repairs to send now, and the blocks whose seal is asked for. `gone` says when all are sent."""
         runs: list[Run] = []
+        self._sent.append(now := _Sent(0))
         for number in self._due:
             block = self._blocks[number]
-            parity = min(block.need, self._spare - block.used)
-            if parity < block.need and block.missing:
-                parity = 0  # the pieces by name serve those that asked
+            parity = block.need
             if parity:
                 runs.append(Run(number, self._width + block.used, parity))
                 block.used += parity
             runs += _runs(number, block.missing)
-            block.sent.append((stamp, parity, block.missing))
-            del block.sent[:-16]
+            block.sent.append((now, parity, block.missing))
+            del block.sent[:-_REMEMBERED]
+            now.pieces += parity + block.missing.bit_count()
             block.need = block.missing = 0
         seals = sorted(self._seals)
         self._due, self._seals = {}, set()
         self.at = inf
         return runs, seals
+
+    def gone(self, stamp: int) -> None:
+        """All that was taken is sent: what is heard before this stamp knows nothing of it."""
+        for one in self._sent:
+            one.stamp = min(one.stamp, stamp)
 
     def forget(self, low: int) -> None:
         """All have the blocks before this one."""

@@ -57,7 +57,7 @@ _DESCRIBED = 8
 _INVITING = 4
 """At most one message in so many invites, however slow the pace is: the others bring the object."""
 
-_FREE, _SHARE = 4096, 2
+_FREE, _SHARE = 4096, 4
 """On account of one receiver so many pieces are repaired, and so many times what has been sent."""
 
 _BITS = (LARGEST - 64) * 8 // 2
@@ -315,22 +315,22 @@ class ObjectSender:
         trip = self._trip.seconds
         at = now + (1 if self._rounds.at < inf else PATIENCE) * trip
         lost = charged = 0
-        width = outgoing.about.width
+        width, repairs = outgoing.about.width, outgoing.repairs
         for want in lack.wants:
             gone = want.missing and want.block < outgoing.low  # the seals of all blocks are kept
             if gone or want.block >= outgoing.sent or want.missing >> width:
                 self.rejected["a request for what was not sent"] += 1
                 continue
             needs = want.need or want.missing.bit_count()
-            if want.block >= member.judged:
-                lost += needs
-            more = outgoing.repairs.asked(want, lack.stamp, at)
+            fresh = want.block >= member.judged
+            lost += needs if fresh else repairs.lost(want, member.stamp, lack.stamp)
+            more = repairs.asked(want, lack.stamp, at)
             member.asked += needs if more else 0
             charged += more
-        span = (outgoing.sent - member.judged) * width
+        span = (outgoing.sent - member.judged) * width + repairs.sent(member.stamp, lack.stamp)
         if lost >= _FREE // width and span:
             self.rate.lost(min(1.0, lost / span))
-        member.judged = outgoing.sent
+        member.judged, member.stamp = outgoing.sent, max(member.stamp, lack.stamp)
         member.charged += charged
         if member.charged > _FREE + _SHARE * (outgoing.pieces + outgoing.spared):
             self._give_up(member, Lot.GREEDY)
@@ -380,7 +380,7 @@ class ObjectSender:
             self.rate.judge(now, self._trip.seconds)
             if allowed:
                 self._repair(outgoing, now)
-                allowed = self._runs(out, allowed)
+                allowed = self._runs(outgoing, out, allowed, now)
                 self._fresh(outgoing, out, allowed, now)
             if outgoing.waits and not plan.runs:
                 # A source that has nothing for the moment is not the end: its next block says as much.
@@ -417,12 +417,10 @@ class ObjectSender:
 
     def _repair(self, outgoing: Outgoing, now: float) -> None:
         if now >= outgoing.repairs.at and not self._plan.runs:
-            runs, seals = outgoing.repairs.take(_micros(now))
-            self._plan.runs += runs
-            self._plan.seals = seals
+            self._plan.runs, self._plan.seals = outgoing.repairs.take()
             self._rounds.news()
 
-    def _runs(self, out: list[bytes | Run], allowed: int) -> int:
+    def _runs(self, outgoing: Outgoing, out: list[bytes | Run], allowed: int, now: float) -> int:
         """Repairs that the pace allows. How many messages are still allowed."""
         runs = self._plan.runs
         while runs and allowed > 0:
@@ -432,8 +430,9 @@ class ObjectSender:
                 run = run._replace(pieces=allowed)
             out.append(run)
             allowed -= run.pieces
-            if self.outgoing is not None:
-                self.outgoing.repaired += run.pieces
+            outgoing.repaired += run.pieces
+            if not runs:
+                outgoing.repairs.gone(_micros(now))
         return allowed
 
     def _fresh(self, outgoing: Outgoing, out: list[bytes | Run], allowed: int, now: float) -> None:

@@ -52,6 +52,8 @@ class Weather(NamedTuple):
     """Killed at that time, and back so much later with what is on the disk."""
     mute: tuple[int, ...] = ()
     """Receivers whose words nobody hears."""
+    naps: dict[int, tuple[int, float]] = {}  # noqa: RUF012
+    """The queue of a receiver holds so many messages, and it looks there once in so many seconds."""
     decay: bool = False
     """Whether the disk may have lost or changed something meanwhile."""
 
@@ -195,6 +197,8 @@ class Network:
         self.now = 0.0
         self._events: list[tuple[float, int, int, int, bytes]] = []
         self._order = 0
+        self._queues: dict[int, list[tuple[int, bytes]]] = {end: [] for end in weather.naps}
+        self._wakes = dict.fromkeys(weather.naps, 0.0)
         self._blocks: list[BlockBytes] = []
         self._digest = b""
         self._about: Describe | None = None
@@ -308,9 +312,12 @@ class Network:
             else:
                 self._say(0, one)
         for end, taker in self.takers.items():
-            for message in taker.core.messages(self.now):
-                self._say(end, message)
-        dues = [self.sender.due, *(taker.core.due for taker in self.takers.values()), also]
+            if self._wakes.get(end, self.now) <= self.now:
+                self._look(end)
+                for message in taker.core.messages(self.now):
+                    self._say(end, message)
+        dues = [self._wakes.get(end, taker.core.due) for end, taker in self.takers.items()]
+        dues += self.sender.due, also
         due = max(min(dues), self.now + 1e-5)
         if self._events and self._events[0][0] <= due:
             while self._events and self._events[0][0] <= max(due, self._events[0][0]):
@@ -321,6 +328,14 @@ class Network:
             self.now = due
         else:
             self.now += 1.0
+
+    def _look(self, end: int) -> None:
+        """A receiver that naps takes what its queue has, and naps again."""
+        if end in self._queues:
+            heard, self._queues[end] = self._queues[end], []
+            self._wakes[end] = self.now + self.weather.naps[end][1]
+            for source, message in heard:
+                self._hears(end, source, message)
 
     def _say(self, source: int, message: bytes) -> None:
         weather, random = self.weather, self.random
@@ -357,10 +372,16 @@ class Network:
             except Rejected:
                 return
             self.sender.hears(spoken, self._from(source), self.now)
+        elif target in self.takers and (queue := self._queues.get(target)) is not None:
+            if len(queue) < self.weather.naps[target][0]:
+                queue.append((source, message))
         elif target in self.takers:
-            self.takers[target].hears(message, self._from(source), self.now)
-            if self.takers[target].got:
-                self.got_it.setdefault(target, self._rounds)
+            self._hears(target, source, message)
+
+    def _hears(self, end: int, source: int, message: bytes) -> None:
+        self.takers[end].hears(message, self._from(source), self.now)
+        if self.takers[end].got:
+            self.got_it.setdefault(end, self._rounds)
 
     def _from(self, source: int) -> str:
         """Where a message comes from: in a closed group the liar is at any address, each time another."""

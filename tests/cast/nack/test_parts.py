@@ -98,25 +98,59 @@ def test_who_hears_its_own_request_is_silent() -> None:
 def test_one_parity_piece_repairs_different_losses() -> None:
     repairs = Repairs(8, 4)
     assert [repairs.asked(Want(0, 1, 1 << place), 0, 1.0) for place in range(5)] == [1, 0, 0, 0, 0]
-    assert repairs.take(100) == ([Run(0, 8, 1)], [])
+    assert repairs.take() == ([Run(0, 8, 1)], [])
 
 
 def test_what_is_on_its_way_is_not_sent_again() -> None:
     repairs = Repairs(8, 4)
     repairs.asked(Want(0, 1, 1), 0, 1.0)
-    repairs.take(100)
+    repairs.take()
+    repairs.gone(100)
     assert repairs.asked(Want(0, 1, 2), 99, 1.0) == 0
     assert repairs.asked(Want(0, 1, 2), 100, 1.0) == 1
-    assert repairs.take(200) == ([Run(0, 9, 1)], [])
+    assert repairs.take() == ([Run(0, 9, 1)], [])
 
 
 def test_where_parity_is_used_up_pieces_are_repeated() -> None:
     repairs = Repairs(8, 1)
     repairs.asked(Want(0, 3, 0b1011), 0, 1.0)
-    assert repairs.take(100) == ([Run(0, 0, 2), Run(0, 3, 1)], [])
+    assert repairs.take() == ([Run(0, 0, 2), Run(0, 3, 1)], [])
     repairs.asked(Want(0, 0, 0b100), 100, 1.0)
     repairs.asked(Want(5, 0, 0), 100, 1.0)
-    assert repairs.take(200) == ([Run(0, 2, 1)], [5])
+    assert repairs.take() == ([Run(0, 2, 1)], [5])
+
+
+def test_what_has_not_gone_yet_is_not_asked_for_again() -> None:
+    repairs = Repairs(8, 4)
+    repairs.asked(Want(0, 1, 1), 0, 1.0)
+    repairs.take()
+    assert repairs.asked(Want(0, 1, 2), 150, 1.0) == 0, "the pace holds it back"
+    repairs.gone(200)
+    assert repairs.asked(Want(0, 1, 2), 150, 1.0) == 0, "on its way"
+    assert repairs.asked(Want(0, 1, 2), 200, 1.0) == 1
+
+
+def test_nobody_is_charged_twice_for_one_piece() -> None:
+    repairs = Repairs(8, 2)
+    assert repairs.asked(Want(0, 3, 0b111), 0, 1.0) == 3, "more than there is parity for"
+    assert repairs.asked(Want(0, 2, 0b11000), 0, 1.0) == 2
+    assert repairs.take() == ([Run(0, 8, 2), Run(0, 0, 3)], []), "both who asked are served"
+
+
+def test_repairs_that_are_lost_are_losses() -> None:
+    repairs = Repairs(8, 2)
+    asked = [Want(0, 1, 1), Want(1, 3, 0b111), Want(2, 2, 0b11)]
+    for want in asked:
+        repairs.asked(want, 0, 1.0)
+    repairs.take()
+    assert repairs.sent(0, 500) == 0, "not gone yet"
+    repairs.gone(100)
+    assert (repairs.sent(0, 99), repairs.sent(0, 100), repairs.sent(100, 500)) == (0, 6, 0)
+    assert [repairs.lost(want, 0, 100) for want in asked] == [1, 3, 2]
+    assert [repairs.lost(want, 0, 99) for want in asked] == [0, 0, 0], "on their way"
+    assert [repairs.lost(want, 100, 500) for want in asked] == [0, 0, 0], "judged before"
+    assert repairs.lost(Want(2, 1, 0b1000), 0, 100) == 1
+    assert repairs.lost(Want(3, 1, 1), 0, 100) == 0, "nobody repaired that block"
 
 
 def test_the_pace_follows_what_arrives_and_recovers() -> None:
@@ -134,6 +168,24 @@ def test_the_pace_follows_what_arrives_and_recovers() -> None:
         rate.spent(max(1, rate.allowed(now)))
         rate.judge(now, 0.001)
     assert rate.pace > 60_000
+
+
+def test_a_pause_tells_nothing_of_the_pace() -> None:
+    rate = Rate()
+    rate.judge(0.0, 0.001)
+    rate.spent(1000)
+    rate.judge(1.0, 0.001)
+    rate.judge(2.0, 0.001)
+    rate.lost(0.5)
+    rate.judge(3.0, 0.001)
+    assert 400 < rate.pace < 500, "the loss is of what was sent before the pause"
+    for second in range(4, 1000):
+        rate.judge(second, 0.001)
+    assert 400 < rate.pace < 500, "who is silent does not learn that the receivers have become faster"
+    for second in range(1000, 1100):
+        rate.spent(10)
+        rate.judge(second, 0.001)
+    assert 400 < rate.pace < 500, "nor who has little to say"
 
 
 def test_a_limit_is_kept() -> None:

@@ -9,6 +9,8 @@ import pytest
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import (
     BROKEN,
+    MOST_SPARE,
+    MOST_WIDTH,
     UNDECIDED,
     WHOLE,
     Enter,
@@ -144,6 +146,51 @@ def play(seed: int, key: bytes | None = None) -> None:
 def test_transfers_in_any_weather(first: int) -> None:
     for seed in range(first, first + 10):
         play(seed)
+
+
+@pytest.mark.parametrize("parity", [True, False])
+@pytest.mark.parametrize(("depth", "nap", "seconds"), [(512, 0.01, 5.0), (512, 0.3, 25.0), (64, 0.05, 15.0)])
+def test_a_receiver_that_comes_late_to_its_queue_gets_all(
+    depth: int, nap: float, seconds: float, parity: bool
+) -> None:
+    """What its queue cannot hold is lost, repairs too: the sender finds the pace at which they arrive."""
+    data = Random(1).randbytes(3_000_000)
+    case = Case((data,), 2, width=MOST_WIDTH, spare=MOST_SPARE, room=256, parity=parity)
+    network = Network(case, Weather(naps={1: (depth, nap)}))
+    network.run()
+    (settled,) = network.sender.settled
+    assert settled.kept, settled.receivers
+    assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
+    assert settled.repairs < 3 * settled.pieces
+    assert network.now < seconds, "virtual ones"
+
+
+def greedy(random: Random, heard: bytes) -> list[bytes]:
+    """A receiver that has nothing, whatever it hears."""
+    try:
+        spoken = unpacked(heard)
+    except Rejected:
+        return []
+    if isinstance(spoken, Offer):
+        return [packed(Enter(number(0), LIARS_NUMBER, 4000, 1024, 1, 0, 0, "liar"))]
+    if not isinstance(spoken, Flush):
+        return []
+    wants = tuple(Want(block, 0, (1 << MOST_WIDTH) - 1) for block in range(spoken.blocks))
+    return [packed(Lack(number(0), 0, LIARS_NUMBER, 0, spoken.stamp, 0, wants))]
+
+
+def test_who_asks_for_too_much_is_given_up() -> None:
+    data = Random(1).randbytes(1_000_000)
+    network = Network(Case((data,), 2, width=MOST_WIDTH, spare=MOST_SPARE, room=256), lie=greedy)
+    network.run()
+    (settled,) = network.sender.settled
+    assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
+    assert {one.name: one.why for one in settled.receivers} == {
+        "r1": "",
+        "r2": "",
+        "liar": "asked for too much",
+    }
+    assert 4 * settled.pieces < settled.repairs < 10 * settled.pieces
 
 
 def test_in_a_closed_group_liars_at_any_address_change_nothing() -> None:
