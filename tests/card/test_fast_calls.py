@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -14,6 +14,7 @@ import pytest
 from benchmarks.rdma.fast_calls import USES
 from mcast.api import Batch, Destination, McastError, QpState
 
+from ..profiled import profiled
 from . import ends
 from .card import Card
 from .one_implementation import FAST, fast_calls, one_implementation
@@ -200,11 +201,7 @@ def frames(call: Callable[[], object]) -> list[str]:
         if event == "call":
             seen.append(frame.f_code.co_qualname)
 
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    profiled(note, call)
     return seen
 
 
@@ -226,6 +223,21 @@ def test_every_fast_call_is_tried_and_measured() -> None:
     assert {name for names in USES for name in names} == set(NAMES)
     refusing = {name for name, *_ in REFUSED} | BATCHES.keys()
     assert refusing == set(NAMES) - {"__enter__", "__del__"}, "these refuse nothing"
+
+
+def test_a_collection_is_no_part_of_a_call() -> None:
+    def collects(phase: str, info: object) -> None:
+        """Somebody's callback, as hypothesis has one."""
+
+    before = gc.get_threshold()
+    gc.callbacks.append(collects)
+    try:
+        gc.set_threshold(1)
+        entered = frames(lambda: [[] for _ in range(100)])
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collects)
+    assert not [name for name in entered if "collects" in name]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -20,6 +19,8 @@ from mcast.api import CmEventType, CmId, Destination, EventChannel
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.testbed import SimObserver
 from mcast.wire.addresses import Gid
+
+from ..profiled import profiled
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "test_scale.py"))
 GROUP = Gid("::ffff:239.1.1.1")
@@ -34,12 +35,7 @@ def calls(work: Callable[[], Any]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    before = sys.getprofile()
-    sys.setprofile(counted)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
+    profiled(counted, work)
     return count
 
 
