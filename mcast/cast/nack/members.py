@@ -76,8 +76,8 @@ class Member:
         """Whether this receiver takes part in the object."""
         self.judged: int = sent
         """The losses of blocks before this one have been judged."""
-        self.stamp: int = 0
-        """That of the last request."""
+        self.stamp: int = int(now * 1e6)
+        """That of the last request; before, the time in µs: what was sent before is not lost here."""
         self.asks: int = 0
         self.asked: int = 0
         self.charged: int = 0

@@ -355,7 +355,8 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
         and it.first + it.asked.bit_length() <= MOST_MEMBERS
     ),
     Lack: lambda it: (
-        it.base < MOST_BLOCKS and all(it.base <= want.block and want.need <= MOST_WIDTH for want in it.wants)
+        it.base < MOST_BLOCKS
+        and all(it.base <= want.block and want.need <= want.missing.bit_count() for want in it.wants)
     ),
     Have: lambda it: it.base <= MOST_BLOCKS and it.state <= DONE,
     Over: lambda it: it.first + it.whole.bit_length() <= MOST_MEMBERS,

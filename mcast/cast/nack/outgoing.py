@@ -134,6 +134,10 @@ class Outgoing:
         self._block += 1
         self._at = 0
 
+    def pieces_of(self, block: int) -> int:
+        """How many pieces of data a block has that has been sent."""
+        return self._sealed[block].pieces
+
     def turned(self) -> bool:
         """Whether all blocks have been sent in this round; the next round begins then."""
         if self.digest is None or self._waiting or self._block < self.sent:

@@ -64,11 +64,12 @@ class Rate:
         passed = now - self._since
         if passed < _TRIPS * round_trip:
             return
-        if self._sent:
-            self._rate = self._sent / passed
+        rate = self._sent / passed
+        if self._sent:  # a loss is seldom of the last moment, in which there may have been little to send
+            self._rate = max(rate, self._rate * _EASED)
         if self._loss > TOLERATED:
             slower = max(_SLOWEST, min(self.pace, self._rate) * (1 - self._loss) * _EASED)
             self.pace = min(self.limit, slower)
-        elif self._rate * _USED > self.pace and self._sent:
+        elif rate * _USED > self.pace:
             self.pace = min(self.limit, self.pace * _GROWTH)
         self._since, self._sent, self._loss = now, 0, 0.0

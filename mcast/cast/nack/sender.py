@@ -57,7 +57,7 @@ _DESCRIBED = 8
 _INVITING = 4
 """At most one message in so many invites, however slow the pace is: the others bring the object."""
 
-_FREE, _SHARE = 4096, 4
+_FREE, _SHARE = 4096, 8
 """On account of one receiver so many pieces are repaired, and so many times what has been sent."""
 
 _BITS = (LARGEST - 64) * 8 // 2
@@ -186,6 +186,8 @@ class ObjectSender:
             metadata,
         )
         self._plan.objects += 1
+        if strategy.carousel:
+            self.rate.pace = self.rate.limit  # nobody reports losses
         self._plan.judged = False
         self.outgoing, self._rounds = Outgoing(about, Terms(strategy, now)), Rounds()
         self._widen()
@@ -311,6 +313,7 @@ class ObjectSender:
 
     def _on_lack(self, outgoing: Outgoing, member: Member, lack: Lack, now: float) -> None:
         self._rounds.news()
+        late = not member.asks
         member.asks += 1
         trip = self._trip.seconds
         at = now + (1 if self._rounds.at < inf else PATIENCE) * trip
@@ -322,6 +325,9 @@ class ObjectSender:
                 self.rejected["a request for what was not sent"] += 1
                 continue
             needs = want.need or want.missing.bit_count()
+            if late and want.block >= member.judged:  # what was sent before it listened is no loss
+                late = want.missing.bit_count() == outgoing.pieces_of(want.block)
+                member.judged = want.block + 1
             fresh = want.block >= member.judged
             lost += needs if fresh else repairs.lost(want, member.stamp, lack.stamp)
             more = repairs.asked(want, lack.stamp, at)
@@ -340,11 +346,12 @@ class ObjectSender:
     @property
     def due(self) -> float:
         """When to ask `messages` again, unless a message comes or a block is offered."""
-        found = min(self._plan.at, self._rounds.at) if self._plan.judged else self._plan.now
+        found = self._plan.at if self._plan.judged else self._plan.now
         outgoing = self.outgoing
         if outgoing is None:
             return found if self._plan.closed else min(found, self._plan.offer)
-        found = min(found, max(outgoing.repairs.at, self.rate.next(self._plan.now)), self._plan.offer)
+        paced = min(outgoing.repairs.at, self._rounds.at)
+        found = min(found, max(paced, self.rate.next(self._plan.now)), self._plan.offer)
         found = min(found, self._ends_at(outgoing))
         if self._plan.runs or outgoing.about.around or not outgoing.waits:
             found = min(found, self.rate.next(self._plan.now))
@@ -386,7 +393,7 @@ class ObjectSender:
                 # A source that has nothing for the moment is not the end: its next block says as much.
                 ends = outgoing.all_sent or outgoing.full
                 self._rounds.begin(now if ends else now + 3 * PATIENCE * self._trip.seconds)
-                if now >= self._rounds.at:
+                if allowed > 0 and now >= self._rounds.at:
                     self._ask(outgoing, out, now)
             else:
                 self._rounds.end()
@@ -418,6 +425,7 @@ class ObjectSender:
     def _repair(self, outgoing: Outgoing, now: float) -> None:
         if now >= outgoing.repairs.at and not self._plan.runs:
             self._plan.runs, self._plan.seals = outgoing.repairs.take()
+            self._plan.taken = now
             self._rounds.news()
 
     def _runs(self, outgoing: Outgoing, out: list[bytes | Run], allowed: int, now: float) -> int:
@@ -433,6 +441,7 @@ class ObjectSender:
             outgoing.repaired += run.pieces
             if not runs:
                 outgoing.repairs.gone(_micros(now))
+                outgoing.sent_at += now - self._plan.taken  # who waits for repairs does not stand still
         return allowed
 
     def _fresh(self, outgoing: Outgoing, out: list[bytes | Run], allowed: int, now: float) -> None:
@@ -543,7 +552,7 @@ class _Plan:
     def __init__(self, now: float, name: str) -> None:
         self.name = name
         self.objects = 0
-        self.now = self.offer = now
+        self.now = self.offer = self.taken = now
         self.runs: list[Run] = []
         self.seals: list[int] = []
         self.judged = True

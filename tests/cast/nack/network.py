@@ -79,6 +79,8 @@ class Case(NamedTuple):
     """The most messages a second."""
     in_order: tuple[int, ...] = ()
     """Receivers that can put a block into its place in its turn alone, as into a pipe."""
+    stall: float = 20.0
+    """Seconds for which a receiver may stand still."""
 
 
 class Taker:
@@ -184,7 +186,7 @@ class Network:
     def __init__(self, case: Case, weather: Weather = CALM, seed: int = 0, lie: Lie | None = None) -> None:
         self.case, self.weather = case, weather
         self.random = Random(seed)
-        manners = Manners(silence=5.0, stall=20.0)
+        manners = Manners(silence=5.0, stall=case.stall)
         self._letters = letters_of(case.key)
         self._letters.begin(number(0), NONCE)
         largest = LARGEST - self._letters.around

@@ -23,8 +23,9 @@ from mcast.cast.nack.messages import (
 )
 from mcast.cast.nack.outgoing import Outgoing, Terms
 from mcast.cast.nack.receiver import ObjectReceiver, Self
+from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.shape import Shape
-from mcast.cast.nack.strategy import Standing, Strategy, carousel
+from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, carousel
 
 from .network import CALM, LARGEST, Case, Network, Weather, number
 from .test_transfers import anything, earlier, recorded
@@ -40,6 +41,17 @@ PACE = 2000.0
 def took(network: Network) -> dict[int, int]:
     """In which round from its own first one on each receiver had the object."""
     return {end: network.got_it[end] - network.came[end] for end in network.takers}
+
+
+def test_losses_before_do_not_slow_a_carousel_down() -> None:
+    """Nobody would say that they have ended."""
+    sender = ObjectSender(number(0), "sender", LARGEST, 0.0, limit=5000.0)
+    sender.rate.pace = 100.0
+    sender.begin(0.0, all_of_them(), 1)
+    assert sender.rate.pace == 100.0
+    sender.abandon(0.0)
+    sender.begin(0.0, carousel(), 1)
+    assert sender.rate.pace == 5000.0
 
 
 @pytest.mark.parametrize("parity", [True, False])

@@ -188,6 +188,18 @@ def test_a_pause_tells_nothing_of_the_pace() -> None:
     assert 400 < rate.pace < 500, "nor who has little to say"
 
 
+def test_a_question_says_nothing_of_the_pace() -> None:
+    rate, now = Rate(), 0.0
+    for messages in [500] * 20 + [1, 2, 1]:  # losses are heard of when little is left to send
+        rate.judge(now, 0.001)
+        rate.spent(messages)
+        now += 0.005
+    rate.judge(now, 0.001)
+    rate.lost(0.2)
+    rate.judge(now + 0.005, 0.001)
+    assert 40_000 < rate.pace < 80_000
+
+
 def test_a_limit_is_kept() -> None:
     rate, sent = Rate(limit=1000.0), 0
     for turn in range(1000):

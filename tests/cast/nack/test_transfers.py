@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
+from unittest.mock import patch
 
 import pytest
 
@@ -190,7 +192,41 @@ def test_who_asks_for_too_much_is_given_up() -> None:
         "r2": "",
         "liar": "asked for too much",
     }
-    assert 4 * settled.pieces < settled.repairs < 10 * settled.pieces
+    assert 8 * settled.pieces < settled.repairs < 14 * settled.pieces
+
+
+@pytest.mark.parametrize("limit", [10.0, 100.0, 180.0])
+def test_a_low_limit_holds_and_leaves_room_for_repairs(limit: float) -> None:
+    """Questions count as other messages do."""
+    data = Random(1).randbytes(40_000)
+    network = Network(Case((data,), 1, width=MOST_WIDTH, spare=MOST_SPARE, pace=limit), Weather(loss=0.1))
+    with patch.object(network.sender.rate, "spent", wraps=network.sender.rate.spent) as spent:
+        network.run()
+    (settled,) = network.sender.settled
+    assert settled.kept, settled.receivers
+    assert settled.repairs > 0
+    messages: int = sum(call.args[0] for call in spent.call_args_list)
+    assert messages < 40 + 1.1 * limit * network.now, "some are due at once"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_begins_to_listen_late_slows_nobody_down(seed: int) -> None:
+    """Nothing is lost, but the second receiver hears that it takes part when the object is on its way."""
+    data = Random(1).randbytes(1_500_000)
+    network = Network(Case((data,), 2, width=MOST_WIDTH, spare=MOST_SPARE, room=256), seed=seed)
+    network.run()
+    assert [one.kept for one in network.sender.settled] == [True]
+    assert network.sender.rate.pace == inf
+
+
+def test_who_waits_for_a_slow_sender_does_not_stand_still() -> None:
+    """The repairs of what one receiver lacks take longer than the sender's patience."""
+    data = Random(1).randbytes(300_000)
+    case = Case((data,), 2, width=MOST_WIDTH, room=256, parity=False, pace=20.0, stall=3.0)
+    network = Network(case, Weather(loss=0.5))
+    network.run()
+    (settled,) = network.sender.settled
+    assert settled.kept, settled.receivers
 
 
 def test_in_a_closed_group_liars_at_any_address_change_nothing() -> None:
