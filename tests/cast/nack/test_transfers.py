@@ -28,9 +28,11 @@ from mcast.cast.nack.messages import (
     packed,
     unpacked,
 )
+from mcast.cast.nack.payload import BlockBytes
+from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import all_of_them, best_effort, deadline, quorum
 
-from .network import LIARS_NUMBER, Case, Network, Weather, number
+from .network import LARGEST, LIARS_NUMBER, Case, Network, Weather, address, number
 
 SIZES = (0, 1, 983, 976 * 4, 976 * 4 + 1, 30_000, 60_000)
 
@@ -217,6 +219,29 @@ def test_who_begins_to_listen_late_slows_nobody_down(seed: int) -> None:
     network.run()
     assert [one.kept for one in network.sender.settled] == [True]
     assert network.sender.rate.pace == inf
+
+
+def test_who_comes_late_has_not_lost_the_repairs_of_others() -> None:
+    sender = ObjectSender(number(0), "sender", LARGEST, 0.0)
+    sender.hears(Enter(number(0), number(1), 256, LARGEST, 0, 0, 7, "r1"), address(1), 0.0)
+    block = BlockBytes(bytes(MOST_WIDTH * 976), 976, MOST_WIDTH)
+    sender.begin(0.0, all_of_them(), MOST_WIDTH * 976, width=MOST_WIDTH, spare=0)
+    sender.offer(block.sealed)
+    sender.end(bytes(32))
+    nothing = (Want(0, 0, (1 << MOST_WIDTH) - 1),)
+    with patch.object(sender.rate, "lost") as lost:
+        for place in range(100):
+            now = place / 100
+            sender.messages(now)
+            if place in (20, 40):
+                sender.hears(Lack(number(0), 0, number(1), 0, place * 10_000, 0, nothing), address(1), now)
+            if place == 60:
+                sender.hears(Enter(number(0), number(2), 256, LARGEST, 0, 0, 7, "r2"), address(2), now)
+            if place == 80:
+                assert sender.outgoing is not None
+                assert sender.outgoing.repaired == 2 * MOST_WIDTH
+                sender.hears(Lack(number(0), 0, number(2), 0, place * 10_000, 0, nothing), address(2), now)
+    assert lost.call_count == 1, "the first receiver's second request alone"
 
 
 def test_who_waits_for_a_slow_sender_does_not_stand_still() -> None:
