@@ -14,7 +14,7 @@ _SLOWEST = 100.0
 _EASED, _GROWTH = 0.9, 1.1
 _TRIPS = 4
 _USED = 4
-"""A pace of which a sender that has something to send uses less than this part does not rise."""
+"""A pace does not rise while the sender uses less than one part of it in so many."""
 _ROUNDED = 1e-6
 """Of a message: to wait for less would not move the clock, and the sender would turn for ever."""
 

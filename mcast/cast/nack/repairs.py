@@ -108,14 +108,13 @@ class Repairs:
         self._sent.append(now := _Sent(0))
         for number in self._due:
             block = self._blocks[number]
-            parity = block.need
-            if parity:
-                runs.append(Run(number, self._width + block.used, parity))
-                block.used += parity
+            if block.need:
+                runs.append(Run(number, self._width + block.used, block.need))
             runs += _runs(number, block.missing)
-            block.sent.append((now, parity, block.missing))
+            block.sent.append((now, block.need, block.missing))
             del block.sent[:-_REMEMBERED]
-            now.pieces += parity + block.missing.bit_count()
+            block.used += block.need
+            now.pieces += block.need + block.missing.bit_count()
             block.need = block.missing = 0
         seals = sorted(self._seals)
         self._due, self._seals = {}, set()
