@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from math import inf
 
-from mcast.cast.nack.messages import MOST_MEMBERS, UNDECIDED, WHOLE, Enter
+from mcast.cast.nack.messages import MOST_MEMBERS, UNDECIDED, WHOLE, Enter, micros
 
 MOST_OF_ADDRESS = 64
 """The most receivers at one address."""
@@ -76,7 +76,7 @@ class Member:
         """Whether this receiver takes part in the object."""
         self.judged: int = sent
         """The losses of blocks before this one have been judged."""
-        self.stamp: int = int(now * 1e6)
+        self.stamp: int = micros(now)
         """That of the last request; before, the time in µs: what was sent before is not lost here."""
         self.asks: int = 0
         self.asked: int = 0

@@ -364,6 +364,11 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
 """What is not between its bounds is malformed, before an end sees it."""
 
 
+def micros(seconds: float) -> int:
+    """A time as messages have it, in whole µs."""
+    return int(seconds * 1e6)
+
+
 def piece_size(largest: int) -> int:
     """How many bytes a piece has in messages of at most `largest` bytes: whole words of a code's 16 bytes."""
     return min(MOST_PIECE, (largest - AROUND) // 16 * 16)

@@ -35,6 +35,7 @@ from mcast.cast.nack.messages import (
     Over,
     Seal,
     Spoken,
+    micros,
     packed,
 )
 from mcast.cast.nack.shape import Shape
@@ -91,7 +92,7 @@ class _Pulse:
 
     def held(self, now: float) -> int:
         """For how many µs the last stamp has been here."""
-        return min(int((now - self.at) * 1e6), (1 << 32) - 1)
+        return min(micros(now - self.at), (1 << 32) - 1)
 
 
 class ObjectReceiver:

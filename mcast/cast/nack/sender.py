@@ -37,6 +37,7 @@ from mcast.cast.nack.messages import (
     Over,
     Sealed,
     Spoken,
+    micros,
     packed,
     piece_size,
 )
@@ -299,7 +300,7 @@ class ObjectSender:
 
     def _on_answer(self, outgoing: Outgoing, member: Member, spoken: Lack | Have, now: float) -> None:
         early = isinstance(spoken, Have) and spoken.state == WHOLE and not outgoing.all_sent
-        if early or spoken.base > outgoing.sent or spoken.stamp > _micros(now):
+        if early or spoken.base > outgoing.sent or spoken.stamp > micros(now):
             self.rejected["an answer to what was not sent"] += 1
             return
         if spoken.stamp:
@@ -420,7 +421,7 @@ class ObjectSender:
 
     def _pulse(self, now: float) -> tuple[int, int, int]:
         """The stamp, the number of receivers, the round trip."""
-        return _micros(now), len(self.members), _micros(self._trip.seconds)
+        return micros(now), len(self.members), micros(self._trip.seconds)
 
     def _repair(self, outgoing: Outgoing, now: float) -> None:
         if now >= outgoing.repairs.at and not self._plan.runs:
@@ -440,7 +441,7 @@ class ObjectSender:
             allowed -= run.pieces
             outgoing.repaired += run.pieces
             if not runs:
-                outgoing.repairs.gone(_micros(now))
+                outgoing.repairs.gone(micros(now))
                 outgoing.sent_at += now - self._plan.taken  # who waits for repairs does not stand still
         return allowed
 
@@ -607,10 +608,6 @@ class _Plan:
         while self._said and self._said[0][0] <= now:
             out.append(heappop(self._said)[2])
         return out
-
-
-def _micros(seconds: float) -> int:
-    return int(seconds * 1e6)
 
 
 def _parts(bits: int) -> list[tuple[int, int]]:
