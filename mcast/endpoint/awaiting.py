@@ -161,7 +161,12 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         return member
 
     def _require_loop(self) -> None:
-        """Refuse a call in another loop than the endpoint's: it would wait for what that one cannot give."""
+        """Refuse a call in another loop than the endpoint's: it would wait for what that one cannot give.
+
+        A thread runs one loop at a time. To ask asyncio for it is a system call in Python 3.11.
+        """
+        if get_ident() == self._thread and self._loop.is_running():
+            return
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError(ELSEWHERE)
 

@@ -930,15 +930,80 @@ def test_who_waits_for_no_events_hears_of_a_broken_completion_channel(end: End) 
     assert "the device is gone" in str(found)
 
 
-def test_a_broken_completion_channel_keeps_no_loop_awake(end: End) -> None:
-    """It is readable without end: the look that finds nothing there takes it out of what the loop polls."""
+def test_a_descriptor_that_is_armed_is_not_armed_again(end: End) -> None:
+    """A loop that has received looks twice: at once, and when the task asks for the next message."""
+    descriptor, arms = end.qp.fileno(), "ibv_req_notify_cq"
+    assert end.qp.recv_one(0) is None
+    armed = end.card.count(arms)
+    assert end.qp.recv_one(0) is None
+    assert end.card.count(arms) == armed
+    end.inject(b"one")
+    until(lambda: is_readable(descriptor))
+    assert end.qp.recv_one(0) is not None
+    assert end.qp.recv_one(0) is None
+    assert end.card.count(arms) == armed + 1
+    assert not is_readable(descriptor)
+
+
+def test_a_descriptor_whose_event_was_taken_is_armed_again(end: End) -> None:
     descriptor = end.qp.fileno()
     assert end.qp.recv_one(0) is None
-    assert not select.select([descriptor], [], [], 0)[0]
-    end.card.break_channels(0)
-    until(lambda: select.select([descriptor], [], [], 0)[0])
+    sleeping = Running(lambda: end.qp.recv_one(LONG))
+    until(lambda: is_asleep(sleeping.threads[0]))
+    end.inject(b"one")
+    sleeping.results()
     assert end.qp.recv_one(0) is None
-    assert not select.select([descriptor], [], [], 0)[0]
+    assert not is_readable(descriptor)
+    end.inject(b"two")
+    until(lambda: is_readable(descriptor))
+
+
+def test_a_descriptor_whose_message_was_taken_by_who_waits_is_silent_after_one_look(end: End) -> None:
+    """Who waits takes a message that is there without its event."""
+    descriptor = end.qp.fileno()
+    assert end.qp.recv_one(0) is None
+    end.inject(b"one")
+    until(lambda: is_readable(descriptor))
+    assert end.qp.recv_one(LONG) is not None
+    assert end.qp.recv_one(0) is None
+    assert not is_readable(descriptor)
+
+
+def test_a_descriptor_by_which_a_wait_that_ended_called_is_silent_after_one_look(end: End) -> None:
+    descriptor = end.qp.fileno()
+    assert end.qp.recv_one(0) is None
+    assert end.qp.recv_one(0.001) is None
+    assert is_readable(descriptor)
+    assert end.qp.recv_one(0) is None
+    assert not is_readable(descriptor)
+
+
+def test_a_descriptor_that_told_of_the_port_is_silent_after_one_look(
+    card: Card, backend: CardBackend, end: End
+) -> None:
+    """The other queue pair reads what the device tells, for both."""
+    other, descriptor = End(card, backend), end.qp.fileno()
+    assert end.qp.recv_one(0) is None
+    card.port_event(0, PortEvent.ACTIVE)
+    assert other.qp.port_events() == (PortEvent.ACTIVE,)
+    assert is_readable(descriptor)
+    assert end.qp.recv_one(0) is None
+    assert not is_readable(descriptor)
+
+
+def is_readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def test_a_broken_completion_channel_keeps_no_loop_awake(end: End) -> None:
+    """It is readable without end: a look that finds nothing there takes it out of what the loop polls."""
+    descriptor = end.qp.fileno()
+    assert end.qp.recv_one(0) is None
+    assert not is_readable(descriptor)
+    end.card.break_channels(0)
+    until(lambda: is_readable(descriptor))
+    assert [end.qp.recv_one(0) for _ in range(2)] == [None, None]  # the first only relies on what is armed
+    assert not is_readable(descriptor)
 
 
 def test_who_leads_and_waits_for_events_tells_the_others_of_a_broken_completion_channel(end: End) -> None:

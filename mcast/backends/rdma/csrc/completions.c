@@ -287,6 +287,7 @@ static int look_armed(struct mcast_qp *qp, struct completions *completions, mcas
 	pthread_mutex_lock(&qp->lock);
 	ret = ret ? ret : work(qp, what);
 	completions->has_found |= ret > 0;
+	completions->is_armed = leads && !ret && !completions->is_broken;
 	if (leads)
 		completions->leader = NULL;
 	call_next(completions);
@@ -294,16 +295,19 @@ static int look_armed(struct mcast_qp *qp, struct completions *completions, mcas
 	return ret;
 }
 
+/* A loop outside that is armed stays so: a second look in a row that finds nothing has nothing to do. A third one looks
+ * at the descriptor again, which a device that is gone may have made readable. */
 int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what)
 {
-	int ret, is_watched;
+	int ret, is_to_arm;
 
 	pthread_mutex_lock(&qp->lock);
 	ret = mcast_is_shut(&qp->gate) ? -EBADF : work(qp, what);
-	is_watched = completions->watch_fd >= 0;
+	is_to_arm = completions->watch_fd >= 0 && (!completions->is_armed || qp->has_news);
+	completions->is_armed = 0;
 	completions->has_found |= ret > 0;
 	pthread_mutex_unlock(&qp->lock);
-	if (ret || !is_watched)
+	if (ret || !is_to_arm)
 		return ret;
 	ret = mcast_enter_gate(&qp->gate);
 	if (ret)
@@ -382,6 +386,7 @@ static void leave(struct completions *completions, struct waiter *self)
 		}
 	if (completions->leader == self)
 		completions->leader = NULL;
+	completions->is_armed = 0; /* the call below makes its descriptor readable */
 	call_next(completions);
 	if (!completions->leader && completions->watch_fd >= 0)
 		call(completions->call_fd);

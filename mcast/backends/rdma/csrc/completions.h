@@ -33,6 +33,7 @@ struct completions {
 	int call_fd;		  /* by which a leader tells that loop to look again */
 	int is_broken;		  /* the device is gone, and the channel is readable without end */
 	int has_found;		  /* `mcast_look` has found something since the loop outside was armed */
+	int is_armed;		  /* the last `mcast_look` armed the loop outside; nothing was polled since */
 };
 
 /* A piece of work, called with the QP's lock held. Positive or -errno: done. 0: not yet. */
@@ -46,11 +47,15 @@ int mcast_moderate(struct completions *completions, uint32_t count, uint32_t per
 
 int mcast_poll_stamped(struct completions *completions, int max, struct ibv_wc *wcs, uint64_t *stamps);
 
-/* As ibv_poll_cq. `stamps` is written, in nanoseconds, if there is a clock. */
+/* As ibv_poll_cq, with the QP's lock held. `stamps` is written, in nanoseconds, if there is a clock. */
 static inline int mcast_poll(struct completions *completions, int max, struct ibv_wc *wcs, uint64_t *stamps)
 {
-	return completions->clock ? mcast_poll_stamped(completions, max, wcs, stamps) :
-				    ibv_poll_cq(completions->cq, max, wcs);
+	int count = completions->clock ? mcast_poll_stamped(completions, max, wcs, stamps) :
+					 ibv_poll_cq(completions->cq, max, wcs);
+
+	if (count > 0)
+		completions->is_armed = 0;
+	return count;
 }
 
 /* The first error; what could not be freed stays for another time. */

@@ -93,7 +93,7 @@ void mcast_forget_posted(struct mcast_qp *qp)
 	uint64_t stamps[POLL_BATCH];
 
 	/* completions that nobody read belong to work that is gone */
-	while (ibv_poll_cq(qp->send.cq, POLL_BATCH, wcs) > 0)
+	while (mcast_poll(&qp->send, POLL_BATCH, wcs, NULL) > 0)
 		;
 	while (poll_receives(qp, POLL_BATCH, wcs, stamps) > 0)
 		;

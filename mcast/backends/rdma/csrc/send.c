@@ -13,7 +13,7 @@ void mcast_reap(struct mcast_qp *qp)
 	int polled;
 
 	do {
-		polled = ibv_poll_cq(qp->send.cq, POLL_BATCH, wcs);
+		polled = mcast_poll(&qp->send, POLL_BATCH, wcs, NULL);
 		for (int i = 0; i < polled; i++) {
 			if (wcs[i].status == IBV_WC_SUCCESS) {
 				qp->tail = wcs[i].wr_id + 1;
