@@ -250,7 +250,8 @@ class QueuePair(OnPort):
         one call waits for all three. Raises QpError when the queue pair is in ERR and every message received
         before that was returned, and `Closed` when the queue pair is closed, even while the call waits.
         """
-        self._require_open("recv", Phase.RECV)
+        if self._closed:
+            self._require_open("recv", Phase.RECV)
         if type(max) is not int:
             max = operator.index(max)
         if max < 1:

@@ -148,8 +148,9 @@ class SimBatch(Batch):
                 yield message_of(burst, view, own)
 
     def _release(self) -> None:
-        whole, self._whole = self._whole, None
+        whole = self._whole
         if whole is not None:
+            self._whole = None
             whole.release()
         if self._exporter is not None and self._exporter() is not None:
             raise BufferError

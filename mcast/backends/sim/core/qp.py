@@ -230,12 +230,14 @@ class Qp:
     def take(self, limit: int) -> list[tuple[Burst, int, int]]:
         """The first messages, `limit` at the most, as slices of bursts; their receives are leased."""
         taken: list[tuple[Burst, int, int]] = []
-        while limit and self._queue:
-            burst, start, stop = self._queue.popleft()
+        queue = self._queue
+        while queue and limit:
+            burst, start, stop = first = queue.popleft()
             if stop - start > limit:
-                self._queue.appendleft((burst, start + limit, stop))
+                queue.appendleft((burst, start + limit, stop))
                 stop = start + limit
-            taken.append((burst, start, stop))
+                first = burst, start, stop
+            taken.append(first)
             limit -= stop - start
         return taken
 
