@@ -57,11 +57,12 @@ class Lines:
         self._counts, self.begun = counts, 0
 
     def __enter__(self) -> Lines:
+        self._outer = sys.gettrace()
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._outer)
 
     def _call(self, frame: FrameType, event: str, argument: object) -> Any:
         name = frame.f_code.co_filename
@@ -109,6 +110,7 @@ def interrupted_everywhere(
 
     `check(returned)` follows each: it finds the call done or not done, and leaves all as it was before.
     """
+    outer = sys.gettrace()
     for at in tried(every or EVERY):
         returned = False
         try:
@@ -118,7 +120,7 @@ def interrupted_everywhere(
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(None)
+            sys.settrace(outer)
         check(returned)
         if lines.begun < at:
             return lines.begun
