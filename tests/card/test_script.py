@@ -292,6 +292,19 @@ def test_headers_of_each_form(card: Card, backend: CardBackend, layer: str, form
     assert message.from_self is is_told
 
 
+def test_an_ipv6_header_may_have_a_source_that_looks_like_the_start_of_an_ipv4_header(
+    card: Card, backend: CardBackend
+) -> None:
+    card.add(ethernet_port("69.0.0.1"), name=b"card0")  # 69 is 0x45: version 4, five words
+    card.set_port(0, grh=Grh.IPV6)
+    end = End(backend, "69.0.0.1")
+    to = end.join()
+    end.qp.send(to, [b"text"])
+    message = end.qp.recv_one(BOUND)
+    assert message is not None
+    assert (message.source, message.group) == (backend.devices()[0].ports[0].gids[0], to.gid)
+
+
 def test_a_message_from_anybody(card: Card, backend: CardBackend) -> None:
     card.add(infiniband_port("10.0.0.1", lid=4, lmc=2), name=b"card0")
     end = End(backend)

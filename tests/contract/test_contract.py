@@ -127,6 +127,7 @@ def test_a_message_without_a_grh_is_answered_by_lid(network: Network, backend: B
     assert message is not None
     assert to.can_reply_to(message) is network.is_infiniband
     if network.is_infiniband:
+        assert not to.reply_to(message).is_global
         one.qp.send(to.reply_to(message), [b"!"])
         answer = other.qp.recv_one(BOUND)
         assert answer is not None

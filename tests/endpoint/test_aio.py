@@ -8,7 +8,7 @@ import select
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from math import nan
 from typing import Any
@@ -1030,6 +1030,17 @@ def test_who_waits_wakes_when_the_backend_is_closed_under_the_endpoint(
 
 async def no_wait(call: Callable[[], None]) -> None:
     call()
+
+
+def test_a_call_in_another_loop_of_the_same_thread_is_refused(fabric: Fabric) -> None:
+    async def opens() -> aio.Endpoint:
+        return aio.open_endpoint(backend, "10.0.0.1")
+
+    with open_fabric(fabric) as backend, closing(asyncio.new_event_loop()) as loop:
+        endpoint = loop.run_until_complete(opens())
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            asyncio.run(endpoint.recv(0))
+        loop.run_until_complete(endpoint.close())
 
 
 def test_an_endpoint_whose_backend_was_closed_leaves_the_descriptors_of_others_alone(fabric: Fabric) -> None:
