@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcast import McastAddress, open_endpoint
+from mcast import McastAddress, QpError, open_endpoint
+from mcast.api import QpState
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages
 from mcast.backends.sim.trace.events import Send
@@ -237,6 +238,24 @@ def test_a_ping_that_cannot_be_answered_does_not_end_the_answering(qps: int) -> 
     assert len(heard["qps"]) == len(after) == qps
     failed = [(one.by_qp, one.address) for one in heard["heard"] if one.unanswered]
     assert sorted(failed) == sorted((qp_num, str(here.gids[0])) for qp_num in heard["qps"])
+
+
+def test_an_answer_that_failed_later_does_not_end_the_listening() -> None:
+    """A card says so only after the call, when the answering member listens again."""
+    fabric = Fabric.roce(2, clock="wall")
+    with (
+        open_fabric(fabric, host=0) as backend,
+        joined(backend, choose(backend, None, None, 1), GROUP, 1) as pairs,
+    ):
+        (qp,) = pairs.qps
+        to = pairs.destinations[qp].model_copy(update={"gid": fabric.ports[1].gids[0], "qp_num": 17})
+        with pytest.raises(QpError):
+            qp.send_one(to, b"over IPv4 to an IPv6 address")
+        while qp.state is QpState.ERR:
+            assert list(pairs.listen(pairs.now + 0.01)) == []
+        qp.send_one(pairs.destinations[qp], b"usable again")
+        heard = pairs.listen(pairs.now + 60)
+        assert bytes(next(heard)[1].payload) == b"usable again"
 
 
 def test_invented_sources_fill_no_memory() -> None:

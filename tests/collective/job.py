@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from traceback import print_exc
@@ -163,7 +164,7 @@ def main() -> None:
     an_error_between_two_calls_reaches_the_others()
     single_calls_share_a_collective()
     assert train(COMM, SIM) == [6.0 + rank for rank in range(SIZE)]
-    print(f"rank {RANK} is done")
+    sys.stdout.write(f"rank {RANK} is done\n")  # at once: an unbuffered print may mix with another rank's
 
 
 if __name__ == "__main__":
