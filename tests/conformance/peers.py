@@ -135,9 +135,10 @@ class Application:
         flag = JoinFlag.SENDONLY_FULLMEMBER if send_only else JoinFlag.FULLMEMBER
         self.id.join_multicast_ex(JoinAttrEx(join_flags=flag, addr=group), context)
         destination = ud_of(self.event()).destination
-        if not send_only:
-            self.wait_delivery(destination.gid)
-        eventually(self.bed, lambda: self.bed.observer.takes_from(self.port, destination.gid))
+        if send_only:
+            eventually(self.bed, lambda: self.bed.observer.takes_from(self.port, destination.gid))
+        else:
+            self.wait_delivery(destination.gid)  # the same tables take from there
         return destination
 
     def wait_delivery(self, group: Gid) -> None:

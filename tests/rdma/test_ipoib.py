@@ -46,6 +46,8 @@ def test_a_port_has_the_interfaces_with_its_gid_in_their_hardware_address(net: P
     assert interfaces_of({Gid("fe80::9"), SECOND}) == (
         IpoibInterface("ib1", WHOLE, 65524, up=False, carrier=False),
     )
+    (part,) = interfaces_of({FIRST}, {"ib0.8001", "ib1", "eth0", "nowhere"})
+    assert part.name == "ib0.8001"
     assert interfaces_of(set()) == interfaces_of({Gid("fe80::9")}) == ()
 
 

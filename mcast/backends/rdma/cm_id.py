@@ -161,7 +161,7 @@ class RdmaCmId(Shared, CmId):
             return None
         gids = {Gid(gid) for number, _, _, gid in self.native.query_gids(context) if number == port}
         names = netdevs_with(self.native.netdev_addresses(), self._source)
-        return next((one for one in interfaces_of(gids) if one.name in names), None)
+        return next(iter(interfaces_of(gids, names)), None)
 
     def _group_of(self, address: McastAddress) -> object:
         """On InfiniBand the MGID that the kernel makes of the address, in IPoIB's default scope."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -15,14 +16,26 @@ from mcast.interrupts import uninterrupted
 SYSFS = Path("/sys/class/infiniband")
 
 
+class _Netdevs:
+    """The network interfaces of this host, for one look at all its devices."""
+
+    def __init__(self, native: Native) -> None:
+        self.addresses: dict[str, list[IPv4Address | IPv6Address]] = {}
+        for netdev, packed in native.netdev_addresses():
+            address = ip_address(packed)
+            if not address.is_link_local:  # an id cannot be bound to one without naming an interface
+                self.addresses.setdefault(netdev, []).append(address)
+
+    @cached_property
+    def port_gids(self) -> dict[str, Gid]:
+        """Those of IPoIB; read only on a host with InfiniBand."""
+        return ipoib.port_gids()
+
+
 def read_devices(native: Native) -> tuple[DeviceInfo, ...]:
     """Every device of this host, asked now."""
-    addresses: dict[str, list[IPv4Address | IPv6Address]] = {}
-    for netdev, packed in native.netdev_addresses():
-        address = ip_address(packed)
-        if not address.is_link_local:  # an id cannot be bound to one without naming an interface
-            addresses.setdefault(netdev, []).append(address)
-    return tuple(_read_device(native, name, addresses) for name in native.device_names())
+    host = _Netdevs(native)
+    return tuple(_read_device(native, name, host) for name in native.device_names())
 
 
 def read_counters(device: str, port: int) -> dict[str, int]:
@@ -36,9 +49,7 @@ def read_counters(device: str, port: int) -> dict[str, int]:
     return counters
 
 
-def _read_device(
-    native: Native, name: str, addresses: dict[str, list[IPv4Address | IPv6Address]]
-) -> DeviceInfo:
+def _read_device(native: Native, name: str, host: _Netdevs) -> DeviceInfo:
     with uninterrupted():
         context = native.open_device(name)
         try:
@@ -46,9 +57,7 @@ def _read_device(
             gids = native.query_gids(context)
             vectors = native.comp_vectors(context)
             ports = [
-                _read_port(
-                    native, context, name, port, [one[1:] for one in gids if one[0] == port], addresses
-                )
+                _read_port(native, context, name, port, [one[1:] for one in gids if one[0] == port], host)
                 for port in range(1, device.ports + 1)
             ]
         finally:
@@ -70,14 +79,15 @@ def _read_port(
     device: str,
     port: int,
     gids: list[tuple[int, int, bytes]],
-    addresses: dict[str, list[IPv4Address | IPv6Address]],
+    host: _Netdevs,
 ) -> PortInfo:
     attr = native.query_port(context, port)
     values = {index: Gid(gid) for index, _, gid in gids}
     if attr.is_ethernet:
         netdevs = _netdevs(device, {ifindex for _, ifindex, _ in gids})
     else:
-        netdevs = [one.name for one in ipoib.interfaces_of(set(values.values()))]
+        here = set(values.values())
+        netdevs = [netdev for netdev, gid in host.port_gids.items() if gid in here]
     return PortInfo(
         port_num=port,
         state=PortState(attr.state),
@@ -86,7 +96,7 @@ def _read_port(
         rate=attr.rate,
         lid=attr.lid,
         gids=values,
-        addresses=tuple(address for netdev in netdevs for address in addresses.get(netdev, [])),
+        addresses=tuple(address for netdev in netdevs for address in host.addresses.get(netdev, [])),
     )
 
 

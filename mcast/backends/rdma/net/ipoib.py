@@ -45,9 +45,17 @@ class IpoibInterface(NamedTuple):
         return None if fields is None else fields.pkey
 
 
-def interfaces_of(gids: Collection[Gid]) -> tuple[IpoibInterface, ...]:
-    """The interfaces of the port that has these GIDs, by name."""
-    return tuple(_read(path) for path in sorted(NET.glob("*")) if _port_gid(path) in gids)
+def interfaces_of(gids: Collection[Gid], among: Collection[str] | None = None) -> tuple[IpoibInterface, ...]:
+    """The interfaces of the port that has these GIDs, by name; `among` names those that are looked at."""
+    names = port_gids() if among is None else {name: _port_gid(NET / name) for name in among}
+    return tuple(_read(NET / name) for name in sorted(names) if names[name] in gids)
+
+
+def port_gids() -> dict[str, Gid]:
+    """The name of each interface -> the GID of its port. Two small files are read for each netdev of the
+    host."""
+    found = ((path.name, _port_gid(path)) for path in sorted(NET.glob("*")))
+    return {name: gid for name, gid in found if gid is not None}
 
 
 def _read(path: Path) -> IpoibInterface:
