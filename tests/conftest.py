@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from .card.build import build
 from .card.card import Card
@@ -61,7 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     oracle.addoption("--oracle-seed", type=int, default=0, metavar="SEED", help="draw from this seed on")
 
 
-settings.register_profile("unhurried", deadline=None)  # a slow machine is no failure
+# A slow machine is no failure.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 # For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`).
 settings.register_profile("lab", parent=settings.get_profile("unhurried"), max_examples=4)

@@ -298,10 +298,14 @@ def test_an_async_iterable_is_asked_as_receivers_take_what_there_is(fabric: Fabr
 def test_an_async_iterable_that_fails_or_waits_ends_with_the_call(fabric: Fabric, cancelled: bool) -> None:
     ended: list[str] = []
     calls: list[asyncio.Task[cast.ObjectReport]] = []
+    heard = threading.Event()
 
     async def parts() -> AsyncIterator[bytes]:
         try:
             yield DATA
+            while not heard.is_set():  # a receiver misses nothing of an object that ends before
+                await asyncio.sleep(0.001)
+                yield b""
             if cancelled:
                 calls[0].cancel()
                 await asyncio.Event().wait()
@@ -317,7 +321,7 @@ def test_an_async_iterable_that_fails_or_waits_ends_with_the_call(fabric: Fabric
         assert ended == ["ended"]
 
     missed: list[cast.Missed] = []
-    with others(lambda: list(takes_until_quiet(fabric, missed))) as ends:
+    with others(lambda: list(takes_until_quiet(fabric, missed, heard))) as ends:
         asyncio.run(main())
         assert ends[0].result(BOUND) == []
     assert [one.why for one in missed] == [
@@ -325,6 +329,10 @@ def test_an_async_iterable_that_fails_or_waits_ends_with_the_call(fabric: Fabric
     ]
 
 
-def takes_until_quiet(fabric: Fabric, missed: list[cast.Missed]) -> Iterator[cast.Received]:
+def takes_until_quiet(
+    fabric: Fabric, missed: list[cast.Missed], heard: threading.Event
+) -> Iterator[cast.Received]:
     with member(fabric, 1) as group:
-        yield from cast.receive(group, missed=missed.append, alone=True)
+        yield from cast.receive(
+            group, missed=missed.append, alone=True, progress=lambda offered, size: heard.set()
+        )
