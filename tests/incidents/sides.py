@@ -20,6 +20,8 @@ from mcast.backends.rdma.net import hostnet
 from mcast.backends.sim import Fabric, open_fabric
 
 SOFTIB = Path("/sys/kernel/debug/softib")
+LIDS = Path("/var/cache/opensm/guid2lid")
+"""The LIDs that OpenSM has given, from one start to the next."""
 BOUND = 120.0
 """Seconds that the kernel and OpenSM may take for anything; never a delay."""
 LEAF = 2
@@ -40,6 +42,14 @@ class Side(ABC):
     @abstractmethod
     def fail_over(self) -> None:
         """The SM ends without a word, and a second one, which stood by, takes over."""
+
+    @abstractmethod
+    def relabel(self) -> None:
+        """A tool writes another LID into the receiver's port, and the SM, which knows better, the old one."""
+
+    @abstractmethod
+    def renumber(self) -> None:
+        """The SM starts again with another LID for the receiver's port."""
 
     @abstractmethod
     def link(self, up: bool) -> None:
@@ -78,6 +88,16 @@ class SimSide(Side):
 
     def fail_over(self) -> None:
         self.fabric.restart_sm(2.0)
+
+    def relabel(self) -> None:
+        port = self.fabric.ports[1]
+        before = port.lid
+        self.fabric.change_lid(port)
+        self.fabric.change_lid(port, before)
+
+    def renumber(self) -> None:
+        self.fabric.change_lid(self.fabric.ports[1])
+        self.fabric.restart_sm()
 
     def link(self, up: bool) -> None:
         self.fabric.set_link(self.fabric.ports[1], up=up)
@@ -129,6 +149,24 @@ class SoftibSide(Side):
             os.kill(pid, signal.SIGKILL)
         until(lambda: "SMINFO_MASTER" in self._sminfo(), "the second OpenSM takes over")
 
+    def relabel(self) -> None:
+        before = self._lid()
+        tool = [hostnet.program("ibportstate"), "-C", "softib1", "-G", self.GUIDS[1], "1", "lid", "77"]
+        subprocess.run(tool, check=True, stdout=subprocess.DEVNULL)
+        until(lambda: self._lid() == 77, "softib2 has another LID")
+        for pid in self._managers():
+            os.kill(pid, signal.SIGHUP)  # sweep now
+        until(lambda: self._lid() == before, "OpenSM writes its LID")
+
+    def renumber(self) -> None:
+        lid = self._lid() + 32
+        self._end_sm(signal.SIGTERM)
+        known = re.sub(rf"(?m)^({self.GUIDS[1]}) .*$", rf"\1 {lid:#06x} {lid:#06x}", LIDS.read_text())
+        LIDS.write_text(known)
+        self._start_sm(0)
+        until(lambda: self._lid() == lid, "OpenSM gives another LID")
+        self._sees(2)
+
     def link(self, up: bool) -> None:
         self._write("links", f"softib2 {'in' if up else 'out'}")
         self._sees(2 if up else 1)
@@ -172,9 +210,12 @@ class SoftibSide(Side):
 
     def _sminfo(self) -> str:
         """What the SM on softib2 says of itself."""
-        lid = Path("/sys/class/infiniband/softib2/ports/1/lid").read_text().strip()
-        asked = [hostnet.program("sminfo"), "-C", "softib2", str(int(lid, 0))]
+        asked = [hostnet.program("sminfo"), "-C", "softib2", str(self._lid())]
         return subprocess.run(asked, capture_output=True, text=True).stdout
+
+    def _lid(self) -> int:
+        """The LID of the receiver's port."""
+        return int(Path("/sys/class/infiniband/softib2/ports/1/lid").read_text(), 0)
 
     def _managers(self) -> list[int]:
         found = subprocess.run(["pidof", "opensm"], capture_output=True, text=True)

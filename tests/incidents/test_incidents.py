@@ -6,13 +6,14 @@ rdma_cm and IPoIB with a real OpenSM (`tests/lab/test_infiniband_incidents.py`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
 
 from mcast import Endpoint, Lost, Membership, PortDown, PortUp, Rejoined, open_endpoint
-from mcast.api import InvalidArgument, MembershipLost
+from mcast.api import InvalidArgument, MembershipLost, Message
 
 from .sides import SOFTIB, Side, SimSide, SoftibSide
 
@@ -87,6 +88,19 @@ def restart(side: Side, pair: Pair) -> None:
         seen(endpoint, [Lost, Rejoined])
 
 
+def relabel(side: Side, pair: Pair) -> None:
+    """The SM does not answer at a LID that it did not give: the group is back when that is undone."""
+    side.relabel()
+    seen(pair.receiver, [Lost, Rejoined])
+    seen(pair.sender, [])
+
+
+def renumber(side: Side, pair: Pair) -> None:
+    side.renumber()
+    for endpoint in (pair.receiver, pair.sender):
+        seen(endpoint, [Lost, Rejoined])
+
+
 def cut(side: Side, pair: Pair) -> None:
     """Hosts see no event of a cable that is not theirs, until the SM finds them anew."""
     side.cable(whole=False)
@@ -111,12 +125,45 @@ def fail_over(side: Side, pair: Pair) -> None:
         seen(endpoint, [Lost, Rejoined])
 
 
-@pytest.mark.parametrize("incident", [restart, cut, flap, fail_over], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "incident", [restart, relabel, renumber, cut, flap, fail_over], ids=lambda one: one.__name__
+)
 def test_a_membership_comes_back(side: Side, pair: Pair, incident: Callable[[Side, Pair], None]) -> None:
     incident(side, pair)
     pair.hears()
     stats = pair.receiver.stats()
     assert (stats.lost, stats.rejoins, stats.gave_up) == (1, 1, 0)
+
+
+def test_an_answer_to_a_lid_that_has_changed_is_lost(side: Side, caplog: pytest.LogCaptureFixture) -> None:
+    """The sender of a message is answered at the LID that it sent from; its next message has the new one."""
+    caplog.set_level(logging.DEBUG, "mcast")
+    with open_endpoint(side.backend, side.sender) as near, open_endpoint(side.backend, side.receiver) as far:
+        group, out, numbers = near.join(GROUP), far.sender(GROUP), count(1)
+
+        def question() -> Message:
+            for number in numbers:
+                out.send(b"%d" % number)
+                while message := group.recv(timeout=0.2):
+                    if bytes(message.payload) == b"%d" % number:
+                        return message
+                assert number < 1000, "nothing arrives"
+            raise AssertionError
+
+        early = question()
+        group.reply(early, b"answer")
+        assert far.recv(timeout=WITHIN) is not None
+        side.renumber()
+        for endpoint in (far, near):
+            seen(endpoint, [Lost, Rejoined])
+        assert "LID_CHANGE" in caplog.text
+        group.reply(early, b"answer")
+        assert far.recv(timeout=QUIET) is None
+        late = question()
+        assert (late.source, late.src_qp) == (early.source, early.src_qp)
+        assert late.src_lid != early.src_lid
+        group.reply(late, b"answer")
+        assert far.recv(timeout=WITHIN) is not None
 
 
 def test_a_member_hears_nothing_before_its_switch_is_programmed(side: Side, pair: Pair) -> None:

@@ -38,6 +38,8 @@ class Switching:
             qp = self._queue_pairs.find(to.qp_num)
             if qp is None or qp.gone or to.gid not in qp.port.gids.values():
                 return []
+            if source.is_infiniband and to.dlid != qp.port.lid:  # another's, or an old one (SA-SM-8)
+                return []
             return [qp] if self._topology.reaches(source, qp.port) else []
         known = self._receivers.known.setdefault(to.dlid if source.is_infiniband else to.gid, {})
         key = (source.index, to.gid)

@@ -168,7 +168,8 @@ def _reregister(fabric: Parts, subnet: Subnet, port: Port) -> None:
 def change_lid(fabric: Parts, port: Port, lid: int | None = None) -> None:
     """Give the port another LID, by default a free one: ENETRESET for every active membership (SA-RESET-1).
 
-    Raises ValueError on RoCE, and for a LID outside 1..0xBFFF or of another port.
+    What is sent to the LID before arrives nowhere (SA-SM-8). Raises ValueError on RoCE, and for a LID outside
+    1..0xBFFF or of another port.
     """
     subnet = _subnet(fabric, "change_lid")
     taken = {other.lid for other in fabric.topology.ports}
