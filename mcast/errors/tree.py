@@ -250,7 +250,8 @@ class AlreadyJoined(GuardError):
 
 
 class SecondMlid(GuardError):
-    """EEXIST (guard G-MLID): the kernel would leak the attachment (K-ATTACH-7)."""
+    """EEXIST (guard G-MLID): the kernel would leak the attachment (K-ATTACH-7), or the HCA answer as it likes
+    (SA-ATTACH-3)."""
 
     def __init__(self, gid: object, lid: int, attached_lid: int) -> None:
         super().__init__(

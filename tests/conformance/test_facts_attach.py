@@ -64,6 +64,29 @@ def test_groups_that_share_an_mlid_share_no_message(bed: Testbed) -> None:
     assert neighbour.seen(by=sender) == []
 
 
+@needs(Capability.MLID, Feature.ATTACH_TABLE)
+def test_a_group_arrives_by_the_mlid_that_the_queue_pair_is_attached_with(bed: Testbed) -> None:
+    """SA-ATTACH-3; the tables of a card may know groups by the MGID alone."""
+    group, other, peer, keeper, sender = (
+        new_group(),
+        new_group(),
+        Application(bed, 0),
+        Application(bed, 0, None),
+        Application(bed, 1),
+    )
+    where, elsewhere = keeper.join(group), keeper.join(other)
+    outward, _ = sender.join(group), sender.join(other)
+    peer.qp.attach_mcast(where.gid, elsewhere.dlid)
+    assert bed.observer.attached(peer.port, where.gid) == {peer.qp.qp_num}
+    sender.send(outward, b"by its own MLID")
+    sender.send(outward.model_copy(update={"dlid": elsewhere.dlid}), b"by the other group's")
+    assert peer.seen(by=sender) == [b"by the other group's"]
+    peer.qp.detach_mcast(where.gid, elsewhere.dlid)
+    peer.qp.attach_mcast(where.gid, where.dlid)
+    sender.send(outward, b"by its own MLID")
+    assert peer.seen(by=sender) == [b"by its own MLID"]
+
+
 @fact("K-ATTACH-1")
 @needs(Feature.ATTACH_TABLE)
 def test_an_attachment_survives_every_state(bed: Testbed) -> None:

@@ -268,6 +268,32 @@ def test_groups_that_share_an_mlid_share_no_message(bed: InfinibandTestbed) -> N
         bed.restart_sm()
 
 
+def test_the_kernel_takes_a_second_mlid_of_an_mgid(bed: InfinibandTestbed) -> None:
+    """SA-ATTACH-3, past guard G-MLID: each of the two pairs delivers, and is detached by itself."""
+    group, other = new_group(), new_group()
+    peer, keeper, sender = Application(bed, 1), Application(bed, 1, None), Application(bed, 0)
+    where, elsewhere = keeper.join(group), keeper.join(other)
+    outward, _ = sender.join(group), sender.join(other)
+    attach, detach = peer.qp._attach_mcast, peer.qp._detach_mcast
+
+    def arrives() -> list[bytes]:
+        sender.send(outward, b"first")
+        sender.send(outward.model_copy(update={"dlid": elsewhere.dlid}), b"second")
+        return peer.seen(by=sender)
+
+    attach(where.gid, where.dlid)
+    assert arrives() == [b"first"]
+    for _ in range(2):
+        attach(where.gid, elsewhere.dlid)
+        assert arrives() == [b"first", b"second"]
+    detach(where.gid, where.dlid)
+    assert arrives() == [b"second"]
+    with pytest.raises(InvalidArgument):
+        detach(where.gid, where.dlid)
+    detach(where.gid, elsewhere.dlid)
+    assert arrives() == []
+
+
 # --- what ends memberships --------------------------------------------------
 
 
