@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter
 
 from mcast.api import (
     Capability,
@@ -364,11 +364,16 @@ class Sent(NamedTuple):
     change: int
 
 
+def _spelt(table: GroupTable) -> tuple[object, ...]:
+    """The table with text in place of GIDs: before 2.14, pydantic writes those in a NamedTuple as UTF-8."""
+    return [(str(group.mgid), *group[1:]) for group in table.groups], table.unseen
+
+
 ANSWERS: dict[str, Any] = {
     "refused": RefusedCall,
     "attach": AttachedTo,
     "devices": tuple[DeviceInfo, ...],
-    "groups": GroupTable,
+    "groups": Annotated[GroupTable, PlainSerializer(_spelt)],
     "guests": tuple[Guest, ...],
     "ctl": tuple[str, ...],
     "introduction": str,
