@@ -861,7 +861,7 @@ def late(number: int, seconds: int = 1) -> Any:
     """Seconds to wait; who asks for them gets the signal, which Python takes once the call looks for one."""
     sends = c.PyDLL(None)["raise"]
     sends.restype = seconds.__add__  # of 0; all of it in C, without a bytecode after which Python looks
-    return type("Late", (), {"__index__": partial(sends, number)})()
+    return type("Late", (), {"__index__": staticmethod(partial(sends, number))})()
 
 
 def test_what_a_handler_raises_before_the_call_sleeps_ends_the_call(end: End) -> None:
