@@ -54,6 +54,10 @@ class Observer(ABC):
         With an SA: ports with a membership that receives. On RoCE: ports in the switch's snooping table.
         """
 
+    def delivers_to(self, port: IPv4Address, group: Gid) -> bool:
+        """Whether that port is one of them."""
+        return port in self.group_ports(group)
+
     def takes_from(self, port: IPv4Address, group: Gid) -> bool:
         """Whether the fabric carries on what that port sends to the group, as its tables stand now.
 

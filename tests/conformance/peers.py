@@ -143,7 +143,7 @@ class Application:
 
     def wait_delivery(self, group: Gid) -> None:
         """Wait until the fabric's own tables deliver the group to this port."""
-        eventually(self.bed, lambda: self.port in self.bed.observer.group_ports(group))
+        eventually(self.bed, lambda: self.bed.observer.delivers_to(self.port, group))
 
     def send(self, destination: Destination, *payloads: bytes) -> None:
         """Send the payloads as one batch."""

@@ -37,7 +37,7 @@ from mcast.backends.rdma.net.ipoib import interfaces_of
 from mcast.backends.rdma.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.contract.testbed import Feature, Observer
-from mcast.wire.mcmember import RECEIVING, JoinState
+from mcast.wire.mcmember import JOIN_STATES, RECEIVING, JoinState
 from mcast.wire.partition import DEFAULT_PKEY, find_pkey
 
 SM_KEY = 1
@@ -169,23 +169,31 @@ class InfinibandObserver(Observer):
         self._before = _before_the_first_bed()
         """IPoIB's own, and what others on the fabric have."""
 
-    def _delivered(self, group: Gid) -> dict[IPv4Address, JoinState]:
-        """Our members of the group that the tables of their switches send it to, or take it from."""
-        asked = {at: self._sa.member(group, port.gid, SM_KEY) for at, port in self._ports.items()}
-        members = {at: record for at, record in asked.items() if record is not None}
-        if len(members) > 1:  # OpenSM writes no table for one port alone
-            members = {at: one for at, one in members.items() if self._routed(at, one.mlid)}
-        return {at: JoinState(one.join_state) for at, one in members.items()}
+    def _carries(self, port: IPv4Address, group: Gid, states: JoinState) -> bool:
+        """Whether the port is a member in one of these states, and the table of its switch knows it.
+
+        OpenSM writes no table for one port alone.
+        """
+        record = self._sa.member(group, self._ports[port].gid, SM_KEY)
+        if record is None or not record.join_state & states:
+            return False
+        others = (other.gid for at, other in self._ports.items() if at != port)
+        return self._routed(port, record.mlid) or not any(
+            self._sa.member(group, other, SM_KEY) for other in others
+        )
 
     def _routed(self, port: IPv4Address, mlid: int) -> bool:
         switch, number = cables()[self._ports[port].lid]
         return self._sa.switch_sends(switch, number, mlid)
 
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
-        return frozenset(port for port, state in self._delivered(group).items() if state & RECEIVING)
+        return frozenset(port for port in self._ports if self.delivers_to(port, group))
+
+    def delivers_to(self, port: IPv4Address, group: Gid) -> bool:
+        return self._carries(port, group, RECEIVING)
 
     def takes_from(self, port: IPv4Address, group: Gid) -> bool:
-        return port in self._delivered(group)
+        return self._carries(port, group, JOIN_STATES[-1])
 
     def group_exists(self, group: Gid) -> bool:
         return self._sa.group(group) is not None
