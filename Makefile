@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all lint docs sessions man soak bench oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
+.PHONY: demo test test-all coverage lint docs sessions man soak bench oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -32,7 +32,16 @@ test-all: .venv/test
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --long --oracle-requests $(N) $(ARGS)
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_guest.py
 	scripts/asan
+	$(MAKE) coverage
 	$(MAKE) api
+
+# Which lines and branches of the package no test on the host runs, and that they are no more than before.
+coverage: .venv/test
+	rm -rf build/coverage
+	$(BIN)/coverage run -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+		--deselect tests/endpoint/test_storm.py $(ARGS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 lint: .venv/test
 	$(BIN)/ruff check

@@ -22,6 +22,7 @@ from .commands import here, mcast, run, third_party  # noqa: F401  (fixtures)
 ROOT = Path(__file__).parents[1]
 LONGEST = (
     "tests/lab/test_guest.py",
+    "tests/lab/test_infiniband_suite.py",
     "tests/oracle/test_against_opensm.py",
     "tests/contract/test_races.py",
     "tests/card/test_sanitized.py",

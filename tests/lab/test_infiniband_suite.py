@@ -21,7 +21,7 @@ from .guest_run import PORTS, TEST_SECONDS_LONG, GuestRun, failed, run_tests
 
 ITSELF = "tests/conformance/test_spine.py"
 """What the suite says of itself, which no kernel can change."""
-SUITE = ("--hypothesis-profile", "lab", "--ignore", ITSELF, "tests/conformance", "tests/model")
+SUITE = ("--ignore", ITSELF, "tests/conformance", "tests/model")
 APART = "tests/rdma/in_lab/infiniband"
 COMMANDS = (
     *("--long", "-k", "not dumpcap"),  # which captures from an Ethernet interface
@@ -31,10 +31,7 @@ SAMPLE = [
     f"tests/conformance/{name}.py" for name in ("test_attach", "test_detach", "test_join", "test_leave")
 ]
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(7200),  # against hangs of this process: the guest is bounded by its progress
-]
+pytestmark = pytest.mark.timeout(7200)  # against hangs of this process: the guest is bounded by its progress
 
 
 class Found(NamedTuple):
@@ -44,13 +41,17 @@ class Found(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Found:
-    """All of it in one guest."""
+def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, long: bool) -> Found:
+    """All of it in one guest; of a short run the suite and the model alone."""
     shared = tmp_path_factory.mktemp("infiniband_suite")
-    words = ["demo", "--backend", "rdma", "--receivers", "3", "--size", "1M", "--json"]
     kernel = pytestconfig.getoption("--lab-kernel")
-    groups = [SUITE, [APART], COMMANDS]
-    run = run_tests(shared, groups, words, kernel, fabric="infiniband", test_seconds=TEST_SECONDS_LONG)
+    if long:
+        groups = [("--hypothesis-profile", "lab", *SUITE), (APART,), COMMANDS]
+        words = ["demo", "--backend", "rdma", "--receivers", "3", "--size", "1M", "--json"]
+        run = run_tests(shared, groups, words, kernel, fabric="infiniband", test_seconds=TEST_SECONDS_LONG)
+    else:
+        groups = [("--sample", "--hypothesis-profile", "lab-short", *SUITE)]
+        run = run_tests(shared, groups, kernel=kernel, fabric="infiniband")
     output = shared / "job.out"
     demo = output.read_text() if output.exists() else ""
     return Found(run, build_report(run.results, ["rdma"], {}), json.loads(demo) if demo else {})
@@ -62,6 +63,7 @@ def test_every_test_has_a_result_and_passes(found: Found) -> None:
     assert failed(found.run.results) == {}
 
 
+@pytest.mark.long
 def test_a_file_is_sent_to_receivers_on_every_port(found: Found) -> None:
     receivers = found.demo["receivers"]
     assert len({one["device"] for one in receivers} & {f"softib{n}" for n in range(1, PORTS + 1)}) == 3
@@ -84,6 +86,7 @@ def test_the_simulator_equals_it_or_the_report_says_why_not(found: Found) -> Non
     assert differing == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fabric", "ports"), [("infiniband", 1), ("roce", 1), ("roce", 2)], ids=lambda value: str(value)
 )
