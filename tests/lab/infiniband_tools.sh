@@ -1,6 +1,7 @@
 # Runs the field's own tools, none of them ours, on the lab's InfiniBand fabric of four ports and three switches.
 # What each says is kept in the directory $1 as NAME.out, its exit status as NAME.status. Then come faults, by the
-# module's files in debugfs, $2 malformed management datagrams, sent by the Python $3, and $4 lives of queue pairs.
+# module's files in debugfs, $2 malformed management datagrams, sent by the Python $3, $4 lives of queue pairs,
+# and $5 groups that each of $6 processes joins.
 here=$(dirname "$0")
 cd "$1" || exit 1
 debug=/sys/kernel/debug/softib
@@ -142,6 +143,12 @@ kept key.cleared ibportstate -y 5 -G "$locked" 1 mkey 0 mkeyprot 0
 kept key.none smpquery portinfo -G "$locked"
 
 kept churn "$3" "$here/qp_churn.py" 10.77.0.1 10.77.0.2 10.77.0.3 "$4"
+cat "$debug/tap" >joins.pcapng &
+tap=$!
+until [ -s joins.pcapng ]; do sleep 0.05; done
+kept joins "$3" "$here/join_storm.py" "$5" "$6" 10.77.0.2 10.77.0.3 10.77.0.4
+until LC_ALL=C grep -aqP "\xff\x12\x40\x01\xff\xff\x00{6}\x0f\x62\xff\xff" joins.pcapng; do sleep 0.05; done
+kill "$tap"
 kept storm "$3" "$here/smp_storm.py" softib2 "$2" 1
 pidof opensm >opensm.txt
 # The storm has set what an SM may set, such as a switch's highest LID, which OpenSM does not look at again for long:

@@ -9,32 +9,39 @@ import io
 import re
 import sys
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.faults.rules import SaRequest
 from mcast.backends.sim.trace import pcapng as trace_pcapng
 from mcast.lab import LabMachine, LabResult
 from mcast.pcapng.dissect import Skipped, datagram
 from mcast.pcapng.reader import read_frames
-from mcast.wire import packets
+from mcast.wire import mad, packets
 from mcast.wire.addresses import Gid
+from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord, SaMethod
 
 from ..sim.wireshark import Decoded, Shown, has, is_message
+from . import join_storm
 from .guest_run import SILENCE
 
 SCRIPT = Path(__file__).with_name("infiniband_tools.sh")
 PORTS, SWITCHES, MESSAGES = 4, 3, 100
 STORM, STORM_LONG = 1_000, 100_000
 LIVES, LIVES_LONG = 4, 1_000
+JOINS, JOINS_LONG = (32, 4), (1_000, 8)
+"""Groups, and processes that join each of them."""
 BROADCAST = "ff12:401b:ffff::ffff:ffff"
 MGID = "ff12:4001:ffff::f01:107"
 """Of 239.1.1.7, for who uses rdma_cm with PS_UDP."""
 COMPARED = 4
 """How many messages of the tap are compared with the simulator's."""
+SLID, MAD_AT = slice(22, 24), 16 + 8 + 12 + 8
+"""In a tapped packet without a GRH: the sender's LID, and what follows ERF header, LRH, BTH and DETH."""
 
 pytestmark = pytest.mark.timeout(3600)  # against hangs of this process: the guest is bounded by its progress
 
@@ -66,7 +73,8 @@ def said(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, 
     kernel = pytestconfig.getoption("--lab-kernel")
     lab = LabMachine(PORTS, kernel, share=[shared], fabric="infiniband", switches=SWITCHES)
     storm, lives = (STORM_LONG, LIVES_LONG) if long else (STORM, LIVES)
-    command = ["sh", str(SCRIPT), str(shared), str(storm), sys.executable, str(lives)]
+    joins = JOINS_LONG if long else JOINS
+    command = ["sh", str(SCRIPT), str(shared), str(storm), sys.executable, str(lives), *map(str, joins)]
     output = io.BytesIO()
     try:
         result = lab.run(command, silence=SILENCE, stdout=output)
@@ -225,6 +233,56 @@ def test_processes_may_come_and_go_at_once(said: Said, long: bool) -> None:
     count = LIVES_LONG if long else LIVES
     assert int(said("churn")) == count
     assert set(said.told) >= {f"{number} of {count} lives" for number in range(1, count + 1)}
+
+
+class Asked(NamedTuple):
+    """What the SA was asked for the groups of a storm: how many Sets, and for each how many ports left it."""
+
+    joins: int
+    left: Counter[Gid]
+
+
+def asked_in_simulator(count: int, processes: int) -> Asked:
+    fabric = Fabric.infiniband(ports=PORTS, switches=SWITCHES)
+    requests: list[SaRequest] = []
+    with ExitStack() as stack, fabric.rules.on_sa_request(requests.append):
+        lives = []
+        for number in range(processes):
+            backend = stack.enter_context(open_fabric(fabric))
+            address = str(fabric.ports[1 + number % (PORTS - 1)].interfaces[0].ipv4)
+            lives.append(join_storm.life(backend, address, number, count, lambda joined: None))
+        for _ in ("all join", "all leave"):
+            assert [next(one) for one in lives] == [0] * processes
+        assert [next(one, None) for one in lives] == [None] * processes
+    joins = sum(one.method is SaMethod.SET for one in requests)
+    left = {(one.source, Gid(one.record.mgid)) for one in requests if one.method is SaMethod.DELETE}
+    return Asked(joins, Counter(mgid for _, mgid in left))
+
+
+def asked_in(capture: Path) -> Asked:
+    """A request that is repeated has the same transaction; for an unanswered Delete the kernel makes more."""
+    seen: dict[tuple[int, bytes], tuple[int, Gid]] = {}
+    with capture.open("rb") as file:
+        for frame in read_frames(file):
+            slid, asked = int.from_bytes(frame.data[SLID]), frame.data[MAD_AT:]
+            is_record = asked[1:2] == bytes([mad.SA_CLASS]) and asked[16:18] == bytes(
+                [0, mad.MC_MEMBER_RECORD]
+            )
+            if is_record and asked[3] in (SaMethod.SET, SaMethod.DELETE):
+                mgid = Gid(McMemberRecord.unpack(asked[mad.DATA_AT :][:RECORD_SIZE]).mgid)
+                if join_storm.is_of_storm(mgid):
+                    seen[slid, asked[8:16]] = asked[3], mgid
+    joins = sum(method == SaMethod.SET for method, _ in seen.values())
+    left = {(lid, mgid) for (lid, _), (method, mgid) in seen.items() if method == SaMethod.DELETE}
+    return Asked(joins, Counter(mgid for _, mgid in left))
+
+
+def test_a_storm_of_joins_asks_the_sa_as_often_as_on_the_simulator(said: Said, long: bool) -> None:
+    """SA-SHARE-1: the first process of a port asks for all of them. What is not answered is asked again."""
+    simulated = asked_in_simulator(*(JOINS_LONG if long else JOINS))
+    joins, left = asked_in(said.folder / "joins.pcapng")
+    assert joins - int(said("joins")) == simulated.joins
+    assert left == simulated.left
 
 
 def test_the_module_stays_while_a_queue_pair_is_open(said: Said) -> None:
