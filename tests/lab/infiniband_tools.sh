@@ -143,12 +143,14 @@ kept key.cleared ibportstate -y 5 -G "$locked" 1 mkey 0 mkeyprot 0
 kept key.none smpquery portinfo -G "$locked"
 
 kept churn "$3" "$here/qp_churn.py" 10.77.0.1 10.77.0.2 10.77.0.3 "$4"
-cat "$debug/tap" >joins.pcapng &
+joins=/tmp/joins.pcapng # in memory: a reader that is slower than a storm loses packets
+cat "$debug/tap" >"$joins" &
 tap=$!
-until [ -s joins.pcapng ]; do sleep 0.05; done
+until [ -s "$joins" ]; do sleep 0.05; done
 kept joins "$3" "$here/join_storm.py" "$5" "$6" 10.77.0.2 10.77.0.3 10.77.0.4
-until LC_ALL=C grep -aqP "\xff\x12\x40\x01\xff\xff\x00{6}\x0f\x62\xff\xff" joins.pcapng; do sleep 0.05; done
+until LC_ALL=C grep -aqP "\xff\x12\x40\x01\xff\xff\x00{6}\x0f\x62\xff\xff" "$joins"; do sleep 0.05; done
 kill "$tap"
+cp "$joins" .
 kept storm "$3" "$here/smp_storm.py" softib2 "$2" 1
 pidof opensm >opensm.txt
 # The storm has set what an SM may set, such as a switch's highest LID, which OpenSM does not look at again for long:
