@@ -31,6 +31,7 @@ test-all: .venv/test
 	$(BIN)/mcast lab kernel $(SECOND_KERNEL)
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --long --oracle-requests $(N) $(ARGS)
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_guest.py
+	$(BIN)/pytest --lab-kernel $(SECOND_KERNEL) tests/lab/test_infiniband_suite.py
 	scripts/asan
 	$(MAKE) coverage
 	$(MAKE) api
