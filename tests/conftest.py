@@ -26,7 +26,6 @@ LONGEST = (
     "tests/oracle/test_against_opensm.py",
     "tests/contract/test_races.py",
     "tests/card/test_sanitized.py",
-    "tests/lab/test_infiniband.py",
     "tests/house/test_docs.py",
 )
 """The files that take longest, in this order."""

@@ -34,6 +34,8 @@ MEMORY = 1024
 BOOT_TIMEOUT = 120.0
 CONSOLE_BYTES = 16 * 1024
 CONSOLE_LINES = 12
+_FAULT = re.compile(r"\b(BUG|Oops|general protection fault|kernel NULL pointer|Unable to handle)\b")
+"""What the kernel says first when it stumbles; where and by whose call follow."""
 STOP_SECONDS = 10.0
 """How many seconds a guest may take to stop after its command ended."""
 
@@ -428,13 +430,20 @@ class _Watch:
             return self.exit_code, self.ready_after
         text = self.console.decode(errors="replace")
         if panic := re.search(r"Kernel panic - not syncing: ([^\r\n]*)", text):
-            raise GuestPanicError(f"the guest's kernel panicked: {panic[1]}", self.last_lines())
+            lines = self.lines()
+            fault = next((at for at, line in enumerate(lines) if _FAULT.search(line)), len(lines))
+            shown = lines[
+                min(fault, len(lines) - CONSOLE_LINES) :
+            ]  # with the place, if the kernel has told it
+            raise GuestPanicError(f"the guest's kernel panicked: {panic[1]}", tuple(shown))
         if self.failure is not None:
             raise GuestStoppedError(f"the guest could not be set up: {self.failure}", self.last_lines())
         status = self.process.wait(STOP_SECONDS)
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         raise GuestStoppedError(f"the guest ended before the command did (QEMU: {how})", self.last_lines())
 
+    def lines(self) -> list[str]:
+        return [line for line in re.split(r"[\r\n]+", self.console.decode(errors="replace")) if line.strip()]
+
     def last_lines(self) -> tuple[str, ...]:
-        lines = re.split(r"[\r\n]+", self.console.decode(errors="replace"))
-        return tuple(line for line in lines if line.strip())[-CONSOLE_LINES:]
+        return tuple(self.lines()[-CONSOLE_LINES:])

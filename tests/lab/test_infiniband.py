@@ -31,9 +31,8 @@ from .guest_run import SILENCE
 
 SCRIPT = Path(__file__).with_name("infiniband_tools.sh")
 PORTS, SWITCHES, MESSAGES = 4, 3, 100
-STORM, STORM_LONG = 1_000, 100_000
-LIVES, LIVES_LONG = 4, 1_000
-JOINS, JOINS_LONG = (32, 4), (1_000, 8)
+STORM, LIVES = 100_000, 1_000
+JOINS = 1_000, 8
 """Groups, and processes that join each of them."""
 BROADCAST = "ff12:401b:ffff::ffff:ffff"
 MGID = "ff12:4001:ffff::f01:107"
@@ -43,7 +42,10 @@ COMPARED = 4
 SLID, MAD_AT = slice(22, 24), 16 + 8 + 12 + 8
 """In a tapped packet without a GRH: the sender's LID, and what follows ERF header, LRH, BTH and DETH."""
 
-pytestmark = pytest.mark.timeout(3600)  # against hangs of this process: the guest is bounded by its progress
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(3600),  # against hangs of this process: the guest is bounded by its progress
+]
 
 
 class Said(NamedTuple):
@@ -68,13 +70,11 @@ class Said(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, long: bool) -> Said:
+def said(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Said:
     shared = tmp_path_factory.mktemp("infiniband")
     kernel = pytestconfig.getoption("--lab-kernel")
     lab = LabMachine(PORTS, kernel, share=[shared], fabric="infiniband", switches=SWITCHES)
-    storm, lives = (STORM_LONG, LIVES_LONG) if long else (STORM, LIVES)
-    joins = JOINS_LONG if long else JOINS
-    command = ["sh", str(SCRIPT), str(shared), str(storm), sys.executable, str(lives), *map(str, joins)]
+    command = ["sh", str(SCRIPT), str(shared), str(STORM), sys.executable, str(LIVES), *map(str, JOINS)]
     output = io.BytesIO()
     try:
         result = lab.run(command, silence=SILENCE, stdout=output)
@@ -218,21 +218,19 @@ def test_a_port_with_a_key_answers_those_who_know_that_key(said: Said) -> None:
     assert int(said.field("key.none", "ProtectBits")) == 0
 
 
-def test_malformed_datagrams_do_no_harm(said: Said, long: bool) -> None:
+def test_malformed_datagrams_do_no_harm(said: Said) -> None:
     """All are sent, and some are answered."""
     sent, answered = map(int, said("storm").split())
-    count = STORM_LONG if long else STORM
-    assert sent > count // 2
+    assert sent > STORM // 2
     assert answered > sent // 100
     assert (said.folder / "opensm.txt").read_text().strip(), "OpenSM has ended"
-    assert set(said.told) >= {f"{number} of {count} datagrams" for number in range(500, count + 1, 500)}
+    assert set(said.told) >= {f"{number} of {STORM} datagrams" for number in range(500, STORM + 1, 500)}
 
 
-def test_processes_may_come_and_go_at_once(said: Said, long: bool) -> None:
+def test_processes_may_come_and_go_at_once(said: Said) -> None:
     """Each made queue pairs, joined and sent; some were killed, some ended without closing anything."""
-    count = LIVES_LONG if long else LIVES
-    assert int(said("churn")) == count
-    assert set(said.told) >= {f"{number} of {count} lives" for number in range(1, count + 1)}
+    assert int(said("churn")) == LIVES
+    assert set(said.told) >= {f"{number} of {LIVES} lives" for number in range(1, LIVES + 1)}
 
 
 class Asked(NamedTuple):
@@ -277,9 +275,9 @@ def asked_in(capture: Path) -> Asked:
     return Asked(joins, Counter(mgid for _, mgid in left))
 
 
-def test_a_storm_of_joins_asks_the_sa_as_often_as_on_the_simulator(said: Said, long: bool) -> None:
+def test_a_storm_of_joins_asks_the_sa_as_often_as_on_the_simulator(said: Said) -> None:
     """SA-SHARE-1: the first process of a port asks for all of them. What is not answered is asked again."""
-    simulated = asked_in_simulator(*(JOINS_LONG if long else JOINS))
+    simulated = asked_in_simulator(*JOINS)
     joins, left = asked_in(said.folder / "joins.pcapng")
     assert joins - int(said("joins")) == simulated.joins
     assert left == simulated.left
