@@ -432,9 +432,7 @@ class _Watch:
         if panic := re.search(r"Kernel panic - not syncing: ([^\r\n]*)", text):
             lines = self.lines()
             fault = next((at for at, line in enumerate(lines) if _FAULT.search(line)), len(lines))
-            shown = lines[
-                min(fault, len(lines) - CONSOLE_LINES) :
-            ]  # with the place, if the kernel has told it
+            shown = lines[min(fault, len(lines) - CONSOLE_LINES) :]  # with the place, if that was told
             raise GuestPanicError(f"the guest's kernel panicked: {panic[1]}", tuple(shown))
         if self.failure is not None:
             raise GuestStoppedError(f"the guest could not be set up: {self.failure}", self.last_lines())
