@@ -83,6 +83,16 @@ def test_a_panic_is_told_with_its_reason_and_the_console(pretend: Pretend) -> No
     assert str(told.value).endswith("  [ 1.1] bye")
 
 
+def test_a_panic_is_told_from_where_the_kernel_fell(pretend: Pretend) -> None:
+    trace = [f"[ 1.0] RIP and callers, line {number}" for number in range(40)]
+    fell = ["[ 1.0] BUG: unable to handle page fault", *trace, "[ 1.1] Kernel panic - not syncing: x"]
+    console = "\n".join(["[ 0.9] before", *fell])
+    pretend(f"echo ready >$ctl; echo '{console}' >&2")
+    with pytest.raises(GuestPanicError) as told:
+        lab().run(["true"])
+    assert told.value.console == tuple(fell)
+
+
 def test_a_guest_that_cannot_be_set_up_says_why(pretend: Pretend) -> None:
     pretend("echo fail the bridge cannot be made >$ctl")
     with pytest.raises(GuestStoppedError, match="could not be set up: the bridge cannot be made"):
