@@ -25,6 +25,7 @@ TEST_SECONDS, TEST_SECONDS_LONG = 120, 1200
 FORKING = Path(__file__).with_name("forking.py")
 PYTEST = (
     *("-q", "--tb=short", "--require-backend", "rdma"),
+    *("-o", "faulthandler_timeout=100"),  # where each thread is, whatever it hangs in
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of what forking.py has imported
     *("-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:xdist", "-p", "no:anyio"),
 )
