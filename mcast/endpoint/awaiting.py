@@ -163,10 +163,9 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     def _require_loop(self) -> None:
         """Refuse a call in another loop than the endpoint's: it would wait for what that one cannot give.
 
-        asyncio's own loops know the thread that runs them. To ask asyncio for the loop of a thread is a
-        system call in Python 3.11.
+        A thread runs one loop at a time. To ask asyncio for it is a system call in Python 3.11.
         """
-        if getattr(self._loop, "_thread_id", None) == get_ident():
+        if get_ident() == self._thread and self._loop.is_running():
             return
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError(ELSEWHERE)
@@ -432,16 +431,11 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
     def _on_id_destroyed(self) -> None:
         """The queue pair was closed, by any thread: because it is replaced, or with its backend."""
-        # another thread may run the loop by now, or nobody
-        here = get_ident() == (getattr(self._loop, "_thread_id", None) or self._thread)
+        here = get_ident() == self._thread
         if here:
             self._forget_qp()
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._wake if here else self._let_go)
-
-    def _let_go(self) -> None:
-        self._forget_qp()
-        self._wake()
+            self._loop.call_soon_threadsafe(self._wake if here else self._on_id_destroyed)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until the device has sent all posted messages; TimedOut when `timeout` seconds have passed.
