@@ -22,4 +22,4 @@ def test_the_kernel_shows_what_the_simulator_shows(
     run = run_tests(shared, [[INCIDENTS]], kernel=kernel, fabric="infiniband", switches=3)
     assert run.gap == ""
     assert failed(run.results) == {}
-    assert len(run.results) == 10
+    assert len(run.results) == 9
