@@ -224,11 +224,7 @@ class InfinibandObserver(Observer):
         return (*more_objects(self._objects_before, now), *members)
 
     def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
-        lines = (line.split() for line in _ATTACHED.read_text().splitlines())
-        device = self._ports[port].device
-        return frozenset(
-            int(number) for name, number, mgid, _ in lines if name == device and Gid(mgid) == group
-        )
+        return _attached(self._ports[port], group)
 
     def qkey_violations(self, port: IPv4Address) -> int:
         where = self._ports[port]
@@ -261,11 +257,11 @@ class InfinibandTestbed(HostTestbed):
         where = self._infiniband[port]
         _LINKS.write_text(f"{where.device} out\n")
         try:
-            eventually(lambda: not self._in_broadcast_group(where), f"OpenSM still has {where.device}")
+            eventually(lambda: not self._sa_has(where), f"OpenSM still has {where.device}")
             yield
         finally:
             _LINKS.write_text(f"{where.device} in\n")
-            eventually(lambda: self._in_broadcast_group(where), f"{where.device} does not come back")
+            eventually(lambda: self._is_back(where), f"{where.device} does not come back")
 
     @contextmanager
     def sm_without_send_only(self) -> Iterator[None]:
@@ -284,7 +280,7 @@ class InfinibandTestbed(HostTestbed):
         env = os.environ | {"LD_PRELOAD": preload}
         subprocess.run((*_LAB_SM, *options), check=True, stdout=subprocess.DEVNULL, env=env)
         for where in self._infiniband.values():
-            eventually(partial(self._in_broadcast_group, where), f"{where.device} does not come back")
+            eventually(partial(self._is_back, where), f"{where.device} does not come back")
 
     @contextmanager
     def without_partition(self, port: IPv4Address) -> Iterator[None]:
@@ -292,19 +288,26 @@ class InfinibandTestbed(HostTestbed):
         where = self._infiniband[port]
         self._sa.set_pkeys(where.lid, ())
         try:
+            # the SA has the port in its groups all the same; only its host knows that it is in none
             eventually(lambda: not _has_partition(where), f"{where.device} keeps its P_Key")
+            eventually(lambda: not _attached(where, _broadcast(where)), f"{where.device} keeps IPoIB's group")
             yield
         finally:
             self._sa.set_pkeys(where.lid, (DEFAULT_PKEY,))
             eventually(lambda: _has_partition(where), f"{where.device} gets no P_Key")
-            eventually(lambda: self._in_broadcast_group(where), f"{where.device} does not come back")
+            eventually(lambda: self._is_back(where), f"{where.device} does not come back")
 
-    def _in_broadcast_group(self, where: InfinibandPort) -> bool:
+    def _is_back(self, where: InfinibandPort) -> bool:
+        """Whether the port is in the group that its IPoIB interface joins, for the SA and for its own host.
+
+        The host gets the answer later than the SA has the port, and lets nobody join before (SA-PATH-1).
+        """
+        return self._sa_has(where) and bool(_attached(where, _broadcast(where)))
+
+    def _sa_has(self, where: InfinibandPort) -> bool:
         """Whether the SA, if it can be reached, has the port in the group that its IPoIB interface joins."""
-        (interface,) = interfaces_of([where.gid])
-        assert interface.broadcast is not None
         try:
-            return self._sa.member(interface.broadcast, where.gid, SM_KEY) is not None
+            return self._sa.member(_broadcast(where), where.gid, SM_KEY) is not None
         except Silent:
             return False
 
@@ -313,6 +316,21 @@ def _managers() -> list[int]:
     """The processes of OpenSM."""
     found = subprocess.run(["pidof", "opensm"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
+
+
+def _attached(where: InfinibandPort, group: Gid) -> frozenset[int]:
+    """The numbers of the HCA's queue pairs that are attached to the group, IPoIB's among them."""
+    lines = (line.split() for line in _ATTACHED.read_text().splitlines())
+    return frozenset(
+        int(number) for name, number, mgid, _ in lines if name == where.device and Gid(mgid) == group
+    )
+
+
+def _broadcast(where: InfinibandPort) -> Gid:
+    """The group that the port's IPoIB interface joins, of which the kernel takes the parameters of others."""
+    (interface,) = interfaces_of([where.gid])
+    assert interface.broadcast is not None
+    return interface.broadcast
 
 
 def _has_partition(where: InfinibandPort) -> bool:
