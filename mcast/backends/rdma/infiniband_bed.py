@@ -37,7 +37,7 @@ from mcast.backends.rdma.net.ipoib import interfaces_of
 from mcast.backends.rdma.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.contract.testbed import Feature, Observer
-from mcast.wire.mcmember import JOIN_STATES, RECEIVING, JoinState
+from mcast.wire.mcmember import RECEIVING, JoinState
 from mcast.wire.partition import DEFAULT_PKEY, find_pkey
 
 SM_KEY = 1
@@ -190,7 +190,7 @@ class InfinibandObserver(Observer):
         return self._carries(port, group, RECEIVING)
 
     def takes_from(self, port: IPv4Address, group: Gid) -> bool:
-        return self._carries(port, group, JOIN_STATES[-1])
+        return self._carries(port, group, ~JoinState(0))
 
     def group_exists(self, group: Gid) -> bool:
         return self._sa.group(group) is not None
