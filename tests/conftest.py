@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from .card.build import build
 from .card.card import Card
@@ -64,9 +64,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # A slow machine is no failure.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
-# For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`).
-settings.register_profile("lab", parent=settings.get_profile("unhurried"), max_examples=4)
-settings.register_profile("lab-short", parent=settings.get_profile("unhurried"), max_examples=2)
+# For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`). What
+# fails there is shown as it was drawn: the search for less is silent, and longer than a test may take.
+for name, examples in {"lab": 4, "lab-short": 2}.items():
+    settings.register_profile(
+        name, settings.get_profile("unhurried"), max_examples=examples, phases=[Phase.reuse, Phase.generate]
+    )
 
 
 @pytest.fixture(scope="session")
