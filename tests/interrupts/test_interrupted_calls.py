@@ -34,6 +34,7 @@ from mcast.api import (
 )
 from mcast.backends.sim import INFINIBAND, ROCE
 from mcast.backends.sim.backend import SimBackend
+from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.testbed import SimObserver, SimTestbed
 from mcast.contract.testbed import Testbed
 from mcast.endpoint.blocking import LOOK_EVERY
@@ -44,6 +45,7 @@ from ..card.card import Card
 from ..card.provider import CardBackend
 from ..interleave import BOUND, EVERY, interrupted_everywhere, nothing_left
 from ..networks import SHARED, SharedNetwork, SimNetwork, network_of
+from ..sim.served import asked
 from ..waiting import until
 
 GROUP = "239.1.2.3"
@@ -590,6 +592,48 @@ def test_a_call_of_a_queue_pair(port: Port, name: str) -> None:
 
     check(False)
     interrupted_everywhere(calls[name], check)
+
+
+@pytest.mark.parametrize("place", SHARED[:1], indirect=True)
+@pytest.mark.parametrize("name", ["send", "send in time", "send_one"])
+def test_a_message_that_is_posted_is_sent_or_not(
+    port: Port, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Ctrl-C ends no connection for that, not even while a full pipe has the server make room."""
+    to, backend = port.join(), port.site.backend
+    assert isinstance(backend, SharedBackend)
+    asks, memory = asked(backend, monkeypatch), backend.connection().memory
+    full, write = list[int](), os.write
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: port.qp.send(to, [b"x"], imm=1),
+        "send in time": lambda: port.qp.send(to, [b"x"], timeout=SOON),
+        "send_one": lambda: port.qp.send_one(to, b"x"),
+    }
+
+    def write_once_there_is_room(fd: int, data: bytes) -> int:
+        if fd in full:
+            full.clear()
+            raise BlockingIOError
+        return write(fd, data)
+
+    def check(returned: bool) -> None:
+        full.clear()
+        port.qp.send_one(to, b"last")
+        found: list[bytes] = []
+        while b"last" not in found:
+            message = port.qp.recv_one(SOON)
+            assert message is not None
+            found.append(bytes(message.payload))
+        assert found in ([b"last"], [b"x", b"last"])
+        assert len(found) > returned
+        if name == "send_one":
+            full.append(memory.posts)
+
+    check(False)
+    asks.clear()
+    monkeypatch.setattr(os, "write", write_once_there_is_room)
+    interrupted_everywhere(calls[name], check, "backends/sim/shared/", every=1)
+    assert ("send" in asks, "make_room" in asks) == (False, name == "send_one")
 
 
 def test_what_is_read_of_a_batch_ends_with_its_block(site: Testbed) -> None:

@@ -236,8 +236,8 @@ class Connection:
             raise Gone
 
     def take_posts(self, pipe: int) -> None:
-        """The pipe has come, which is this object's."""
-        with self._whole:
+        """The pipe has come, which is this object's. The caller keeps Ctrl-C away."""
+        with self._lock:
             if self.lost:
                 os.close(pipe)
             else:
@@ -511,10 +511,10 @@ class Connection:
         return bool(self._late) and (owner, request.model_dump_json().encode()) in self._late
 
     def forget(self, owner: int) -> None:
-        """The owner is closed: it asks no more."""
+        """The owner is closed: it asks no more. The caller keeps Ctrl-C away."""
         if not self._late:
             return
-        with self._whole:
+        with self._lock:
             for key in [key for key in self._late if key[0] == owner]:
                 number, _ = self._late.pop(key)
                 if number in self._answers:
