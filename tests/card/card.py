@@ -355,6 +355,10 @@ class Card:
         assert found >= 0, f"no QP {qp_num}"
         return found
 
+    def release_at(self, call: str, stage: Stage, qp_num: int, nth: int = 1) -> None:
+        """What waits there is let go as the `nth` call from now on begins: before it, and after all else."""
+        assert not self._lib.card_release_at(call.encode(), nth, qp_num, int(stage)), f"no call {call!r}"
+
     def release_all(self) -> None:
         """No stage delays anything any more, and what waits goes on."""
         for stage in Stage:

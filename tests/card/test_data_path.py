@@ -191,6 +191,75 @@ def test_a_flush_that_was_late_arms_the_descriptor_however_short_it_was(end: End
     assert select.select([descriptor], [], [], LONG)[0]
 
 
+def test_a_descriptor_is_armed_though_the_receive_that_was_empty_came_before_it(end: End) -> None:
+    assert end.qp.recv_one(0) is None
+    descriptor = end.qp.fileno()
+    end.inject()
+    assert is_readable(descriptor)
+
+
+def test_a_descriptor_tells_of_all_that_came_before_it_was_armed(end: End) -> None:
+    """Two messages come between a look that finds nothing and the arm: the look after that takes one."""
+    descriptor = end.qp.fileno()
+    end.card.hold(Stage.RECV, end.qp.qp_num)
+    for payload in (b"one", b"two"):
+        end.inject(payload)
+    end.card.release_at("ibv_req_notify_cq", Stage.RECV, end.qp.qp_num)
+    assert end.qp.recv_one(0) is not None
+    assert is_readable(descriptor)
+    assert end.qp.recv_one(0) is not None
+    assert end.qp.recv_one(0) is None
+    assert not is_readable(descriptor)
+
+
+def test_a_loop_hears_of_room_while_a_thread_waits_for_all_sends(end: End) -> None:
+    """The thread takes the event, and goes on waiting."""
+    descriptor, arms = end.qp.send_fileno(), "ibv_req_notify_cq"
+    assert descriptor is not None
+    with end.held():
+        for _ in range(DEPTH):
+            end.qp.send_one(end.group, COPIED)
+        flushing = Running(end.qp.flush)
+        until(lambda: is_asleep(flushing.threads[0]))
+        with pytest.raises(TimedOut):
+            end.qp.send_one(end.group, COPIED, None, 0)
+        assert not is_readable(descriptor)
+        armed = end.card.count(arms)
+        end.card.release(Stage.SEND, end.qp.qp_num, 0)
+        until(lambda: end.card.count(arms) > armed)
+        assert is_readable(descriptor)
+    assert flushing.results() == [None]
+
+
+def test_a_loop_hears_of_a_thread_that_leaves_while_it_looks(card: Card, backend: CardBackend) -> None:
+    """The loop relies on the thread that leads, and reads what the device tells; meanwhile the thread leaves,
+    whose call the loop takes for an old one."""
+    end, take, read = End(card, backend, 128), "ibv_get_cq_event", "ibv_get_async_event"
+    memory, descriptor = memoryview(bytearray(1024)), end.qp.send_fileno()
+    assert descriptor is not None
+    long = [bytes(1024)] * 64  # for whose copies a send releases the GIL
+    with end.qp.register(memory), end.held():
+        leading = Running(lambda: end.qp.send_one(end.group, memory, None, LONG))
+        until(lambda: is_asleep(leading.threads[0]))
+        assert end.qp.send(end.group, [COPIED] * 127, None, 0) == 127
+        card.stall(take)
+        card.release(Stage.SEND, end.qp.qp_num, 0)
+        until(lambda: card.stalled(take) == 1)
+        card.port_event(0, PortEvent.GID_CHANGE)
+        with select.epoll.fromfd(os.dup(descriptor)) as sources:
+            sources.poll(0, 1)  # what was told first, the call, comes last now
+        card.stall(read)
+        looking = Running(lambda: end.qp.send(end.group, long, None, 0))
+        until(lambda: card.stalled(read) == 1)
+        card.go_on(take)
+        assert leading.results() == [None]
+        card.go_on(read)
+        (late,) = looking.results()
+        assert isinstance(late, TimedOut)
+        assert late.posted == 1
+    until(lambda: is_readable(descriptor))
+
+
 # --- sends ---------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,14 @@ def test_a_close_ends_what_others_do(card: Card, backend: CardBackend) -> None:
                     job.result(BOUND)
 
 
+def armed(qp: QueuePair) -> int:
+    """Its descriptor, which is not readable until a message or the close comes."""
+    descriptor = qp.fileno()
+    assert qp.recv_one(0) is None
+    assert not select.select([descriptor], [], [], 0)[0]
+    return descriptor
+
+
 MUCH = [bytes(1024)] * 64
 """Payloads for whose copies a send releases the GIL, and which fit in the queue."""
 
@@ -95,7 +103,7 @@ def test_a_send_that_meets_a_close_at_the_lock_sends_nothing(
     card.ethernet(1)
     end = End(backend, max_send_wr=128)
     qp, to = end.qp, end.join()
-    closing_shows, began = qp.fileno(), threading.Event()
+    closing_shows, began = armed(qp), threading.Event()
 
     def send() -> int:
         began.set()
@@ -120,7 +128,7 @@ def test_a_close_waits_for_who_holds_the_lock(card: Card, backend: CardBackend) 
     card.ethernet(1)
     end = End(backend, max_send_wr=128)
     qp, to = end.qp, end.join()
-    closing_shows = qp.fileno()
+    closing_shows = armed(qp)
     card.stall("ibv_post_send")
     sending = Running(partial(qp.send, to, MUCH, timeout=0))
     until(lambda: card.stalled("ibv_post_send") == 1)

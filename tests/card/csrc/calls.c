@@ -148,6 +148,35 @@ static void stand_still(enum call call)
 		report("%s stood still for %d seconds, and nobody let it go on", calls[call].name, MOST_SECONDS);
 }
 
+/* What is kept there is released as a call begins. */
+static struct {
+	int nth, stage;
+	uint32_t qp_num;
+} releases[CALL_COUNT];
+
+/* -1: there is no such call. */
+int card_release_at(const char *name, int nth, uint32_t qp_num, int stage)
+{
+	int call = number_of(name);
+
+	if (call < 0)
+		return -1;
+	pthread_mutex_lock(&card_lock);
+	releases[call].nth = nth;
+	releases[call].stage = stage;
+	releases[call].qp_num = qp_num;
+	pthread_mutex_unlock(&card_lock);
+	return 0;
+}
+
+static void release_now(enum call call)
+{
+	struct qp *qp = find_qp(releases[call].qp_num);
+
+	if (qp)
+		release_work(qp, (enum stage)releases[call].stage, -1);
+}
+
 /* How often a call was made; -1: there is no such call. */
 int64_t card_count(const char *name)
 {
@@ -172,6 +201,8 @@ int hold(enum call call, enum kind kind, const void *target)
 	pthread_mutex_lock(&card_lock);
 	if (stalls[call].nth && !--stalls[call].nth)
 		stand_still(call);
+	if (releases[call].nth && !--releases[call].nth)
+		release_now(call);
 	return kind == KIND_COUNT || is_alive(call, kind, target) ? 0 : EINVAL;
 }
 
@@ -228,5 +259,5 @@ void forget_script(void)
 	memset(fault_counts, 0, sizeof(fault_counts));
 	memset(call_counts, 0, sizeof(call_counts));
 	for (int call = 0; call < CALL_COUNT; call++)
-		stalls[call].nth = 0;
+		stalls[call].nth = releases[call].nth = 0;
 }

@@ -116,6 +116,7 @@ void card_port_event(int number, int port, int type);
 int card_qp_event(uint32_t qp_num, int queue, int type);
 int card_delay(uint32_t qp_num, int stage, int64_t nanoseconds);
 int card_release(uint32_t qp_num, int stage, int index);
+int card_release_at(const char *name, int nth, uint32_t qp_num, int stage);
 int card_inject(uint32_t qp_num, const struct card_message *message, const void *payload, uint32_t length);
 int card_qps(struct card_qp *out, int most);
 int64_t card_access(uint32_t lkey);

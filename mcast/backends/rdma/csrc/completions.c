@@ -177,6 +177,14 @@ static void call(int fd)
 	(void)!eventfd_write(fd, 1);
 }
 
+/* Make the descriptor of the loop outside readable, until a look finds nothing. */
+static void call_loop(struct completions *completions)
+{
+	completions->watch = WATCH_UNKNOWN;
+	if (completions->watch_fd >= 0)
+		call(completions->call_fd);
+}
+
 /* If nobody leads, the thread that has followed longest shall; it looks before it sleeps. */
 static void call_next(struct completions *completions)
 {
@@ -189,7 +197,7 @@ static void call_next(struct completions *completions)
 static int open_watch(struct mcast_qp *qp, struct completions *completions)
 {
 	int epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	int call_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int call_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* a look before this one's time has armed nothing */
 	int fds[SOURCES] = { completions->is_broken ? NO_FD : completions->channel->fd, call_fd, qp->gate.wake_fd,
 			     mcast_async_fd(qp), completions == &qp->recv ? qp->news_fd : NO_FD };
 	int ret = epoll_fd < 0 || call_fd < 0 ? -errno : 0;
@@ -263,8 +271,8 @@ static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
 
 /* Nothing was found: arm the descriptor as a leader would, and look again. If a thread leads, it calls as it leaves.
  * After messages the channel mostly tells of them, and of nothing else: then one system call does. What else there is
- * to tell keeps the descriptor readable until the next look. */
-static int look_armed(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what)
+ * to tell keeps the descriptor readable. */
+static int look_armed(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what, int full)
 {
 	static const struct waiter loop = { .fd = NO_FD };
 	int leads, has_found, ret = 0;
@@ -273,8 +281,7 @@ static int look_armed(struct mcast_qp *qp, struct completions *completions, mcas
 	leads = !completions->leader;
 	if (leads)
 		completions->leader = &loop;
-	has_found = completions->has_found && !completions->is_broken;
-	completions->has_found = 0;
+	has_found = completions->watch == WATCH_FOUND;
 	pthread_mutex_unlock(&qp->lock);
 	if (!leads || !has_found || try_completion_event(completions)) {
 		uint32_t told = silence(qp, completions);
@@ -285,34 +292,37 @@ static int look_armed(struct mcast_qp *qp, struct completions *completions, mcas
 	if (leads)
 		ret = arm(completions);
 	pthread_mutex_lock(&qp->lock);
-	ret = ret ? ret : work(qp, what);
-	completions->has_found |= ret > 0;
-	completions->is_armed = leads && !ret && !completions->is_broken;
-	if (leads)
+	if (leads) {
 		completions->leader = NULL;
+		completions->watch = ret ? WATCH_UNKNOWN : WATCH_ARMED;
+	}
+	ret = ret ? ret : work(qp, what);
+	/* more may have come before it was armed; and who led may have left, and its call been taken above */
+	if (ret == full || (!leads && !completions->leader))
+		call_loop(completions);
 	call_next(completions);
 	pthread_mutex_unlock(&qp->lock);
 	return ret;
 }
 
-/* A loop outside that is armed stays so: a second look in a row that finds nothing has nothing to do. A third one looks
- * at the descriptor again, which a device that is gone may have made readable. */
-int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what)
+int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what, int full)
 {
 	int ret, is_to_arm;
 
 	pthread_mutex_lock(&qp->lock);
 	ret = mcast_is_shut(&qp->gate) ? -EBADF : work(qp, what);
-	is_to_arm = completions->watch_fd >= 0 && (!completions->is_armed || qp->has_news);
-	completions->is_armed = 0;
-	completions->has_found |= ret > 0;
+	is_to_arm = !ret && completions->watch_fd >= 0;
+	if (is_to_arm && completions->watch == WATCH_ARMED && !qp->has_news) {
+		completions->watch = WATCH_LOOKED;
+		is_to_arm = 0;
+	}
 	pthread_mutex_unlock(&qp->lock);
-	if (ret || !is_to_arm)
+	if (!is_to_arm)
 		return ret;
 	ret = mcast_enter_gate(&qp->gate);
 	if (ret)
 		return ret;
-	ret = look_armed(qp, completions, work, what);
+	ret = look_armed(qp, completions, work, what, full);
 	mcast_leave_gate(&qp->gate);
 	return ret;
 }
@@ -386,10 +396,9 @@ static void leave(struct completions *completions, struct waiter *self)
 		}
 	if (completions->leader == self)
 		completions->leader = NULL;
-	completions->is_armed = 0; /* the call below makes its descriptor readable */
 	call_next(completions);
-	if (!completions->leader && completions->watch_fd >= 0)
-		call(completions->call_fd);
+	if (!completions->leader)
+		call_loop(completions);
 }
 
 /* What a thread that spins would be woken by, but for completions: 0, or as `sleep_once`. 1: the device is gone. */
@@ -478,7 +487,7 @@ int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_w
 		   const uint64_t *end, const struct mcast_wait *wait)
 {
 	struct waiter self = { .fd = NO_FD };
-	int armed = 0, over = 0, own, ret;
+	int armed = 0, has_slept = 0, over = 0, own, ret;
 
 	pthread_mutex_lock(&qp->lock);
 	for (;;) {
@@ -502,6 +511,9 @@ int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_w
 			break;
 		leads = completions->leader == &self;
 		own = leads ? completions->is_broken ? NO_FD : completions->channel->fd : self.fd;
+		/* it has taken the event that was to tell the loop outside, which may wait for fewer sends */
+		if (end && has_slept && !armed)
+			call_loop(completions);
 		pthread_mutex_unlock(&qp->lock);
 		/* armed, then looked once more: only now nothing can slip through */
 		if (leads && !armed && own >= 0) {
@@ -510,6 +522,7 @@ int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_w
 		} else {
 			over = sleep_once(qp, completions, own, leads, wait);
 			armed = 0;
+			has_slept = leads;
 		}
 		pthread_mutex_lock(&qp->lock);
 	}

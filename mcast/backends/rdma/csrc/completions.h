@@ -21,6 +21,14 @@ struct waiter {
 	struct waiter *next;
 };
 
+/* What a look that finds nothing knows of the descriptor of the loop outside. */
+enum watch {
+	WATCH_UNKNOWN = 0, /* nothing need be armed, and it may be readable because of anything */
+	WATCH_FOUND = 1,   /* something was polled since it was armed, of which the channel tells: a bit of the others */
+	WATCH_ARMED = 3,   /* by the last look; nothing was polled since */
+	WATCH_LOOKED = 5,  /* the same, but for a look in vain: the next one shall see why it is readable */
+};
+
 struct completions {
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
@@ -32,8 +40,7 @@ struct completions {
 	int watch_fd;		  /* an epoll for an event loop outside; NO_FD until it is asked for */
 	int call_fd;		  /* by which a leader tells that loop to look again */
 	int is_broken;		  /* the device is gone, and the channel is readable without end */
-	int has_found;		  /* `mcast_look` has found something since the loop outside was armed */
-	int is_armed;		  /* the last `mcast_look` armed the loop outside; nothing was polled since */
+	enum watch watch;
 };
 
 /* A piece of work, called with the QP's lock held. Positive or -errno: done. 0: not yet. */
@@ -54,7 +61,7 @@ static inline int mcast_poll(struct completions *completions, int max, struct ib
 					 ibv_poll_cq(completions->cq, max, wcs);
 
 	if (count > 0)
-		completions->is_armed = 0;
+		completions->watch &= WATCH_FOUND;
 	return count;
 }
 
@@ -64,8 +71,9 @@ int mcast_close_completions(struct completions *completions);
 /* The descriptor for a loop outside: `mcast_look` that finds nothing arms it. Or -errno. */
 int mcast_watch(struct mcast_qp *qp, struct completions *completions);
 
-/* Do the work once, without waiting. */
-int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what);
+/* Do the work once, without waiting. `full`: its answer where more may be left to do. The loop outside is armed by the
+ * first of several looks that find nothing, and stays so. */
+int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what, int full);
 
 /* Do the work up to `looks` times, or for about SPIN_NS but not beyond `deadline`, without sleeping. */
 int mcast_look_often(struct mcast_qp *qp, mcast_work *work, void *what, int looks);

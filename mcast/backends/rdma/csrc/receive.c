@@ -264,7 +264,7 @@ static int work(struct mcast_qp *qp, void *what)
 
 int mcast_receive_now(struct mcast_qp *qp, struct mcast_receive_job *job, int looks)
 {
-	return looks ? mcast_look_often(qp, work, job, LOOKS) : mcast_look(qp, &qp->recv, work, job);
+	return looks ? mcast_look_often(qp, work, job, LOOKS) : mcast_look(qp, &qp->recv, work, job, (int)job->max);
 }
 
 int mcast_receive(struct mcast_qp *qp, struct mcast_receive_job *job, const struct mcast_wait *wait)

@@ -196,7 +196,7 @@ static int work(struct mcast_qp *qp, void *what)
 
 int mcast_send_now(struct mcast_qp *qp, struct mcast_send_job *job, int looks)
 {
-	return looks ? mcast_look_often(qp, work, job, LOOKS) : mcast_look(qp, &qp->send, work, job);
+	return looks ? mcast_look_often(qp, work, job, LOOKS) : mcast_look(qp, &qp->send, work, job, 1);
 }
 
 int mcast_spin_send(struct mcast_qp *qp, struct mcast_send_job *job, int64_t deadline)
