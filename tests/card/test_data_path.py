@@ -260,6 +260,57 @@ def test_a_loop_hears_of_a_thread_that_leaves_while_it_looks(card: Card, backend
     until(lambda: is_readable(descriptor))
 
 
+@pytest.mark.parametrize("through", [(), (QpState.ERR,)], ids=["at once", "by way of ERR"])
+def test_a_reset_wakes_who_waits_for_sends(end: End, through: tuple[QpState, ...]) -> None:
+    """They are over, and no completion tells of them. Who waits after that sleeps."""
+    arms = "ibv_req_notify_cq"
+    with end.held():
+        end.qp.send(end.group, [COPIED] * DEPTH)
+        waiting = Running(end.qp.flush, end.qp.flush)
+        until(lambda: all(map(is_asleep, waiting.threads)))
+        for state in through:
+            end.qp.modify(state)
+        end.qp.reset()
+        waiting.results()
+        end.qp.send(end.group, [COPIED])
+        armed = end.card.count(arms)
+        waiting = Running(end.qp.flush)
+        until(lambda: is_asleep(waiting.threads[0]))
+        assert end.card.count(arms) - armed <= 2
+    assert waiting.results() == [None]
+
+
+def test_a_reset_wakes_who_follows_though_the_leader_takes_its_time(end: End) -> None:
+    take = "ibv_get_cq_event"
+    with end.held():
+        end.qp.send(end.group, [COPIED] * DEPTH)
+        leading = Running(end.qp.flush)
+        until(lambda: is_asleep(leading.threads[0]))
+        following = Running(end.qp.flush)
+        until(lambda: is_asleep(following.threads[0]))
+        end.card.stall(take)
+        end.card.release(Stage.SEND, end.qp.qp_num, 0)
+        until(lambda: end.card.stalled(take) == 1)
+        end.qp.reset()
+        assert following.results() == [None]
+        end.card.go_on(take)
+        assert leading.results() == [None]
+
+
+def test_a_reset_tells_a_loop_that_there_is_room(end: End) -> None:
+    descriptor = end.qp.send_fileno()
+    assert descriptor is not None
+    with end.held():
+        end.qp.send(end.group, [COPIED] * DEPTH)
+        for _ in range(2):
+            with pytest.raises(TimedOut):
+                end.qp.send_one(end.group, COPIED, None, 0)
+        assert not is_readable(descriptor)
+        end.qp.reset()
+        assert is_readable(descriptor)
+        end.qp.send_one(end.group, COPIED, None, 0)
+
+
 # --- sends ---------------------------------------------------------------------------------------
 
 

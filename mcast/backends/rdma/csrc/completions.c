@@ -361,6 +361,13 @@ void mcast_call_followers(struct completions *completions, uint64_t tail)
 			call(one->fd);
 }
 
+void mcast_end_sends(struct mcast_qp *qp)
+{
+	mcast_call_followers(&qp->send, UINT64_MAX);
+	call(qp->reset_fd);
+	call_loop(&qp->send);
+}
+
 /* 0: `self` leads, or follows. -errno: it can do neither. */
 static int lead_or_follow(struct completions *completions, struct waiter *self)
 {
@@ -458,12 +465,13 @@ int mcast_busy_poll(struct mcast_qp *qp, struct completions *completions, mcast_
 static int sleep_once(struct mcast_qp *qp, struct completions *completions, int own, int leads,
 		      const struct mcast_wait *wait)
 {
-	enum { OWN, GATE, DEVICE, PORT, EVENT, SIGNAL };
+	enum { OWN, GATE, DEVICE, PORT, RESET, EVENT, SIGNAL };
 	struct pollfd fds[] = {
 		[OWN] = { .fd = own, .events = POLLIN },
 		[GATE] = { .fd = wait->is_last ? NO_FD : qp->gate.wake_fd, .events = POLLIN },
 		[DEVICE] = { .fd = mcast_async_fd(qp), .events = POLLIN },
 		[PORT] = { .fd = wait->event_fd >= 0 ? qp->news_fd : NO_FD, .events = POLLIN },
+		[RESET] = { .fd = leads && completions == &qp->send ? qp->reset_fd : NO_FD, .events = POLLIN },
 		[EVENT] = { .fd = wait->event_fd, .events = POLLIN },
 		[SIGNAL] = { .fd = wait->signal_fd, .events = POLLIN },
 	};
@@ -478,6 +486,8 @@ static int sleep_once(struct mcast_qp *qp, struct completions *completions, int 
 		take_completion_event(qp, completions, fds[OWN].revents & ~POLLIN);
 	else if (fds[OWN].revents)
 		(void)!eventfd_read(own, &unused);
+	if (fds[RESET].revents)
+		(void)!eventfd_read(qp->reset_fd, &unused);
 	if (fds[SIGNAL].revents)
 		return -EINTR;
 	return fds[EVENT].revents ? -EAGAIN : 0;

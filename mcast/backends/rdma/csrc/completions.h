@@ -95,4 +95,7 @@ int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_w
 /* Wake the threads that wait for a send before `tail`; with the lock held. */
 void mcast_call_followers(struct completions *completions, uint64_t tail);
 
+/* Wake all who wait for sends, because no completion will tell of them; with the lock held. */
+void mcast_end_sends(struct mcast_qp *qp);
+
 #endif

@@ -109,6 +109,15 @@ static int allocate_work(struct mcast_qp *self)
 	return self->send_wrs && self->send_sges && self->slab.slots && self->user.slots ? 0 : -ENOMEM;
 }
 
+static void close_descriptors(struct mcast_qp *self)
+{
+	if (self->news_fd >= 0)
+		close(self->news_fd);
+	if (self->reset_fd >= 0)
+		close(self->reset_fd);
+	self->news_fd = self->reset_fd = NO_FD;
+}
+
 /* Ends all that was made; what was not, or is ended, is NULL. The QP goes first: the rest is in use by it, the address
  * handles too. All is tried; the first error is returned, and what failed can be tried again. */
 static int end_all(struct mcast_qp *self)
@@ -117,9 +126,7 @@ static int end_all(struct mcast_qp *self)
 
 	mcast_listen_no_more(self);
 	mcast_gate_end(&self->gate); /* nobody tells of anything any more */
-	if (self->news_fd >= 0)
-		close(self->news_fd);
-	self->news_fd = NO_FD;
+	close_descriptors(self);
 	if (self->qp) {
 		/* rdma_destroy_qp would not say that it failed, and forget the QP all the same */
 		ret = mcast_returned(mcast_sym.ibv_destroy_qp(self->qp));
@@ -146,8 +153,7 @@ static int end_all(struct mcast_qp *self)
 void mcast_free_qp(struct mcast_qp *self)
 {
 	mcast_gate_free(&self->gate);
-	if (self->news_fd >= 0)
-		close(self->news_fd);
+	close_descriptors(self);
 	pthread_mutex_destroy(&self->lock);
 	free(self->send_wrs);
 	free(self->send_sges);
@@ -226,20 +232,15 @@ int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_q
 		free(self);
 		return ret;
 	}
-	self->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (self->news_fd < 0) {
-		ret = error_or(EMFILE);
-		mcast_gate_free(&self->gate);
-		free(self);
-		return ret;
-	}
 	self->id = id->id;
 	self->pd = pd;
 	self->init = *init;
 	self->async_fd = pd->context->async_fd;
 	self->send.watch_fd = self->send.call_fd = self->recv.watch_fd = self->recv.call_fd = NO_FD;
 	pthread_mutex_init(&self->lock, NULL);
-	ret = build(self, pd, refused);
+	self->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	self->reset_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	ret = self->news_fd < 0 || self->reset_fd < 0 ? error_or(EMFILE) : build(self, pd, refused);
 	if (ret) {
 		end_all(self);
 		mcast_free_qp(self);

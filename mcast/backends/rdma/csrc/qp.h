@@ -53,6 +53,8 @@ struct mcast_qp {
 	uint32_t port_changes; /* atomic: how often the port or a GID of it changed */
 	int news_fd;	       /* readable while has_news is set: ends a wait for events, and wakes loops outside */
 
+	int reset_fd;	       /* by which a reset calls the thread that leads those that wait for sends */
+
 	/* Guards all below: polling, posting and modifying are short; sleeping is done without it. */
 	pthread_mutex_t lock;
 	enum ibv_qp_state state; /* as asked for; ERR also when the device changed it */

@@ -104,6 +104,7 @@ void mcast_forget_posted(struct mcast_qp *qp)
 	qp->counters.unsent += qp->head - qp->tail;
 	qp->tail = qp->head;
 	qp->send_failed = 0;
+	mcast_end_sends(qp);
 }
 
 enum { IPV4_AT = 20, IPV4_BYTES = 20 };
