@@ -163,9 +163,10 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     def _require_loop(self) -> None:
         """Refuse a call in another loop than the endpoint's: it would wait for what that one cannot give.
 
-        A thread runs one loop at a time. To ask asyncio for it is a system call in Python 3.11.
+        asyncio's own loops know the thread that runs them. To ask asyncio for the loop of a thread is a
+        system call in Python 3.11.
         """
-        if get_ident() == self._thread and self._loop.is_running():
+        if getattr(self._loop, "_thread_id", None) == get_ident():
             return
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError(ELSEWHERE)
@@ -431,11 +432,16 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
     def _on_id_destroyed(self) -> None:
         """The queue pair was closed, by any thread: because it is replaced, or with its backend."""
-        here = get_ident() == self._thread
+        # another thread may run the loop by now, or nobody
+        here = get_ident() == (getattr(self._loop, "_thread_id", None) or self._thread)
         if here:
             self._forget_qp()
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._wake if here else self._on_id_destroyed)
+            self._loop.call_soon_threadsafe(self._wake if here else self._let_go)
+
+    def _let_go(self) -> None:
+        self._forget_qp()
+        self._wake()
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until the device has sent all posted messages; TimedOut when `timeout` seconds have passed.

@@ -1043,6 +1043,62 @@ def test_a_call_in_another_loop_of_the_same_thread_is_refused(fabric: Fabric) ->
         loop.run_until_complete(endpoint.close())
 
 
+def test_a_call_is_refused_in_the_thread_that_ran_the_loop_before_another_one(fabric: Fabric) -> None:
+    """The thread that opened the endpoint has handed its loop over, and runs one of its own."""
+
+    async def opens() -> aio.Endpoint:
+        return aio.open_endpoint(backend, "10.0.0.1")
+
+    with open_fabric(fabric) as backend, closing(asyncio.new_event_loop()) as loop:
+        endpoint = loop.run_until_complete(opens())
+        running = threading.Thread(target=loop.run_forever)
+        running.start()
+        try:
+            call = asyncio.run_coroutine_threadsafe(endpoint.recv(0), loop)
+            assert call.result(BOUND) is None
+            with pytest.raises(RuntimeError, match="belongs to another event loop"):
+                asyncio.run(endpoint.recv(0))
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            running.join(BOUND)
+        loop.run_until_complete(endpoint.close())
+
+
+def test_a_loop_that_another_thread_goes_on_with_lets_go_of_a_queue_pair(fabric: Fabric) -> None:
+    """The thread that opened the endpoint closes its backend, while a task waits in the other thread."""
+
+    async def waits() -> tuple[aio.Endpoint, asyncio.Task[Message | None]]:
+        endpoint = aio.open_endpoint(backend, "10.0.0.1")
+        task = asyncio.create_task(endpoint.recv())
+        while not endpoint._waiters:
+            await asyncio.sleep(0)
+        return endpoint, task
+
+    async def runs() -> None:
+        began.set()
+        await asyncio.wait([task], timeout=BOUND)
+
+    began, forgot = threading.Event(), set[int]()
+    with open_fabric(fabric) as backend, closing(asyncio.new_event_loop()) as loop:
+        endpoint, task = loop.run_until_complete(waits())
+        forget = endpoint._forget_qp
+
+        def forget_qp() -> None:
+            forgot.add(threading.get_ident())
+            forget()
+
+        endpoint._forget_qp = forget_qp  # type: ignore[method-assign]
+        running = threading.Thread(target=loop.run_until_complete, args=(runs(),))
+        running.start()
+        assert began.wait(BOUND)
+        backend.close()
+        running.join(BOUND)
+        assert forgot == {running.ident}
+        with pytest.raises(Closed):
+            task.result()
+        loop.run_until_complete(endpoint.close())
+
+
 def test_an_endpoint_whose_backend_was_closed_leaves_the_descriptors_of_others_alone(fabric: Fabric) -> None:
     async def main() -> None:
         backend = open_fabric(fabric)
