@@ -12,7 +12,7 @@ import select
 import signal
 import stat
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -272,7 +272,10 @@ class NewFile(Sink):
             if there and not stays:
                 with suppress(OSError):
                     part.path.unlink()
-        self._placer.shutdown()
+        # Not joined: where Python collects garbage as a thread begins, that would wait for ever.
+        if self._placing is not None:
+            wait([self._placing])
+        self._placer.shutdown(wait=False)
         if (part := self._part) is not None:
             self._kept = part.path if stays else None
             with suppress(OSError):

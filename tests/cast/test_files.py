@@ -8,7 +8,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from signal import SIGINT, pthread_kill
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mcast.cast import files
 from mcast.cast.files import NewFile, Source, StreamSink, open_sink
 
 
@@ -142,7 +142,7 @@ def test_a_second_interrupt_while_a_disk_is_waited_for_leaves_nothing(
         syncing.set()
         assert slow.wait(60)
 
-    def interrupted(placer: object) -> None:
+    def interrupted(placing: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -151,12 +151,27 @@ def test_a_second_interrupt_while_a_disk_is_waited_for_leaves_nothing(
     assert not sink.commit()
     assert syncing.wait(60)
     with monkeypatch.context() as patched:
-        patched.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+        patched.setattr(files, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             sink.close()
     slow.set()
     sink._placer.shutdown()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_closed_without_a_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage is collected anywhere, even where a thread begins, and a join there would never end."""
+
+    def joined(*_: object) -> None:
+        raise AssertionError("a thread is joined")
+
+    sink = NewFile(tmp_path / "file")
+    sink.open()
+    sink.commit()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", joined)
+        sink.close()
+    assert not [*tmp_path.glob(".*")]
 
 
 def test_a_file_of_the_kernel_is_sent_though_it_has_no_size() -> None:
