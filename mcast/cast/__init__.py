@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mcast.cast.objects.chunks import Chunks as Chunks
     from mcast.cast.objects.receiving import Missed as Missed
     from mcast.cast.objects.receiving import Received as Received
+    from mcast.cast.objects.sending import Object as Object
     from mcast.cast.objects.sending import ObjectReport as ObjectReport
     from mcast.cast.objects.sending import Progress as Progress
 
@@ -45,7 +46,7 @@ _NAMES = {
     "objects.calls": "AsyncObjectSession ObjectSession open_session receive send",
     "objects.chunks": "Chunks",
     "objects.receiving": "Missed Received",
-    "objects.sending": "ObjectReport Progress",
+    "objects.sending": "Object ObjectReport Progress",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> its module, which is imported when the name is first used."""

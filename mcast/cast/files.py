@@ -30,6 +30,7 @@ class Source:
     def __init__(self, path: str) -> None:
         """Open the file `path`, or stdin for "-". Raises OSError."""
         self.name: str = "stdin" if path == STANDARD else path
+        self._path = path
         self._fd = os.dup(0) if path == STANDARD else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         if stat.S_ISDIR(found.st_mode):
@@ -66,6 +67,8 @@ class Source:
 
     def again(self) -> bool:
         """Begin anew with the first byte. False if that cannot be: this is no file of a known size."""
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         if self.size is None and self._poll is None and not os.pread(self._fd, 1, 0):
             self.size = 0  # an empty file, and none of /proc
         if self.size is not None:
@@ -73,8 +76,15 @@ class Source:
             self._left = self.size
         return self.size is not None
 
+    def rest(self) -> None:
+        """Free the descriptor until `again`, which opens the path anew."""
+        if self._path != STANDARD:
+            self.close()
+
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Sink:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack, nullcontext, suppress
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,10 +28,10 @@ from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bi
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from mcast.cast import Account, ObjectReport, ObjectSession, Progress
-    from mcast.cast.bundle import Bundle
+    from mcast.cast.bundle import Bundle, Item
     from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
 
@@ -77,8 +78,8 @@ def send(
     Waits for --receivers N receivers, or for all that join within a second after the first. What gets lost is
     repaired. The status is 0 if the strategy's promise was kept: with `all`, if every receiver has verified
     its copy. Else the status is 1. Each receiver that lacks something is named. With `carousel`, which needs
-    --rate, one file goes round and round for receivers that come at any time and need not answer, until
-    Ctrl-C or its bound ends it, and the command says how often it went; nobody is waited for unless
+    --rate, all of them go round and round for receivers that come at any time and need not answer, until
+    Ctrl-C or its bound ends it, and the command says how often they went; nobody is waited for unless
     --receivers says so.
     """
     from mcast.cast import open_session
@@ -88,8 +89,8 @@ def send(
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         bundle = _bundle(files)
-        if strategy.carousel:
-            _require_carousel(bundle, rate)
+        if strategy.carousel and rate is None:
+            raise NotBegun("a carousel needs --rate: nobody answers, so nothing else slows it down")
         for path, why in bundle.skipped.items():
             say(f"mcast: {path} is not sent: {why}", err=True)
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
@@ -100,7 +101,8 @@ def send(
             if receivers is not None or not strategy.carousel:
                 _gather(session, receivers, wait)
             with ended_by(session.stop) if strategy.carousel else nullcontext(list[int]()) as signals:
-                reports = [*_sent(session, bundle, strategy, watch)]
+                sent = _sent_around if strategy.carousel else _sent
+                reports = [*sent(session, bundle, strategy, watch)]
             seconds = watch.seconds
         outcome = outcome_of(member, group, bundle, reports, seconds)
     if as_json:
@@ -141,13 +143,6 @@ def _bundle(files: list[str]) -> Bundle:
         raise NotBegun(str(error)) from None
 
 
-def _require_carousel(bundle: Bundle, rate: float | None) -> None:
-    if len(bundle.items) > 1:
-        raise NotBegun("a carousel sends one file: pack several, with tar for example")
-    if rate is None:
-        raise NotBegun("a carousel needs --rate: nobody answers, so nothing else slows it down")
-
-
 def _gather(session: ObjectSession, receivers: int | None, wait: float) -> None:
     from mcast.api import TimedOut
     from mcast.cast.nack.messages import MOST_MEMBERS
@@ -181,12 +176,40 @@ def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatc
         yield report
 
 
+def _sent_around(
+    session: ObjectSession, bundle: Bundle, strategy: Any, _: SendWatch
+) -> Iterable[ObjectReport]:
+    from mcast.api import McastError
+    from mcast.cast import Object
+    from mcast.cast.bundle import Content
+    from mcast.cast.files import STANDARD, Source
+
+    def data_of(item: Item) -> bytes | Path | Source:
+        if item.label.kind is Content.FOLDER:
+            return b""
+        return Source(STANDARD) if item.path == STANDARD else Path(item.path)
+
+    try:
+        return session.send_around(
+            [
+                Object(data_of(item), item.label.name.rpartition("/")[2], item.label.pack())
+                for item in bundle.items
+            ],
+            strategy,
+        )
+    except McastError:
+        raise
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or str(error)
+        raise Failure(": ".join(filter(None, [getattr(error, "filename", None), words]))) from None
+
+
 def outcome_of(
     member: Membership, group: McastAddress, bundle: Bundle, reports: list[ObjectReport], seconds: float
 ) -> dict[str, Any]:
     """What happened, as JSON shows it."""
     endpoint = member.endpoint
-    sent, rounds = sum(report.size for report in reports), sum(report.rounds for report in reports)
+    sent, rounds = sum(report.size for report in reports), min(report.rounds for report in reports)
     names = [item.label.name for item in bundle.items]
     receivers = _receivers_of(dict(zip(names, reports, strict=True)))
     return {

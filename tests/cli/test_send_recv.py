@@ -34,10 +34,6 @@ BAD_INPUT = {
         ("send", MCAST, "239.1.1.1", "--strategy", "carousel"),
         "a carousel needs --rate",
     ),
-    "a carousel of two": (
-        ("send", MCAST, __file__, "239.1.1.1", "--strategy", "carousel", "--rate", "1G"),
-        "a carousel sends one file",
-    ),
     "a simulated carousel": (("sim", "cast", "--strategy", "carousel"), "a carousel has no answers to count"),
     "no key file": (("send", MCAST, "239.1.1.1", "--key-file", "no"), "cannot read no: No such file"),
     "no key": (("recv", "239.1.1.1", "-o", "f", "--key-file", "/dev/null"), "/dev/null: "),
@@ -232,6 +228,43 @@ def test_a_carousel_goes_round_without_receivers_and_with_them(with_others: Run)
     outcome = json.loads(with_others("send", "file", "239.1.1.1", "-n", 1, *carousel, "--json").stdout)
     assert (outcome["kept"], outcome["rounds"], outcome["receivers"]) == (True, 40, [])
     assert outcome["sent_again"] >= 39 * outcome["pieces"]
+
+
+GOES_ROUND = """
+def sending(group):
+    from mcast.cast.bundle import Content, bundle_of
+    given = [
+        cast.Object(b"" if label.kind is Content.FOLDER else Path(path), metadata=label.pack())
+        for path, label in bundle_of(["many", "file"]).items
+    ]
+    with cast.open_session(group, rate=1e6) as session:
+        session.send_around(given)
+
+hosts, """
+
+
+def test_files_and_folders_go_round_and_recv_ends_when_it_has_all(with_others: Run, tmp_path: Path) -> None:
+    (tmp_path / "many" / "empty").mkdir(parents=True)
+    for at in range(9):
+        (tmp_path / "many" / f"file {at}").write_bytes(DATA[: at * 1000])
+    carousel = ("--strategy", "carousel:3", "--rate", "50M")
+    done = with_others("send", "many", "file", "239.1.1.1", *carousel)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "12 files and folders: 56,000 bytes"
+    assert lines[-1] == "send: 3 rounds, which no receiver answers"
+    script = tmp_path / "script.py"
+    script.write_text(OTHER_END.replace("hosts, ", GOES_ROUND, 1))
+    done = with_others("recv", "239.1.1.1", "-o", "in/", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    outcome = json.loads(done.stdout)
+    assert (outcome["verified"], outcome["missed"], len(outcome["files"])) == (True, {}, 12)
+    for path in [tmp_path / "file", *(tmp_path / "many").rglob("*")]:
+        copy = tmp_path / "in" / path.relative_to(tmp_path)
+        assert copy.is_dir() if path.is_dir() else copy.read_bytes() == path.read_bytes()
+    done = with_others("recv", "239.1.1.1", "-o", "one")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "this receiver takes one file alone: name a folder, such as -o in/" in done.stderr
 
 
 def test_a_signal_ends_a_carousel_with_its_outcome(with_others: Run, tmp_path: Path) -> None:

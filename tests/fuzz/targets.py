@@ -39,7 +39,7 @@ from mcast.bench.echo import Answerer, Pinger
 from mcast.capture.player import contents_of
 from mcast.cast.bundle import Folder, Label
 from mcast.cast.nack import header, messages
-from mcast.cast.nack.receiver import ObjectReceiver, Self
+from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import all_of_them
 from mcast.cast.objects.bytes_in import Offered
@@ -114,10 +114,15 @@ def cast_objects(data: bytes) -> None:
                 receiver.takes(spoken.object, spoken.block, spoken.place, 1, now)
             else:
                 receiver.hears(spoken, now)
-        for ready in receiver.ready():
-            receiver.checked(ready.block, False, now)
-        assert len(sender.messages(now)) + len(receiver.messages(now)) < 2000
+        said = len(sender.messages(now))
+        for end in [*receiver.all_of_them()]:
+            for ready in end.ready():
+                end.checked(ready.block, False, now)
+            end.ended.clear()
+            said += len(end.messages(now))
+        assert said < 2000
     assert len(sender.members) <= 3
+    assert len(receiver.beside) <= TOGETHER
     for _ in range(400):  # nobody speaks any more: both come to an end
         now += 1.0
         sender.end(bytes(32))

@@ -50,6 +50,10 @@ BYE      to one receiver, or to everybody           ->
   FLUSH again and again, and needs no answer. A receiver takes part without an ADMIT, takes blocks in any
   order, and says nothing. It gives up when it has heard `ROUNDS` times the object's pieces, or `INVITED`
   invitations and no piece, without one block more, and for `stall` seconds at least.
+- Several objects may go round together (`circle`), each in its turn, with numbers that follow one another:
+  each DESCRIBE says how many they are, and which of them this is. A receiver keeps of up to `TOGETHER` of
+  them what is there in part, `room` blocks in all. It gives up what is never described when it has heard
+  `ROUNDS` times as many turns as there are objects, without news.
 - The number of an end is bound to its address, as in `mcast/cast/nack/header.py`.
 - With a key the group is closed (`closed`): each message has a tag that only holders of the key can write,
   and counts once. Messages of others are counted by reason, and change nothing.

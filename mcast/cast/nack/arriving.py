@@ -9,22 +9,15 @@ or finds no place, comes again in the next round.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
+from mcast.cast.nack.circle import INVITED, ROUNDS, Circle
 from mcast.cast.nack.messages import MOST_BLOCKS, MOST_WIDTH, NO_DIGEST, OPEN, Sealed, Want
 from mcast.cast.nack.on_disk import OnDisk
 from mcast.cast.nack.shape import Shape
 
 TRIES = 8
 """A block may so often differ from its digest."""
-
-ROUNDS = 32
-"""What goes round is given up when so many times its pieces were heard without one block more. Whatever part
-of the messages is lost: a piece that each round brings has come by then, but for one time in e**32."""
-INVITED = 600
-"""What goes round is given up, too, when so many invitations were heard and no piece between them: at most
-one message in four of its sender's invites."""
 
 _REACH = 1 << 20
 """Blocks of the full width so far beyond the first that is missing are taken, where they may come in any
@@ -59,10 +52,12 @@ class Block:
 class Arriving:
     """One object, of which at most `room` blocks are held beyond the first that lacks something.
 
-    Of one that goes `around`, at most `room` blocks are there in part.
+    circle  the objects with which it goes round and round; None for one that is sent once
     """
 
-    def __init__(self, number: int, shape: Shape, room: int, parity: bool, around: bool = False) -> None:
+    def __init__(
+        self, number: int, shape: Shape, room: int, parity: bool, circle: Circle | None = None
+    ) -> None:
         self.number: int = number
         self.shape: Shape = shape
         self.total = shape.blocks
@@ -76,13 +71,11 @@ class Arriving:
         """What is missing cannot come any more: the sender is further than the window."""
         self.ready: list[Ready] = []
         """The blocks to decode and check; what comes of them from now on is not new."""
-        self.around: bool = around
+        self.circle: Circle | None = circle
         self.reach: int = room
         """Of what goes round, blocks so far beyond the first that is missing are taken."""
         self.dropped: list[int] = []
         """Blocks of which nothing is kept any more; the driver takes them away."""
-        self.invited: int = 0
-        """How many invitations were heard since the last piece."""
         self._heard = 0
         self._room, self._parity = room, parity
         self._base = self._low = self._edge = self._sent = self._flushed = 0
@@ -116,7 +109,8 @@ class Arriving:
     def takes(self, block: int, first: int, count: int) -> int:
         """A bit for each new piece among first..first+count-1 of a block; they count as kept from now on."""
         self._heard += count
-        self.invited = 0
+        if self.circle is not None:
+            self.circle.invited = 0
         self._note(block)
         found = self._opened(block)
         if found is None or found.waits:
@@ -139,7 +133,7 @@ class Arriving:
                 continue
             self.held.seal(number, sealed)
             # Of what goes round, a seal alone takes no place.
-            found = self._open.get(number) if self.around else self._opened(number)
+            found = self._opened(number) if self.circle is None else self._open.get(number)
             if found is not None and found.sealed is None:
                 found.sealed, found.count = sealed, sealed.pieces
                 found.pieces &= ~(((1 << self.shape.width) - 1) >> sealed.pieces << sealed.pieces)
@@ -150,7 +144,7 @@ class Arriving:
 
     def sent(self, blocks: int, total: int, low: int, digest: bytes = NO_DIGEST) -> None:
         """Take in how many blocks have been sent, how many there are, or OPEN, and which are gone."""
-        if self.around:
+        if self.circle is not None:
             blocks = low = 0  # what has been sent comes again, and nothing is ever gone
         self._flushed = max(self._flushed, blocks)
         if blocks:
@@ -170,8 +164,26 @@ class Arriving:
             self.held.right()
             self._compare()
         elif self._open.pop(block, None) is not None:
+            if self.circle is not None:
+                self.circle.places.closes(self, block)
             self._done.add(block)
             self._close_up()
+
+    def drop(self, block: int) -> None:
+        """Keep nothing of a block that comes again."""
+        if self.circle is not None and self._open.pop(block, None) is not None:
+            self.circle.places.closes(self, block)
+            self.dropped.append(block)
+
+    def drop_all(self) -> None:
+        """Keep no block that is there in part."""
+        for block in [*self._open]:
+            self.drop(block)
+
+    def keeps(self, block: int) -> bool:
+        """Whether the driver has all of a block that is there in part, and works on it."""
+        found = self._open.get(block)
+        return found is not None and found.waits
 
     def wrong(self, block: int) -> bool:
         """The block differs from its digest, and is wanted anew. False if that has been so too often.
@@ -195,7 +207,7 @@ class Arriving:
 
     def wants(self) -> Iterator[Want]:
         """What is missing of the blocks that have been sent. Nothing of what goes round: all comes again."""
-        if self.gone or self.around:
+        if self.gone or self.circle is not None:
             return
         yield from self.held.wants()
         for number, found in self._open.items():
@@ -219,12 +231,12 @@ class Arriving:
     @property
     def hopeless(self) -> str:
         """Why what is missing of what goes round will not come, and what that is; empty if it may."""
-        if not self.around or self.taking:
+        if self.circle is None or self.taking:
             return ""
-        if self._heard >= ROUNDS * max(1, self.shape.pieces):
-            how = f"the carousel did not bring what is missing in {ROUNDS} rounds"
-        elif self.invited >= INVITED:
+        if self.circle.invited >= INVITED:
             how = f"the carousel's sender invited {INVITED} times, and no piece came between"
+        elif self._heard >= ROUNDS * max(1, self.shape.pieces) or self.circle.hopeless:
+            how = f"the carousel did not bring what is missing in {ROUNDS} rounds"
         else:
             return ""
         if self.base == self.total:
@@ -258,7 +270,7 @@ class Arriving:
         came = range(self.held.until, self._base)
         self.held.end(until)
         self._base = self.held.until
-        if self.around:  # what has come meanwhile is right, whatever the disk had
+        if self.circle is not None:  # what has come meanwhile is right, whatever the disk had
             self._done.update(came)
             self._close_up()
             return
@@ -282,8 +294,8 @@ class Arriving:
 
     def _opened(self, block: int) -> Block | None:
         """The block, unless it is there, or is beyond the window or the object."""
-        if self.around:
-            return self._gathered(block)
+        if self.circle is not None:
+            return self._gathered(self.circle, block)
         if block >= self._edge:
             if self.total is not None and block >= self.total:
                 return None
@@ -295,18 +307,13 @@ class Arriving:
             self._edge = block + 1
         return self._open.get(block)
 
-    def _gathered(self, block: int) -> Block | None:
+    def _gathered(self, circle: Circle, block: int) -> Block | None:
         """As `_opened`, for what goes round: the blocks may come in any order."""
         found = self._open.get(block)
         if found is not None or block < self._base or block in self._done:
             return found
-        if block >= min(self.total or 0, self._base + self.reach):
+        if block >= min(self.total or 0, self._base + self.reach) or not circle.places.opens(self, block):
             return None
-        while len(self._open) >= self._room:
-            # What was begun long ago comes again soonest; the newest one is still on its way.
-            dropped = [*islice(reversed(self._open), 2)][-1]
-            del self._open[dropped]
-            self.dropped.append(dropped)
         self._edge = max(self._edge, block + 1)
         found = self._open[block] = Block(self.shape.pieces_of(block))
         return found

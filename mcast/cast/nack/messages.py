@@ -27,6 +27,8 @@ MOST_ROOM = 4096
 """The most blocks that are ever under way."""
 MOST_BLOCKS = 1 << 31
 """The most blocks of an object."""
+MOST_AROUND = 1 << 16
+"""The most objects that go round together."""
 MOST_PIECE = 1 << 14
 """The most bytes of a piece."""
 MOST_ROUND_TRIP = 1.0
@@ -49,7 +51,8 @@ receiver leaves."""
 
 
 class Offer(NamedTuple):
-    """A sender invites. `object` is the number of its next object, times are in µs.
+    """A sender invites. `object` is the number of its next object, or of the first of those that go round.
+    Times are in µs.
 
     `nonce` is random, and the session's.
     """
@@ -89,7 +92,8 @@ class Admit(NamedTuple):
 class Describe(NamedTuple):
     """An object: bytes or UNTOLD, bytes of a piece, most data pieces and parity pieces of a block.
 
-    `around` says that it goes round and round: each that hears this takes part, and says nothing.
+    `around` says how many objects go round and round, this one at that `place`, from 0: each that hears this
+    takes part, and says nothing. It is 0 for an object that is sent once.
     """
 
     session: int
@@ -99,6 +103,7 @@ class Describe(NamedTuple):
     width: int
     spare: int
     around: int
+    place: int
     name: str
     metadata: bytes
 
@@ -307,7 +312,7 @@ _FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
     Offer: (struct.Struct("!IQIIQ"), _WORDS),
     Enter: (struct.Struct("!QHHBQQ"), _WORDS),
     Admit: (struct.Struct(""), _Tail(1, _pack_admitted, _read_admitted)),
-    Describe: (struct.Struct("!IQHBBB"), _Tail(2, _pack_described, _read_described)),
+    Describe: (struct.Struct("!IQHBBII"), _Tail(2, _pack_described, _read_described)),
     Piece: (struct.Struct("!IIH"), _Tail(1, bytes, _read_payload)),
     Seal: (struct.Struct("!IIIQII"), _Tail(1, _pack_sealed, _read_sealed)),
     Flush: (struct.Struct("!IIIIQIIB32sI"), _BITMAP),
@@ -337,7 +342,8 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
         piece_size(LARGEST) <= it.piece <= MOST_PIECE  # smaller ones cost a receiver more than they bring
         and 0 < it.width <= MOST_WIDTH
         and it.spare <= MOST_SPARE
-        and it.around <= (it.size != UNTOLD)
+        and it.around <= MOST_AROUND * (it.size != UNTOLD)
+        and it.place <= min(it.object, max(0, it.around - 1))
         and (it.size == UNTOLD or it.size <= MOST_BLOCKS * it.width * it.piece)
     ),
     Piece: lambda it: it.block < MOST_BLOCKS and it.place < MOST_WIDTH + MOST_SPARE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from random import Random
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from mcast.cast.nack.arriving import Arriving, Ready
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import LEAST_ROUND_TRIP, spread
+from mcast.cast.nack.circle import Circle
 from mcast.cast.nack.header import printable
 from mcast.cast.nack.messages import (
     ALL,
@@ -40,6 +41,9 @@ from mcast.cast.nack.messages import (
 )
 from mcast.cast.nack.shape import Shape
 
+TOGETHER = 32
+"""So many objects that go round together may be there in part: each has a file or memory of its own."""
+
 
 class Self(NamedTuple):
     """What a receiver is: number, name, blocks that it can hold, longest message, whether it uses parity.
@@ -49,6 +53,7 @@ class Self(NamedTuple):
              object goes round
     nonce    random, and of this session alone
     stores   True: an object is whole when `stored` says that it is in its place, and not before
+    together  so many objects that go round together may be there in part
     """
 
     number: int
@@ -60,6 +65,7 @@ class Self(NamedTuple):
     stall: float = 60.0
     stores: bool = False
     nonce: int = 0
+    together: int = TOGETHER
 
 
 class Ended(NamedTuple):
@@ -77,11 +83,11 @@ class Ended(NamedTuple):
 class _Pulse:
     """What a receiver knows of its sender's time and group."""
 
-    __slots__ = ("at", "heard", "members", "moved", "round_trip", "stamp")
+    __slots__ = ("at", "heard", "members", "round_trip", "stamp")
 
     def __init__(self, now: float) -> None:
         self.stamp = 0
-        self.at = self.heard = self.moved = now
+        self.at = self.heard = now
         self.round_trip, self.members = LEAST_ROUND_TRIP, 1
 
     def beats(self, spoken: Offer | Seal | Flush, now: float) -> None:
@@ -110,8 +116,11 @@ class ObjectReceiver:
         self.ended: list[Ended] = []
         """Objects that have ended; the driver takes them away."""
         self.rejected: Counter[str] = Counter[str]()
+        self.beside: dict[int, ObjectReceiver] = {}
+        """Of objects that go round together, those that this end takes besides its own, by number."""
         self._random = random
-        self._pulse = _Pulse(now)
+        self._pulse, self._moved = _Pulse(now), now
+        self._circle: Circle | None = None
         self._asking = Asking(random)
         self._now: tuple[Describe, Arriving] | None = None
         self._last = -1
@@ -134,7 +143,13 @@ class ObjectReceiver:
     def resumes(self, paused: float) -> None:
         """The driver listens again, after so many seconds, which are no silence of the sender's."""
         self._pulse.heard += paused
-        self._pulse.moved += paused
+        for one in self.all_of_them():
+            one._moved += paused
+
+    def all_of_them(self) -> Iterator[ObjectReceiver]:
+        """This end, and those of the objects that go round with its own."""
+        yield self
+        yield from self.beside.values()
 
     def hears(self, spoken: Spoken, now: float) -> None:
         """Take in a message, other than a piece, of this session."""
@@ -144,10 +159,13 @@ class ObjectReceiver:
             self._on_lack(spoken, now)
         elif (step := _STEPS.get(type(spoken))) is not None:
             self._pulse.heard = now
-            step(self, spoken, now)
+            of = self.beside.get(spoken.object, self) if isinstance(spoken, Seal | Flush) else self
+            step(of, spoken, now)
 
     def takes(self, object_: int, block: int, first: int, count: int, now: float) -> int:
         """A bit for each new piece among first..first+count-1 of a block, which the driver keeps from now."""
+        if object_ in self.beside:
+            return self.beside[object_].takes(object_, block, first, count, now)
         self._pulse.heard = now
         arriving = self._takes_part(object_)
         if arriving is None:
@@ -155,8 +173,8 @@ class ObjectReceiver:
         if not arriving.begun and self._late:
             arriving.since = block
         new = arriving.takes(block, first, count)
-        if new and not arriving.around:  # what finds no place is dropped, and may come again for ever
-            self._pulse.moved = now
+        if new and not self._mute:  # what finds no place is dropped, and may come again for ever
+            self._moved = now
         if self._asking.due is None and arriving.lacking:
             self._wake(now)
         return new
@@ -207,7 +225,9 @@ class ObjectReceiver:
             return
         before = arriving.base
         arriving.right(block)
-        self._pulse.moved = now
+        self._moved = now
+        if self._circle is not None:
+            self._circle.news(now)
         half = max(1, self.who.room // 2)
         if arriving.whole:
             self._complete(now)
@@ -241,10 +261,11 @@ class ObjectReceiver:
 
     def leave(self, why: str) -> None:
         """End the session here."""
-        if not self.over:
-            self._behind(why or "the sender has ended the session")
-            self.over = True
-            self.why = why
+        for one in self.all_of_them():
+            if not one.over:
+                one._behind(why or "the sender has ended the session")
+                one.over = True
+                one.why = why
 
     # --- what is said ----------------------------------------------------------------------------
 
@@ -254,6 +275,16 @@ class ObjectReceiver:
             return []
         state = DONE if self._state == WHOLE else LEFT
         return [packed(self._has(now)._replace(state=state, words=printable(words)))]
+
+    @property
+    def done(self) -> bool:
+        """Whether the object has ended here, and the driver has heard of it."""
+        return self._state != UNDECIDED and not self.ended
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether all of what goes round has ended here, or is given up."""
+        return self._circle is not None and self._circle.over
 
     @property
     def owes(self) -> bool:
@@ -266,7 +297,8 @@ class ObjectReceiver:
         if self.over:
             return inf
         asking = inf if self._asking.due is None else self._asking.due
-        return min(asking, self._answers.due, self._pulse.heard + self.who.silence, self._stalled)
+        unseen = inf if self._circle is None else self._circle.due(self.who.stall)
+        return min(asking, self._answers.due, self._pulse.heard + self.who.silence, self._stalled, unseen)
 
     def messages(self, now: float) -> list[bytes]:
         """What to send now."""
@@ -277,6 +309,8 @@ class ObjectReceiver:
             return []
         if now >= self._stalled:
             self.fail(self._hopeless or f"{self._idle} for {self.who.stall:g} s", now)
+        if self._circle is not None and now >= self._circle.due(self.who.stall):
+            self._circle.given_up = True
         said = [packed(spoken) for spoken in self._answers.pop(now, self._entry, self._has, self._held)]
         arriving = self.arriving
         if arriving is not None and self._asking.due is not None and now >= self._asking.due:
@@ -328,7 +362,7 @@ class ObjectReceiver:
         What goes round may take any time to come again: rounds count, too.
         """
         waits = self._lacks and not self.storable and (not self._mute or self._hopeless)
-        return self._pulse.moved + self.who.stall if waits else inf
+        return self._moved + self.who.stall if waits else inf
 
     @property
     def _idle(self) -> str:
@@ -368,6 +402,9 @@ class ObjectReceiver:
             self._asking.due, self._answers.hold = None, inf
             self.ended.append(Ended(self._now[0], state == WHOLE, words))
             self._answer(now)
+            if self._circle is not None:
+                self._now[1].drop_all()
+                self._circle.ends(self._now[1].number, now)
 
     def _behind(self, words: str) -> None:
         """The sender goes on without this end, which keeps what has all come."""
@@ -379,13 +416,16 @@ class ObjectReceiver:
     def _on_offer(self, offer: Offer, now: float) -> None:
         self._pulse.beats(offer, now)
         if self._now is not None and offer.object > self._now[1].number:
-            self._behind("left behind: the sender has turned to the next object")
+            self._turns_away()
         self._last = max(self._last, offer.object - 1)
-        quiet = self._now is not None and self._mute and offer.object == self._now[1].number
-        if self._now is not None and quiet:
-            self._now[1].invited += 1
-        if self.index is None and self._answers.enter == inf and not quiet:
+        if self._circle is not None and self._circle.reaches(offer.object):
+            self._circle.invited += 1
+        elif self.index is None and self._answers.enter == inf:
             self._answers.enter = now + spread(self._random, 1000)
+
+    def _turns_away(self) -> None:
+        for one in self.all_of_them():
+            one._behind("left behind: the sender has turned to the next object")
 
     def _on_admit(self, admit: Admit, now: float) -> None:
         if self.index is None:
@@ -396,19 +436,58 @@ class ObjectReceiver:
     def _on_describe(self, about: Describe, now: float) -> None:
         if (self.index is None and not about.around) or about.object <= self._last:
             return
+        if self._circle is not None and self._circle.reaches(about.object):
+            if self._circle.has(about):
+                self._take_beside(self._circle, about, now)
+            else:
+                self.rejected["an object that does not go round with the others"] += 1
+            return
         if self._now is not None and about.object <= self._now[1].number:
             return
-        if self.storable:  # the next object waits: it is described again
+        if any(one.storable for one in self.all_of_them()):  # the next object waits: it is described again
             return
-        self._behind("left behind: the sender has turned to the next object")
+        self._turns_away()
+        self._circle = Circle(about, self.who.room, now) if about.around else None
+        if self._circle is not None:
+            self._circle.described(about.object, now)
+        self._take(about, now)
+
+    def _take(self, about: Describe, now: float) -> None:
         self._late = self._now is None
-        arriving = Arriving(about.object, Shape.of(about), self.who.room, self.who.parity, about.around > 0)
-        self._now, self._state, self._pulse.moved = (about, arriving), UNDECIDED, now
+        arriving = Arriving(about.object, Shape.of(about), self.who.room, self.who.parity, self._circle)
+        self._now, self._state, self._moved = (about, arriving), UNDECIDED, now
         self._answers.words = ""
         if about.around:
             self._answers.enter = self._answers.have = inf
         if arriving.whole:
             self._complete(now)
+
+    def _take_beside(self, circle: Circle, about: Describe, now: float) -> None:
+        """Take another object of those that go round, unless it has ended here.
+
+        Where too many are there in part, the newest makes room: the others lose nothing, and end some time.
+        """
+        if not circle.described(about.object, now) or about.object == self._number:
+            return
+        for number in [number for number, one in self.beside.items() if one.done]:
+            del self.beside[number]
+        if about.object in self.beside:
+            return
+        if sum(one._lacks for one in self.all_of_them()) >= self.who.together:
+            partly = [number for number, one in self.beside.items() if one._lacks and not one.storable]
+            if len(partly) < 2:
+                return
+            arriving = self.beside.pop(partly[-1]).arriving
+            if arriving is not None:
+                arriving.drop_all()
+        one = self.beside[about.object] = ObjectReceiver(self.session, self.who, self._random, now)
+        one._pulse, one._circle = self._pulse, circle
+        one._take(about, now)
+
+    @property
+    def _number(self) -> int:
+        """The number of the object; below all numbers before there is one."""
+        return -1 if self._now is None else self._now[1].number
 
     def _on_seal(self, seal: Seal, now: float) -> None:
         self._pulse.beats(seal, now)
@@ -450,10 +529,11 @@ class ObjectReceiver:
                     self._asking.heard(want, now, self._pulse.round_trip)
 
     def _on_over(self, over: Over, now: float) -> None:
-        if self._now is not None and over.object >= self._now[1].number:
-            words = "left behind: the sender does not wait for this receiver"
-            self._behind("the carousel has ended" if self._mute else words)
-            self._answers.have = inf
+        for one in self.all_of_them():
+            if one._now is not None and over.object >= one._number:
+                words = "left behind: the sender does not wait for this receiver"
+                one._behind("the carousel has ended" if one._mute else words)
+                one._answers.have = inf
         self._last = max(self._last, over.object)
 
     def _on_bye(self, bye: Bye, now: float) -> None:

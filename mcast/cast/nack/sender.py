@@ -6,6 +6,7 @@ What comes out is bytes, or a `Run`: pieces whose bytes the driver has.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from mcast.cast.nack.messages import (
     LARGEST,
     LEFT,
     MOST_ADMITTED,
+    MOST_AROUND,
     MOST_METADATA,
     MOST_ROOM,
     MOST_ROUND_TRIP,
@@ -48,6 +50,9 @@ from mcast.cast.nack.strategy import Standing, Strategy
 
 _SAID = 3
 """How often what nobody confirms is said."""
+
+_SAID_TOGETHER = 2
+"""The same of objects that go round together, of which most are small, and whose next round says it again."""
 
 _MOMENT = 0.002
 """Seconds in which receivers are admitted together."""
@@ -78,6 +83,14 @@ class Manners(NamedTuple):
     silence: float = 10.0
     stall: float = 60.0
     trip: float = 0.25
+
+
+class Thing(NamedTuple):
+    """What is said of an object before its bytes: `size` is None where only the end tells."""
+
+    size: int | None = None
+    name: str = ""
+    metadata: bytes = b""
 
 
 class Account(NamedTuple):
@@ -141,7 +154,8 @@ class ObjectSender:
         self.members: Attendance = Attendance()
         self.rate: Rate = Rate(limit)
         self.outgoing: Outgoing | None = None
-        """The object on its way."""
+        """The object on its way; of those that go round together, the one whose turn it is."""
+        self._circle: list[Outgoing] = []
         self.settled: list[Settled] = []
         """Objects that have ended; the driver takes them away."""
         self.rejected: Counter[str] = Counter[str]()
@@ -167,34 +181,54 @@ class ObjectSender:
         Returns how it is cut. Without parity, which `spare` 0 means, pieces are repeated. Raises ValueError
         if an object is on its way, if the metadata is too long, or for a carousel of unknown length.
         """
+        (about,) = self.begin_all(now, strategy, [Thing(size, name, metadata)], width, spare)
+        return about
+
+    def begin_all(
+        self,
+        now: float,
+        strategy: Strategy,
+        things: Sequence[Thing],
+        width: int = MOST_WIDTH,
+        spare: int = MOST_SPARE,
+    ) -> list[Describe]:
+        """As `begin`; of a carousel several objects, which go round together, each in its turn."""
         if self.outgoing is not None:
             raise ValueError("the object before is still on its way")
-        if len(metadata) > MOST_METADATA:
-            raise ValueError(f"{len(metadata)} bytes of metadata: at most {MOST_METADATA}")
-        if strategy.carousel and size is None:
-            raise ValueError("a carousel sends the object again and again: its size must be known before")
+        if not 0 < len(things) <= (MOST_AROUND if strategy.carousel else 1):
+            raise ValueError(f"{len(things):,} objects in a carousel: from 1 to {MOST_AROUND:,}")
+        for thing in things:
+            if len(thing.metadata) > MOST_METADATA:
+                raise ValueError(f"{len(thing.metadata)} bytes of metadata: at most {MOST_METADATA}")
+            if strategy.carousel and thing.size is None:
+                raise ValueError("a carousel sends the object again and again: its size must be known before")
         self.members.begin(now, not strategy.carousel)
         largest = min([self.largest, *(member.largest for member in self.members if member.lives)])
-        about = Describe(
-            self.session,
-            self._plan.objects,
-            UNTOLD if size is None else size,
-            piece_size(largest),
-            width,
-            spare,
-            int(strategy.carousel),
-            printable(name),
-            metadata,
-        )
-        self._plan.objects += 1
+        abouts = [
+            Describe(
+                self.session,
+                self._plan.objects + place,
+                UNTOLD if thing.size is None else thing.size,
+                piece_size(largest),
+                width,
+                spare,
+                len(things) if strategy.carousel else 0,
+                place,
+                printable(thing.name),
+                thing.metadata,
+            )
+            for place, thing in enumerate(things)
+        ]
+        self._plan.objects += len(abouts)
         if strategy.carousel:
             self.rate.pace = self.rate.limit  # nobody reports losses
         self._plan.judged = False
-        self.outgoing, self._rounds = Outgoing(about, Terms(strategy, now)), Rounds()
+        self._circle, self._rounds = [Outgoing(about, Terms(strategy, now)) for about in abouts], Rounds()
+        self.outgoing = self._circle[0]
         self._widen()
         for _ in range(_SAID):  # all that follows is lost on an end that has not heard it
-            self._plan.say(now, packed(about))
-        return about
+            self._plan.say(now, packed(abouts[0]))
+        return abouts
 
     @property
     def admits(self) -> bool:
@@ -412,11 +446,15 @@ class ObjectSender:
             last = [packed(outgoing.flush(*self._pulse(now), 0, 0))]
             if outgoing.sent:
                 last.append(packed(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
-            out += last * _SAID  # there may be no other round to bring it
+            together = len(self._circle) > 1
+            out += last * (_SAID_TOGETHER if together else _SAID)  # there may be no other round to bring it
             self._plan.judged = False
+            if together:
+                self.outgoing = self._circle[(outgoing.about.place + 1) % len(self._circle)]
+                out += [packed(self.outgoing.about)] * _SAID_TOGETHER
 
     def _invitation(self, now: float) -> bytes:
-        number = self._plan.objects if self.outgoing is None else self.outgoing.about.object
+        number = self._plan.objects if self.outgoing is None else self._circle[0].about.object
         return packed(Offer(self.session, number, *self._pulse(now), self.nonce, self._plan.name))
 
     def _pulse(self, now: float) -> tuple[int, int, int]:
@@ -515,35 +553,35 @@ class ObjectSender:
             outgoing.repairs.forget(outgoing.low)
         quiet = self._rounds.quiet if outgoing.all_sent and self._rounds.at < inf else 0
         seconds = now - outgoing.terms.begun
-        standing = Standing(self.members.whole, self.members.owing, seconds, quiet, outgoing.rounds)
+        rounds = self._circle[-1].rounds
+        standing = Standing(self.members.whole, self.members.owing, seconds, quiet, rounds)
         if outgoing.terms.strategy.done(standing):
             self._settle(outgoing, now, "the strategy did not wait for this receiver")
 
     def _settle(self, outgoing: Outgoing, now: float, behind: str) -> None:
         members = self.members
         strategy, begun = outgoing.terms
-        standing = Standing(members.whole, members.owing, now - begun, 0, outgoing.rounds)
         lost = sum(member.part and not member.owes and member.state != WHOLE for member in members)
         accounts = tuple(_account(member, begun, behind) for member in members if member.part)
-        kept = strategy.kept(standing, lost) and outgoing.all_sent
-        about = outgoing.about
-        self.settled.append(
-            Settled(
-                about.object,
-                kept,
-                outgoing.pieces + outgoing.spared,
-                outgoing.repaired,
-                about.spare > 0,
-                accounts,
-                outgoing.spared,
-                outgoing.rounds,
+        for one in self._circle:
+            standing = Standing(members.whole, members.owing, now - begun, 0, one.rounds)
+            self.settled.append(
+                Settled(
+                    one.about.object,
+                    strategy.kept(standing, lost) and one.all_sent,
+                    one.pieces + one.spared,
+                    one.repaired,
+                    one.about.spare > 0,
+                    accounts,
+                    one.spared,
+                    one.rounds,
+                )
             )
-        )
         whole = members.bits(lambda it: it.part and it.state == WHOLE)
         for first, bits in _parts(whole):
-            over = packed(Over(self.session, about.object, first, bits))
+            over = packed(Over(self.session, self._plan.objects - 1, first, bits))
             self._plan.often(over, now, self._trip.seconds)
-        self.outgoing, self._plan.runs, self._plan.seals = None, [], []
+        self.outgoing, self._circle, self._plan.runs, self._plan.seals = None, [], [], []
         self._rounds.end()
 
 

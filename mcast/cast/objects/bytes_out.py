@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from typing_extensions import Buffer
 
 from mcast.cast.files import Source
-from mcast.cast.nack.messages import UNTOLD, Describe, heads
+from mcast.cast.nack.messages import OPEN, UNTOLD, Describe, heads
 from mcast.cast.nack.payload import BlockBytes, Digest
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
@@ -70,11 +70,21 @@ class Origin(Protocol):
     def again(self) -> bool:
         """Begin anew with the first byte. False if that cannot be."""
 
+    def rest(self) -> None:
+        """Free what `again` can open."""
+
     def close(self) -> None:
         """Free the origin."""
 
 
-class FromMemory:
+class _Stays:
+    """What has nothing that can be freed meanwhile."""
+
+    def rest(self) -> None:
+        """The buffer or the file is the caller's."""
+
+
+class FromMemory(_Stays):
     """The bytes of a buffer, which must be contiguous, where they are: no copy is made."""
 
     def __init__(self, data: Buffer) -> None:
@@ -98,7 +108,7 @@ class FromMemory:
         self._view.release()
 
 
-class FromOpen:
+class FromOpen(_Stays):
     """The rest of an open binary file, which stays open.
 
     A pipe, a terminal or a socket is read when it has something; other files are waited for.
@@ -132,7 +142,7 @@ class FromOpen:
         """The file stays open."""
 
 
-class FromIterable:
+class FromIterable(_Stays):
     """The bytes of all buffers, one after another."""
 
     def __init__(self, parts: Iterable[Buffer | Tensor]) -> None:
@@ -156,7 +166,7 @@ class FromIterable:
         """The iterator stays where it is."""
 
 
-class FromAsync:
+class FromAsync(_Stays):
     """The bytes of all buffers of an async iterable. A task asks for them, a little ahead of what is sent."""
 
     def __init__(self, parts: AsyncIterable[Buffer | Tensor]) -> None:
@@ -277,7 +287,8 @@ class Outflow:
     """The blocks of one object, which are kept until no receiver can need them, or until they come again."""
 
     def __init__(self, origin: Origin, about: Describe) -> None:
-        self._origin, self._about = origin, about
+        self._origin = origin
+        self.about: Describe = about
         self._kept: dict[int, BlockBytes] = {}
         self._left = None if about.size == UNTOLD else about.size
         self._begun: bytes | memoryview = b""
@@ -316,9 +327,9 @@ class Outflow:
             if not block:
                 core.end(self.digest)
                 break
-            kept = self._kept[self.offered] = BlockBytes(block, self._about.piece, self._about.width)
+            kept = self._kept[self.offered] = BlockBytes(block, self.about.piece, self.about.width)
             if outgoing.expected not in (None, kept.sealed):
-                raise OSError("the object has changed while it was sent")
+                raise OSError(f"{self._it} has changed while it was sent")
             core.offer(kept.sealed)
             if not outgoing.rounds:
                 self._digest.update(block)
@@ -330,8 +341,19 @@ class Outflow:
         """A round begins."""
         self._kept.clear()
         self._origin.again()
-        self._left = self.size
+        self._left = self.about.size
         self._forgotten = self.offered = self.done = 0
+
+    def rest(self) -> None:
+        """Others have their turns, and this object begins anew then."""
+        self._kept.clear()
+        self._origin.rest()
+        self.offered = OPEN  # beyond all that the core knows of: a round begins
+
+    @property
+    def _it(self) -> str:
+        """The object in words; one of several is named."""
+        return f"the object {self.about.name}" if self.about.around > 1 else "the object"
 
     def close(self) -> None:
         """Drop the blocks, which may be views of the caller's memory."""
@@ -340,7 +362,7 @@ class Outflow:
 
     def _block(self) -> bytes | memoryview | None:
         """The next block; a shorter one, or None, where the origin has no more for the moment."""
-        most = self._about.piece * self._about.width
+        most = self.about.piece * self.about.width
         if self._left is not None:
             most = min(most, self._left)
         while len(self._begun) < most:
@@ -355,14 +377,14 @@ class Outflow:
         if self._left is not None:
             if len(found) < most:
                 raise OSError(
-                    f"the object has become shorter while it was sent, by {self._left - len(found)}"
+                    f"{self._it} has become shorter while it was sent, by {self._left - len(found)}"
                 )
             self._left -= len(found)
         return found
 
     def framed(self, run: Run) -> list[bytes]:
         """The messages of a run; none if all have its block by now."""
-        about, block = self._about, self._kept.get(run.block)
+        about, block = self.about, self._kept.get(run.block)
         if block is None:
             return []
         found = heads(about.session, about.object, run.block, run.first, run.pieces)

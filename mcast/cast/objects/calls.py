@@ -5,7 +5,15 @@ A session has no thread and no task: it speaks and hears inside its calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Sequence,
+)
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from threading import Lock
@@ -15,11 +23,11 @@ from typing import Any, Self, TypedDict, Unpack, overload
 from pydantic import BaseModel
 
 from mcast.api import Closed, McastError
-from mcast.cast.nack.strategy import Strategy, all_of_them
+from mcast.cast.nack.strategy import Strategy, all_of_them, carousel
 from mcast.cast.objects.bytes_in import Into, Offered
 from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
-from mcast.cast.objects.sending import ObjectReport, ObjectsOut, Progress
+from mcast.cast.objects.sending import Object, ObjectReport, ObjectsOut, Progress
 from mcast.cast.objects.turns import Seat, Turns, awaited, blocked, seated, told_of
 from mcast.endpoint import awaiting, blocking
 from mcast.interrupts import made_or_undone, uninterrupted
@@ -85,6 +93,12 @@ class _ObjectSession:
         finally:
             self._calls.release()
 
+    def _going_round(self, objects: Sequence[Object], strategy: Strategy) -> Turns[tuple[ObjectReport, ...]]:
+        self._require_open()
+        if not strategy.carousel:
+            raise ValueError("send_around goes round and round: give a strategy of cast.carousel()")
+        return self._sending.send_all(objects, strategy)
+
     def _require_open(self) -> None:
         if self._closed:
             raise ValueError("this session is closed: open another one")
@@ -135,6 +149,22 @@ class ObjectSession(_ObjectSession):
             self._require_open()
             return blocked(self._group, self._now, self._sending.send(data, strategy, name, metadata))
 
+    def send_around(
+        self,
+        objects: Sequence[Object],
+        strategy: Strategy = carousel(),  # noqa: B008  (immutable)
+    ) -> tuple[ObjectReport, ...]:
+        """Send several objects round and round, one after another, as `send` does with one and `carousel()`.
+
+        objects   1 to 65,536 of them; a path is open in its turn alone
+        strategy  `carousel()`, perhaps with a bound, which counts rounds of all objects
+
+        A receiver that comes at any time gets each once. There is a report for each object. Raises ValueError
+        for other strategies, and as `mcast.cast.send` does for a carousel.
+        """
+        with uninterrupted(), self._alone():
+            return blocked(self._group, self._now, self._going_round(objects, strategy))
+
     def close(self, why: str = "") -> None:
         """End the session, and tell the receivers, and why. Idempotent."""
         with uninterrupted(), self._alone():
@@ -180,6 +210,15 @@ class AsyncObjectSession(_ObjectSession):
         with self._alone():
             self._require_open()
             return await awaited(self._group, self._now, self._sending.send(data, strategy, name, metadata))
+
+    async def send_around(
+        self,
+        objects: Sequence[Object],
+        strategy: Strategy = carousel(),  # noqa: B008  (immutable)
+    ) -> tuple[ObjectReport, ...]:
+        """As `ObjectSession.send_around`."""
+        with self._alone():
+            return await awaited(self._group, self._now, self._going_round(objects, strategy))
 
     async def close(self, why: str = "") -> None:
         """As `ObjectSession.close`."""
@@ -281,7 +320,8 @@ def send(
     name, metadata  go with the object: at most 64 and 512 bytes; a pydantic model goes as JSON
     strategy   what to wait for: all_of_them(), quorum(k), deadline(seconds), best_effort(); or nothing:
                carousel(rounds=..., seconds=...) sends `data` round and round, of which it needs the bytes
-               again and again, to receivers that come at any time and say nothing. It needs a `rate`
+               again and again, to receivers that come at any time and say nothing. It needs a `rate`;
+               `ObjectSession.send_around` sends several objects so
     rate, silence, key  as in `open_session`, which is for several objects
 
     A receiver that did not get the object raises nothing: see `kept` and `receivers` of the report. Raises
@@ -358,13 +398,14 @@ def receive(
     timeout  end when nothing has been under way for so many seconds; None: go on until the group is left
     missed   is called for each object that did not become whole here; without it a warning is logged
     most     the largest object that goes into new memory, in bytes
-    memory   about how many bytes of each sender's object are under way here, at most
+    memory   about how many bytes of each sender's object are under way here, at most. Of objects that go
+             round together up to 32 may be there in part, and for one place of your own one alone
     silence  a sender that is silent for so many seconds is left
     model    the pydantic model that each object's metadata must be; others are refused, and say why. Use
              `Offered.read`
     key      of a closed group: the bytes of a key file; messages without the key count, and change nothing
     alone    take what one sender sends, the first that begins an object, and end when it ends its session,
-             or when the object of a carousel is here; `timeout` holds until it begins. Others are told
+             or when all objects of a carousel are here; `timeout` holds until it begins. Others are told
     progress  is called with each object that is under way, and how many bytes of it are right and written
 
     Between two objects nothing is heard or said: a program that takes longer than the sender's patience over

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from math import inf
@@ -28,13 +28,15 @@ from mcast.cast.nack.messages import (
     UNTOLD,
     Bye,
     Describe,
+    Flush,
     Offer,
+    Seal,
     Sealed,
     Spoken,
     piece_size,
 )
 from mcast.cast.nack.payload import BlockPlace, Digest
-from mcast.cast.nack.receiver import ObjectReceiver, Self
+from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
 from mcast.cast.nack.shape import Shape
 from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, ToNew, sink_at, sink_of
 from mcast.cast.objects.runs import Pieces, in_runs
@@ -237,24 +239,55 @@ class _Arrival:
 
 
 class _Incoming:
-    """The session of one sender."""
+    """The session of one sender, or one more of the objects that go round together in it."""
 
-    def __init__(self, core: ObjectReceiver, offer: Offer, address: str) -> None:
-        self.core, self.address, self.name = core, address, offer.name
+    def __init__(self, core: ObjectReceiver, name: str, address: str) -> None:
+        self.core, self.address, self.name = core, address, name
         self.now: _Arrival | None = None
         self.begun: Describe | None = None
         self.whole: deque[Received] = deque()
+        self.beside: dict[int, _Incoming] = {}
+        """The others of the objects that go round together, by number."""
 
-    def hears(self, spoken: Pieces | Spoken, now: float) -> None:
+    def hears(self, spoken: Pieces | Spoken, now: float) -> Iterable[_Incoming]:
+        """Take in a message. What it may have changed: this, or what is beside."""
         if isinstance(spoken, Pieces):
             count = len(spoken.messages)
-            new = self.core.takes(spoken.object, spoken.block, spoken.first, count, now)
-            if self.now is not None:
-                self.now.forget(self.core.dropped())  # first: one of these may come again at once
-                if new:
-                    self.now.takes(spoken, new)
-        else:
-            self.core.hears(spoken, now)
+            of = self.beside.get(spoken.object, self)
+            new = of.core.takes(spoken.object, spoken.block, spoken.first, count, now)
+            for one in self.all_of_them():
+                if one.now is not None:
+                    one.now.forget(one.core.dropped())  # first: one of these may come again at once
+            if new and of.now is not None:
+                of.now.takes(spoken, new)
+            return (of,)
+        self.core.hears(spoken, now)
+        if isinstance(spoken, Seal | Flush):
+            return (self.beside.get(spoken.object, self),)
+        if self.beside.keys() != self.core.beside.keys():
+            self._follow()
+        return self.all_of_them()
+
+    def _follow(self) -> None:
+        """Take what the core takes, and drop what it has dropped."""
+        for number in [*self.beside]:
+            if number not in self.core.beside:
+                self.beside.pop(number).drop()
+        for number, core in self.core.beside.items():
+            if number not in self.beside:
+                self.beside[number] = _Incoming(core, self.name, self.address)
+
+    def all_of_them(self) -> list[_Incoming]:
+        """This, and what is beside."""
+        return [self, *self.beside.values()]
+
+    def drop(self) -> Path | None:
+        """End what is arriving. The file that stays for another run, if one does."""
+        arrival, self.now = self.now, None
+        if arrival is None:
+            return None
+        arrival.close()
+        return None if arrival.sink is None else arrival.sink.kept
 
     @property
     def stores(self) -> bool:
@@ -336,7 +369,11 @@ class ObjectsIn:
         largest = seat.largest - self._letters.around
         room = max(4, min(MOST_ROOM, memory // (piece_size(largest) * MOST_WIDTH)))
         able = parity.available()
-        self._self = Self(seat.number, seat.name, room, largest, able, silence, stores=True)
+        # What goes to one place comes one after another.
+        together = TOGETHER if into is None or callable(into) else 1
+        self._self = Self(
+            seat.number, seat.name, room, largest, able, silence, stores=True, together=together
+        )
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._whole: deque[Received] = deque()
         self._choice = _Choice(alone)
@@ -362,7 +399,7 @@ class ObjectsIn:
                     return self._whole.popleft()
                 if self._choice.ended:
                     return None
-                if self._choice.made or any(one.now is not None for one in self.sessions.values()):
+                if self._choice.made or any(one.now is not None for one in self._all()):
                     since = now()
                 end = inf if timeout is None else since + timeout
                 if now() >= end and timeout is not None:
@@ -374,8 +411,7 @@ class ObjectsIn:
     def leave(self, why: str) -> Turns[None]:
         """Leave all sessions; their senders are told. What is not whole is dropped, as by `close`."""
         now = self._seat.now
-        for one in self.sessions.values():
-            self._drop(one)
+        self.close()
         for _ in range(_PARTINGS):
             said = [words for one in self.sessions.values() for words in one.core.parting(why, now())]
             if not said:
@@ -393,8 +429,8 @@ class ObjectsIn:
 
     def close(self) -> None:
         """Drop what is not whole; of a file stays what another run can go on from."""
-        for one in self.sessions.values():
-            self._drop(one)
+        for one in self._all():
+            one.drop()
 
     def __del__(self) -> None:
         if vars(self):  # Ctrl-C may come at the first line of all, or between the last and the cleaning up
@@ -402,17 +438,18 @@ class ObjectsIn:
 
     def _turn(self, until: float) -> Turns[None]:
         now = self._seat.now()
-        said = [message for one in self.sessions.values() for message in one.core.messages(now)]
+        said = [message for one in self._all() for message in one.core.messages(now)]
         self._look(now)
         done = bool(self._whole) or self._choice.ended
         if done and not said:
             return
-        storing = any(one.stores for one in self.sessions.values())
-        if any(one.now is not None and one.now.held for one in self.sessions.values()):
+        there = [*self._all()]
+        storing = any(one.stores for one in there)
+        if any(one.now is not None and one.now.held for one in there):
             until = now
-        due = min([until, now + _NAP if storing else inf, *(one.core.due for one in self.sessions.values())])
+        due = min([until, now + _NAP if storing else inf, *(one.core.due for one in there)])
         # What follows a whole object waits until the caller has that one: both may go to one place.
-        waits = bool(self._whole) or any(one.whole for one in self.sessions.values())
+        waits = bool(self._whole) or any(one.whole for one in there)
         heard = yield Turn(self._letters.written(said), now if done or (self._held and not waits) else due)
         now = self._seat.now()
         if waits:
@@ -423,6 +460,10 @@ class ObjectsIn:
         for spoken, address in in_runs(self._letters, chain(held, others(heard)), self._refuse):
             self._hear(spoken, address, now)
         self._look(now)
+
+    def _all(self) -> Iterator[_Incoming]:
+        """What comes of all sessions."""
+        return (part for one in self.sessions.values() for part in one.all_of_them())
 
     def _warn(self, missed: Missed) -> None:
         name, address = missed.offered.name, missed.offered.address
@@ -441,14 +482,13 @@ class ObjectsIn:
             if isinstance(spoken, Offer) and spoken.session not in self._ended and not self._choice.made:
                 self._open(spoken, address, now)
             return
-        one.hears(spoken, now)
-        core = one.core
-        if core.about is not None and one.begun is not core.about:
-            self._settle(one)
-            self._begin(one, core.about, now)
-        if one.now is not None:
-            self._check(one, one.now, now)
-        if core.over and isinstance(spoken, Bye):
+        for part in one.hears(spoken, now):
+            if part.core.about is not None and part.begun is not part.core.about:
+                self._settle(part)
+                self._begin(part, part.core.about, now)
+            if part.now is not None:
+                self._check(part, part.now, now)
+        if one.core.over and isinstance(spoken, Bye):
             self._ended[spoken.session] = None
             if len(self._ended) > _ENDED:
                 self._ended.popitem(last=False)
@@ -461,7 +501,7 @@ class ObjectsIn:
         who = self._self._replace(nonce=randbits(64))
         core = ObjectReceiver(offer.session, who, SystemRandom(), now)
         self._letters.begin(offer.session, offer.nonce)
-        self.sessions[offer.session] = _Incoming(core, offer, address)
+        self.sessions[offer.session] = _Incoming(core, offer.name, address)
         core.hears(offer, now)
 
     def _begin(self, one: _Incoming, about: Describe, now: float) -> None:
@@ -496,7 +536,7 @@ class ObjectsIn:
         one.core.fail(why, now)
 
     def _require_free(self, one: _Incoming) -> None:
-        if any(other.now is not None for other in self.sessions.values() if other is not one):
+        if any(other.now is not None for other in self._all() if other is not one):
             raise OSError("an object of another sender is on its way into the same buffer")
 
     def _check(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
@@ -538,48 +578,44 @@ class ObjectsIn:
     def _look(self, now: float) -> None:
         """Write on, put into place what has come whole, and hand out or drop what has ended."""
         for session, one in [*self.sessions.items()]:
-            core = one.core
-            if one.now is not None and one.now.held is not None:
-                self._compare(one, one.now, now)
-            if one.now is not None and one.now.waits:
-                self._write(one, one.now, now)
-            sink = None if one.now is None else one.now.sink
-            if core.storable and one.now is not None and sink is not None and not one.now.waits:
-                try:
-                    if bytes(one.now.digest) != core.digest:
-                        self._fail(one, sink.unlike or "the object differs from its digest", now)
-                    elif sink.commit():
-                        core.stored(now)
-                except OSError as error:
-                    self._fail(one, told_of(error), now)
-            self._settle(one)
-            if not core.owes:  # the sender knows: the caller may take its time
-                self._whole += one.whole
-                one.whole.clear()
-            if core.over and not core.storable:
-                self._drop(one)
+            for part in one.all_of_them():
+                self._look_at(part, now)
+            if one.core.satisfied:  # the sender of what goes round may never end the session
+                self._choice.over(session)
+            if one.core.over and not any(part.core.storable for part in one.all_of_them()):
+                for part in one.all_of_them():
+                    part.drop()
                 self._letters.end(session)
                 self._choice.over(session)
                 del self.sessions[session]
+
+    def _look_at(self, one: _Incoming, now: float) -> None:
+        core = one.core
+        if one.now is not None and one.now.held is not None:
+            self._compare(one, one.now, now)
+        if one.now is not None and one.now.waits:
+            self._write(one, one.now, now)
+        sink = None if one.now is None else one.now.sink
+        if core.storable and one.now is not None and sink is not None and not one.now.waits:
+            try:
+                if bytes(one.now.digest) != core.digest:
+                    self._fail(one, sink.unlike or "the object differs from its digest", now)
+                elif sink.commit():
+                    core.stored(now)
+            except OSError as error:
+                self._fail(one, told_of(error), now)
+        self._settle(one)
+        if not core.owes:  # the sender knows: the caller may take its time
+            self._whole += one.whole
+            one.whole.clear()
 
     def _settle(self, one: _Incoming) -> None:
         for ended in one.core.ended:
             if ended.whole and one.now is not None:
                 one.whole.append(one.now.received(dict(self.rejected)))
-            if ended.about.around and not ended.behind:
-                self._choice.over(one.core.session)  # its sender may never end the session
-            kept = self._drop(one)
+            kept = one.drop()
             if not ended.whole and not self._choice.other(one.core.session):
                 self._choice.missed(one.core)
                 missed = Missed(one.offered(ended.about), ended.words, one.core.late, kept)
                 (self._missed or self._warn)(missed)
         one.core.ended.clear()
-
-    @staticmethod
-    def _drop(one: _Incoming) -> Path | None:
-        """End what is arriving. The file that stays for another run, if one does."""
-        arrival, one.now = one.now, None
-        if arrival is None:
-            return None
-        arrival.close()
-        return None if arrival.sink is None else arrival.sink.kept

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from errno import ETIMEDOUT
+from itertools import accumulate
 from math import inf
 from secrets import randbits
 from typing import NamedTuple
@@ -18,16 +20,24 @@ from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.members import Member
 from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, UNTOLD, Enter, piece_size
 from mcast.cast.nack.repairs import Run
-from mcast.cast.nack.sender import Account, Manners, ObjectSender
+from mcast.cast.nack.sender import Account, Manners, ObjectSender, Settled, Thing
 from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
-from mcast.cast.objects.bytes_out import Outflow, Sendable, origin_of
+from mcast.cast.objects.bytes_out import Origin, Outflow, Sendable, origin_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, others
 
 _NAP = 0.01
 """Seconds until a pipe that had no bytes is asked again."""
 _HEED = 0.1
 """Seconds within which `stop` is heeded, however slow the pace is."""
+
+
+class Object(NamedTuple):
+    """One of several objects: what is sent, and what goes with it, as `mcast.cast.send` has it."""
+
+    data: Sendable
+    name: str = ""
+    metadata: bytes | BaseModel = b""
 
 
 class ObjectReport(NamedTuple):
@@ -65,7 +75,7 @@ class Progress(NamedTuple):
     """How far a sender is.
 
     name       of the object on its way; None while receivers are waited for
-    size       of the object, in bytes; None where only the end will tell
+    size       of the object, in bytes, or of all that go round together; None where only the end will tell
     done       how many bytes each receiver has; of a carousel, how many this round has sent
     receivers  how many take part
     """
@@ -109,6 +119,8 @@ class ObjectsOut:
         )
         self._letters.begin(seat.number, nonce)
         self._outflow: Outflow | None = None
+        self._round: tuple[int, ...] = ()
+        """Of objects that go round together, how many bytes come before each, and how many there are."""
         self._progress = progress
         self._told = Progress(None, None, 0, 0)
         self._stopped = False
@@ -146,36 +158,69 @@ class ObjectsOut:
         self, data: Sendable, strategy: Strategy, name: str, metadata: bytes | BaseModel
     ) -> Turns[ObjectReport]:
         """Send one object to all that take part; done when the strategy says so."""
+        (report,) = yield from self.send_all([Object(data, name, metadata)], strategy)
+        return report
+
+    def send_all(self, objects: Sequence[Object], strategy: Strategy) -> Turns[tuple[ObjectReport, ...]]:
+        """As `send`; of a carousel several objects, which go round together."""
         if strategy.carousel and self._rate == inf:
             raise ValueError("a carousel needs a rate: nobody answers, so nothing else slows it down")
-        origin = origin_of(data)
         core, begun = self.core, self._now()
         core.abandon(begun)  # an object that an error has ended
         core.settled.clear()
-        try:
-            if strategy.carousel and not origin.again():
-                raise ValueError(
-                    "a carousel sends the object again and again: give a buffer, a path, or a file that can "
-                    "seek and has a known size"
-                )
+        with ExitStack() as stack:
+            stack.callback(self._forget)
+            several = len(objects) > 1
+            origins = [self._opened(stack, one.data, strategy.carousel, several) for one in objects]
+            things = [
+                Thing(origin.size, one.name, metadata_of(one.metadata))
+                for origin, one in zip(origins, objects, strict=True)
+            ]
             spare = MOST_SPARE if parity.available() else 0
-            said = metadata_of(metadata)
-            about = core.begin(begun, strategy, origin.size, name, said, spare=spare)
-            outflow = self._outflow = Outflow(origin, about)
+            abouts = core.begin_all(begun, strategy, things, spare=spare)
+            outflows = [Outflow(*both) for both in zip(origins, abouts, strict=True)]
+            for outflow in outflows:
+                stack.callback(outflow.close)
+                if several:
+                    outflow.rest()
+            self._round = (0, *accumulate(thing.size or 0 for thing in things)) if several else ()
             while not (core.settled or self._stopped):
+                assert core.outgoing is not None
+                outflow = outflows[core.outgoing.about.place]
+                if self._outflow is not None and self._outflow is not outflow:
+                    self._outflow.rest()
+                self._outflow = outflow
                 ready = outflow.offer(core)
                 yield from self._turn(self._now() + (_HEED if ready else _NAP))
             core.abandon(self._now())  # if it is not settled
-            settled = core.settled.pop()
+            settled, core.settled = core.settled, []
             took = self._now() - begun
-        finally:
-            self._stopped = False
-            if self._outflow is not None:
-                self._outflow.close()
-                self._outflow = None
-            origin.close()
+        return tuple(
+            self._report(about.name, outflow, one, took)
+            for about, outflow, one in zip(abouts, outflows, settled, strict=True)
+        )
+
+    @staticmethod
+    def _opened(stack: ExitStack, data: Sendable, again: bool, rests: bool) -> Origin:
+        """Where the bytes of an object come from; the stack closes that."""
+        origin = origin_of(data)
+        stack.callback(origin.close)
+        if again and not origin.again():
+            raise ValueError(
+                "a carousel sends the object again and again: give a buffer, a path, or a file that can seek "
+                "and has a known size"
+            )
+        if rests:
+            origin.rest()
+        return origin
+
+    def _forget(self) -> None:
+        """Nothing is on its way any more."""
+        self._stopped, self._outflow, self._round = False, None, ()
+
+    def _report(self, name: str, outflow: Outflow, settled: Settled, took: float) -> ObjectReport:
         return ObjectReport(
-            about.name,
+            name,
             outflow.size,
             outflow.digest,
             settled.kept,
@@ -184,7 +229,7 @@ class ObjectsOut:
             settled.repairs,
             settled.parity,
             settled.receivers,
-            dict(core.rejected),
+            dict(self.core.rejected),
             settled.spared,
             settled.rounds,
         )
@@ -225,12 +270,13 @@ class ObjectsOut:
     def _tell(self) -> None:
         if self._progress is None:
             return
-        outgoing = self.core.outgoing
         now = Progress(None, None, 0, len(self.receivers))
-        if outgoing is not None and self._outflow is not None:
-            about = outgoing.about
-            size = None if about.size == UNTOLD else about.size
-            now = now._replace(name=about.name, size=size, done=self._outflow.done)
+        if self.core.outgoing is not None and self._outflow is not None:
+            about = self._outflow.about
+            size, before = None if about.size == UNTOLD else about.size, 0
+            if self._round:
+                before, size = self._round[about.place], self._round[-1]
+            now = now._replace(name=about.name, size=size, done=before + self._outflow.done)
         if now != self._told:
             self._told = now
             self._progress(now)

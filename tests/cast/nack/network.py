@@ -18,7 +18,7 @@ from mcast.cast.nack.messages import SIGN, Admit, Describe, Offer, Piece, Sealed
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
-from mcast.cast.nack.sender import Manners, ObjectSender
+from mcast.cast.nack.sender import Manners, ObjectSender, Thing
 from mcast.cast.nack.strategy import Strategy, all_of_them
 
 LARGEST = 1024
@@ -81,6 +81,8 @@ class Case(NamedTuple):
     """Receivers that can put a block into its place in its turn alone, as into a pipe."""
     stall: float = 20.0
     """Seconds for which a receiver may stand still."""
+    together: int = 0
+    """All objects go round together, and a receiver may have so many in part; 0: one after another."""
 
 
 class Taker:
@@ -94,7 +96,7 @@ class Taker:
         """How many blocks of the disk were right."""
         self.said: list[bytes] = []
         self._in_order = in_order
-        self._described = -1
+        self._described = dict[int, ObjectReceiver]()
         letters.begin(core.session, NONCE)
         self.got: dict[int, bytes] = {}
         self.wrong: list[str] = []
@@ -116,28 +118,35 @@ class Taker:
                 )
         else:
             core.hears(spoken, now)
-        if core.about is not None and core.about.object > self._described:
-            self._described, about = core.about.object, core.about
+        for one in [*core.all_of_them()]:
+            self._heed(one, now)
+
+    def _heed(self, core: ObjectReceiver, now: float) -> None:
+        about = core.about
+        if about is not None and self._described.get(about.object) is not core:
+            self._described[about.object] = core
+            self._blocks.pop(about.object, None)
             core.holds(len(self.disk) // (about.piece * about.width), now)
             if not self._in_order:
                 core.scatters()
         while found := core.ready():
             for ready in found:
-                self._check(ready, now)
-        if core.storable and core.about is not None:
-            if bytes(Digest(self._joined(core.about.object))) == core.digest:
+                self._check(core, ready, now)
+        if core.storable and about is not None:
+            if bytes(Digest(self._joined(about.object))) == core.digest:
                 core.stored(now)
             else:
                 core.fail("the object differs from its digest", now)
         for ended in core.ended:
             if ended.whole:
+                assert ended.about.object not in self.got
                 self.got[ended.about.object] = self._joined(ended.about.object)
             else:
                 self.wrong.append(ended.words)
         core.ended.clear()
 
-    def _check(self, ready: Ready, now: float) -> None:
-        about = self.core.about
+    def _check(self, core: ObjectReceiver, ready: Ready, now: float) -> None:
+        about = core.about
         assert about is not None
         blocks = self._blocks.setdefault(ready.object, {})
         whole: bytes | None
@@ -158,7 +167,11 @@ class Taker:
             whole = joined(ready.sealed, pieces, about.piece, about.width)
         if whole is not None:
             blocks[ready.block] = whole
-        self.core.checked(ready.block, whole is not None, now)
+        core.checked(ready.block, whole is not None, now)
+
+    @property
+    def due(self) -> float:
+        return min(core.due for core in self.core.all_of_them())
 
     @property
     def left(self) -> bytes:
@@ -201,9 +214,9 @@ class Network:
         self._order = 0
         self._queues: dict[int, list[tuple[int, bytes]]] = {end: [] for end in weather.naps}
         self._wakes = dict.fromkeys(weather.naps, 0.0)
-        self._blocks: list[BlockBytes] = []
-        self._digest = b""
-        self._about: Describe | None = None
+        self._blocks: list[list[BlockBytes]] = []
+        self._digests: list[bytes] = []
+        self._abouts: list[Describe] = []
         for end in range(1, case.receivers + 1):
             if end not in weather.late:
                 self._join(end, case.disks.get(end, b""))
@@ -219,6 +232,7 @@ class Network:
             silence=30.0,
             stall=100.0,
             stores=True,
+            together=self.case.together or 1,
         )
         core = ObjectReceiver(number(0), who, Random(self.random.random()), self.now)
         self.takers[end] = Taker(core, letters, disk, end in self.case.in_order)
@@ -259,7 +273,9 @@ class Network:
             ready = (here and len(sender.members) >= present) or self.now > 1.0  # one may have died before
             if ready and sender.outgoing is None and not sender._plan.closed:
                 if left:
-                    self._begin(left.pop(0))
+                    count = len(left) if self.case.together else 1
+                    self._begin(*left[:count])
+                    del left[:count]
                 else:
                     sender.close(self.now)
             also = [at for at, _ in (*kills.values(), *back.values())]
@@ -281,44 +297,50 @@ class Network:
         ends = {end: taker.core.over for end, taker in self.takers.items()}
         return f"hangs: sender over {self.sender.over}, receivers over {ends}"
 
-    def _begin(self, data: bytes) -> None:
+    def _begin(self, *objects: bytes) -> None:
         case = self.case
-        size = None if case.stream else len(data)
+        things = [Thing(None if case.stream else len(data), "thing") for data in objects]
         spare = case.spare if case.parity else 0
-        about = self.sender.begin(self.now, case.strategy, size, "thing", width=case.width, spare=spare)
-        self._about = about
-        self._digest = bytes(Digest(data))
+        self._abouts = self.sender.begin_all(self.now, case.strategy, things, case.width, spare)
+        self._digests = [bytes(Digest(data)) for data in objects]
+        self._blocks = [self._cut(data) for data in objects]
+
+    def _cut(self, data: bytes) -> list[BlockBytes]:
+        about = self._abouts[0]
         whole = about.piece * about.width
         cuts = [0]
         while cuts[-1] < len(data):
-            step = self.random.randint(1, whole) if case.stream else whole
+            step = self.random.randint(1, whole) if self.case.stream else whole
             cuts.append(min(len(data), cuts[-1] + step))
-        self._blocks = [BlockBytes(data[a:b], about.piece, about.width) for a, b in pairwise(cuts)]
+        return [BlockBytes(data[a:b], about.piece, about.width) for a, b in pairwise(cuts)]
 
     def _step(self, also: float) -> None:
         """One turn of each end, then the next thing that happens."""
         sender = self.sender
         outgoing = sender.outgoing
+        turn = 0
         if outgoing is not None:
-            while sender.room and outgoing.offered < len(self._blocks):
-                sender.offer(self._blocks[outgoing.offered].sealed)
-            if outgoing.offered == len(self._blocks):
-                sender.end(self._digest)
+            turn = outgoing.about.place
+            blocks = self._blocks[turn]
+            while sender.room and outgoing.offered < len(blocks):
+                sender.offer(blocks[outgoing.offered].sealed)
+            if outgoing.offered == len(blocks):
+                sender.end(self._digests[turn])
         for one in sender.messages(self.now):
             if isinstance(one, Run):
-                assert self._about is not None
                 for place in range(one.first, one.first + one.pieces):
-                    piece = self._blocks[one.block].piece(place)
-                    session, number_ = self._about.session, self._about.object
+                    piece = self._blocks[turn][one.block].piece(place)
+                    session, number_ = self._abouts[turn].session, self._abouts[turn].object
                     self._say(0, packed(Piece(session, number_, one.block, place, piece)))
             else:
                 self._say(0, one)
         for end, taker in self.takers.items():
             if self._wakes.get(end, self.now) <= self.now:
                 self._look(end)
-                for message in taker.core.messages(self.now):
-                    self._say(end, message)
-        dues = [self._wakes.get(end, taker.core.due) for end, taker in self.takers.items()]
+                for core in [*taker.core.all_of_them()]:
+                    for message in core.messages(self.now):
+                        self._say(end, message)
+        dues = [self._wakes.get(end, taker.due) for end, taker in self.takers.items()]
         dues += self.sender.due, also
         due = max(min(dues), self.now + 1e-5)
         if self._events and self._events[0][0] <= due:
@@ -398,7 +420,7 @@ def described(size: int, stores: bool = False) -> ObjectReceiver:
     made = ObjectReceiver(session, Self(me, "r1", 8, LARGEST, True, stores=stores), Random(1), 0.0)
     made.hears(Offer(session, 0, 0, 1, 1000, NONCE, "sender"), 0.0)
     made.hears(Admit(session, {me: (0, 0)}), 0.0)
-    made.hears(Describe(session, 0, size, 1, 1, 0, 0, "", b""), 0.0)
+    made.hears(Describe(session, 0, size, 1, 1, 0, 0, 0, "", b""), 0.0)
     return made
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
 from random import Random
 
 import pytest
 
-from mcast.cast.nack.arriving import INVITED, ROUNDS, Arriving
+from mcast.cast.nack.arriving import Arriving
+from mcast.cast.nack.circle import INVITED, ROUNDS, Circle
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import (
+    MOST_AROUND,
     NO_DIGEST,
     UNTOLD,
     Describe,
@@ -27,7 +31,7 @@ from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.shape import Shape
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, carousel
 
-from .network import CALM, LARGEST, Case, Network, Weather, number
+from .network import CALM, LARGEST, LONG, Case, Network, Weather, number
 from .test_transfers import anything, earlier, recorded
 
 DATA = Random(3).randbytes(200_000)
@@ -36,6 +40,10 @@ BLOCK = 4 * PIECE
 KEY = bytes(range(32))
 PACE = 2000.0
 """Messages a second: a round of these bytes takes some 0.15 s, as long as it takes to find the session."""
+
+
+def circle(room: int, count: int = 1) -> Circle:
+    return Circle(Describe(number(0), 0, 1, 976, 1, 0, count, 0, "", b""), room, 0.0)
 
 
 def took(network: Network) -> dict[int, int]:
@@ -80,7 +88,7 @@ def test_without_losses_the_rest_comes_now_and_the_beginning_in_the_next_round()
 
 def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
     shape = Shape(976 * 4 * 1000, 976, 4, 0)
-    some = Arriving(0, shape, 3, False, around=True)
+    some = Arriving(0, shape, 3, False, circle(3))
     some.scatter()
     random = Random(1)
     dropped = []
@@ -91,13 +99,13 @@ def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
         assert len(some._open) <= 3, turn
     assert dropped
     assert some.takes(1000, 0, 1) == 0, "the object has no such block"
-    narrow = Arriving(0, shape, 3, False, around=True)
+    narrow = Arriving(0, shape, 3, False, circle(3))
     assert [narrow.takes(block, 0, 1) for block in (0, 2, 3, 999)] == [1, 1, 0, 0], "as into a pipe"
 
 
 def test_narrow_blocks_reach_no_further_than_what_they_bring_is_worth() -> None:
     """Else a liar's cost hundreds of MB: each that is taken is known of until those before it have come."""
-    narrow, wide = (Arriving(0, Shape(1 << 40, 960, width, 0), 8, False, True) for width in (1, 128))
+    narrow, wide = (Arriving(0, Shape(1 << 40, 960, width, 0), 8, False, circle(8)) for width in (1, 128))
     for some in (narrow, wide):
         some.scatter()
     assert wide.takes(1_000_000, 0, 1) == 1
@@ -144,7 +152,7 @@ def test_one_round_is_enough_although_its_last_words_are_lost() -> None:
 
 
 def test_what_came_behind_a_disk_that_is_wrong_is_not_wanted_again() -> None:
-    some = Arriving(0, Shape(5, 1, 1, 0), 8, False, around=True)
+    some = Arriving(0, Shape(5, 1, 1, 0), 8, False, circle(8))
     some.scatter()
     some.hold(3)
     sealed = Sealed(1, 1, bytes(32))
@@ -162,6 +170,64 @@ def test_what_came_behind_a_disk_that_is_wrong_is_not_wanted_again() -> None:
     for block in range(3):
         comes(block)
     assert some.base == 5
+
+
+MANY = tuple(DATA[at * 1000 : at * 1000 + at * 700 % 5000] for at in range(20))
+"""Objects of up to some pieces, some of them empty."""
+
+
+@pytest.mark.parametrize("parity", [True, False])
+def test_objects_that_go_round_together_come_to_mute_and_late_receivers_each_once(parity: bool) -> None:
+    for seed in range(2):
+        strategy = carousel(rounds=9)
+        case = Case(MANY, 4, room=64, strategy=strategy, pace=PACE, parity=parity, together=32, in_order=(2,))
+        network = Network(case, Weather(loss=0.02, late={3: 1.05, 4: 1.1}, mute=(2, 4)), seed)
+        network.run()
+        assert [taker.got for taker in network.takers.values()] == [dict(enumerate(MANY))] * 4
+        said = [unpacked(message) for taker in network.takers.values() for message in taker.said]
+        assert {type(one) for one in said} <= {Enter}
+        settled = network.sender.settled
+        assert [(one.kept, one.rounds) for one in settled] == [(True, 9)] * len(MANY)
+        assert [one.pieces for one in settled] == [-(-len(one) // PIECE) for one in MANY]
+
+
+def test_without_losses_all_that_go_round_together_come_in_one_round() -> None:
+    case = Case(MANY, 2, room=64, strategy=carousel(rounds=1), pace=PACE, together=32)
+    network = Network(case)
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [dict(enumerate(MANY))] * 2
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+@pytest.mark.parametrize("in_order", [(), (1,)], ids=["any order", "in order"])
+def test_who_may_have_few_objects_in_part_gets_all_of_them_later(
+    together: int, in_order: tuple[int, ...]
+) -> None:
+    some, strategy = MANY[:6], carousel(rounds=60)
+    case = Case(
+        some, 1, room=4, strategy=strategy, pace=PACE, parity=False, together=together, in_order=in_order
+    )
+    network = Network(case, Weather(loss=0.3))
+    network.run()
+    assert network.takers[1].got == dict(enumerate(some))
+
+
+def test_an_ordinary_object_follows_those_that_went_round_together() -> None:
+    network = Network(Case(MANY[:3], 2, strategy=carousel(rounds=2), pace=PACE, together=32), CALM)
+
+    def plays(until: Callable[[], bool]) -> None:
+        while not until():
+            network._step(inf)
+            assert network.now < LONG
+
+    cores = [taker.core for taker in network.takers.values()]
+    network._begin(*MANY[:3])
+    plays(lambda: network.sender.outgoing is None)
+    plays(lambda: all(core.index is not None for core in cores))
+    network.case = network.case._replace(strategy=all_of_them(), together=0)
+    network._begin(b"answered")
+    plays(lambda: network.sender.outgoing is None)
+    assert [taker.got[3] for taker in network.takers.values()] == [b"answered"] * 2
 
 
 @pytest.mark.parametrize("objects", [(b"",), (b"x", DATA[:5000], b"")])
@@ -192,9 +258,11 @@ def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> 
     for seed in range(12):
         random = Random(seed)
         data = random.randbytes(random.choice((0, 983, 30_000)))
+        things = (data, random.randbytes(5000), data[:1000])[: random.randint(1, 3)]
         case = Case(
-            (data,),
+            things,
             3,
+            together=random.randint(1, 3),
             room=random.choice((1, 4, 64)),
             strategy=carousel(rounds=random.randint(1, 8), seconds=random.choice((0.1, 5.0))),
             pace=PACE,
@@ -215,12 +283,12 @@ def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> 
         network = Network(case, weather, seed, recorded if key else anything)
         network.run()
         for taker in network.takers.values():
-            assert taker.got in ({}, {0: data})
+            assert taker.got.items() <= dict(enumerate(things)).items()
 
 
 @pytest.mark.parametrize(("width", "spare", "each", "rounds"), [(4, 4, 1, 4), (128, 32, 8, 4), (40, 7, 3, 2)])
 def test_each_round_brings_other_parity(width: int, spare: int, each: int, rounds: int) -> None:
-    about = Describe(1, 0, width, 1, width, spare, 1, "", b"")
+    about = Describe(1, 0, width, 1, width, spare, 1, 0, "", b"")
     around = Outgoing(about, Terms(carousel(), 0.0))
     found = []
     for _ in range(rounds + 1):
@@ -241,7 +309,7 @@ def test_who_takes_what_goes_round_is_quiet_and_patient() -> None:
     who = Self(number(1), "r1", 8, LARGEST, True, silence=10.0, stall=60.0, stores=True)
     core = ObjectReceiver(number(0), who, Random(1), 0.0)
     offer = Offer(number(0), 0, 0, 1, 1000, 0, "sender")
-    core.hears(Describe(number(0), 0, 100, 1, 1, 0, 1, "", b""), 0.0)
+    core.hears(Describe(number(0), 0, 100, 1, 1, 0, 1, 0, "", b""), 0.0)
     for now in range(1, 500):
         core.hears(offer, float(now))
         assert core.messages(now + 0.9) == []
@@ -251,25 +319,65 @@ def test_who_takes_what_goes_round_is_quiet_and_patient() -> None:
     assert [one.words for one in core.ended] == ["the sender was silent for 10 s"]
 
 
-def told_of_what_goes_round(size: int, scatters: bool = True) -> ObjectReceiver:
+def told_of_what_goes_round(size: int, scatters: bool = True, circle: int = 1) -> ObjectReceiver:
     """A receiver of an object whose pieces and blocks have one byte each."""
     who = Self(number(1), "r1", 8, LARGEST, False, silence=10.0, stall=60.0, stores=True)
     core = ObjectReceiver(number(0), who, Random(1), 0.0)
-    core.hears(Describe(number(0), 0, size, 1, 1, 0, 1, "", b""), 0.0)
+    core.hears(Describe(number(0), 0, size, 1, 1, 0, circle, 0, "", b""), 0.0)
     if scatters:
         core.scatters()
     return core
 
 
-def comes(core: ObjectReceiver, block: int, now: float) -> None:
+def comes(core: ObjectReceiver, block: int, now: float, object_: int = 0) -> None:
     """The piece of a block comes, and its seal."""
-    if core.takes(0, block, 0, 1, now):
-        core.hears(Seal(number(0), 0, block, 0, 0, 1, 1000, (Sealed(1, 1, bytes(32)),)), now)
+    if core.takes(object_, block, 0, 1, now):
+        core.hears(Seal(number(0), object_, block, 0, 0, 1, 1000, (Sealed(1, 1, bytes(32)),)), now)
 
 
 def is_right(core: ObjectReceiver, now: float) -> None:
     for ready in core.ready():
         core.checked(ready.block, True, now)
+
+
+def test_what_is_never_described_is_waited_for_in_so_many_rounds() -> None:
+    core, now, turns = told_of_what_goes_round(1, circle=3), 0.0, 0
+    while not core.satisfied:
+        now += 2.0
+        for turn in range(2):  # the third is never described
+            core.hears(Describe(number(0), turn, 1, 1, 1, 0, 3, turn, "", b""), now)
+            comes(core.beside.get(turn, core), 0, now, turn)
+            turns += 1
+        for one in core.all_of_them():
+            assert one.about is not None
+            core.hears(Flush(number(0), one.about.object, 1, 1, 0, 9, 1, 9, 0, b"x" * 32, 0, 0), now)
+            is_right(one, now)
+            one.stored(now)
+            one.messages(now)
+        assert now < 1000
+    assert now > 60, "a minute at least"
+    assert turns >= ROUNDS * 3
+    assert [[ended.whole for ended in one.ended] for one in core.all_of_them()] == [[True]] * 2
+
+
+def test_what_comes_of_several_shares_the_room_for_blocks_in_part() -> None:
+    shape, around = Shape(976 * 4 * 1000, 976, 4, 0), circle(4, count=3)
+    several = [Arriving(number, shape, 4, False, around) for number in range(3)]
+    for some in several[:2]:
+        some.scatter()
+    random = Random(1)
+    for _ in range(3000):
+        random.choice(several).takes(random.randrange(1000), random.randrange(4), 1)
+        assert sum(len(one._open) for one in several) <= 5, "what others wait for has a place always"
+    assert several[2].takes(0, 0, 4) or 0 in several[2]._open
+
+
+def test_an_object_that_does_not_fit_the_others_is_refused() -> None:
+    core = told_of_what_goes_round(1, circle=3)
+    for count, place, object_ in ((2, 1, 1), (3, 0, 1), (0, 0, 2), (1, 0, 1)):
+        core.hears(Describe(number(0), object_, 1, 1, 1, 0, count, place, "", b""), 1.0)
+    assert not core.beside
+    assert core.rejected.total() == 3  # an ordinary one is for those that were admitted
 
 
 @pytest.mark.parametrize("missing", [[3], [0, 3, 4]])
@@ -346,9 +454,10 @@ def test_only_an_object_of_known_size_goes_round() -> None:
     network = Network(Case((DATA,), strategy=carousel(), stream=True))
     with pytest.raises(ValueError, match="its size must be known"):
         network._begin(DATA)
-    for size, around in ((UNTOLD, 1), (9, 2)):
+    for size, around, place in ((UNTOLD, 1, 0), (9, MOST_AROUND + 1, 0), (9, 0, 1), (9, 2, 2), (9, 9, 2)):
         with pytest.raises(Rejected):
-            unpacked(packed(Describe(1, 0, size, 976, 1, 0, around, "", b"")))
+            unpacked(packed(Describe(1, 1, size, 976, 1, 0, around, place, "", b"")))
+    unpacked(packed(Describe(1, 1, 9, 976, 1, 0, 2, 1, "", b"")))
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,7 @@ def test_an_object_that_has_all_come_is_kept_while_the_disk_is_at_work() -> None
     for now in range(0, 200, 5):  # beyond `Self.stall`
         one.hears(Offer(session, now // 100, 0, 1, 1000, 0, "sender"), now)
         one.messages(now)
-    next_ = Describe(session, 1, 0, 1, 1, 0, 0, "next", b"")
+    next_ = Describe(session, 1, 0, 1, 1, 0, 0, 0, "next", b"")
     one.hears(next_, 200.0)
     assert one.storable
     one.stored(200.0)

@@ -36,13 +36,12 @@ def test_what_all_have_is_not_sent_again(loss: float, key: bytes | None) -> None
     network = Network(case, Weather(loss=loss), seed=3)
     network.run()
     assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 2
-    assert network._about is not None
-    block = network._about.piece * 4
+    block = network._abouts[0].piece * 4
     held = [len(disk) // block for disk in disks.values()]
     assert [taker.compared for taker in network.takers.values()] == held
     (settled,) = network.sender.settled
     assert settled.kept
-    assert settled.pieces == -(-len(DATA) // network._about.piece)
+    assert settled.pieces == -(-len(DATA) // network._abouts[0].piece)
     # One window may have left before the sender has heard what the disks have.
     assert loss or settled.spared >= (held[0] - 6) * 4
 

@@ -17,10 +17,10 @@ PIECE, WIDTH = 976, 4
 class Alone:
     """A receiver that takes part, and has been told of an object of `size` bytes, in blocks of 4 pieces.
 
-    It was not admitted where the object goes round and round.
+    It was not admitted where the object goes round and round, with others if `around` is more than 1.
     """
 
-    def __init__(self, into: Into, size: int, around: bool = False, alone: bool = False) -> None:
+    def __init__(self, into: Into, size: int, around: int = 0, alone: bool = False) -> None:
         self.now = 1.0
         seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: self.now, "mine")
         self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None, alone)
@@ -30,7 +30,7 @@ class Alone:
         nonce = self.receiving.sessions[SESSION].core.who.nonce
         if not around:
             self.hears(Admit(SESSION, {seat.number: (0, nonce)}))
-        self.hears(Describe(SESSION, 0, size, PIECE, WIDTH, 0, around, "thing", b""))
+        self.hears(Describe(SESSION, 0, size, PIECE, WIDTH, 0, around, 0, "thing", b""))
 
     def hears(self, *spoken: Spoken) -> None:
         """Messages of the sender come, all in one turn."""

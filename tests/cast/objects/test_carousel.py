@@ -19,8 +19,9 @@ from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.faults import Delivery, Drop, Messages
 from mcast.cast.files import StreamSink
-from mcast.cast.nack.messages import Flush, Piece, Seal
+from mcast.cast.nack.messages import Describe, Flush, Piece, Seal
 from mcast.cast.nack.payload import BlockBytes, Digest
+from mcast.cast.nack.receiver import TOGETHER
 from mcast.cast.objects.bytes_in import Into
 
 from .alone import PIECE, SESSION, WIDTH, Alone
@@ -211,6 +212,140 @@ def test_an_ordinary_object_may_follow_in_the_session(roce: Fabric) -> None:
     assert [one.whole for one in report.receivers] == [True]
 
 
+THINGS = {"large": DATA, "empty": b"", "other": DATA[::-1]} | {f"small {at}": DATA[:at] for at in range(60)}
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_many_that_go_round_come_once_each_to_files_and_memory(roce: Fabric, tmp_path: Path) -> None:
+    """More than may be there in part, in files and buffers at the sender."""
+    for name in ("large", "other"):
+        (tmp_path / name).write_bytes(THINGS[name])
+    given = [
+        cast.Object(tmp_path / name if name in ("large", "other") else data, name, name.encode())
+        for name, data in THINGS.items()
+    ]
+    (tmp_path / "in").mkdir()
+    seen: list[cast.Progress] = []
+    fds = open_files()
+
+    def takes_files() -> dict[str, bytes]:
+        found = takes(roce, 1, lambda offered: tmp_path / "in" / offered.name)
+        return {one.offered.name: one.path.read_bytes() for one in found if one.path is not None}
+
+    def watch(progress: cast.Progress) -> None:
+        seen.append(progress)
+        if all(end.done() for end in ends):
+            session.stop()
+
+    with (
+        roce.rules.when(Messages(rate=0.01, source="roce0"), Drop()),
+        others(takes_files, lambda: takes(roce, 2)) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group, rate=RATE, progress=watch) as session,
+    ):
+        reports = session.send_around(given)
+        session.close()
+        in_files, in_memory = (end.result(BOUND) for end in ends)
+    assert in_files == THINGS
+    assert sorted((one.offered.metadata.decode(), body(one)) for one in in_memory) == sorted(THINGS.items())
+    assert sorted(one.name for one in (tmp_path / "in").iterdir()) == sorted(THINGS)
+    assert [(one.name, one.size, one.kept) for one in reports] == [
+        (name, len(data), True) for name, data in THINGS.items()
+    ]
+    assert 1 <= reports[-1].rounds <= reports[0].rounds <= reports[-1].rounds + 1
+    assert {bytes(one.digest) for one in in_memory} == {one.digest for one in reports}
+    total = sum(map(len, THINGS.values()))
+    assert {one.size for one in seen if one.name} == {total}
+    assert max(one.done for one in seen) <= total
+    assert open_files() == fds
+
+
+def test_one_buffer_takes_what_goes_round_one_after_another(roce: Fabric) -> None:
+    """The receiver reads the buffer while the others go on; each comes in some round."""
+    buffer, found = bytearray(5000), dict[str, bytes]()
+    given = [cast.Object(bytes([at + 1]) * (2000 + at), str(at)) for at in range(3)]
+
+    def receives() -> None:
+        with member(roce, 1) as group:
+            for one in cast.receive(group, buffer, alone=True):
+                found[one.offered.name] = bytes(buffer[: one.size])
+
+    def watch(_: cast.Progress) -> None:
+        if taking[0].done():
+            session.stop()
+
+    with others(receives) as taking, member(roce, 0) as group:
+        with cast.open_session(group, rate=RATE, progress=watch) as session:
+            session.send_around(given)
+        taking[0].result(BOUND)
+    assert found == {one.name: one.data for one in given}
+
+
+def test_one_of_many_that_changes_is_named(roce: Fabric, tmp_path: Path) -> None:
+    given = [cast.Object(tmp_path / name, name) for name in ("one", "other")]
+    for one in given:
+        (tmp_path / one.name).write_bytes(DATA)
+
+    def watch(progress: cast.Progress) -> None:
+        if progress.name == "other":
+            (tmp_path / "one").write_bytes(DATA[::-1])
+
+    with (
+        member(roce, 0) as group,
+        cast.open_session(group, rate=RATE, progress=watch) as session,
+        pytest.raises(OSError, match="the object one has changed while it was sent"),
+    ):
+        session.send_around(given)
+
+
+def test_what_cannot_go_round_together_is_refused_in_words(roce: Fabric) -> None:
+    with member(roce, 0) as group, cast.open_session(group, rate=RATE) as session:
+        with pytest.raises(ValueError, match="give a strategy"):
+            session.send_around([cast.Object(b"x")], cast.all_of_them())
+        with pytest.raises(ValueError, match=r"^0 objects in a carousel: from 1 to 65,536$"):
+            session.send_around([])
+        with pytest.raises(ValueError, match="again and again"):
+            session.send_around([cast.Object(b"x"), cast.Object(parts())])
+        assert session.send_around([cast.Object(b"x")], cast.carousel(rounds=1))[0].kept
+
+
+def test_many_that_are_awaited_go_round_together(roce: Fabric) -> None:
+    async def run() -> list[bytes]:
+        given = [cast.Object(b"one"), cast.Object(b"two")]
+        async with (
+            asyncio.timeout(BOUND),
+            amember(roce, 0) as group,
+            amember(roce, 1) as other,
+            cast.open_session(group, rate=RATE) as session,
+        ):
+            sending = asyncio.create_task(session.send_around(given))
+            found = [body(one) async for one in cast.receive(other, alone=True)]
+            session.stop()
+            assert [one.kept for one in await sending] == [True, True]
+            return found
+
+    assert sorted(asyncio.run(run())) == [b"one", b"two"]
+
+
+def test_an_object_that_makes_room_for_another_leaves_no_file_and_comes_later(tmp_path: Path) -> None:
+    data = Random(5).randbytes(2 * SIZE)
+    alone = Alone(lambda offered: tmp_path / str(offered.number), len(data), around=TOGETHER + 2)
+    for number in range(1, TOGETHER + 2):
+        alone.hears(Describe(SESSION, number, len(data), PIECE, WIDTH, 0, TOGETHER + 2, number, "", b""))
+        if number == TOGETHER - 1:
+            one = BlockBytes(data[:SIZE], PIECE, WIDTH)
+            alone.hears(Piece(SESSION, number, 0, 0, one.piece(0)))
+    kept = {int(one.name.split(".")[1]) for one in tmp_path.iterdir()}
+    assert kept == {*range(TOGETHER - 1), TOGETHER + 1}
+    incoming = alone.receiving.sessions[SESSION]
+    assert incoming.beside.keys() == incoming.core.beside.keys() == kept - {0}
+    alone.receiving.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def parts() -> Iterator[bytes]:
     yield b"once"
 
@@ -276,7 +411,7 @@ def ends(alone: Alone, blocks: int, digest: bytes) -> Any:
 
 def test_blocks_of_a_file_go_into_their_places_as_they_come(tmp_path: Path) -> None:
     data = Random(5).randbytes(5 * SIZE + 100)
-    alone = Alone(tmp_path / "copy", len(data), around=True)
+    alone = Alone(tmp_path / "copy", len(data), around=1)
     hidden = tmp_path / ".copy.part"
     for block in (3, 4, 5):
         comes(alone, data, block)
@@ -291,7 +426,7 @@ def test_blocks_of_a_file_go_into_their_places_as_they_come(tmp_path: Path) -> N
 
 def test_a_block_that_is_wrong_is_not_kept_and_comes_again(tmp_path: Path) -> None:
     data = Random(5).randbytes(2 * SIZE)
-    alone = Alone(tmp_path / "copy", len(data), around=True)
+    alone = Alone(tmp_path / "copy", len(data), around=1)
     alone.hears(Piece(SESSION, 0, 1, 0, bytes(PIECE)))
     comes(alone, data, 1)
     assert (tmp_path / ".copy.part").read_bytes() == b""
@@ -305,7 +440,7 @@ def test_a_block_that_is_wrong_is_not_kept_and_comes_again(tmp_path: Path) -> No
 
 def test_a_whole_that_is_another_one_is_not_put_into_place(tmp_path: Path) -> None:
     data = Random(5).randbytes(2 * SIZE)
-    alone = Alone(tmp_path / "copy", len(data), around=True)
+    alone = Alone(tmp_path / "copy", len(data), around=1)
     for block in (1, 0):
         comes(alone, data, block)
     assert ends(alone, 2, bytes(Digest(b"another"))) is None
@@ -314,7 +449,7 @@ def test_a_whole_that_is_another_one_is_not_put_into_place(tmp_path: Path) -> No
 
 def test_many_blocks_on_the_disk_are_all_read_before_the_whole_is_judged(tmp_path: Path) -> None:
     data = Random(5).randbytes(50 * SIZE)
-    alone = Alone(tmp_path / "copy", len(data), around=True)
+    alone = Alone(tmp_path / "copy", len(data), around=1)
     digest = bytes(Digest(data))
     alone.hears(Flush(SESSION, 0, 50, 50, 0, 3, 0, 1000, 0, digest, 0, 0))
     for block in (*range(1, 50), 0):
@@ -328,7 +463,7 @@ def test_what_came_before_the_disk_was_found_wrong_is_kept(tmp_path: Path) -> No
     left.write_bytes(bytes(SIZE))
     left.chmod(0o1600)
     data = Random(5).randbytes(3 * SIZE)
-    alone = Alone(tmp_path / "copy", len(data), around=True)
+    alone = Alone(tmp_path / "copy", len(data), around=1)
     core = alone.receiving.sessions[SESSION].core
     assert core.arriving is not None
     assert core.arriving.held.until == 1
@@ -348,13 +483,13 @@ def test_alone_a_receiver_that_refuses_a_carousel_does_not_wait_for_its_end() ->
         raise OSError("not this one")
 
     with pytest.raises(StopIteration) as done:
-        Alone(refuses, 100, around=True, alone=True).hears()
+        Alone(refuses, 100, around=1, alone=True).hears()
     assert done.value.value is None
 
 
 def test_alone_a_receiver_that_gives_a_carousel_up_ends_and_keeps_what_has_come(tmp_path: Path) -> None:
     data = Random(5).randbytes(3 * SIZE)
-    alone = Alone(tmp_path / "copy", len(data), around=True, alone=True)
+    alone = Alone(tmp_path / "copy", len(data), around=1, alone=True)
     comes(alone, data, 0)
     alone.receiving.sessions[SESSION].core.fail("in vain", 1.0)
     with pytest.raises(StopIteration) as done:
@@ -365,7 +500,7 @@ def test_alone_a_receiver_that_gives_a_carousel_up_ends_and_keeps_what_has_come(
 
 def test_pieces_that_no_block_has_cost_neither_memory_nor_a_block(tmp_path: Path) -> None:
     data = Random(5).randbytes(8 * SIZE)
-    alone = Alone(tmp_path / "copy", len(data), around=True)
+    alone = Alone(tmp_path / "copy", len(data), around=1)
     core = alone.receiving.sessions[SESSION].core
     for turn in range(100):
         alone.hears(Piece(SESSION, 0, turn % 8, WIDTH, b"liar"))
@@ -402,7 +537,7 @@ def test_a_disk_that_refuses_ends_the_object(tmp_path: Path) -> None:
         def put(self, at: int, piece: object) -> None:
             raise OSError(28, "No space left on device")
 
-    alone = Alone(Full(), 100, around=True)
+    alone = Alone(Full(), 100, around=1)
     one = BlockBytes(bytes(100), PIECE, WIDTH)
     alone.hears(Piece(SESSION, 0, 0, 0, one.piece(0)))
     alone.hears(Seal(SESSION, 0, 0, 0, 2, 0, 1000, (one.sealed,)))

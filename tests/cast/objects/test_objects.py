@@ -603,7 +603,7 @@ def test_the_log_says_who_has_missed_an_object(caplog: pytest.LogCaptureFixture)
 def test_pieces_that_no_message_brings_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     """Else a block of such pieces is paid for, for one byte that comes of it."""
     alone = Alone(None, 900)
-    alone.hears(Describe(SESSION, 1, 900, 993, 4, 0, 0, "long", b""))
+    alone.hears(Describe(SESSION, 1, 900, 993, 4, 0, 0, 0, "long", b""))
     assert caplog.messages[-1] == (
         "mine: the object 'long' of 10.0.0.3 was missed: pieces of 993 bytes: this receiver hears at most 992"
     )
@@ -667,7 +667,7 @@ def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
     turns.send(
         [
             _says(Admit(session, {who.number: (0, who.nonce)})),
-            _says(Describe(session, 0, 5000, 976, 1, 0, 0, "first", b"")),
+            _says(Describe(session, 0, 5000, 976, 1, 0, 0, 0, "first", b"")),
         ]
     )
     time = 12.0
@@ -688,7 +688,7 @@ def test_an_empty_object_with_another_digest_is_missed_and_holds_nobody() -> Non
     who = receiving.sessions[session].core.who
     said: list[Spoken] = [
         Admit(session, {who.number: (0, who.nonce)}),
-        Describe(session, 0, 0, 992, 1, 0, 0, "empty", b""),
+        Describe(session, 0, 0, 992, 1, 0, 0, 0, "empty", b""),
         Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(32), 0, 0),
     ]
     turns.send([_says(one) for one in said])
@@ -708,7 +708,9 @@ def test_what_follows_a_whole_object_waits_until_the_caller_has_that_one() -> No
     next(turns)
     turns.send([_says(_offer(1))])
     one = receiving.sessions[_offer(1).session]
-    found = cast.Received(one.offered(Describe(1, 0, 0, 1000, 1, 0, 0, "first", b"")), 0, b"", None, None, {})
+    found = cast.Received(
+        one.offered(Describe(1, 0, 0, 1000, 1, 0, 0, 0, "first", b"")), 0, b"", None, None, {}
+    )
     one.whole.append(found)
     one.core._answers.have = 2.0
     turns.send([])
