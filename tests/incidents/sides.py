@@ -15,7 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mcast.api import Backend
+from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.backend import RdmaBackend
+from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.sim import Fabric, open_fabric
 
@@ -181,8 +183,7 @@ class SoftibSide(Side):
 
     def exhaust(self) -> None:
         self._write("mlids", "32")
-        self.restart_sm()
-        self._sees(2)
+        self._restart_whole()
 
     def close(self) -> None:
         self.backend.close()
@@ -191,8 +192,16 @@ class SoftibSide(Side):
             self._write("links", f"{port} in")
         if (SOFTIB / "mlids").read_text() != "1024\n":
             self._write("mlids", "1024")
-            self.restart_sm()
+            self._restart_whole()
         self._sees(2)
+
+    def _restart_whole(self) -> None:
+        """Restart the SM, until every host is in IPoIB's group again: none can join before (SA-PATH-1)."""
+        self.restart_sm()
+        self._sees(2)
+        with PROVIDER.testbed() as bed:
+            assert isinstance(bed, InfinibandTestbed)
+            bed.until_whole()
 
     def _write(self, file: str, line: str) -> None:
         (SOFTIB / file).write_text(f"{line}\n")

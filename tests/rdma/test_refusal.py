@@ -42,6 +42,26 @@ def test_where_the_sa_cannot_be_asked_nothing_is_found(monkeypatch: pytest.Monke
         assert find_causes("mlx5_0", 2, GROUP, PortSpace.UDP, False, broadcast) == ()
 
 
+def test_a_question_is_repeated_each_second() -> None:
+    sent: list[tuple[int, ...]] = []
+
+    def send(port: int, agent: int, out: object, length: int, *waits: int) -> int:
+        sent.append(waits)
+        return 0
+
+    library = SimpleNamespace(
+        umad_size=lambda: 56,
+        umad_set_addr=lambda *_: 0,
+        umad_send=send,
+        umad_recv=lambda *_: -E.ETIMEDOUT,
+    )
+    at = umad.PortAttributes(BROADCAST, (0xFFFF,), 100, 1, 0)
+    for seconds in (0.25, 1, 60):
+        with pytest.raises(umad.NoAnswer):
+            umad.SubnetAdministrator(library, 0, 0, at, seconds).capability_mask2()
+    assert sent == [(250, 0), (1000, 0), (1000, 59)]
+
+
 @pytest.mark.parametrize(("error", "asked"), [(E.ETIMEDOUT, True), (E.EIO, False)])
 def test_an_sa_that_is_silent_is_told_from_one_that_cannot_be_asked(error: int, asked: bool) -> None:
     library = SimpleNamespace(

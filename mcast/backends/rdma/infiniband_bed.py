@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from ipaddress import IPv4Address, IPv6Address
@@ -38,12 +38,10 @@ from mcast.backends.rdma.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.contract.testbed import Feature, Observer
 from mcast.wire.mcmember import RECEIVING, JoinState
-from mcast.wire.partition import DEFAULT_PKEY, find_pkey
+from mcast.wire.partition import DEFAULT_PKEY
 
 SM_KEY = 1
 """OpenSM's default SM_Key. The SA tells the members of a group only to a request with this key."""
-_ANSWER = 5.0
-"""Seconds that the SA or a switch may take to answer."""
 _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
 _LINKS = Path("/sys/kernel/debug/softib/links")
 """softib's cables, which a line takes out and puts in."""
@@ -257,7 +255,7 @@ class InfinibandTestbed(HostTestbed):
         where = self._infiniband[port]
         _LINKS.write_text(f"{where.device} out\n")
         try:
-            eventually(lambda: not self._sa_has(where), f"OpenSM still has {where.device}")
+            eventually(lambda: self._sa_has(where) is False, f"OpenSM still has {where.device}")
             yield
         finally:
             _LINKS.write_text(f"{where.device} in\n")
@@ -279,37 +277,49 @@ class InfinibandTestbed(HostTestbed):
         eventually(lambda: not _managers(), "OpenSM does not end")
         env = os.environ | {"LD_PRELOAD": preload}
         subprocess.run((*_LAB_SM, *options), check=True, stdout=subprocess.DEVNULL, env=env)
+        self.until_whole()
+
+    def until_whole(self) -> None:
+        """Wait until every port is in its IPoIB broadcast group."""
         for where in self._infiniband.values():
             eventually(partial(self._is_back, where), f"{where.device} does not come back")
 
-    @contextmanager
-    def without_partition(self, port: IPv4Address) -> Iterator[None]:
-        """The table is written as an SM does; OpenSM itself leaves everybody a limited member (SA-PKEY-3)."""
+    def without_partition(self, port: IPv4Address) -> AbstractContextManager[None]:
+        """OpenSM itself leaves everybody a limited member (SA-PKEY-3)."""
         where = self._infiniband[port]
-        self._sa.set_pkeys(where.lid, ())
+        left = _broadcast(where)  # looked up before: without a P_Key IPoIB calls another group its own
+        # the SA has the port in its groups all the same; only its host knows that it is in none
+        return self._with_pkeys(where, (), lambda: not _attached(where, left))
+
+    @contextmanager
+    def _with_pkeys(
+        self, where: InfinibandPort, pkeys: tuple[int, ...], is_done: Callable[[], bool]
+    ) -> Iterator[None]:
+        """The table is written as an SM does; until the host has followed."""
+        self._sa.set_pkeys(where.lid, pkeys)
         try:
-            # the SA has the port in its groups all the same; only its host knows that it is in none
-            eventually(lambda: not _has_partition(where), f"{where.device} keeps its P_Key")
-            eventually(lambda: not _attached(where, _broadcast(where)), f"{where.device} keeps IPoIB's group")
+            eventually(lambda: pkeys_of(where) == set(pkeys) and is_done(), f"{where.device} keeps its P_Key")
             yield
         finally:
             self._sa.set_pkeys(where.lid, (DEFAULT_PKEY,))
-            eventually(lambda: _has_partition(where), f"{where.device} gets no P_Key")
-            eventually(lambda: self._is_back(where), f"{where.device} does not come back")
+            eventually(
+                lambda: pkeys_of(where) == {DEFAULT_PKEY} and self._is_back(where),
+                f"{where.device} does not come back",
+            )
 
     def _is_back(self, where: InfinibandPort) -> bool:
         """Whether the port is in the group that its IPoIB interface joins, for the SA and for its own host.
 
         The host gets the answer later than the SA has the port, and lets nobody join before (SA-PATH-1).
         """
-        return self._sa_has(where) and bool(_attached(where, _broadcast(where)))
+        return bool(self._sa_has(where) and _attached(where, _broadcast(where)))
 
-    def _sa_has(self, where: InfinibandPort) -> bool:
-        """Whether the SA, if it can be reached, has the port in the group that its IPoIB interface joins."""
+    def _sa_has(self, where: InfinibandPort) -> bool | None:
+        """Whether the SA has the port in the group that its IPoIB interface joins; None without an answer."""
         try:
             return self._sa.member(_broadcast(where), where.gid, SM_KEY) is not None
         except Silent:
-            return False
+            return None
 
 
 def _managers() -> list[int]:
@@ -333,9 +343,10 @@ def _broadcast(where: InfinibandPort) -> Gid:
     return interface.broadcast
 
 
-def _has_partition(where: InfinibandPort) -> bool:
-    tables = Path(_PKEYS.format(where.device, where.port_num)).glob("*")
-    return find_pkey([int(one.read_text(), 0) for one in tables], DEFAULT_PKEY) is not None
+def pkeys_of(where: InfinibandPort) -> set[int]:
+    """The P_Keys in the port's table."""
+    table = Path(_PKEYS.format(where.device, where.port_num)).glob("*")
+    return {int(one.read_text(), 0) for one in table} - {0}
 
 
 @contextmanager
@@ -344,5 +355,5 @@ def infiniband_testbed(
 ) -> Iterator[InfinibandTestbed]:
     """A test bed on these ports; the SA is asked through the first."""
     first = ports[min(ports)]
-    with subnet_administrator(first.device, first.port_num, _ANSWER) as sa:
+    with subnet_administrator(first.device, first.port_num, SETTLE) as sa:
         yield InfinibandTestbed(backend, native, ports, sa)

@@ -86,7 +86,10 @@ def _check(result: int, call: str) -> int:
 
 
 class SubnetAdministrator:
-    """The SA and the switches, as one port reaches them. Each question waits at most `timeout` seconds."""
+    """The SA and the switches, as one port reaches them. Each question waits at most `timeout` seconds.
+
+    Question and answer are datagrams, and an SM that starts hears none: the kernel asks again each second.
+    """
 
     def __init__(self, library: Any, port: int, agent: int, at: PortAttributes, timeout: float) -> None:
         self._library, self._port, self._agent = library, port, agent
@@ -151,7 +154,9 @@ class SubnetAdministrator:
         out = ctypes.create_string_buffer(header + mad.MAD_BYTES)
         ctypes.memmove(ctypes.byref(out, header), request, len(request))
         self._library.umad_set_addr(out, *to)
-        _check(self._library.umad_send(self._port, agent, out, mad.MAD_BYTES, milliseconds, 0), "umad_send")
+        tries = max(1, int(self._timeout))
+        waits = (milliseconds // tries, tries - 1)
+        _check(self._library.umad_send(self._port, agent, out, mad.MAD_BYTES, *waits), "umad_send")
         deadline = monotonic() + self._timeout
         while monotonic() <= deadline:
             back = ctypes.create_string_buffer(header + mad.MAD_BYTES)
