@@ -32,7 +32,7 @@ class Feature(Enum):
     ADDRESS_REMOVAL = "an address can be removed"
     DEVICE_REMOVAL = "a device can be removed"
     SM_WITHOUT_SEND_ONLY = "the SM can be without send-only support"
-    PARTITION = "a port can be taken out of its partition"
+    PARTITION = "a port's membership of its partition can be changed"
     NO_MULTICAST_DEVICE = "there is a device without multicast"
     ATTACH_TABLE = "the device's attach table can be read"
     IGMP_ON_WIRE = "IGMP messages on the wire are counted"
@@ -137,6 +137,10 @@ class Testbed(ABC):
 
     def without_partition(self, port: IPv4Address) -> AbstractContextManager[None]:
         """Inside the `with`, the port's P_Key table lacks its address's partition (Feature.PARTITION)."""
+        raise NotImplementedError
+
+    def limited_member(self, port: IPv4Address) -> AbstractContextManager[None]:
+        """Inside the `with`, the port is a limited member of its address's partition (Feature.PARTITION)."""
         raise NotImplementedError
 
     @property

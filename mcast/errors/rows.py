@@ -288,6 +288,17 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         Phase.CREATE_QP,
+        E.ENOENT,
+        Cause(
+            "the port's P_Key table lacks the partition of the id's address",
+            "cat /sys/class/infiniband/*/ports/*/pkeys/* | sort -u",
+            "have the port's GUID put into the partition (partitions.conf of the SM), or use another port",
+        ),
+        "SA-PKEY-4",
+        link_layer=_IB,
+    ),
+    Row(
+        Phase.CREATE_QP,
         E.ENOMEM,
         Cause(
             "the limit of locked memory is smaller than the QP's buffers",

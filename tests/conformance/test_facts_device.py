@@ -7,7 +7,16 @@ import errno as E
 import pytest
 
 from mcast.api import Capability, CmEventType, McastError, PortEvent
-from mcast.conformance.peers import Application, eventually, fact, needs, new_group, numbered, readable
+from mcast.conformance.peers import (
+    BOUND,
+    Application,
+    eventually,
+    fact,
+    needs,
+    new_group,
+    numbered,
+    readable,
+)
 from mcast.contract.testbed import Feature, Testbed
 
 roce: pytest.MarkDecorator = needs(Capability.IGMP)
@@ -124,3 +133,43 @@ def test_a_port_out_of_its_partition_loses_its_groups_and_joins_none(bed: Testbe
     assert peer.seen(by=other) == []
     other.send(outward, b"for both")
     assert peer.receive(1) == [b"for both"]
+
+
+@needs(Capability.SA, Feature.PARTITION, Feature.SECOND_PORT)
+def test_no_queue_pair_is_made_outside_of_a_partition(bed: Testbed) -> None:
+    """SA-PKEY-4."""
+    peer = Application(bed, 1, None)
+    with bed.without_partition(peer.port):
+        with pytest.raises(McastError) as caught:
+            peer.id.create_qp()
+        assert caught.value.errno == E.ENOENT
+    peer.id.create_qp()
+
+
+@needs(Capability.SA, Feature.PARTITION, Feature.THIRD_PORT)
+def test_limited_members_hear_full_ones_alone(bed: Testbed) -> None:
+    """SA-PKEY-4: to a group as to one queue pair; nobody loses a membership, and joins go on."""
+    group, peers = new_group(), [Application(bed, index) for index in range(3)]
+    full, one, other = peers
+    ways = {peer: [peer.join(group)] for peer in peers}
+    for sender in peers:
+        sender.send(ways[sender][0], b"here")
+        for peer in peers:
+            message = peer.qp.recv_one(BOUND)
+            assert message is not None
+            if peer is not sender:
+                ways[peer].append(ways[peer][0].reply_to(message))
+    with bed.limited_member(one.port), bed.limited_member(other.port):
+        late = Application(bed, 1)
+        late.join(group)
+        for number, sender in enumerate(peers):
+            for way in ways[sender]:
+                sender.send(way, b"from %d" % number)
+        assert sorted(full.receive(5)) == [b"from 0", *(b"from 1",) * 2, *(b"from 2",) * 2]
+        for peer in (one, other):
+            assert peer.receive(2) == [b"from 0", b"from 0"]
+            peer.join(new_group())
+            assert not readable(peer.channel)
+        assert late.receive(1) == [b"from 0"]
+    for peer, sender in ((one, other), (other, one), (late, one), (full, one)):
+        assert peer.seen(by=sender) == []

@@ -206,6 +206,13 @@ def foreign_partition() -> None:
     host.join()
 
 
+def no_partition() -> None:
+    fabric = infiniband()
+    host = Host(fabric)
+    fabric.set_pkeys(fabric.ports[0], [])
+    host.id.create_qp()
+
+
 def left_twice() -> None:
     host = Host(roce())
     host.join()
@@ -348,6 +355,7 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
     (Phase.CREATE_QP, "a queue is deeper than the device allows"): lambda: Host(
         roce(limits=Limits(queue_depth=8))
     ).id.create_qp(QpInit(max_recv_wr=9)),
+    (Phase.CREATE_QP, "the port's P_Key table lacks the partition of the id's address"): no_partition,
     (Phase.CREATE_QP, "the device, or its driver, cannot keep a QP's own multicast from it"): lambda: Host(
         roce()
     ).id.create_qp(QpInit(block_loopback=True)),

@@ -330,13 +330,14 @@ def test_a_port_that_gave_up_is_not_told_again_when_its_request_is_lost_late() -
 def test_a_port_that_the_sm_had_missed_comes_back_with_its_new_pkeys() -> None:
     """The SM reads the P_Key table of every port that it finds (IBA vol 1, 14.4)."""
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0]})
+    kept, gone = (Node(fabric, 0, network=network) for network in (0, 1))
     fabric.set_link(fabric.ports[0], up=False)
     fabric.clock.run_out()
     fabric.set_pkeys(fabric.ports[0], [0xFFFF])
     fabric.set_link(fabric.ports[0], up=True)
-    Node(fabric, 0).join()
+    kept.join()
     with pytest.raises(McastError, match="IPoIB broadcast group"):
-        Node(fabric, 0, network=1).join()
+        gone.join()
 
 
 def test_an_interface_stays_without_its_broadcast_group_when_opensm_has_no_mlid_for_it() -> None:
@@ -590,6 +591,25 @@ def test_a_vanished_partition_is_closed_until_it_returns() -> None:
     node.join()
     peer.qp.send(to, [b"y"])
     assert node.received() == [b"y"]
+
+
+def test_a_queue_pair_has_the_pkey_at_its_place_in_the_table() -> None:
+    """SA-PKEY-4, SA-RESET-1: whatever the SM writes there, be it another partition's."""
+    fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0, 1]})
+    moved, default, foreign = Node(fabric, 0), Node(fabric, 1), Node(fabric, 1, network=1)
+    moved.join()
+    Node(fabric, 0, network=1).join()
+    ways = {peer: peer.join() for peer in (default, foreign)}
+    fabric.set_pkeys(moved.port, [0x8001, 0xFFFF])
+    assert moved.told() == LOST
+    for peer, way in ways.items():
+        if way.gid not in moved.qp.attachments:
+            moved.qp.attach_mcast(way.gid, way.dlid)
+        peer.qp.send(way, [b"to it"])
+        moved.qp.send(way, [b"from it"])
+    assert default.received() == [b"to it"]
+    assert foreign.received() == [b"to it", b"from it"]
+    assert moved.received() == [b"from it", b"to it", b"from it"]
 
 
 def test_late_switches_lose_the_first_messages() -> None:

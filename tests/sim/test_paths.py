@@ -82,6 +82,8 @@ class Life:
 
         def new_qp() -> None:
             fabric.set_ipv4(port, IPv4Address(f"10.0.0.{number + 1}"))
+            if fabric.sa is not None:
+                fabric.set_pkeys(port, (0xFFFF,))
             self.ids[number].destroy()
             self.ids[number] = self.new_id(number)
 
@@ -99,7 +101,7 @@ class Life:
             events += [
                 fabric.restart_sm,
                 lambda: fabric.change_lid(port),
-                lambda: fabric.set_pkeys(port, draw.choice([(0xFFFF,), (0xFFFF,), ()])),
+                lambda: fabric.set_pkeys(port, draw.choice([(0xFFFF,), (0x7FFF,), ()])),
                 lambda: fabric.program_late(draw.choice([0, 0.01])),
                 lambda: self.advance(0.1),
             ]

@@ -38,7 +38,7 @@ from mcast.backends.rdma.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.contract.testbed import Feature, Observer
 from mcast.wire.mcmember import RECEIVING, JoinState
-from mcast.wire.partition import DEFAULT_PKEY
+from mcast.wire.partition import DEFAULT_PKEY, PARTITION
 
 SM_KEY = 1
 """OpenSM's default SM_Key. The SA tells the members of a group only to a request with this key."""
@@ -290,6 +290,9 @@ class InfinibandTestbed(HostTestbed):
         left = _broadcast(where)  # looked up before: without a P_Key IPoIB calls another group its own
         # the SA has the port in its groups all the same; only its host knows that it is in none
         return self._with_pkeys(where, (), lambda: not _attached(where, left))
+
+    def limited_member(self, port: IPv4Address) -> AbstractContextManager[None]:
+        return self._with_pkeys(self._infiniband[port], (DEFAULT_PKEY & PARTITION,), lambda: True)
 
     @contextmanager
     def _with_pkeys(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
 from mcast.api import Backend
@@ -12,6 +12,7 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.contract.testbed import Feature, Observer, Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import RECEIVING, McMask, McMemberRecord, SaMethod
+from mcast.wire.partition import DEFAULT_PKEY, PARTITION
 
 _COMMON = frozenset(
     {
@@ -141,11 +142,17 @@ class SimTestbed(Testbed):
         finally:
             self.fabric.sa.send_only_full_member = True
 
+    def without_partition(self, port: IPv4Address) -> AbstractContextManager[None]:
+        return self._with_pkeys(port, ())
+
+    def limited_member(self, port: IPv4Address) -> AbstractContextManager[None]:
+        return self._with_pkeys(port, (DEFAULT_PKEY & PARTITION,))
+
     @contextmanager
-    def without_partition(self, port: IPv4Address) -> Iterator[None]:
+    def _with_pkeys(self, port: IPv4Address, pkeys: tuple[int, ...]) -> Iterator[None]:
         at = self.fabric.port_of(port)
         before = at.pkeys
-        self.fabric.set_pkeys(at, ())
+        self.fabric.set_pkeys(at, pkeys)
         try:
             yield
         finally:

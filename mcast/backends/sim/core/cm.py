@@ -40,7 +40,7 @@ from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, ZERO_GID, Gid, McastA
 from mcast.wire.kernel_join import kernel_join
 from mcast.wire.mapping import infiniband_group, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
 from mcast.wire.mcmember import JoinState, McMemberRecord, SaStatus
-from mcast.wire.partition import FULL_MEMBER
+from mcast.wire.partition import FULL_MEMBER, find_pkey
 from mcast.wire.units import MTU, RATE
 
 ADDR_RESOLUTION_NS = 10_000
@@ -274,7 +274,10 @@ class CmaId:
             return errno.EINVAL
         if init.block_loopback and self.fabric.options.block_loopback == "refused":
             return errno.EOPNOTSUPP
-        self.qp = self.fabric.queue_pairs.create(port, init, RDMA_UDP_QKEY, self.interface.pkey)
+        pkey_index = find_pkey(port.pkeys, self.interface.pkey)
+        if pkey_index is None:
+            return errno.ENOENT
+        self.qp = self.fabric.queue_pairs.create(port, init, RDMA_UDP_QKEY, pkey_index)
         last = QpState.RTS if init.qp_type is QpType.UD else QpState.INIT
         for state in (QpState.INIT, QpState.RTR, QpState.RTS)[: last.value]:
             self.qp.modify(state)

@@ -96,10 +96,10 @@ class Qp:
         "no_receive",
         "number",
         "on_readable",
-        "partition",
         "partners",
         "path",
         "pkey",
+        "pkey_index",
         "port",
         "port_events",
         "qkey",
@@ -115,14 +115,14 @@ class Qp:
         "wrong_qkey",
     )
 
-    def __init__(self, port: Port, number: int, init: QpInit, qkey: int, pkey: int) -> None:
+    def __init__(self, port: Port, number: int, init: QpInit, qkey: int, pkey_index: int) -> None:
         self.port: Port = port
         self.number: int = number
         self.type: QpType = init.qp_type
         self.removals: int = port.removals
         self.qkey: int = qkey
-        self.partition: int = pkey
-        self.take_pkey(pkey)
+        self.pkey_index: int = pkey_index
+        self.read_pkey()
         self.state: QpState = _S.RESET
         self.error: WcStatus | None = None
         self.attached: dict[Gid, int] = {}
@@ -170,10 +170,11 @@ class Qp:
             self.empty,
         )
 
-    def take_pkey(self, pkey: int) -> None:
-        """Send with that P_Key, and receive messages that match it; 0: the port has lost the partition."""
-        self.pkey: int = pkey
-        self.partners: tuple[int, ...] = partners(pkey)
+    def read_pkey(self) -> None:
+        """Send with the P_Key at its place in the port's table, and receive messages that match it."""
+        table, index = self.port.pkeys, self.pkey_index
+        self.pkey: int = table[index] if index < len(table) else 0
+        self.partners: tuple[int, ...] = partners(self.pkey)
 
     def modify(self, state: QpState) -> int:
         """Take a step of the state machine; the errno."""

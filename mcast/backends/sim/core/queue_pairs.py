@@ -36,9 +36,9 @@ class QueuePairs:
         """The QP with that number."""
         return self._by_number.get(number)
 
-    def create(self, port: Port, init: QpInit, qkey: int, pkey: int) -> Qp:
+    def create(self, port: Port, init: QpInit, qkey: int, pkey_index: int) -> Qp:
         """Make a queue pair with a number of its own, in RESET."""
-        qp = self._by_number[self._next] = Qp(port, self._next, init, qkey, pkey)
+        qp = self._by_number[self._next] = Qp(port, self._next, init, qkey, pkey_index)
         self._next += 1
         return qp
 

@@ -17,7 +17,7 @@ from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.faults.rules import Rules
 from mcast.wire.mapping import ipoib_broadcast_mgid
 from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
-from mcast.wire.partition import FULL_MEMBER, partners
+from mcast.wire.partition import FULL_MEMBER, find_pkey, partners
 from mcast.wire.units import MTU, RATE
 
 
@@ -94,7 +94,7 @@ class Subnet:
         """Join the broadcast groups, as IPoIB does by itself when its interfaces come up or the SM has
         forgotten them."""
         for interface in port.interfaces if self._ipoib else ():
-            if interface.pkey in port.pkeys and port.up and self.hears(port):
+            if find_pkey(port.pkeys, interface.pkey) is not None and port.up and self.hears(port):
                 interface.broadcast = self._join_broadcast(port, interface.pkey)
         self.forwarding.changed()
 

@@ -188,9 +188,10 @@ def change_lid(fabric: Parts, port: Port, lid: int | None = None) -> None:
 def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
     """Write another P_Key table into the port, as an SM does.
 
-    ENETRESET for the groups whose P_Key moved in the table or vanished from it, and for no others. In a
-    partition that vanished, joins find no IPoIB broadcast group, and the queue pairs neither send nor
-    receive; both work again when the P_Key returns (SA-RESET-1; IBA vol 1, 10.9.3). Raises ValueError on
+    ENETRESET for the groups whose P_Key moved in the table or vanished from it, and for no others: a port
+    that becomes a limited member loses none (SA-RESET-1). In a partition that vanished, joins find no IPoIB
+    broadcast group, and no queue pair can be made. A queue pair has whatever P_Key is at its place in the
+    table; without one it neither sends nor receives (SA-PKEY-4; IBA vol 1, 10.9.3). Raises ValueError on
     RoCE.
     """
     subnet = _subnet(fabric, "set_pkeys")
@@ -202,9 +203,9 @@ def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
     subnet.update(port)
     for qp in fabric.queue_pairs:
         if qp.port is port:
-            qp.take_pkey(qp.partition if qp.partition in port.pkeys else 0)
+            qp.read_pkey()
     for interface in port.interfaces:
-        if interface.pkey not in port.pkeys:
+        if find_pkey(port.pkeys, interface.pkey) is None:
             interface.broadcast = None
     subnet.join_broadcasts(port)
     fabric.queue_pairs.tell(port, PortEvent.PKEY_CHANGE)
