@@ -25,5 +25,5 @@ def kernel_join(
     """
     is_ipoib = port_space is PortSpace.IPOIB
     qkey = broadcast.qkey if is_ipoib else RDMA_UDP_QKEY
-    record = make_record((mgid, port_gid, qkey, 0, *broadcast[4:16], JOIN_STATES[join_state], False))
+    record = make_record((mgid, port_gid, qkey, *broadcast[3:16], JOIN_STATES[join_state], False))
     return _IPOIB_MASK if is_ipoib else _MASK, record

@@ -21,11 +21,12 @@ from mcast.backends.sim.trace import pcapng as trace_pcapng
 from mcast.lab import LabMachine, LabResult
 from mcast.pcapng.dissect import Skipped, datagram
 from mcast.pcapng.reader import read_frames
-from mcast.wire import mad, packets
+from mcast.wire import packets
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord, SaMethod
+from mcast.wire.mcmember import SaMethod
 
 from ..sim.wireshark import Decoded, Shown, has, is_message
+from ..tapped import asked_of_the_sa
 from . import join_storm
 from .guest_run import SILENCE
 
@@ -39,8 +40,6 @@ MGID = "ff12:4001:ffff::f01:107"
 """Of 239.1.1.7, for who uses rdma_cm with PS_UDP."""
 COMPARED = 4
 """How many messages of the tap are compared with the simulator's."""
-SLID, MAD_AT = slice(22, 24), 16 + 8 + 12 + 8
-"""In a tapped packet without a GRH: the sender's LID, and what follows ERF header, LRH, BTH and DETH."""
 
 pytestmark = [
     pytest.mark.long,
@@ -258,20 +257,14 @@ def asked_in_simulator(count: int, processes: int) -> Asked:
 
 
 def asked_in(capture: Path) -> Asked:
-    """A request that is repeated has the same transaction; for an unanswered Delete the kernel makes more."""
-    seen: dict[tuple[int, bytes], tuple[int, Gid]] = {}
+    """For an unanswered Delete the kernel makes more."""
+    seen: dict[tuple[int, bytes], tuple[SaMethod, Gid]] = {}
     with capture.open("rb") as file:
-        for frame in read_frames(file):
-            slid, asked = int.from_bytes(frame.data[SLID]), frame.data[MAD_AT:]
-            is_record = asked[1:2] == bytes([mad.SA_CLASS]) and asked[16:18] == bytes(
-                [0, mad.MC_MEMBER_RECORD]
-            )
-            if is_record and asked[3] in (SaMethod.SET, SaMethod.DELETE):
-                mgid = Gid(McMemberRecord.unpack(asked[mad.DATA_AT :][:RECORD_SIZE]).mgid)
-                if join_storm.is_of_storm(mgid):
-                    seen[slid, asked[8:16]] = asked[3], mgid
-    joins = sum(method == SaMethod.SET for method, _ in seen.values())
-    left = {(lid, mgid) for (lid, _), (method, mgid) in seen.items() if method == SaMethod.DELETE}
+        for asked in asked_of_the_sa(file):
+            if join_storm.is_of_storm(mgid := Gid(asked.record.mgid)):
+                seen[asked.lid, asked.transaction] = asked.method, mgid
+    joins = sum(method is SaMethod.SET for method, _ in seen.values())
+    left = {(lid, mgid) for (lid, _), (method, mgid) in seen.items() if method is SaMethod.DELETE}
     return Asked(joins, Counter(mgid for _, mgid in left))
 
 

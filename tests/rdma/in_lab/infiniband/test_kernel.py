@@ -5,28 +5,36 @@ The evidence is OpenSM's: who is in which group, by saquery.
 
 from __future__ import annotations
 
+import ctypes
 import errno as E
+import io
 import os
 import signal
+import struct
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
 from mcast.api import CmEventType, InvalidArgument, JoinAttrEx, McastError, PortSpace, TimedOut
 from mcast.backends.rdma import PROVIDER
-from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, trusted_records
+from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, pkeys_of, trusted_records
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.ipoib import interfaces_of
 from mcast.conformance.peers import Application, eventually, new_group, raw_address, readable
 from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.kernel_join import kernel_join
 from mcast.wire.mapping import infiniband_mgid
-from mcast.wire.mcmember import JoinState, McMemberRecord
+from mcast.wire.mcmember import JoinState, McMemberRecord, SaMethod
+
+from ....tapped import Asked, asked_of_the_sa
 
 FULL, SEND_ONLY = JoinState.FULL, JoinState.SEND_ONLY_FULL
 
@@ -60,6 +68,27 @@ def opensm() -> int:
 
 
 @contextmanager
+def tapped() -> Iterator[Callable[[], list[Asked]]]:
+    """Inside the `with`, what hosts have asked the SA so far."""
+    tap, data = os.open("/sys/kernel/debug/softib/tap", os.O_RDONLY | os.O_NONBLOCK), bytearray()
+    found: list[Asked] = []
+
+    def requests() -> list[Asked]:
+        known = len(data)
+        with suppress(BlockingIOError):
+            while more := os.read(tap, 1 << 16):
+                data.extend(more)
+        if len(data) > known:
+            found[:] = asked_of_the_sa(io.BytesIO(data))
+        return found
+
+    try:
+        yield requests
+    finally:
+        os.close(tap)
+
+
+@contextmanager
 def silent_sm() -> Iterator[None]:
     """Inside the `with`, OpenSM answers nobody."""
     os.kill(opensm(), signal.SIGSTOP)
@@ -72,36 +101,47 @@ def silent_sm() -> Iterator[None]:
 # --- a join -----------------------------------------------------------------
 
 
-def test_the_request_is_the_broadcast_groups_record_with_another_mgid(bed: InfinibandTestbed) -> None:
-    """SA-PATH-2, SA-PATH-3."""
-    peer = Application(bed)
-    made = record(bed, peer.join(new_group()).gid)
+@pytest.mark.parametrize("space", [PortSpace.UDP, PortSpace.IPOIB])
+@pytest.mark.parametrize("state", [FULL, SEND_ONLY])
+def test_the_request_is_the_broadcast_groups_record_with_another_mgid(
+    bed: InfinibandTestbed, space: PortSpace, state: JoinState
+) -> None:
+    """SA-PATH-2, SA-PATH-3: on the wire, with its mask, as the simulator makes it."""
+    peer = Application(bed, 1, space=space)
+    with tapped() as requests:
+        mgid = peer.join(new_group(), send_only=state is SEND_ONLY).gid
+        asked = {one[2:] for one in requests() if one.record.mgid == mgid}
     model = record(bed, broadcast(bed, peer.port))
-    assert made.qkey == 0x01234567
-    for field in ("pkey", "sl", "flow_label", "tclass", "scope"):
-        assert getattr(made, field) == getattr(model, field), field
+    wanted = kernel_join(model, mgid, bed._infiniband[peer.port].gid, space, state)
+    assert asked == {(SaMethod.SET, *wanted)}
 
 
 @pytest.mark.parametrize(
-    ("address", "mgid"),
+    ("space", "address", "mgid"),
     [
-        (IPv4Address("239.1.1.1"), "ff12:4001:ffff::f01:101"),
-        (IPv6Address("ff0e::1:2:3"), "ff12:6001:ffff::1:2:3"),
-        (IPv6Address("ff15:a01b::7"), "ff15:a01b::7"),
-        (Mgid("ff15:beef::7"), "ff15:beef::7"),
+        (PortSpace.UDP, IPv4Address("239.1.1.1"), "ff12:4001:ffff::f01:101"),
+        (PortSpace.UDP, IPv6Address("ff0e::1:2:3"), "ff12:6001:ffff::1:2:3"),
+        (PortSpace.UDP, IPv6Address("ff15:a01b::7"), "ff15:a01b::7"),
+        (PortSpace.UDP, Mgid("ff15:beef::7"), "ff15:beef::7"),
+        (PortSpace.IPOIB, IPv4Address("239.1.1.1"), "ff12:401b:ffff::f01:101"),
+        (PortSpace.IPOIB, IPv6Address("ff0e::1:2:3"), "ff12:601b:ffff::1:2:3"),
+        (PortSpace.IPOIB, Mgid("ff15:beef::7"), "ff15:beef::7"),
     ],
 )
 def test_an_address_becomes_an_mgid(
-    bed: InfinibandTestbed, address: IPv4Address | IPv6Address | Mgid, mgid: str
+    bed: InfinibandTestbed, space: PortSpace, address: IPv4Address | IPv6Address | Mgid, mgid: str
 ) -> None:
     """SA-MAP-2, SA-MAP-3."""
-    assert Application(bed).join(McastAddress.of(address)).gid == Gid(mgid)
+    assert Application(bed, space=space).join(McastAddress.of(address)).gid == Gid(mgid)
 
 
-def test_the_zero_address_is_a_group_that_the_sa_names(bed: InfinibandTestbed) -> None:
+@pytest.mark.parametrize("zero", [IPv4Address(0), IPv6Address(0)], ids=str)
+def test_the_zero_address_is_a_group_that_the_sa_names(
+    bed: InfinibandTestbed, zero: IPv4Address | IPv6Address
+) -> None:
     """SA-MAP-1."""
     peer = Application(bed)
-    peer.id.join_multicast(raw_address(IPv4Address(0)))
+    peer.id.join_multicast(raw_address(zero))
     ud = peer.event().ud
     assert ud is not None
     assert ud.destination.gid[:4] == bytes.fromhex("ff12a01b")
@@ -127,6 +167,18 @@ def test_without_the_broadcast_group_a_join_fails_at_once(bed: InfinibandTestbed
         hostnet.run("ip", "addr", "replace", str(where.ipv6), "dev", where.netdev, "nodad")
         eventually(bed, lambda: interfaces_of([where.gid])[0].carrier)
     peer.join(new_group())
+
+
+def test_an_id_that_the_kernel_does_not_know_leaves_nothing() -> None:
+    """SA-ENTRY-2, as librdmacm asks: number and sizes of the call; where the answer goes, the id."""
+    leave, answer = 17, ctypes.create_string_buffer(4)
+    call = struct.pack("=IHHQII", leave, 16, len(answer), ctypes.addressof(answer), 0x7FFF_FFFF, 0)
+    with (
+        Path("/dev/infiniband/rdma_cm").open("r+b", buffering=0) as rdma_cm,
+        pytest.raises(OSError) as caught,
+    ):
+        rdma_cm.write(call)
+    assert caught.value.errno == E.ENOENT
 
 
 # --- many ids of one port ---------------------------------------------------
@@ -186,6 +238,35 @@ def test_bits_that_the_port_holds_cost_no_request_and_others_time_out(bed: Infin
         again.backend.close()
 
 
+def test_what_the_port_holds_otherwise_is_einval_without_a_request(bed: InfinibandTestbed) -> None:
+    """SA-SHARE-1: the Q_Keys of the two port spaces differ."""
+    group, first = McastAddress.of(Mgid("ff15:beef::8")), Application(bed, 1)
+    second = Application(bed, 1, space=PortSpace.IPOIB)
+    mgid = first.join(group).gid
+    with tapped() as requests:
+        second.id.join_multicast(group)
+        second.event(CmEventType.MULTICAST_ERROR, -E.EINVAL)
+        assert mgid not in {one.record.mgid for one in requests()}
+
+
+def test_an_unanswered_delete_is_repeated_three_times(bed: InfinibandTestbed) -> None:
+    """SA-SHARE-2: each takes 3 s, the Set behind them waits for all; here each packet leaves and arrives."""
+    group, peer = new_group(), Application(bed, 1)
+    mgid, deletes = peer.join(group).gid, [SaMethod.DELETE] * 4
+
+    def sent() -> Counter[tuple[bytes, SaMethod]]:
+        return Counter((one.transaction, one.method) for one in requests() if one.record.mgid == mgid)
+
+    with tapped() as requests, silent_sm():
+        began = monotonic()
+        peer.id.leave_multicast(group)
+        peer.id.join_multicast(group)
+        eventually(bed, lambda: [method for _, method in sent()] == [*deletes, SaMethod.SET])
+        assert monotonic() - began > 0.9 * 4 * 3
+        assert [*sent().values()][:4] == [2 * (1 + 10)] * 4
+    peer.id.leave_multicast(group)
+
+
 def test_what_the_sa_refuses_is_einval(bed: InfinibandTestbed) -> None:
     """SA-STATUS-1: of signature A01B with scope 2 the SA alone makes groups (SA-MGID-1)."""
     peer = Application(bed)
@@ -215,34 +296,56 @@ PARTITIONS = Path("/etc/opensm/partitions.conf")
 
 
 @contextmanager
-def partition_file(text: str) -> Iterator[None]:
+def partition_file(bed: InfinibandTestbed, text: str, full: set[IPv4Address]) -> Iterator[None]:
+    """Inside the `with`, that is OpenSM's partition file, by which these ports are full members."""
+
+    def until_full(ports: set[IPv4Address]) -> None:
+        os.kill(opensm(), signal.SIGHUP)
+        tables = {port: {0xFFFF if port in ports else 0x7FFF} for port in bed.ports}
+        eventually(bed, lambda: {port: pkeys_of(bed._infiniband[port]) for port in bed.ports} == tables)
+
     PARTITIONS.parent.mkdir(exist_ok=True)
     PARTITIONS.write_text(text)
-    os.kill(opensm(), signal.SIGHUP)
     try:
+        until_full(full)
         yield
     finally:
         PARTITIONS.unlink()
-        os.kill(opensm(), signal.SIGHUP)
-
-
-def pkeys(bed: InfinibandTestbed, port: IPv4Address) -> set[int]:
-    where = bed._infiniband[port]
-    tables = Path(f"/sys/class/infiniband/{where.device}/ports/{where.port_num}/pkeys").glob("*")
-    return {int(one.read_text(), 0) for one in tables} - {0}
+        until_full(set(bed.ports))
 
 
 def test_a_partition_file_leaves_everybody_a_limited_member(bed: InfinibandTestbed) -> None:
-    """SA-PKEY-3. A limited member hears a full one, and loses no membership: its P_Key stays in its place."""
-    group, full, limited = new_group(), Application(bed, 0), Application(bed, 1)
-    outward, _ = full.join(group), limited.join(group)
-    with partition_file("Default=0x7fff,ipoib:SELF=full;\n"):
-        eventually(bed, lambda: pkeys(bed, limited.port) == {0x7FFF})
-        assert pkeys(bed, full.port) == {0xFFFF}
-        full.send(outward, b"from a full member")
-        assert limited.receive(1) == [b"from a full member"]
-        assert not readable(limited.channel)
-    eventually(bed, lambda: pkeys(bed, limited.port) == {0xFFFF})
+    """SA-PKEY-1, SA-PKEY-3, SA-PKEY-4: no membership is lost, because the P_Keys stay in their place."""
+    group, late = new_group(), new_group()
+    full, one, other = peers = [Application(bed, index) for index in range(3)]
+    outward = [peer.join(group) for peer in peers]
+    with partition_file(bed, "Default=0x7fff,ipoib:SELF=full;\n", {full.port}):
+        for peer, destination in zip(peers, outward, strict=True):
+            peer.send(destination, f"from {peer.port}".encode())
+        assert sorted(full.receive(3)) == [f"from {peer.port}".encode() for peer in peers]
+        for peer in (one, other):
+            assert peer.receive(1) == [f"from {full.port}".encode()]
+        assert not any(readable(peer.channel) for peer in peers)
+        made = one.join(late).gid  # OpenSM lets a limited member make a group, and another join it
+        other.join(late)
+        assert states(made) == [FULL, FULL]
+        assert record(bed, made).pkey == 0xFFFF
+    assert one.seen(by=other) == other.seen(by=one) == []
+
+
+def test_a_pkey_that_moves_ends_memberships_and_leaves_queue_pairs_behind(bed: InfinibandTestbed) -> None:
+    """SA-RESET-1, SA-PKEY-4: at the queue pair's place in the table there is another partition now."""
+    group, other, peer = new_group(), Application(bed, 0), Application(bed, 1)
+    outward, where = other.join(group), peer.join(group)
+    with bed._with_pkeys(bed._infiniband[peer.port], (0x8001, 0xFFFF), lambda: readable(peer.channel)):
+        peer.event(CmEventType.MULTICAST_ERROR, -E.ENETRESET)
+        peer.id.leave_multicast(group)
+        peer.qp.attach_mcast(where.gid, where.dlid)  # so that only its P_Key keeps messages from it
+        other.send(outward, b"from the default partition")
+        peer.send(where, b"from the other one")
+        assert other.receive(1) == [b"from the default partition"]
+    assert peer.seen(by=other) == [b"from the other one"]  # its own
+    assert other.seen(by=peer) == []
 
 
 # --- one MLID for two groups ------------------------------------------------
@@ -292,6 +395,18 @@ def test_the_kernel_takes_a_second_mlid_of_an_mgid(bed: InfinibandTestbed) -> No
         detach(where.gid, where.dlid)
     detach(where.gid, elsewhere.dlid)
     assert arrives() == []
+
+
+@pytest.mark.parametrize("lid", [0x0001, 0xBFFF, 0xC000, 0xFFFE, 0xFFFF], ids=hex)
+def test_the_kernel_attaches_by_any_lid_of_groups_and_no_other(bed: InfinibandTestbed, lid: int) -> None:
+    """SA-ATTACH-2."""
+    qp, mgid = Application(bed).qp, Gid("ff15:beef::9")
+    if 0xC000 <= lid < 0xFFFF:
+        qp._attach_mcast(mgid, lid)
+        qp._detach_mcast(mgid, lid)
+    else:
+        with pytest.raises(InvalidArgument):
+            qp._attach_mcast(mgid, lid)
 
 
 # --- what ends memberships --------------------------------------------------
