@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address, ip_address
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from mcast.api import Gid
 from mcast.backends.rdma import infiniband_bed
 from mcast.backends.rdma.host_bed import of_one_network
-from mcast.backends.rdma.infiniband_bed import InfinibandObserver, InfinibandPort, with_more_ids
+from mcast.backends.rdma.infiniband_bed import (
+    InfinibandObserver,
+    InfinibandPort,
+    InfinibandTestbed,
+    with_more_ids,
+)
 from mcast.backends.rdma.net.groups import SaRecord, read_records
 from mcast.backends.rdma.net.hostnet import InterfaceAddress
 from mcast.backends.rdma.roce_bed import RocePort
+from mcast.backends.rdma.sa.umad import Silent
 from mcast.wire import mad
-from mcast.wire.mcmember import JoinState
+from mcast.wire.mcmember import JoinState, McMemberRecord
 
 SAQUERY = """MCMember Record dump:
 \t\tMGID....................ff12:4001:ffff::f01:109
@@ -116,3 +124,29 @@ def test_a_membership_that_the_sm_kept_is_not_left_behind_and_one_of_an_id_is(
     assert observer.leftovers() == ()
     objects[OTHERS] = 1
     assert observer.leftovers() == ("1 cm_id on softib2", f"10.77.0.2 is a member of {joined}")
+
+
+def test_a_port_is_out_when_the_sa_says_so_and_back_when_its_host_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An SA that does not answer has said nothing."""
+    known, nothing, port = McMemberRecord(), cast(Any, None), IPv4Address("10.77.0.2")
+    says = [Silent(), known, None, Silent(), None, known, known]
+    attached = [False, True]
+
+    def member(*_: object) -> McMemberRecord | None:
+        answer = says.pop(0)
+        if isinstance(answer, Silent):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(infiniband_bed, "_LINKS", tmp_path / "links")
+    monkeypatch.setattr(infiniband_bed, "_broadcast", lambda where: Gid("ff12:401b:ffff::ffff:ffff"))
+    monkeypatch.setattr(infiniband_bed, "_attached", lambda *_: attached.pop(0))
+    bed = object.__new__(InfinibandTestbed)
+    bed._infiniband = {port: InfinibandPort("softib2", 1, 2, Gid("fe80::12"), "ib2", nothing, None)}
+    bed._sa = cast(Any, SimpleNamespace(member=member))
+    with bed.link_down(port):
+        assert (tmp_path / "links").read_text() == "softib2 out\n"
+        assert len(says) == 4
+    assert (says, attached) == ([], [])
