@@ -131,7 +131,7 @@ def test_a_port_is_out_when_the_sa_says_so_and_back_when_its_host_is(
 ) -> None:
     """An SA that does not answer has said nothing."""
     known, nothing, port = McMemberRecord(), cast(Any, None), IPv4Address("10.77.0.2")
-    says = [Silent(), known, None, Silent(), None, known, known]
+    says: list[Silent | McMemberRecord | None] = [Silent(), known, None, Silent(), None, known, known]
     attached = [False, True]
 
     def member(*_: object) -> McMemberRecord | None:
