@@ -32,6 +32,7 @@ test-all: .venv/test
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --long --oracle-requests $(N) $(ARGS)
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_guest.py
 	$(BIN)/pytest --lab-kernel $(SECOND_KERNEL) tests/lab/test_infiniband_suite.py
+	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_infiniband_incidents.py
 	scripts/asan
 	$(MAKE) coverage
 	$(MAKE) api

@@ -1,7 +1,7 @@
 """The conformance suite and the model on InfiniBand: the real librdmacm, kernel and OpenSM, on softib.
 
-The suite's column is set beside the simulator's. Besides: what the kernel makes of the SA, the doctor, the
-demo; and the suite's test beds where a host has few ports.
+The suite's column is set beside the simulator's. Besides: the commands, the demo; and the suite's test beds
+where a host has few ports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from .guest_run import PORTS, TEST_SECONDS_LONG, GuestRun, failed, run_tests
 ITSELF = "tests/conformance/test_spine.py"
 """What the suite says of itself, which no kernel can change."""
 SUITE = ("--ignore", ITSELF, "tests/conformance", "tests/model")
-APART = "tests/rdma/in_lab/infiniband"
 COMMANDS = (
     *("--long", "-k", "not dumpcap"),  # which captures from an Ethernet interface
     *(f"tests/rdma/in_lab/test_{name}.py" for name in ("commands", "ping", "send_recv")),
@@ -46,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
     shared = tmp_path_factory.mktemp("infiniband_suite")
     kernel = pytestconfig.getoption("--lab-kernel")
     if long:
-        groups = [("--hypothesis-profile", "lab", *SUITE), (APART,), COMMANDS]
+        groups = [("--hypothesis-profile", "lab", *SUITE), COMMANDS]
         words = ["demo", "--backend", "rdma", "--receivers", "3", "--size", "1M", "--json"]
         run = run_tests(shared, groups, words, kernel, fabric="infiniband", test_seconds=TEST_SECONDS_LONG)
     else:
