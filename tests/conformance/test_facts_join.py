@@ -240,12 +240,13 @@ def test_a_join_fails_without_a_status_when_the_address_is_gone(bed: Testbed) ->
 
 
 @fact("K-JOIN-20")
-@roce
-@needs(Feature.DEVICE_REMOVAL)
+@needs(Feature.DEVICE_REMOVAL, Feature.SECOND_PORT)
 def test_no_join_after_the_device_was_removed(bed: Testbed) -> None:
-    peer = Application(bed)
+    peer = Application(bed, 1)
+    mgid = peer.join(new_group()).gid
     bed.remove_device(peer.port)
     peer.event(CmEventType.DEVICE_REMOVAL)
+    eventually(bed, lambda: not bed.observer.group_ports(mgid))
     for join in (
         peer.id.join_multicast,
         lambda group: peer.id.join_multicast_ex(JoinAttrEx.send_only(group)),

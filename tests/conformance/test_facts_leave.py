@@ -54,12 +54,13 @@ def test_leave_of_an_address_of_no_family_is_refused(bed: Testbed, family: objec
 
 
 @fact("K-LEAVE-8")
-@needs(Capability.IGMP, Feature.DEVICE_REMOVAL)
+@needs(Feature.DEVICE_REMOVAL, Feature.SECOND_PORT)
 def test_leave_after_the_device_was_removed(bed: Testbed) -> None:
-    peer, group = Application(bed), new_group()
-    peer.join(group)
+    peer, group = Application(bed, 1), new_group()
+    mgid = peer.join(group).gid
     bed.remove_device(peer.port)
     peer.event(CmEventType.DEVICE_REMOVAL)
+    eventually(bed, lambda: not bed.observer.group_ports(mgid))
     with pytest.raises(DeviceGone) as caught:
         peer.id.leave_multicast(group)
     assert caught.value.errno == E.ENXIO

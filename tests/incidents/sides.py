@@ -17,9 +17,10 @@ from pathlib import Path
 from mcast.api import Backend
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.backend import RdmaBackend
-from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
+from mcast.backends.rdma.infiniband_bed import InfinibandTestbed, add_hca
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.wire.addresses import Gid
 
 SOFTIB = Path("/sys/kernel/debug/softib")
 LIDS = Path("/var/cache/opensm/guid2lid")
@@ -56,6 +57,14 @@ class Side(ABC):
     @abstractmethod
     def link(self, up: bool) -> None:
         """The receiver's link goes down or comes back."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """The receiver's device goes away, as soon as nobody has it open."""
+
+    @abstractmethod
+    def add(self) -> None:
+        """It comes back, with its address."""
 
     @abstractmethod
     def cable(self, whole: bool) -> None:
@@ -103,6 +112,12 @@ class SimSide(Side):
 
     def link(self, up: bool) -> None:
         self.fabric.set_link(self.fabric.ports[1], up=up)
+
+    def remove(self) -> None:
+        self.fabric.remove_device(self.fabric.ports[1])
+
+    def add(self) -> None:
+        self.fabric.restore_device(self.fabric.ports[1])
 
     def cable(self, whole: bool) -> None:
         (self.fabric.repair_cable if whole else self.fabric.cut_cable)(LEAF)
@@ -172,6 +187,14 @@ class SoftibSide(Side):
     def link(self, up: bool) -> None:
         self._write("links", f"softib2 {'in' if up else 'out'}")
         self._sees(2 if up else 1)
+
+    def remove(self) -> None:
+        self._removal = subprocess.Popen(["sh", "-c", f"echo softib2 remove >{SOFTIB}/hcas"])
+
+    def add(self) -> None:
+        assert self._removal.wait(BOUND) == 0
+        add_hca("softib2", Gid("fe80::5254:0:1:11"), "ib2", f"{self.receiver}/24", "fd77::2/64")
+        self._sees(2)
 
     def cable(self, whole: bool) -> None:
         self._write("links", f"switch0/{LEAF} {'in' if whole else 'out'}")

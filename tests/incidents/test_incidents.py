@@ -13,12 +13,14 @@ from itertools import count
 import pytest
 
 from mcast import Endpoint, Lost, Membership, PortDown, PortUp, Rejoined, open_endpoint
-from mcast.api import InvalidArgument, MembershipLost, Message
+from mcast.api import DeviceGone, InvalidArgument, MembershipLost, Message
 
 from .sides import SOFTIB, Side, SimSide, SoftibSide
 
 ENETRESET = 102
+ENDED = (MembershipLost, {"event": "MULTICAST_ERROR", "status": -ENETRESET})
 """How the kernel ends a membership, whatever the port's event was (SA-RESET-1)."""
+GONE = (DeviceGone, {"event": "DEVICE_REMOVAL", "status": 0})
 MLIDS = 32
 GROUP, OTHER = "239.77.1.1", "239.77.1.2"
 WITHIN = 60.0
@@ -68,16 +70,14 @@ def pair(side: Side) -> Iterator[Pair]:
     made.close()
 
 
-def seen(endpoint: Endpoint, expected: list[object]) -> None:
+def seen(endpoint: Endpoint, expected: list[object], why: tuple[type, object] = ENDED) -> None:
     """The endpoint's next events are these, and no other follows."""
     found: list[object] = []
     for _ in expected:
         event = endpoint.next_event(WITHIN)
         found.append(type(event))
         if isinstance(event, Lost):
-            assert isinstance(event.error, MembershipLost)
-            assert event.error.errno == ENETRESET
-            assert event.error.arguments == {"event": "MULTICAST_ERROR", "status": -ENETRESET}
+            assert (type(event.error), event.error.arguments) == why
     assert found == expected
     assert endpoint.next_event(QUIET) is None
 
@@ -119,6 +119,15 @@ def flap(side: Side, pair: Pair) -> None:
     seen(pair.sender, [])
 
 
+def replug(side: Side, pair: Pair) -> None:
+    """The device stays until the endpoint has let go of it, and is found again under its address."""
+    side.remove()
+    seen(pair.receiver, [Lost], GONE)
+    side.add()
+    seen(pair.receiver, [Rejoined])
+    seen(pair.sender, [])
+
+
 def fail_over(side: Side, pair: Pair) -> None:
     side.fail_over()
     for endpoint in (pair.receiver, pair.sender):
@@ -126,7 +135,7 @@ def fail_over(side: Side, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "incident", [restart, relabel, renumber, cut, flap, fail_over], ids=lambda one: one.__name__
+    "incident", [restart, relabel, renumber, cut, flap, replug, fail_over], ids=lambda one: one.__name__
 )
 def test_a_membership_comes_back(side: Side, pair: Pair, incident: Callable[[Side, Pair], None]) -> None:
     incident(side, pair)

@@ -124,6 +124,11 @@ mlids:31
 mlids:33
 mlids:2048
 mlids:32 32
+hcas:softib5 remove
+hcas:softib0 add
+hcas:softib1 add
+hcas:softib1 away
+hcas:softib1 remove now
 END
 echo "softib3 2" >"$debug/drop"
 kept dropping sh -c 'for i in 1 2 3 4 5 6 7 8; do smpquery -t 100 nodeinfo -G 0x5254000000010021; done'
@@ -165,8 +170,12 @@ passes mended "2 3" 2 1
 holder=$!
 until [ -s held_open.txt ] || ! kill -0 "$holder"; do sleep 0.05; done
 kept in_use rmmod softib
+echo "softib4 remove" >"$debug/hcas" & # it goes when the queue pair does
+removal=$!
 kill -KILL "$holder"
 wait "$holder"
+wait "$removal"
+kept removed cat "$debug/hcas"
 kept unload rmmod softib
 kill -KILL "$(pidof opensm)" # without its device it does not end by itself
 while pidof opensm >/dev/null; do sleep 0.05; done

@@ -280,6 +280,10 @@ def test_the_module_stays_while_a_queue_pair_is_open(said: Said) -> None:
     assert "in use" in said("in_use", status=1)
 
 
+def test_an_hca_goes_with_the_last_queue_pair(said: Said) -> None:
+    assert said("removed") == "softib1 here\nsoftib2 here\nsoftib3 here\nsoftib4 gone\n"
+
+
 def test_the_module_goes_under_opensm_and_ipoib(said: Said) -> None:
     """While switches tell that their ports go; nothing complains, which the last test sees."""
     assert said("unload") == ""

@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("tests", "switches", "at_least"),
-    [("tests/incidents", 3, 9), ("tests/rdma/in_lab/infiniband", 1, 40)],
+    [("tests/incidents", 3, 10), ("tests/rdma/in_lab/infiniband", 1, 40)],
     ids=["incidents", "rows"],
 )
 def test_the_kernel_does_what_is_said_of_it(

@@ -45,6 +45,8 @@ SM_KEY = 1
 _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
 _LINKS = Path("/sys/kernel/debug/softib/links")
 """softib's cables, which a line takes out and puts in."""
+_HCAS = Path("/sys/kernel/debug/softib/hcas")
+"""softib's HCAs, which a line removes and adds."""
 _ATTACHED = Path("/sys/kernel/debug/softib/attached")
 """softib's list of queue pairs in groups: HCA, number, MGID, MLID."""
 _PKEYS = "/sys/class/infiniband/{}/ports/{}/pkeys"
@@ -61,6 +63,7 @@ SOFTIB = OWN | {
     Feature.ATTACH_TABLE,
     Feature.SM_WITHOUT_SEND_ONLY,
     Feature.PARTITION,
+    Feature.DEVICE_REMOVAL,
 }
 """What only the lab's ports can be made to show, because nobody else uses them."""
 
@@ -240,7 +243,8 @@ class InfinibandTestbed(HostTestbed):
         self.features: frozenset[Feature] = SOFTIB if _are_of_softib(ports) else OWN
         if not all(port.ipv6 for port in ports.values()):
             self.features -= {Feature.IPV6_SOURCE}
-        self._where, self._infiniband, self._sa = ports, ports, sa
+        self._where, self._infiniband, self._sa, self._native = ports, ports, sa, native
+        self._removals: dict[IPv4Address, subprocess.Popen[bytes]] = {}
         self.backend: Backend = backend
         self.ports: tuple[IPv4Address, ...] = tuple(sorted(ports))
         self.observer: InfinibandObserver = InfinibandObserver(native, ports, sa)
@@ -260,6 +264,24 @@ class InfinibandTestbed(HostTestbed):
         finally:
             _LINKS.write_text(f"{where.device} in\n")
             eventually(lambda: self._is_back(where), f"{where.device} does not come back")
+
+    def remove_device(self, port: IPv4Address) -> None:
+        """Any but the first, which OpenSM and the questions to it use."""
+        assert port != self.ports[0]
+        device = self._infiniband[port].device
+        # softib, too, lets an HCA go when every process has closed its verbs context (K-FABRIC-4)
+        self._removals[port] = subprocess.Popen(["sh", "-c", f"echo {device} remove >{_HCAS}"])
+        eventually(lambda: device not in self._native.device_names(), f"{device} does not go away")
+        self._native.sync_devices()  # as in RdmaTestbed
+
+    def restore(self) -> None:
+        """Make the fabric as it was: HCAs back, with their IPoIB interfaces."""
+        for port, removal in self._removals.items():
+            self._native.sync_devices()
+            removal.wait(SETTLE)
+            where = self._infiniband[port]
+            add_hca(where.device, where.gid, where.netdev, *filter(None, (where.ipv4, where.ipv6)))
+            eventually(partial(self._in_broadcast_group, where), f"{where.device} does not come back")
 
     @contextmanager
     def sm_without_send_only(self) -> Iterator[None]:
@@ -325,6 +347,17 @@ class InfinibandTestbed(HostTestbed):
             return None
 
 
+def add_hca(device: str, gid: Gid, netdev: str, *addresses: object) -> None:
+    """Bring back an HCA of softib, with its interface, as `mcast/lab/infiniband.sh` has made both."""
+    _HCAS.write_text(f"{device} add\n")
+    eventually(lambda: bool(interfaces_of([gid])), f"{device} gets no IPoIB interface")
+    (interface,) = interfaces_of([gid])
+    hostnet.run("ip", "link", "set", interface.name, "name", netdev)
+    for address in map(str, addresses):
+        hostnet.run("ip", "addr", "add", address, "dev", netdev, *(("nodad",) if ":" in address else ()))
+    hostnet.run("ip", "link", "set", netdev, "up")
+
+
 def _managers() -> list[int]:
     """The processes of OpenSM."""
     found = subprocess.run(["pidof", "opensm"], capture_output=True, text=True)
@@ -359,4 +392,9 @@ def infiniband_testbed(
     """A test bed on these ports; the SA is asked through the first."""
     first = ports[min(ports)]
     with subnet_administrator(first.device, first.port_num, SETTLE) as sa:
-        yield InfinibandTestbed(backend, native, ports, sa)
+        bed = InfinibandTestbed(backend, native, ports, sa)
+        try:
+            yield bed
+        finally:
+            backend.close()
+            bed.restore()

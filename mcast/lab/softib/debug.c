@@ -3,6 +3,8 @@
  * What root may do to the fabric, and see of it, in /sys/kernel/debug/softib:
  *   links     each cable and the states of its ends; "softib2 out" and "switch1/3 in" take it out and put it in,
  *             "softib2 down" and "softib2 up" disable and enable one end
+ *   hcas      "softib2 remove" unregisters that HCA, which takes until every process has closed it; "softib2 add" makes
+ *             it anew. Shown: each HCA, "here" or "gone"
  *   drop      "softib2 10" loses every tenth message that arrives there; 0 ends that. Shown: port, its state, number
  *   tables    "switch1 500": what the subnet manager writes into that switch's forwarding tables takes effect 500 ms
  *             after the last write; "switch1 hold": not before "switch1 0". Shown: each switch, and its delay
@@ -30,7 +32,7 @@ static struct softib_port *port_named(const char *word)
 	char more;
 
 	if (sscanf(word, "softib%u%c", &number, &more) == 1)
-		return number && number <= softib.hcas ? &softib.hca[number - 1]->port[1] : NULL;
+		return number && number <= softib.hcas && softib.hca[number - 1] ? &softib.hca[number - 1]->port[1] : NULL;
 	if (sscanf(word, "switch%u/%u%c", &number, &port, &more) == 2)
 		return number < softib.switches && port && port <= softib.sw[number]->node.ports ?
 			&softib.sw[number]->port[port] : NULL;
@@ -90,23 +92,65 @@ static int change_mlids(const char *number, const char *nothing)
 	return 0;
 }
 
-static ssize_t write_line(const char __user *from, size_t length, int (*change)(const char *, const char *))
+static int read_line(const char __user *from, size_t length, char word[3][WORD])
 {
-	char line[LINE], word[3][WORD] = { };
-	unsigned long flags;
-	int error;
+	char line[LINE];
 
 	if (length >= sizeof(line))
 		return -EINVAL;
 	if (copy_from_user(line, from, length))
 		return -EFAULT;
 	line[length] = 0;
-	if (sscanf(line, "%15s %15s %15s", word[0], word[1], word[2]) > 2)
-		return -EINVAL;
+	return sscanf(line, "%15s %15s %15s", word[0], word[1], word[2]) > 2 ? -EINVAL : 0;
+}
+
+static ssize_t write_line(const char __user *from, size_t length, int (*change)(const char *, const char *))
+{
+	char word[3][WORD] = { };
+	unsigned long flags;
+	int error = read_line(from, length, word);
+
+	if (error)
+		return error;
 	spin_lock_irqsave(&softib.lock, flags);
 	error = change(word[0], word[1]);
 	spin_unlock_irqrestore(&softib.lock, flags);
 	return error ? error : length;
+}
+
+/* Adding and removing sleep. An HCA is busy with one of them at a time, and none waits for another HCA's. */
+static ssize_t hcas_write(struct file *file, const char __user *from, size_t length, loff_t *at)
+{
+	static DECLARE_BITMAP(busy, SOFTIB_HCAS);
+	char word[3][WORD] = { }, more;
+	int error = read_line(from, length, word);
+	bool add = !strcmp(word[1], "add");
+	unsigned int number;
+
+	if (error)
+		return error;
+	if (sscanf(word[0], "softib%u%c", &number, &more) != 1 || !number || number > softib.hcas ||
+	    (!add && strcmp(word[1], "remove")))
+		return -EINVAL;
+	if (test_and_set_bit(number - 1, busy))
+		return -EBUSY;
+	if (add == !!softib.hca[number - 1])
+		error = add ? -EEXIST : -ENODEV;
+	else if (add)
+		error = softib_add(number - 1);
+	else
+		softib_hca_destroy(softib.hca[number - 1]);
+	clear_bit(number - 1, busy);
+	return error ? error : length;
+}
+
+static int hcas_show(struct seq_file *file, void *unused)
+{
+	unsigned int i;
+
+	for (i = 0; i < softib.hcas; i++)
+		seq_printf(file, "softib%u %s\n", i + 1, READ_ONCE(softib.hca[i]) ? "here" : "gone");
+	return 0;
 }
 
 static void show_port(struct seq_file *file, const struct softib_port *port)
@@ -149,25 +193,34 @@ static void show_drop(struct seq_file *file, const struct softib_port *port)
 static int drop_show(struct seq_file *file, void *unused)
 {
 	unsigned int i, number;
+	unsigned long flags;
 
+	spin_lock_irqsave(&softib.lock, flags);
 	for (i = 0; i < softib.hcas; i++)
-		show_drop(file, &softib.hca[i]->port[1]);
+		if (softib.hca[i])
+			show_drop(file, &softib.hca[i]->port[1]);
 	for (i = 0; i < softib.switches; i++)
 		for (number = 1; number <= softib.sw[i]->node.ports; number++)
 			show_drop(file, &softib.sw[i]->port[number]);
+	spin_unlock_irqrestore(&softib.lock, flags);
 	return 0;
 }
 
 static int attached_show(struct seq_file *file, void *unused)
 {
 	const struct softib_attachment *one;
+	struct softib_hca *hca;
 	unsigned int i;
 
 	rcu_read_lock();
-	for (i = 0; i < softib.hcas; i++)
-		list_for_each_entry_rcu(one, &softib.hca[i]->attached, list)
+	for (i = 0; i < softib.hcas; i++) {
+		hca = READ_ONCE(softib.hca[i]);
+		if (!hca)
+			continue;
+		list_for_each_entry_rcu(one, &hca->attached, list)
 			seq_printf(file, "softib%u %u %pI6 0x%04x\n", i + 1, one->qp->ibqp.qp_num, &one->mgid,
 				   one->mlid);
+	}
 	rcu_read_unlock();
 	return 0;
 }
@@ -213,6 +266,7 @@ WRITTEN(links)
 WRITTEN(drop)
 WRITTEN(tables)
 WRITTEN(mlids)
+SHOWN(hcas, hcas_write);
 SHOWN(links, links_write);
 SHOWN(drop, drop_write);
 SHOWN(tables, tables_write);
@@ -222,6 +276,7 @@ SHOWN(attached, NULL);
 void softib_debug_create(void)
 {
 	folder = debugfs_create_dir("softib", NULL);
+	debugfs_create_file("hcas", 0600, folder, NULL, &hcas_operations);
 	debugfs_create_file("links", 0600, folder, NULL, &links_operations);
 	debugfs_create_file("drop", 0600, folder, NULL, &drop_operations);
 	debugfs_create_file("tables", 0600, folder, NULL, &tables_operations);

@@ -125,6 +125,7 @@ void softib_connect(struct softib_port *one, struct softib_port *other)
 	spin_lock_irqsave(&softib.lock, flags);
 	one->peer = other;
 	other->peer = one;
+	one->unplugged = other->unplugged = false; /* its switch remembers the cable of an HCA that was removed */
 	train(one);
 	spin_unlock_irqrestore(&softib.lock, flags);
 }

@@ -43,14 +43,31 @@ static void take_down(void)
 		destroy_workqueue(softib.work);
 }
 
-/* HCA i's cable ends in port 1 + i / leaves of its switch; a leaf's last port leads to the root. */
+static unsigned int leaves(void)
+{
+	return max(softib.switches - 1, 1u);
+}
+
+/* Makes an HCA. Its cable ends in port 1 + index / leaves of its switch. */
+int softib_add(unsigned int index)
+{
+	struct softib_hca *hca = softib_hca_create(index);
+
+	if (IS_ERR(hca))
+		return PTR_ERR(hca);
+	softib_connect(&hca->port[1], &softib.sw[switch_of(index)]->port[1 + index / leaves()]);
+	return 0;
+}
+
+/* A leaf's last port leads to the root. */
 static int build(void)
 {
-	unsigned int leaves = max(softib.switches - 1, 1u), i;
-	u8 down = DIV_ROUND_UP(softib.hcas, leaves);
+	unsigned int i;
+	int error;
+	u8 down = DIV_ROUND_UP(softib.hcas, leaves());
 
 	for (i = 0; i < softib.switches; i++) {
-		u8 ports = softib.switches == 1 ? down : i ? down + 1 : leaves;
+		u8 ports = softib.switches == 1 ? down : i ? down + 1 : leaves();
 
 		softib.sw[i] = softib_switch_create(i, ports);
 		if (!softib.sw[i])
@@ -59,11 +76,9 @@ static int build(void)
 			softib_connect(&softib.sw[i]->port[down + 1], &softib.sw[0]->port[i]);
 	}
 	for (i = 0; i < softib.hcas; i++) {
-		struct softib_hca *hca = softib_hca_create(i);
-
-		if (IS_ERR(hca))
-			return PTR_ERR(hca);
-		softib_connect(&hca->port[1], &softib.sw[switch_of(i)]->port[1 + i / leaves]);
+		error = softib_add(i);
+		if (error)
+			return error;
 	}
 	return 0;
 }

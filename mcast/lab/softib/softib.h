@@ -185,6 +185,9 @@ static inline u16 softib_lid_mask(const struct softib_port *port)
 	return (u16)(~0U << (port->info.mkeyprot_resv_lmc & 7));
 }
 
+/* module.c */
+int softib_add(unsigned int index);
+
 /* hca.c */
 struct softib_hca *softib_hca_create(unsigned int index);
 void softib_hca_destroy(struct softib_hca *hca);

@@ -56,7 +56,8 @@ def set_link(fabric: Parts, port: Port, up: bool) -> None:
 
 
 def remove_device(fabric: Parts, port: Port) -> None:
-    """Remove the port's device: DEVICE_REMOVAL for every id on it, and its memberships end (K-DEVICE-1).
+    """Remove the port's device: DEVICE_REMOVAL for every id on it, and its memberships end (K-DEVICE-1,
+    SA-REMOVE-1).
 
     The device's queue pairs receive nothing any more, and a send puts them into ERR.
     """
