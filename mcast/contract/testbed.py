@@ -110,6 +110,8 @@ class Testbed(ABC):
     Where there are fewer than a test uses, the test meets the first ones again, unless the test needs
     Feature.SECOND_PORT or Feature.THIRD_PORT, which the number of ports decides.
     """
+    spare: int = 0
+    """The index of the port whose device a test may remove (Feature.DEVICE_REMOVAL)."""
 
     def ipv6_of(self, port: IPv4Address) -> IPv6Address:
         """An IPv6 address of the same port (Feature.IPV6_SOURCE)."""

@@ -25,9 +25,10 @@ roce: pytest.MarkDecorator = needs(Capability.IGMP)
 @fact("K-DEVICE-1")
 @needs(Feature.DEVICE_REMOVAL, Feature.SECOND_PORT)
 def test_removing_a_device_is_an_event_of_its_ids_and_ends_memberships(bed: Testbed) -> None:
-    ids, other = [Application(bed, 1), Application(bed, 1, None)], Application(bed, 0)
+    ids = [Application(bed, bed.spare), Application(bed, bed.spare, None)]
+    other = Application(bed, bed.spare + 1)
     mgid = ids[0].join(new_group()).gid
-    bed.remove_device(bed.ports[1])
+    bed.remove_device(bed.ports[bed.spare])
     for peer in ids:
         event = peer.event(CmEventType.DEVICE_REMOVAL)
         assert (event.context, event.errno) == (None, E.ENODEV)

@@ -240,9 +240,9 @@ def test_a_join_fails_without_a_status_when_the_address_is_gone(bed: Testbed) ->
 
 
 @fact("K-JOIN-20")
-@needs(Feature.DEVICE_REMOVAL, Feature.SECOND_PORT)
+@needs(Feature.DEVICE_REMOVAL)
 def test_no_join_after_the_device_was_removed(bed: Testbed) -> None:
-    peer = Application(bed, 1)
+    peer = Application(bed, bed.spare)
     mgid = peer.join(new_group()).gid
     bed.remove_device(peer.port)
     peer.event(CmEventType.DEVICE_REMOVAL)

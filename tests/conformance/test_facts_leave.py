@@ -54,9 +54,9 @@ def test_leave_of_an_address_of_no_family_is_refused(bed: Testbed, family: objec
 
 
 @fact("K-LEAVE-8")
-@needs(Feature.DEVICE_REMOVAL, Feature.SECOND_PORT)
+@needs(Feature.DEVICE_REMOVAL)
 def test_leave_after_the_device_was_removed(bed: Testbed) -> None:
-    peer, group = Application(bed, 1), new_group()
+    peer, group = Application(bed, bed.spare), new_group()
     mgid = peer.join(group).gid
     bed.remove_device(peer.port)
     peer.event(CmEventType.DEVICE_REMOVAL)

@@ -160,12 +160,21 @@ static void *qp_priv_alloc(struct rvt_dev_info *rdi, struct rvt_qp *qp)
 	return priv;
 }
 
+static void flush_cq(struct ib_cq *cq)
+{
+	if (cq)
+		flush_work(&ibcq_to_rvtcq(cq)->comptask);
+}
+
 static void qp_priv_free(struct rvt_dev_info *rdi, struct rvt_qp *qp)
 {
 	struct softib_qp *priv = qp->priv;
 
 	cancel_work_sync(&priv->work);
 	synchronize_rcu();	/* who found the queue pair in a group is done with it */
+	/* What tells of a completion later would queue work of the kernel's own after ib_free_cq has cancelled it. */
+	flush_cq(qp->ibqp.send_cq);
+	flush_cq(qp->ibqp.recv_cq);
 	kfree(priv);
 }
 
