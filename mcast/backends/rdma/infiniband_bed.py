@@ -104,18 +104,21 @@ def find_infiniband_ports(native: Native) -> dict[IPv4Address, InfinibandPort]:
     return of_one_network(found)
 
 
+def _saquery(*words: str) -> str:
+    """What saquery prints; without the option it gives the SA one second."""
+    return hostnet.run("saquery", "--timeout", "50000", *words)
+
+
 @cache
 def cables() -> dict[int, tuple[int, int]]:
     """LID of a port -> LID of the node at its cable's other end, and the number of that node's port; once."""
-    links = re.findall(
-        r"FromLID\.*(\d+)\s+FromPort\.*\d+\s+ToPort\.*(\d+)\s+ToLID\.*(\d+)", hostnet.run("saquery", "LR")
-    )
+    links = re.findall(r"FromLID\.*(\d+)\s+FromPort\.*\d+\s+ToPort\.*(\d+)\s+ToLID\.*(\d+)", _saquery("LR"))
     return {int(lid): (int(to), int(at)) for lid, at, to in links}
 
 
 def trusted_records() -> list[SaRecord]:
     """Each port in each group of the fabric, as saquery has it from the SA."""
-    return list(read_records(hostnet.run("saquery", "--smkey", str(SM_KEY), "MCMR")))
+    return list(read_records(_saquery("--smkey", str(SM_KEY), "MCMR")))
 
 
 @cache
