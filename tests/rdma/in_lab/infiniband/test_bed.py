@@ -41,3 +41,15 @@ def test_saquery_and_ibroute_say_the_same(lab_bed: Testbed, send_only: bool) -> 
         switch, number = cables()[where.lid]
         routed = lab_bed._sa.switch_sends(switch, number, destination.dlid)
         assert routed == (number in tables[switch].get(destination.dlid, ())) == (ours is not None)
+
+
+def test_a_group_of_one_member_has_no_entry(lab_bed: Testbed) -> None:
+    """SA-SM-5: while one that was made later has its entries."""
+    assert isinstance(lab_bed, InfinibandTestbed)
+    pair = [Application(lab_bed, index) for index in (0, 2)]
+    alone = pair[0].join(new_group())
+    group = new_group()
+    destinations = [peer.join(group) for peer in pair]
+    routed = lab_bed.observer._routed
+    assert all(routed(peer.port, where.dlid) for peer, where in zip(pair, destinations, strict=True))
+    assert not routed(pair[0].port, alone.dlid)
