@@ -82,6 +82,8 @@ class Ranks:
         self.comm: MPI.Comm = comm.Dup()
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
+        self.agreed: float = monotonic()
+        """When the ranks have agreed last: what they do since then, they have begun together."""
 
     def agree(self, step: Intent, trouble: str | None, bound: float = inf) -> Sequence[Statement]:
         """Wait for all ranks. Empty if all take the same step and none has trouble; else what each has said.
@@ -93,6 +95,7 @@ class Ranks:
         mine = array("q", [*step, *(-value for value in step), trouble is not None])
         most = array("q", bytes(8 * len(mine)))
         self._await(self.comm.Iallreduce([mine, MPI.INT64_T], [most, MPI.INT64_T], MPI.MAX), bound)
+        self.agreed = monotonic()
         half = len(step)
         if not most[-1] and all(most[at] == -most[half + at] for at in range(half)):
             return ()
@@ -105,16 +108,22 @@ class Ranks:
         try:
             while not request.Test():
                 if monotonic() > end:
-                    raise TimeoutError(f"not all ranks have come to agree within {bound:g} s")
+                    raise TimeoutError(
+                        f"not all ranks have come to agree within {bound:.3g} s: one has died, stands still "
+                        "or is late"
+                    )
                 sleep(nap)
                 nap = min(_NAP, nap + _NAP / 64)
         except BaseException:
             _PENDING.append(request)
             raise
 
-    def reasons(self, mine: str | None) -> str:
-        """Why a rank cannot do something, one of the reasons that there are; empty if all can."""
-        told = self.agree(Intent(Act.DONE), mine)
+    def reasons(self, mine: str | None, bound: float) -> str:
+        """Why a rank cannot do something, one of the reasons that there are; empty if all can.
+
+        Raises TimeoutError as `agree` does.
+        """
+        told = self.agree(Intent(Act.DONE), mine, bound)
         troubled = [(rank, one.trouble) for rank, one in enumerate(told) if one.trouble is not None]
         if not troubled:
             return ""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from math import inf
 from pickle import PickleBuffer
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -15,8 +16,9 @@ from typing_extensions import Buffer
 
 from mcast.api import Backend, BackendError, McastAddress, McastError
 from mcast.cast.nack.members import MOST_OF_ADDRESS
+from mcast.cast.nack.sender import Manners
 from mcast.collective import by_mpi
-from mcast.collective.agreeing import Act, Intent, Ranks, outcome
+from mcast.collective.agreeing import Act, Intent, RankFailed, Ranks, outcome
 from mcast.collective.place import JobTerms, checked, group_of, opened
 from mcast.collective.stage import NotWhole, Stage, open_stage
 from mcast.endpoint.blocking import Endpoint
@@ -30,6 +32,9 @@ T = TypeVar("T")
 
 PATIENCE = 30.0
 """So many seconds a rank may be silent in a call that all have begun, where the caller does not say."""
+
+STALL = Manners().stall
+"""So many seconds a rank may stand still until the root gives it up."""
 
 MOST_STAGES = 64
 """So many ranks have a group to send in at a time; the one that has not sent for longest gives its own up."""
@@ -55,7 +60,11 @@ class Collective:
     group     the IP group of rank 0; rank n sends in the n-th after it. None: rank 0 draws one of
               239.192.0.0/14. Rank 0's argument counts
     patience  for so many seconds a rank may be silent in a call that all have begun
+    wait      for so many seconds a rank that calls waits for the others to call, too; inf: as MPI does
     rate      the most bytes a second that leave a root's port
+    closed    True: rank 0 draws a key, MPI brings it to all, and what other programs say in the groups, or
+              say again, changes nothing. It costs each rank time for each message. Rank 0's argument counts,
+              as its `patience`, `wait` and `rate` do
 
     Where a rank cannot use multicast, all use MPI for the bytes, too: `reason` says why, and rank 0 logs a
     warning. The ranks find that out when they make the collective, with an empty object from rank 0; and when
@@ -63,8 +72,12 @@ class Collective:
 
     A call in which a rank fails raises on every rank: there the error itself, elsewhere `RankFailed`. So does
     the next call after an error has ended the `with` of a rank. After arguments that cannot be, the
-    collective goes on; after any other error it has ended. The death of a process is MPI's to handle: mpirun
-    ends the job. One thread at a time may call.
+    collective goes on; after any other error it has ended. One thread at a time may call.
+
+    A process that dies is MPI's to handle: mpirun ends the job, unless it was told to go on. Then the others
+    raise within a bound, `RankFailed`, or a TimeoutError where nobody knows of which rank: in a call that all
+    have begun, after some times `patience`, a minute, and twice as long as the call has taken there; before
+    that, after `wait`. They should end the job by `comm.Abort()`, because MPI waits for the dead at its end.
     """
 
     def __init__(
@@ -75,10 +88,12 @@ class Collective:
         bind: str | None = None,
         group: McastAddress | str | None = None,
         patience: float = PATIENCE,
+        wait: float = inf,
         rate: float = inf,
+        closed: bool = False,
     ) -> None:
         self._ranks = Ranks(comm)
-        self._patience = PATIENCE
+        self._patience, self._wait = PATIENCE, wait
         self._stack = ExitStack()
         self.endpoint: Endpoint | None = None
         """The endpoint whose groups carry the bytes; None while MPI does."""
@@ -89,10 +104,10 @@ class Collective:
         self.reason: str = ""
         """Why MPI carries the bytes; empty while multicast does."""
         try:
-            terms, error = _tried(lambda: checked(self.size, backend, group, patience, rate))
+            terms, error = _tried(lambda: checked(self.size, backend, group, patience, wait, rate, closed))
             self._meet(Intent(Act.MAKE), error)
             self._terms: JobTerms = self._ranks.first(terms)
-            self._patience = self._terms.patience
+            self._patience, self._wait = self._terms.patience, self._terms.wait
             if self.size > 1:
                 seat = self._ranks.seat()
                 self._all_can(lambda: self._open(backend, bind, seat))
@@ -207,9 +222,12 @@ class Collective:
         if self._ended:
             raise RuntimeError(f"this collective has ended: {self._ended}. Make another one, on every rank")
         try:
-            told = self._ranks.agree(step, None if error is None else words_of(error), self._bound(error))
+            bound = self._bound(error, step.kind)
+            told = self._ranks.agree(step, None if error is None else words_of(error), bound)
         except BaseException as late:
             self._end(error or late)
+            if isinstance(error, NotWhole):
+                raise RankFailed({self.rank: words_of(error)}) from error
             raise error or late from None
         if told:
             found = outcome(told)
@@ -219,16 +237,25 @@ class Collective:
                 raise found from error
             raise error
 
-    def _bound(self, error: BaseException | None) -> float:
-        """A rank that has failed does not wait for others that may be gone; the others wait as MPI does."""
-        return inf if error is None else 2 * self._patience
+    def _bound(self, error: BaseException | None, act: Act) -> float:
+        """How long to wait for the others.
+
+        A rank that has failed does not wait for others that may be gone. One that has the bytes knows that
+        the others lack at most what is under way at once, and that the root gives up who is silent or stands
+        still.
+        """
+        if error is not None:
+            return 2 * self._patience
+        if act is Act.DONE:
+            return 4 * self._patience + STALL + 2 * (monotonic() - self._ranks.agreed)
+        return self._wait
 
     def _leave(self, error: BaseException) -> None:
         """Tell the others that this rank has failed, unless they know."""
         if not self._known:
             self._known = True
             with suppress(Exception):  # what is being raised says more
-                self._ranks.agree(Intent(Act.LEAVE), words_of(error), self._bound(error))
+                self._ranks.agree(Intent(Act.LEAVE), words_of(error), self._bound(error, Act.LEAVE))
         self._end(error, known=True)
 
     def _end(self, error: BaseException, known: bool = False) -> None:
@@ -269,7 +296,11 @@ class Collective:
             call()
         except _UNFIT as error:
             why = words_of(error)
-        self.reason = self._ranks.reasons(why)
+        try:
+            self.reason = self._ranks.reasons(why, self._bound(None, Act.DONE))
+        except BaseException as late:
+            self._end(late)
+            raise
         if self.reason:
             self.abandon()
             level = logging.WARNING if self.rank == 0 else logging.DEBUG

@@ -19,36 +19,51 @@ _FIRST, _GROUPS = IPv4Address("239.192.0.0"), 1 << 18
 """The organization-local scope of IPv4 multicast, and how many groups it has (RFC 2365, section 6.2)."""
 
 
+_KEY = 32
+"""The bytes of a key."""
+
+
 class JobTerms(NamedTuple):
     """What rank 0 says for all.
 
     group     in which rank 0 sends
     token     16 bytes, by which the ranks know each other's objects from those of strangers
     patience  so many seconds a rank may be silent
+    wait      so many seconds the ranks that have begun a call wait for the others
     rate      the most bytes a second
+    key       closes the groups to all that are no ranks; None: they are open
     """
 
     group: McastAddress
     token: bytes
     patience: float
+    wait: float
     rate: float
+    key: bytes | None
 
 
 def checked(
-    size: int, backend: str | Backend, group: McastAddress | str | None, patience: float, rate: float
+    size: int,
+    backend: str | Backend,
+    group: McastAddress | str | None,
+    patience: float,
+    wait: float,
+    rate: float,
+    closed: bool,
 ) -> JobTerms:
     """The terms of a collective of so many ranks.
 
     Raises ValueError or TypeError for arguments that cannot be, UnknownBackend for an unknown provider.
     """
-    for name, value in {"patience": patience, "rate": rate}.items():
+    for name, value in {"patience": patience, "wait": wait, "rate": rate}.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}: give more than 0")
     if isinstance(backend, str):
         backend_status(backend)
     if group is None:
         group = McastAddress(address=_FIRST + randbelow(_GROUPS - size))
-    terms = JobTerms(McastAddress.of(group), token_bytes(16), patience, rate)
+    key = token_bytes(_KEY) if closed else None
+    terms = JobTerms(McastAddress.of(group), token_bytes(16), patience, wait, rate, key)
     group_of(terms, size - 1)
     return terms
 

@@ -32,7 +32,9 @@ class Speaking:
 
     def __init__(self, stack: ExitStack, group: Membership, terms: JobTerms, listeners: int) -> None:
         self._stack, self._terms, self._listeners = stack, terms, listeners
-        self._session = stack.enter_context(open_session(group, rate=terms.rate, silence=terms.patience))
+        self._session = stack.enter_context(
+            open_session(group, rate=terms.rate, silence=terms.patience, key=terms.key)
+        )
         self._number = 0
 
     def carry(self, view: memoryview) -> None:
@@ -64,6 +66,7 @@ class Hearing:
             missed=self._missed,
             memory=room,
             silence=terms.patience,
+            key=terms.key,
         )
         self._objects: Iterator[Received] = stack.enter_context(closing(objects))
 

@@ -11,10 +11,13 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy
+import pytest
 from mpi4py import MPI
 
 from examples.mpi_weights import train
-from mcast import collective
+from mcast import collective, open_endpoint
+from mcast.cast.nack.messages import ALL, Bye, packed
+from mcast.cast.nack.sender import Manners
 from mcast.cast.objects.bytes_in import ToBuffer
 from mcast.cast.objects.bytes_out import FromMemory
 from mcast.collective import Collective, RankFailed, calls, place
@@ -135,6 +138,56 @@ def mpi_carries_the_bytes_where_one_rank_has_no_device() -> None:
     logger.removeHandler(handler)
 
 
+def a_key_closes_the_groups_to_all_but_the_ranks() -> None:
+    """What speaks from the root's own address, and knows its session, ends nothing without the key."""
+    with Collective(COMM, SIM, closed=True) as ranks:
+        data = bytes(range(256)) * 40
+        buffer = bytearray(data if RANK == 0 else len(data))
+        if RANK == 0:
+            stage: Any = ranks._stages[0]
+            lies = packed(Bye(stage._session._sending.core.session, ALL, "a lie"))
+            group = place.group_of(ranks._terms, 0)
+            assert ranks.endpoint is not None
+            with (
+                open_endpoint(ranks.endpoint.backend, str(ranks.endpoint.address)) as other,
+                other.sender(group) as stranger,
+            ):
+                stranger.send_batch([lies] * 3)
+        COMM.Barrier()
+        ranks.broadcast(buffer)
+        assert buffer == data
+        assert [bytes(part) for part in ranks.allgather(b"%d" % RANK)] == [b"%d" % at for at in range(SIZE)]
+
+
+def a_rank_that_is_gone_in_a_call_ends_it_on_the_others() -> None:
+    """Rank 3 is as dead as one that was killed: it neither speaks nor agrees any more."""
+    ranks = Collective(COMM, SIM)
+    ranks._patience = 0.1
+    if RANK == 0:
+        stage: Any = ranks._stages[0]
+        stage._session._sending.core._manners = Manners(silence=0.1)
+    gone = patch.object(Collective, "_carry", side_effect=EOFError) if RANK == 3 else ExitStack()
+    expected = {0: RankFailed, 3: EOFError}.get(RANK, (RankFailed, TimeoutError))
+    with patch.object(calls, "STALL", 0.1), gone, pytest.raises(expected):
+        ranks.broadcast(bytearray(10_000))
+    assert ranks.ended or RANK == 3
+    COMM.Barrier()
+    ranks.abandon()
+
+
+def a_rank_that_does_not_come_is_waited_for_so_long() -> None:
+    ranks = Collective(COMM, SIM, wait=60)
+    assert ranks._wait == 60
+    ranks._wait = 0.1
+    if RANK != 1:
+        with pytest.raises(TimeoutError, match=r"have come to agree within 0\.1 s: one has died"):
+            ranks.broadcast(bytearray(1))
+        with pytest.raises(RuntimeError, match="this collective has ended: TimeoutError"):
+            ranks.broadcast(bytearray(1))
+    COMM.Barrier()
+    ranks.abandon()
+
+
 def single_calls_share_a_collective() -> None:
     with patch.object(calls, "open_stage", side_effect=open_stage) as opening:
         for turn in range(2):
@@ -163,6 +216,9 @@ def main() -> None:
     mpi_carries_the_bytes_where_one_rank_has_no_device()
     an_error_between_two_calls_reaches_the_others()
     single_calls_share_a_collective()
+    a_key_closes_the_groups_to_all_but_the_ranks()
+    a_rank_that_is_gone_in_a_call_ends_it_on_the_others()
+    a_rank_that_does_not_come_is_waited_for_so_long()
     assert train(COMM, SIM) == [6.0 + rank for rank in range(SIZE)]
     sys.stdout.write(f"rank {RANK} is done\n")  # at once: an unbuffered print may mix with another rank's
 
