@@ -236,7 +236,7 @@ class InfinibandObserver(Observer):
 
 
 class InfinibandTestbed(HostTestbed):
-    spare: int = 1  # OpenSM, and who asks it, use the first
+    spare: int = 1  # OpenSM uses the first, and so do the questions to it
 
     def __init__(
         self,
