@@ -12,6 +12,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from mcast.errors.tree import BackendUnavailable, UnavailableReason, UnknownBackend
+from mcast.interrupts import made_or_undone
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -78,9 +79,10 @@ def backend_status(name: str) -> Status:
 def open_backend(name: str, **options: object) -> Backend:
     """Open a provider by name; `options` are the provider's own.
 
-    Raises UnknownBackend, or BackendUnavailable, which has the reason and what to do.
+    Raises UnknownBackend, or BackendUnavailable, which has the reason and what to do. Ctrl-C leaves nothing
+    open.
     """
-    return provider(name).open(**options)
+    return made_or_undone(partial(provider(name).open, **options), lambda backend: backend.close())
 
 
 def open_at(name: str, bind: object, options: Mapping[str, object]) -> Backend:

@@ -32,7 +32,7 @@ from mcast.api import (
     Region,
     TimedOut,
 )
-from mcast.backends.sim import INFINIBAND, ROCE
+from mcast.backends.sim import INFINIBAND, ROCE, Fabric
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.testbed import SimObserver, SimTestbed
@@ -783,6 +783,35 @@ def test_what_is_closed_is_closed_or_can_be_closed_again(card: Card, layer: str,
     open_another()
     interrupted_everywhere(lambda: opened[0][what].close(), check)
     opened[0]["backend"].close()
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["of this process", "served"])
+def test_a_backend_is_opened_or_leaves_nothing(served: bool) -> None:
+    opened: list[Backend] = []
+
+    def call() -> None:
+        opened.append(attach() if served else open_backend("sim", clock="wall"))
+
+    def attach() -> Backend:
+        return open_backend("sim", socket=network.server.path)
+
+    def close_all() -> None:
+        while opened:
+            opened.pop().close()
+        until(lambda: not network.server.clients)
+
+    def check(returned: bool) -> None:
+        close_all()
+        until(lambda: open_now() == before)
+
+    def open_now() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    with closing(SharedNetwork(Fabric.roce(ports=1, clock="wall"))) as network:
+        call()
+        close_all()
+        before = open_now()  # with what is made once
+        interrupted_everywhere(call, check)
 
 
 def test_a_backend_that_is_closed_has_ended_its_fabric() -> None:

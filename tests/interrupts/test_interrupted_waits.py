@@ -6,14 +6,16 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from mcast import open_endpoint
+from mcast import open_backend, open_endpoint
 from mcast.api import Backend
 
 from ..interleave import PATIENCE, Lines
 from ..networks import network_of
+from ..sim.served import crowded
 from ..waiting import is_asleep
 
 LONGEST = 60.0
@@ -72,3 +74,9 @@ def test_of_a_queue_pair(backend: Backend) -> None:
 def test_of_a_channel(backend: Backend) -> None:
     with backend.event_channel() as channel:
         check_is_ended(channel.get_event, channel.close)
+
+
+def test_of_an_attach_while_many_others_wait(tmp_path: Path) -> None:
+    path = tmp_path / "fabric.sock"
+    with crowded(path) as server:
+        check_is_ended(lambda: open_backend("sim", socket=path), server.close)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,21 @@ def end(path: Path, sends: bool = False, depth: int = 512) -> Iterator[End]:
         ud = event.check().ud
         assert ud is not None
         yield End(qp, ud.destination, backend)
+
+
+@contextmanager
+def crowded(path: Path) -> Iterator[socket.socket]:
+    """A server, which has as many newcomers waiting as may wait."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        server.bind(str(path))
+        server.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                waiting.setblocking(False)
+                waiting.connect(str(path))
+        yield server
 
 
 def asked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from mcast.backends.sim.shared import door, frames, session
 from mcast.backends.sim.shared.server import MOST_UNREAD, FabricServer
 from mcast.backends.sim.testbed import SimObserver
 
-from ..waiting import until
+from ..waiting import is_asleep, until
+from .served import crowded
 
 
 class Raw:
@@ -235,7 +237,7 @@ def test_whoever_sees_the_socket_reaches_the_server(path: Path, monkeypatch: pyt
     listen, connect, refused = socket.socket.listen, socket.socket.connect, threading.Event()
     waits = threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-        early = threading.Thread(target=door.reach, args=(client, path))
+        early = threading.Thread(target=door.reach, args=(client, path, 60))
 
         def listens_late(listener: socket.socket, backlog: int) -> None:
             early.start()
@@ -260,8 +262,30 @@ def test_whoever_sees_the_socket_reaches_the_server(path: Path, monkeypatch: pyt
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
         killed.bind(str(path))
         with pytest.raises(ConnectionRefusedError):
-            door.reach(client := socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), path)
+            door.reach(client := socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), path, 60)
         client.close()
+
+
+def test_a_newcomer_that_waits_is_not_let_in_by_a_signal(path: Path) -> None:
+    main, came = threading.main_thread(), threading.Event()
+
+    def send_a_signal_and_make_room(server: socket.socket) -> None:
+        assert main.ident is not None
+        until(lambda: is_asleep(main))
+        signal.pthread_kill(main.ident, signal.SIGUSR1)
+        came.wait(60)
+        server.accept()[0].close()
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: came.set())
+    try:
+        with crowded(path) as server, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as newcomer:
+            other = threading.Thread(target=send_a_signal_and_make_room, args=[server])
+            other.start()
+            door.reach(newcomer, path, 60)
+            assert newcomer.getpeername() == str(path)
+            other.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_file_that_appears_where_a_socket_is_about_to_be_made_stays(

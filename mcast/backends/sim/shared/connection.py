@@ -113,12 +113,8 @@ class Connection:
         self.memory: SharedMemory = SharedMemory()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            # connect waits while many others do.
-            whole, part = divmod(patience, 1)
-            waits = struct.pack("ll", int(whole), int(part * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, waits)
             try:
-                reach(self._socket, path)
+                reach(self._socket, path, patience)
             except BlockingIOError:
                 raise TimeoutError(E.ETIMEDOUT, self.silence(), str(path)) from None
             self.fd: int = self._socket.fileno()
@@ -488,8 +484,8 @@ class Connection:
             pass
 
     def close(self) -> None:
-        """The server ends what is left."""
-        with self._whole:
+        """The server ends what is left. The caller keeps Ctrl-C away."""
+        with self._lock:
             self.lost = True
             self._drop()
             self._socket.close()

@@ -14,6 +14,8 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from mcast.interrupts import interruptible
+
 logger: logging.Logger = logging.getLogger("mcast")
 
 MOST_GROUPS_OF_USER = 1024
@@ -22,7 +24,7 @@ MOST_PROBES = 128
 AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 """Flags of each send of either side; a number, because to join members of an enum takes as long as a send."""
 _BEGINNING, _LOOK = 5.0, 0.005
-"""Seconds that a newcomer waits for a server that begins, and between two looks."""
+"""Seconds that a newcomer waits for a server that begins, and between two looks or tries."""
 _MOST_PATH = 107
 """Bytes of the path of a Unix socket (unix(7))."""
 _CREDENTIALS = struct.Struct("iII")
@@ -99,17 +101,31 @@ class Door:
         _remove(self._path, self._made)
 
 
-def reach(client: socket.socket, path: Path) -> None:
+def reach(client: socket.socket, path: Path, patience: float) -> None:
     """Connect to the server at `path`, or to one that has just made its socket and is about to listen there.
 
-    Raises OSError as connect does.
+    Raises OSError as connect does, and BlockingIOError if many others wait for so many seconds.
     """
     _check_length(path)
+    client.setblocking(False)
+    end = time.monotonic() + patience
     try:
-        client.connect(str(path))
+        _connect(client, path, end)
     except ConnectionRefusedError:  # the server is dead, or has begun and holds the folder's lock
         _until_begun(path.parent)
-        client.connect(str(path))
+        _connect(client, path, end)
+
+
+def _connect(client: socket.socket, path: Path, end: float) -> None:
+    """A connect that waits by itself is over for Python, and yet not done, when a signal's handler runs."""
+    while True:
+        try:
+            return client.connect(str(path))
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+        with interruptible():
+            time.sleep(_LOOK)
 
 
 def _check_length(path: Path) -> None:
@@ -128,7 +144,8 @@ def _until_begun(folder: Path) -> None:
             with suppress(BlockingIOError):
                 fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return
-            time.sleep(_LOOK)
+            with interruptible():
+                time.sleep(_LOOK)
     finally:
         os.close(held)
 
