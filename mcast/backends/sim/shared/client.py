@@ -82,7 +82,7 @@ from mcast.backends.sim.shared.tap import Tapped
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
 from mcast.contract.enums import JOIN_MASK
-from mcast.interrupts import Lock, made_or_undone, uninterrupted
+from mcast.interrupts import Lock, is_within, later, made_or_undone, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
@@ -318,17 +318,19 @@ class SharedEventChannel(_Remote, EventChannel):
                 raise mcast_error(E.ENODEV, "event_channel", Phase.OPEN, None, ENDED) from None
             raise
 
-    def _attach(self, connection: Connection) -> None:
-        """A channel of the server's for this one."""
+    def _attach(self, connection: Connection) -> int:
+        """The number of a channel of the server's for this one."""
         self._connection = connection
         request = frames.AskFor(op="open_channel")
         reply = self._reply(
             lambda: connection.ask(request, "event_channel", Phase.OPEN), "event_channel", Phase.OPEN
         )
         assert reply.descriptor is not None
-        self._number, self._flag = reply.value, reply.descriptor
-        self._epoll.register(self._flag, select.EPOLLIN)
+        self._epoll.register(reply.descriptor, select.EPOLLIN)
         self._epoll.register(connection.fd, 0)
+        number: int = reply.value
+        self._number, self._flag = number, reply.descriptor
+        return number
 
     def fileno(self) -> int:
         self._require_open("fileno", Phase.EVENT)
@@ -364,15 +366,14 @@ class SharedEventChannel(_Remote, EventChannel):
             self._require_open("create_id", Phase.OPEN)
             self._connection.require_process("create_id", Phase.OPEN)
             try:
-                connection = self._backend.connection()
-                if connection is not self._connection or self._number is None:
-                    self._attach(connection)
+                connection, channel = self._backend.connection(), self._number
+                if connection is not self._connection or channel is None:
+                    channel = self._attach(connection)
             except OSError as error:
                 if isinstance(error, McastError):
                     raise
                 raise mcast_error(E.ENODEV, "create_id", Phase.OPEN, None, ENDED) from None
-            assert self._number is not None
-            request = frames.CreateId(channel=self._number, port_space=port_space)
+            request = frames.CreateId(channel=channel, port_space=port_space)
             number = self._ask(request, "create_id", Phase.OPEN)
             made = self._ids[number] = SharedCmId(self, connection, number, port_space)
             return made
@@ -459,9 +460,9 @@ class SharedEventChannel(_Remote, EventChannel):
     def forget(self, cm_id: SharedCmId) -> None:
         """The id is destroyed: its events are gone."""
         with self._backend.lock:
-            self._orphans.pop(cm_id, None)
             if self._ids.get(cm_id.number) is cm_id:
-                del self._ids[cm_id.number]
+                self._ids.pop(cm_id.number, None)  # a signal's handler may just have seen the server's end
+            self._orphans.pop(cm_id, None)
             if self._closed or os.getpid() != self._connection.pid:
                 return
             for _ in range(len(self._local)):  # to which a late answer may be added meanwhile
@@ -968,6 +969,8 @@ class SharedQueuePair(_Remote, QueuePair):
         return self._incoming.descriptor()
 
     def _give_back(self, count: int) -> None:
+        if is_within() and later(partial(self._give_back, count)):
+            return  # a finalizer: who has the lock of what is received may wait for that of this request
         if not self._closed and not self._incoming.give_back(count):
             self._connection.tell(frames.GiveBack(qp=self._made.number, count=count))
 

@@ -9,7 +9,6 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -309,7 +308,8 @@ class Connection:
                 number, wait, sent = self._next_number(), self._wait(end), self._sent + 1
                 self._send(frames.pack(text, tail, number=number), enclosed, wait)
             try:
-                while number not in self._answers:
+                # One step, because another thread that sees the server's end drops what is here.
+                while (answer := self._answers.pop(number, None)) is None:
                     self._sleep(wait, select.POLLIN)
                     self._receive()
             except Late as error:
@@ -319,7 +319,7 @@ class Connection:
                 else:
                     self._late[key] = number, wait
                 raise
-            kind, found, rest, descriptor = self._answers.pop(number)
+            kind, found, rest, descriptor = answer
             self._read = max(self._read, sent)
             if self._depth > 1 and self._answers:
                 self._wake_outer()
@@ -385,11 +385,12 @@ class Connection:
 
     def _flush(self) -> bool:
         """Send what had no room before; whether it has now."""
-        while self._untold:
-            frame = self._untold.popleft()
-            if not self._send_now(frame):
-                self._untold.appendleft(frame)
-                return False
+        with suppress(IndexError):  # a signal's handler, or what another thread tells, may send the last one
+            while True:
+                frame = self._untold.popleft()
+                if not self._send_now(frame):
+                    self._untold.appendleft(frame)
+                    return False
         return True
 
     def _receive(self) -> None:
@@ -492,15 +493,17 @@ class Connection:
             self.memory.close()
 
     def _drop(self) -> None:
-        """Nobody takes the answers that are here."""
-        while self._answers:
-            self._drop_one(next(iter(self._answers)))
+        """Nobody takes the answers that are here, unless a call of another thread takes its own just now."""
+        for number in list(self._answers):
+            self._drop_one(number)
         self._late.clear()
 
-    def _drop_one(self, number: int) -> None:
-        descriptor = self._answers.pop(number)[3]
-        if descriptor is not None:
-            os.close(descriptor)
+    def _drop_one(self, number: int) -> bool:
+        """Whether the answer was here."""
+        answer = self._answers.pop(number, None)
+        if answer is not None and answer[3] is not None:
+            os.close(answer[3])
+        return answer is not None
 
     def is_late(self, owner: int, request: frames.AnyRequest) -> bool:
         """Whether the answer to the request is still to be taken."""
@@ -511,12 +514,11 @@ class Connection:
         if not self._late:
             return
         with self._lock:
-            for key in [key for key in self._late if key[0] == owner]:
-                number, _ = self._late.pop(key)
-                if number in self._answers:
-                    self._drop_one(number)
-                else:
-                    self._unawaited[number] = drop
+            for key, (number, _) in list(self._late.items()):
+                if key[0] == owner:
+                    self._late.pop(key, None)  # another thread may have seen the server's end
+                    if not self._drop_one(number):
+                        self._unawaited[number] = drop
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have had the lock."""
@@ -601,7 +603,7 @@ class Sleep:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._free: list[int] = []
         self._asleep: dict[int, bool] = {}
         """The eventfds of those who sleep, and whether they ring."""
@@ -659,7 +661,7 @@ class Sleep:
 
     def after_fork(self) -> None:
         """In a child: the descriptors are the parent's, too."""
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def close(self) -> None:
         """Free the descriptors, each once nobody sleeps on it."""
