@@ -207,6 +207,18 @@ def test_a_fork_leaves_the_parent_s_news_alone(path: Path) -> None:
         assert event.type is CmEventType.DEVICE_REMOVAL
 
 
+def test_a_fork_that_closes_what_is_open_keeps_no_thread_of_the_parent_awake(
+    served: FabricServer, path: Path
+) -> None:
+    with open_backend("sim", socket=path) as backend, backend.event_channel() as channel:
+        assert isinstance(backend, SharedBackend)
+        running, sleep = Running(channel.get_event), backend.sleep
+        until(lambda: sleep._asleep and is_asleep(running.threads[0]))
+        assert in_a_fork(backend.close) == 0
+        assert select.select([*sleep._asleep, *sleep._free], [], [], 0)[0] == []
+    assert isinstance(running.results()[0], McastError)
+
+
 def test_an_executed_program_has_none_of_the_descriptors(served: FabricServer, path: Path) -> None:
     before = descriptors()
     with open_backend("sim", socket=path) as backend, backend.event_channel() as channel:

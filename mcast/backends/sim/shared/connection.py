@@ -660,8 +660,9 @@ class Sleep:
                     os.eventfd_write(bell, 1)
 
     def after_fork(self) -> None:
-        """In a child: the descriptors are the parent's, too."""
+        """In a child: those who sleep are the parent's threads, which nobody else may ring."""
         self._lock = Lock()
+        self._asleep = dict.fromkeys(self._asleep, True)
 
     def close(self) -> None:
         """Free the descriptors, each once nobody sleeps on it."""
