@@ -970,7 +970,7 @@ class SharedQueuePair(_Remote, QueuePair):
 
     def _give_back(self, count: int) -> None:
         if is_within() and later(partial(self._give_back, count)):
-            return  # a finalizer: who has the lock of what is received may wait for that of this request
+            return  # a finalizer's: a thread that has the lock of what is received may wait for this request
         if not self._closed and not self._incoming.give_back(count):
             self._connection.tell(frames.GiveBack(qp=self._made.number, count=count))
 

@@ -22,7 +22,7 @@ from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.door import AT_ONCE, reach
 from mcast.backends.sim.shared.memory import SharedMemory
 from mcast.backends.sim.shared.rings import RingWriter
-from mcast.interrupts import Lock, interruptible, uninterrupted
+from mcast.interrupts import Lock, interruptible, take_interrupt, uninterrupted
 
 PATIENCE = 60.0
 """Seconds that a request waits for a server that does not answer, one that was stopped, say."""
@@ -146,11 +146,10 @@ class Connection:
         self._whole = uninterrupted(self._lock)
 
     @contextmanager
-    def _whole_by(self, end: float, moment: float = MOMENT) -> Iterator[None]:
-        """Hold the lock, which another thread may have for as long as the server is silent. Raises Late."""
+    def _whole_by(self, end: float | None, moment: float = MOMENT) -> Iterator[None]:
+        """Hold the lock; see `enter`."""
         with uninterrupted():
-            if not self._lock.acquire(True, max(end - time.monotonic(), 0.0) + moment):
-                raise Late
+            enter(self._lock, end, moment)
             try:
                 yield
             finally:
@@ -164,7 +163,7 @@ class Connection:
         ring = self.memory.ring
         if ring is None or os.getpid() != self.pid:
             return False
-        with self._whole if end is None else self._whole_by(end):
+        with self._whole_by(end) if self._depth or end is not None else self._whole:
             if self.lost:
                 raise Gone
             place = ring.put(payload)
@@ -207,7 +206,7 @@ class Connection:
         ring = memory.ring
         if ring is None or self.forked:
             return False
-        with self._whole:
+        with self._whole_by(None) if self._depth else self._whole:
             if self.lost or self._untold or self._sent != self._read or memory.posts < 0:
                 return False
             if (now := time.monotonic()) > self._looked + LOOK_FOR_END:
@@ -269,7 +268,7 @@ class Connection:
         """The same with a request that is text already, what follows it, and descriptors that go with it."""
         self.require_process(call, phase)
         moment = MOMENT if then is None else LOOK_AGAIN  # what changes something is not refused lightly
-        with self._whole if end is None else self._whole_by(end, moment):
+        with self._whole_by(end, moment):
             if self.lost:
                 raise Gone
             kind, value, rest, descriptor = self._exchange(op, text, tail, enclosed, end, owner, then)
@@ -561,6 +560,20 @@ class _Wait:
             with interruptible():
                 poller.poll(left)
         return True
+
+
+def enter(lock: Lock, end: float | None, moment: float = MOMENT) -> None:
+    """Take the lock, which another thread may have for as long as the server is silent. Raises Late.
+
+    The caller keeps Ctrl-C away, which may end the wait here: nothing is done yet.
+    """
+    while True:
+        left = LOOK_AGAIN if end is None else max(end - time.monotonic(), 0.0) + moment
+        if lock.acquire(True, min(left, LOOK_AGAIN)):
+            return
+        if left <= LOOK_AGAIN and end is not None:
+            raise Late
+        take_interrupt()
 
 
 def parse(op: str, text: bytes) -> Any:

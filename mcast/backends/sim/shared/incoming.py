@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import accumulate
-from time import monotonic
 
 from mcast.api import Phase
 from mcast.backends.sim.core.qp import Burst, Header, make_burst
 from mcast.backends.sim.lease import Slices
 from mcast.backends.sim.shared import frames, posts
-from mcast.backends.sim.shared.connection import MOMENT, Beacon, Connection, Gone, Late, Reply, Unknown
+from mcast.backends.sim.shared.connection import Beacon, Connection, Gone, Late, Reply, Unknown, enter
 from mcast.backends.sim.shared.rings import MASK, SIZE
 from mcast.interrupts import Lock, uninterrupted
 
@@ -70,11 +69,6 @@ class Incoming:
         """What `descriptor` is an epoll over: a sleep on these alone ends sooner."""
         return [] if self._epoll.closed else [self._fd, self._bell.fileno()]
 
-    def _enter(self, end: float | None) -> None:
-        """Take the lock, which another thread may have for as long as the server is silent. Raises Late."""
-        if not self._lock.acquire(True, -1 if end is None else max(end - monotonic(), 0.0) + MOMENT):
-            raise Late
-
     def take(self, max: int, end: float | None) -> tuple[Slices, set[Header]]:
         """The next messages that are here, and which of their headers are this queue pair's own.
 
@@ -83,7 +77,7 @@ class Incoming:
         """
         slices: Slices = []
         own: set[Header] = set()
-        self._enter(end)
+        enter(self._lock, end)
         try:
             while max:
                 try:
@@ -152,7 +146,7 @@ class Incoming:
 
         The caller keeps Ctrl-C away until it has asked.
         """
-        self._enter(end)
+        enter(self._lock, end)
         try:
             while not self._looks and self._read(end):
                 pass
