@@ -169,6 +169,17 @@ def test_a_receiver_that_comes_late_to_its_queue_gets_all(
     assert network.now < seconds, "virtual ones"
 
 
+def test_what_a_queue_holds_is_never_lost_however_late_its_receiver_comes() -> None:
+    """The sender is at most the room of each receiver ahead. It may begin before that one is admitted."""
+    data = Random(1).randbytes(2_000_000)
+    for nap in (0.01, 0.3):
+        network = Network(Case((data,), 2, width=128, room=4), Weather(naps={1: (700, nap)}))
+        network.run()
+        (settled,) = network.sender.settled
+        assert settled.kept
+        assert settled.repairs <= 4 * 128
+
+
 def greedy(random: Random, heard: bytes) -> list[bytes]:
     """A receiver that has nothing, whatever it hears."""
     try:
