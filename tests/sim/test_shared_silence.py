@@ -272,6 +272,35 @@ def test_a_thread_that_sleeps_while_the_backend_is_closed_leaves_nothing(
     until(lambda: not served.clients and len(descriptors()) == before)
 
 
+@pytest.mark.parametrize("what", ["backend", "channel"])
+def test_a_close_whose_wait_ctrl_c_ends_has_closed_all(
+    served: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with open_backend("sim", socket=path):  # what is made once is there
+        pass
+    until(lambda: not served.clients)
+    before = len(descriptors())
+    backend = open_backend("sim", socket=path)
+    assert isinstance(backend, SharedBackend)
+    channel, other = backend.event_channel(), backend.event_channel()
+    ids = [channel.create_id() for _ in range(2)]
+    for cm_id in ids:
+        cm_id.bind_addr("10.0.0.1")
+        cm_id.create_qp()
+
+    def wait_in_vain(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backend._connection, "_sleep", wait_in_vain)
+    with pytest.raises(KeyboardInterrupt):
+        (backend if what == "backend" else channel).close()
+    assert (channel.closed, *(cm_id.closed for cm_id in ids)) == (True, True, True)
+    assert backend.closed == other.closed == (what == "backend")
+    if what == "channel":
+        backend.close()
+    until(lambda: not served.clients and len(descriptors()) == before)
+
+
 # --- a call's own time ----------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Address
 from itertools import count
@@ -206,13 +206,17 @@ class SharedBackend(Backend):
                 if self._closed:
                     return
                 self._closed = True
-            for channel in list(self._channels):
-                channel._close()
-            if self._kept is not None:
-                self._kept.close()
-            self._connection.close()
-            self.sleep.wake()
-            self.sleep.close()
+            with ExitStack() as rest:  # is done as well if Ctrl-C ends the wait for a silent server
+                rest.callback(self._free)
+                for channel in list(self._channels):
+                    rest.callback(channel._close)
+
+    def _free(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._connection.close()
+        self.sleep.wake()
+        self.sleep.close()
 
     def _ask(self, request: frames.AnyRequest, call: str) -> Any:
         self._require_open(call, Phase.OPEN)
@@ -477,21 +481,28 @@ class SharedEventChannel(_Remote, EventChannel):
                     return
                 self._closed = True
             self._backend.forget(self)
-            for cm_id in [*self._ids.values(), *self._orphans]:
-                cm_id._close()
-            self._backend.sleep.wake()
-            if (number := self._number) is not None:
-                with suppress(McastError):
-                    request = frames.OnChannel(op="close_channel", channel=number)
-                    self._ask(request, "close", Phase.CLOSE)
-                self._connection.forget(number)
-            with self._backend.lock:
-                if self._flag >= 0:
-                    os.close(self._flag)
-                    self._flag = -1
-                self._number = None
-                self._epoll.close()
-                self._bell.close()
+            with ExitStack() as rest:  # is done as well if Ctrl-C ends the wait for a silent server
+                rest.callback(self._free)
+                rest.callback(self._end)
+                for cm_id in [*self._ids.values(), *self._orphans]:
+                    rest.callback(cm_id._close)
+
+    def _end(self) -> None:
+        self._backend.sleep.wake()
+        if (number := self._number) is not None:
+            with suppress(McastError):
+                request = frames.OnChannel(op="close_channel", channel=number)
+                self._ask(request, "close", Phase.CLOSE)
+            self._connection.forget(number)
+
+    def _free(self) -> None:
+        with self._backend.lock:
+            if self._flag >= 0:
+                os.close(self._flag)
+                self._flag = -1
+            self._number = None
+            self._epoll.close()
+            self._bell.close()
 
 
 class SharedCmId(_Remote, CmId):
