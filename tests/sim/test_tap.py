@@ -28,6 +28,7 @@ from mcast.pcapng.reader import read_frames
 from mcast.pcapng.writer import PACKET
 
 from ..commands import MCAST, Run
+from ..interleave import interrupted_everywhere
 from ..waiting import until
 from .wireshark import Decoded, is_message
 
@@ -160,6 +161,18 @@ def test_nothing_of_a_tap_is_left_however_it_ends(server: FabricServer) -> None:
     until(is_quiet)  # the program has ended
     assert list(left) == []
     left.close()
+
+
+def test_a_tap_is_closed_or_can_be_closed_again(server: FabricServer) -> None:
+    """Ctrl-C leaves none on the server, where a process may have one."""
+    with attach("sim", host="all") as backend:
+        opened = [backend.tap()]
+
+        def check(returned: bool) -> None:
+            opened.pop().close()
+            opened.append(backend.tap())
+
+        interrupted_everywhere(lambda: opened[0].close(), check, "backends/sim/shared/tap.py", every=1)
 
 
 def test_taps_are_bounded(server: FabricServer) -> None:

@@ -14,7 +14,7 @@ import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import UnsupportedOperation
-from typing import BinaryIO, NamedTuple, Self
+from typing import BinaryIO, NamedTuple
 
 from mcast.api import LinkLayer, McastError
 from mcast.backends.sim.clock import Clock
@@ -32,7 +32,7 @@ from mcast.backends.sim.trace.events import (
     parse,
 )
 from mcast.backends.sim.trace.pcapng import Packets
-from mcast.interrupts import uninterrupted
+from mcast.interrupts import Enterable, uninterrupted
 from mcast.pcapng.writer import Writer
 
 SHOWN = (Send, MessagesLost, IgmpReport, IgmpLeave, SaAsked, SaAnswered)
@@ -113,13 +113,14 @@ class TapPiece(NamedTuple):
     missed: int
 
 
-class Tapped:
+class Tapped(Enterable):
     """A client's end: `introduction` has the fabric and its ports, iterating gives what happens, in pieces.
 
     Iteration waits, and ends when the fabric is served no more. Close it, or use `with`. `output` is the
     descriptor that the packets go to; iterating raises BrokenPipeError once nobody reads there any more.
     """
 
+    _ended_by = "close"
     output: int | None = None
     written = 0
     """Packets that `write_pcapng` has written."""
@@ -128,12 +129,6 @@ class Tapped:
         self.introduction: Trace = Trace.load(introduction)
         self._fd, self._end = descriptor, end
         self._lost = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[TapPiece]:
         rest, seen, ended = b"", 0, False
@@ -172,11 +167,12 @@ class Tapped:
 
     def close(self) -> int:
         """End the tap; how many packets the server had no room for. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            with suppress(McastError):  # the server has gone, and all that it said was read
-                self._lost = self._end()
+        with uninterrupted():
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+                with suppress(McastError):  # the server has gone, and all that it said was read
+                    self._lost = self._end()
         return self._lost
 
 
