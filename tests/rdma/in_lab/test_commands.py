@@ -142,7 +142,9 @@ def test_top_and_groups_show_real_traffic(lab_bed: Testbed) -> None:
     found = json.loads(shown[-1])["groups"][0]
     assert found["messages"] > 0
     assert found["gaps"] is not None
-    assert [source["source"] for source in found["sources"]] == [source_of(lab_bed, lab_bed.ports[1])]
+    # the next one of the kernel's list, where a device that was removed is the last
+    (source,) = (one["source"] for one in found["sources"])
+    assert source in {source_of(lab_bed, port) for port in lab_bed.ports[1:]}
     with open_endpoint(lab_bed.backend, bound) as member:
         member.join(group)
         table = json.loads(mcast("groups", group, "--json"))
