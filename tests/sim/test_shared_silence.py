@@ -138,6 +138,14 @@ def descriptors() -> list[int]:
     return [number for number in found if Path(f"/proc/self/fd/{number}").exists()]
 
 
+def descriptors_without_a_client(served: FabricServer, path: Path) -> int:
+    """How many this process has once what is made once is there, and nobody is on the fabric."""
+    with open_backend("sim", socket=path):
+        pass
+    until(lambda: not served.clients)
+    return len(descriptors())
+
+
 def in_a_fork(action: Callable[[], object]) -> int:
     """The status of a child that does that; it dies of SIGALRM should it hang."""
     pid = os.fork()
@@ -249,10 +257,7 @@ def test_the_descriptors_of_a_server_that_has_ended_are_closed_with_the_channel(
 def test_a_thread_that_sleeps_while_the_backend_is_closed_leaves_nothing(
     served: FabricServer, path: Path
 ) -> None:
-    with open_backend("sim", socket=path):  # what is made once is there
-        pass
-    until(lambda: not served.clients)
-    before = len(descriptors())
+    before = descriptors_without_a_client(served, path)
     backend = open_backend("sim", socket=path)
     channel = backend.event_channel()
     ended: list[object] = []
@@ -276,10 +281,7 @@ def test_a_thread_that_sleeps_while_the_backend_is_closed_leaves_nothing(
 def test_a_close_whose_wait_ctrl_c_ends_has_closed_all(
     served: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    with open_backend("sim", socket=path):  # what is made once is there
-        pass
-    until(lambda: not served.clients)
-    before = len(descriptors())
+    before = descriptors_without_a_client(served, path)
     backend = open_backend("sim", socket=path)
     assert isinstance(backend, SharedBackend)
     channel, other = backend.event_channel(), backend.event_channel()
