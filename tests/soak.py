@@ -1,8 +1,9 @@
-"""Everything at once on a served fabric, for as long as wanted: `make soak MINUTES=60`.
+"""Everything at once on one fabric, for as long as wanted: `make soak MINUTES=60`.
 
 Programs join and leave, talk, cast objects and are killed, while the SM restarts, links are cut and messages
-are lost. At the end memory must be what it was early in the run, and no descriptor more open than before it,
-both in the server and in this process, which is a client many times over.
+are lost. The fabric is a served one, or the InfiniBand of the lab's guest, in which this runs. At the end
+memory must be what it was early in the run, and no descriptor more open than before it: in this process, which
+is a client many times over, and in the fabric, which is the server or the guest's kernel.
 """
 
 from __future__ import annotations
@@ -20,24 +21,29 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from mcast import McastError, cast, open_endpoint
+from mcast.backends.rdma import PROVIDER
+from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
+from mcast.backends.rdma.net.netlink import rdma_objects
 from mcast.backends.sim.shared.attach import VARIABLE, attach
 
 GROUPS = tuple(f"239.1.1.{number}" for number in range(1, 9))
-FAULTS = ("restart-sm", "cut ib1 until=200ms", "drop 5% until=300ms", "delay 2ms until=200ms")
 BOUND = 30.0
 """The longest that one call of an actor may take, in seconds."""
 SAMPLES = 50
 SLACK = 1.1, 8 << 20
 """How much more memory the last fifth of the run may show than the second fifth: a factor, and bytes."""
 VICTIM = """
-import itertools, mcast
-with mcast.open_endpoint("sim", "10.0.0.8") as endpoint, endpoint.join("239.1.1.8") as group:
+import itertools, sys, mcast
+with mcast.open_endpoint(*sys.argv[1:]) as endpoint, endpoint.join("239.1.1.8") as group:
     print("joined", flush=True)
     for number in itertools.count():
         group.send(b"%d" % number)
@@ -45,14 +51,94 @@ with mcast.open_endpoint("sim", "10.0.0.8") as endpoint, endpoint.join("239.1.1.
 """
 
 
-class Soak:
-    """What the actors share: when to end, what they did, and what went wrong."""
+class Place(ABC):
+    """A fabric of eight ports, of an SM, and of faults."""
 
-    def __init__(self, seed: int) -> None:
+    provider: str
+    network: str
+    """What the addresses of its ports begin with."""
+    pause: float
+    """Seconds between two faults, in which programs come to something."""
+    faults: Sequence[Callable[[], object]]
+    """What happens, in turn; each is over by itself."""
+
+    @abstractmethod
+    def look(self) -> tuple[int, int]:
+        """Bytes in memory, and what is open, of the fabric itself."""
+
+    def left(self) -> Sequence[str]:
+        """What those who are gone have left on the fabric, in words."""
+        return ()
+
+
+class Served(Place):
+    """The fabric that the process `pid` serves at the socket of MCAST_SIM."""
+
+    provider, network, pause = "sim", "10.0.0", 0.5
+    STEPS = ("restart-sm", "cut ib1 until=200ms", "drop 5% until=300ms", "delay 2ms until=200ms")
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.faults = [partial(self._control, step.split()) for step in self.STEPS]
+
+    def _control(self, words: Sequence[str]) -> None:
+        with attach("sim", socket=None, host="all") as fabric:
+            fabric.control(words)
+
+    def look(self) -> tuple[int, int]:
+        return of_process(self._pid)
+
+
+class Guest(Place):
+    """The lab's InfiniBand: `mcast lab run --fabric infiniband --ports 8`."""
+
+    provider, network, pause = "rdma", "10.77.0", 20.0
+    SOFTIB = Path("/sys/kernel/debug/softib")
+
+    def __init__(self, bed: InfinibandTestbed) -> None:
+        self._bed = bed
+        self.faults = [
+            bed.restart_sm,
+            self._cut,
+            lambda: self._for_a_while("drop", "softib2", "20", "0"),
+            lambda: self._for_a_while("tables", "switch0", "200", "0"),
+        ]
+
+    def _cut(self) -> None:
+        with self._bed.link_down(self._bed.ports[1]):
+            pass
+
+    def _for_a_while(self, file: str, where: str, worse: str, well: str) -> None:
+        (self.SOFTIB / file).write_text(f"{where} {worse}\n")
+        try:
+            time.sleep(self.pause)
+        finally:
+            (self.SOFTIB / file).write_text(f"{where} {well}\n")
+
+    def look(self) -> tuple[int, int]:
+        """Of the whole guest, and the kernel's RDMA objects."""
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kilobytes = {name: int(rest.split()[0]) for name, _, rest in (one.partition(":") for one in lines)}
+        objects = sum(count for (_, kind), count in rdma_objects().items() if kind != "ctx")
+        return (kilobytes["MemTotal"] - kilobytes["MemAvailable"]) << 10, objects
+
+    def left(self) -> Sequence[str]:
+        return self._bed.observer.leftovers()
+
+
+class Soak:
+    """What the actors share: where they are, when to end, what they did, and what went wrong."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self.place = place
         self.over = threading.Event()
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.random = random.Random(seed)
+
+    def where(self, number: int) -> tuple[str, str]:
+        """What opens an endpoint on that port."""
+        return self.place.provider, f"{self.place.network}.{number}"
 
     def act(self, name: str, turn: Callable[[], object]) -> threading.Thread:
         """Take turns in a thread until the end; errors of the contract are what faults lead to."""
@@ -73,14 +159,14 @@ class Soak:
         return thread
 
     def joins(self) -> None:
-        with open_endpoint("sim", "10.0.0.3") as endpoint:
+        with open_endpoint(*self.where(3)) as endpoint:
             for group in self.random.sample(GROUPS, 3):
                 endpoint.join(group, timeout=BOUND)
 
     def talks(self) -> None:
         with (
-            open_endpoint("sim", "10.0.0.1", sequence=True) as sender,
-            open_endpoint("sim", "10.0.0.2", sequence=True) as receiver,
+            open_endpoint(*self.where(1), sequence=True) as sender,
+            open_endpoint(*self.where(2), sequence=True) as receiver,
             receiver.join(GROUPS[0], timeout=BOUND) as member,
             sender.sender(GROUPS[0], timeout=BOUND) as group,
         ):
@@ -93,20 +179,20 @@ class Soak:
         data = self.random.randbytes(1 << 18)
         taken: list[bytes] = []
 
-        def receive(address: str) -> None:
+        def receive(number: int) -> None:
             try:
-                with open_endpoint("sim", address) as end, end.join(GROUPS[1], timeout=BOUND) as group:
+                with open_endpoint(*self.where(number)) as end, end.join(GROUPS[1], timeout=BOUND) as group:
                     for one in cast.receive(group, timeout=BOUND):
                         taken.append(bytes(one.data or b""))
                         return
             except McastError as error:
                 self.done[f"receives: {type(error).__name__}"] += 1
 
-        receivers = [threading.Thread(target=receive, args=(f"10.0.0.{number}",)) for number in (5, 6)]
+        receivers = [threading.Thread(target=receive, args=(number,)) for number in (5, 6)]
         for one in receivers:
             one.start()
         try:
-            with open_endpoint("sim", "10.0.0.4") as end, end.join(GROUPS[1], timeout=BOUND) as group:
+            with open_endpoint(*self.where(4)) as end, end.join(GROUPS[1], timeout=BOUND) as group:
                 cast.send(group, data, receivers=2, timeout=BOUND)
         finally:
             for one in receivers:
@@ -117,25 +203,25 @@ class Soak:
         self.done["copies"] += len(taken)
 
     def kills(self) -> None:
-        with subprocess.Popen([sys.executable, "-c", VICTIM], stdout=subprocess.PIPE) as victim:
+        command = [sys.executable, "-c", VICTIM, *self.where(8)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
             assert victim.stdout is not None
             victim.stdout.readline()  # joined, or ended by a fault
             victim.send_signal(signal.SIGKILL)
 
-    def faults(self, steps: itertools.cycle[str]) -> None:
-        with attach("sim", socket=None, host="all") as fabric:
-            fabric.control(next(steps).split())
-        self.over.wait(0.5)
+    def faults(self, steps: Iterator[Callable[[], object]]) -> None:
+        next(steps)()
+        self.over.wait(self.place.pause)
 
 
 class Sample(NamedTuple):
-    """What the server and this process have: bytes in memory, and open descriptors."""
+    """What the fabric and this process have: bytes in memory, and open descriptors or objects."""
 
-    server: tuple[int, int]
+    fabric: tuple[int, int]
     here: tuple[int, int]
 
 
-def look(pid: int) -> tuple[int, int]:
+def of_process(pid: int) -> tuple[int, int]:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
@@ -152,14 +238,13 @@ def judge(before: Sample, samples: Sequence[Sample], after: Sample) -> list[str]
             found.append(f"{name}: {late:,} bytes in memory at the end, {early:,} early in the run")
         fds, first = getattr(after, name)[1], getattr(before, name)[1]
         if fds > first:
-            found.append(f"{name}: {fds} descriptors after the run, {first} before")
+            found.append(f"{name}: {fds} open after the run, {first} before")
     return found
 
 
-def soak(minutes: float, seed: int) -> int:
-    said = logging.getLogger("mcast")
-    before = said.level
-    said.setLevel(logging.ERROR)  # each loss of a membership would be a line
+@contextmanager
+def served() -> Iterator[Place]:
+    """A fabric that a process of its own serves."""
     with tempfile.TemporaryDirectory(prefix="mcast-soak-") as folder:
         os.environ[VARIABLE] = f"{folder}/fabric.sock"
         command = [str(Path(sys.executable).with_name("mcast")), "sim", "serve", "--fabric", "infiniband"]
@@ -171,46 +256,66 @@ def soak(minutes: float, seed: int) -> int:
             reader = threading.Thread(target=lambda: [None for _ in server.stdout or ()])
             reader.start()
             try:
-                return _run(server.pid, minutes, Soak(seed))
+                yield Served(server.pid)
             finally:
                 server.send_signal(signal.SIGTERM)  # a background shell has SIGINT ignored
                 reader.join()
                 del os.environ[VARIABLE]
-                said.setLevel(before)
 
 
-def _run(pid: int, minutes: float, shared: Soak) -> int:
+@contextmanager
+def guest() -> Iterator[Place]:
+    """The fabric of the guest that this runs in."""
+    with PROVIDER.testbed() as bed:
+        assert isinstance(bed, InfinibandTestbed)
+        yield Guest(bed)
+
+
+def soak(place: Place, minutes: float, seed: int) -> int:
+    said = logging.getLogger("mcast")
+    before = said.level
+    said.setLevel(logging.ERROR)  # each loss of a membership would be a line
+    try:
+        return _run(place, minutes, Soak(place, seed))
+    finally:
+        said.setLevel(before)
+
+
+def _run(place: Place, minutes: float, shared: Soak) -> int:
     def sample() -> Sample:
         gc.collect()
-        return Sample(look(pid), look(os.getpid()))
+        return Sample(place.look(), of_process(os.getpid()))
 
-    warm = Soak(0)  # what is made once, of which descriptors may stay
-    warm.joins()
-    before, samples = sample(), list[Sample]()
-    steps = itertools.cycle(FAULTS)
     turns = {name: getattr(shared, name) for name in ("joins", "talks", "casts", "kills")}
+    for turn in turns.values():  # what is made once, of which descriptors may stay
+        turn()
+    before, samples = sample(), list[Sample]()
+    steps = itertools.cycle(place.faults)
     threads = [shared.act(name, turn) for name, turn in turns.items()]
     threads.append(shared.act("faults", lambda: shared.faults(steps)))
     end = time.monotonic() + minutes * 60
     while time.monotonic() < end and not shared.over.wait(minutes * 60 / SAMPLES):
         samples.append(sample())
-        memory = ", ".join(f"{one[0] / 1e6:.1f} MB {one[1]} fds" for one in samples[-1])
+        memory = ", ".join(f"{one[0] / 1e6:.1f} MB {one[1]} open" for one in samples[-1])
         print(f"{len(samples):3}  {memory}  {dict(shared.done)}", flush=True)
     shared.over.set()
     for thread in threads:
         thread.join()
     gone = time.monotonic() + BOUND
-    while (after := sample()).server[1] > before.server[1] and time.monotonic() < gone:
-        time.sleep(0.1)  # the server notices the end of its clients by itself
-    idle = [name for name in (*turns, "faults") if not shared.done[name]]
-    wrong = shared.wrong + judge(before, samples or [after], after) + [f"{name}: never once" for name in idle]
+    while (after := sample()).fabric[1] > before.fabric[1] and time.monotonic() < gone:
+        time.sleep(0.1)  # the fabric notices the end of its clients by itself
+    idle = [f"{name}: never once" for name in (*turns, "faults") if not shared.done[name]]
+    wrong = [*shared.wrong, *judge(before, samples or [after], after), *idle, *place.left()]
     print(*wrong or [f"soak: flat after {minutes:g} minutes"], sep="\n")
     return bool(wrong)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--guest", action="store_true", help="on the InfiniBand of this guest of the lab")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    sys.exit(soak(given.minutes, given.seed))
+    with guest() if given.guest else served() as fabric:
+        status = soak(fabric, given.minutes, given.seed)
+    sys.exit(status)

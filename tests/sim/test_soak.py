@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..soak import SAMPLES, Sample, judge, soak
+from ..soak import SAMPLES, Sample, judge, served, soak
 
 MB = 1 << 20
 FLAT = [Sample((50 * MB, 40), (60 * MB, 70))] * SAMPLES
@@ -27,9 +27,10 @@ def test_memory_that_grows_is_found(end: str) -> None:
 def test_a_descriptor_more_is_found(end: str) -> None:
     size, count = getattr(IDLE, end)
     (said,) = judge(IDLE, FLAT, IDLE._replace(**{end: (size, count + 1)}))
-    assert said == f"{end}: {count + 1} descriptors after the run, {count} before"
+    assert said == f"{end}: {count + 1} open after the run, {count} before"
 
 
 @pytest.mark.long  # its programs are started again and again
 def test_a_minute_of_everything_at_once() -> None:
-    assert not soak(1, 2)
+    with served() as fabric:
+        assert not soak(fabric, 1, 2)
