@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all coverage lint docs sessions man soak bench oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
+.PHONY: demo test test-all coverage lint docs sessions man soak soak-served soak-lab bench oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -62,9 +62,15 @@ sessions: .venv/test
 man: .venv/test
 	$(BIN)/python -m scripts.man
 
-# Everything at once on a served fabric, for so many MINUTES: memory stays flat, and no descriptor stays open.
-soak: .venv/test
+# Everything at once, for so many MINUTES on a served fabric, and for as many in the lab: memory stays flat, and nothing
+# stays open. `make -j2` does both at once.
+soak: soak-served soak-lab
+
+soak-served: .venv/test
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+soak-lab: .venv/test
+	$(BIN)/mcast lab run --fabric infiniband --ports 8 -- $(BIN)/python -m tests.soak --guest --minutes $(MINUTES)
 
 # Beside UDP sockets here, and beside C and pyverbs in the lab; then what moved since the last release.
 bench: .venv/test

@@ -2,8 +2,8 @@
 
 Programs join and leave, talk, cast objects and are killed, while the SM restarts, links are cut and messages
 are lost. The fabric is a served one, or the InfiniBand of the lab's guest, in which this runs. At the end
-memory must be what it was early in the run, and no descriptor more open than before it: in this process, which
-is a client many times over, and in the fabric, which is the server or the guest's kernel.
+memory must be what it was early in the run, and no descriptor more open than before it: in this process,
+which is a client many times over, and in the fabric, which is the server or the guest's kernel.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ def as_json(guests: Sequence[Guest]) -> list[dict[str, Any]]:
 def words_of(guest: Guest) -> str:
     """The program, its process and its ports, in a line."""
     where = "looks on" if guest.hosts == "all" else f"host {guest.hosts}: {', '.join(guest.devices)}"
-    return f"{guest.program} ({guest.pid}), {where}"
+    return f"{guest.name}, {where}"
 
 
 def on_port(guests: Sequence[Guest], port: str) -> str:
     """The programs that are the host with this port, `device` or `device/number`."""
     device = port.partition("/")[0]
     found = [guest for guest in guests if guest.hosts != "all" and device in guest.devices]
-    return ", ".join(f"{guest.program} ({guest.pid})" for guest in found)
+    return ", ".join(guest.name for guest in found)

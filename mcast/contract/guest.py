@@ -8,6 +8,7 @@ from typing import NamedTuple
 class Guest(NamedTuple):
     """A process on a shared network: `pid` and the name of its `program`, and what is its own there.
 
+    pid      0 for a process of another PID namespace, as in another container
     hosts    the numbers of the hosts that it is; "all" for one that looks on
     devices  the names of their devices
     """
@@ -16,3 +17,13 @@ class Guest(NamedTuple):
     program: str
     hosts: str
     devices: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The program and its process, for people."""
+        return named(self.pid, self.program)
+
+
+def named(pid: int, program: str) -> str:
+    """What a process is called that the kernel knows by this number."""
+    return f"{program} ({pid})" if pid else "a process in another container"

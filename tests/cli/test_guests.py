@@ -74,6 +74,15 @@ def test_who_looks_on_is_no_member_s_program(here: Run, film: FabricServer) -> N
     assert "roce1/1, film (4242) " in shown
 
 
+def test_a_process_without_a_number_is_in_another_container(here: Run, film: FabricServer) -> None:
+    """A server, too, sees processes of its own PID namespace and of those below it alone."""
+    for client in film.clients.values():
+        client.pid = 0
+    shown = here("groups", "--backend", "sim").stdout
+    assert "a process in another container" in shown
+    assert "(0)" not in shown
+
+
 def test_nobody_is_known_where_the_server_has_gone(tmp_path: Path) -> None:
     path = tmp_path / "other.sock"
     with Serving(FabricServer(Fabric.roce(ports=3, clock="wall"), path)):

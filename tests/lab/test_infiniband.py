@@ -405,3 +405,12 @@ def test_the_kernel_has_no_complaint(said: Said) -> None:
     """But one: rdmavt's own copy of a work request, which Debian's fortified memcpy tells once."""
     complaints = re.findall(r"(?:WARNING|BUG|Oops).*", said("log"))
     assert [one for one in complaints if "rdmavt/qp.c" not in one] == []
+
+
+def test_minutes_of_everything_at_once(pytestconfig: pytest.Config) -> None:
+    """What `make soak` does for longer."""
+    lab = LabMachine(8, pytestconfig.getoption("--lab-kernel"), fabric="infiniband")
+    output = io.BytesIO()
+    command = [sys.executable, "-m", "tests.soak", "--guest", "--minutes", "3"]
+    result = lab.run(command, silence=SILENCE, stdout=output)
+    assert result.exit_code == 0, output.getvalue().decode()

@@ -32,6 +32,7 @@ from mcast.backends.sim.shared.posting import BURST
 from mcast.backends.sim.shared.rings import Page
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
 from mcast.backends.sim.shared.watch import ServerWatch
+from mcast.contract.guest import named
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -323,9 +324,9 @@ class FabricServer:
             with self.fabric.clock:  # in which the clock's thread may be about to answer
                 session.close()
                 client.socket.close()
-            self._say(f"left: {client.program} ({client.pid}){f': {why}' if why else ''}")
+            self._say(f"left: {named(client.pid, client.program)}{f': {why}' if why else ''}")
         elif why:
-            self._say(f"refused: {client.program} ({client.pid}): {why}")
+            self._say(f"refused: {named(client.pid, client.program)}: {why}")
         if client.ring is not None:
             os.close(client.ring)
             client.ring = None
@@ -348,7 +349,8 @@ class FabricServer:
         posted = partial(self._read, client, self._take_posts)
         client.session = ClientSession(fabric, self.name, hosts, self._pump, ring, posted)
         places = ", ".join(f"{port.name} {port.addresses[0]}" for port in topology.ports_of(hosts)[:4])
-        self._say(f"attached: {client.program} ({client.pid}) as host {_named(hosts, topology)}: {places}")
+        who = named(client.pid, client.program)
+        self._say(f"attached: {who} as host {_named(hosts, topology)}: {places}")
         backend = client.session.backend
         return Answer(
             frames.AttachedTo(
