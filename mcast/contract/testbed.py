@@ -33,7 +33,7 @@ class Feature(Enum):
     DEVICE_REMOVAL = "a device can be removed"
     SM_WITHOUT_SEND_ONLY = "the SM can be without send-only support"
     PARTITION = "a port's membership of its partition can be changed"
-    NO_MULTICAST_DEVICE = "there is a device without multicast"
+    NO_MULTICAST = "a device can be without multicast"
     ATTACH_TABLE = "the device's attach table can be read"
     IGMP_ON_WIRE = "IGMP messages on the wire are counted"
     QKEY_VIOLATIONS = "the port counts Q_Key violations"
@@ -111,7 +111,7 @@ class Testbed(ABC):
     Feature.SECOND_PORT or Feature.THIRD_PORT, which the number of ports decides.
     """
     spare: int = 0
-    """The index of the port whose device a test may remove (Feature.DEVICE_REMOVAL)."""
+    """The index of the port whose device a test may remove or change (DEVICE_REMOVAL, NO_MULTICAST)."""
 
     def ipv6_of(self, port: IPv4Address) -> IPv6Address:
         """An IPv6 address of the same port (Feature.IPV6_SOURCE)."""
@@ -145,7 +145,6 @@ class Testbed(ABC):
         """Inside the `with`, the port is a limited member of its address's partition (Feature.PARTITION)."""
         raise NotImplementedError
 
-    @property
-    def port_without_multicast(self) -> IPv4Address:
-        """A port whose device has no multicast (Feature.NO_MULTICAST_DEVICE)."""
+    def without_multicast(self, port: IPv4Address) -> AbstractContextManager[None]:
+        """Inside the `with`, the port's device has no multicast (Feature.NO_MULTICAST)."""
         raise NotImplementedError

@@ -116,6 +116,8 @@ links:nothing
 links:
 drop:softib1 many
 drop:softib1 -1
+gsi:switch1/1 fail
+gsi:softib1 away
 tables:switch3 0
 tables:switch1/1 0
 tables:switch1 never
@@ -127,6 +129,7 @@ mlids:32 32
 hcas:softib5 remove
 hcas:softib0 add
 hcas:softib1 add
+hcas:softib1 unicast
 hcas:softib1 away
 hcas:softib1 remove now
 END

@@ -144,7 +144,7 @@ def test_a_port_is_out_when_the_sa_says_so_and_back_when_its_host_is(
     monkeypatch.setattr(infiniband_bed, "_broadcast", lambda where: Gid("ff12:401b:ffff::ffff:ffff"))
     monkeypatch.setattr(infiniband_bed, "_attached", lambda *_: attached.pop(0))
     bed = object.__new__(InfinibandTestbed)
-    bed._infiniband = {port: InfinibandPort("softib2", 1, 2, Gid("fe80::12"), "ib2", nothing, None)}
+    bed._where = {port: InfinibandPort("softib2", 1, 2, Gid("fe80::12"), "ib2", nothing, None)}
     bed._sa = cast(Any, SimpleNamespace(member=member))
     with bed.link_down(port):
         assert (tmp_path / "links").read_text() == "softib2 out\n"

@@ -46,7 +46,7 @@ _IPOIB_SIGNATURES = (b"\x40\x1b", b"\x60\x1b")
 _LINKS = Path("/sys/kernel/debug/softib/links")
 """softib's cables, which a line takes out and puts in."""
 _HCAS = Path("/sys/kernel/debug/softib/hcas")
-"""softib's HCAs, which a line removes and adds."""
+"""softib's HCAs, which a line removes and adds, with multicast or without."""
 _ATTACHED = Path("/sys/kernel/debug/softib/attached")
 """softib's list of queue pairs in groups: HCA, number, MGID, MLID."""
 _PKEYS = "/sys/class/infiniband/{}/ports/{}/pkeys"
@@ -56,6 +56,8 @@ _LAB_SM = ("opensm", "-B", "-g", "0x5254000000010001")
 """How the lab starts OpenSM (mcast/lab/infiniband.sh)."""
 OWN = frozenset({Feature.SWITCH_TABLE, Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
 """What any InfiniBand ports can show without disturbing their fabric."""
+OF_A_SPARE = frozenset({Feature.DEVICE_REMOVAL, Feature.NO_MULTICAST})
+"""What is done to an HCA that neither OpenSM nor the questions to it use."""
 SOFTIB = OWN | {
     Feature.ROUTES,
     Feature.LINK,
@@ -63,9 +65,13 @@ SOFTIB = OWN | {
     Feature.ATTACH_TABLE,
     Feature.SM_WITHOUT_SEND_ONLY,
     Feature.PARTITION,
-    Feature.DEVICE_REMOVAL,
+    *OF_A_SPARE,
 }
 """What only the lab's ports can be made to show, because nobody else uses them."""
+ENOSYS_IS_EOPNOTSUPP: Mapping[str, str] = {
+    "test_a_device_without_multicast_says_so": "the kernel says EOPNOTSUPP where the document has ENOSYS, "
+    "and EINVAL to a detach, because nothing is attached (facts/sa.md, SA-ATTACH-1)"
+}
 
 
 class InfinibandPort(NamedTuple):
@@ -236,6 +242,7 @@ class InfinibandObserver(Observer):
 
 
 class InfinibandTestbed(HostTestbed):
+    deviations: Mapping[str, str] = ENOSYS_IS_EOPNOTSUPP
     spare: int = 1  # OpenSM uses the first, and so do the questions to it
 
     def __init__(
@@ -249,8 +256,9 @@ class InfinibandTestbed(HostTestbed):
         if not all(port.ipv6 for port in ports.values()):
             self.features -= {Feature.IPV6_SOURCE}
         if len(ports) <= self.spare:
-            self.features -= {Feature.DEVICE_REMOVAL}
-        self._where, self._infiniband, self._sa, self._native = ports, ports, sa, native
+            self.features -= OF_A_SPARE
+        self._where: Mapping[IPv4Address, InfinibandPort] = ports
+        self._sa, self._native = sa, native
         self._removals: dict[IPv4Address, subprocess.Popen[bytes]] = {}
         self.backend: Backend = backend
         self.ports: tuple[IPv4Address, ...] = tuple(sorted(ports))
@@ -263,7 +271,7 @@ class InfinibandTestbed(HostTestbed):
     @contextmanager
     def link_down(self, port: IPv4Address) -> Iterator[None]:
         """Take the port's cable out, and put it in; both ends when OpenSM and IPoIB have followed."""
-        where = self._infiniband[port]
+        where = self._where[port]
         _LINKS.write_text(f"{where.device} out\n")
         try:
             eventually(lambda: self._sa_has(where) is False, f"OpenSM still has {where.device}")
@@ -273,19 +281,36 @@ class InfinibandTestbed(HostTestbed):
             eventually(lambda: self._is_back(where), f"{where.device} does not come back")
 
     def remove_device(self, port: IPv4Address) -> None:
-        device = self._infiniband[port].device
+        device = self._where[port].device
         # softib, too, lets an HCA go when every process has closed its verbs context (K-FABRIC-4)
         self._removals[port] = subprocess.Popen(["sh", "-c", f"echo {device} remove >{_HCAS}"])
         eventually(lambda: device not in self._native.device_names(), f"{device} does not go away")
         self._native.sync_devices()  # as in RdmaTestbed
+
+    @contextmanager
+    def without_multicast(self, port: IPv4Address) -> Iterator[None]:
+        """Make the HCA anew, without; at the end of the test it comes back as it was."""
+        self.remove_device(port)
+        self._removals.pop(port).wait(SETTLE)
+        self._add(port, "unicast")
+        try:
+            yield
+        finally:
+            self.remove_device(port)
+
+    def _add(self, port: IPv4Address, how: str) -> None:
+        where = self._where[port]
+        addresses = filter(None, (where.ipv4, where.ipv6))
+        add_hca(where.device, where.gid, where.netdev, *addresses, how=how)
+        self._native.sync_devices()
 
     def restore(self) -> None:
         """Make the fabric as it was: HCAs back, with their IPoIB interfaces."""
         for port, removal in self._removals.items():
             self._native.sync_devices()
             removal.wait(SETTLE)
-            where = self._infiniband[port]
-            add_hca(where.device, where.gid, where.netdev, *filter(None, (where.ipv4, where.ipv6)))
+            self._add(port, "add")
+            where = self._where[port]
             eventually(partial(self._is_back, where), f"{where.device} does not come back")
 
     @contextmanager
@@ -308,18 +333,18 @@ class InfinibandTestbed(HostTestbed):
 
     def until_whole(self) -> None:
         """Wait until every port is in its IPoIB broadcast group."""
-        for where in self._infiniband.values():
+        for where in self._where.values():
             eventually(partial(self._is_back, where), f"{where.device} does not come back")
 
     def without_partition(self, port: IPv4Address) -> AbstractContextManager[None]:
         """OpenSM itself leaves everybody a limited member (SA-PKEY-3)."""
-        where = self._infiniband[port]
+        where = self._where[port]
         left = _broadcast(where)  # looked up before: without a P_Key IPoIB calls another group its own
         # the SA has the port in its groups all the same; only its host knows that it is in none
         return self._with_pkeys(where, (), lambda: not _attached(where, left))
 
     def limited_member(self, port: IPv4Address) -> AbstractContextManager[None]:
-        return self._with_pkeys(self._infiniband[port], (DEFAULT_PKEY & PARTITION,), lambda: True)
+        return self._with_pkeys(self._where[port], (DEFAULT_PKEY & PARTITION,), lambda: True)
 
     @contextmanager
     def _with_pkeys(
@@ -352,9 +377,9 @@ class InfinibandTestbed(HostTestbed):
             return None
 
 
-def add_hca(device: str, gid: Gid, netdev: str, *addresses: object) -> None:
+def add_hca(device: str, gid: Gid, netdev: str, *addresses: object, how: str = "add") -> None:
     """Bring back an HCA of softib, with its interface, as `mcast/lab/infiniband.sh` has made both."""
-    _HCAS.write_text(f"{device} add\n")
+    _HCAS.write_text(f"{device} {how}\n")
     eventually(lambda: bool(interfaces_of([gid])), f"{device} gets no IPoIB interface")
     (interface,) = interfaces_of([gid])
     hostnet.run("ip", "link", "set", interface.name, "name", netdev)

@@ -22,7 +22,7 @@ _COMMON = frozenset(
         Feature.LINK,
         Feature.ADDRESS_REMOVAL,
         Feature.DEVICE_REMOVAL,
-        Feature.NO_MULTICAST_DEVICE,
+        Feature.NO_MULTICAST,
         Feature.ATTACH_TABLE,
         Feature.QKEY_VIOLATIONS,
         Feature.DROP_COUNTERS,
@@ -85,15 +85,12 @@ class SimObserver(Observer):
 
 
 class SimTestbed(Testbed):
-    """Four ports on four devices, and a fifth whose device has no multicast."""
+    """Four ports on four devices."""
 
     def __init__(self, fabric: Fabric, backend: Backend) -> None:
         self.fabric: Fabric = fabric
         self.backend: Backend = backend
-        *self._ports, without = fabric.ports
-        without.multicast = False
-        self._without = _address(fabric, without.index)
-        self.ports: tuple[IPv4Address, ...] = tuple(_address(fabric, port.index) for port in self._ports)
+        self.ports: tuple[IPv4Address, ...] = tuple(_address(fabric, port.index) for port in fabric.ports)
         self.observer: SimObserver = SimObserver(fabric)
         shown = _OF_IGMP if fabric.sa is None else _OF_THE_SM
         self.features: frozenset[Feature] = _COMMON | shown
@@ -158,9 +155,14 @@ class SimTestbed(Testbed):
         finally:
             self.fabric.set_pkeys(at, before)
 
-    @property
-    def port_without_multicast(self) -> IPv4Address:
-        return self._without
+    @contextmanager
+    def without_multicast(self, port: IPv4Address) -> Iterator[None]:
+        at = self.fabric.port_of(port)
+        at.multicast = False
+        try:
+            yield
+        finally:
+            at.multicast = True
 
 
 def _address(fabric: Fabric, index: int) -> IPv4Address:
@@ -171,7 +173,7 @@ def _address(fabric: Fabric, index: int) -> IPv4Address:
 @contextmanager
 def sim_testbed(name: str, make: Callable[..., Fabric]) -> Iterator[Testbed]:
     """A new fabric for one test, closed after it."""
-    fabric = make(ports=5)
+    fabric = make(ports=4)
     bed = SimTestbed(fabric, SimBackend(fabric, name))
     try:
         with bed.backend:

@@ -4,8 +4,9 @@
  *   links     each cable and the states of its ends; "softib2 out" and "switch1/3 in" take it out and put it in,
  *             "softib2 down" and "softib2 up" disable and enable one end
  *   hcas      "softib2 remove" unregisters that HCA, which takes until every process has closed it; "softib2 add" makes
- *             it anew. Shown: each HCA, "here" or "gone"
+ *             it anew, "softib2 unicast" without multicast. Shown: each HCA, "here" or "gone"
  *   drop      "softib2 10" loses every tenth message that arrives there; 0 ends that. Shown: port, its state, number
+ *   gsi       "softib2 fail": what that HCA sends from QP 1 ends in an error; "softib2 send" ends that. Shown: each HCA
  *   tables    "switch1 500": what the subnet manager writes into that switch's forwarding tables takes effect 500 ms
  *             after the last write; "switch1 hold": not before "switch1 0". Shown: each switch, and its delay
  *   mlids     of the multicast forwarding tables so many entries are there; the subnet manager asks when it starts
@@ -68,6 +69,17 @@ static int change_drop(const char *who, const char *what)
 	return 0;
 }
 
+static int change_gsi(const char *who, const char *what)
+{
+	struct softib_port *port = port_named(who);
+	bool fails = !strcmp(what, "fail");
+
+	if (!port || softib_is_switch(port->node) || (!fails && strcmp(what, "send")))
+		return -EINVAL;
+	WRITE_ONCE(softib_hca_of(port->node)->gsi_fails, fails);
+	return 0;
+}
+
 static int change_tables(const char *who, const char *what)
 {
 	u32 number, delay_ms = SOFTIB_UNTIL_TOLD;
@@ -124,7 +136,7 @@ static ssize_t hcas_write(struct file *file, const char __user *from, size_t len
 	static DECLARE_BITMAP(busy, SOFTIB_HCAS);
 	char word[3][WORD] = { }, more;
 	int error = read_line(from, length, word);
-	bool add = !strcmp(word[1], "add");
+	bool unicast = !strcmp(word[1], "unicast"), add = unicast || !strcmp(word[1], "add");
 	unsigned int number;
 
 	if (error)
@@ -137,7 +149,7 @@ static ssize_t hcas_write(struct file *file, const char __user *from, size_t len
 	if (add == !!softib.hca[number - 1])
 		error = add ? -EEXIST : -ENODEV;
 	else if (add)
-		error = softib_add(number - 1);
+		error = softib_add(number - 1, !unicast);
 	else
 		softib_hca_destroy(softib.hca[number - 1]);
 	clear_bit(number - 1, busy);
@@ -206,6 +218,19 @@ static int drop_show(struct seq_file *file, void *unused)
 	return 0;
 }
 
+static int gsi_show(struct seq_file *file, void *unused)
+{
+	unsigned long flags;
+	unsigned int i;
+
+	spin_lock_irqsave(&softib.lock, flags);
+	for (i = 0; i < softib.hcas; i++)
+		if (softib.hca[i])
+			seq_printf(file, "softib%u %s\n", i + 1, softib.hca[i]->gsi_fails ? "fail" : "send");
+	spin_unlock_irqrestore(&softib.lock, flags);
+	return 0;
+}
+
 static int attached_show(struct seq_file *file, void *unused)
 {
 	const struct softib_attachment *one;
@@ -264,11 +289,13 @@ static int mlids_show(struct seq_file *file, void *unused)
 
 WRITTEN(links)
 WRITTEN(drop)
+WRITTEN(gsi)
 WRITTEN(tables)
 WRITTEN(mlids)
 SHOWN(hcas, hcas_write);
 SHOWN(links, links_write);
 SHOWN(drop, drop_write);
+SHOWN(gsi, gsi_write);
 SHOWN(tables, tables_write);
 SHOWN(mlids, mlids_write);
 SHOWN(attached, NULL);
@@ -279,6 +306,7 @@ void softib_debug_create(void)
 	debugfs_create_file("hcas", 0600, folder, NULL, &hcas_operations);
 	debugfs_create_file("links", 0600, folder, NULL, &links_operations);
 	debugfs_create_file("drop", 0600, folder, NULL, &drop_operations);
+	debugfs_create_file("gsi", 0600, folder, NULL, &gsi_operations);
 	debugfs_create_file("tables", 0600, folder, NULL, &tables_operations);
 	debugfs_create_file("mlids", 0600, folder, NULL, &mlids_operations);
 	debugfs_create_file("attached", 0400, folder, NULL, &attached_operations);

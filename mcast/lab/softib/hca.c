@@ -280,7 +280,7 @@ static const struct rvt_driver_provided functions = {
 
 /* --- its life ---------------------------------------------------------------- */
 
-static void set_limits(struct rvt_driver_params *params)
+static void set_limits(struct rvt_driver_params *params, bool multicast)
 {
 	struct ib_device_attr *props = &params->props;
 
@@ -301,9 +301,9 @@ static void set_limits(struct rvt_driver_params *params)
 	props->max_srq_wr = 16384;
 	props->max_srq_sge = 16;
 	props->max_pkeys = SOFTIB_PKEYS;
-	props->max_mcast_grp = 1024;
-	props->max_mcast_qp_attach = 56;
-	props->max_total_mcast_qp_attach = 1024 * 56;
+	props->max_mcast_grp = multicast ? 1024 : 0;
+	props->max_mcast_qp_attach = multicast ? 56 : 0;
+	props->max_total_mcast_qp_attach = props->max_mcast_grp * props->max_mcast_qp_attach;
 	params->lkey_table_size = 16;
 	params->qp_table_size = 256;
 	params->qpn_start = 1;
@@ -328,7 +328,7 @@ static void free_hca(struct softib_hca *hca)
 }
 
 /* The index-th HCA, registered: softib1 is the first. */
-struct softib_hca *softib_hca_create(unsigned int index)
+struct softib_hca *softib_hca_create(unsigned int index, bool multicast)
 {
 	struct rvt_dev_info *rdi = rvt_alloc_device(sizeof(struct softib_hca), 1);
 	struct softib_hca *hca;
@@ -361,7 +361,7 @@ struct softib_hca *softib_hca_create(unsigned int index)
 	rdi->driver_f = functions;
 	rdi->post_parms = operations;
 	rdi->wc_opcode = completions;
-	set_limits(&rdi->dparms);
+	set_limits(&rdi->dparms, multicast);
 	rdi->dparms.props.sys_image_guid = cpu_to_be64(hca->node.guid);
 	rdi->ibdev.node_guid = cpu_to_be64(hca->node.guid);
 	rdi->ibdev.phys_port_cnt = 1;
@@ -378,6 +378,11 @@ struct softib_hca *softib_hca_create(unsigned int index)
 		synchronize_rcu();
 		free_hca(hca);
 		return ERR_PTR(error);
+	}
+	/* rdmavt has its own for a driver without. The port is down: nobody is in a group yet. */
+	if (!multicast) {
+		rdi->ibdev.ops.attach_mcast = NULL;
+		rdi->ibdev.ops.detach_mcast = NULL;
 	}
 	return hca;
 }

@@ -48,10 +48,10 @@ static unsigned int leaves(void)
 	return max(softib.switches - 1, 1u);
 }
 
-/* Makes an HCA. Its cable ends in port 1 + index / leaves of its switch. */
-int softib_add(unsigned int index)
+/* Makes an HCA, which may lack multicast. Its cable ends in port 1 + index / leaves of its switch. */
+int softib_add(unsigned int index, bool multicast)
 {
-	struct softib_hca *hca = softib_hca_create(index);
+	struct softib_hca *hca = softib_hca_create(index, multicast);
 
 	if (IS_ERR(hca))
 		return PTR_ERR(hca);
@@ -76,7 +76,7 @@ static int build(void)
 			softib_connect(&softib.sw[i]->port[down + 1], &softib.sw[0]->port[i]);
 	}
 	for (i = 0; i < softib.hcas; i++) {
-		error = softib_add(i);
+		error = softib_add(i, true);
 		if (error)
 			return error;
 	}

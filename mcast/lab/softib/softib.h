@@ -81,6 +81,7 @@ struct softib_hca {
 	struct softib_node node;
 	struct softib_port port[2];	/* 0 is not used */
 	struct platform_device *platform;
+	bool gsi_fails;			/* a fault: its MADs are not sent, but for SMPs, and end in an error */
 	bool leaving;			/* rdmavt takes its tables down: management alone still arrives */
 	struct pci_dev pci;		/* rdmavt prints through its name, and asks for nothing else */
 	char name[16];
@@ -186,10 +187,10 @@ static inline u16 softib_lid_mask(const struct softib_port *port)
 }
 
 /* module.c */
-int softib_add(unsigned int index);
+int softib_add(unsigned int index, bool multicast);
 
 /* hca.c */
-struct softib_hca *softib_hca_create(unsigned int index);
+struct softib_hca *softib_hca_create(unsigned int index, bool multicast);
 void softib_hca_destroy(struct softib_hca *hca);
 void softib_event(struct softib_hca *hca, enum ib_event_type type);
 

@@ -38,11 +38,11 @@ def mgid_of(bed: Testbed, group: McastAddress) -> Gid:
     """The MGID that a PortSpace.UDP join of the group has on the fabric's ports."""
     if not isinstance(bed, InfinibandTestbed):
         return Gid(group.address)
-    (interface,) = interfaces_of([bed._infiniband[bed.ports[0]].gid])
+    (interface,) = interfaces_of([bed._where[bed.ports[0]].gid])
     assert interface.broadcast is not None
     return infiniband_mgid(group.address, PortSpace.UDP, bytes(interface.broadcast))
 
 
 def source_of(bed: Testbed, port: IPv4Address) -> str:
     """How commands name the port that a message came from: by its address, or else by its GID."""
-    return str(bed._infiniband[port].gid if isinstance(bed, InfinibandTestbed) else port)
+    return str(bed._where[port].gid if isinstance(bed, InfinibandTestbed) else port)

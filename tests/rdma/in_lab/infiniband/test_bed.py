@@ -30,9 +30,9 @@ def test_saquery_and_ibroute_say_the_same(lab_bed: Testbed, send_only: bool) -> 
     group, members = new_group(), [Application(lab_bed, index) for index in (0, 2)]
     destination, _ = (peer.join(group, send_only) for peer in members)
     shown = {one.port_gid: one for one in trusted_records() if one.mgid == destination.gid}
-    switches = {cables()[where.lid][0] for where in lab_bed._infiniband.values()}
+    switches = {cables()[where.lid][0] for where in lab_bed._where.values()}
     tables = {switch: multicast_table(hostnet.run("ibroute", "-M", str(switch))) for switch in switches}
-    for port, where in lab_bed._infiniband.items():
+    for port, where in lab_bed._where.items():
         ours, theirs = lab_bed._sa.member(destination.gid, where.gid, SM_KEY), shown.get(where.gid)
         assert (ours is None) == (theirs is None) == (port not in {peer.port for peer in members})
         if ours and theirs:

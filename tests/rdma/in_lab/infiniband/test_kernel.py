@@ -22,7 +22,7 @@ from time import monotonic
 
 import pytest
 
-from mcast.api import CmEventType, InvalidArgument, JoinAttrEx, McastError, PortSpace, TimedOut
+from mcast.api import CmEventType, InvalidArgument, JoinAttrEx, McastError, NotSupported, PortSpace, TimedOut
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, pkeys_of, trusted_records
 from mcast.backends.rdma.net import hostnet
@@ -59,7 +59,7 @@ def record(bed: InfinibandTestbed, group: Gid) -> McMemberRecord:
 
 def broadcast(bed: InfinibandTestbed, port: IPv4Address) -> Gid:
     """The group that the port's IPoIB interface has joined by itself."""
-    (interface,) = interfaces_of([bed._infiniband[port].gid])
+    (interface,) = interfaces_of([bed._where[port].gid])
     assert interface.broadcast is not None
     return interface.broadcast
 
@@ -116,7 +116,7 @@ def test_the_request_is_the_broadcast_groups_record_with_another_mgid(
         mgid = peer.join(new_group(), send_only=state is SEND_ONLY).gid
         asked = {one[2:] for one in requests() if one.record.mgid == mgid}
     model = record(bed, broadcast(bed, peer.port))
-    wanted = kernel_join(model, mgid, bed._infiniband[peer.port].gid, space, state)
+    wanted = kernel_join(model, mgid, bed._where[peer.port].gid, space, state)
     assert asked == {(SaMethod.SET, *wanted)}
 
 
@@ -160,7 +160,7 @@ def test_join_flags_are_join_states(bed: InfinibandTestbed) -> None:
 
 def test_without_the_broadcast_group_a_join_fails_at_once(bed: InfinibandTestbed) -> None:
     """SA-PATH-1."""
-    peer, where = Application(bed, 1), bed._infiniband[bed.ports[1]]
+    peer, where = Application(bed, 1), bed._where[bed.ports[1]]
     hostnet.run("ip", "link", "set", where.netdev, "down")
     try:
         with pytest.raises(McastError) as caught:
@@ -191,7 +191,7 @@ def test_an_id_that_the_kernel_does_not_know_leaves_nothing() -> None:
 def test_the_ids_of_a_port_are_one_member_with_the_bits_of_all(bed: InfinibandTestbed) -> None:
     """SA-SHARE-1, SA-SHARE-2. Another port stays a member, because of SA-LEAVE-6."""
     group, first, second, silent = new_group(), Application(bed), Application(bed), Application(bed)
-    where = bed._infiniband[first.port].gid
+    where = bed._where[first.port].gid
     mgid = Application(bed, 1).join(group).gid
 
     def state() -> int | None:
@@ -283,6 +283,20 @@ def test_what_the_sa_refuses_is_einval(bed: InfinibandTestbed) -> None:
         event.check()
 
 
+def test_a_request_that_the_device_does_not_send_is_eio(bed: InfinibandTestbed) -> None:
+    """SA-STATUS-1. The kernel's management goes on afterwards."""
+    group, peer = new_group(), Application(bed, 1)
+    device, gsi = bed._where[peer.port].device, Path("/sys/kernel/debug/softib/gsi")
+    gsi.write_text(f"{device} fail\n")
+    try:
+        peer.id.join_multicast(group)
+        peer.event(CmEventType.MULTICAST_ERROR, -E.EIO)
+    finally:
+        gsi.write_text(f"{device} send\n")
+    peer.id.leave_multicast(group)
+    peer.join(group)
+
+
 def test_a_leave_before_the_answer_leaves_nothing(bed: InfinibandTestbed) -> None:
     """SA-CANCEL-1, SA-CANCEL-2: the Set succeeds, a Delete follows, and no event comes."""
     group, peer, other = new_group(), Application(bed), Application(bed, 1)
@@ -309,7 +323,7 @@ def partition_file(bed: InfinibandTestbed, text: str, full: set[IPv4Address]) ->
     def until_full(ports: set[IPv4Address]) -> None:
         os.kill(opensm(), signal.SIGHUP)
         tables = {port: {0xFFFF if port in ports else 0x7FFF} for port in bed.ports}
-        eventually(bed, lambda: {port: pkeys_of(bed._infiniband[port]) for port in bed.ports} == tables)
+        eventually(bed, lambda: {port: pkeys_of(bed._where[port]) for port in bed.ports} == tables)
 
     PARTITIONS.parent.mkdir(exist_ok=True)
     PARTITIONS.write_text(text)
@@ -344,7 +358,7 @@ def test_a_pkey_that_moves_ends_memberships_and_leaves_queue_pairs_behind(bed: I
     """SA-RESET-1, SA-PKEY-4: at the queue pair's place in the table there is another partition now."""
     group, other, peer = new_group(), Application(bed, 0), Application(bed, 1)
     outward, where = other.join(group), peer.join(group)
-    with bed._with_pkeys(bed._infiniband[peer.port], (0x8001, 0xFFFF), lambda: readable(peer.channel)):
+    with bed._with_pkeys(bed._where[peer.port], (0x8001, 0xFFFF), lambda: readable(peer.channel)):
         peer.event(CmEventType.MULTICAST_ERROR, -E.ENETRESET)
         peer.id.leave_multicast(group)
         peer.qp.attach_mcast(where.gid, where.dlid)  # so that only its P_Key keeps messages from it
@@ -414,6 +428,18 @@ def test_the_kernel_attaches_by_any_lid_of_groups_and_no_other(bed: InfinibandTe
     else:
         with pytest.raises(InvalidArgument):
             qp._attach_mcast(mgid, lid)
+
+
+def test_a_driver_without_multicast_takes_no_queue_pair(bed: InfinibandTestbed) -> None:
+    """SA-ATTACH-1: the kernel knows before it asks the driver; what is not attached is not detached."""
+    with bed.without_multicast(bed.ports[bed.spare]):
+        qp = Application(bed, bed.spare).qp
+        with pytest.raises(NotSupported) as caught:
+            qp.attach_mcast("ff0e::7", 0xC007)
+        assert caught.value.errno == E.EOPNOTSUPP
+        with pytest.raises(InvalidArgument):
+            qp.detach_mcast("ff0e::7", 0xC007)
+        bed.backend.close()
 
 
 # --- what ends memberships --------------------------------------------------
