@@ -31,7 +31,7 @@ from mcast.lab.plan import plan
 
 PORTS, MAX_PORTS = 3, 64
 MEMORY = 1024
-BOOT_TIMEOUT = 120.0
+BOOT_TIMEOUT = 300.0
 CONSOLE_BYTES = 16 * 1024
 CONSOLE_LINES = 12
 _FAULT = re.compile(r"\b(BUG|Oops|general protection fault|kernel NULL pointer|Unable to handle)\b")
