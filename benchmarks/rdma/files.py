@@ -1,10 +1,10 @@
-"""A file to three receivers in the lab, beside uftp and udpcast on the same bridge.
+"""A file to three receivers in the lab, beside uftp, udpcast and NORM on the same bridge.
 
 python -m benchmarks.rdma.files [--size 256e6] [--loss 0,1] [--rounds 3] [--json FILE]    boots the lab
 python -m benchmarks.rdma.files --here ...                                              in the lab, that is
 
-Each is a whole program with its receivers: `mcast send` and `mcast recv` on Soft-RoCE, and uftp and
-udpcast on UDP sockets. The peers are in network namespaces, each with a port of its own on the bridge
+Each is a whole program with its receivers: `mcast send` and `mcast recv` on Soft-RoCE, and uftp, udpcast
+and NORM on UDP sockets. The peers are in network namespaces, each with a port of its own on the bridge
 that Soft-RoCE is on. The receivers are there before the clock starts. The clock starts with the sender's
 process and stops at its end, when all receivers have said that they have the file. Each copy is compared
 with the file. A round has one transfer by each, one right after the other, in an order that turns.
@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 from benchmarks.rdma.compare import ADDRESSES, BUILD, ROOT, machine
 
 GROUP, RECEIVERS = "239.1.1.1", 3
-JOINED, UFTP_JOINED, UDPCAST_BOUND = "010101EF", "010404E6", ":2328 "
-"""GROUP, and 230.4.4.1, as /proc/net/igmp prints them; port 9000, as /proc/net/udp does."""
+JOINED, UFTP_JOINED, UDPCAST_BOUND, NORM_JOINED = "010101EF", "010404E6", ":2328 ", "090101EF"
+"""GROUP, 230.4.4.1 and 239.1.1.9, as /proc/net/igmp prints them; port 9000, as /proc/net/udp does."""
 
 ROOM = Path("/run/files")
 GIVE_UP = 3600.0
@@ -114,6 +114,7 @@ class Program(NamedTuple):
 
 
 OURS = [sys.executable, "-m", "mcast"]
+NORM = [sys.executable, "-m", "benchmarks.rdma.norm"]
 PROGRAMS = {
     "mcast": Program(
         lambda n, into: [
@@ -144,6 +145,15 @@ PROGRAMS = {
             "--min-receivers", str(RECEIVERS), "--file", str(file),
         ),
         all_show("udp", UDPCAST_BOUND),
+    ),
+    "norm": Program(
+        lambda n, into: in_host(
+            n, *NORM, "receive", str(into), "--interface", f"u{n}", "--node", str(n),
+        ),
+        lambda file: in_host(
+            0, *NORM, "send", str(file), "--interface", "u0", "--receivers", str(RECEIVERS),
+        ),
+        all_show("igmp", NORM_JOINED),
     ),
 }  # fmt: skip
 
@@ -224,7 +234,7 @@ def report(found: dict[str, Any], size: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A file to three receivers, beside uftp and udpcast.")
+    parser = argparse.ArgumentParser(description="A file to three receivers, beside uftp, udpcast and NORM.")
     parser.add_argument("--size", type=lambda text: int(float(text)), default=256_000_000, help="bytes")
     parser.add_argument("--loss", default="0,1", help="percent, one or several")
     parser.add_argument("--rounds", type=int, default=3)
