@@ -19,19 +19,22 @@ from setuptools import Extension, setup
 
 HEADERS = ("rdma/rdma_cma.h", "infiniband/verbs.h")
 PYTHON = ("Python.h", "linux/futex.h")
+NO_GIL = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+"""Such a Python has no stable ABI: a wheel for it is for that version alone."""
+
 INTERRUPTS = Extension(
     "mcast.interrupts._interrupts",
     ["mcast/interrupts/csrc/interrupts.c"],
     extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
-    py_limited_api=True,
+    py_limited_api=not NO_GIL,
 )
 FIX = "apt-get install gcc libc6-dev librdmacm-dev libibverbs-dev"
 
 
 def missing(headers: tuple[str, ...]) -> str:
     """What an extension that includes the headers lacks to be built here; '' when nothing."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "this Python has no GIL, and the C core counts on one"
+    if NO_GIL and os.environ.get("MCAST_RDMA") != "1":
+        return "this Python has no GIL, which the C core would turn on"
     if sys.platform != "linux":
         return f"{sys.platform} has no RDMA verbs (Linux only)"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
@@ -71,5 +74,6 @@ for made in ("interrupts/_interrupts", "backends/rdma/_native"):
 with_rdma = wanted()
 extensions = [] if missing(PYTHON) else [INTERRUPTS]
 with_cffi = {"cffi_modules": ["mcast/backends/rdma/csrc/build_native.py:ffibuilder"]} if with_rdma else {}
-abi3 = {"options": {"bdist_wheel": {"py_limited_api": "cp311"}}} if extensions or with_rdma else {}
+has_c = bool(extensions) or with_rdma
+abi3 = {"options": {"bdist_wheel": {"py_limited_api": "cp311"}}} if has_c and not NO_GIL else {}
 setup(ext_modules=extensions, **with_cffi, **abi3)

@@ -55,6 +55,21 @@ def receive(qp: QueuePair) -> None:
     qp.recv(8, BOUND).release()
 
 
+def test_a_batch_gives_its_receives_back_once(card: Card, backend: CardBackend) -> None:
+    """A second thread that releases it may come when another batch already has them."""
+    card.ethernet(1)
+    end = End(backend, max_recv_wr=1)
+    qp, to = end.qp, end.join()
+    qp.send_one(to, b"first", timeout=BOUND)
+    first = qp.recv(1, BOUND)
+    first._release()
+    qp.send_one(to, b"second", timeout=BOUND)
+    with qp.recv(1, BOUND) as second:
+        first._release()
+        assert qp.counters.recv_free == 0
+        assert bytes(second[0].payload) == b"second"
+
+
 def test_a_close_ends_what_others_do(card: Card, backend: CardBackend) -> None:
     card.ethernet(1)
     card.delay(Stage.SEND, 50)

@@ -7,7 +7,8 @@
  * for Python's handler, and if that is another one this module's goes in front again. A handler that was set and taken
  * back meanwhile is noticed at the clock's next tick. */
 #define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
+#include <pyconfig.h>
+#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
 #define Py_LIMITED_API 0x030b0000
 #endif
 #include <Python.h>
@@ -326,8 +327,8 @@ static PyObject *lock_type;
 struct lock {
 	PyObject_HEAD
 	PyThread_type_lock lock;
-	unsigned long owner; /* 0: nobody */
-	unsigned long count; /* of times that the owner has taken it */
+	unsigned long owner; /* atomic; 0: nobody */
+	unsigned long count; /* of times that the owner has taken it: the owner's alone */
 	int level;	     /* -1: the lock puts nothing off */
 	PyObject *refusal;   /* what an owner is told who takes the lock once more; NULL: an owner may */
 };
@@ -389,7 +390,7 @@ static int wait_for_lock(struct lock *self, double timeout)
 
 static int is_mine(const struct lock *self)
 {
-	return self->count && self->owner == PyThread_get_thread_ident();
+	return __atomic_load_n(&self->owner, __ATOMIC_RELAXED) == PyThread_get_thread_ident();
 }
 
 static int lock(struct lock *self, double timeout)
@@ -401,7 +402,7 @@ static int lock(struct lock *self, double timeout)
 			taken = timeout ? wait_for_lock(self, timeout) : 0;
 		if (taken <= 0)
 			return taken;
-		self->owner = PyThread_get_thread_ident();
+		__atomic_store_n(&self->owner, PyThread_get_thread_ident(), __ATOMIC_RELAXED);
 	} else if (self->refusal) {
 		PyErr_SetObject(PyExc_RuntimeError, self->refusal);
 		return -1;
@@ -419,7 +420,7 @@ static int unlock(struct lock *self)
 		return -1;
 	}
 	if (!--self->count) {
-		self->owner = 0;
+		__atomic_store_n(&self->owner, 0, __ATOMIC_RELAXED);
 		PyThread_release_lock(self->lock);
 	}
 	if (self->level >= 0 && !--locks_held[self->level] && (put_off[0] || put_off[1]))

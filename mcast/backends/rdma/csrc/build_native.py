@@ -1,10 +1,11 @@
-"""Builds `mcast.backends.rdma._native` (cffi, API mode, stable ABI). Nothing but libc is linked.
+"""Builds `mcast.backends.rdma._native` (cffi, API mode, stable ABI with a GIL). It links libc alone.
 
 MCAST_SANITIZE=1 builds it with AddressSanitizer and UndefinedBehaviorSanitizer, MCAST_SANITIZE=thread with
 ThreadSanitizer.
 """
 
 import os
+import sysconfig
 from pathlib import Path
 
 from cffi import FFI  # type: ignore[import-untyped]
@@ -32,5 +33,5 @@ ffibuilder.set_source(
     include_dirs=[os.path.relpath(HERE)],
     extra_compile_args=[*FLAGS, *HIDDEN, *EXTRA],
     extra_link_args=["-ldl", *EXTRA],
-    py_limited_api=True,
+    py_limited_api=not sysconfig.get_config_var("Py_GIL_DISABLED"),
 )

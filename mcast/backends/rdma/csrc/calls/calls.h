@@ -33,13 +33,13 @@ struct calls {
 	uint32_t qp_num, qkey;
 	uint32_t group_mtu; /* guard G-MTU: what is longer is for the contract to refuse */
 
-	uint32_t limit; /* of a payload, in bytes */
+	uint32_t limit; /* of a payload, in bytes; atomic, as are the next two */
 	int64_t limit_until;
+	int on_device; /* whether messages arrive in the memory of a device */
 
 	struct room spare; /* of the last batch that is gone, for the next */
 
 	PyObject *memories; /* generation -> the buffer that payloads arrive in, or a DeviceRegion */
-	int on_device;	    /* whether messages arrive in the memory of a device */
 	PyObject *sources;  /* GIDs the QP has sent from */
 	struct known_gid senders[KEPT_GIDS], groups[KEPT_GIDS]; /* by the last byte */
 };
@@ -49,6 +49,39 @@ extern struct known {
 	PyObject *message, *gid, *batch;
 	PyObject *send, *send_one, *recv, *recv_one, *release;
 } known;
+
+/* Between the two no other thread is in such a part for the same object, up to where a thread may wait: for another
+ * object's part, for the GIL that it has released, in Python code. With a GIL that is so everywhere, and they are
+ * nothing. A part is left by its end alone. */
+#ifdef Py_GIL_DISABLED
+#define BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object)
+#define END_ALONE() Py_END_CRITICAL_SECTION()
+#else
+#define BEGIN_ALONE(object) {
+#define END_ALONE() }
+#endif
+
+/* A new reference, which another thread that changes the container cannot take away; NULL: there is none. */
+static inline PyObject *item_of(PyObject *list, Py_ssize_t place)
+{
+#ifdef Py_GIL_DISABLED
+	return PyList_GetItemRef(list, place);
+#else
+	return Py_XNewRef(PyList_GetItem(list, place));
+#endif
+}
+
+static inline PyObject *value_of(PyObject *dict, PyObject *key)
+{
+#ifdef Py_GIL_DISABLED
+	PyObject *value;
+
+	PyDict_GetItemRef(dict, key, &value);
+	return value;
+#else
+	return Py_XNewRef(PyDict_GetItemWithError(dict, key));
+#endif
+}
 
 /* Take the reference to `with`. */
 static inline void replace(PyObject **place, PyObject *with)

@@ -9,7 +9,7 @@ static PyObject *window_type, *messages_type, *release_name;
 struct window {
 	PyObject_HEAD
 	Py_buffer memory;
-	Py_ssize_t exports;
+	Py_ssize_t exports; /* atomic */
 	Py_ssize_t next_offset, next_length; /* of the view that is being made */
 };
 
@@ -18,7 +18,8 @@ struct lease {
 	struct calls *owner;
 	struct room room;
 	uint32_t count; /* of messages in it */
-	char released;
+	char released;	 /* atomic */
+	char given_back; /* the receives: this is no more the lease of any */
 	PyObject *views; /* NULL until there is one */
 	Py_buffer memory;
 	PyObject *region; /* instead of `memory`, where the CPU has no view: a DeviceRegion */
@@ -32,13 +33,13 @@ static int window_get_buffer(PyObject *object, Py_buffer *view, int flags)
 
 	if (PyBuffer_FillInfo(view, object, start, self->next_length, 1, flags))
 		return -1;
-	self->exports++;
+	__atomic_add_fetch(&self->exports, 1, __ATOMIC_SEQ_CST);
 	return 0;
 }
 
 static void window_release_buffer(PyObject *object, Py_buffer *view)
 {
-	((struct window *)object)->exports--;
+	__atomic_sub_fetch(&((struct window *)object)->exports, 1, __ATOMIC_SEQ_CST);
 }
 
 static void window_dealloc(PyObject *object)
@@ -84,13 +85,14 @@ PyObject *lease_new(struct calls *self, struct room room, uint32_t count)
 	return (PyObject *)lease;
 }
 
-/* Give the receives back. 0: a slice of a payload is still in use. */
+/* Give the receives back, once. 0: a slice of a payload is still in use. Call it alone. */
 static int give_back(struct lease *self)
 {
-	if (self->window && self->window->exports)
+	if (self->window && __atomic_load_n(&self->window->exports, __ATOMIC_SEQ_CST))
 		return 0;
-	if (self->count)
+	if (self->count && !self->given_back)
 		calls_give_back(self->owner, self->room.records, self->count);
+	self->given_back = 1;
 	PyBuffer_Release(&self->memory);
 	return 1;
 }
@@ -98,18 +100,25 @@ static int give_back(struct lease *self)
 /* Batch._release: the contract says what a BufferError means. */
 static PyObject *lease_give_back(PyObject *object, PyObject *unused)
 {
-	if (give_back((struct lease *)object))
+	int is_given_back;
+
+	BEGIN_ALONE(object);
+	is_given_back = give_back((struct lease *)object);
+	END_ALONE();
+	if (is_given_back)
 		Py_RETURN_NONE;
 	PyErr_SetNone(PyExc_BufferError);
 	return NULL;
 }
 
-/* 0: a view is in use. */
+/* 0: a view is in use. Call it alone. */
 static int end_views(struct lease *self)
 {
 	for (Py_ssize_t i = self->views ? PyList_Size(self->views) : 0; i > 0; i--) {
-		PyObject *done = PyObject_CallMethodObjArgs(PyList_GetItem(self->views, i - 1), release_name, NULL);
+		PyObject *view = item_of(self->views, i - 1);
+		PyObject *done = view ? PyObject_CallMethodObjArgs(view, release_name, NULL) : NULL;
 
+		Py_XDECREF(view);
 		if (!done) {
 			PyErr_Clear();
 			return 0;
@@ -123,12 +132,15 @@ static int end_views(struct lease *self)
 static PyObject *lease_release(PyObject *object, PyObject *unused)
 {
 	struct lease *self = (struct lease *)object;
+	int is_released;
 
-	if (self->released)
-		Py_RETURN_NONE;
-	if (!end_views(self) || !give_back(self))
+	BEGIN_ALONE(object);
+	is_released = __atomic_load_n(&self->released, __ATOMIC_RELAXED) || (end_views(self) && give_back(self));
+	if (is_released)
+		__atomic_store_n(&self->released, 1, __ATOMIC_RELAXED);
+	END_ALONE();
+	if (!is_released)
 		return PyObject_CallFunctionObjArgs(known.release, object, NULL);
-	self->released = 1;
 	Py_RETURN_NONE;
 }
 
@@ -147,23 +159,62 @@ static Py_ssize_t lease_length(PyObject *object)
 	return ((struct lease *)object)->count;
 }
 
+/* 0: with the contract's error. */
+static int require_lease(struct lease *self)
+{
+	PyObject *leased = PyObject_CallMethod((PyObject *)self, "_require_lease", NULL);
+
+	Py_XDECREF(leased);
+	return leased != NULL;
+}
+
+static int is_leased(struct lease *self)
+{
+	return !__atomic_load_n(&self->released, __ATOMIC_RELAXED) || require_lease(self);
+}
+
+/* Make the window, unless there is one. -1: an error. */
+static int open_window(struct lease *self, PyObject *memory)
+{
+	struct window *window = (struct window *)PyType_GenericAlloc((PyTypeObject *)window_type, 0);
+	int failed = !window || PyObject_GetBuffer(memory, &window->memory, PyBUF_SIMPLE);
+
+	BEGIN_ALONE((PyObject *)self);
+	if (!failed && !self->window) {
+		self->window = window;
+		window = NULL;
+	}
+	END_ALONE();
+	Py_XDECREF((PyObject *)window);
+	return failed ? -1 : 0;
+}
+
 static PyObject *view_of(struct lease *self, uint64_t offset, Py_ssize_t length)
 {
-	struct window *window = self->window;
+	PyObject *memory, *view = NULL;
+	int is_late, has_window; /* late: another thread has given the receives back meanwhile */
 
-	if (!self->memory.obj)
+	BEGIN_ALONE((PyObject *)self);
+	is_late = self->given_back;
+	memory = Py_XNewRef(self->memory.obj);
+	has_window = self->window != NULL;
+	END_ALONE();
+	if (!memory && !is_late)
 		return PyMemoryView_FromMemory((char *)"", 0, PyBUF_READ);
-	if (!window) {
-		window = (struct window *)PyType_GenericAlloc((PyTypeObject *)window_type, 0);
-		if (!window || PyObject_GetBuffer(self->memory.obj, &window->memory, PyBUF_SIMPLE)) {
-			Py_XDECREF((PyObject *)window);
-			return NULL;
+	if (!is_late && (has_window || !open_window(self, memory))) {
+		BEGIN_ALONE((PyObject *)self);
+		is_late = self->given_back;
+		if (!is_late) {
+			self->window->next_offset = (Py_ssize_t)offset;
+			self->window->next_length = length;
+			view = PyMemoryView_FromObject((PyObject *)self->window);
 		}
-		self->window = window;
+		END_ALONE();
 	}
-	window->next_offset = (Py_ssize_t)offset;
-	window->next_length = length;
-	return PyMemoryView_FromObject((PyObject *)window);
+	Py_XDECREF(memory);
+	if (is_late && require_lease(self))
+		PyErr_SetNone(PyExc_ValueError);
+	return view;
 }
 
 static PyObject *message_at(struct lease *self, uint32_t place)
@@ -185,35 +236,32 @@ static PyObject *lease_message(PyObject *object, PyObject *index)
 	return NULL;
 }
 
-static PyObject *lease_views(PyObject *object, void *unused)
+/* The list, new or not, as a new reference. */
+static PyObject *views_of(struct lease *self)
 {
-	struct lease *self = (struct lease *)object;
+	PyObject *views;
 
+	BEGIN_ALONE((PyObject *)self);
 	if (!self->views)
 		self->views = PyList_New(0);
-	return Py_XNewRef(self->views);
+	views = Py_XNewRef(self->views);
+	END_ALONE();
+	return views;
+}
+
+static PyObject *lease_views(PyObject *object, void *unused)
+{
+	return views_of((struct lease *)object);
 }
 
 /* The view ends with the lease. 0, or -1 with an error. */
 static int keep_view(struct lease *self, PyObject *view)
 {
-	if (!view)
-		return -1;
-	if (!self->views)
-		self->views = PyList_New(0);
-	return self->views ? PyList_Append(self->views, view) : -1;
-}
+	PyObject *views = view ? views_of(self) : NULL;
+	int failed = views ? PyList_Append(views, view) : -1;
 
-/* 0: with the contract's error. */
-static int is_leased(struct lease *self)
-{
-	PyObject *leased;
-
-	if (!self->released)
-		return 1;
-	leased = PyObject_CallMethod((PyObject *)self, "_require_lease", NULL);
-	Py_XDECREF(leased);
-	return leased != NULL;
+	Py_XDECREF(views);
+	return failed;
 }
 
 /* Keeps the lease: `for message in qp.recv(...)` has no other owner of it. */
@@ -232,20 +280,36 @@ static PyObject *lease_iterate(PyObject *object)
 	return (PyObject *)messages;
 }
 
+/* The message at that place could not be made, and is the next one again. */
+static void take_back(struct messages *self, uint32_t place)
+{
+	BEGIN_ALONE((PyObject *)self);
+	if (self->next == place + 1)
+		__atomic_store_n(&self->next, place, __ATOMIC_RELAXED);
+	END_ALONE();
+}
+
 static PyObject *messages_next(PyObject *object)
 {
 	struct messages *self = (struct messages *)object;
 	struct lease *lease = self->lease;
 	PyObject *message;
+	uint32_t place;
 
-	if (self->next == lease->count || !is_leased(lease))
+	if (__atomic_load_n(&self->next, __ATOMIC_RELAXED) == lease->count || !is_leased(lease))
 		return NULL;
-	message = message_at(lease, self->next);
-	if (!message || keep_view(lease, PyTuple_GetItem(message, 0))) {
-		Py_XDECREF(message);
+	BEGIN_ALONE(object);
+	place = self->next;
+	if (place < lease->count)
+		__atomic_store_n(&self->next, place + 1, __ATOMIC_RELAXED);
+	END_ALONE();
+	if (place == lease->count)
 		return NULL;
-	}
-	self->next++;
+	message = message_at(lease, place);
+	if (!message || keep_view(lease, PyTuple_GetItem(message, 0)))
+		Py_CLEAR(message);
+	if (!message)
+		take_back(self, place);
 	return message;
 }
 

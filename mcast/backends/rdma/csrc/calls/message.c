@@ -3,19 +3,27 @@
 
 enum { MESSAGE_FIELDS = 11 };
 
-static PyObject *gid_of(struct known_gid *cache, const uint8_t *raw)
+static PyObject *gid_of(struct calls *self, struct known_gid *cache, const uint8_t *raw)
 {
 	struct known_gid *one = &cache[raw[15] % KEPT_GIDS];
+	PyObject *gid = NULL, *old = NULL;
 
-	if (!one->gid || memcmp(one->raw, raw, 16)) {
-		PyObject *gid = PyObject_CallFunction(known.gid, "y#", raw, (Py_ssize_t)16);
-
-		if (!gid)
-			return NULL;
-		replace(&one->gid, gid);
-		memcpy(one->raw, raw, 16);
-	}
-	return Py_NewRef(one->gid);
+	BEGIN_ALONE((PyObject *)self);
+	if (one->gid && !memcmp(one->raw, raw, 16))
+		gid = Py_NewRef(one->gid);
+	END_ALONE();
+	if (gid)
+		return gid;
+	gid = PyObject_CallFunction(known.gid, "y#", raw, (Py_ssize_t)16);
+	if (!gid)
+		return NULL;
+	BEGIN_ALONE((PyObject *)self);
+	old = one->gid;
+	one->gid = Py_NewRef(gid);
+	memcpy(one->raw, raw, 16);
+	END_ALONE();
+	Py_XDECREF(old);
+	return gid;
 }
 
 /* The place of a message in the memory of another device; None for a message in the memory of the provider. */
@@ -28,7 +36,7 @@ static PyObject *place_of(PyObject *region, const struct mcast_message *from)
 PyObject *calls_make_message(struct calls *self, const struct mcast_message *from, PyObject *payload,
 			     PyObject *region)
 {
-	PyObject *source = gid_of(self->senders, from->source), *message = NULL;
+	PyObject *source = gid_of(self, self->senders, from->source), *message = NULL;
 	int own = 0, all = 1;
 
 	if (payload && source && from->own_qp_num)
@@ -44,7 +52,7 @@ PyObject *calls_make_message(struct calls *self, const struct mcast_message *fro
 		payload,
 		source,
 		PyLong_FromUnsignedLong(from->src_qp),
-		gid_of(self->groups, from->group),
+		gid_of(self, self->groups, from->group),
 		from->has_imm ? PyLong_FromUnsignedLong(from->imm) : Py_NewRef(Py_None),
 		PyBool_FromLong(own),
 		PyLong_FromUnsignedLong(from->src_lid),
@@ -65,17 +73,21 @@ PyObject *calls_make_message(struct calls *self, const struct mcast_message *fro
 int calls_open_memory(struct calls *self, uint32_t generation, Py_buffer *out, PyObject **region)
 {
 	PyObject *key = PyLong_FromUnsignedLong(generation), *memory;
+	int failed;
 
 	if (!key)
 		return -1;
-	memory = PyDict_GetItemWithError(self->memories, key);
+	memory = value_of(self->memories, key);
 	if (!memory && !PyErr_Occurred())
 		PyErr_SetObject(PyExc_KeyError, key);
 	Py_DECREF(key);
-	if (!memory || PyObject_CheckBuffer(memory))
-		return memory ? PyObject_GetBuffer(memory, out, PyBUF_SIMPLE) : -1;
-	*region = Py_NewRef(memory);
-	return 0;
+	if (memory && !PyObject_CheckBuffer(memory)) {
+		*region = memory;
+		return 0;
+	}
+	failed = memory ? PyObject_GetBuffer(memory, out, PyBUF_SIMPLE) : -1;
+	Py_XDECREF(memory);
+	return failed;
 }
 
 PyObject *calls_copy_message(struct calls *self, const struct mcast_message *from, const uint8_t *copy)

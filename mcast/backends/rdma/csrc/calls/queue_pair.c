@@ -20,13 +20,21 @@ static PyObject *calls_arm(PyObject *object, PyObject *args)
 static PyObject *calls_aim(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
-	PyObject *destination;
+	PyObject *destination, *old;
 	unsigned long long serial;
+	unsigned int qp_num, qkey, group_mtu;
 
-	if (!PyArg_ParseTuple(args, "OKIII", &destination, &serial, &self->qp_num, &self->qkey, &self->group_mtu))
+	if (!PyArg_ParseTuple(args, "OKIII", &destination, &serial, &qp_num, &qkey, &group_mtu))
 		return NULL;
+	BEGIN_ALONE(object);
+	self->qp_num = qp_num;
+	self->qkey = qkey;
+	self->group_mtu = group_mtu;
 	self->serial = serial;
-	replace(&self->destination, Py_NewRef(destination));
+	old = self->destination;
+	self->destination = Py_NewRef(destination);
+	END_ALONE();
+	Py_XDECREF(old);
 	Py_RETURN_NONE;
 }
 
@@ -36,7 +44,7 @@ static PyObject *calls_arrive(PyObject *object, PyObject *given)
 
 	if (on_device < 0)
 		return NULL;
-	((struct calls *)object)->on_device = on_device;
+	__atomic_store_n(&((struct calls *)object)->on_device, on_device, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
 }
 
@@ -44,10 +52,12 @@ static PyObject *calls_limit(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
 	double seconds;
+	unsigned int limit;
 
-	if (!PyArg_ParseTuple(args, "Id", &self->limit, &seconds))
+	if (!PyArg_ParseTuple(args, "Id", &limit, &seconds))
 		return NULL;
-	self->limit_until = calls_coarse_now() + (int64_t)(seconds * 1e9);
+	__atomic_store_n(&self->limit, limit, __ATOMIC_RELAXED);
+	__atomic_store_n(&self->limit_until, calls_coarse_now() + (int64_t)(seconds * 1e9), __ATOMIC_RELEASE);
 	Py_RETURN_NONE;
 }
 

@@ -55,7 +55,8 @@ PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t cou
 	int64_t timeout;
 
 	if (!calls_sort_arguments(args, count, names, parameters, 1, &given) || !calls_read_timeout(given, &timeout) ||
-	    !is_usable((struct calls *)object) || ((struct calls *)object)->on_device)
+	    !is_usable((struct calls *)object) ||
+	    __atomic_load_n(&((struct calls *)object)->on_device, __ATOMIC_RELAXED))
 		return PyErr_Occurred() ? NULL : calls_fall_back(known.recv_one, object, args, count, names);
 	return recv_one_fast((struct calls *)object, timeout);
 }
@@ -63,14 +64,18 @@ PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t cou
 /* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
 static struct room take_room(struct calls *self, uint32_t max)
 {
-	struct room room = self->spare;
+	struct room room = { NULL, 0 };
 
 	if (max > self->qp->init.recv_depth)
 		max = self->qp->init.recv_depth;
-	if (room.size >= max) {
+	BEGIN_ALONE((PyObject *)self);
+	if (self->spare.size >= max) {
+		room = self->spare;
 		self->spare = (struct room){ NULL, 0 };
-		return room;
 	}
+	END_ALONE();
+	if (room.records)
+		return room;
 	room.records = PyMem_Malloc(max * sizeof(*room.records));
 	room.size = max;
 	if (!room.records)
@@ -80,12 +85,14 @@ static struct room take_room(struct calls *self, uint32_t max)
 
 void calls_give_room(struct calls *self, struct room room)
 {
+	BEGIN_ALONE((PyObject *)self);
 	if (room.size > self->spare.size) {
 		struct room smaller = self->spare;
 
 		self->spare = room;
 		room = smaller;
 	}
+	END_ALONE();
 	PyMem_Free(room.records);
 }
 

@@ -71,14 +71,14 @@ static int finish_sending(struct payloads *payloads)
 	return !type;
 }
 
-/* 0: the payload cannot be sent from here. */
+/* Takes the reference. 0: the payload cannot be sent from here. */
 static int add_payload(const struct calls *self, struct payloads *payloads, PyObject *payload)
 {
 	Py_ssize_t place = payloads->count++;
 	char *start;
 	Py_ssize_t length;
 
-	payloads->items[place] = Py_NewRef(payload);
+	payloads->items[place] = payload;
 	if (PyBytes_CheckExact(payload)) {
 		PyBytes_AsStringAndSize(payload, &start, &length);
 	} else {
@@ -92,7 +92,7 @@ static int add_payload(const struct calls *self, struct payloads *payloads, PyOb
 		start = held->buf;
 		length = held->len;
 	}
-	if (length > self->limit)
+	if (length > __atomic_load_n(&self->limit, __ATOMIC_RELAXED))
 		return 0;
 	payloads->addresses[place] = (uintptr_t)start;
 	payloads->lengths[place] = (uint32_t)length;
@@ -102,13 +102,14 @@ static int add_payload(const struct calls *self, struct payloads *payloads, PyOb
 	return 1;
 }
 
-/* What lies on a device, as a pair of address and length; the contract has looked at both. 0: with an error. */
+/* What lies on a device, as a pair of address and length; the contract has looked at both. Takes the reference. 0: with
+ * an error. */
 static int add_device_payload(struct payloads *payloads, PyObject *pair)
 {
 	Py_ssize_t place = payloads->count++;
 	unsigned long long address;
 
-	payloads->items[place] = Py_NewRef(pair);
+	payloads->items[place] = pair;
 	if (!PyArg_ParseTuple(pair, "KI", &address, &payloads->lengths[place]))
 		return 0;
 	payloads->addresses[place] = (uintptr_t)address;
@@ -120,7 +121,7 @@ static int add_device_payload(struct payloads *payloads, PyObject *pair)
 /* Whether the limit that was checked still is the port's. */
 static int is_limit_fresh(const struct calls *self, uint32_t longest)
 {
-	return longest <= SMALLEST_MTU || calls_coarse_now() < self->limit_until;
+	return longest <= SMALLEST_MTU || calls_coarse_now() < __atomic_load_n(&self->limit_until, __ATOMIC_ACQUIRE);
 }
 
 /* 0: the arguments are for the contract. */
@@ -178,12 +179,30 @@ static int send_payloads(struct calls *self, struct mcast_send_job *job, struct 
 	return carry_out(self, job, payloads->size, timeout);
 }
 
+/* Whether the destination is the last one, and what its address handle is. */
+static int find_aim(struct calls *self, PyObject *destination, struct mcast_send_job *job, uint32_t *group_mtu)
+{
+	int is_known = 0;
+
+	BEGIN_ALONE((PyObject *)self);
+	if (destination == self->destination) {
+		job->serial = self->serial;
+		job->remote_qp_num = self->qp_num;
+		job->remote_qkey = self->qkey;
+		*group_mtu = self->group_mtu;
+		is_known = 1;
+	}
+	END_ALONE();
+	return is_known;
+}
+
 /* 1: all are sent. 0: none is, ask the contract. -1: with an error. */
 static int send_fast(struct calls *self, PyObject *const *given, PyObject *list)
 {
 	struct payloads payloads;
 	struct mcast_send_job job = { .count = 0 };
 	Py_ssize_t count = list ? PyList_Size(list) : 1;
+	uint32_t group_mtu;
 	int64_t timeout;
 	int result = 0;
 
@@ -191,16 +210,13 @@ static int send_fast(struct calls *self, PyObject *const *given, PyObject *list)
 	    !make_room(&payloads, count))
 		return PyErr_Occurred() ? -1 : 0;
 	for (Py_ssize_t i = 0; i < count; i++) {
-		PyObject *payload = list ? PyList_GetItem(list, i) : given[1]; /* NULL: the list has become shorter meanwhile */
+		PyObject *payload = list ? item_of(list, i) : Py_NewRef(given[1]); /* NULL: the list has become shorter meanwhile */
 
 		if (!payload || !add_payload(self, &payloads, payload))
 			goto done;
 	}
-	if (given[0] == self->destination && payloads.longest <= self->group_mtu && is_usable(self) &&
+	if (find_aim(self, given[0], &job, &group_mtu) && payloads.longest <= group_mtu && is_usable(self) &&
 	    is_limit_fresh(self, payloads.longest)) {
-		job.serial = self->serial;
-		job.remote_qp_num = self->qp_num;
-		job.remote_qkey = self->qkey;
 		result = send_payloads(self, &job, &payloads, timeout);
 		if (result != 1 && result != RAISED && !(result == -ESTALE && !job.posted))
 			calls_fail(self, "send", result, job.posted, job.count);
@@ -262,6 +278,7 @@ PyObject *calls_post(PyObject *object, PyObject *args)
 	struct mcast_send_job job = { .count = 0 };
 	struct payloads payloads;
 	PyObject *list, *imm, *given;
+	Py_ssize_t count;
 	unsigned long long serial;
 	int64_t timeout;
 	int result = RAISED;
@@ -271,18 +288,21 @@ PyObject *calls_post(PyObject *object, PyObject *args)
 		return NULL;
 	if (!calls_read_timeout(given, &timeout))
 		return calls_refuse_timeout(given);
-	if (!make_room(&payloads, PyList_Size(list)))
+	count = PyList_Size(list);
+	if (!make_room(&payloads, count))
 		return NULL;
-	memset(payloads.on_device, 0, (size_t)PyList_Size(list));
+	memset(payloads.on_device, 0, (size_t)count);
 	job.serial = serial;
 	read_imm(imm, &job);
-	for (Py_ssize_t i = 0; i < PyList_Size(list) && !PyErr_Occurred(); i++) {
-		PyObject *payload = PyList_GetItem(list, i);
+	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
+		PyObject *payload = item_of(list, i);
 
+		if (!payload)
+			break; /* with an error */
 		if (PyTuple_CheckExact(payload))
 			add_device_payload(&payloads, payload);
 		else if (!add_payload(self, &payloads, payload))
-			calls_fail(self, "send", -EMSGSIZE, 0, (uint32_t)PyList_Size(list));
+			calls_fail(self, "send", -EMSGSIZE, 0, (uint32_t)count);
 	}
 	if (!PyErr_Occurred())
 		result = is_usable(self) ? send_payloads(self, &job, &payloads, timeout) : -EBADF;

@@ -4,7 +4,8 @@
 #define MCAST_SIGNALS_H
 
 #define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
+#include <pyconfig.h>
+#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
 #define Py_LIMITED_API 0x030b0000
 #endif
 #include <Python.h>
