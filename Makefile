@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all coverage lint docs sessions man soak soak-served soak-lab bench oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
+.PHONY: demo test test-all coverage lint docs sessions man soak soak-served soak-lab bench mutants oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -82,6 +82,11 @@ bench: .venv/test
 	$(BIN)/python -m benchmarks.rdma.compare
 	$(BIN)/mcast lab run --ports 4 --share build/bench -- $(BIN)/pytest benchmarks/rdma --benchmark-json build/bench/ours.json
 	$(BIN)/python benchmarks/ratios.py build/bench/*.ratios.json
+
+# Mistakes planted by rule in a random share of the lines: how many no test and no type finds, and which.
+mutants: .venv/test
+	$(BIN)/pip install -q -e '.[mutants]'
+	nice $(BIN)/python scripts/mutants.py $(ARGS)
 
 # A long run of the comparison with OpenSM; `make test` has a short one.
 oracle: .venv/test
