@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno as E
 import os
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -229,6 +230,7 @@ def test_a_place_that_no_object_took_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "no" / "folder"):
-        with pytest.raises(NotADirectoryError):
-            Folder(path)
+    for below, lacking in (("file", "file"), ("no/folder", "no")):
+        with pytest.raises(NotADirectoryError) as caught:
+            Folder(tmp_path / below)
+        assert (caught.value.errno, caught.value.filename) == (E.ENOTDIR, str(tmp_path / lacking))

@@ -44,8 +44,9 @@ def test_two_addresses_of_one_mgid_are_one_group(end: End) -> None:
     """The leave of either would detach the queue pair for both."""
     mgid = Mgid(end.join().gid)
     assert mgid == Gid(GROUP_ON_INFINIBAND)
-    with pytest.raises(AlreadyJoined):
+    with pytest.raises(AlreadyJoined) as caught:
         end.id.join_multicast(mgid)
+    assert caught.value.call == "join_multicast"
     end.id.leave_multicast(GROUP)
     end.id.join_multicast(mgid)
     with pytest.raises(AlreadyJoined):

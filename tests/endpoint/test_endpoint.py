@@ -178,6 +178,7 @@ def test_several_groups_on_one_endpoint_say_which(net: Net) -> None:
         assert len(batch) == 1
     counted = [(group.stats().received, group.stats().received_bytes) for group in (one, two)]
     assert counted == [(4, 19), (3, 15)]
+    assert repr(receiver).endswith(f": {one.group}, {two.group}>")
 
 
 def test_a_membership_receives_its_own_and_keeps_the_rest_for_the_others(net: Net) -> None:
@@ -512,12 +513,16 @@ def test_a_silent_sa_is_a_timeout_and_the_same_group_can_be_joined_later() -> No
     net = SimNet(Fabric.infiniband())
     endpoint = net.open(0)
     with net.fabric.rules.when(Requests(method=SaMethod.SET), Drop()):
-        for group, timeout, seconds in ((GROUP, 0.5, 0.5), (OTHER, 10.0, 3.0)):
+        for group, timeout, seconds, gave_up in (
+            (GROUP, 0.5, 0.5, "join"),
+            (OTHER, 10.0, 3.0, "join_multicast"),
+        ):
             start = net.backend.now()
             with pytest.raises(TimedOut) as caught:
                 endpoint.join(group, timeout=timeout)
             assert isinstance(caught.value, TimeoutError)
             assert net.backend.now() - start == pytest.approx(seconds, rel=0.01)
+            assert caught.value.call == gave_up
             assert endpoint.groups == ()
     assert endpoint.join(GROUP).joined
     net.close()
@@ -656,7 +661,7 @@ def test_closing_twice_and_leaving_after_is_fine(net: Net) -> None:
     assert endpoint.closed
     assert endpoint.groups == ()
     for call in (lambda: endpoint.join(GROUP), lambda: endpoint.recv(0), lambda: sender.send(b"")):
-        with pytest.raises(Closed):
+        with pytest.raises(Closed, match="the Endpoint is closed"):
             call()
     assert list(endpoint.batches()) == []
     assert endpoint.stats().sent == 0

@@ -9,6 +9,7 @@ import pytest
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import backoff
 from mcast.cast.nack.header import number_at
+from mcast.cast.nack.members import MOST_OF_ADDRESS
 from mcast.cast.nack.messages import (
     LEFT,
     MOST_SPARE,
@@ -267,6 +268,29 @@ def test_a_receiver_that_answers_and_never_gets_on_is_given_up(asks: bool) -> No
     assert answers > 10
 
 
+@pytest.mark.parametrize("want", [Want(1, 1, 1), Want(0, 1, 0b10)], ids=["block", "piece"])
+def test_what_was_not_sent_cannot_be_asked_for(want: Want) -> None:
+    sender = sending(1.0)
+    sender.messages(1.0)
+    sender.hears(Lack(number(0), 0, ME, 0, 1, 0, (want,)), address(1), 1.0)
+    assert sender.rejected == {"a request for what was not sent": 1}
+
+
+def test_one_address_does_not_take_the_places_of_others_and_is_told_so() -> None:
+    sender = ObjectSender(number(0), "sender", 1024, 0.0)
+    many = [(number_at("a", end), "a") for end in range(MOST_OF_ADDRESS + 1)]
+    for end, where in [*many, (number_at("b", 0), "b")]:
+        sender.hears(Enter(number(0), end, 8, 1024, 1, 0, 0, "r"), where, 0.0)
+    said = [unpacked(one) for one in sender.messages(0.0) if isinstance(one, bytes)]
+    byes = [(one.member, one.words) for one in said if isinstance(one, Bye)]
+    assert byes == [(many[-1][0], "there is no place for more")]
+    assert [member.address for member in sender.members] == ["a"] * MOST_OF_ADDRESS + ["b"]
+    assert sender.members.bits(lambda one: one.address == "b") == 1 << MOST_OF_ADDRESS
+    for _ in range(2):
+        sender.hears(Have(number(0), 0, many[-1][0], 0, 0, 0, UNDECIDED, ""), "a", 0.0)
+    assert sender.rejected == {"not a receiver of this session": 2}
+
+
 def test_a_receiver_that_hears_no_admission_is_not_silent() -> None:
     """So it cannot answer, but it goes on asking to take part, which it does at last."""
     now = 1.0
@@ -312,7 +336,7 @@ def test_a_receiver_that_has_the_object_and_leaves_says_both_at_once() -> None:
     session, now = number(0), 1.0
     one = described(0)
     one.hears(Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(Digest()), 0, 0), now)
-    (parting,) = one.parting("", now)
+    (parting,) = one.parting("enough", now)
     sender = ObjectSender(session, "sender", 1024, now)
     sender.hears(Enter(session, number(1), 8, 1024, 1, 0, 0, "r"), "b", now)
     sender.begin(now, all_of_them(), size=0)
@@ -322,6 +346,7 @@ def test_a_receiver_that_has_the_object_and_leaves_says_both_at_once() -> None:
     sender.messages(now)
     (settled,) = sender.settled
     assert settled.kept
+    assert unpacked(parting).words == "enough"  # type: ignore[union-attr]
     assert [(account.whole, account.why) for account in settled.receivers] == [(True, "")]
     assert sender.members.get(number(1)) is not None
     assert not [member for member in sender.members if member.lives], "it takes no part in the next one"

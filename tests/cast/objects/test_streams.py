@@ -270,6 +270,8 @@ def test_memory_that_cannot_be_written_is_refused() -> None:
     for place in places:
         with pytest.raises(TypeError, match="not writable"):
             sink_at(place)
+    with pytest.raises(TypeError, match="int is no buffer, no path, and has no write"):
+        sink_at(1)  # type: ignore[arg-type]
 
 
 async def sends(fabric: Fabric, parts: AsyncIterable[bytes]) -> cast.ObjectReport:
