@@ -71,8 +71,9 @@ def test_a_vector_that_is_not_there_is_refused(
     card: Card, backend: CardBackend, there: int, says: str
 ) -> None:
     card.ethernet(1, comp_vectors=there)
-    with pytest.raises(InvalidArgument, match=says):
+    with pytest.raises(InvalidArgument, match=says) as caught:
         End(backend, comp_vector=there)
+    assert caught.value.arguments == {"comp_vector": there}
     assert card.qps() == ()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mcast.api import AlreadyJoined, Backend, CmEventType
+from mcast.api import AlreadyJoined, Backend, CmEventType, Destination, Message
 from mcast.wire.addresses import Gid, Mgid
 
 from ..card.ends import BOUND, GROUP, End
@@ -116,6 +116,28 @@ def test_a_number_of_messages_that_is_none_takes_none(end: End) -> None:
 
 
 # --- answers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "src_qp", "src_lid", "answered"),
+    [
+        ("::ffff:10.0.0.2", 17, 0, True),
+        ("fe80::2", 17, 0, False),
+        ("::ffff:0.0.0.0", 17, 0, False),
+        ("ff0e::ffff:239.1.1.1", 17, 0, False),
+        ("::", 17, 2, True),
+        ("::", 17, 0, False),
+        ("::", 17, 0xC000, False),
+        ("::ffff:10.0.0.2", 1, 0, False),
+        ("::ffff:10.0.0.2", 0xFFFFFF, 0, False),
+    ],
+)
+def test_only_an_address_like_the_groups_own_is_answered(
+    source: str, src_qp: int, src_lid: int, answered: bool
+) -> None:
+    to = Destination(gid=Gid("::ffff:239.1.1.1"))
+    message = Message(memoryview(b""), Gid(source), src_qp, to.gid, None, False, src_lid)
+    assert to.can_reply_to(message) is answered
 
 
 @pytest.mark.parametrize("network", ["card-roce", "card-infiniband"], indirect=True)

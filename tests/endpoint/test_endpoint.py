@@ -35,11 +35,13 @@ from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
 from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace.pcapng import packets_of
 from mcast.endpoint.blocking import LOOK_EVERY
+from mcast.endpoint.kept import Kept
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.stats import EndpointStats
 from mcast.endpoint.waiting import BATCH
 from mcast.pcapng.dissect import Skipped, datagram
 from mcast.pcapng.reader import Frame
+from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod, SaStatus
 
 from ..card.card import Blocking
@@ -237,6 +239,18 @@ def test_what_was_kept_comes_in_order_of_arrival_to_who_asks_for_all(net: Net) -
     assert bytes(message.payload) == b"1"
     to_one.send(b"4")
     assert drain(receiver) == [b"2", b"3", b"4"]
+
+
+def test_what_is_put_back_comes_first_and_is_counted_with_the_rest() -> None:
+    kept = Kept({}, {}, 8)
+    first, second = (
+        Message(memoryview(payload), Gid("fe80::1"), 17, Gid("ff0e::1"), None, False) for payload in (b"1", b"2")
+    )
+    kept.put(second)
+    kept.put_back([first])
+    assert kept.count == 2
+    assert [bytes(found.payload) for _ in range(2) if (found := kept.pop(None))] == [b"1", b"2"]
+    assert kept.count == 0
 
 
 def test_queues_of_a_group_are_bounded_and_the_drops_counted(net: Net) -> None:
