@@ -115,6 +115,14 @@ def test_a_number_of_messages_that_is_none_takes_none(end: End) -> None:
     assert found == [b"1", b"2", b"3", b"4"]
 
 
+@pytest.mark.parametrize("payload", [b"1", bytearray(b"1")])
+def test_the_immediate_goes_with_one_of_any_kind(end: End, payload: bytes | bytearray) -> None:
+    end.qp.send_one(end.join(), payload, imm=7)
+    message = end.qp.recv_one(BOUND)
+    assert message is not None
+    assert (bytes(message.payload), message.imm) == (b"1", 7)
+
+
 # --- answers ------------------------------------------------------------------------------------------
 
 

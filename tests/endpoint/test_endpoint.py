@@ -244,7 +244,8 @@ def test_what_was_kept_comes_in_order_of_arrival_to_who_asks_for_all(net: Net) -
 def test_what_is_put_back_comes_first_and_is_counted_with_the_rest() -> None:
     kept = Kept({}, {}, 8)
     first, second = (
-        Message(memoryview(payload), Gid("fe80::1"), 17, Gid("ff0e::1"), None, False) for payload in (b"1", b"2")
+        Message(memoryview(payload), Gid("fe80::1"), 17, Gid("ff0e::1"), None, False)
+        for payload in (b"1", b"2")
     )
     kept.put(second)
     kept.put_back([first])
