@@ -40,7 +40,7 @@ BOUND = 30.0
 """The longest that one call of an actor may take, in seconds."""
 SAMPLES = 50
 SLACK = 1.1, 8 << 20
-"""How much more memory the last fifth of the run may show than the second fifth: a factor, and bytes."""
+"""How much more memory the last fifth of the run may have at least than the second: a factor, and bytes."""
 VICTIM = """
 import itertools, sys, mcast
 with mcast.open_endpoint(*sys.argv[1:]) as endpoint, endpoint.join("239.1.1.8") as group:
@@ -227,13 +227,13 @@ def of_process(pid: int) -> tuple[int, int]:
 
 
 def judge(before: Sample, samples: Sequence[Sample], after: Sample) -> list[str]:
-    """What has grown."""
+    """What has grown. Of some samples the least counts: what one of them had for a moment is no growth."""
     fifth = max(1, len(samples) // 5)
     factor, extra = SLACK
     found = []
     for name in Sample._fields:
-        early = max(getattr(one, name)[0] for one in samples[fifth : 2 * fifth] or samples)
-        late = max(getattr(one, name)[0] for one in samples[-fifth:])
+        early = min(getattr(one, name)[0] for one in samples[fifth : 2 * fifth] or samples)
+        late = min(getattr(one, name)[0] for one in samples[-fifth:])
         if late > early * factor + extra:
             found.append(f"{name}: {late:,} bytes in memory at the end, {early:,} early in the run")
         fds, first = getattr(after, name)[1], getattr(before, name)[1]

@@ -16,6 +16,14 @@ def test_what_stays_flat_is_well() -> None:
 
 
 @pytest.mark.parametrize("end", Sample._fields)
+def test_memory_that_is_let_go_again_is_no_growth(end: str) -> None:
+    for number in (SAMPLES // 4, SAMPLES - 2):
+        flat = list(FLAT)
+        flat[number] = FLAT[number]._replace(**{end: (200 * MB, 40)})
+        assert judge(IDLE, flat, IDLE) == []
+
+
+@pytest.mark.parametrize("end", Sample._fields)
 def test_memory_that_grows_is_found(end: str) -> None:
     grown = [one._replace(**{end: (50 * MB + number * MB, 40)}) for number, one in enumerate(FLAT)]
     (said,) = judge(IDLE, grown, IDLE)
