@@ -7,9 +7,13 @@ import pydoc
 import re
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 from typing import Any
 
+import pytest
+
 import mcast
+import mcast.cast
 
 SOURCE = Path(mcast.__file__ or "").read_text("utf-8")
 
@@ -21,9 +25,11 @@ def test_checkers_and_python_see_the_same_names() -> None:
     assert typed == {name: f"mcast.{module}" for name, module in mcast._HOME.items()}
 
 
-def test_each_public_name_is_there() -> None:
-    for name in dir(mcast):
-        assert getattr(mcast, name) is not None
+@pytest.mark.parametrize("facade", [mcast, mcast.cast], ids=lambda facade: facade.__name__)
+def test_each_public_name_is_there(facade: ModuleType) -> None:
+    assert {*facade._HOME} <= {*dir(facade)}
+    for name in dir(facade):
+        assert getattr(facade, name) is not None
 
 
 def test_help_fits_on_two_screens_and_names_everything() -> None:

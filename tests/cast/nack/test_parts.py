@@ -51,6 +51,8 @@ def test_any_pieces_that_are_enough_give_the_block() -> None:
             assert restored(pieces, there, {row: parity[row] for row in rows}) == data
         with pytest.raises(ValueError, match="are needed"):
             restored(pieces, dict(enumerate(data[1:], 1)), {})
+    with pytest.raises(ValueError, match=r"^127 pieces are there, 128 are needed$"):
+        restored(pieces, dict(enumerate(data[2:], 2)), {0: parity[0]})
 
 
 def test_a_block_that_differs_is_no_block() -> None:
