@@ -132,14 +132,15 @@ void softib_do_send(struct rvt_qp *qp)
 	while (qp->s_last != smp_load_acquire(&qp->s_head)) {
 		struct rvt_swqe *wqe = rvt_get_swqe_ptr(qp, qp->s_last);
 
-		if (qp->ibqp.qp_type == IB_QPT_GSI && READ_ONCE(hca->gsi_fails)) {
-			rvt_send_complete(qp, wqe, IB_WC_LOC_QP_OP_ERR);
-		} else if (ib_rvt_state_ops[qp->state] & RVT_PROCESS_NEXT_SEND_OK) {
+		if (ib_rvt_state_ops[qp->state] & RVT_PROCESS_NEXT_SEND_OK) {
+			bool fails = qp->ibqp.qp_type == IB_QPT_GSI && READ_ONCE(hca->gsi_fails);
+
 			qp->s_cur = rvt_qp_swqe_incr(qp, qp->s_last);
 			spin_unlock_irqrestore(&qp->s_lock, flags);
-			send_one(hca, qp, wqe);
+			if (!fails)
+				send_one(hca, qp, wqe);
 			spin_lock_irqsave(&qp->s_lock, flags);
-			rvt_send_complete(qp, wqe, IB_WC_SUCCESS);
+			rvt_send_complete(qp, wqe, fails ? IB_WC_LOC_QP_OP_ERR : IB_WC_SUCCESS);
 		} else if (ib_rvt_state_ops[qp->state] & RVT_FLUSH_SEND) {
 			rvt_send_complete(qp, wqe, IB_WC_WR_FLUSH_ERR);
 		} else {
