@@ -22,7 +22,7 @@ from mcast.backends.sim.core.delivery import Wire
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults.rules import Delay, Messages
-from mcast.backends.sim.shared import frames, posting, posts, rings
+from mcast.backends.sim.shared import connection, frames, posting, posts, rings
 from mcast.backends.sim.shared.posting import PostPipe
 from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
@@ -95,6 +95,30 @@ def test_messages_keep_their_order_whatever_way_they_take(
     assert receiver.take(sent) == [b"%d" % number for number in range(sent)]
     assert 30 < len(ways) < 100
     assert set(ways) == {sender.client._connection.memory.posts}
+
+
+@pytest.mark.parametrize("before", ["a whole ring", "a batch"])
+def test_single_messages_come_back_to_the_pipe(
+    sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """A few go by the socket, because a frame was sent there; they cost twice as much."""
+    ways, write, most = list[int](), os.write, connection.MOST_BY_SOCKET
+    sender.send(b"first")
+
+    def noted(fd: int, post: bytes) -> int:
+        ways.append(fd)
+        return write(fd, post)
+
+    monkeypatch.setattr(os, "write", noted)
+    size, times = 1024, 2 * rings.SIZE // 1024 // 32
+    if before == "a batch":
+        size, times = 1, 8
+        sender.send(b"one", b"other")
+    for _ in range(times):
+        for _ in range(32):
+            sender.qp.send_one(sender.to, bytes(size))
+        receiver.take(32)  # so the server has read the pipe, and the ring is what gets full
+    assert ways.count(sender.client._connection.memory.posts) > 32 * times - 2 * most
 
 
 def test_who_gets_ahead_of_the_server_waits_for_it_and_loses_nothing(
