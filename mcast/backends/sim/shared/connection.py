@@ -22,6 +22,7 @@ from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.door import AT_ONCE, reach
 from mcast.backends.sim.shared.memory import SharedMemory
 from mcast.backends.sim.shared.rings import RingWriter
+from mcast.backends.sim.shared.watch import Found, Waits
 from mcast.interrupts import Lock, interruptible, take_interrupt, uninterrupted
 
 PATIENCE = 60.0
@@ -640,15 +641,20 @@ class Sleep:
         self._pollers: dict[int, tuple[list[int], select.poll]] = {}
         """What was slept on last with each of the eventfds, and what polls that: it knows numbers alone."""
         self._closed = False
+        self._waits = Waits()
 
     def until(self, readable: list[int], seconds: float | None) -> None:
         """Sleep until one of these is readable, until `wake`, or so many seconds; maybe less."""
         bell = self._take()
         try:
-            poller = self._poller(bell, readable)
+            poll = self._poller(bell, readable).poll
             longest = LOOK_AGAIN if seconds is None else min(seconds, LOOK_AGAIN)
-            with interruptible():
-                poller.poll(max(0.0, longest) * 1000)
+
+            def sleep() -> Found:
+                with interruptible():
+                    return poll(max(0.0, longest) * 1000)
+
+            self._waits.until(lambda: poll(0), sleep)
         finally:
             self._give(bell)
 
