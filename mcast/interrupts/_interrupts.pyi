@@ -69,6 +69,13 @@ def take_interrupt() -> None:
 def is_held() -> bool:
     """Whether SIGINT is held back now."""
 
+def readable_soon(seconds: float, /, *descriptors: int) -> bool:
+    """Whether one of the descriptors gets readable in so many seconds, without a sleep: up to 8 of them.
+
+    Other threads run meanwhile, and other processes get the processor. Without the C module the answer is
+    False, at once.
+    """
+
 def later(action: Callable[[], object], level: int = 0, /) -> bool:
     """Call `action()` once this thread holds no lock of `level` or below; return False if it holds none
     now."""

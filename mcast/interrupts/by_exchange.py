@@ -281,6 +281,11 @@ def do_what_was_put_off() -> None:
             _held.locks[0] = before
 
 
+def readable_soon(seconds: float, /, *descriptors: int) -> bool:
+    """False, because Python would keep other threads from what would make one of them readable."""
+    return False
+
+
 class Bell:
     """An object on which one thread sleeps until another thread rings it."""
 

@@ -26,12 +26,14 @@ from mcast.interrupts import (
     is_within,
     later,
     made_or_undone,
+    readable_soon,
     take_interrupt,
     uninterrupted,
 )
 
 from ..interleave import BOUND, Reentered
 
+IN_C = import_module("mcast.interrupts._interrupts")
 CTRL_C = signal.SIGINT
 COARSE = 6
 """CLOCK_MONOTONIC_COARSE."""
@@ -531,3 +533,24 @@ def test_who_does_not_hold_a_lock_cannot_let_go_of_it() -> None:
     assert lock._is_owned()
     lock.release()
     assert not lock._is_owned()
+
+
+def test_a_look_before_a_sleep_lets_other_threads_run() -> None:
+    """Without C there is none, and who waits sleeps at once."""
+    reader, writer = os.pipe()
+    try:
+        thread = threading.Thread(target=os.write, args=(writer, b"1"))
+        thread.start()
+        found = readable_soon(30.0, reader)
+        thread.join()
+        assert found is (readable_soon is IN_C.readable_soon)
+        assert not readable_soon(0.0, writer)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("arguments", [(), (1.0,), (1.0, *range(9)), ("1", 0), (1.0, "0")])
+def test_a_look_at_nothing_is_refused(arguments: tuple[object, ...]) -> None:
+    with pytest.raises(TypeError):
+        IN_C.readable_soon(*arguments)

@@ -7,55 +7,63 @@ from types import SimpleNamespace
 import pytest
 
 from mcast.backends.sim.shared import watch
-from mcast.backends.sim.shared.watch import LOOK_NS, SHORT_NS, Found, Waits
-
-HERE: Found = [(3, 1)]
+from mcast.backends.sim.shared.watch import BUSY, LOOK, SHORT, Waits
 
 
 class Loop:
     """Waits on a clock that only this moves; what is waited for comes at `due`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = self.due = self.looks = self.sleeps = 0
+        self.now = self.due = 0.0
+        self.others = 0.0
+        """Seconds for which other processes take the processor from a look."""
+        self.looked = False
         self.waits = Waits()
-        monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic_ns=lambda: self.now))
-        monkeypatch.setattr(watch, "os", SimpleNamespace(sched_yield=self.others))
+        monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(watch, "readable_soon", self.look)
 
-    def others(self) -> None:
-        self.now += 1_000
+    def look(self, seconds: float, *descriptors: int) -> bool:
+        assert descriptors == (3, 4)
+        self.looked = True
+        self.now = max(self.now, min(self.due, self.now + seconds)) + self.others
+        return self.now >= self.due
 
-    def look(self) -> Found:
-        self.looks += 1
-        return HERE if self.now >= self.due else []
-
-    def sleep(self) -> Found:
-        self.sleeps += 1
+    def sleep(self) -> str:
         self.now = max(self.now, self.due)
-        return HERE
+        return "what came"
 
-    def wait(self, ns: int) -> tuple[int, int]:
-        """For what comes after so long: how often this has looked and slept meanwhile."""
-        self.due, self.looks, self.sleeps = self.now + ns, 0, 0
-        assert self.waits.until(self.look, self.sleep) == HERE
+    def looks(self, seconds: float) -> bool:
+        """Wait for what comes after so long: whether this has looked before it slept."""
+        self.due, self.looked = self.now + seconds, False
+        assert self.waits.until(self.sleep, 3, 4) == "what came"
         assert self.now >= self.due
-        return self.looks, self.sleeps
+        return self.looked
 
 
-def test_who_is_answered_quickly_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_answered_quickly_looks_for_the_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
-    assert loop.wait(SHORT_NS - 1) == (0, 1)
-    assert loop.wait(0) == (1, 0)
-    assert loop.wait(50_000) == (51, 0)
+    assert [loop.looks(seconds) for seconds in (SHORT / 2, 0, LOOK / 2, LOOK * 1.5, 0)] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_who_waits_long_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
-    assert loop.wait(SHORT_NS) == (0, 1)
-    assert loop.wait(SHORT_NS) == (0, 1)
+    loop.looks(0)
+    assert [loop.looks(seconds) for seconds in (SHORT, SHORT, 0, 0)] == [True, False, False, True]
 
 
-def test_a_look_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_others_want_the_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look gives the processor away, and gets it back a time slice later."""
     loop = Loop(monkeypatch)
-    loop.wait(0)
-    assert loop.wait(SHORT_NS) == (LOOK_NS // 1_000 + 1, 1)
-    assert loop.wait(0) == (0, 1)
+    loop.looks(0)
+    loop.others = SHORT
+    assert loop.looks(LOOK / 2)
+    loop.others = 0.0
+    assert not any(loop.looks(LOOK / 2) for _ in range(round(BUSY / LOOK)))
+    loop.now += BUSY
+    assert [loop.looks(LOOK / 2) for _ in range(2)] == [True, True]

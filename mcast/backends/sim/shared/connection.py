@@ -22,7 +22,7 @@ from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.door import AT_ONCE, reach
 from mcast.backends.sim.shared.memory import SharedMemory
 from mcast.backends.sim.shared.rings import RingWriter
-from mcast.backends.sim.shared.watch import Found, Waits
+from mcast.backends.sim.shared.watch import Waits
 from mcast.interrupts import Lock, interruptible, take_interrupt, uninterrupted
 
 PATIENCE = 60.0
@@ -647,14 +647,14 @@ class Sleep:
         """Sleep until one of these is readable, until `wake`, or so many seconds; maybe less."""
         bell = self._take()
         try:
-            poll = self._poller(bell, readable).poll
+            poller = self._poller(bell, readable)
             longest = LOOK_AGAIN if seconds is None else min(seconds, LOOK_AGAIN)
 
-            def sleep() -> Found:
+            def sleep() -> None:
                 with interruptible():
-                    return poll(max(0.0, longest) * 1000)
+                    poller.poll(max(0.0, longest) * 1000)
 
-            self._waits.until(lambda: poll(0), sleep)
+            self._waits.until(sleep, bell, *readable)
         finally:
             self._give(bell)
 

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
-LOOK_NS = 200_000
-"""A wait that looks before it sleeps looks so long at most."""
-SHORT_NS = 2 * LOOK_NS
+from mcast.interrupts import readable_soon
+
+LOOK = 200e-6
+"""A wait that looks before it sleeps looks for so many seconds at most."""
+SHORT = 2 * LOOK
 """A wait that took less is a short one. The others of a round trip may have slept in it."""
+BUSY = 1.0
+"""For so many seconds nobody looks once others have kept the processor for longer than that."""
 
-Found = list[tuple[int, int]]
-"""Descriptors and their events."""
+T = TypeVar("T")
 
 
 class Waits:
     """Waits of one loop, each of which looks again and again before it sleeps if the one before was short.
 
     To sleep, and to be woken on a processor that has gone to sleep too, takes longer than the rest of a round
-    trip. Another process that wants the processor gets it between two looks.
+    trip. Between two looks another process gets the processor. If one keeps it, there is work enough, no
+    processor sleeps, and looking would only take turns away.
     """
 
     def __init__(self) -> None:
         self._was_short = False
+        self._busy_until = 0.0
 
-    def until(self, look: Callable[[], Found], sleep: Callable[[], Found]) -> Found:
-        """What `look` finds in a moment, or else what `sleep` returns."""
-        begun = time.monotonic_ns()
-        found: Found = []
-        while self._was_short and not (found := look()) and time.monotonic_ns() < begun + LOOK_NS:
-            os.sched_yield()
-        found = found or sleep()
-        self._was_short = time.monotonic_ns() < begun + SHORT_NS
+    def until(self, sleep: Callable[[], T], *descriptors: int) -> T:
+        """What `sleep` returns, which ends when one of the descriptors is readable."""
+        begun = time.monotonic()
+        if self._was_short and begun >= self._busy_until:
+            readable_soon(LOOK, *descriptors)
+            if (looked := time.monotonic()) > begun + SHORT:
+                self._busy_until = looked + BUSY
+        found = sleep()
+        self._was_short = time.monotonic() < begun + SHORT
         return found
 
 
@@ -60,8 +66,8 @@ class ServerWatch:
 
     def wait(self) -> list[Callable[[], object]]:
         """Sleep until descriptors are ready: what is to be called for them, in order."""
-        calls, poll = self._calls, self._epoll.poll
-        return [calls[fd] for fd, _ in self._waits.until(lambda: poll(0), poll) if fd in calls]
+        calls, epoll = self._calls, self._epoll
+        return [calls[fd] for fd, _ in self._waits.until(epoll.poll, epoll.fileno()) if fd in calls]
 
     def close(self) -> None:
         self._epoll.close()
