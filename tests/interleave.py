@@ -41,13 +41,13 @@ def tried(every: int) -> Iterator[int]:
     yield from count(2 + crc32(os.environ["PYTEST_CURRENT_TEST"].encode()) % every, every)
 
 
-class _Signal(int):
+class Signal(int):
     """`comes`: the system sends it. No call, at whose end Python would take the signal."""
 
     comes = property(PyDLL(None)["raise"])
 
 
-_CTRL_C, _USER = _Signal(SIGINT), _Signal(SIGUSR1)
+_CTRL_C, _USER = Signal(SIGINT), Signal(SIGUSR1)
 
 
 class Lines:

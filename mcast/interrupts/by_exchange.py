@@ -2,7 +2,7 @@
 
 The exchange is two system calls, and the Python code of a block takes ten times as long as in C. Besides, in
 C alone a sleep misses no signal that comes just before it, and an object is closed even if a signal comes in
-its `__exit__`.
+its `__exit__` or, on CPython 3.14, just before its block.
 """
 
 from __future__ import annotations

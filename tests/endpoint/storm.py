@@ -21,7 +21,7 @@ from random import Random
 
 from mcast import open_backend, open_endpoint
 from mcast.api import AlreadyJoined, Backend, McastError
-from mcast.interrupts import is_held
+from mcast.interrupts import Lock, is_held
 
 from ..card.build import build
 from ..card.provider import CardBackend, loaded
@@ -81,7 +81,7 @@ class Storm:
 
     def __init__(self, backend: Backend) -> None:
         first, second = (device.ports[0].addresses[0] for device in backend.devices())
-        self.backend, self.second = backend, second
+        self.backend, self.second, self.lock = backend, second, Lock()
         self.here, self.there = open_endpoint(backend, first), open_endpoint(backend, second)
         self.out = self.there.join(GROUP)
         self.here.join(GROUP)
@@ -102,6 +102,7 @@ class Storm:
             self.join,
             self.objects,
             lambda: self.here.recv(SOON),
+            self.short_blocks,
         ]
 
     def batch(self) -> None:
@@ -132,6 +133,11 @@ class Storm:
             with cm_id.create_qp() as qp, qp.register(bytearray(4096)):
                 cm_id.join_multicast(OTHER)
 
+    def short_blocks(self) -> None:
+        for _ in range(200):
+            with self.lock:
+                pass
+
     def settle(self) -> None:
         """Take what the call has left by right."""
         with suppress(McastError):
@@ -153,7 +159,7 @@ class Storm:
         stats = self.here.stats() if asked else None
         found = {
             "SIGINT is held back": is_held(),
-            "a lock is held": stats is None,
+            "a lock is held": stats is None or self.lock._is_owned(),
             "receives are leased": self.qp.counters.recv_free != 512
             or (stats is not None and stats.receive_free != stats.receive_depth),
             "a membership is left": len(self.here.groups) != 1,

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from importlib import import_module
 from types import FrameType
 
@@ -31,7 +31,7 @@ from mcast.interrupts import (
     uninterrupted,
 )
 
-from ..interleave import BOUND, Reentered
+from ..interleave import BOUND, Reentered, Signal
 
 IN_C = import_module("mcast.interrupts._interrupts")
 CTRL_C = signal.SIGINT
@@ -467,6 +467,63 @@ def test_what_a_block_has_entered_ends_before_a_signal_is_taken() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert ended
+
+
+@pytest.fixture(params=[CTRL_C, signal.SIGUSR1], ids=lambda number: number.name)
+def coming(request: pytest.FixtureRequest) -> Iterator[Signal]:
+    """One whose handler raises KeyboardInterrupt, as that of SIGTERM does in commands."""
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    yield Signal(request.param)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("outer", [nullcontext, lambda: uninterrupted()], ids=["alone", "within"])
+@pytest.mark.parametrize("made", [lambda lock: lock, lambda lock: uninterrupted(lock)], ids=["lock", "block"])
+def test_a_signal_that_comes_just_before_a_block_leaves_no_lock_taken(
+    coming: Signal,
+    outer: Callable[[], AbstractContextManager[None]],
+    made: Callable[[Lock], AbstractContextManager[None]],
+) -> None:
+    """Python notices the signal at the end of a call. The next call is that of `__enter__`."""
+    lock = Lock()
+    block = made(lock)
+
+    def work() -> None:
+        coming.comes  # noqa: B018
+        with block:
+            pass
+
+    with pytest.raises(KeyboardInterrupt), outer():
+        work()
+    assert not lock._is_owned()
+    assert not is_held()
+
+
+def test_what_a_signal_keeps_from_its_block_has_ended(coming: Signal) -> None:
+    ended: list[str] = []
+    held: list[bool] = []
+
+    class Thing(Enterable):
+        _ended_by = "end"
+
+        def end(self) -> None:
+            ended.append("ended")
+
+    def work(comes: bool) -> None:
+        if comes:
+            coming.comes  # noqa: B018
+        with thing:
+            held.append(is_held())
+
+    if Enterable.__module__.endswith("by_exchange") and sys.version_info[:2] == (3, 14):
+        pytest.skip("CPython 3.14 itself takes the signal between __enter__ and the block; only C can help")
+    thing = Thing()
+    with pytest.raises(KeyboardInterrupt):
+        work(True)
+    assert ended
+    held.clear()
+    work(False)
+    assert held == [False]
 
 
 def test_a_handler_that_is_set_and_set_back_is_found() -> None:

@@ -9,7 +9,6 @@ import errno as E
 import importlib
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from struct import Struct
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, NewType, Protocol, cast
 
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, UnavailableReason, mcast_error
+from mcast.interrupts import Lock
 
 NativeChannel = NewType("NativeChannel", object)
 NativeId = NewType("NativeId", object)
@@ -557,7 +557,7 @@ class Native:
 LIBRARIES = {"MCAST_LIBRDMACM": "librdmacm.so.1", "MCAST_LIBIBVERBS": "libibverbs.so.1"}
 """Environment variable -> the library that is loaded unless the variable names another file."""
 
-_loading = threading.Lock()
+_loading = Lock(None)
 _loaded: Native | None = None
 
 

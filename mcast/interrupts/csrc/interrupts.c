@@ -5,7 +5,11 @@
  * signal, otherwise it passes the signal on. So signal.getsignal() returns Python's handler as always, and holding a
  * signal back costs no system call. A program that sets a handler puts it in front of this module's. So each block asks
  * for Python's handler, and if that is another one this module's goes in front again. A handler that was set and taken
- * back meanwhile is noticed at the clock's next tick. */
+ * back meanwhile is noticed at the clock's next tick.
+ *
+ * CPython 3.14 takes a signal at the end of a call of `__enter__`, where a handler may raise and no `__exit__` follows
+ * (python/cpython#148874); versions before and after do not. There `__enter__` takes what has come before, and that of a
+ * lock holds SIGINT back until the block has begun. */
 #define PY_SSIZE_T_CLEAN
 #include <pyconfig.h>
 #if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
@@ -37,6 +41,7 @@ static int passed_on;		  /* atomic: how many handlers behind are at work */
 static PyObject *getsignal, *sigint, *seen; /* `seen`: Python's handler when ours was last found to be in front */
 static int seen_holdable;
 static struct timespec seen_at;
+static int may_miss_exit; /* whether this is CPython 3.14 */
 
 static int is_main(void)
 {
@@ -154,10 +159,10 @@ static int hold(void)
 
 static int enter(void)
 {
-	if (!is_main() || depth++ || !hold())
+	if (!is_main() || !(depth++ ? may_miss_exit && PyErr_CheckSignals() : hold()))
 		return 0;
-	depth--;
-	__atomic_store_n(&state, TAKEN, __ATOMIC_SEQ_CST);
+	if (!--depth)
+		__atomic_store_n(&state, TAKEN, __ATOMIC_SEQ_CST);
 	return -1;
 }
 
@@ -449,10 +454,32 @@ static PyObject *release(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+/* Python calls this at the end of the call of `__enter__`; a signal that is sent here is taken in the block. */
+static int begin_block(void *unused)
+{
+	if (depth && !--depth && __atomic_exchange_n(&state, TAKEN, __ATOMIC_SEQ_CST) == CAME)
+		raise(SIGINT);
+	return 0;
+}
+
+/* -1: what has come before raises. */
+static int hold_until_begun(void)
+{
+	if (enter())
+		return -1;
+	if (depth > 1 || Py_AddPendingCall(begin_block, NULL))
+		begin_block(NULL); /* another block holds SIGINT back, or too many calls wait */
+	return 0;
+}
+
 static PyObject *enter_lock(PyObject *object, PyObject *unused)
 {
 	if (lock((struct lock *)object, -1) < 0)
 		return NULL;
+	if (may_miss_exit && is_main() && hold_until_begun()) {
+		unlock((struct lock *)object);
+		return NULL;
+	}
 	Py_RETURN_NONE;
 }
 
@@ -802,11 +829,6 @@ static PyObject *readable_soon(PyObject *module, PyObject *args)
 
 static PyObject *ended_by; /* "_ended_by" */
 
-static PyObject *enter_itself(PyObject *self, PyObject *unused)
-{
-	return Py_NewRef(self);
-}
-
 /* Call the method that ends the object; -1: it has raised. */
 static int end(PyObject *self)
 {
@@ -841,6 +863,22 @@ static PyObject *leave_itself(PyObject *self, PyObject *const *error, Py_ssize_t
 		Py_RETURN_NONE;
 	}
 	leave_with_error();
+	return NULL;
+}
+
+static PyObject *enter_itself(PyObject *self, PyObject *unused)
+{
+	PyObject *type, *value, *trace, *left;
+
+	if (!may_miss_exit || !is_main() || !PyErr_CheckSignals())
+		return Py_NewRef(self);
+	PyErr_Fetch(&type, &value, &trace);
+	left = leave_itself(self, NULL, 0);
+	if (left)
+		PyErr_Restore(type, value, trace);
+	else
+		follow(type, value, trace);
+	Py_XDECREF(left);
 	return NULL;
 }
 
@@ -944,6 +982,7 @@ PyMODINIT_FUNC PyInit__interrupts(void)
 {
 	PyObject *module = PyModule_Create(&module_def);
 
+	may_miss_exit = Py_Version >> 16 == 0x030e;
 	if (!module || find_getsignal() || find_main_thread() || add_types(module) ||
 	    pthread_atfork(NULL, NULL, after_fork))
 		Py_CLEAR(module);

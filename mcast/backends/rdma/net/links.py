@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
+
+from mcast.interrupts import Lock
 
 _RTMGRP_LINK = 1
 
@@ -13,7 +14,7 @@ class Links:
     """Listens to the kernel (rtnetlink) without a thread: `changes` reads the messages that have come."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = Lock(None)
         self._fd = -1  # no object, which would warn at the process's end that nobody has closed it
         self._pid = 0
         self._changes = 0

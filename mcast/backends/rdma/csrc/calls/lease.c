@@ -144,11 +144,6 @@ static PyObject *lease_release(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-static PyObject *lease_enter(PyObject *object, PyObject *unused)
-{
-	return Py_NewRef(object);
-}
-
 static PyObject *lease_exit(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
 	return lease_release(object, NULL);
@@ -404,7 +399,6 @@ static PyMemberDef lease_members[] = {
 
 static PyMethodDef lease_methods[] = {
 	{ "release", lease_release, METH_NOARGS, "Batch.release" },
-	{ "__enter__", lease_enter, METH_NOARGS, NULL },
 	{ "__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL },
 	{ "_message", lease_message, METH_O, "Batch._message" },
 	{ "_release", lease_give_back, METH_NOARGS, "Batch._release" },
