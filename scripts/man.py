@@ -62,7 +62,8 @@ def _page(name: str, command: Command) -> str:
 
 def _head(name: str, summary: str) -> Iterator[str]:
     yield f'.TH {name.upper()} 1 "" mcast "mcast manual"'
-    yield from (".nh", ".ad l")  # no hyphen of ours in a command to paste
+    # No hyphen of groff's in a command to paste. groff since 1.23 forgets the first two at a paragraph.
+    yield from (".nh", ".ad l", ".nr HY 0", ".ds AD l")
     yield from (".SH NAME", f"{_plain(name)} \\- {_plain(summary.rstrip('.'))}", ".SH SYNOPSIS")
 
 

@@ -138,7 +138,7 @@ def scenario(_: str) -> str:
         ("`[[traffic]]`", model.Traffic),
     ):
         doc = kind.__doc__ or ""
-        said = dict(re.findall(r"^ +(\w+(?:, \w+)*)  +(.+)$", doc, re.M))
+        said = dict(re.findall(r"^ *(\w+(?:, \w+)*)  +(.+)$", doc, re.M))
         meant = _ABOUT | {name: text for names, text in said.items() for name in names.split(", ")}
         if kind is model.Members:
             meant |= {

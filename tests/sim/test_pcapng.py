@@ -12,7 +12,6 @@ import pytest
 
 from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx, LinkLayer
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.trace import pcapng
 from mcast.backends.sim.trace.events import (
@@ -31,7 +30,7 @@ from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod, SaStatus
 
-from .wireshark import Decoded, every, has, is_message, scapy_icrc
+from .wireshark import Decoded, every, has, is_message, nanoseconds, scapy_icrc
 
 GROUP = "239.129.2.3"
 PAYLOADS = [b"first", b"x" * 1000, b"", b"the fourth is lost"]
@@ -143,7 +142,7 @@ def test_every_packet_is_there_and_none_is_malformed(either: Capture) -> None:
 def test_time_is_virtual_and_each_port_has_an_interface(either: Capture) -> None:
     rows = either.rows(every, "frame.time_epoch", "frame.interface_name", "frame.packet_flags_direction")
     for row, packet in zip(rows, either.frames(), strict=True):
-        assert row["frame.time_epoch"] == f"{packet.t // NS}.{packet.t % NS:09}"
+        assert nanoseconds(row["frame.time_epoch"]) == packet.t
         assert row["frame.interface_name"] == packet.port
         assert int(row["frame.packet_flags_direction"], 0) == packet.direction
     assert {packet.t for packet in either.frames()} != {0}

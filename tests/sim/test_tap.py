@@ -17,6 +17,7 @@ import pytest
 from mcast import Endpoint
 from mcast.api import LinkLayer, McastError
 from mcast.backends.sim import Fabric
+from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.shared import tap
 from mcast.backends.sim.shared.attach import attach
 from mcast.backends.sim.shared.client import SharedBackend
@@ -30,7 +31,7 @@ from mcast.pcapng.writer import PACKET
 from ..commands import MCAST, Run
 from ..interleave import interrupted_everywhere
 from ..waiting import until
-from .wireshark import Decoded, is_message
+from .wireshark import Decoded, is_message, nanoseconds
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -84,7 +85,7 @@ def test_wireshark_reads_it_and_a_lost_message_says_where_it_was_lost(
     messages = decoded.rows(is_message, "frame.comment", "frame.time_epoch")
     assert [row["frame.comment"].startswith("lost at ") for row in messages][-3:] == [False, False, True]
     assert [path.read_bytes().count(payload) for payload in (b"first", b"second", b"lostlost")] == [1, 1, 1]
-    assert min(float(row["frame.time_epoch"]) for row in messages) > 1.5e9
+    assert min(nanoseconds(row["frame.time_epoch"]) for row in messages) > 1.5e9 * NS
 
 
 def test_a_reader_that_does_not_read_loses_packets_and_holds_nobody_up(

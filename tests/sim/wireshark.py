@@ -8,10 +8,13 @@ import subprocess
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mcast.backends.sim.core.times import NS
 
 Row = dict[str, str]
 Shown = Callable[[dict[str, list[str]]], bool]
@@ -62,6 +65,13 @@ def _flat(layers: Any) -> dict[str, list[str]]:
 
     walk(layers, "layers")
     return dict(found)
+
+
+def nanoseconds(time: str) -> int:
+    """Of a time since 1970, which tshark 4.0 shows as seconds, and 4.6 as a date."""
+    whole, _, fraction = time.removesuffix("Z").partition(".")
+    seconds = int(whole) if whole.isdecimal() else datetime.fromisoformat(f"{whole}Z").timestamp()
+    return int(seconds) * NS + int(fraction)
 
 
 def has(field: str, value: str | None = None) -> Shown:

@@ -26,7 +26,7 @@ struct payloads {
 static int make_room(struct payloads *payloads, Py_ssize_t count)
 {
 	size_t each = sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) + sizeof(uint8_t) + sizeof(Py_buffer);
-	char *at = payloads->kept; // cppcheck-suppress ctuuninitvar
+	char *at = payloads->kept; // cppcheck-suppress[ctuuninitvar,uninitvar]
 
 	payloads->block = NULL;
 	payloads->count = payloads->holding = payloads->devices = 0;
