@@ -126,7 +126,7 @@ USES: dict[tuple[str, ...], tuple[Use, ...]] = {
         Use("nothing is there", poll_one, EMPTY, fills=False),
         Use("a message", recv_one, MESSAGES),
     ),
-    ("__enter__", "__exit__"): (NOTHING, *of_each_size(batches)),
+    ("__exit__",): (NOTHING, *of_each_size(batches)),
     ("release",): of_each_size(released),
     ("__iter__",): of_each_size(lambda count: batches(count, exhaust)),
     ("__del__",): (NOTHING._replace(work=poll_dropped), *of_each_size(dropped)),

@@ -211,7 +211,6 @@ IN_ORDER: dict[str, Callable[[End], Callable[[], object]]] = {
     "recv": lambda end: partial(end.qp.recv, 1, 0),
     "recv_one": lambda end: partial(end.qp.recv_one, timeout=0),
     "release": lambda end: end.batch().release,
-    "__enter__": lambda end: end.batch().__enter__,
     "__exit__": lambda end: partial(end.batch().__exit__, None, None, None),
     "__iter__": lambda end: partial(list, end.batch()),
     "__del__": lambda end: end.batch().__del__,
@@ -222,7 +221,7 @@ def test_every_fast_call_is_tried_and_measured() -> None:
     assert sorted(IN_ORDER) == NAMES
     assert {name for names in USES for name in names} == set(NAMES)
     refusing = {name for name, *_ in REFUSED} | BATCHES.keys()
-    assert refusing == set(NAMES) - {"__enter__", "__del__"}, "these refuse nothing"
+    assert refusing == set(NAMES) - {"__del__"}, "it refuses nothing"
 
 
 def test_a_collection_is_no_part_of_a_call() -> None:

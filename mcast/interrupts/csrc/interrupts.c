@@ -9,7 +9,8 @@
  *
  * CPython 3.14 takes a signal at the end of a call of `__enter__`, where a handler may raise and no `__exit__` follows
  * (python/cpython#148874); versions before and after do not. There `__enter__` takes what has come before, and that of a
- * lock holds SIGINT back until the block has begun. */
+ * lock holds SIGINT back until the block has begun. That leaves, for other signals and objects, what comes in the last
+ * instructions of the call. */
 #define PY_SSIZE_T_CLEAN
 #include <pyconfig.h>
 #if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
