@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -9,10 +10,17 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from mcast.contract.region import DeviceBytes
-from mcast.interrupts import Enterable, uninterrupted
+from mcast.interrupts import Enterable, Lock, uninterrupted
 from mcast.wire.addresses import Gid
 
 _WHOLE = uninterrupted()
+
+FREE_THREADED: bool = not getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether threads run at once, because Python has no GIL.
+
+Then Python's memoryviews are not safe to share: where one thread releases a view, no other thread may release
+it, or make or end a slice of it, at that moment.
+"""
 
 RECORD_DTYPE: Any = {
     "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group", "timestamp"],
@@ -77,9 +85,13 @@ class Batch(Enterable, ABC):
 
     _ended_by = "release"
     _released = False
+    _alone = _WHOLE
+    """Where views are made and ended. Between threads, the GIL makes each such step whole, or this lock."""
 
     def __init__(self) -> None:
         self._views: list[memoryview] = []
+        if FREE_THREADED:
+            self._alone = uninterrupted(Lock(None))
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -120,7 +132,8 @@ class Batch(Enterable, ABC):
         BufferError where the payloads lie in another device's memory, because the CPU has no view of that;
         `records` has their offsets.
         """
-        return self._keep(memoryview(b"".join(bytes(message.payload) for message in self)))
+        with self._alone:
+            return self._keep(memoryview(b"".join(bytes(message.payload) for message in self)))
 
     @property
     def records(self) -> bytes:
@@ -146,7 +159,7 @@ class Batch(Enterable, ABC):
         )
 
     def _keep(self, view: memoryview) -> memoryview:
-        """Note a view that has to end with the lease, and return it."""
+        """Note a view that has to end with the lease, and return it. The caller is in `_alone`."""
         self._views.append(view)
         if self._released:  # another thread may have released the batch since the view was made
             view.release()
@@ -176,11 +189,9 @@ class Batch(Enterable, ABC):
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"message {index} of a batch of {size}")
-        with _WHOLE:  # Ctrl-C between these lines would leave a view that release() does not know
+        with self._alone:  # Ctrl-C between these lines would leave a view that release() does not know
             message = self._message(index % size)
-            self._views.append(message.payload)
-            if self._released:
-                self._keep(message.payload)
+            self._keep(message.payload)
             return message
 
     def __iter__(self) -> Iterator[Message]:
@@ -199,23 +210,28 @@ class Batch(Enterable, ABC):
         """
         if self._released:
             return
-        with _WHOLE:  # no lock, because two threads may do any of these steps twice without harm
-            views = self._views
+        with self._alone:
             try:
-                for view in views:
-                    view.release()
-                self._released = True  # a thread that makes a view from here on releases it itself
-                try:
-                    self._release()
-                except BaseException:
-                    self._released = False
-                    raise
+                self._end()
             except BufferError:
                 raise BufferError(
                     "a payload of this batch, or a slice of one, is still in use by another object: "
                     "drop that object, or copy the payload with bytes() first"
                 ) from None
-            views.clear()
+
+    def _end(self) -> None:
+        """End the views, and give the buffers back. With a GIL two threads may do any of these steps twice
+        without harm."""
+        views = self._views
+        for view in views:
+            view.release()
+        self._released = True  # a thread that makes a view from here on releases it itself
+        try:
+            self._release()
+        except BaseException:
+            self._released = False
+            raise
+        views.clear()
 
     # If another object still uses a view, the buffers stay leased: receives are lost, but no bytes are wrong.
     __del__: Callable[..., None] = Enterable._drop

@@ -6,11 +6,12 @@ import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
-from mcast.api import Closed, QueuePair
+from mcast.api import Batch, Closed, QueuePair
 
 from ..waiting import Running, is_asleep, until
 from .card import Card, Stage
@@ -68,6 +69,58 @@ def test_a_batch_gives_its_receives_back_once(card: Card, backend: CardBackend) 
         first._release()
         assert qp.counters.recv_free == 0
         assert bytes(second[0].payload) == b"second"
+
+
+@pytest.mark.parametrize("slot", [None, 2048])
+def test_threads_share_a_batch(card: Card, backend: CardBackend, slot: int | None) -> None:
+    """Each reads all of it, and ends it when it likes; then it has ended, and its receives are free."""
+    card.ethernet(1)
+    end = End(backend, max_recv_wr=8)
+    qp = end.qp
+    if slot is not None:
+        qp.register(bytearray(8 * slot), recv_slot=slot)
+    to, readers = end.join(), 4
+    sent = [b"%d" % number * (number + 1) for number in range(8)]
+    began = threading.Barrier(readers, timeout=BOUND)
+
+    def read(batch: Batch, way: int) -> None:
+        began.wait()
+        with suppress(BufferError, ValueError):  # another one reads it, has ended it
+            for number, message in enumerate(batch if way % 2 else map(batch.__getitem__, range(8))):
+                view = message.payload
+                assert len(view) == len(sent[number])
+        with suppress(BufferError):
+            batch.release()
+
+    with ThreadPoolExecutor(readers) as pool:
+        for _ in range(1000):
+            qp.send(to, sent, timeout=BOUND)
+            batch = qp.recv(8, BOUND)
+            assert [bytes(message.payload) for message in batch] == sent
+            for job in [pool.submit(read, batch, way) for way in range(readers)]:
+                job.result(BOUND)
+            batch.release()
+            assert qp.counters.recv_free == 8
+
+
+def test_threads_read_a_batch_at_once(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+    end = End(backend, max_recv_wr=64)
+    qp, to, readers = end.qp, end.join(), 4
+    sent = [b"%d" % number * (number + 1) for number in range(64)]
+    qp.send(to, sent, timeout=BOUND)
+    began = threading.Barrier(readers, timeout=BOUND)
+
+    def read(batch: Batch) -> None:
+        began.wait()
+        for _ in range(50):
+            assert [bytes(message.payload) for message in batch] == sent
+            assert bytes(batch[-1].payload) == sent[-1]
+
+    with qp.recv(64, BOUND) as batch, ThreadPoolExecutor(readers) as pool:
+        for job in [pool.submit(read, batch) for _ in range(readers)]:
+            job.result(BOUND)
+    assert qp.counters.recv_free == 64
 
 
 def test_a_close_ends_what_others_do(card: Card, backend: CardBackend) -> None:

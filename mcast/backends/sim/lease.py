@@ -5,39 +5,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from ctypes import Array, c_char
 from functools import partial
 from itertools import accumulate, islice
-from weakref import ref
+from pickle import PickleBuffer
 
 from mcast.api import Batch, Gid, Message
 from mcast.backends.sim.core.qp import Burst, Header
 from mcast.backends.sim.region import SimDeviceRegion
-from mcast.interrupts import uninterrupted
-
-_WHOLE = uninterrupted()
+from mcast.contract.batch import FREE_THREADED
 
 Slices = list[tuple[Burst, int, int]]
-
-
-class _Copy(bytearray):
-    """Copied payloads one after the other. Unlike a plain bytearray, this one allows weak references."""
-
-    __slots__ = ("__weakref__",)
-
-
-Exporter = _Copy | Array[c_char]
 
 
 class SimBatch(Batch):
     """Slices of bursts. `give_back(count)` posts the leased receives again.
 
-    All views are made from one exporter, to which nothing else refers. The exporter lives until every view of
-    it, and every view made from such a view, is released. While it lives, the receives stay leased.
+    All views are made from one exporter, by way of a PickleBuffer, so that the exporter counts them. While a
+    view of it, or one made from such a view, is not released, the receives stay leased.
     """
 
     _starts: Sequence[int] | None = None
-    _exporter: ref[Exporter] | None = None
+    _exporter: memoryview | None = None
     _whole: memoryview | None = None
 
     def __init__(
@@ -80,7 +68,7 @@ class SimBatch(Batch):
 
     @property
     def memory(self) -> memoryview:
-        with _WHOLE:
+        with self._alone:
             self._require_lease()
             return self._keep(self._all()[:])
 
@@ -101,22 +89,21 @@ class SimBatch(Batch):
         """A view of `memory`."""
         whole = self._whole
         if whole is None:
-            with _WHOLE:  # the traceback of a signal must not refer to the exporter, by no frame's name
-                whole = self._export()
+            whole = self._export()
+            if not FREE_THREADED:
+                self._whole = whole
         return whole
 
     def _export(self) -> memoryview:
-        exporter = None if self._exporter is None else self._exporter()
         if isinstance(self._slots, DeviceSlots):
             self._slots.region.no_view()
-        if exporter is None and isinstance(self._slots, MemorySlots):
-            exporter = self._slots.exporter()
-        elif exporter is None:
-            exporter = _Copy(b"".join(self._payloads()))
-        self._exporter = ref(exporter)
-        view = memoryview(exporter).toreadonly()
-        whole = self._whole = view if view.format == "B" else view.cast("B")
-        return whole
+        exporter = self._exporter
+        if exporter is None:
+            slots = self._slots
+            memory = slots.memory if isinstance(slots, MemorySlots) else b"".join(self._payloads())
+            exporter = self._exporter = memoryview(memory)
+        view = memoryview(PickleBuffer(exporter)).toreadonly()
+        return view if view.format == "B" else view.cast("B")
 
     def _message(self, index: int) -> Message:
         if self._starts is None:
@@ -134,7 +121,7 @@ class SimBatch(Batch):
         raise IndexError(index)
 
     def __iter__(self) -> Iterator[Message]:
-        if self._slots is not None or not self._count:
+        if FREE_THREADED or self._slots is not None or not self._count:
             yield from super().__iter__()
             return
         whole, keep, end = self._all(), self._views.append, 0
@@ -152,8 +139,9 @@ class SimBatch(Batch):
         if whole is not None:
             self._whole = None
             whole.release()
-        if self._exporter is not None and self._exporter() is not None:
-            raise BufferError
+        exporter = self._exporter
+        if exporter is not None:
+            exporter.release()  # BufferError if a view is left
         try:
             count = self._leases.pop()
         except IndexError:
@@ -199,11 +187,6 @@ class MemorySlots(Slots):
     def __init__(self, memory: memoryview, size: int) -> None:
         super().__init__(memory.nbytes, size)
         self.memory = memory
-        self._whole = c_char * memory.nbytes
-
-    def exporter(self) -> Array[c_char]:
-        """The whole memory, as an object of its own."""
-        return self._whole.from_buffer(self.memory)
 
     def _write(self, offset: int, payload: bytes) -> None:
         self.memory[offset : offset + len(payload)] = payload

@@ -61,6 +61,21 @@ extern struct known {
 #define END_ALONE() }
 #endif
 
+/* Between the two no other thread is in such a part for the same object, whatever waits in there; so no Python code may
+ * run in there. */
+#ifdef Py_GIL_DISABLED
+struct guard {
+	PyMutex mutex;
+};
+#define BEGIN_GUARDED(object) PyMutex_Lock(&(object)->guard.mutex)
+#define END_GUARDED(object) PyMutex_Unlock(&(object)->guard.mutex)
+#else
+struct guard {
+};
+#define BEGIN_GUARDED(object)
+#define END_GUARDED(object)
+#endif
+
 /* A new reference, which another thread that changes the container cannot take away; NULL: there is none. */
 static inline PyObject *item_of(PyObject *list, Py_ssize_t place)
 {

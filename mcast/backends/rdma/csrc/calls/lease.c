@@ -19,6 +19,7 @@ struct lease {
 	struct room room;
 	uint32_t count; /* of messages in it */
 	char released;	 /* atomic */
+	struct guard guard; /* of all below but the region */
 	char given_back; /* the receives: this is no more the lease of any */
 	PyObject *views; /* NULL until there is one */
 	Py_buffer memory;
@@ -85,33 +86,22 @@ PyObject *lease_new(struct calls *self, struct room room, uint32_t count)
 	return (PyObject *)lease;
 }
 
-/* Give the receives back, once. 0: a slice of a payload is still in use. Call it alone. */
-static int give_back(struct lease *self)
+/* Give the receives back, once; `memory` is to be released outside of the guard. 0: a slice of a payload is still in
+ * use. */
+static int give_back(struct lease *self, Py_buffer *memory)
 {
 	if (self->window && __atomic_load_n(&self->window->exports, __ATOMIC_SEQ_CST))
 		return 0;
 	if (self->count && !self->given_back)
 		calls_give_back(self->owner, self->room.records, self->count);
 	self->given_back = 1;
-	PyBuffer_Release(&self->memory);
+	*memory = self->memory;
+	self->memory.obj = NULL;
 	return 1;
 }
 
-/* Batch._release: the contract says what a BufferError means. */
-static PyObject *lease_give_back(PyObject *object, PyObject *unused)
-{
-	int is_given_back;
-
-	BEGIN_ALONE(object);
-	is_given_back = give_back((struct lease *)object);
-	END_ALONE();
-	if (is_given_back)
-		Py_RETURN_NONE;
-	PyErr_SetNone(PyExc_BufferError);
-	return NULL;
-}
-
-/* 0: a view is in use. Call it alone. */
+/* Two threads that release one view at once would release its buffer twice, so this is done under the guard. 0: a view
+ * is in use. */
 static int end_views(struct lease *self)
 {
 	for (Py_ssize_t i = self->views ? PyList_Size(self->views) : 0; i > 0; i--) {
@@ -125,21 +115,59 @@ static int end_views(struct lease *self)
 		}
 		Py_DECREF(done);
 	}
-	Py_CLEAR(self->views);
 	return 1;
+}
+
+/* Whether the lease has ended. What Python code may follow from is done last, without the guard. */
+static int end_lease(struct lease *self)
+{
+	PyObject *views = NULL;
+	Py_buffer memory = { .obj = NULL };
+	int is_ended;
+
+	BEGIN_GUARDED(self);
+	is_ended = __atomic_load_n(&self->released, __ATOMIC_RELAXED);
+	if (!is_ended && end_views(self)) {
+		views = self->views;
+		self->views = NULL;
+		is_ended = give_back(self, &memory);
+		__atomic_store_n(&self->released, (char)is_ended, __ATOMIC_RELAXED);
+	}
+	END_GUARDED(self);
+	Py_XDECREF(views);
+	PyBuffer_Release(&memory);
+	return is_ended;
+}
+
+/* Batch._end: the contract says what a BufferError means. */
+static PyObject *lease_end(PyObject *object, PyObject *unused)
+{
+	if (end_lease((struct lease *)object))
+		Py_RETURN_NONE;
+	PyErr_SetNone(PyExc_BufferError);
+	return NULL;
+}
+
+/* Batch._release */
+static PyObject *lease_give_back(PyObject *object, PyObject *unused)
+{
+	struct lease *self = (struct lease *)object;
+	Py_buffer memory = { .obj = NULL };
+	int is_given_back;
+
+	BEGIN_GUARDED(self);
+	is_given_back = give_back(self, &memory);
+	END_GUARDED(self);
+	PyBuffer_Release(&memory);
+	if (is_given_back)
+		Py_RETURN_NONE;
+	PyErr_SetNone(PyExc_BufferError);
+	return NULL;
 }
 
 static PyObject *lease_release(PyObject *object, PyObject *unused)
 {
-	struct lease *self = (struct lease *)object;
-	int is_released;
-
-	BEGIN_ALONE(object);
-	is_released = __atomic_load_n(&self->released, __ATOMIC_RELAXED) || (end_views(self) && give_back(self));
-	if (is_released)
-		__atomic_store_n(&self->released, 1, __ATOMIC_RELAXED);
-	END_ALONE();
-	if (!is_released)
+	if (!end_lease((struct lease *)object))
 		return PyObject_CallFunctionObjArgs(known.release, object, NULL);
 	Py_RETURN_NONE;
 }
@@ -174,12 +202,12 @@ static int open_window(struct lease *self, PyObject *memory)
 	struct window *window = (struct window *)PyType_GenericAlloc((PyTypeObject *)window_type, 0);
 	int failed = !window || PyObject_GetBuffer(memory, &window->memory, PyBUF_SIMPLE);
 
-	BEGIN_ALONE((PyObject *)self);
+	BEGIN_GUARDED(self);
 	if (!failed && !self->window) {
 		self->window = window;
 		window = NULL;
 	}
-	END_ALONE();
+	END_GUARDED(self);
 	Py_XDECREF((PyObject *)window);
 	return failed ? -1 : 0;
 }
@@ -189,22 +217,22 @@ static PyObject *view_of(struct lease *self, uint64_t offset, Py_ssize_t length)
 	PyObject *memory, *view = NULL;
 	int is_late, has_window; /* late: another thread has given the receives back meanwhile */
 
-	BEGIN_ALONE((PyObject *)self);
+	BEGIN_GUARDED(self);
 	is_late = self->given_back;
 	memory = Py_XNewRef(self->memory.obj);
 	has_window = self->window != NULL;
-	END_ALONE();
+	END_GUARDED(self);
 	if (!memory && !is_late)
 		return PyMemoryView_FromMemory((char *)"", 0, PyBUF_READ);
 	if (!is_late && (has_window || !open_window(self, memory))) {
-		BEGIN_ALONE((PyObject *)self);
+		BEGIN_GUARDED(self);
 		is_late = self->given_back;
 		if (!is_late) {
 			self->window->next_offset = (Py_ssize_t)offset;
 			self->window->next_length = length;
 			view = PyMemoryView_FromObject((PyObject *)self->window);
 		}
-		END_ALONE();
+		END_GUARDED(self);
 	}
 	Py_XDECREF(memory);
 	if (is_late && require_lease(self))
@@ -231,32 +259,25 @@ static PyObject *lease_message(PyObject *object, PyObject *index)
 	return NULL;
 }
 
-/* The list, new or not, as a new reference. */
-static PyObject *views_of(struct lease *self)
-{
-	PyObject *views;
-
-	BEGIN_ALONE((PyObject *)self);
-	if (!self->views)
-		self->views = PyList_New(0);
-	views = Py_XNewRef(self->views);
-	END_ALONE();
-	return views;
-}
-
-static PyObject *lease_views(PyObject *object, void *unused)
-{
-	return views_of((struct lease *)object);
-}
-
 /* The view ends with the lease. 0, or -1 with an error. */
 static int keep_view(struct lease *self, PyObject *view)
 {
-	PyObject *views = view ? views_of(self) : NULL;
-	int failed = views ? PyList_Append(views, view) : -1;
+	int failed;
 
-	Py_XDECREF(views);
+	if (!view)
+		return -1;
+	BEGIN_GUARDED(self);
+	if (!self->views)
+		self->views = PyList_New(0);
+	failed = self->views ? PyList_Append(self->views, view) : -1;
+	END_GUARDED(self);
 	return failed;
+}
+
+/* Batch._keep */
+static PyObject *lease_keep(PyObject *object, PyObject *view)
+{
+	return keep_view((struct lease *)object, view) ? NULL : Py_NewRef(view);
 }
 
 /* Keeps the lease: `for message in qp.recv(...)` has no other owner of it. */
@@ -402,6 +423,8 @@ static PyMethodDef lease_methods[] = {
 	{ "__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL },
 	{ "_message", lease_message, METH_O, "Batch._message" },
 	{ "_release", lease_give_back, METH_NOARGS, "Batch._release" },
+	{ "_keep", lease_keep, METH_O, "Batch._keep" },
+	{ "_end", lease_end, METH_NOARGS, "Batch._end" },
 	{ NULL, NULL, 0, NULL },
 };
 
@@ -409,7 +432,6 @@ static PyGetSetDef lease_getters[] = {
 	{ "lengths", lease_lengths, NULL, "Batch.lengths", NULL },
 	{ "memory", lease_memory, NULL, "Batch.memory", NULL },
 	{ "records", lease_records, NULL, "Batch.records", NULL },
-	{ "_views", lease_views, NULL, "the payloads that were looked at", NULL },
 	{ NULL, NULL, NULL, NULL, NULL },
 };
 

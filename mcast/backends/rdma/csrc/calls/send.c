@@ -118,10 +118,12 @@ static int add_device_payload(struct payloads *payloads, PyObject *pair)
 	return 1;
 }
 
-/* Whether the limit that was checked still is the port's. */
+/* Whether the limit still is the port's, and no lower one than when it was checked. */
 static int is_limit_fresh(const struct calls *self, uint32_t longest)
 {
-	return longest <= SMALLEST_MTU || calls_coarse_now() < __atomic_load_n(&self->limit_until, __ATOMIC_ACQUIRE);
+	return longest <= SMALLEST_MTU ||
+	       (calls_coarse_now() < __atomic_load_n(&self->limit_until, __ATOMIC_ACQUIRE) &&
+		longest <= __atomic_load_n(&self->limit, __ATOMIC_RELAXED));
 }
 
 /* 0: the arguments are for the contract. */
