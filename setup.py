@@ -33,8 +33,8 @@ FIX = "apt-get install gcc libc6-dev librdmacm-dev libibverbs-dev"
 
 def missing(headers: tuple[str, ...]) -> str:
     """What an extension that includes the headers lacks to be built here; '' when nothing."""
-    if NO_GIL and os.environ.get("MCAST_RDMA") != "1":
-        return "this Python has no GIL, which the C core would turn on"
+    if NO_GIL and sys.hexversion < 0x030E0000:
+        return "without a GIL it takes CPython 3.14 or later"
     if sys.platform != "linux":
         return f"{sys.platform} has no RDMA verbs (Linux only)"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")

@@ -497,9 +497,10 @@ static PyObject *is_owned(PyObject *object, PyObject *unused)
 static PyObject *release_save(PyObject *object, PyObject *unused)
 {
 	struct lock *self = (struct lock *)object;
-	unsigned long count = self->count;
+	unsigned long count = 0;
 
 	if (is_mine(self)) {
+		count = self->count;
 		self->count = 1;
 		if (self->level >= 0)
 			locks_held[self->level] -= count - 1;
@@ -984,6 +985,10 @@ PyMODINIT_FUNC PyInit__interrupts(void)
 	PyObject *module = PyModule_Create(&module_def);
 
 	may_miss_exit = Py_Version >> 16 == 0x030e;
+#ifdef Py_GIL_DISABLED
+	if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED))
+		Py_CLEAR(module);
+#endif
 	if (!module || find_getsignal() || find_main_thread() || add_types(module) ||
 	    pthread_atfork(NULL, NULL, after_fork))
 		Py_CLEAR(module);

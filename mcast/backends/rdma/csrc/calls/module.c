@@ -52,6 +52,10 @@ PyMODINIT_FUNC PyInit__calls(void)
 	PyObject *module = PyModule_Create(&module_def);
 	PyObject *calls = PyType_FromSpec(&calls_spec), *lease = PyType_FromSpec(&lease_spec);
 
+#ifdef Py_GIL_DISABLED
+	if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED))
+		Py_CLEAR(module);
+#endif
 	if (!module || !calls || !lease || lease_make_types() || PyModule_AddObjectRef(module, "Calls", calls) ||
 	    PyModule_AddObjectRef(module, "Lease", lease) || pthread_atfork(NULL, NULL, after_fork))
 		Py_CLEAR(module);
