@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from mcast.endpoint.waiting import BATCH
-
 
 class LowWater:
     """How few of `depth` receives may be free until the user is told, and how often to look."""
 
     def __init__(self, depth: int) -> None:
         self._warn_at = depth // 4
-        self.backlog: int = min(BATCH, self._warn_at)
-        """A batch of so many messages, or as many single ones, are a reason to look at the queue."""
+        self._every = self._left = depth // 4
+
+    def is_due(self, messages: int) -> bool:
+        """Whether to look at the queue now that so many messages more were received.
+
+        A queue that has run low had three quarters of its depth in messages, all of which are received later:
+        to look once in a quarter is enough.
+        """
+        self._left -= messages
+        if self._left > 0:
+            return False
+        self._left = self._every
+        return self._warn_at > 0
 
     def has_fallen(self, free: int) -> bool:
         """Whether to report that only `free` receives were free at some time.
@@ -21,5 +30,4 @@ class LowWater:
         if free >= self._warn_at:
             return False
         self._warn_at = free // 2
-        self.backlog = min(BATCH, self._warn_at)
         return True

@@ -67,8 +67,6 @@ class Receiving:
         self._due, self._every = 1, BATCH
         """How many messages more may come until one is looked at: the first, and then ever fewer, down to one
         of SELDOM."""
-        self._singles = 0
-        """Messages received one by one since the receive queue was looked at."""
         self.bytes: int = 0
         self.batches: int = 0
         """What was received for the user: bytes, and calls to the queue pair that gave something."""
@@ -119,9 +117,7 @@ class Receiving:
                 self._due -= 1
                 if self._due <= 0:
                     self._look(message)
-                self._singles += 1
-                if self._singles >= self._low_water.backlog:
-                    self._singles = 0
+                if self._low_water.is_due(1):
                     self._watch_queue()
                 return message
             self.route(CopiedBatch([message]))
@@ -224,7 +220,7 @@ class Receiving:
             self._due -= count
             if self._due <= 0:
                 self._look(next(iter(batch)))
-            if count >= self._low_water.backlog:
+            if self._low_water.is_due(count):
                 self._watch_queue()
             return batch
         self._waiting.news = True
@@ -273,7 +269,7 @@ class Receiving:
         self._due -= len(wanted)
         if self._due <= 0:
             self._look(wanted[0])
-        if len(batch) >= self._low_water.backlog:
+        if self._low_water.is_due(len(batch)):
             self._watch_queue()
         return wanted
 
@@ -282,10 +278,7 @@ class Receiving:
         self._sorter.look(message)
 
     def _watch_queue(self) -> None:
-        """Warn when the receive queue has run low.
-
-        Called after a batch that shows a backlog, or after as many single receives.
-        """
+        """Warn when the receive queue has run low."""
         if self._station.closed:
             return
         low = self._station.qp.counters.recv_low_water

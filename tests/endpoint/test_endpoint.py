@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno as E
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -931,6 +932,31 @@ def test_a_receive_queue_that_runs_low_is_an_event(net: Net) -> None:
     group.send_batch([b"x"] * 64)
     drain(receiver)
     assert receiver.next_event() is None
+
+
+def test_a_receive_queue_is_looked_at_once_in_a_quarter_of_its_depth(
+    sim: SimNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a served fabric a look is a question to the server."""
+    sender, receiver = sim.open(0), sim.open(1, receive_depth=64)
+    receiver.join(GROUP)
+    group = sender.sender(GROUP)
+    looks = itertools.count()
+    kind = type(receiver._session.station.qp)
+    read = vars(kind)["counters"].fget
+    monkeypatch.setattr(kind, "counters", property(lambda qp: (next(looks), read(qp))[1]))
+    for _ in range(32):
+        group.send_batch([b"x"] * 8)
+        assert len(drain(receiver)) == 8
+    assert next(looks) == 32 * 8 // 16
+    group.send_batch([b"x"] * 64)
+    drain(receiver)
+    assert receiver.next_event() == ReceiveQueueLow(0, 64)
+    before = next(looks)
+    for _ in range(32):
+        group.send_batch([b"x"] * 8)
+        drain(receiver)
+    assert next(looks) == before + 1, "nothing could be reported any more"
 
 
 def test_a_receive_queue_that_ran_low_is_seen_by_who_receives_one_by_one(sim: SimNet) -> None:
