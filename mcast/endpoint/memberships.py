@@ -71,9 +71,9 @@ class Memberships:
             self.dropped.update(group.dropped)
         self._kept.forget(group)
 
-    def drop(self, group: EndpointGroup | None, reason: str) -> None:
-        """Count a message that was not delivered; `group` is None for a message of no group."""
-        (self.dropped if group is None else group.dropped)[reason] += 1
+    def drop(self, group: EndpointGroup | None, reason: str, messages: int = 1) -> None:
+        """Count messages that were not delivered; `group` is None for those of no group."""
+        (self.dropped if group is None else group.dropped)[reason] += messages
 
     def require_joined(self, group: EndpointGroup, call: str, phase: Phase) -> None:
         """Raise the error that ended the membership, if it has ended."""

@@ -4,7 +4,9 @@ filtered."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from mcast.api import Batch, Message
 from mcast.endpoint import probe, sequence
@@ -17,6 +19,12 @@ logger: logging.Logger = logging.getLogger("mcast")
 
 
 _OWN = "own message"
+
+
+class CountDrops(Protocol):
+    """Counts messages that the user does not get."""
+
+    def __call__(self, group: EndpointGroup | None, reason: str, messages: int = 1, /) -> None: ...
 
 
 def _has_one(batch: Batch) -> bool:
@@ -32,7 +40,7 @@ class Sorter:
     by_mgid    MGID -> group, for the groups that are joined
     filtering  True if own messages are kept from the user
     sequenced  True if messages have sequence headers, None if they may have: these are delivered with theirs
-    drop       counts a message that the user does not get, with its group (None: of no group) and the reason
+    drop       counts messages that the user does not get, with their group (None: of no group) and the reason
     """
 
     def __init__(
@@ -41,7 +49,7 @@ class Sorter:
         prober: Prober,
         filtering: bool,
         sequenced: bool | None,
-        drop: Callable[[EndpointGroup | None, str], None],
+        drop: CountDrops,
     ) -> None:
         self._by_mgid, self._prober, self._drop = by_mgid, prober, drop
         self.filtering: bool = filtering
@@ -64,8 +72,8 @@ class Sorter:
         if not self.judges_in(batch, lengths):
             return list(batch)
         if not self.sequenced and PROBE_SIZE not in lengths and batch[0].from_self and _has_one(batch):
-            for mgid in batch.groups:
-                self._drop(self._by_mgid.get(mgid), _OWN)
+            for mgid, own in Counter(batch.groups).items():
+                self._drop(self._by_mgid.get(mgid), _OWN, own)
             return []
         return [kept for message in batch if (kept := self._judge(message)) is not None]
 
