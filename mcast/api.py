@@ -39,6 +39,7 @@ from mcast.contract.backend import (
 from mcast.contract.batch import (
     Batch,
     Message,
+    Series,
 )
 from mcast.contract.cm_id import (
     CmId,
@@ -192,6 +193,7 @@ __all__ = [
     "QueuePair",
     "Region",
     "SecondMlid",
+    "Series",
     "Status",
     "TimedOut",
     "TimestampClock",

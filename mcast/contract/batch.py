@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -74,6 +74,33 @@ class Message(NamedTuple):
     timestamp: int | None = None
 
 
+class Series(NamedTuple):
+    """Messages of a batch that came one after another from one sender, have one length, and lie in memory at
+    equal distances.
+
+    memory     from the beginning of the first payload to the end of the last one: a read-only view, valid
+               until the batch is released
+    step       bytes from the beginning of a payload to that of the next one
+    size       bytes of each payload
+    messages   how many these are
+    source     the sender's GID, from the GRH
+    src_qp     the sender's queue pair number
+    from_self  True when the receiving queue pair sent them itself
+    """
+
+    memory: memoryview
+    step: int
+    size: int
+    messages: int
+    source: Gid
+    src_qp: int
+    from_self: bool
+
+    def payloads(self) -> Iterator[memoryview]:
+        """The payload of each message. A view that is kept keeps the batch's receives from going back."""
+        return (self.memory[at * self.step : at * self.step + self.size] for at in range(self.messages))
+
+
 class Batch(Enterable, ABC):
     """Messages in the order of arrival, in receive buffers leased from the queue pair.
 
@@ -104,7 +131,40 @@ class Batch(Enterable, ABC):
     @property
     def groups(self) -> Sequence[Gid]:
         """The MGID that each message was sent to."""
-        return [Gid(row[7]) for row in _RECORD.iter_unpack(self.records)]
+        if not (records := self.records):
+            return []
+        eights = memoryview(records).cast("Q")
+        if eights[6:-9:9] == eights[15::9] and eights[7:-9:9] == eights[16::9]:  # each is that of the next
+            return [Gid(records[48:64])] * len(self)
+        return [Gid(row[7]) for row in _RECORD.iter_unpack(records)]
+
+    def series(self) -> Iterator[Series]:
+        """The messages in order, those together that are alike: for programs that look at many at once.
+
+        There is no `Message` for each, so a program that takes many at once saves most of the time that those
+        take. Raises BufferError where the payloads lie in another device's memory.
+        """
+        memory, rows = self.memory, memoryview(self.records)
+        fours, eights = rows.cast("I"), rows.cast("Q")
+        offsets: list[int] = eights[::9].tolist()
+        sizes: list[int] = fours[2::18].tolist()
+        alike: Iterable[object] = sizes
+        first = self[0] if offsets and _has_one_sender(rows) else None
+        if first is None:
+            alike = zip(
+                sizes, fours[3::18].tolist(), eights[4::9].tolist(), eights[5::9].tolist(), strict=True
+            )
+        at = stop = 0
+        for _, group in groupby(alike):
+            stop += len([*group])
+            one, size = first or self[at], sizes[at]
+            while at < stop:
+                begin = offsets[at]
+                step, end = _stretch(offsets, at, stop, size)
+                with self._alone:
+                    view = self._keep(memory[begin : offsets[end - 1] + size])
+                yield Series(view, step, size, end - at, one.source, one.src_qp, one.from_self)
+                at = end
 
     def count_from(self, source: Gid, src_qp: int) -> int:
         """How many of the messages were sent by the queue pair `src_qp` of the port with the GID `source`.
@@ -113,14 +173,7 @@ class Batch(Enterable, ABC):
         """
         if not (records := self.records):
             return 0
-        # As integers, once of four bytes and twice of eight: is each what it is in the next row?
-        rows = memoryview(records)
-        fours, eights = rows.cast("I"), rows.cast("Q")
-        if (
-            fours[3:-18:18] == fours[21::18]
-            and eights[4:-9:9] == eights[13::9]
-            and eights[5:-9:9] == eights[14::9]
-        ):
+        if _has_one_sender(memoryview(records)):
             return len(self) if _SENDER.unpack_from(records) == (src_qp, source) else 0
         return [*_SENDER.iter_unpack(records)].count((src_qp, source))
 
@@ -235,6 +288,29 @@ class Batch(Enterable, ABC):
 
     # If another object still uses a view, the buffers stay leased: receives are lost, but no bytes are wrong.
     __del__: Callable[..., None] = Enterable._drop
+
+
+def _has_one_sender(rows: memoryview) -> bool:
+    """Whether one queue pair has sent all messages of these records."""
+    # As integers, once of four bytes and twice of eight: is each what it is in the next row?
+    fours, eights = rows.cast("I"), rows.cast("Q")
+    return (
+        fours[3:-18:18] == fours[21::18]
+        and eights[4:-9:9] == eights[13::9]
+        and eights[5:-9:9] == eights[14::9]
+    )
+
+
+def _stretch(offsets: list[int], at: int, stop: int, size: int) -> tuple[int, int]:
+    """The distance of the messages from `at` on, and the place before which it is the same."""
+    end, step = at + 1, size
+    if end < stop and (apart := offsets[end] - offsets[at]) >= max(size, 1):
+        step = apart
+        if offsets[at:stop] == [*range(offsets[at], offsets[at] + (stop - at) * step, step)]:
+            return step, stop
+        while end < stop and offsets[end] - offsets[end - 1] == step:
+            end += 1
+    return step, end
 
 
 class CopiedBatch(Batch):

@@ -80,6 +80,21 @@ def end(card: Card, backend: CardBackend) -> End:
     return End(card, backend)
 
 
+# --- many at once --------------------------------------------------------------------------------
+
+
+def test_a_series_ends_where_the_receives_begin_again(end: End) -> None:
+    for burst in (40, 40):  # of 64 receives
+        end.qp.send(end.group, [b"%03d" % place for place in range(burst)])
+        with end.qp.recv(burst, LONG) as batch:
+            found = [*batch.series()]
+            assert [bytes(one) for series in found for one in series.payloads()] == [
+                b"%03d" % place for place in range(burst)
+            ]
+            shape = [(series.messages, series.from_self) for series in found]
+    assert shape == [(24, True), (16, True)]
+
+
 # --- waiting -------------------------------------------------------------------------------------
 
 

@@ -414,6 +414,51 @@ def test_a_batch_says_how_many_messages_a_queue_pair_sent(bed: Testbed) -> None:
     assert receiver.qp.recv(1, 0).count_from(*known[0]) == 0
 
 
+def test_messages_that_are_alike_come_together_and_in_order(bed: Testbed) -> None:
+    group, receiver = new_group(), Application(bed, 1)
+    receiver.join(group)
+    senders = [Application(bed, 0), Application(bed, 0)]
+    told = [(sender.qp, sender.join(group, send_only=True)) for sender in senders]
+    bursts = [[b"a%d" % place for place in range(5)], [b"", b""], [b"longer"], [b"b1", b"", b"b2", b"b3"]]
+    for turn, burst in enumerate(bursts * 2):
+        qp, outward = told[turn % 2]
+        qp.send(outward, burst)
+    left = 2 * sum(map(len, bursts))
+    while left:
+        with receiver.qp.recv(min(left, 4), BOUND) as batch:
+            seen = [(bytes(one.payload), one.source, one.src_qp, one.from_self) for one in batch]
+            came = [*batch.series()]
+            assert [
+                (bytes(payload), one.source, one.src_qp, one.from_self)
+                for one in came
+                for payload in one.payloads()
+            ] == seen
+            for one in came:
+                assert one.memory.readonly
+                assert one.messages * one.size <= len(one.memory) or one.step < one.size
+                assert len(one.memory) == (one.messages - 1) * one.step + one.size
+            left -= len(batch)
+        with pytest.raises(ValueError, match="released"):
+            bytes(came[0].memory)
+    assert [*receiver.qp.recv(1, 0).series()] == []
+
+
+def test_a_part_of_a_series_that_is_in_use_keeps_the_receives(bed: Testbed) -> None:
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    sender.send(outward, b"one", b"two")
+    batch = receiver.qp.recv(2, BOUND)
+    kept = [part for one in batch.series() for part in one.payloads()]
+    with pytest.raises(BufferError, match="still in use"):
+        batch.release()
+    assert bytes(kept[0]) == b"one"
+    kept.clear()
+    batch.release()
+    with pytest.raises(ValueError, match="released"):
+        next(iter(batch.series()))
+
+
 RECORD = Struct("<QIII4xBxH4x16s16sQ")
 """RECORD_DTYPE once more: offset, length, src_qp, imm, has_imm, src_lid, source, group, timestamp."""
 

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, groupby
 from pickle import PickleBuffer
+from typing import overload
 
-from mcast.api import Batch, Gid, Message
+from typing_extensions import Buffer
+
+from mcast.api import Batch, Gid, Message, Series
 from mcast.backends.sim.core.qp import Burst, Header
 from mcast.backends.sim.region import SimDeviceRegion
 from mcast.contract.batch import FREE_THREADED
@@ -17,15 +20,62 @@ from mcast.contract.batch import FREE_THREADED
 Slices = list[tuple[Burst, int, int]]
 
 
+class Packed(Sequence[bytes]):
+    """Payloads that lie one after another in `memory`, which is this process's own. Each look makes a copy.
+
+    A slice lies in the same memory.
+    """
+
+    __slots__ = ("_starts", "begin", "lengths", "memory")
+
+    def __init__(self, memory: bytearray, lengths: Sequence[int], begin: int = 0) -> None:
+        self.memory: bytearray = memory
+        self.lengths: Sequence[int] = lengths
+        self.begin: int = begin
+        self._starts: list[int] | None = None
+
+    def start(self, index: int) -> int:
+        """Where payload `index` begins in the memory; of the number of payloads, where all end."""
+        if not index:
+            return self.begin
+        if self._starts is None:
+            self._starts = list(accumulate(self.lengths, initial=self.begin))
+        return self._starts[index]
+
+    def part(self, start: int, stop: int) -> memoryview:
+        """The memory of payloads start..stop."""
+        return memoryview(self.memory)[self.start(start) : self.start(stop)]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Packed: ...
+    def __getitem__(self, index: int | slice) -> bytes | Packed:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self.lengths))
+            if step != 1:
+                raise ValueError("messages come one after the other")
+            return Packed(self.memory, self.lengths[start:stop], self.start(start))
+        begin = self.start(range(len(self.lengths))[index])
+        return bytes(self.memory[begin : begin + self.lengths[index]])
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(len(self.lengths)))
+
+
 class SimBatch(Batch):
     """Slices of bursts. `give_back(count)` posts the leased receives again.
 
-    All views are made from one exporter, by way of a PickleBuffer, so that the exporter counts them. While a
-    view of it, or one made from such a view, is not released, the receives stay leased.
+    All views are made from exporters, by way of a PickleBuffer, so that each exporter counts its own. While a
+    view of one, or one made from such a view, is not released, the receives stay leased.
     """
 
     _starts: Sequence[int] | None = None
     _exporter: memoryview | None = None
+    """Of `memory`, once that was wanted."""
     _whole: memoryview | None = None
 
     def __init__(
@@ -46,6 +96,7 @@ class SimBatch(Batch):
         self._give_back = give_back
         self._slots = slots
         self._filled = [] if slots is None else [slots.fill(payload) for payload in self._payloads()]
+        self._exporters: list[memoryview] = []
         self._leases = [self._count]  # the thread that takes it ends the lease
 
     def __len__(self) -> int:
@@ -55,7 +106,7 @@ class SimBatch(Batch):
     def lengths(self) -> list[int]:
         lengths: list[int] = []
         for burst, start, stop in self._slices:
-            lengths += map(len, burst.payloads[start:stop])
+            lengths += _lengths(burst.payloads, start, stop)
         return lengths
 
     @property
@@ -82,7 +133,7 @@ class SimBatch(Batch):
     def _offsets(self) -> Iterator[int]:
         """Where each payload begins in `memory`."""
         if self._slots is None:
-            return accumulate(map(len, self._payloads()), initial=0)
+            return accumulate(self.lengths, initial=0)
         return (slot * self._slots.size for slot in self._filled)
 
     def _all(self) -> memoryview:
@@ -97,27 +148,61 @@ class SimBatch(Batch):
     def _export(self) -> memoryview:
         if isinstance(self._slots, DeviceSlots):
             self._slots.region.no_view()
-        exporter = self._exporter
-        if exporter is None:
-            slots = self._slots
-            memory = slots.memory if isinstance(slots, MemorySlots) else b"".join(self._payloads())
-            exporter = self._exporter = memoryview(memory)
-        view = memoryview(PickleBuffer(exporter)).toreadonly()
-        return view if view.format == "B" else view.cast("B")
+        if self._exporter is None:
+            self._exporter = self._exporter_of(self._joined())
+        return _view_of(self._exporter)
+
+    def _joined(self) -> Buffer:
+        """The payloads one after another, or the memory of the slots."""
+        if isinstance(self._slots, MemorySlots):
+            return self._slots.memory
+        if len(self._slices) == 1:
+            return _memory_of(*self._slices[0])
+        return b"".join([_memory_of(*one) for one in self._slices])
+
+    def _exporter_of(self, memory: Buffer) -> memoryview:
+        exporter = memoryview(memory)
+        self._exporters.append(exporter)
+        return exporter
+
+    def series(self) -> Iterator[Series]:
+        if self._slots is not None:
+            yield from super().series()
+            return
+        self._require_lease()
+        for burst, start, stop in self._slices:
+            with self._alone:
+                part = self._keep(self._export_part(burst, start, stop))
+            source, src_qp, *_ = burst.header
+            own, at = self._is_own(burst.header), 0
+            for size, alike in groupby(_lengths(burst.payloads, start, stop)):
+                count = len([*alike])
+                end = at + count * size
+                with self._alone:
+                    view = self._keep(part[at:end])
+                yield Series(view, size, size, count, source, src_qp, own)
+                at = end
+
+    def _export_part(self, burst: Burst, start: int, stop: int) -> memoryview:
+        return _view_of(self._exporter_of(_memory_of(burst, start, stop)))
 
     def _message(self, index: int) -> Message:
-        if self._starts is None:
-            self._starts = list(self._offsets())
-        offset = self._starts[index]
+        at = index
         for burst, start, stop in self._slices:
-            if index < stop - start:
-                size = len(burst.payloads[start + index])
+            if at < stop - start:
+                at += start
                 own = self._is_own(burst.header)
+                if self._slots is None and self._whole is None:  # all of it would be copied for one message
+                    return message_of(burst, self._export_part(burst, at, at + 1), own)
+                if self._starts is None:
+                    self._starts = list(self._offsets())
+                offset = self._starts[index]
+                (size,) = _lengths(burst.payloads, at, at + 1)
                 if isinstance(self._slots, DeviceSlots):
                     message = message_of(burst, memoryview(b""), own)
                     return message._replace(device=self._slots.region.at(offset, size))
                 return message_of(burst, self._all()[offset : offset + size], own)
-            index -= stop - start
+            at -= stop - start
         raise IndexError(index)
 
     def __iter__(self) -> Iterator[Message]:
@@ -128,8 +213,8 @@ class SimBatch(Batch):
         self._require_lease()  # now, for another thread may have ended it just before
         for burst, start, stop in self._slices:
             own = self._is_own(burst.header)
-            for payload in islice(burst.payloads, start, stop):
-                begin, end = end, end + len(payload)
+            for length in _lengths(burst.payloads, start, stop):
+                begin, end = end, end + length
                 view = whole[begin:end]
                 keep(view)
                 yield message_of(burst, view, own)
@@ -139,8 +224,7 @@ class SimBatch(Batch):
         if whole is not None:
             self._whole = None
             whole.release()
-        exporter = self._exporter
-        if exporter is not None:
+        for exporter in self._exporters:
             exporter.release()  # BufferError if a view is left
         try:
             count = self._leases.pop()
@@ -149,6 +233,24 @@ class SimBatch(Batch):
         if self._slots is not None:
             self._slots.free(self._filled)
         self._give_back(count)
+
+
+def _lengths(payloads: Sequence[bytes], start: int, stop: int) -> Iterable[int]:
+    if isinstance(payloads, Packed):
+        return payloads.lengths[start:stop]
+    return map(len, payloads[start:stop])
+
+
+def _memory_of(burst: Burst, start: int, stop: int) -> Buffer:
+    """The payloads start..stop one after another."""
+    payloads = burst.payloads
+    return payloads.part(start, stop) if isinstance(payloads, Packed) else b"".join(payloads[start:stop])
+
+
+def _view_of(exporter: memoryview) -> memoryview:
+    """A view of bytes, read-only, which the exporter counts."""
+    view = memoryview(PickleBuffer(exporter)).toreadonly()
+    return view if view.format == "B" else view.cast("B")
 
 
 _make_message: Callable[[tuple[object, ...]], Message] = partial(tuple.__new__, Message)
