@@ -229,6 +229,27 @@ def test_the_server_does_not_read_payloads(
     monkeypatch.setattr(rings.RingPayloads, "_bytes", read)
 
 
+def test_a_batch_that_no_frame_could_hold_is_one_post(
+    sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = posting.Posting.take
+
+    def counts(self: posting.Posting, frame: memoryview) -> posting.Posted:
+        posted = take(self, frame)
+        taken.append(len(posted.lengths))
+        return posted
+
+    sender.send(b"first")
+    assert receiver.take(1) == [b"first"]
+    monkeypatch.setattr(posting.Posting, "take", counts)
+    payloads = [number.to_bytes(4, "little") * 250 for number in range(400)]
+    assert sum(map(len, payloads)) > frames.MOST_PAYLOAD
+    sender.send(*payloads)
+    assert receiver.take(400) == payloads
+    assert taken == [400]
+
+
 def test_an_overtaken_reader_gets_what_its_receives_hold(server: FabricServer, path: Path) -> None:
     """The sender goes round its ring twice meanwhile, and waits for nobody."""
     size, depth = 1024, 2 * rings.SIZE // 1024
@@ -520,7 +541,7 @@ def test_a_ring_goes_round_and_a_late_reader_notices(page: rings.Page) -> None:
     kept: list[tuple[rings.RingPayloads, int, bytes]] = []
     late = 0
     for _ in range(400):
-        payload = random.randbytes(random.randrange(1, 60_000))
+        payload = random.randbytes(random.randrange(1, rings.SIZE // 35))
         place = writer.put(payload)
         if place is None:
             writer.allow(outbox.make_room())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Address
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -60,7 +60,7 @@ from mcast.backends.sim.core.qp import PORT_EVENTS_KEPT, Header
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slices, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
-from mcast.backends.sim.shared import frames
+from mcast.backends.sim.shared import frames, rings
 from mcast.backends.sim.shared.connection import (
     ENDED,
     LOOK_AGAIN,
@@ -821,28 +821,47 @@ class SharedQueuePair(_Remote, QueuePair):
                 pass
         owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
         end = None if timeout is None else time.monotonic() + timeout
+        about: dict[str, object] = {"gid": destination.gid}
         posted = 0
-        for part in _parts(owned):
+        while True:
+            part = _part(owned, posted, rings.MOST_POSTED)
             try:
-                self._send_part(destination, part, imm, end)
+                if self._failed is not None:
+                    raise QpError(self._failed, "send", Phase.SEND, about)
+                if not self._post_part(destination, part, imm, end, about):
+                    part = _part(part, 0, frames.MOST_PAYLOAD)
+                    self._ask_to_send(destination, part, imm, end, about)
             except McastError as error:
                 error.posted = posted
                 raise
             posted += len(part)
-
-    def _send_part(
-        self, destination: Destination, part: list[bytes], imm: int | None, end: float | None
-    ) -> None:
-        about: dict[str, object] = {"gid": destination.gid}
-        if self._failed is not None:
-            raise QpError(self._failed, "send", Phase.SEND, about)
-        try:
-            if self._outgoing.post(destination, part, imm, end):
+            if posted == len(owned):
                 return
+
+    def _post_part(
+        self,
+        destination: Destination,
+        part: list[bytes],
+        imm: int | None,
+        end: float | None,
+        about: dict[str, object],
+    ) -> bool:
+        """Send without a question; False if that must be asked for."""
+        try:
+            return self._outgoing.post(destination, part, imm, end)
         except Late:
             raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, about) from None
         except Gone:  # which the request says in its own way
-            pass
+            return False
+
+    def _ask_to_send(
+        self,
+        destination: Destination,
+        part: list[bytes],
+        imm: int | None,
+        end: float | None,
+        about: dict[str, object],
+    ) -> None:
         text = b'{"op":"send","qp":%d,"to":%b,"lengths":[%b],"imm":%b}' % (
             self._made.number,
             _as_json(destination),
@@ -1048,16 +1067,11 @@ def _as_json(destination: Destination) -> bytes:
     return frames.TEXT.dump_json(destination.model_dump_json())
 
 
-def _parts(payloads: list[bytes]) -> list[list[bytes]]:
-    """Cut so that each part fits in a frame; one empty part for nothing."""
-    if len(payloads) <= frames.MOST_MESSAGES and sum(map(len, payloads)) <= frames.MOST_PAYLOAD:
-        return [payloads]
-    parts: list[list[bytes]] = [[]]
-    room = frames.MOST_PAYLOAD
-    for payload in payloads:
-        if len(parts[-1]) == frames.MOST_MESSAGES or len(payload) > room:
-            parts.append([])
-            room = frames.MOST_PAYLOAD
-        parts[-1].append(payload)
-        room -= len(payload)
-    return parts
+def _part(payloads: list[bytes], start: int, most: int) -> list[bytes]:
+    """The payloads from there on that have so many bytes together, and fit in a frame; one at least."""
+    stop = min(len(payloads), start + frames.MOST_MESSAGES)
+    part = payloads if stop - start == len(payloads) else payloads[start:stop]
+    if sum(map(len, part)) <= most:
+        return part
+    ends = accumulate(map(len, part))
+    return part[: max(1, sum(end <= most for end in ends))]

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from itertools import accumulate
 
 from mcast.api import Phase
 from mcast.backends.sim.core.qp import Burst, Header, make_burst
-from mcast.backends.sim.lease import Slices
+from mcast.backends.sim.lease import Packed, Slices
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.connection import Beacon, Connection, Gone, Late, Reply, Unknown, enter
 from mcast.backends.sim.shared.rings import MASK, SIZE
@@ -248,22 +247,14 @@ class Incoming:
             raise ServerEnded
         return frame
 
-    def _payloads(self, told: posts.Told, number: int, end: float | None) -> list[bytes]:
-        lengths = told.lengths
-        count = lengths[0] if len(lengths) == 1 else sum(lengths)
-        copied = None
+    def _payloads(self, told: posts.Told, number: int, end: float | None) -> Packed:
+        lengths, copied = told.lengths, None
         if told.ring:
             reader = self._connection.memory.reader(told.ring, partial(self._ask_ring, told.ring, end))
-            copied = None if reader is None else reader.copy(told.place, count)
+            copied = None if reader is None else reader.copy_many(told.place, sum(lengths))
         if copied is None:
             copied = self._asked_for(lengths, number, end)
-        if len(lengths) == 1:
-            return [copied]
-        step = lengths[0]
-        if lengths.count(step) == len(lengths) and step:
-            return [copied[start : start + step] for start in range(0, count, step)]
-        ends = list(accumulate(lengths))
-        return [copied[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        return Packed(copied, lengths)
 
     def _ask_ring(self, ring: int, end: float | None) -> int | None:
         return self._ask(frames.WantRing(qp=self._number, ring=ring), end).descriptor
@@ -271,7 +262,7 @@ class Incoming:
     def _ask(self, request: frames.AnyRequest, end: float | None) -> Reply:
         return self._connection.ask(request, "recv", Phase.RECV, end=end, owner=self._number)
 
-    def _asked_for(self, lengths: Sequence[int], number: int, end: float | None) -> bytes:
+    def _asked_for(self, lengths: Sequence[int], number: int, end: float | None) -> bytearray:
         """The payloads as the server has them, in as many answers as they fit in."""
         if sum(lengths) > SIZE:
             raise ValueError("more than any sender can send at once")
@@ -287,7 +278,7 @@ class Incoming:
                 raise ValueError(f"{len(tail)} bytes for payloads of {size}")
             parts.append(tail)
             start = stop
-        return b"".join(parts)
+        return bytearray().join(parts)
 
 
 @lru_cache(maxsize=4096)

@@ -20,13 +20,15 @@ from itertools import accumulate
 from typing import overload
 from weakref import ref
 
-SIZE = 2 << 20
+SIZE = 16 << 20
 """Bytes of payloads in a ring; its memory is taken as it is written."""
 WORDS = 1024
 """Of 8 bytes, before the payloads: `limit`, and of each queue pair how many receives were given back."""
 HEAD = 8 * WORDS
 ROOM = SIZE // 2
 """Bytes that a writer may write at least before it has to ask again."""
+MOST_POSTED = ROOM // 4
+"""Bytes that a writer may write at once: there is room for them wherever the ring ends."""
 
 MOST_LIVE = 4096
 """Sends that somebody still waits for in a ring; of more, the older ones are copied out."""
@@ -63,6 +65,14 @@ class RingReader:
     def __init__(self, fd: int) -> None:
         self._mapped = view(fd, HEAD + SIZE)
         self.words: memoryview[int] = memoryview(self._mapped)[:HEAD].cast("Q")
+
+    def copy_many(self, place: int, count: int) -> bytearray | None:
+        """As `copy`, into memory that can be exported."""
+        end = place % SIZE + count
+        if not 0 <= count <= end <= SIZE:
+            raise ValueError(f"a ring of {SIZE} bytes has no {count} bytes before {end}")
+        copied = bytearray(memoryview(self._mapped)[HEAD + end - count : HEAD + end])
+        return copied if self.words[0] - SIZE <= place else None
 
     def copy(self, place: int, count: int) -> bytes | None:
         """`count` bytes from there on; None if they were, or may have been, overwritten meanwhile.
