@@ -24,7 +24,7 @@ from typing import Any, cast
 import typer
 from blake3 import blake3
 
-from mcast.api import Backend, DeviceInfo, Message, TimedOut
+from mcast.api import Backend, DeviceInfo, Series, TimedOut
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
@@ -147,9 +147,9 @@ class _ClosedEnd:
         if not self.over:
             self.forged += forged and not self.leaves
             gid = Gid(f"::ffff:{source}")
-            self.goes([Message(memoryview(message), gid, 7, Gid("ff0e::1"), None, False)])
+            self.goes([Series(memoryview(message), len(message), len(message), 1, gid, 7, False)])
 
-    def goes(self, heard: list[Message]) -> None:
+    def goes(self, heard: list[Series]) -> None:
         try:
             turn = self._turns.send(heard) if self.until else next(self._turns)
         except StopIteration:

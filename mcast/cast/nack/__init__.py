@@ -34,8 +34,9 @@ BYE      to one receiver, or to everybody           ->
 - The sender sends at most `room` blocks beyond the first that some receiver lacks. It sends as fast as it
   can until the receivers report losses above `TOLERATED`, of repairs too, and then no faster than what
   arrived. The pace rises again while the sender uses it.
-- A block is used when its BLAKE3 digest is that of its SEAL, and the object is whole when that of all its
-  bytes is what the last FLUSH says. Both ends take in bytes once, as they pass, for both digests.
+- A block is used when the BLAKE3 digest of the object up to its end is that of its SEAL, and the object is
+  whole when that of all its bytes is what the last FLUSH says. Both ends take in each byte once. Of what goes
+  round and round, whose blocks come in any order, a SEAL has the digests of the blocks alone.
 - A receiver that comes late takes part from the current block, and asks for the beginning at the next FLUSH
   that says that the sender waits. If the beginning is gone, it takes part from the next object.
 - A receiver that was killed says in a HAVE up to which block its disk seems to have the object. Blocks that

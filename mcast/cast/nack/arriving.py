@@ -126,8 +126,10 @@ class Arriving:
 
     def seal(self, block: int, blocks: Iterable[Sealed]) -> bool:
         """Take in what the blocks `block`, block-1, … are. False if one of them cannot be that."""
-        sound = True
+        sound, held, opened = True, self.held.active, self._open
         for number, sealed in zip(range(block, -1, -1), blocks, strict=False):
+            if not held and (number < self._base or ((known := opened.get(number)) and known.sealed)):
+                continue  # as most of them: each block is in many seals
             if not self.shape.fits(number, sealed):
                 sound = False
                 continue
@@ -203,6 +205,8 @@ class Arriving:
     @property
     def lacking(self) -> bool:
         """Whether something that has been sent is missing, and may be asked for."""
+        if not self.held.active and next(iter(self._open), self._sent) >= self._sent:
+            return False
         return next(self.wants(), None) is not None
 
     def wants(self) -> Iterator[Want]:

@@ -29,7 +29,7 @@ from mcast.cast.nack.messages import (
     Lack,
     Offer,
     Spoken,
-    piece_in,
+    pieces_in,
     told,
 )
 
@@ -64,9 +64,11 @@ class Letters:
         """The messages as they are sent."""
         return [*messages]
 
-    def piece(self, message: Buffer, address: str) -> tuple[int, int, int, int] | None:
-        """As `messages.piece_in`, for a message that came from that address; None leaves it to `read`."""
-        found = piece_in(message)
+    def pieces(
+        self, memory: Buffer, begin: int, step: int, size: int, most: int, address: str
+    ) -> tuple[int, int, int, int, int] | None:
+        """As `messages.pieces_in`, for messages of that address; None leaves the first to `read`."""
+        found = pieces_in(memory, begin, step, size, most)
         return found if found is not None and found[0] == number_at(address, found[0] >> 32) else None
 
     def read(self, message: Buffer, address: str) -> Spoken:
@@ -135,7 +137,7 @@ class ClosedLetters(Letters):
             found.append(body + self._tag(body, self._sessions[_session_of(raw)].nonce))
         return found
 
-    def piece(self, message: Buffer, address: str) -> None:
+    def pieces(self, *where: object) -> None:
         """Each message is read whole, for its tag."""
 
     def read(self, message: Buffer, address: str) -> Spoken:

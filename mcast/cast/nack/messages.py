@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
@@ -119,7 +120,11 @@ class Piece(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """A block: its data pieces, its bytes and their digest."""
+    """A block: its data pieces, its bytes, and a digest.
+
+    That is the digest of the object up to the block's end, so that bytes are taken in once for it and for
+    that of the whole; of the block alone where the object goes round, for there blocks come in any order.
+    """
 
     pieces: int
     size: int
@@ -272,17 +277,32 @@ def _rows(form: struct.Struct, raw: bytes, most: int) -> list[tuple[Any, ...]]:
 
 
 _SEALED = struct.Struct("!HI32s")
+_SEALED_ROW = struct.Struct(f"{_SEALED.size}s")
 _WANT = struct.Struct("!IB16s")
 _ADMITTED = struct.Struct("!QIQ")
 WANT_BYTES = _WANT.size
 
 
+@lru_cache(maxsize=1024)  # a block is in as many seals as there may be rows
+def _sealed_row(block: Sealed) -> bytes:
+    return _SEALED.pack(*block)
+
+
 def _pack_sealed(blocks: tuple[Sealed, ...]) -> bytes:
-    return b"".join(_SEALED.pack(*block) for block in blocks)
+    return b"".join([_sealed_row(block) for block in blocks])
+
+
+@lru_cache(maxsize=1024)
+def _one_sealed(row: bytes) -> Sealed:
+    found = Sealed(*_SEALED.unpack(row))
+    if not 0 < found.pieces <= MOST_WIDTH:
+        raise ValueError
+    return found
 
 
 def _read_sealed(raw: bytes) -> tuple[tuple[Sealed, ...]]:
-    return (tuple(Sealed(*row) for row in _rows(_SEALED, raw, MOST_SEALS)),)
+    rows = _rows(_SEALED_ROW, raw, MOST_SEALS)
+    return (tuple([_one_sealed(row) for (row,) in rows]),)
 
 
 def _pack_wants(wants: tuple[Want, ...]) -> bytes:
@@ -331,6 +351,10 @@ _PIECE_HEAD = struct.Struct(HEADER.format + _FORMS[Piece][0].format[1:])
 AROUND = _PIECE_HEAD.size
 """Bytes of a PIECE message that are not the piece."""
 _PIECE, _LONGEST = _NUMBERS[Piece], AROUND + MOST_PIECE
+_PLACES = MOST_WIDTH + MOST_SPARE
+"""A place is less."""
+_AT = [place.to_bytes(2) for place in range(_PLACES)]
+"""The places, as heads end with them."""
 WANTS_AT = HEADER.size + _FORMS[Lack][0].size
 """Bytes of a LACK before its rows."""
 
@@ -346,12 +370,9 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
         and it.place <= min(it.object, max(0, it.around - 1))
         and (it.size == UNTOLD or it.size <= MOST_BLOCKS * it.width * it.piece)
     ),
-    Piece: lambda it: it.block < MOST_BLOCKS and it.place < MOST_WIDTH + MOST_SPARE,
+    Piece: lambda it: it.block < MOST_BLOCKS and it.place < _PLACES,
     Seal: lambda it: (
-        it.members <= MOST_MEMBERS
-        and len(it.blocks) - 1 <= it.block < MOST_BLOCKS
-        and it.low <= MOST_BLOCKS
-        and all(0 < one.pieces <= MOST_WIDTH for one in it.blocks)
+        it.members <= MOST_MEMBERS and len(it.blocks) - 1 <= it.block < MOST_BLOCKS and it.low <= MOST_BLOCKS
     ),
     Flush: lambda it: (
         it.members <= MOST_MEMBERS
@@ -380,24 +401,44 @@ def piece_size(largest: int) -> int:
     return min(MOST_PIECE, (largest - AROUND) // 16 * 16)
 
 
-def piece_in(message: Buffer) -> tuple[int, int, int, int] | None:
-    """Session, object, block and place of a PIECE whose fields are in bounds; None for all else.
+def pieces_in(
+    memory: Buffer, begin: int, step: int, size: int, most: int
+) -> tuple[int, int, int, int, int] | None:
+    """Session, object, block and place of the PIECE at `begin`, and how many there follow one another.
 
-    As `unpacked`, in a fifth of its time.
+    memory, begin, step, size  where `most` messages lie: each has `size` bytes, and begins `step` bytes after
+                               the one before it
+
+    None where no PIECE is whose fields are in bounds. As `unpacked`, in a fraction of its time.
     """
-    try:
-        sign, kind, session, object_, block, place = _PIECE_HEAD.unpack_from(message)
-    except struct.error:
+    if not AROUND < size <= _LONGEST:
         return None
-    if kind != _PIECE or sign != SIGN or block >= MOST_BLOCKS or place >= MOST_WIDTH + MOST_SPARE:
+    sign, kind, session, object_, block, first = _PIECE_HEAD.unpack_from(memory, begin)
+    if kind != _PIECE or sign != SIGN or block >= MOST_BLOCKS or first >= _PLACES:
         return None
-    return (session, object_, block, place) if AROUND < len(memoryview(message)) <= _LONGEST else None
+    most = min(most, _PLACES - first)
+    found = _heads_of(step, most).unpack_from(memory, begin)
+    same, places = found[::2], found[1::2]
+    count = most
+    if same.count(same[0]) < most or places != (*range(first, first + most),):
+        count = 1
+        while same[count] == same[0] and places[count] == first + count:
+            count += 1
+    return session, object_, block, first, count
+
+
+@lru_cache(maxsize=512)
+def _heads_of(step: int, count: int) -> struct.Struct:
+    """The heads of PIECEs that begin `step` bytes apart: of each what it shares with others of its block, and
+    its place."""
+    head = f"{AROUND - 2}sH"
+    return struct.Struct("!" + f"{head}{step - AROUND}x" * (count - 1) + head)
 
 
 def heads(session: int, object_: int, block: int, first: int, count: int) -> list[bytes]:
     """What stands before the pieces first..first+count-1 of a block, each in a message of its own."""
-    pack, kind = _PIECE_HEAD.pack, _NUMBERS[Piece]
-    return [pack(SIGN, kind, session, object_, block, index) for index in range(first, first + count)]
+    same = _PIECE_HEAD.pack(SIGN, _PIECE, session, object_, block, 0)[: -len(_AT[0])]
+    return [same + place for place in _AT[first : first + count]]
 
 
 def packed(spoken: Spoken) -> bytes:

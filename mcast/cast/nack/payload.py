@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from struct import Struct
+
 from blake3 import blake3
 from typing_extensions import Buffer
 
@@ -19,6 +22,15 @@ class Digest:
         """Take in what follows."""
         self._hash.update(data)
 
+    def goes_on(self, data: Buffer, digest: bytes) -> bool:
+        """Take in what follows, if the digest is that one then; whether it is."""
+        more = self._hash.copy()
+        more.update(data)
+        if more.digest() != digest:
+            return False
+        self._hash = more
+        return True
+
     def __bytes__(self) -> bytes:
         return bytes(self._hash.digest())
 
@@ -27,20 +39,36 @@ class BlockBytes:
     """A block that is sent: its pieces, and its parity pieces when they are asked for.
 
     data  bytes, or a view of bytes that nobody changes meanwhile: no copy is made
+    digest  what its seal says; None: the digest of the block alone
     """
 
-    def __init__(self, data: bytes | memoryview, piece: int, width: int) -> None:
-        self.sealed: Sealed = Sealed(-(-len(data) // piece), len(data), bytes(Digest(data)))
+    def __init__(self, data: bytes | memoryview, piece: int, width: int, digest: bytes | None = None) -> None:
+        digest = bytes(Digest(data)) if digest is None else digest
+        self.sealed: Sealed = Sealed(-(-len(data) // piece), len(data), digest)
         self._data, self._piece, self._width = memoryview(data), piece, width
         self._parity: list[bytes] | None = None
 
+    def pieces(self, first: int, count: int) -> list[bytes | memoryview]:
+        """The pieces from that place on: data pieces below the width, parity pieces from there on."""
+        data, piece, last = self._data, self._piece, min(first + count, self._width)
+        found: list[bytes | memoryview] = [
+            data[at : at + piece] for at in range(first * piece, last * piece, piece)
+        ]
+        if first + count > self._width:
+            if self._parity is None:
+                self._parity = parity_of(cut(data, piece))
+            found += self._parity[max(0, first - self._width) : first + count - self._width]
+        return found
+
     def piece(self, place: int) -> bytes | memoryview:
-        """The piece at that place: a data piece below the width, else a parity piece."""
-        if place < self._width:
-            return self._data[place * self._piece : (place + 1) * self._piece]
-        if self._parity is None:
-            self._parity = parity_of(cut(self._data, self._piece))
-        return self._parity[place - self._width]
+        """The piece at that place."""
+        return self.pieces(place, 1)[0]
+
+
+@lru_cache(maxsize=512)
+def _apart(piece: int, step: int, count: int) -> Struct:
+    """Pieces that begin `step` bytes apart: to copy them one by one takes twice as long."""
+    return Struct(f"{piece}s{step - piece}x" * (count - 1) + f"{piece}s")
 
 
 def cut(data: memoryview, piece: int) -> list[bytes | memoryview]:
@@ -60,9 +88,20 @@ class BlockPlace:
         self._memory, self._piece, self._width = memory, piece, width
         self._parity: dict[int, bytes] = {}
 
-    def put(self, place: int, message: Buffer, skip: int) -> None:
-        """Take in a piece: what a message has after its first `skip` bytes. A liar's may be too long."""
-        data = memoryview(message)[skip : skip + self._piece]
+    def put_all(self, first: int, count: int, memory: memoryview, begin: int, step: int, size: int) -> None:
+        """Take in pieces first, first+1, …, which lie in a memory from `begin` on, `step` bytes apart."""
+        at, piece = first * self._piece, self._piece
+        if count > 1 and size == piece and at + count * piece <= len(self._memory):
+            apart, close = _apart(piece, step, count), _apart(piece, piece, count)
+            close.pack_into(self._memory, at, *apart.unpack_from(memory, begin))
+            return
+        for place in range(first, first + count):
+            self.put(place, memory[begin : begin + size])
+            begin += step
+
+    def put(self, place: int, message: Buffer) -> None:
+        """Take in a piece. A liar's may be too long."""
+        data = memoryview(message)[: self._piece]
         if place < self._width:
             at = place * self._piece
             room = min(len(data), len(self._memory) - at)
@@ -71,13 +110,20 @@ class BlockPlace:
             self._parity[place - self._width] = bytes(data)
 
     def whole(self, sealed: Sealed, pieces: int) -> memoryview | None:
-        """The bytes of the block, of which enough pieces are there, a bit for each; None if they are not what
-        the seal says."""
+        """The bytes of the block, of which enough pieces are there, a bit for each, and which nobody has
+        compared with a digest; None if there is too little parity."""
         found = self._memory[: sealed.size]
-        lost = [place for place in range(sealed.pieces) if not pieces >> place & 1]
+        lost = []
+        if ~pieces & (1 << sealed.pieces) - 1:
+            lost = [place for place in range(sealed.pieces) if not pieces >> place & 1]
         if len(found) < sealed.size or (lost and not self._restore(found, sealed.pieces, lost)):
             return None
-        return found if bytes(Digest(found)) == sealed.digest else None
+        return found
+
+    def right(self, sealed: Sealed, pieces: int) -> memoryview | None:
+        """As `whole`; None, too, if the digest of the block alone is not what the seal says."""
+        found = self.whole(sealed, pieces)
+        return found if found is not None and bytes(Digest(found)) == sealed.digest else None
 
     def _restore(self, found: memoryview, pieces: int, lost: list[int]) -> bool:
         """Put the lost pieces into their places. False if there is too little parity for that."""

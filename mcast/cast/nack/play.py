@@ -163,8 +163,7 @@ class Load:
     def framed(self, about: Describe, run: Run) -> list[bytes]:
         """The messages of a run."""
         found = heads(about.session, about.object, run.block, run.first, run.pieces)
-        piece = self.blocks[run.block].piece
-        return [head + piece(place) for place, head in enumerate(found, run.first)]
+        return [*map(b"".join, zip(found, self.blocks[run.block].pieces(run.first, run.pieces), strict=True))]
 
 
 class Play:
@@ -345,8 +344,8 @@ class Play:
             places = [place for place in range(ready.pieces.bit_length()) if ready.pieces >> place & 1]
             found = BlockPlace(memoryview(bytearray(ready.sealed.size)), shape.piece, shape.width)
             for place in places:
-                found.put(place, block.piece(place), 0)
-            self._right[about] = found.whole(ready.sealed, ready.pieces) is not None
+                found.put(place, block.piece(place))
+            self._right[about] = found.right(ready.sealed, ready.pieces) is not None
         return self._right[about]
 
     def _wake(self, number: int, end: ObjectReceiver, now: float) -> None:

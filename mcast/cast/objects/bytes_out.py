@@ -327,13 +327,16 @@ class Outflow:
             if not block:
                 core.end(self.digest)
                 break
-            kept = self._kept[self.offered] = BlockBytes(block, self.about.piece, self.about.width)
-            if outgoing.expected not in (None, kept.sealed):
-                raise OSError(f"{self._it} has changed while it was sent")
-            core.offer(kept.sealed)
+            digest = None
             if not outgoing.rounds:
                 self._digest.update(block)
                 self.size += len(block)
+            if not self.about.around:
+                digest = self.digest
+            kept = self._kept[self.offered] = BlockBytes(block, self.about.piece, self.about.width, digest)
+            if outgoing.expected not in (None, kept.sealed):
+                raise OSError(f"{self._it} has changed while it was sent")
+            core.offer(kept.sealed)
             self.offered += 1
         return True
 
@@ -388,4 +391,4 @@ class Outflow:
         if block is None:
             return []
         found = heads(about.session, about.object, run.block, run.first, run.pieces)
-        return [b"".join((head, block.piece(place))) for place, head in enumerate(found, run.first)]
+        return [*map(b"".join, zip(found, block.pieces(run.first, run.pieces), strict=True))]

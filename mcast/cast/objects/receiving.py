@@ -15,8 +15,8 @@ from secrets import randbits
 from typing import NamedTuple
 
 from pydantic import BaseModel
-from typing_extensions import Buffer
 
+from mcast.api import Series
 from mcast.cast.files import Sink
 from mcast.cast.nack import parity
 from mcast.cast.nack.arriving import Ready
@@ -40,7 +40,7 @@ from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
 from mcast.cast.nack.shape import Shape
 from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, ToNew, sink_at, sink_of
 from mcast.cast.objects.runs import Pieces, in_runs
-from mcast.cast.objects.turns import Seat, Turn, Turns, others, told_of
+from mcast.cast.objects.turns import Seat, Turn, Turns, kept, messages_of, others, told_of
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -107,7 +107,8 @@ class _Arrival:
         self._shape = Shape.of(about)
         self._blocks: dict[int, BlockPlace] = {}
         self._next = 0
-        self._early: dict[int, memoryview] = {}
+        self._early: dict[int, tuple[memoryview, bytes | None]] = {}
+        """Blocks whose turn has not come, each with its digest; None once `digest` has the block."""
         self._placed = False
         self.held: Ready | None = None
         """A block that an earlier run may have left, to be compared."""
@@ -121,9 +122,14 @@ class _Arrival:
         block = self._blocks.get(run.block)
         if block is None:
             block = self._blocks[run.block] = self._place_of(run.block)
-        for place, message in enumerate(run.messages, run.first):
+        first, count, memory, begin, step, size = run[3:]
+        if new == (1 << count) - 1 << first:
+            block.put_all(first, count, memory, begin, step, size)
+            return
+        for place in range(first, first + count):
             if new >> place & 1:
-                block.put(place, message, run.skip)
+                block.put_all(place, 1, memory, begin, step, size)
+            begin += step
 
     def forget(self, blocks: list[int]) -> None:
         """Drop the pieces of blocks that come again."""
@@ -142,16 +148,21 @@ class _Arrival:
             memory = memoryview(bytearray(most if length is None else length))
         return BlockPlace(memory, shape.piece, shape.width)
 
-    def right(self, ready: Ready) -> bool:
-        """Whether a block of which enough pieces are there is what its seal says; it is kept then."""
+    def whole(self, ready: Ready) -> bool:
+        """Whether a block of which enough pieces are there could be put together; it is kept then.
+
+        A block of an object that goes round is what its seal says then, and others are compared in turn.
+        """
         block = self._blocks.pop(ready.block, None)
-        whole = None if block is None else block.whole(ready.sealed, ready.pieces)
+        if block is None:
+            return False
+        whole = (block.right if self.around else block.whole)(ready.sealed, ready.pieces)
         if whole is not None and self.scatters and not self._placed:
             assert self.sink is not None
             self.sink.put(self._shape.begins(ready.block), whole)
             self._put.add(ready.block)
         elif whole is not None:
-            self._early[ready.block] = whole
+            self._early[ready.block] = whole, ready.sealed.digest
         return whole is not None
 
     @property
@@ -172,13 +183,19 @@ class _Arrival:
         """Whether the next block is there already. If not, what came of those after it is dropped."""
         sink = self.sink
         data = b"" if sink is None else sink.again(sealed.size)
-        if sink is None or (not sink.unlike and bytes(Digest(data)) != sealed.digest):
+        if self.around:
+            right = bytes(Digest(data)) == sealed.digest
+        else:
+            right = self.digest.goes_on(data, sealed.digest)
+        if sink is None or not (right or sink.unlike):
             if not self.around:
                 self._blocks.clear()
                 self._early.clear()
             return False
         sink.skip(len(data))
-        self._took(data)
+        if self.around or not right:
+            self.digest.update(data)
+        self.size += len(data)
         self._next += 1
         return True
 
@@ -187,36 +204,41 @@ class _Arrival:
         """Whether a block waits for a sink that is not ready, or is on the disk and not looked at yet."""
         return self._next in self._early or self._next in self._put
 
-    def written(self) -> Iterator[int]:
-        """Write the blocks in order, while the sink is ready; the number of each that is written whole."""
+    def written(self) -> Iterator[tuple[int, bool]]:
+        """Write the blocks in order, while the sink is ready.
+
+        The number of each that is written whole, and of one that differs from its digest, and which it is.
+        """
         sink = self.sink
         for _ in range(_COMPARED):
             if sink is None or self._next not in self._put:
                 break
             found = sink.again(self._shape.length(self._next) or 0)
             sink.skip(len(found))
-            self._took(found)
+            self.digest.update(found)
+            self.size += len(found)
             self._put.remove(self._next)
             self._next += 1
         while sink is not None and self._next in self._early:
-            data = self._early[self._next]
+            data, digest = self._early[self._next]
+            if digest is not None and self.around:
+                self.digest.update(data)
+            elif digest is not None and not self.digest.goes_on(data, digest):
+                del self._early[self._next]
+                yield self._next, False
+                return
             while data and sink.ready():
                 part = data[: sink.most]
                 if not self._placed:
                     sink.write(part)
-                self._took(part)
+                self.size += len(part)
                 data = data[len(part) :]
-            self._early[self._next] = data
+            self._early[self._next] = data, None
             if data:
                 return
             del self._early[self._next]
             self._next += 1
-            yield self._next - 1
-
-    def _took(self, data: Buffer) -> None:
-        """The next bytes of the object are in their place."""
-        self.digest.update(data)
-        self.size += memoryview(data).nbytes
+            yield self._next - 1, True
 
     def received(self, refused: dict[str, int]) -> Received:
         sink = self.sink
@@ -252,12 +274,12 @@ class _Incoming:
     def hears(self, spoken: Pieces | Spoken, now: float) -> Iterable[_Incoming]:
         """Take in a message. What it may have changed: this, or what is beside."""
         if isinstance(spoken, Pieces):
-            count = len(spoken.messages)
             of = self.beside.get(spoken.object, self)
-            new = of.core.takes(spoken.object, spoken.block, spoken.first, count, now)
-            for one in self.all_of_them():
-                if one.now is not None:
-                    one.now.forget(one.core.dropped())  # first: one of these may come again at once
+            new = of.core.takes(spoken.object, spoken.block, spoken.first, spoken.pieces, now)
+            if of.core.about is not None and of.core.about.around:
+                for one in self.all_of_them():
+                    if one.now is not None:
+                        one.now.forget(one.core.dropped())  # first: one of these may come again at once
             if new and of.now is not None:
                 of.now.takes(spoken, new)
             return (of,)
@@ -378,7 +400,7 @@ class ObjectsIn:
         self._whole: deque[Received] = deque()
         self._choice = _Choice(alone)
         self._progress = progress
-        self._held: list[tuple[Buffer, str]] = []
+        self._held: list[tuple[Series, str]] = []
         self._paused = 0.0  # when the driver last stopped to listen
         self.rejected: Counter[str] = Counter()
 
@@ -420,9 +442,9 @@ class ObjectsIn:
             while said or (now() < end and any(not one.core.over for one in self.sessions.values())):
                 heard = yield Turn(self._letters.written(said), end)
                 said = []
-                for payload, address in others(heard):
+                for message, address in messages_of(others(heard)):
                     with suppress(Rejected):
-                        spoken = self._letters.read(payload, address)
+                        spoken = self._letters.read(message, address)
                         left = self.sessions.get(spoken.session)
                         if left is not None and isinstance(spoken, Bye):
                             left.core.hears(spoken, now())
@@ -453,7 +475,7 @@ class ObjectsIn:
         heard = yield Turn(self._letters.written(said), now if done or (self._held and not waits) else due)
         now = self._seat.now()
         if waits:
-            self._held += [(bytes(payload), address) for payload, address in others(heard)]
+            self._held += [(kept(series), address) for series, address in others(heard)]
             self._look(now)
             return
         held, self._held = self._held, []
@@ -544,8 +566,8 @@ class ObjectsIn:
             for ready in one.core.ready():
                 if not ready.pieces:
                     arrival.held = ready
-                elif not (right := arrival.right(ready)) or arrival.scatters:
-                    one.core.checked(ready.block, right, now)
+                elif not (whole := arrival.whole(ready)) or arrival.scatters:
+                    one.core.checked(ready.block, whole, now)
         except OSError as error:
             self._fail(one, told_of(error), now)
         if arrival.waits:
@@ -568,8 +590,8 @@ class ObjectsIn:
     def _write(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
         # A block counts as there when it is written, so that a slow reader of a pipe slows the sender down.
         try:
-            for block in arrival.written():
-                one.core.checked(block, True, now)
+            for block, right in arrival.written():
+                one.core.checked(block, right, now)
         except OSError as error:
             self._fail(one, told_of(error), now)
         if self._progress is not None:

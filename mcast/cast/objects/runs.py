@@ -5,53 +5,69 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from typing_extensions import Buffer
-
+from mcast.api import Series
 from mcast.cast.nack.closed import Letters
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import AROUND, Piece, Spoken
 
 
 class Pieces(NamedTuple):
-    """Pieces first, first+1, … of a block. Each is what its message has after the first `skip` bytes."""
+    """Pieces first, first+1, … of a block, `pieces` of them.
+
+    They lie in `memory` from `begin` on, and have `size` bytes each; each begins `step` bytes after the one
+    before it.
+    """
 
     session: int
     object: int
     block: int
     first: int
-    skip: int
-    messages: list[Buffer]
+    pieces: int
+    memory: memoryview
+    begin: int
+    step: int
+    size: int
 
 
 def in_runs(
-    letters: Letters, messages: Iterable[tuple[Buffer, str]], refuse: Callable[[str, str], None]
+    letters: Letters, heard: Iterable[tuple[Series, str]], refuse: Callable[[str, str], None]
 ) -> Iterator[tuple[Pieces | Spoken, str]]:
     """What messages of these addresses say, in order. `refuse` takes why one says nothing, and where from."""
-    run: Pieces | None = None
-    at, follows = "", (0, 0, 0, 0)
-    for message, address in messages:
-        skip, found = AROUND, letters.piece(message, address)
-        if found is None:
+    read: list[Piece] = []  # pieces that follow one another, each of which had to be read by itself
+    for series, address in heard:
+        memory, step, size, at = series.memory, series.step, series.size, 0
+        while at < series.messages:
+            begin = at * step
+            found = letters.pieces(memory, begin, step, size, series.messages - at, address)
+            if found is not None:
+                at += found[-1]
+                yield Pieces(*found, memory, begin + AROUND, step, size - AROUND), address
+                continue
+            at += 1
             try:
-                spoken = letters.read(message, address)
+                spoken = letters.read(memory[begin : begin + size], address)
             except Rejected as rejected:
                 refuse(str(rejected), address)
                 continue
-            if not isinstance(spoken, Piece):
-                if run is not None:
-                    yield run, at
-                    run = None
+            if read and not (isinstance(spoken, Piece) and _follows(read[-1], spoken)):
+                yield _joined(read), address
+                read = []
+            if isinstance(spoken, Piece):
+                read.append(spoken)
+            else:
                 yield spoken, address
-                continue
-            skip, message = 0, spoken.payload
-            found = spoken[:4]
-        if run is not None and found == follows:
-            run.messages.append(message)
-        else:
-            if run is not None:
-                yield run, at
-            run, at = Pieces(*found, skip, [message]), address
-        session, number, block, place = found
-        follows = session, number, block, place + 1
-    if run is not None:
-        yield run, at
+        if read:
+            yield _joined(read), address
+            read = []
+
+
+def _follows(last: Piece, piece: Piece) -> bool:
+    same_size = memoryview(piece.payload).nbytes == memoryview(last.payload).nbytes
+    return same_size and piece[:4] == (*last[:3], last.place + 1)
+
+
+def _joined(pieces: list[Piece]) -> Pieces:
+    first = pieces[0]
+    size = memoryview(first.payload).nbytes
+    memory = memoryview(b"".join([piece.payload for piece in pieces]))
+    return Pieces(*first[:4], len(pieces), memory, 0, size, size)

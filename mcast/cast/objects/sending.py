@@ -24,7 +24,7 @@ from mcast.cast.nack.sender import Account, Manners, ObjectSender, Settled, Thin
 from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
 from mcast.cast.objects.bytes_out import Origin, Outflow, Sendable, origin_of
-from mcast.cast.objects.turns import Seat, Turn, Turns, others
+from mcast.cast.objects.turns import Seat, Turn, Turns, messages_of, others
 
 _NAP = 0.01
 """Seconds until a pipe that had no bytes is asked again."""
@@ -256,9 +256,9 @@ class ObjectsOut:
         ended = core.over or core.settled
         heard = yield Turn(self._letters.written(said), self._now() if ended else min(until, core.due))
         now = self._now()
-        for payload, address in others(heard):
+        for message, address in messages_of(others(heard)):
             try:
-                spoken = self._letters.read(payload, address)
+                spoken = self._letters.read(message, address)
             except Rejected as rejected:
                 core.rejected[str(rejected)] += 1
                 continue

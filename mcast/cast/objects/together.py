@@ -61,7 +61,7 @@ class End(Generic[T]):
         False if there was nothing to do.
         """
         with self.group._endpoint.recv_batch(HEARD, limit) as batch:
-            heard = [message for message in batch if Peer(message.source, message.src_qp) in heeds]
+            heard = [series for series in batch.series() if Peer(series.source, series.src_qp) in heeds]
             if not heard and self.idle:
                 return len(batch) > 0
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,8 +20,9 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Message
+from mcast.api import Batch, Series
 from mcast.cast.nack.header import number_at
+from mcast.cast.nack.rate import BURST
 from mcast.endpoint import awaiting, blocking
 from mcast.endpoint.view import MemberView
 from mcast.interrupts import take_interrupt, uninterrupted
@@ -38,7 +39,7 @@ DEPTH = 1024
 LEAST = 1024
 """The fewest bytes that a message of the group must be able to have."""
 
-HEARD = 256
+HEARD = 2 * BURST
 """The most messages that are taken in one turn, so that a flood of them does not keep an end from sending."""
 
 
@@ -49,8 +50,8 @@ class Turn(NamedTuple):
     until: float
 
 
-Turns = Generator[Turn, Sequence[Message], T]
-"""What comes in is leased: its payloads end with the turn."""
+Turns = Generator[Turn, Iterable[Series], T]
+"""What comes in is leased: its memory ends with the turn, and no part of it may be kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +68,17 @@ class Seat:
     whose: str
 
 
+_KEPT = 16 << 20
+"""Bytes of freed memory that malloc of glibc keeps for the next turn, once a block of so many was freed: to
+get pages from the kernel anew takes several times as long as to fill them (mallopt(3), M_MMAP_THRESHOLD)."""
+
 _TAKING = Lock()
 _taken: WeakKeyDictionary[MemberView, ReferenceType[Seat]] = WeakKeyDictionary()
 """The memberships that an end has to itself, with the seat of that end, which goes with the frames that
 Ctrl-C cuts off."""
 
 
-@lru_cache(maxsize=4096)  # asked for each message, and most messages come from a few ends
+@lru_cache(maxsize=4096)  # asked again and again, and most messages come from a few ends
 def in_words(gid: Gid) -> str:
     """The address of an end, as text."""
     return str(gid.ipv4 or gid)
@@ -107,6 +112,7 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
     name = f"{socket.gethostname()} {endpoint.device.name}"
+    bytes(_KEPT)
     whose = f"{endpoint._session.station.name}, in {group.group}"
     seat = Seat(number, name, group.max_message_size, endpoint.now, whose)
     with uninterrupted(), _TAKING:
@@ -123,9 +129,19 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
         _taken.pop(group, None)
 
 
-def others(messages: Sequence[Message]) -> Iterator[tuple[Buffer, str]]:
-    """The messages of others: payload and address."""
-    return ((one.payload, in_words(one.source)) for one in messages if not one.from_self)
+def others(heard: Iterable[Series]) -> Iterator[tuple[Series, str]]:
+    """The messages of others, and their addresses."""
+    return ((one, in_words(one.source)) for one in heard if not one.from_self)
+
+
+def messages_of(heard: Iterable[tuple[Series, str]]) -> Iterator[tuple[bytes, str]]:
+    """The bytes of each message, and its address."""
+    return ((bytes(payload), address) for series, address in heard for payload in series.payloads())
+
+
+def kept(series: Series) -> Series:
+    """The messages in memory of their own, which no turn ends."""
+    return series._replace(memory=memoryview(bytes(series.memory)))
 
 
 def blocked(group: blocking.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
@@ -141,7 +157,7 @@ def blocked(group: blocking.Membership, now: Callable[[], float], turns: Turns[T
                     turn = turns.throw(error)
                 else:
                     with heard:
-                        turn = turns.send([*heard])
+                        turn = turns.send(heard.series())
         except StopIteration as done:
             result: T = done.value
             return result
@@ -164,7 +180,7 @@ async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: T
                 turn = turns.throw(error)
             else:
                 with heard:
-                    turn = turns.send([*heard])
+                    turn = turns.send(heard.series())
     except StopIteration as done:
         result: T = done.value
         return result

@@ -188,8 +188,8 @@ def joined(sealed: Sealed, pieces: Mapping[int, Buffer], piece: int, width: int)
     """The bytes of a block of which these pieces are there; None if they are not what the seal says."""
     block = BlockPlace(memoryview(bytearray(piece * width)), piece, width)
     for place, one in pieces.items():
-        block.put(place, one, 0)
-    whole = block.whole(sealed, sum(1 << place for place in pieces))
+        block.put(place, one)
+    whole = block.right(sealed, sum(1 << place for place in pieces))
     return None if whole is None else bytes(whole)
 
 

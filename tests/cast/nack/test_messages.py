@@ -6,8 +6,10 @@ import pytest
 
 from mcast.cast.nack.header import TEXT, Rejected, number_at
 from mcast.cast.nack.messages import (
+    AROUND,
     LARGEST,
     MOST_ADMITTED,
+    MOST_BLOCKS,
     MOST_MEMBERS,
     MOST_METADATA,
     MOST_PIECE,
@@ -30,6 +32,7 @@ from mcast.cast.nack.messages import (
     Want,
     packed,
     piece_size,
+    pieces_in,
     told,
     unpacked,
 )
@@ -114,6 +117,36 @@ def test_what_is_out_of_bounds_is_malformed(name: str) -> None:
 def test_nobody_speaks_for_an_end_at_another_address(name: str) -> None:
     with pytest.raises(Rejected, match="another's number"):
         told(packed(GOOD[name]), "10.9.9.9")
+
+
+@pytest.mark.parametrize("apart", [0, 6])
+def test_pieces_that_follow_one_another_are_found_together(apart: int) -> None:
+    """Wherever one breaks the row, it ends before that one, which is read by itself."""
+
+    def piece(place: int, block: int = 7, session: int = S, object_: int = 0) -> bytes:
+        return packed(Piece(session, object_, block, place, bytes(32)))
+
+    row = [piece(place) for place in range(3, 13)]
+    size = len(row[0])
+    step = size + apart
+
+    def found(messages: list[bytes], begin: int = 0) -> tuple[int, ...] | None:
+        memory = (b"x" * apart).join(messages)
+        return pieces_in(memory, begin * step, step, size, len(messages) - begin)
+
+    assert found(row) == (S, 0, 7, 3, 10)
+    assert found(row, 9) == (S, 0, 7, 12, 1)
+    last = MOST_WIDTH + MOST_SPARE - 1
+    assert found([piece(last), piece(last + 1)]) == (S, 0, 7, last, 1)
+    seal = packed(Seal(S, 0, 1, 0, 0, 1, 1000, (SEALED,))).ljust(size, b"\0")[:size]
+    for other in (piece(3), piece(20), piece(4, 8), piece(4, 7, R), piece(4, 7, S, 1), seal, b"?" * size):
+        for at in range(1, 10):
+            broken = [*row[:at], other, *row[at + 1 :]]
+            assert found(broken) == (S, 0, 7, 3, at)
+    for wrong in (piece(last + 1), piece(0, MOST_BLOCKS), seal, bytes(size)):
+        assert found([wrong, *row]) is None
+    assert pieces_in(row[0], 0, AROUND, AROUND, 1) is None, "without a byte"
+    assert pieces_in(bytes(1 << 16), 0, 1 << 15, 1 << 15, 1) is None, "too long"
 
 
 def test_foreign_and_cut_bytes_are_rejected() -> None:

@@ -73,11 +73,27 @@ def test_a_piece_that_is_too_long_touches_no_other() -> None:
         memory = bytearray(100)
         found = BlockPlace(memoryview(memory), 32, 4)
         for at, one in long.items():
-            found.put(at, one, 0)
-        found.put(place, b"??" + honest[place], 2)
+            found.put(at, one)
+        found.put(place, honest[place])
         whole = found.whole(block.sealed, 0b1111)
         assert whole is not None
         assert bytes(whole) == data == memory
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 4), (1, 3), (2, 5), (4, 2), (3, 1)])
+@pytest.mark.parametrize("apart", [0, 7])
+def test_pieces_in_a_row_go_to_their_places(first: int, count: int, apart: int) -> None:
+    """As one by one; those beyond the end of the block, and those of parity, too."""
+    random = Random(3)
+    row = [random.randbytes(32) for _ in range(count)]
+    memory = memoryview(b"head" + random.randbytes(apart).join(row))
+    together, alone = bytearray(100), bytearray(100)
+    of_all, of_each = BlockPlace(memoryview(together), 32, 4), BlockPlace(memoryview(alone), 32, 4)
+    of_all.put_all(first, count, memory, 4, 32 + apart, 32)
+    for place, one in enumerate(row, first):
+        of_each.put(place, one)
+    assert together == alone
+    assert of_all._parity == of_each._parity
 
 
 @pytest.mark.parametrize("members", [1, 10, 1000])

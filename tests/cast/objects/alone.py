@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mcast.api import Message
+from mcast.api import Series
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.messages import Admit, Describe, Offer, Spoken, packed
+from mcast.cast.nack.payload import BlockBytes, Digest
 from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.receiving import ObjectsIn
 from mcast.cast.objects.turns import Seat
@@ -12,6 +13,23 @@ from mcast.wire.addresses import Gid
 
 SESSION = number_at("10.0.0.3", 1)
 PIECE, WIDTH = 976, 4
+
+
+def heard(spoken: Spoken, address: str = "10.0.0.3") -> Series:
+    """A message of the end at that address, as a turn gets it."""
+    message = memoryview(packed(spoken))
+    return Series(message, len(message), len(message), 1, Gid(f"::ffff:{address}"), 7, False)
+
+
+def cut(data: bytes) -> list[BlockBytes]:
+    """The blocks of an object, each with the digest of all up to its end."""
+    size, digest = PIECE * WIDTH, Digest()
+    found = []
+    for at in range(0, len(data), size):
+        block = data[at : at + size]
+        digest.update(block)
+        found.append(BlockBytes(block, PIECE, WIDTH, bytes(digest)))
+    return found
 
 
 class Alone:
@@ -34,8 +52,7 @@ class Alone:
 
     def hears(self, *spoken: Spoken) -> None:
         """Messages of the sender come, all in one turn."""
-        source, target = Gid("::ffff:10.0.0.3"), Gid("ff0e::1")
-        self._turns.send([Message(memoryview(packed(one)), source, 7, target, None, False) for one in spoken])
+        self._turns.send([heard(one) for one in spoken])
 
     def pauses(self, seconds: float) -> None:
         """The program does something else, and asks for the next object then."""

@@ -15,7 +15,7 @@ from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.nack.messages import Flush, Offer, Piece, Seal
 from mcast.cast.nack.payload import BlockBytes, Digest
 
-from .alone import PIECE, SESSION, WIDTH, Alone
+from .alone import PIECE, SESSION, WIDTH, Alone, cut
 from .test_objects import BOUND, amember, member, others
 
 SIZE = PIECE * WIDTH
@@ -29,12 +29,26 @@ def fabric() -> Iterator[Fabric]:
     assert SimObserver(made).leftovers() == ()
 
 
-def comes(alone: Alone, data: bytes, number: int, right: bool = True) -> None:
+def comes(alone: Alone, data: bytes, number: int, right: bool = True, around: bool = True) -> None:
+    """A block comes; its digest is that of all up to its end, unless the object goes round."""
     block = BlockBytes(data[number * SIZE : (number + 1) * SIZE], PIECE, WIDTH)
+    if not around:
+        block = cut(data)[number]
     for place in range(block.sealed.pieces):
         piece = bytes(block.piece(place))
         alone.hears(Piece(SESSION, 0, number, place, piece if right else piece[::-1]))
     alone.hears(Seal(SESSION, 0, number, 0, 0, 1, 1000, (block.sealed,)))
+
+
+def test_a_block_that_comes_early_is_compared_in_its_turn_with_all_before_it() -> None:
+    data, into = DATA[: 3 * SIZE], bytearray(3 * SIZE)
+    alone = Alone(into, len(data))
+    comes(alone, data, 2, around=False)
+    comes(alone, data, 1)  # what its seal says is right of the block alone, and not of the object
+    assert alone.blocks == 0
+    comes(alone, data, 0, around=False)
+    assert alone.blocks == 1
+    assert alone.receiving.sessions[SESSION].core.rejected == {"a block that differs from its digest": 1}
 
 
 def test_what_is_not_right_does_not_come_out_and_what_waits_is_bounded() -> None:
@@ -61,7 +75,7 @@ def test_a_program_that_closes_it_early_gives_the_object_up(caplog: pytest.LogCa
     chunks = cast.Chunks(ahead=1)
     alone = Alone(chunks, 3 * SIZE)
     for number in (0, 1):
-        comes(alone, DATA, number)
+        comes(alone, DATA, number, around=False)
     assert next(chunks) == DATA[:SIZE]
     assert not caplog.records
     chunks.close()
@@ -76,7 +90,7 @@ def test_a_program_that_closes_it_early_gives_the_object_up(caplog: pytest.LogCa
 def test_a_program_that_takes_nothing_for_a_minute_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
     alone = Alone(cast.Chunks(ahead=1), 3 * SIZE)
     for number in (0, 1):
-        comes(alone, DATA, number)
+        comes(alone, DATA, number, around=False)
     for _ in range(60):
         assert not caplog.records
         alone.now += 1.0

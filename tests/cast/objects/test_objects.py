@@ -19,7 +19,6 @@ from blake3 import blake3
 
 import mcast
 from mcast import Membership, TimedOut, aio, cast
-from mcast.api import Message
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
 from mcast.backends.sim.testbed import SimObserver
@@ -44,9 +43,8 @@ from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
 from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.turns import Seat, Turn
-from mcast.wire.addresses import Gid
 
-from .alone import SESSION, Alone
+from .alone import SESSION, Alone, heard
 
 GROUP = "239.1.2.3"
 BOUND = 60.0
@@ -312,10 +310,9 @@ def test_an_object_with_a_block_that_a_liar_made_up_is_not_handed_out(roce: Fabr
         ends[0].result(BOUND)
         (got,) = ends[1].result(BOUND)
     assert lied.is_set()
-    assert [one.why for one in missed] == ["the object differs from its digest"]
-    assert [(one.whole, one.why) for one in report.receivers] == [
-        (False, "the object differs from its digest")
-    ]
+    why = "a block differs from its digest, again and again"
+    assert [one.why for one in missed] == [why]
+    assert [(one.whole, one.why) for one in report.receivers] == [(False, why)]
     assert body(got) == b"the next one is right"
 
 
@@ -546,16 +543,13 @@ def test_a_membership_has_one_end_at_a_time(roce: Fabric) -> None:
 
 
 def test_invitations_of_one_address_leave_room_for_others() -> None:
-    def says(address: str, spoken: Spoken) -> Message:
-        return Message(memoryview(packed(spoken)), Gid(address), 7, Gid("ff0e::1"), None, False)
-
     seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0, "mine")
     receiving = ObjectsIn(seat, None, None, 1000, 1000, 10.0, None, None)
     turns = receiving.next(None)
     next(turns)
     liar = [Offer(number_at("10.0.0.2", salt), 0, 1, 1, 1000, 0, "liar") for salt in range(1, 50)]
     honest = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, 0, "honest")
-    turns.send([*(says("::ffff:10.0.0.2", one) for one in liar), says("::ffff:10.0.0.3", honest)])
+    turns.send([*(heard(one, "10.0.0.2") for one in liar), heard(honest)])
     assert receiving.rejected == {"an invitation to one session too many": len(liar) - MOST_OF_ADDRESS}
     assert len(receiving.sessions) == MOST_OF_ADDRESS + 1
     assert honest.session in receiving.sessions
@@ -585,10 +579,6 @@ def test_a_session_that_has_said_all_waits_for_nobody() -> None:
 
 def _offer(salt: int) -> Offer:
     return Offer(number_at("10.0.0.3", salt), 0, 1, 1, 1000, 0, "sender")
-
-
-def _says(spoken: Spoken) -> Message:
-    return Message(memoryview(packed(spoken)), Gid("::ffff:10.0.0.3"), 7, Gid("ff0e::1"), None, False)
 
 
 def test_the_log_says_who_has_missed_an_object(caplog: pytest.LogCaptureFixture) -> None:
@@ -645,7 +635,7 @@ def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     turns = receiving.next(0.1)
     next(turns)
     offer = _offer(1)
-    turns.send([_says(offer)])
+    turns.send([heard(offer)])
     time = 100.0
     next(receiving.next(0.1))
     assert list(receiving.sessions) == [offer.session]
@@ -661,13 +651,13 @@ def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
     )
     turns = receiving.next(None)
     next(turns)
-    turns.send([_says(_offer(1))])
+    turns.send([heard(_offer(1))])
     session = _offer(1).session
     who = receiving.sessions[session].core.who
     turns.send(
         [
-            _says(Admit(session, {who.number: (0, who.nonce)})),
-            _says(Describe(session, 0, 5000, 976, 1, 0, 0, 0, "first", b"")),
+            heard(Admit(session, {who.number: (0, who.nonce)})),
+            heard(Describe(session, 0, 5000, 976, 1, 0, 0, 0, "first", b"")),
         ]
     )
     time = 12.0
@@ -683,7 +673,7 @@ def test_an_empty_object_with_another_digest_is_missed_and_holds_nobody() -> Non
     receiving = ObjectsIn(_alone(lambda: time), None, missed.append, 1000, 1000, 10.0, None, None, alone=True)
     turns = receiving.next(None)
     next(turns)
-    turns.send([_says(_offer(1))])
+    turns.send([heard(_offer(1))])
     session = _offer(1).session
     who = receiving.sessions[session].core.who
     said: list[Spoken] = [
@@ -691,7 +681,7 @@ def test_an_empty_object_with_another_digest_is_missed_and_holds_nobody() -> Non
         Describe(session, 0, 0, 992, 1, 0, 0, 0, "empty", b""),
         Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(32), 0, 0),
     ]
-    turns.send([_says(one) for one in said])
+    turns.send([heard(one) for one in said])
     assert [one.why for one in missed] == ["the object differs from its digest"]
     time = 12.0
     with pytest.raises(StopIteration) as ended:
@@ -706,7 +696,7 @@ def test_what_follows_a_whole_object_waits_until_the_caller_has_that_one() -> No
     receiving = ObjectsIn(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
     turns = receiving.next(None)
     next(turns)
-    turns.send([_says(_offer(1))])
+    turns.send([heard(_offer(1))])
     one = receiving.sessions[_offer(1).session]
     found = cast.Received(
         one.offered(Describe(1, 0, 0, 1000, 1, 0, 0, 0, "first", b"")), 0, b"", None, None, {}
@@ -714,7 +704,7 @@ def test_what_follows_a_whole_object_waits_until_the_caller_has_that_one() -> No
     one.whole.append(found)
     one.core._answers.have = 2.0
     turns.send([])
-    turns.send([_says(_offer(2))])
+    turns.send([heard(_offer(2))])
     time = 3.0
     turns.send([])
     with pytest.raises(StopIteration) as ended:

@@ -18,10 +18,10 @@ from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.bundle import Folder
 from mcast.cast.files import NewFile
 from mcast.cast.nack.messages import UNTOLD, Flush, Seal
-from mcast.cast.nack.payload import BlockBytes, Digest
+from mcast.cast.nack.payload import Digest
 from mcast.cast.objects.bytes_in import Offered
 
-from .alone import PIECE, SESSION, WIDTH, Alone
+from .alone import PIECE, SESSION, WIDTH, Alone, cut
 from .test_flow import takes
 from .test_objects import BOUND, gets, member, others
 
@@ -121,7 +121,7 @@ def test_nobody_learns_which_part_of_a_file_that_is_there_differs(
     (tmp_path / "thing").write_bytes(DATA[: 2 * size])
     guess = [DATA[:size], DATA[size : 2 * size]]
     guess[wrong] = guess[wrong][::-1]
-    seals = tuple(BlockBytes(one, PIECE, WIDTH).sealed for one in reversed(guess))
+    seals = tuple(one.sealed for one in reversed(cut(b"".join(guess))))
     alone = Alone(Folder(tmp_path), 2 * size)
     alone.hears(Seal(SESSION, 0, 1, 0, 0, 1, 1000, seals))
     assert alone.blocks == 2, "the receiver says so of a guess that is wrong, too"
@@ -167,7 +167,7 @@ def test_an_object_that_ends_before_what_was_left_is_compared_to_its_end(
     leaves(tmp_path / ".copy.part", DATA[: 20 * size])
     blocks = [DATA[at : at + size] if right else bytes(size) for at in range(0, 12 * size, size)]
     digest = bytes(Digest(b"".join(blocks[:total])))
-    seals = tuple(BlockBytes(one, PIECE, WIDTH).sealed for one in reversed(blocks))
+    seals = tuple(one.sealed for one in reversed(cut(b"".join(blocks))))
     alone = Alone(tmp_path / "copy", UNTOLD)
     alone.hears(
         Seal(SESSION, 0, 11, 0, 0, 1, 1000, seals),

@@ -22,12 +22,11 @@ from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.nack.messages import Piece, Seal
-from mcast.cast.nack.payload import BlockBytes
 from mcast.cast.objects.bytes_in import ToBuffer, ToWritable, sink_at
 from mcast.cast.objects.bytes_out import Origin, Sendable, Tensor, origin_of
 
 from ...waiting import until
-from .alone import PIECE, SESSION, WIDTH, Alone
+from .alone import PIECE, SESSION, WIDTH, Alone, cut
 from .test_objects import BOUND, amember, body, gets, member, others
 
 DATA = Random(4).randbytes(300_000)
@@ -214,11 +213,10 @@ def test_a_pipe_with_a_slow_reader_is_not_waited_for() -> None:
 
 def test_a_receiver_takes_no_more_than_a_slow_pipe_does() -> None:
     came, goes = os.pipe()
-    block = BlockBytes(bytes(PIECE * WIDTH), PIECE, WIDTH)
     with os.fdopen(came, "rb"), os.fdopen(goes, "wb", buffering=0) as file:
         fits = fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) // (PIECE * WIDTH)
         alone = Alone(file, 4 * fits * PIECE * WIDTH)
-        for number in range(4 * fits - 1):
+        for number, block in enumerate(cut(bytes((4 * fits - 1) * PIECE * WIDTH))):
             for place in range(WIDTH):
                 alone.hears(Piece(SESSION, 0, number, place, block.piece(place)))
             alone.hears(Seal(SESSION, 0, number, 0, 0, 1, 1000, (block.sealed,)))
