@@ -92,7 +92,7 @@ def cast_objects(data: bytes) -> None:
     session = salts[_SENDER]
     sender = ObjectSender(session, "sender", 1024, 0.0)
     receiver = ObjectReceiver(session, Self(salts[_RECEIVER], "receiver", 8, 1024, True), Random(1), 0.0)
-    sender.hears(messages.Enter(session, salts[_RECEIVER], 8, 1024, 1, 0, 0, "receiver"), _RECEIVER, 0.0)
+    sender.hears(messages.Enter(session, salts[_RECEIVER], 8, 1024, 1, 0, 0, 0, "receiver"), _RECEIVER, 0.0)
     receiver.hears(messages.Admit(session, {salts[_RECEIVER]: (0, 0)}), 0.0)
     receiver.hears(sender.begin(0.0, all_of_them(), 20_000, width=4), 0.0)
     now = 0.0

@@ -31,8 +31,9 @@ BYE      to one receiver, or to everybody           ->
 - Where parity is used up, or a receiver cannot use parity, the pieces that are named are sent again.
 - HAVE comes once from each receiver and object, and once for each half of the window, spread in time. When
   the group is quiet, a FLUSH names the receivers whose HAVE is missing.
-- The sender sends at most `room` blocks beyond the first that some receiver lacks. It sends as fast as it
-  can until the receivers report losses above `TOLERATED`, of repairs too, and then no faster than what
+- The sender sends at most `room` blocks beyond the first that some receiver lacks, and in a group of at most
+  `FEW` no more than three quarters of each receiver's `queue` hold: that is the window. It sends as fast as
+  it can until the receivers report losses above `TOLERATED`, of repairs too, and then no faster than what
   arrived. The pace rises again while the sender uses it.
 - A block is used when the BLAKE3 digest of the object up to its end is that of its SEAL, and the object is
   whole when that of all its bytes is what the last FLUSH says. Both ends take in each byte once. Of what goes

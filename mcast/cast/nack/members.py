@@ -8,6 +8,7 @@ from enum import Enum
 from math import inf
 
 from mcast.cast.nack.messages import MOST_MEMBERS, UNDECIDED, WHOLE, Enter, micros
+from mcast.cast.nack.rate import window
 
 MOST_OF_ADDRESS = 64
 """The most receivers at one address."""
@@ -44,6 +45,7 @@ class Member:
         "number",
         "parity",
         "part",
+        "queue",
         "room",
         "stamp",
         "state",
@@ -59,6 +61,7 @@ class Member:
         self.name: str = enter.name
         self.address: str = address
         self.room: int = enter.room
+        self.queue: int = enter.queue
         self.largest: int = enter.largest
         self.parity: bool = bool(enter.parity)
         self.lot: Lot = Lot.PART
@@ -182,9 +185,12 @@ class Attendance:
         """The first block that a receiver may still lack; None if there is no such receiver."""
         return min(self._bases, default=None) if self.owing else None
 
-    def room(self) -> int | None:
-        """How many blocks each of them can hold; None if there is no such receiver."""
-        return min((member.room for member in self if member.owes), default=None)
+    def room(self, width: int) -> int | None:
+        """How many blocks of so many pieces may be under way to each; None if there is no such receiver."""
+        here = len(self)
+        return min(
+            (window(member.room, member.queue, width, here) for member in self if member.owes), default=None
+        )
 
     def _leaves(self, member: Member) -> None:
         self._bases[member.base] -= 1

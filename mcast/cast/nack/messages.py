@@ -70,7 +70,8 @@ class Offer(NamedTuple):
 class Enter(NamedTuple):
     """A receiver takes part. `room` is in blocks; `parity` says whether it can use parity.
 
-    `nonce` is random, and of this receiver in this session.
+    `nonce` is random, and of this receiver in this session. `queue` is how many messages its receive queue
+    holds, or 0 where it does not say.
     """
 
     session: int
@@ -80,6 +81,7 @@ class Enter(NamedTuple):
     parity: int
     stamp: int
     nonce: int
+    queue: int
     name: str
 
 
@@ -330,7 +332,7 @@ _BITMAP = _Tail(1, _pack_bits, _read_bits)
 
 _FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
     Offer: (struct.Struct("!IQIIQ"), _WORDS),
-    Enter: (struct.Struct("!QHHBQQ"), _WORDS),
+    Enter: (struct.Struct("!QHHBQQI"), _WORDS),
     Admit: (struct.Struct(""), _Tail(1, _pack_admitted, _read_admitted)),
     Describe: (struct.Struct("!IQHBBII"), _Tail(2, _pack_described, _read_described)),
     Piece: (struct.Struct("!IIH"), _Tail(1, bytes, _read_payload)),

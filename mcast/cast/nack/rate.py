@@ -10,6 +10,9 @@ TOLERATED = 0.05
 BURST = 256
 """The most messages that are sent at once."""
 
+FEW = 16
+"""In a group of at most so many, receivers can answer once for each half of a receive queue."""
+
 _SLOWEST = 100.0
 _EASED, _GROWTH = 0.9, 1.1
 _TRIPS = 4
@@ -17,6 +20,17 @@ _USED = 4
 """A pace does not rise while the sender uses less than one part of it in so many."""
 _ROUNDED = 1e-6
 """Of a message: to wait for less would not move the clock, and the sender would turn for ever."""
+
+
+def window(room: int, queue: int, width: int, members: int) -> int:
+    """How many blocks of so many pieces may be under way to a receiver, which can hold `room`.
+
+    In a small group no more than three quarters of its receive queue, where it has said how many messages
+    that holds: nothing is lost there then, however late its program comes to the queue.
+    """
+    if not queue or members > FEW:
+        return room
+    return min(room, max(1, queue * 3 // (4 * width)))
 
 
 class Rate:

@@ -39,6 +39,7 @@ from mcast.cast.nack.messages import (
     micros,
     packed,
 )
+from mcast.cast.nack.rate import window
 from mcast.cast.nack.shape import Shape
 
 TOGETHER = 32
@@ -52,6 +53,7 @@ class Self(NamedTuple):
     stall    how many seconds the sender may speak without sending what is missing: so long at least where an
              object goes round
     nonce    random, and of this session alone
+    queue    how many messages its receive queue holds; 0: that is not said
     stores   True: an object is whole when `stored` says that it is in its place, and not before
     together  so many objects that go round together may be there in part
     """
@@ -66,6 +68,7 @@ class Self(NamedTuple):
     stores: bool = False
     nonce: int = 0
     together: int = TOGETHER
+    queue: int = 0
 
 
 class Ended(NamedTuple):
@@ -228,7 +231,8 @@ class ObjectReceiver:
         self._moved = now
         if self._circle is not None:
             self._circle.news(now)
-        half = max(1, self.who.room // 2)
+        may = window(self.who.room, self.who.queue, arriving.shape.width, self._pulse.members)
+        half = max(1, may // 2)
         if arriving.whole:
             self._complete(now)
         elif before // half != arriving.base // half:
@@ -330,7 +334,9 @@ class ObjectReceiver:
     def _entry(self, now: float) -> Spoken:
         who = self.who
         stamp = self._pulse.stamp
-        return Enter(self.session, who.number, who.room, who.largest, who.parity, stamp, who.nonce, who.name)
+        return Enter(
+            self.session, who.number, who.room, who.largest, who.parity, stamp, who.nonce, who.queue, who.name
+        )
 
     def _has(self, now: float) -> Have:
         arriving = self.arriving

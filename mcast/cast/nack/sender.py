@@ -503,7 +503,8 @@ class ObjectSender:
 
     def _widen(self) -> None:
         if self.outgoing is not None:
-            self.outgoing.window = min(self.members.room() or MOST_ROOM, MOST_ROOM)
+            room = self.members.room(self.outgoing.about.width)
+            self.outgoing.window = min(room or MOST_ROOM, MOST_ROOM)
             self.outgoing.held = self.members.held()
 
     def _ask(self, outgoing: Outgoing, out: list[bytes | Run], now: float) -> None:

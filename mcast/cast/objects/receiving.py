@@ -394,7 +394,15 @@ class ObjectsIn:
         # What goes to one place comes one after another.
         together = TOGETHER if into is None or callable(into) else 1
         self._self = Self(
-            seat.number, seat.name, room, largest, able, silence, stores=True, together=together
+            seat.number,
+            seat.name,
+            room,
+            largest,
+            able,
+            silence,
+            stores=True,
+            together=together,
+            queue=seat.queue,
         )
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._whole: deque[Received] = deque()

@@ -59,6 +59,7 @@ class Seat:
     """Where an end sits: its number, its name, the longest message it can send and take, its clock.
 
     whose  the endpoint and the group, as the log calls them
+    queue  how many messages its receive queue holds; 0: that is not known
     """
 
     number: int
@@ -66,6 +67,7 @@ class Seat:
     largest: int
     now: Callable[[], float]
     whose: str
+    queue: int = 0
 
 
 _KEPT = 16 << 20
@@ -114,7 +116,8 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     name = f"{socket.gethostname()} {endpoint.device.name}"
     bytes(_KEPT)
     whose = f"{endpoint._session.station.name}, in {group.group}"
-    seat = Seat(number, name, group.max_message_size, endpoint.now, whose)
+    depth = endpoint._session.station.settings.receive_depth
+    seat = Seat(number, name, group.max_message_size, endpoint.now, whose, depth)
     with uninterrupted(), _TAKING:
         other = _taken.get(group)
         if other is not None and other() is not None:

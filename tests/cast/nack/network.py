@@ -83,6 +83,8 @@ class Case(NamedTuple):
     """Seconds for which a receiver may stand still."""
     together: int = 0
     """All objects go round together, and a receiver may have so many in part; 0: one after another."""
+    queue: int = 0
+    """How many messages the receivers say that their queues hold."""
 
 
 class Taker:
@@ -233,6 +235,7 @@ class Network:
             stall=100.0,
             stores=True,
             together=self.case.together or 1,
+            queue=self.case.queue,
         )
         core = ObjectReceiver(number(0), who, Random(self.random.random()), self.now)
         self.takers[end] = Taker(core, letters, disk, end in self.case.in_order)

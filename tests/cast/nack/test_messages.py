@@ -43,7 +43,7 @@ S, R = number(0), number(1)
 SEALED = Sealed(4, 4000, bytes(32))
 GOOD: dict[str, Spoken] = {
     "offer": Offer(S, 0, 5, 3, 1000, 9, "sender"),
-    "enter": Enter(S, R, 8, LARGEST, 1, 5, 9, "r"),
+    "enter": Enter(S, R, 8, LARGEST, 1, 5, 9, 0, "r"),
     "admit": Admit(S, {R: (0, 9), 7: (MOST_MEMBERS - 1, 8)}),
     "describe": Describe(S, 0, 20_000, 976, MOST_WIDTH, MOST_SPARE, 0, 0, "thing", bytes(MOST_METADATA)),
     "piece": Piece(S, 0, 1, 2, b"x"),
@@ -62,9 +62,9 @@ LONGEST: dict[str, Spoken] = {
 BAD: dict[str, Spoken] = {
     "more members than there are": Offer(S, 0, 5, MOST_MEMBERS + 1, 1000, 9, "sender"),
     "a long name": Bye(S, 0, "n" * (TEXT + 1)),
-    "no room": Enter(S, R, 0, LARGEST, 1, 5, 9, "r"),
-    "short messages": Enter(S, R, 8, LARGEST - 1, 1, 5, 9, "r"),
-    "neither parity nor none": Enter(S, R, 8, LARGEST, 2, 5, 9, "r"),
+    "no room": Enter(S, R, 0, LARGEST, 1, 5, 9, 0, "r"),
+    "short messages": Enter(S, R, 8, LARGEST - 1, 1, 5, 9, 0, "r"),
+    "neither parity nor none": Enter(S, R, 8, LARGEST, 2, 5, 9, 0, "r"),
     "an index beyond the bitmap": Admit(S, {R: (MOST_MEMBERS, 9)}),
     "too many at once": Admit(S, dict.fromkeys(range(MOST_ADMITTED + 1), (0, 0))),
     "nobody": Admit(S, {}),

@@ -30,7 +30,7 @@ from mcast.cast.nack.messages import (
 )
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
-from mcast.cast.nack.rate import TOLERATED, Rate
+from mcast.cast.nack.rate import FEW, TOLERATED, Rate, window
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
@@ -94,6 +94,21 @@ def test_pieces_in_a_row_go_to_their_places(first: int, count: int, apart: int) 
         of_each.put(place, one)
     assert together == alone
     assert of_all._parity == of_each._parity
+
+
+def test_a_small_group_is_sent_what_its_queues_hold_and_a_large_one_what_it_can_hold() -> None:
+    for members, may in ((1, 6), (FEW, 6), (FEW + 1, 64)):
+        sender = ObjectSender(number(0), "s", 1024, 0.0)
+        for index in range(members):
+            queue = 1024 if index % 2 else 4096
+            if members == 1:
+                queue = 1024
+            enter = Enter(number(0), index + 1, 64, 1024, 1, 0, 0, queue, "r")
+            sender.hears(enter, address(index), 0.0)
+        sender.begin(0.0, all_of_them())
+        assert sender.outgoing is not None
+        assert sender.outgoing.window == may
+    assert [window(8, queue, 128, 1) for queue in (0, 1, 256, 100_000)] == [8, 1, 1, 8]
 
 
 @pytest.mark.parametrize("members", [1, 10, 1000])
@@ -255,7 +270,7 @@ def test_a_strategy_says_when_to_go_on(strategy: Strategy, standing: Standing, d
 
 
 ME = number(1)
-ENTER = Enter(number(0), ME, 8, 1024, 1, 0, 0, "r")
+ENTER = Enter(number(0), ME, 8, 1024, 1, 0, 0, 0, "r")
 
 
 def sending(now: float) -> ObjectSender:
@@ -298,7 +313,7 @@ def test_one_address_does_not_take_the_places_of_others_and_is_told_so() -> None
     sender = ObjectSender(number(0), "sender", 1024, 0.0)
     many = [(number_at("a", end), "a") for end in range(MOST_OF_ADDRESS + 1)]
     for end, where in [*many, (number_at("b", 0), "b")]:
-        sender.hears(Enter(number(0), end, 8, 1024, 1, 0, 0, "r"), where, 0.0)
+        sender.hears(Enter(number(0), end, 8, 1024, 1, 0, 0, 0, "r"), where, 0.0)
     said = [unpacked(one) for one in sender.messages(0.0) if isinstance(one, bytes)]
     byes = [(one.member, one.words) for one in said if isinstance(one, Bye)]
     assert byes == [(many[-1][0], "there is no place for more")]
@@ -336,7 +351,7 @@ def test_a_sender_that_speaks_and_sends_nothing_is_not_waited_for() -> None:
 def test_a_receiver_that_leaves_is_not_waited_for() -> None:
     me, you, now = number_at("a", 1), number_at("b", 1), 1.0
     sender = ObjectSender(me, "sender", 1024, now)
-    sender.hears(Enter(me, you, 8, 1024, 1, 0, 0, "r"), "b", now)
+    sender.hears(Enter(me, you, 8, 1024, 1, 0, 0, 0, "r"), "b", now)
     sender.begin(now, all_of_them(), size=0)
     sender.end(bytes(Digest()))
     sender.messages(now)
@@ -356,7 +371,7 @@ def test_a_receiver_that_has_the_object_and_leaves_says_both_at_once() -> None:
     one.hears(Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(Digest()), 0, 0), now)
     (parting,) = one.parting("enough", now)
     sender = ObjectSender(session, "sender", 1024, now)
-    sender.hears(Enter(session, number(1), 8, 1024, 1, 0, 0, "r"), "b", now)
+    sender.hears(Enter(session, number(1), 8, 1024, 1, 0, 0, 0, "r"), "b", now)
     sender.begin(now, all_of_them(), size=0)
     sender.end(bytes(Digest()))
     sender.messages(now)

@@ -99,7 +99,7 @@ def test_an_end_before_a_block_that_waits_to_be_compared_leaves_it_waiting() -> 
 def test_what_is_not_sent_takes_no_time_but_that_of_the_seals() -> None:
     session, now, blocks = number(0), 1.0, 1000
     sender = ObjectSender(session, "sender", 1024, now)
-    sender.hears(Enter(session, number(1), 4096, 1024, 1, 0, 0, "r"), "b", now)
+    sender.hears(Enter(session, number(1), 4096, 1024, 1, 0, 0, 0, "r"), "b", now)
     sender.begin(now, all_of_them(), size=blocks, width=1)
     sender.hears(Have(session, 0, number(1), blocks, 0, 0, HOLDS, ""), "b", now)
     while sender.outgoing is not None and not sender.outgoing.all_sent:

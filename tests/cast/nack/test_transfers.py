@@ -44,7 +44,7 @@ def anything(random: Random, heard: bytes) -> list[bytes]:
     except Rejected:
         return []
     if isinstance(spoken, Offer):
-        return [packed(Enter(number(0), LIARS_NUMBER, random.choice((1, 8, 4000)), 1024, 1, 0, 0, "liar"))]
+        return [packed(Enter(number(0), LIARS_NUMBER, random.choice((1, 8, 4000)), 1024, 1, 0, 0, 0, "liar"))]
     if random.random() > 0.05:
         return []
     block, stamp = random.randrange(20), random.randrange(1 << 40)
@@ -180,6 +180,20 @@ def test_what_a_queue_holds_is_never_lost_however_late_its_receiver_comes() -> N
         assert settled.repairs <= 4 * 128
 
 
+def test_what_a_queue_holds_is_never_lost_where_a_small_group_says_how_much_that_is() -> None:
+    data = Random(1).randbytes(2_000_000)
+    repairs = []
+    for queue in (700, 0):
+        case = Case((data,), 2, width=128, room=256, queue=queue)
+        network = Network(case, Weather(naps={1: (700, 0.1)}))
+        network.run()
+        (settled,) = network.sender.settled
+        assert settled.kept
+        repairs.append(settled.repairs)
+    assert repairs[0] <= 4 * 128, "before the receiver is admitted"
+    assert repairs[1] > 4 * repairs[0] + 128
+
+
 def greedy(random: Random, heard: bytes) -> list[bytes]:
     """A receiver that has nothing, whatever it hears."""
     try:
@@ -187,7 +201,7 @@ def greedy(random: Random, heard: bytes) -> list[bytes]:
     except Rejected:
         return []
     if isinstance(spoken, Offer):
-        return [packed(Enter(number(0), LIARS_NUMBER, 4000, 1024, 1, 0, 0, "liar"))]
+        return [packed(Enter(number(0), LIARS_NUMBER, 4000, 1024, 1, 0, 0, 0, "liar"))]
     if not isinstance(spoken, Flush):
         return []
     wants = tuple(Want(block, 0, (1 << MOST_WIDTH) - 1) for block in range(spoken.blocks))
@@ -234,7 +248,7 @@ def test_who_begins_to_listen_late_slows_nobody_down(seed: int) -> None:
 
 def test_who_comes_late_has_not_lost_the_repairs_of_others() -> None:
     sender = ObjectSender(number(0), "sender", LARGEST, 0.0)
-    sender.hears(Enter(number(0), number(1), 256, LARGEST, 0, 0, 7, "r1"), address(1), 0.0)
+    sender.hears(Enter(number(0), number(1), 256, LARGEST, 0, 0, 7, 0, "r1"), address(1), 0.0)
     block = BlockBytes(bytes(MOST_WIDTH * 976), 976, MOST_WIDTH)
     sender.begin(0.0, all_of_them(), MOST_WIDTH * 976, width=MOST_WIDTH, spare=0)
     sender.offer(block.sealed)
@@ -247,7 +261,7 @@ def test_who_comes_late_has_not_lost_the_repairs_of_others() -> None:
             if place in (20, 40):
                 sender.hears(Lack(number(0), 0, number(1), 0, place * 10_000, 0, nothing), address(1), now)
             if place == 60:
-                sender.hears(Enter(number(0), number(2), 256, LARGEST, 0, 0, 7, "r2"), address(2), now)
+                sender.hears(Enter(number(0), number(2), 256, LARGEST, 0, 0, 7, 0, "r2"), address(2), now)
             if place == 80:
                 assert sender.outgoing is not None
                 assert sender.outgoing.repaired == 2 * MOST_WIDTH
