@@ -1,0 +1,193 @@
+"""Objects over null verbs, each end on a core of its own: python -m benchmarks.rdma.objects
+
+A sender and a receiver of `mcast.cast` take their turns in one thread, on a card made of memory (tests/card),
+and the processor time of each is counted apart. The card copies what is sent, in the sender's time. Digests
+are compared, and parity is there to repair losses, of which there are none. In the same rounds as many bytes
+are copied, and hashed by BLAKE3, as both ends have to at least: the floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import thread_time
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+
+from mcast.cast.nack import parity
+from mcast.cast.nack.strategy import all_of_them
+from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.calls import MEMORY
+from mcast.cast.objects.receiving import ObjectsIn, Received
+from mcast.cast.objects.sending import ObjectReport, ObjectsOut
+from mcast.cast.objects.turns import HEARD, Seat, Turn, Turns, seated
+from mcast.endpoint.blocking import Membership, open_endpoint
+from tests.card.build import build as build_card
+from tests.card.card import ethernet_port
+from tests.card.provider import CardBackend, loaded
+
+GROUP = "239.1.1.1"
+ADDRESSES = ("10.0.0.1", "10.0.0.2")
+DEPTH = 1024
+PIECE, BLOCK = 4064, 128 * 4064
+"""Bytes of a piece in a message of 4096, and of a block."""
+
+
+class End:
+    """One end, and the processor time of its turns."""
+
+    def __init__(
+        self, group: Membership, seat: Seat, turns: Turns[Any], profile: cProfile.Profile | None
+    ) -> None:
+        self.group, self.seat, self.turns, self.profile = group, seat, turns, profile
+        self.seconds = 0.0
+        self.over = False
+        self.turn: Turn | None = None
+
+    def go(self) -> None:
+        """Take a turn, if it is due or there is something to hear: a program would sleep until then."""
+        if self.profile is not None:
+            self.profile.enable()
+        begun = thread_time()
+        try:
+            if self.turn is None:
+                self.turn = next(self.turns)
+                return
+            if self.turn.said:
+                self.group.send_batch(self.turn.said)
+                self.turn = self.turn._replace(said=[])
+            with self.group.recv_batch(HEARD, 0.0) as heard:
+                if not heard and self.seat.now() < self.turn.until:
+                    begun = thread_time()
+                    return
+                self.turn = self.turns.send(heard.series())
+        except StopIteration:
+            self.over = True
+        finally:
+            self.seconds += thread_time() - begun
+            if self.profile is not None:
+                self.profile.disable()
+
+
+class Cost(NamedTuple):
+    """Seconds of processor time."""
+
+    sender: float
+    receiver: float
+    copied: float
+    hashed: float
+
+
+def timed(call: Callable[[], object]) -> float:
+    begun = thread_time()
+    call()
+    return thread_time() - begun
+
+
+def floor(data: memoryview, place: memoryview) -> tuple[float, float]:
+    """To copy the bytes block by block, and to hash them."""
+    digest = blake3()
+    starts = range(0, len(data), BLOCK)
+
+    def copies() -> None:
+        for at in starts:
+            place[at : at + BLOCK] = data[at : at + BLOCK]
+
+    def hashes() -> None:
+        for at in starts:
+            digest.update(data[at : at + BLOCK])
+
+    return timed(copies), timed(hashes)
+
+
+class Pair:
+    """Both ends, in a group on the card."""
+
+    def __init__(self, stack: ExitStack, profile: cProfile.Profile | None, whose: str) -> None:
+        library, sysfs = build_card(), stack.enter_context(TemporaryDirectory())
+        card = stack.enter_context(loaded(library, Path(sysfs)))
+        card.add(ethernet_port(*ADDRESSES, any_address=1, active_mtu=5, max_mtu=5), name=b"null0", guid=1)
+        backend = stack.enter_context(CardBackend(card))
+        groups = [
+            stack.enter_context(
+                stack.enter_context(
+                    open_endpoint(backend, address, loopback="off", receive_depth=DEPTH)
+                ).join(GROUP)
+            )
+            for address in ADDRESSES
+        ]
+        self.groups, self.profile, self.whose = groups, profile, whose
+        self.seats: list[Seat] = [stack.enter_context(seated(group, "objects")) for group in groups]
+
+    def send(self, data: memoryview, place: Into) -> tuple[float, float]:
+        """Send it once; the processor time of sender and receiver."""
+        reports: list[ObjectReport] = []
+        found: list[Received] = []
+        out = ObjectsOut(self.seats[0], MEMORY, float("inf"), 60.0, None)
+        into = ObjectsIn(self.seats[1], place, None, 0, MEMORY, 60.0, None, None, alone=True)
+
+        def sends() -> Turns[None]:
+            yield from out.gather(1, 60.0)
+            ends[0].seconds = ends[1].seconds = 0.0
+            reports.append((yield from out.send(data, all_of_them(), "", b"")))
+            yield from out.close("")
+
+        def takes() -> Turns[None]:
+            while (one := (yield from into.next(None))) is not None:
+                found.append(one)
+
+        profiles = [self.profile if self.whose == end else None for end in ("sender", "receiver")]
+        ends = [End(*one) for one in zip(self.groups, self.seats, (sends(), takes()), profiles, strict=True)]
+        while busy := [end for end in ends if not end.over]:
+            for end in busy:
+                end.go()
+        (report,) = reports
+        assert report.kept
+        assert report.repairs == 0, "the ends went on without each other"
+        assert [one.digest for one in found] == [report.digest]
+        return ends[0].seconds, ends[1].seconds
+
+
+def measured(size: int, rounds: int, profile: cProfile.Profile | None, whose: str) -> list[Cost]:
+    data, place = memoryview(os.urandom(size)), memoryview(bytearray(size))
+    with ExitStack() as stack:
+        pair = Pair(stack, profile, whose)
+        found = [Cost(*pair.send(data, place), *floor(data, place)) for _ in range(rounds + 1)]
+    return found[1:]  # the first warms all up
+
+
+def show(size: int, found: list[Cost]) -> None:
+    pieces = size / PIECE
+    print(
+        f"{size / 1e6:g} MB, parity {'on' if parity.available() else 'not installed'}, {len(found)} rounds\n"
+    )
+    print(f"{'processor time of':20}{'us a piece':>12}{'least':>8}{'Gbit/s':>9}{'/ floor':>9}")
+    for name in Cost._fields:
+        each = [getattr(one, name) for one in found]
+        ratio = median(getattr(one, name) / (one.copied + one.hashed) for one in found)
+        gbits = size * 8e-9 / median(each)
+        row = f"{median(each) / pieces * 1e6:12.2f}{min(each) / pieces * 1e6:8.2f}{gbits:9.1f}{ratio:9.2f}"
+        print(f"{name:20}{row}")
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    words.add_argument("--size", type=lambda text: int(float(text)), default=256_000_000, help="bytes")
+    words.add_argument("--rounds", type=int, default=7)
+    words.add_argument("--profile", choices=("sender", "receiver"), help="print what cProfile sees there")
+    asked = words.parse_args()
+    profile = cProfile.Profile(thread_time) if asked.profile else None
+    show(asked.size, measured(asked.size, asked.rounds, profile, asked.profile))
+    if profile is not None:
+        profile.print_stats("tottime")
+
+
+if __name__ == "__main__":
+    main()
