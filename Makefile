@@ -2,7 +2,7 @@
 # make test    prove everything, in minutes
 # make test-all  the same with long runs, a second kernel, sanitizers in the lab, a long oracle
 # make fuzz    give strangers' bytes to everything that reads them
-PYTHON ?= $(shell command -v python3 || command -v python3.13 || command -v python3.12 || command -v python3.11)
+PYTHON ?= $(shell command -v python3 || command -v python3.14 || command -v python3.13 || command -v python3.12 || command -v python3.11)
 N ?= 2000000
 SECONDS ?= 600
 MINUTES ?= 60
