@@ -7,7 +7,8 @@ class AnyLock(Protocol):
     def release(self) -> object: ...
 
 class Lock:
-    """threading.RLock, for which a `with` takes half of the time; `later` knows its holder.
+    """threading.RLock, for which a `with` takes half of the time, though not in CPython 3.14's main thread;
+    `later` knows its holder.
 
     `level` is 0 for the locks of providers, 1 for those of objects that stand on providers, and None for a
     lock that puts nothing off, because it is held during a wait. With a `refusal` the owner cannot take the

@@ -533,7 +533,7 @@ static PyMethodDef lock_methods[] = {
 };
 
 static PyType_Slot lock_slots[] = {
-	{ Py_tp_doc, "Lock(level=0, refusal=None): threading.RLock, of which a `with` takes half of the time." },
+	{ Py_tp_doc, "Lock(level=0, refusal=None): threading.RLock, whose holder `later` knows." },
 	{ Py_tp_new, new_lock },
 	{ Py_tp_dealloc, free_lock },
 	{ Py_tp_methods, lock_methods },
