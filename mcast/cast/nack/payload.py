@@ -46,7 +46,7 @@ class BlockBytes:
         digest = bytes(Digest(data)) if digest is None else digest
         self.sealed: Sealed = Sealed(-(-len(data) // piece), len(data), digest)
         self._data, self._piece, self._width = memoryview(data), piece, width
-        self._parity: list[bytes] | None = None
+        self._parity: list[bytes] = []
 
     def pieces(self, first: int, count: int) -> list[bytes | memoryview]:
         """The pieces from that place on: data pieces below the width, parity pieces from there on."""
@@ -55,9 +55,10 @@ class BlockBytes:
             data[at : at + piece] for at in range(first * piece, last * piece, piece)
         ]
         if first + count > self._width:
-            if self._parity is None:
-                self._parity = parity_of(cut(data, piece))
-            found += self._parity[max(0, first - self._width) : first + count - self._width]
+            most = first + count - self._width  # to repair a few losses, few of them are asked for
+            if most > len(self._parity):
+                self._parity = parity_of(cut(data, piece), most)
+            found += self._parity[max(0, first - self._width) : most]
         return found
 
     def piece(self, place: int) -> bytes | memoryview:

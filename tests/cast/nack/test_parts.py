@@ -55,6 +55,15 @@ def test_any_pieces_that_are_enough_give_the_block() -> None:
         restored(pieces, dict(enumerate(data[2:], 2)), {0: parity[0]})
 
 
+def test_parity_that_is_asked_for_bit_by_bit_is_that_of_the_block() -> None:
+    data = Random(1).randbytes(40 * 32)
+    parity = parity_of([data[at : at + 32] for at in range(0, len(data), 32)])
+    block = BlockBytes(data, 32, 40)
+    asked = [block.pieces(40 + first, count) for first, count in ((0, 2), (2, 1), (3, 4), (7, 25), (1, 1))]
+    assert asked == [parity[:2], parity[2:3], parity[3:7], parity[7:], parity[1:2]]
+    assert BlockBytes(data, 32, 40).pieces(39, 3) == [data[-32:], *parity[:2]]
+
+
 def test_a_block_that_differs_is_no_block() -> None:
     block = BlockBytes(Random(1).randbytes(100), 32, 4)
     pieces = {place: block.piece(place) for place in (0, 2, 3, 4)}
