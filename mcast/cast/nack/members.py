@@ -8,7 +8,7 @@ from enum import Enum
 from math import inf
 
 from mcast.cast.nack.messages import MOST_MEMBERS, UNDECIDED, WHOLE, Enter, micros
-from mcast.cast.nack.rate import window
+from mcast.cast.nack.rate import FEW
 
 MOST_OF_ADDRESS = 64
 """The most receivers at one address."""
@@ -185,12 +185,16 @@ class Attendance:
         """The first block that a receiver may still lack; None if there is no such receiver."""
         return min(self._bases, default=None) if self.owing else None
 
-    def room(self, width: int) -> int | None:
-        """How many blocks of so many pieces may be under way to each; None if there is no such receiver."""
-        here = len(self)
-        return min(
-            (window(member.room, member.queue, width, here) for member in self if member.owes), default=None
-        )
+    def room(self) -> int | None:
+        """How many blocks each of them can hold; None if there is no such receiver."""
+        return min((member.room for member in self if member.owes), default=None)
+
+    def queue(self) -> int:
+        """How many messages the shortest receive queue of few receivers holds; 0 if that is not known, or
+        there are more of them."""
+        if self.owing > FEW:
+            return 0
+        return min((member.queue for member in self if member.owes and member.queue), default=0)
 
     def _leaves(self, member: Member) -> None:
         self._bases[member.base] -= 1

@@ -1,7 +1,9 @@
-"""How fast a sender sends: as fast as it can, as a limit allows, and as what arrives."""
+"""How fast a sender sends: as fast as it can, as a limit allows, as what arrives, and as it is taken."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
 from math import inf
 
 TOLERATED = 0.05
@@ -11,7 +13,14 @@ BURST = 256
 """The most messages that are sent at once."""
 
 FEW = 16
-"""In a group of at most so many, receivers can answer once for each half of a receive queue."""
+"""Receivers are asked what they have taken where they are at most so many: the answers of more would be too
+many."""
+
+_LEAST = 32
+"""A queue that is said to be shorter holds nobody up."""
+
+_ABSENT = 0.5
+"""Seconds after which a receiver that does not say what it has taken is not waited for."""
 
 _SLOWEST = 100.0
 _EASED, _GROWTH = 0.9, 1.1
@@ -20,17 +29,6 @@ _USED = 4
 """A pace does not rise while the sender uses less than one part of it in so many."""
 _ROUNDED = 1e-6
 """Of a message: to wait for less would not move the clock, and the sender would turn for ever."""
-
-
-def window(room: int, queue: int, width: int, members: int) -> int:
-    """How many blocks of so many pieces may be under way to a receiver, which can hold `room`.
-
-    In a small group no more than three quarters of its receive queue, where it has said how many messages
-    that holds: nothing is lost there then, however late its program comes to the queue.
-    """
-    if not queue or members > FEW:
-        return room
-    return min(room, max(1, queue * 3 // (4 * width)))
 
 
 class Rate:
@@ -87,3 +85,88 @@ class Rate:
         elif rate * _USED > self.pace:
             self.pace = min(self.limit, self.pace * _GROWTH)
         self._since, self._sent, self._loss = now, 0, 0.0
+
+
+class Window:
+    """How far a sender is ahead of what few receivers have taken, in messages: at most three quarters of the
+    shortest receive queue, so that nothing is lost there, however late its program comes to the queue.
+
+    Each question has a stamp. An answer repeats the last stamp that its receiver has heard, and so says that
+    it has taken, or lost, all that was sent until then.
+    """
+
+    def __init__(self) -> None:
+        self._most = inf
+        self._sent = self._taken = self._asked = 0
+        self._open = deque[tuple[int, int, set[int]]]()
+        """Of each question: its stamp, what was sent until then, the numbers of those that owe an answer."""
+        self._absent = set[int]()
+        self._since = self._again = inf
+
+    def fit(self, queue: int) -> None:
+        """The shortest receive queue holds so many messages; 0 if that is not known, or many would have to be
+        asked: then the sender may send on."""
+        self._most = max(_LEAST, queue * 3 // 4) if queue else inf
+        if not queue:
+            self._open.clear()
+            self._taken = self._asked = self._sent
+            self._since = self._again = inf
+
+    @property
+    def room(self) -> float:
+        """How many messages may be sent now."""
+        return max(0, self._most - (self._sent - self._taken))
+
+    @property
+    def due(self) -> float:
+        """When to ask again; inf unless answers are waited for."""
+        return self._again
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is time for the next question."""
+        return self._sent - self._asked >= self._most / 2
+
+    def spent(self, messages: int) -> None:
+        """So many messages have been sent."""
+        self._sent += messages
+
+    def asked(self, stamp: int, numbers: Collection[int]) -> None:
+        """The receivers of these numbers were asked, after all that has been sent."""
+        self._asked = self._sent
+        self._open.append((stamp, self._sent, set(numbers) - self._absent))
+        self._close_up()
+
+    def answered(self, number: int, stamp: float) -> None:
+        """A receiver has heard that stamp; inf: nothing is to be heard of it any more."""
+        self._absent.discard(number)
+        for asked, _, awaited in self._open:
+            if asked > stamp:
+                break
+            awaited.discard(number)
+        self._close_up()
+
+    def waits(self, now: float, pause: float) -> set[int]:
+        """Who is to be asked again now: those for which the sender waits, once in each pause. It does not
+        wait for those that have been asked too long."""
+        if self.room or not self._open:
+            self._since = self._again = inf
+            return set()
+        if self._since == inf:
+            self._since, self._again = now, now + pause
+        if now < self._again:
+            return set()
+        awaited = self._open[0][2]
+        if now - self._since >= max(_ABSENT, 3 * pause):
+            self._absent |= awaited
+            for _, _, others in self._open:
+                others -= self._absent
+            self._close_up()
+            return set()
+        self._again = now + pause
+        return awaited
+
+    def _close_up(self) -> None:
+        while self._open and not self._open[0][2]:
+            self._taken = self._open.popleft()[1]
+            self._since = self._again = inf

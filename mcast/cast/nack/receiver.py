@@ -39,7 +39,6 @@ from mcast.cast.nack.messages import (
     micros,
     packed,
 )
-from mcast.cast.nack.rate import window
 from mcast.cast.nack.shape import Shape
 
 TOGETHER = 32
@@ -231,8 +230,7 @@ class ObjectReceiver:
         self._moved = now
         if self._circle is not None:
             self._circle.news(now)
-        may = window(self.who.room, self.who.queue, arriving.shape.width, self._pulse.members)
-        half = max(1, may // 2)
+        half = max(1, self.who.room // 2)
         if arriving.whole:
             self._complete(now)
         elif before // half != arriving.base // half:

@@ -44,7 +44,7 @@ from mcast.cast.nack.messages import (
     piece_size,
 )
 from mcast.cast.nack.outgoing import Outgoing, Rounds, Terms
-from mcast.cast.nack.rate import BURST, Rate
+from mcast.cast.nack.rate import BURST, Rate, Window
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.strategy import Standing, Strategy
 
@@ -162,6 +162,7 @@ class ObjectSender:
         self._manners = manners
         self._trip = RoundTrip(min(manners.trip, MOST_ROUND_TRIP))
         self._rounds = Rounds()
+        self._window = Window()
         self._plan = _Plan(now, printable(name))
 
     # --- what the driver does --------------------------------------------------------------------
@@ -285,6 +286,7 @@ class ObjectSender:
             else:
                 member.heard = now
                 member.waited = inf
+                self._window.answered(member.number, spoken.stamp)
                 outgoing = self.outgoing
                 if outgoing is None or spoken.object != outgoing.about.object or outgoing.about.around:
                     return
@@ -342,6 +344,8 @@ class ObjectSender:
         self.members.has(member, spoken.base, now)
         if isinstance(spoken, Have):
             self.members.answer(member, spoken.state, spoken.words, now)
+            if not member.owes:
+                self._window.answered(member.number, inf)
             self._plan.judged = False
         else:
             self._on_lack(outgoing, member, spoken, now)
@@ -386,10 +390,11 @@ class ObjectSender:
         if outgoing is None:
             return found if self._plan.closed else min(found, self._plan.offer)
         paced = min(outgoing.repairs.at, self._rounds.at)
-        found = min(found, max(paced, self.rate.next(self._plan.now)), self._plan.offer)
+        ready = min(self._window.due, self.rate.next(self._plan.now) if self._window.room else inf)
+        found = min(found, max(paced, ready), self._plan.offer)
         found = min(found, self._ends_at(outgoing))
         if self._plan.runs or outgoing.about.around or not outgoing.waits:
-            found = min(found, self.rate.next(self._plan.now))
+            found = min(found, ready)
         return found
 
     @staticmethod
@@ -418,7 +423,7 @@ class ObjectSender:
                 self._go_round(outgoing, out, allowed, now)
             self.rate.judge(now, self._trip.seconds)
         elif outgoing is not None:
-            allowed = min(most, self.rate.allowed(now))
+            allowed = int(min(most, self.rate.allowed(now), self._window.room))
             self.rate.judge(now, self._trip.seconds)
             if allowed:
                 self._repair(outgoing, now)
@@ -432,8 +437,29 @@ class ObjectSender:
                     self._ask(outgoing, out, now)
             else:
                 self._rounds.end()
-        self.rate.spent(sum(one.pieces if isinstance(one, Run) else 1 for one in out))
+        self._spent(out)
+        if outgoing is not None and not outgoing.about.around:
+            questions = self._questions(outgoing, now)
+            self._spent(questions)
+            out += questions
         return out
+
+    def _spent(self, said: Sequence[bytes | Run]) -> None:
+        messages = sum(one.pieces if isinstance(one, Run) else 1 for one in said)
+        self.rate.spent(messages)
+        self._window.spent(messages)
+
+    def _questions(self, outgoing: Outgoing, now: float) -> list[bytes]:
+        """Ask all what they have taken, if it is time for that, or again those that are waited for."""
+        asked = set[int]()
+        if self._window.asks:
+            asked = {member.number for member in self.members if member.owes}
+            self._window.asked(micros(now), asked)
+        asked |= self._window.waits(now, PATIENCE * self._trip.seconds)
+        if not asked:
+            return []
+        bits = self.members.bits(lambda it: it.number in asked)
+        return [packed(outgoing.flush(*self._pulse(now), first, part)) for first, part in _parts(bits)]
 
     def _go_round(self, outgoing: Outgoing, out: list[bytes | Run], allowed: int, now: float) -> None:
         """What the pace allows of a carousel, up to the end of a round."""
@@ -487,13 +513,15 @@ class ObjectSender:
         if not self._plan.runs and self._plan.seals:
             out += [packed(outgoing.seal(block, *self._pulse(now))) for block in self._plan.seals]
             self._plan.seals = []
-        if not self._plan.runs and outgoing.spare():
-            while outgoing.spare():
-                pass
-            out.append(packed(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
-            outgoing.sent_at = now
-            self._plan.judged = False  # the next blocks are wanted at once, not after the next question
-        while allowed > 0 and not self._plan.runs and (run := outgoing.next(allowed, now)) is not None:
+        while allowed > 0 and not self._plan.runs:
+            if outgoing.spare():
+                while outgoing.spare():
+                    pass
+                out.append(packed(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
+                outgoing.sent_at = now
+                self._plan.judged = False  # the next blocks are wanted at once, not after the next question
+            if (run := outgoing.next(allowed, now)) is None:
+                break
             out.append(run)
             allowed -= run.pieces
             if outgoing.between:
@@ -503,8 +531,8 @@ class ObjectSender:
 
     def _widen(self) -> None:
         if self.outgoing is not None:
-            room = self.members.room(self.outgoing.about.width)
-            self.outgoing.window = min(room or MOST_ROOM, MOST_ROOM)
+            self.outgoing.window = min(self.members.room() or MOST_ROOM, MOST_ROOM)
+            self._window.fit(self.members.queue())
             self.outgoing.held = self.members.held()
 
     def _ask(self, outgoing: Outgoing, out: list[bytes | Run], now: float) -> None:
@@ -537,6 +565,7 @@ class ObjectSender:
 
     def _give_up(self, member: Member, lot: Lot) -> None:
         self.members.give_up(member, lot)
+        self._window.answered(member.number, inf)
         self._part(member)
         self._widen()
         self._plan.judged = False

@@ -30,7 +30,7 @@ from mcast.cast.nack.messages import (
 )
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
-from mcast.cast.nack.rate import FEW, TOLERATED, Rate, window
+from mcast.cast.nack.rate import TOLERATED, Rate
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
@@ -103,21 +103,6 @@ def test_pieces_in_a_row_go_to_their_places(first: int, count: int, apart: int) 
         of_each.put(place, one)
     assert together == alone
     assert of_all._parity == of_each._parity
-
-
-def test_a_small_group_is_sent_what_its_queues_hold_and_a_large_one_what_it_can_hold() -> None:
-    for members, may in ((1, 6), (FEW, 6), (FEW + 1, 64)):
-        sender = ObjectSender(number(0), "s", 1024, 0.0)
-        for index in range(members):
-            queue = 1024 if index % 2 else 4096
-            if members == 1:
-                queue = 1024
-            enter = Enter(number(0), index + 1, 64, 1024, 1, 0, 0, queue, "r")
-            sender.hears(enter, address(index), 0.0)
-        sender.begin(0.0, all_of_them())
-        assert sender.outgoing is not None
-        assert sender.outgoing.window == may
-    assert [window(8, queue, 128, 1) for queue in (0, 1, 256, 100_000)] == [8, 1, 1, 8]
 
 
 @pytest.mark.parametrize("members", [1, 10, 1000])

@@ -29,10 +29,11 @@ from mcast.cast.nack.messages import (
     unpacked,
 )
 from mcast.cast.nack.payload import BlockBytes
+from mcast.cast.nack.rate import FEW
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.strategy import all_of_them, best_effort, deadline, quorum
 
-from .network import LARGEST, LIARS_NUMBER, Case, Network, Weather, address, number
+from .network import LARGEST, LIARS_NUMBER, LONG, Case, Network, Weather, address, number
 
 SIZES = (0, 1, 983, 976 * 4, 976 * 4 + 1, 30_000, 60_000)
 
@@ -115,6 +116,7 @@ def play(seed: int, key: bytes | None = None) -> None:
         parity=random.random() < 0.8,
         key=key,
         disks=disks,
+        queue=random.choice((0, 64)),
     )
     weather = Weather(
         loss=random.choice((0.0, 0.01, 0.2)),
@@ -190,8 +192,31 @@ def test_what_a_queue_holds_is_never_lost_where_a_small_group_says_how_much_that
         (settled,) = network.sender.settled
         assert settled.kept
         repairs.append(settled.repairs)
-    assert repairs[0] <= 4 * 128, "before the receiver is admitted"
+    assert repairs[0] <= 700 * 3 // 4, "before the receiver is admitted"
     assert repairs[1] > 4 * repairs[0] + 128
+
+
+@pytest.mark.parametrize("receivers", [2, FEW + 1])
+def test_a_queue_that_few_receivers_speak_of_is_not_overrun_while_messages_are_lost(receivers: int) -> None:
+    """More of them are not asked what they have taken. A receiver that is not admitted yet takes nothing."""
+    data = Random(1).randbytes(2_000_000)
+    case = Case((data,), receivers, width=MOST_WIDTH, spare=MOST_SPARE, room=256, queue=512)
+    network = Network(case, Weather(loss=0.01, naps={1: (512, 0.05)}))
+    network.run()
+    (settled,) = network.sender.settled
+    assert settled.kept
+    assert (settled.repairs < settled.pieces / 4) == (receivers <= FEW)
+
+
+def test_who_does_not_say_what_it_has_taken_is_not_waited_for_long() -> None:
+    data = Random(1).randbytes(2_000_000)
+    case = Case((data,), 2, width=MOST_WIDTH, room=256, queue=512, strategy=quorum(1))
+    network = Network(case, Weather(kills={1: (0.02, LONG)}))
+    network.run()
+    (settled,) = network.sender.settled
+    other, killed = settled.receivers
+    assert (other.name, killed.whole) == ("r2", False)
+    assert 0.5 < other.seconds < 1.0, "virtual ones"
 
 
 def greedy(random: Random, heard: bytes) -> list[bytes]:
