@@ -27,6 +27,7 @@ REASONS = {
     "backends/sim/core/port Port": "the fields of a port, as hosts, switches and the SM know them",
     "backends/sim/core/qp Qp": "the fields of a queue pair: one message changes queue, counters and state",
     "backends/sim/core/sa SubnetAdmin": "the tables of OpenSM, and its options as the rules ask for them",
+    "backends/sim/lease SimBatch": "slices of bursts, their slots, and what counts the views of each",
     "backends/sim/fabric Fabric": "a method for each fault of a port, a switch, the SM or a queue pair",
     "backends/sim/shared/session ClientSession": "the tables of what one client has open",
     "backends/sim/shared/connection Connection": "a socket, what is under way there, and the memory shared",
