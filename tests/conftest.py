@@ -70,6 +70,14 @@ for name, examples in {"lab": 4, "lab-short": 2}.items():
     settings.register_profile(
         name, settings.get_profile("unhurried"), max_examples=examples, phases=[Phase.reuse, Phase.generate]
     )
+# For `make mutants`: the same each time, and what fails there needs not be made small.
+settings.register_profile(
+    "mutants",
+    settings.get_profile("unhurried"),
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 
 
 @pytest.fixture(scope="session")
