@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno as E
 import os
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 
-from mcast.cast.bundle import Bundle, Content, Folder, Label, OneFile, bundle_of
+from mcast.cast.bundle import Bundle, Content, Folder, Item, Label, OneFile, bundle_of
 from mcast.cast.files import Sink, ThereAlready
 from mcast.cast.objects.bytes_in import Offered
 
@@ -66,12 +67,43 @@ def test_a_folder_is_its_files_and_folders(tree: Path) -> None:
     }
 
 
+def test_stdin_is_a_file_of_that_name_if_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bundle_of(["-"]) == Bundle([Item("-", Label(Content.FILE, 1, None, "stdin"))], None, {})
+    status = os.fstat
+
+    def closed(fd: int) -> os.stat_result:
+        if fd == 0:
+            raise OSError(E.EBADF, os.strerror(E.EBADF))
+        return status(fd)
+
+    monkeypatch.setattr(os, "fstat", closed)
+    with pytest.raises(OSError, match=os.strerror(E.EBADF)):
+        bundle_of(["-"])
+
+
+def test_what_another_user_alone_may_read_or_write_is_named(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    calls: list[tuple[Callable[[], object], Path]] = [
+        (lambda: bundle_of([str(tree / "plain")]), tree / "plain"),
+        (lambda: Folder(tree), tree),
+    ]
+    for call, path in calls:
+        with pytest.raises(PermissionError) as caught:
+            call()
+        assert caught.value.args == (E.EACCES, os.strerror(E.EACCES))
+        assert caught.value.filename == str(path)
+
+
 def test_what_is_in_a_folder_arrives_as_it_was(tree: Path, tmp_path: Path) -> None:
     place = Folder(tmp_path / "copy")
     for path, label in bundle_of([str(tree)]).items:
         sink = place(Offered("x", None, label.pack(), "sender", "10.0.0.1", 0))
         if label.kind is not Content.FOLDER:
             placed(sink, Path(path).read_bytes())
+        else:
+            assert sink is place(Offered("x", None, label.pack(), "sender", "10.0.0.1", 0)) is None
     copy = tmp_path / "copy" / "tree"
     assert sorted(str(one.relative_to(copy)) for one in copy.rglob("*")) == [
         "empty",
@@ -170,8 +202,9 @@ def test_a_file_that_is_there_counts_if_it_is_the_same(
     with closing(ThereAlready(there, 3)) as sink:
         assert sink.left == 3
         sink.write(memoryview(b"ol"))
-        with pytest.raises(FileExistsError):
+        with pytest.raises(FileExistsError) as refused:
             sink.commit()
+        assert (refused.value.errno, refused.value.filename) == (E.EEXIST, str(there))
         assert sink.again(1) == b"d"
         sink.skip(1)
         assert sink.commit()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno as E
 import fcntl
 import os
 import stat
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from signal import SIGINT, pthread_kill
 from typing import Any
@@ -178,6 +179,49 @@ def test_a_file_of_the_kernel_is_sent_though_it_has_no_size() -> None:
     with closing(Source("/proc/self/status")) as source:
         assert source.size is None
         assert source.read(1 << 20)
+
+
+@pytest.mark.parametrize(("code", "refused"), [(E.EINVAL, False), (E.ENOTSUP, False), (E.EIO, True)])
+def test_a_folder_that_cannot_be_synced_is_no_error_and_one_that_fails_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, refused: bool
+) -> None:
+    sync = os.fsync
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(code, os.strerror(code))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with closing(NewFile(tmp_path / "file")) as sink:
+        sink.open()
+        with pytest.raises(OSError, match=os.strerror(code)) if refused else nullcontext():
+            placed(sink)
+
+
+def test_what_is_no_file_or_may_not_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, file = str(tmp_path), str(tmp_path / "file")
+    Path(file).touch()
+    calls: list[tuple[Callable[[str], object], str]] = [
+        (Source, "a directory cannot be sent: pack it, with tar for example"),
+        (open_sink, "this is a directory, name a file"),
+    ]
+    for opens, words in calls:
+        with pytest.raises(IsADirectoryError) as directory:
+            opens(folder)
+        assert (directory.value.args, directory.value.filename) == ((E.EISDIR, words), folder)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for another user
+    with pytest.raises(PermissionError) as refused:
+        open_sink(file)
+    assert (refused.value.args, refused.value.filename) == ((E.EACCES, os.strerror(E.EACCES)), file)
+
+
+def test_a_dash_is_stdin_and_stdout() -> None:
+    with closing(open_sink("-")) as sink, closing(Source("-")) as source:
+        assert isinstance(sink, StreamSink)
+        assert (source.name, sink.name) == ("stdin", "stdout")
 
 
 def test_a_file_that_cannot_be_read_is_named() -> None:

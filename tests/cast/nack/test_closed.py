@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from mcast.cast.nack import closed
 from mcast.cast.nack.closed import CLOSED, ELSEWHERE, REPLAYED, STRANGERS, ClosedLetters, Letters
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.messages import LEFT, Admit, Have, Offer, Spoken, packed
@@ -69,8 +70,10 @@ def test_a_message_counts_once_in_whatever_order_it_comes() -> None:
         assert refusal(here, said[place]) == REPLAYED, "heard, or too long ago"
     assert here.read(said[1000], address(0)) == OFFER
     there._count = (1 << 64) - 2
-    assert here.read(written(there, OFFER), address(0)) == OFFER
-    assert refusal(here, said[4998]) == REPLAYED, "a member that counts as far as it can costs nothing"
+    latest = written(there, OFFER)
+    assert here.read(latest, address(0)) == OFFER
+    for old in (said[4998], latest):
+        assert refusal(here, old) == REPLAYED, "a member that counts as far as it can costs nothing"
 
 
 def test_what_was_said_in_an_earlier_session_is_refused() -> None:
@@ -93,6 +96,15 @@ def test_a_recorded_admission_admits_nobody() -> None:
 def test_a_tag_is_the_keyed_blake3_of_the_message() -> None:
     """The bytes are a format: other programs write them."""
     assert written(end(), LEAVES).hex()[-48:] == TAGGED
+
+
+def test_a_session_has_so_many_ends_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closed, "MOST_MEMBERS", 2)
+    here = end()
+    assert here.read(written(end(), OFFER), address(0)) == OFFER
+    for member in (1, 2):
+        here.read(written(end(), LEAVES._replace(member=number(member))), address(member))
+    assert refusal(here, written(end(), LEAVES._replace(member=number(3))), 3) == "one end too many"
 
 
 def test_a_short_key_is_refused() -> None:

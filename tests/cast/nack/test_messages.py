@@ -113,6 +113,12 @@ def test_what_is_out_of_bounds_is_malformed(name: str) -> None:
         unpacked(packed(BAD[name]))
 
 
+def test_a_bitmap_has_no_byte_that_it_does_not_need() -> None:
+    flush = Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, bytes(32), 0, 0)
+    sizes = [len(packed(flush._replace(asked=bits))) for bits in (0, 1, 0xFF, 0x100)]
+    assert [size - sizes[0] for size in sizes] == [0, 1, 1, 2]
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_nobody_speaks_for_an_end_at_another_address(name: str) -> None:
     with pytest.raises(Rejected, match="another's number"):

@@ -6,8 +6,10 @@ from random import Random
 
 import pytest
 
+from mcast.cast.nack.arriving import TRIES
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import backoff
+from mcast.cast.nack.circle import Places
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.members import MOST_OF_ADDRESS
 from mcast.cast.nack.messages import (
@@ -26,11 +28,12 @@ from mcast.cast.nack.messages import (
     Seal,
     Sealed,
     Want,
+    packed,
     unpacked,
 )
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
-from mcast.cast.nack.rate import TOLERATED, Rate
+from mcast.cast.nack.rate import BURST, TOLERATED, Rate
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
@@ -238,6 +241,17 @@ def test_a_limit_is_kept() -> None:
     assert 900 <= sent <= 1010
 
 
+def test_the_next_message_may_go_as_soon_as_the_pace_allows_it() -> None:
+    rate = Rate(limit=10.0)
+    assert (rate.allowed(0.0), rate.next(0.0)) == (0, 0.1)
+    assert (rate.allowed(0.1), rate.next(0.1)) == (1, 0.1)
+    rate.spent(1)
+    assert rate.allowed(0.15) == 0
+    assert rate.next(0.15) == pytest.approx(0.2)
+    free = Rate()
+    assert free.next(7.0) == 7.0
+
+
 def test_a_sender_that_yields_to_losses_keeps_within_its_limit() -> None:
     rate = Rate(limit=10.0)
     rate.judge(0.0, 0.01)
@@ -261,6 +275,20 @@ def test_a_sender_that_yields_to_losses_keeps_within_its_limit() -> None:
 )
 def test_a_strategy_says_when_to_go_on(strategy: Strategy, standing: Standing, done: bool) -> None:
     assert strategy.done(standing) is done
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("all", all_of_them()),
+        ("quorum:2", quorum(2)),
+        ("deadline:1.5", deadline(1.5)),
+        ("deadline:500ms", deadline(0.5)),
+        ("best-effort", best_effort()),
+    ],
+)
+def test_a_strategy_in_words(text: str, strategy: Strategy) -> None:
+    assert Strategy.of(text) == strategy
 
 
 ME = number(1)
@@ -318,6 +346,60 @@ def test_one_address_does_not_take_the_places_of_others_and_is_told_so() -> None
     assert sender.rejected == {"not a receiver of this session": 2}
 
 
+def test_as_many_are_turned_away_in_one_turn_as_a_burst_has() -> None:
+    sender = ObjectSender(number(0), "sender", 1024, 0.0)
+    for end in range(MOST_OF_ADDRESS + BURST + 9):
+        sender.hears(ENTER._replace(member=number_at("a", end)), "a", 0.0)
+    for byes in (BURST, 0):
+        said = [unpacked(one) for one in sender.messages(0.0) if isinstance(one, bytes)]
+        assert sum(isinstance(one, Bye) for one in said) == byes
+
+
+@pytest.mark.parametrize(("room", "part"), [(8, False), (9, True)])
+def test_who_comes_late_takes_part_if_it_can_hold_all_that_was_sent(room: int, part: bool) -> None:
+    """Since the beginning: the sender still has all of it, because the other one has answered nothing yet."""
+    sender = ObjectSender(number(0), "sender", 1024, 1.0)
+    sender.hears(ENTER._replace(room=64), address(1), 1.0)
+    sender.begin(1.0, all_of_them(), width=1)
+    for _ in range(8):
+        sender.offer(Sealed(1, 1, bytes(32)))
+    sender.messages(1.0)
+    assert sender.outgoing is not None
+    assert sender.outgoing.sent == 8
+    sender.hears(ENTER._replace(member=number(2), room=room), address(2), 1.0)
+    assert [member.part for member in sender.members] == [True, part]
+
+
+def test_the_time_for_which_a_receiver_holds_a_stamp_is_no_part_of_the_round_trip() -> None:
+    now, trips = 1.0, list[int]()
+    sender = sending(now)
+    while not sender.settled:
+        said = [unpacked(one) for one in sender.messages(now) if isinstance(one, bytes)]
+        for flush in [one for one in said if isinstance(one, Flush)]:
+            trips.append(flush.round_trip)
+            state = WHOLE if len(trips) == 3 else UNDECIDED
+            have = Have(number(0), 0, ME, 0, flush.stamp, 80_000, state, "")
+            sender.hears(have, address(1), now + 0.09)
+        now = max(now + 0.1, sender.due)
+    assert trips == [1000, 10_000, 10_000]
+
+
+def test_who_comes_late_to_a_long_object_is_told_of_it_while_it_goes_out() -> None:
+    now, blocks = 1.0, 30
+    sender = ObjectSender(number(0), "sender", 1024, now, Manners(silence=5.0, stall=20.0))
+    sender.hears(ENTER._replace(room=4096), address(1), now)
+    about = sender.begin(now, all_of_them(), width=1)
+    said: list[bytes | Run] = []
+    while sender.outgoing is not None and sender.outgoing.sent < blocks:
+        while sender.room and sender.outgoing.offered < blocks:
+            sender.offer(Sealed(1, 1, bytes(32)))
+        said += sender.messages(now)
+        now += 0.001
+    seals = [at for at, one in enumerate(said) if isinstance(one, bytes) and isinstance(unpacked(one), Seal)]
+    again = [at for at, one in enumerate(said) if one == packed(about) and at > seals[0]]
+    assert {sum(seal < at for seal in seals) for at in again} >= {8, 16, 24}
+
+
 def test_a_receiver_that_hears_no_admission_is_not_silent() -> None:
     """So it cannot answer, but it goes on asking to take part, which it does at last."""
     now = 1.0
@@ -340,6 +422,61 @@ def test_a_sender_that_speaks_and_sends_nothing_is_not_waited_for() -> None:
     assert [(ended.whole, ended.words) for ended in one.ended] == [
         (False, "the sender sent nothing that is missing for 60 s")
     ]
+
+
+def test_a_seal_that_no_block_can_have_is_counted_and_those_beside_it_hold() -> None:
+    one = described(3)
+    good = Sealed(1, 1, bytes(Digest(b"x")))
+    seal = Seal(number(0), 0, 2, 0, 0, 1, 1000, (good, Sealed(1, 2, bytes(32)), good))
+    for _ in range(2):
+        one.hears(seal, 0.0)
+    for block in range(3):
+        assert one.takes(0, block, 0, 1, 0.0) == 1
+    assert one.rejected == {"a block that the object cannot have": 2}
+    assert [ready.block for ready in one.ready()] == [0, 2]
+
+
+def test_a_block_that_is_wrong_again_and_again_ends_the_object() -> None:
+    one, seal = described(1), Seal(number(0), 0, 0, 0, 0, 1, 1000, (Sealed(1, 1, bytes(32)),))
+    one.hears(seal, 0.0)
+    for _ in range(TRIES):
+        assert one.ended == []
+        assert one.takes(0, 0, 0, 1, 0.0) == 1
+        assert [ready.block for ready in one.ready()] == [0]
+        one.checked(0, False, 0.0)
+    assert [(ended.whole, ended.words) for ended in one.ended] == [
+        (False, "a block differs from its digest, again and again")
+    ]
+    assert one.rejected == {"a block that differs from its digest": TRIES}
+
+
+def test_a_block_that_all_wait_for_has_a_place_though_none_is_free() -> None:
+    """Of the blocks that have one, none can give it up: the disk works on them."""
+    dropped: list[int] = []
+
+    class Some:
+        base = 0
+
+        def __init__(self, number: int, kept: bool) -> None:
+            self.number, self._kept = number, kept
+
+        def keeps(self, block: int) -> bool:
+            return self._kept
+
+        def drop(self, block: int) -> None:
+            dropped.append(block)
+
+    places, one = Places(1), Some(0, True)
+    assert [places.opens(one, block) for block in (3, 5, 0)] == [True, False, True]
+    assert dropped == []
+    places, one = Places(1), Some(0, False)
+    assert [places.opens(one, block) for block in (3, 5)] == [True, True]
+    assert dropped == [3]
+
+
+def test_one_object_at_a_time_is_on_its_way() -> None:
+    with pytest.raises(ValueError, match=r"^the object before is still on its way$"):
+        sending(1.0).begin(1.0, all_of_them(), size=1)
 
 
 def test_a_receiver_that_leaves_is_not_waited_for() -> None:
@@ -377,6 +514,17 @@ def test_a_receiver_that_has_the_object_and_leaves_says_both_at_once() -> None:
     assert [(account.whole, account.why) for account in settled.receivers] == [(True, "")]
     assert sender.members.get(number(1)) is not None
     assert not [member for member in sender.members if member.lives], "it takes no part in the next one"
+
+
+def test_what_is_lost_of_a_later_object_is_asked_for_from_its_beginning() -> None:
+    """The first one may have begun before this end has heard of it."""
+    session, one = number(0), described(0)
+    one.hears(Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(Digest()), 0, 0), 0.0)
+    one.hears(Describe(session, 1, 2, 1, 1, 0, 0, 0, "next", b""), 0.0)
+    one.hears(Seal(session, 1, 1, 0, 0, 1, 1000, (Sealed(1, 1, bytes(32)),) * 2), 0.0)
+    said = [unpacked(message) for message in one.messages(1.0)]
+    lacks = [spoken for spoken in said if isinstance(spoken, Lack)]
+    assert [[want.block for want in lack.wants] for lack in lacks] == [[0, 1]]
 
 
 def test_an_object_that_has_all_come_is_kept_while_the_disk_is_at_work() -> None:

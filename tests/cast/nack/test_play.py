@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from random import Random
+from typing import cast
 
 import pytest
 
+from mcast.cast.nack import play
 from mcast.cast.nack.play import Play, Setup
+from mcast.cast.nack.receiver import ObjectReceiver
+from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.strategy import Strategy, quorum
 
-from ...commands import Run
+from ...commands import Run as Command
 
 
 @pytest.mark.parametrize(("loss", "transmissions", "requests"), [(0.001, 1.05, 0.05), (0.01, 1.15, 0.2)])
@@ -42,6 +47,36 @@ def test_a_lossless_fabric_costs_no_request(size: int) -> None:
     assert (costs.verified, costs.requests, costs.answers) == (5, 0, 5)
 
 
+def test_what_is_lost_is_lost_alone() -> None:
+    taken: list[tuple[int, ...]] = []
+
+    class End:
+        def takes(self, _object: int, block: int, first: int, count: int, _now: float) -> int:
+            taken.append((block, *range(first, first + count)))
+            return 0
+
+    play = Play(Setup(1, 0.0, 0))
+    play._take(cast(ObjectReceiver, End()), Run(3, 10, 9), [1, 2, 6], 0.0)
+    assert taken == [(3, 10), (3, 13, 14, 15), (3, 17, 18)]
+
+
+def test_a_transfer_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(play, "_LONGEST", 3.0)  # before a silent receiver is given up
+    with pytest.raises(RuntimeError, match=r"^not all receivers could join$"):
+        Play(Setup(1, 1.0, 9)).run()
+    cut = Play(Setup(1, 0.0, 9))
+    gather = cut._gather
+
+    def gathers() -> float:
+        now = gather()
+        cut._losses = [play._Losses(Random(1), 1.0) for _ in cut._losses]
+        return now
+
+    monkeypatch.setattr(cut, "_gather", gathers)
+    with pytest.raises(RuntimeError, match=r"^the transfer has not ended in 3 s of virtual time$"):
+        cut.run()
+
+
 def test_without_parity_pieces_are_repeated() -> None:
     costs = Play(Setup(20, 0.01, 1_000_000, parity=False)).run()
     assert (costs.verified, costs.parity) == (20, False)
@@ -54,7 +89,7 @@ def test_a_strategy_leaves_receivers_behind(strategy: Strategy) -> None:
     assert costs.left_behind > 0
 
 
-def test_the_command_prints_the_costs(here: Run) -> None:
+def test_the_command_prints_the_costs(here: Command) -> None:
     done = here(
         "sim", "cast", "--receivers", "9", "--loss", "0.01", "--size", "256K", "--seed", "4", "--json"
     )
@@ -82,7 +117,7 @@ def test_the_command_prints_the_costs(here: Run) -> None:
     ],
 )
 def test_what_cannot_be_kept_has_a_status(
-    here: Run, arguments: tuple[str, ...], says: str, status: int
+    here: Command, arguments: tuple[str, ...], says: str, status: int
 ) -> None:
     done = here("sim", "cast", *arguments)
     assert done.returncode == status

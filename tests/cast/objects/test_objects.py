@@ -22,6 +22,7 @@ from mcast import Membership, TimedOut, aio, cast
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
 from mcast.backends.sim.testbed import SimObserver
+from mcast.cast.nack import parity
 from mcast.cast.nack.header import Rejected, number_at
 from mcast.cast.nack.messages import (
     ALL,
@@ -39,6 +40,7 @@ from mcast.cast.nack.messages import (
     unpacked,
 )
 from mcast.cast.nack.payload import BlockBytes
+from mcast.cast.objects import receiving
 from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
 from mcast.cast.objects.sending import ObjectsOut
@@ -525,14 +527,28 @@ def test_those_that_came_are_told_that_they_are_too_few(roce: Fabric) -> None:
             cast.send(group, b"", receivers=2, timeout=0)
         assert ends[0].result(BOUND).member == ALL
 
+    async def awaits() -> None:
+        async with amember(roce, 0) as group:
+            with pytest.raises(TimedOut, match="0 of 2 receivers take part"):
+                await cast.send(group, b"", receivers=2, timeout=0)
+
+    asyncio.run(awaits())
+
 
 def test_a_membership_has_one_end_at_a_time(roce: Fabric) -> None:
     with (
         member(roce, 0) as group,
         cast.open_session(group),
-        pytest.raises(RuntimeError, match="sending or receiving objects already"),
+        pytest.raises(RuntimeError, match=r"^cast\.receive: .* is sending or receiving objects already"),
     ):
         next(cast.receive(group, timeout=0))
+
+    async def awaits() -> None:
+        async with amember(roce, 0) as group, cast.open_session(group):
+            with pytest.raises(RuntimeError, match=r"^cast\.receive: .* objects already"):
+                await anext(cast.receive(group, timeout=0))
+
+    asyncio.run(awaits())
     with (
         open_fabric(roce, host=1) as backend,
         mcast.open_endpoint(backend) as endpoint,
@@ -588,6 +604,51 @@ def test_the_log_says_who_has_missed_an_object(caplog: pytest.LogCaptureFixture)
     assert caplog.messages == [
         "mine: the object 'thing' of 10.0.0.3 was missed: the sender has ended the session"
     ]
+
+
+def test_one_buffer_takes_one_object_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    other = number_at("10.0.0.3", 2)
+    alone = Alone(bytearray(900), 900)
+    alone.hears(Offer(other, 0, 1, 1, 1000, 0, "other"))
+    who = alone.receiving.sessions[other].core.who
+    alone.hears(
+        Admit(other, {who.number: (0, who.nonce)}),
+        Describe(other, 0, 900, 976, 4, 0, 0, 0, "second", b""),
+    )
+    assert caplog.messages == [
+        "mine: the object 'second' of 10.0.0.3 was missed: "
+        "an object of another sender is on its way into the same buffer"
+    ]
+
+
+def test_sessions_that_have_ended_are_remembered_and_the_oldest_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So an invitation that comes again does not open one."""
+    monkeypatch.setattr(receiving, "_ENDED", 2)
+    alone = Alone(None, 900)
+    ended = [number_at("10.0.0.3", salt) for salt in range(2, 5)]
+    for session in ended:
+        alone.hears(Offer(session, 0, 1, 1, 1000, 0, "other"), Bye(session, ALL, ""))
+    alone.hears(*(Offer(session, 0, 1, 1, 1000, 0, "other") for session in ended))
+    assert [session in alone.receiving.sessions for session in ended] == [True, False, False]
+
+
+def test_without_parity_the_report_says_so(roce: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    with member(roce, 0) as group:
+        assert cast.send(group, DATA, receivers=0).parity
+        monkeypatch.setattr(parity, "available", lambda: False)
+        assert not cast.send(group, DATA, receivers=0).parity
+
+
+def test_what_a_session_cannot_do_is_refused_in_words(roce: Fabric) -> None:
+    with member(roce, 0) as group:
+        with pytest.raises(ValueError, match=r"^rate is 0: bytes a second, more than 0$"):
+            cast.open_session(group, rate=0)
+        session = cast.open_session(group)
+        session.close()
+        with pytest.raises(ValueError, match=r"^this session is closed: open another one$"):
+            session.send(b"")
 
 
 def test_pieces_that_no_message_brings_are_refused(caplog: pytest.LogCaptureFixture) -> None:

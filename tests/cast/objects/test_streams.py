@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import io
 import mmap
 import os
+import sys
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import closing
@@ -22,7 +24,7 @@ from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.nack.messages import Piece, Seal
-from mcast.cast.objects.bytes_in import ToBuffer, ToWritable, sink_at
+from mcast.cast.objects.bytes_in import ToBuffer, ToNew, ToWritable, sink_at
 from mcast.cast.objects.bytes_out import Origin, Sendable, Tensor, origin_of
 
 from ...waiting import until
@@ -211,6 +213,29 @@ def test_a_pipe_with_a_slow_reader_is_not_waited_for() -> None:
     assert copied == DATA
 
 
+def test_what_a_file_object_keeps_back_is_there_when_the_object_is() -> None:
+    raw = io.BytesIO()
+    with io.BufferedWriter(raw) as file:
+        sink = sink_at(file)
+        sink.write(b"kept back")
+        assert raw.getvalue() == b""
+        assert sink.commit()
+        assert raw.getvalue() == b"kept back"
+
+
+def test_a_buffer_is_filled_to_its_end_and_no_further() -> None:
+    place = bytearray(3)
+    sink = sink_at(place)
+    sink.write(b"ab")
+    sink.write(b"c")
+    with pytest.raises(OSError, match="the object is larger than the 3 bytes that there are for it"):
+        sink.write(b"d")
+    assert place == b"abc"
+    with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)) as caught:
+        ToNew(1 << 62)
+    assert caught.value.errno == errno.ENOMEM
+
+
 def test_a_receiver_takes_no_more_than_a_slow_pipe_does() -> None:
     came, goes = os.pipe()
     with os.fdopen(came, "rb"), os.fdopen(goes, "wb", buffering=0) as file:
@@ -252,13 +277,40 @@ def test_the_rest_of_a_file_is_sent_and_a_pipe_is_not_waited_for(tmp_path: Path)
     [
         ("a text", "a path is a pathlib.Path"),
         (io.StringIO("text"), "open the file in binary mode"),
-        (7, "int cannot be sent"),
+        (
+            7,
+            "^int cannot be sent: a buffer, a tensor, a path, an open binary file and "
+            "an iterable of buffers can$",
+        ),
         (OfDevice(np.zeros(3), (2, 0)), "copy the tensor to the CPU first"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_in_words(thing: Sendable, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         origin_of(thing)
+
+
+def test_what_has_no_bytes_in_a_row_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(OfDevice):
+        def __dlpack__(self, **how: Any) -> Any:
+            raise BufferError("an odd type")
+
+    with pytest.raises(
+        ValueError, match=r"^the rows of this buffer do not follow one another: send a copy of it$"
+    ):
+        origin_of(np.zeros((2, 2))[:, 1])
+    with pytest.raises(TypeError, match=r"^int has no bytes: the iterable gives buffers$"):
+        origin_of([7]).read(1)  # type: ignore[list-item]
+    odd = Odd(np.zeros(3))
+    with pytest.raises(
+        TypeError, match=r"^Odd: an odd type; view a tensor of a type that numpy does not have as bytes$"
+    ):
+        origin_of(odd)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(
+        TypeError, match=r"^Odd has __dlpack__, which numpy reads: python -m pip install numpy$"
+    ):
+        origin_of(odd)
 
 
 def test_memory_that_cannot_be_written_is_refused() -> None:
@@ -285,6 +337,7 @@ def test_an_async_iterable_is_asked_as_receivers_take_what_there_is(fabric: Fabr
         yield b""
         yield bytes(3 << 20)
 
+    assert not origin_of(parts()).again()
     with others(lambda: gets(fabric, 1, 1)) as ends:
         report = asyncio.run(sends(fabric, parts()))
         (got,) = ends[0].result(BOUND)
