@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mcast.api import AlreadyJoined, Backend, CmEventType, Destination, Message
+from mcast.api import AlreadyJoined, Backend, Closed, CmEventType, Destination, McastError, Message
+from mcast.contract.seconds import LONGEST, seconds_of
 from mcast.wire.addresses import Gid, Mgid
 
 from ..card.ends import BOUND, GROUP, End
@@ -82,6 +83,11 @@ def test_a_resolution_may_last_as_long_as_one_likes(backend: Backend, long: floa
 
 
 # --- memory -------------------------------------------------------------------------------------------
+
+
+def test_what_is_below_0_is_no_time_and_what_no_clock_counts_the_longest() -> None:
+    below: list[float] = [-1, -(10**400), -inf]
+    assert [seconds_of(one) for one in (*below, 10**400)] == [0.0, 0.0, 0.0, LONGEST]
 
 
 def test_an_older_receive_memory_ends_without_the_newer(end: End) -> None:
@@ -164,5 +170,31 @@ def test_a_message_without_a_grh_is_answered_by_lid(network: Network, backend: B
         assert answer is not None
         assert bytes(answer.payload) == b"!"
     else:
-        with pytest.raises(ValueError, match="neither a GRH nor a LID"):
+        words = "^the message has neither a GRH nor a LID of its sender: it cannot be answered$"
+        with pytest.raises(ValueError, match=words):
             to.reply_to(message)
+
+
+def test_an_error_of_a_leave_says_what_kind_of_port_it_was(end: End) -> None:
+    end.join()
+    with pytest.raises(McastError) as caught:
+        end.id.leave_multicast("239.9.9.9")
+    assert caught.value.link_layer is end.id.link_layer is not None
+
+
+def test_what_is_closed_names_the_call(backend: Backend, end: End) -> None:
+    address = end.join().gid
+    end.id.close()
+    backend.close()
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("port_events", end.qp.port_events),
+        ("recv", lambda: end.qp.recv_one(0)),
+        ("register", lambda: end.qp.register(bytearray(9))),
+        ("leave_multicast", lambda: end.id.leave_multicast(Mgid(address))),
+        ("groups", backend.groups),
+        ("devices", backend.devices),
+    ]
+    for name, call in calls:
+        with pytest.raises(Closed) as caught:
+            call()
+        assert caught.value.call == name

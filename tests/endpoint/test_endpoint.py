@@ -758,6 +758,8 @@ def test_the_largest_message_is_told_and_kept(net: Net) -> None:
     plain, numbered, small = net.open(0), net.open(1, sequence=True), net.open(2, max_message=100)
     mtu = plain.port.active_mtu
     assert [one.max_message_size for one in (plain, numbered, small)] == [mtu, mtu - 24, 100]
+    with pytest.raises(ValueError, match=f"max_message is {mtu}: allowed are 1..{mtu - 24} "):
+        net.open(0, sequence=True, max_message=mtu)
     for endpoint in (plain, numbered, small):
         limit = endpoint.max_message_size
         group = endpoint.join(GROUP)

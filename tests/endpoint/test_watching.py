@@ -53,4 +53,5 @@ def test_events_are_told_once_and_a_look_is_json() -> None:
     shown = json.loads(json.dumps(first.as_dict()))
     assert shown["events"] == list(map(str, first.events))
     assert (shown["groups"][0]["group"], shown["groups"][0]["gaps"]) == (GROUP, None)
+    assert (shown["groups"][0]["sources"], shown["groups"][0]["forgotten_sources"]) == ([], 0)
     assert shown["receive_queue"] == {"depth": 512, "free": 512, "low_water": 512, "empty": 0}
