@@ -71,15 +71,11 @@ class Self(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How an object ended here: `about` it, whether it is `whole` and right, and in `words` why it is not.
-
-    behind  whether its sender has ended it, and not this end
-    """
+    """How an object ended here: `about` it, whether it is `whole` and right, and in `words` why it is not."""
 
     about: Describe
     whole: bool
     words: str
-    behind: bool = False
 
 
 class _Pulse:
@@ -415,7 +411,7 @@ class ObjectReceiver:
         if self._now is not None and self._state == UNDECIDED and not self.storable:
             self._state = BROKEN
             self._asking.due, self._answers.hold = None, inf
-            self.ended.append(Ended(self._now[0], False, words, behind=True))
+            self.ended.append(Ended(self._now[0], False, words))
 
     def _on_offer(self, offer: Offer, now: float) -> None:
         self._pulse.beats(offer, now)
