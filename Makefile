@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all coverage lint docs sessions man soak soak-served soak-lab bench mutants oracle wheel test-wheel release api test-asan test-tsan fuzz clean test-packages
+.PHONY: demo test test-all coverage lint docs sessions man soak soak-served soak-lab bench mutants oracle wheel test-wheel test-free-threaded release api test-asan test-tsan fuzz clean test-packages
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -92,21 +92,36 @@ mutants: .venv/test
 oracle: .venv/test
 	$(BIN)/pytest tests/oracle -s --oracle-requests $(N) $(ARGS)
 
-# What goes to PyPI, audited, into an empty WHEELS.
+# What goes to PyPI, audited, into an empty WHEELS; a wheel for each Python without a GIL in FREE_THREADED, too.
 wheel: .venv/test
 	$(BIN)/pip install -q -e '.[wheels]'
-	$(BIN)/python scripts/wheels.py $(WHEELS)
+	$(BIN)/python scripts/wheels.py $(WHEELS) $(FREE_THREADED)
 
-# As a stranger does it: each of PYTHONS installs the wheel of this processor, and runs demo and suite. A Python without a
-# GIL takes the wheel without C.
+# As a stranger does it: each of PYTHONS installs the wheel of this processor, and runs demo and suite, where no warning
+# says that a GIL has been turned on. A Python without a GIL takes its own wheel, or the one without C.
 test-wheel:
 	set -e; for python in $(PYTHONS); do \
 		where=build/wheel/$$(basename $$python); $$python -m venv --clear $$where; \
-		gil=$$($$python -c 'import sysconfig; print(not sysconfig.get_config_var("Py_GIL_DISABLED"))'); \
-		[ $$gil = True ] && wheel=*-abi3-*$$(uname -m).whl || wheel=*-py3-none-any.whl; \
-		$$where/bin/pip install -q $$(ls $(WHEELS)/$$wheel)'[conformance]'; \
-		(cd $$where && bin/python --version && bin/mcast demo --size 1M && \
+		abi=$$($$python -c 'import sys, sysconfig as s; \
+			print("cp%d%dt" % sys.version_info[:2] if s.get_config_var("Py_GIL_DISABLED") else "abi3")'); \
+		wheel=$$(ls $(WHEELS)/*-$$abi-*$$(uname -m).whl || { [ $$abi != abi3 ] && ls $(WHEELS)/*-py3-none-any.whl; }); \
+		$$where/bin/pip install -q $$wheel'[conformance]'; \
+		(cd $$where && export PYTHONWARNINGS=error::RuntimeWarning && bin/python -VV && \
+		bin/mcast info && bin/mcast demo --size 1M && \
 		bin/mcast conformance --backend sim-roce --backend sim-ib); done
+
+# On each Python without a GIL in FREE_THREADED: tests of the C core and of what stands on it, and those that hold beside
+# themselves in four threads at once. A warning that the GIL has been turned on fails a test.
+CORE_TESTS := tests/card tests/interrupts tests/contract tests/endpoint tests/sim
+PARALLEL_TESTS := tests/card tests/contract/test_contract.py tests/contract/test_registry.py tests/endpoint tests/sim
+test-free-threaded:
+	set -e; for python in $(FREE_THREADED); do \
+		where=build/free-threaded/$$(basename $$python); $$python -m venv --clear $$where; \
+		MCAST_RDMA=1 $$where/bin/pip install -q -e '.[free-threaded]'; \
+		$$where/bin/pytest -n 2 --dist loadfile --ignore tests/card/test_sanitized.py $(CORE_TESTS); \
+		$$where/bin/python -m pytest -n 0 --ignore tests/card/test_sanitized.py -p tests.parallel \
+			--parallel-threads 4 --iterations 2 --skip-thread-unsafe True --mark-hypothesis-as-unsafe \
+			$(PARALLEL_TESTS); done
 
 # The notes of the release that VERSION names, or what is missing for one.
 release:

