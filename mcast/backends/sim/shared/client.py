@@ -927,7 +927,7 @@ class SharedQueuePair(_Remote, QueuePair):
             if self._failed is None and not connection.lost and not connection.forked:
                 if incoming.comes_singly and (timeout is None or timeout > 0):
                     end = None if timeout is None else time.monotonic() + timeout
-                    self._backend.sleep.until(incoming.awaited(), timeout)
+                    self._backend.sleep.until(incoming.awaited(), timeout, looks=True)
                     timeout = None if end is None else max(end - time.monotonic(), 0.0)
                 if found := incoming.take_one():
                     burst, place, own = found

@@ -643,8 +643,11 @@ class Sleep:
         self._closed = False
         self._waits = Waits()
 
-    def until(self, readable: list[int], seconds: float | None) -> None:
-        """Sleep until one of these is readable, until `wake`, or so many seconds; maybe less."""
+    def until(self, readable: list[int], seconds: float | None, looks: bool = False) -> None:
+        """Sleep until one of these is readable, until `wake`, or so many seconds; maybe less.
+
+        `looks`: look before the sleep, as `Waits` does.
+        """
         bell = self._take()
         try:
             poller = self._poller(bell, readable)
@@ -654,7 +657,10 @@ class Sleep:
                 with interruptible():
                     poller.poll(max(0.0, longest) * 1000)
 
-            self._waits.until(sleep, bell, *readable)
+            if looks:
+                self._waits.until(sleep, bell, *readable)
+            else:
+                sleep()
         finally:
             self._give(bell)
 

@@ -13,7 +13,7 @@ LOOK = 200e-6
 """A wait that looks before it sleeps looks for so many seconds at most."""
 SHORT = 2 * LOOK
 """A wait that took less is a short one. The others of a round trip may have slept in it."""
-BUSY = 1.0
+BUSY = 0.05
 """For so many seconds nobody looks once others have kept the processor for longer than that."""
 
 T = TypeVar("T")
