@@ -401,6 +401,13 @@ def test_the_readme_begins_with_an_example_of_15_lines() -> None:
     assert len([line for line in first.text.splitlines() if line]) <= 15
 
 
+def test_the_demo_ends_as_the_tutorial_and_its_recording_say() -> None:
+    run = [sys.executable, "-m", "mcast", "demo"]
+    *_, last = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert last in (ROOT / "docs/tutorial.md").read_text("utf-8")
+    assert last.replace(" ", "&#160;") in (ROOT / "docs/assets/session-demo.svg").read_text("utf-8")
+
+
 def test_each_command_has_its_help_and_an_example() -> None:
     text = (ROOT / "docs" / "commands.md").read_text("utf-8")
     sections = dict(re.findall(r"^##+ mcast ([^\n]+)\n(.*?)(?=^##|\Z)", text, re.M | re.S))
