@@ -219,7 +219,7 @@ class QueuePair(OnPort):
             timeout = seconds_of(timeout)
         plain = imm is None and not self._closed
         if plain and type(payload) is bytes and len(payload) <= self.max_message_to(destination):
-            self._send(destination, [payload], None, timeout)  # no check of `send` could fail here
+            self._send_one(destination, payload, timeout)  # no check of `send` could fail here
         else:
             self.send(destination, [payload], imm, timeout)
 
@@ -347,6 +347,9 @@ class QueuePair(OnPort):
         imm: int | None,
         timeout: float | None,
     ) -> None: ...
+
+    def _send_one(self, destination: Destination, payload: bytes, timeout: float | None) -> None:
+        self._send(destination, [payload], None, timeout)
 
     def _flush(self, timeout: float | None) -> None:
         """Wait for the device.

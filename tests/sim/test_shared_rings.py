@@ -23,6 +23,7 @@ from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import connection, frames, posting, posts, rings
+from mcast.backends.sim.shared.incoming import MANY
 from mcast.backends.sim.shared.posting import PostPipe
 from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
@@ -364,6 +365,55 @@ def test_the_descriptor_is_readable_while_messages_are_here(sender: End, receive
         assert poller.poll(30_000)
         assert receiver.qp.recv_one(0) is not None
     assert poller.poll(0) == []
+
+
+def test_the_rest_of_a_frame_is_told_to_who_asks_for_the_descriptor_later(sender: End, receiver: End) -> None:
+    sender.send(b"a", b"b", b"c")
+    first = receiver.qp.recv_one(30)
+    assert first is not None
+    assert bytes(first.payload) == b"a"
+    poller = select.poll()
+    poller.register(receiver.qp.fileno(), select.POLLIN)
+    assert poller.poll(0)
+    assert receiver.take(2) == [b"b", b"c"]
+    assert poller.poll(0) == []
+
+
+def test_the_rest_of_a_frame_wakes_those_who_sleep(sender: End, receiver: End) -> None:
+    """Another call has read the frame, so nothing is readable where it came from."""
+    incoming = receiver.client._incoming
+    sender.send(b"known", b"ring")
+    assert receiver.take(2) == [b"known", b"ring"]
+
+    def sleep(awaited: list[int]) -> None:
+        poller = select.poll()
+        for fd in awaited:
+            poller.register(fd, select.POLLIN)
+        assert poller.poll(0) == []
+        sender.send(b"a", b"b", b"c")
+        for left in (2, 1, 0):
+            assert poller.poll(30_000 if left == 2 else 0)
+            assert incoming.take_one() is not None
+        assert poller.poll(0) == []
+
+    incoming.sleep(sleep)
+
+
+@pytest.mark.parametrize("count", [5, MANY + 5])
+def test_messages_are_taken_one_by_one_and_together(
+    sender: End, receiver: End, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Of a frame of few messages, and of one whose payloads are one piece of memory."""
+    sender.send(*[b"%d" % number * number for number in range(count)])
+    took: list[bytes] = []
+    asks = asked(receiver.backend, monkeypatch)
+    while len(took) < count:
+        message = receiver.qp.recv_one(30)
+        assert message is not None
+        took += [bytes(message.payload), *receiver.take(min(1, count - len(took) - 1))]
+    assert took == [b"%d" % number * number for number in range(count)]
+    assert set(asks) <= {"ring"}
+    assert receiver.qp.counters.recv_free == 512
 
 
 def test_a_handler_that_receives_meanwhile_takes_no_message_twice(

@@ -198,7 +198,7 @@ def test_of_a_busy_client_others_have_their_turn(
 ) -> None:
     """However much a client has posted, a send is of no more messages than are read in one turn."""
     run = PostRun(b"", 0, sender.to, 0, 1, 1000, 1)
-    assert [run.goes_on(b"", place, 1) for place in range(1, BURST + 1)] == [True] * (BURST - 1) + [False]
+    assert run.take((b"", place, 1) for place in range(1, BURST + 1)) == (b"", BURST, 1)
     with held_up(server.fabric):
         one_by_one(sender, 0, 2 * BURST + 2)
     sender.qp.flush()

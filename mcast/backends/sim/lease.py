@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from pickle import PickleBuffer
 from typing import overload
 
@@ -28,8 +28,8 @@ class Packed(Sequence[bytes]):
 
     __slots__ = ("_starts", "begin", "lengths", "memory")
 
-    def __init__(self, memory: bytearray, lengths: Sequence[int], begin: int = 0) -> None:
-        self.memory: bytearray = memory
+    def __init__(self, memory: bytes, lengths: Sequence[int], begin: int = 0) -> None:
+        self.memory: bytes = memory
         self.lengths: Sequence[int] = lengths
         self.begin: int = begin
         self._starts: list[int] | None = None
@@ -60,10 +60,11 @@ class Packed(Sequence[bytes]):
                 raise ValueError("messages come one after the other")
             return Packed(self.memory, self.lengths[start:stop], self.start(start))
         begin = self.start(range(len(self.lengths))[index])
-        return bytes(self.memory[begin : begin + self.lengths[index]])
+        return self.memory[begin : begin + self.lengths[index]]
 
     def __iter__(self) -> Iterator[bytes]:
-        return map(self.__getitem__, range(len(self.lengths)))
+        ends = accumulate(self.lengths, initial=self.begin)
+        return (self.memory[begin:end] for begin, end in pairwise(ends))
 
 
 class SimBatch(Batch):
@@ -261,6 +262,16 @@ def message_of(burst: Burst, payload: memoryview, own: bool) -> Message:
     """A message of the burst, as its receiver sees it."""
     source, src_qp, group, _, _, _, slid = burst.header
     return _make_message((payload, source, src_qp, group, burst.imm, own, slid, None, 0, None, burst.at))
+
+
+def messages_of(burst: Burst, own: bool) -> list[Message]:
+    """All messages of the burst, as their receiver sees them."""
+    source, src_qp, group, _, _, _, slid = burst.header
+    imm, at = burst.imm, burst.at
+    return [
+        _make_message((memoryview(payload), source, src_qp, group, imm, own, slid, None, 0, None, at))
+        for payload in burst.payloads
+    ]
 
 
 class Slots(ABC):

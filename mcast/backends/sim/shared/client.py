@@ -313,6 +313,7 @@ class SharedEventChannel(_Remote, EventChannel):
         self._bell = Beacon(lambda: bool(self._local) or self._is_asked)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
+        self._bell.listen()
         try:
             self._attach(backend.connection())
         except BaseException as error:
@@ -811,44 +812,60 @@ class SharedQueuePair(_Remote, QueuePair):
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        if timeout is None and imm is None and len(payloads) == 1 and self._failed is None:
-            payload = payloads[0]
-            owned_one = payload if type(payload) is bytes else bytes_of(payload, self)
-            try:
-                if self._outgoing.post_one(destination, owned_one):
-                    return
-            except Gone:  # which the request says in its own way
-                pass
         owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
+        if imm is None and len(owned) == 1:
+            self._send_one(destination, owned[0], timeout)
+        else:
+            self._send_parts(destination, owned, imm, timeout)
+
+    def _send_parts(
+        self, destination: Destination, owned: list[bytes], imm: int | None, timeout: float | None
+    ) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         about: dict[str, object] = {"gid": destination.gid}
-        posted = 0
+        lengths, posted = list(map(len, owned)), 0
         while True:
-            part = _part(owned, posted, rings.MOST_POSTED)
+            stop = _stop(lengths, posted, rings.MOST_POSTED)
             try:
                 if self._failed is not None:
                     raise QpError(self._failed, "send", Phase.SEND, about)
-                if not self._post_part(destination, part, imm, end, about):
-                    part = _part(part, 0, frames.MOST_PAYLOAD)
-                    self._ask_to_send(destination, part, imm, end, about)
+                if not self._post_part(
+                    destination, owned[posted:stop], lengths[posted:stop], imm, end, about
+                ):
+                    stop = _stop(lengths[:stop], posted, frames.MOST_PAYLOAD)
+                    self._ask_to_send(destination, owned[posted:stop], imm, end, about)
             except McastError as error:
                 error.posted = posted
                 raise
-            posted += len(part)
+            posted = stop
             if posted == len(owned):
                 return
+
+    def _send_one(self, destination: Destination, payload: bytes, timeout: float | None) -> None:
+        if not self._is_posted(destination, payload, timeout):
+            self._send_parts(destination, [payload], None, timeout)
+
+    def _is_posted(self, destination: Destination, payload: bytes, timeout: float | None) -> bool:
+        """Send a message by the pipe, if that is the way for it now."""
+        if timeout is not None or self._failed is not None:
+            return False
+        try:
+            return self._outgoing.post_one(destination, payload)
+        except Gone:  # which the request says in its own way
+            return False
 
     def _post_part(
         self,
         destination: Destination,
         part: list[bytes],
+        lengths: list[int],
         imm: int | None,
         end: float | None,
         about: dict[str, object],
     ) -> bool:
         """Send without a question; False if that must be asked for."""
         try:
-            return self._outgoing.post(destination, part, imm, end)
+            return self._outgoing.post(destination, part, lengths, imm, end)
         except Late:
             raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, about) from None
         except Gone:  # which the request says in its own way
@@ -927,11 +944,10 @@ class SharedQueuePair(_Remote, QueuePair):
             if self._failed is None and not connection.lost and not connection.forked:
                 if incoming.comes_singly and (timeout is None or timeout > 0):
                     end = None if timeout is None else time.monotonic() + timeout
-                    self._backend.sleep.until(incoming.awaited(), timeout, looks=True)
+                    incoming.sleep(partial(self._backend.sleep.until, seconds=timeout, looks=True))
                     timeout = None if end is None else max(end - time.monotonic(), 0.0)
-                if found := incoming.take_one():
-                    burst, place, own = found
-                    return message_of(burst, memoryview(burst.payloads[place]), own)
+                if (message := incoming.take_one()) is not None:
+                    return message
             slices, own_headers = self._receive(1, timeout, events=False)
             if not slices:
                 return None
@@ -957,10 +973,14 @@ class SharedQueuePair(_Remote, QueuePair):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return [], set()
-            awaited = self._incoming.awaited() if alive and not self._connection.lost else []
-            if events:
-                awaited.append(self._owner.channel.descriptor())
-            self._backend.sleep.until(awaited, left)
+            also = [self._owner.channel.descriptor()] if events else []
+            if alive and not self._connection.lost:
+                self._incoming.sleep(partial(self._sleep, also, left))
+            else:
+                self._backend.sleep.until(also, left)
+
+    def _sleep(self, also: list[int], left: float | None, awaited: list[int]) -> None:
+        self._backend.sleep.until([*awaited, *also], left)
 
     def _take(self, max: int, end: float | None) -> tuple[Slices, set[Header]]:
         try:
@@ -1067,11 +1087,11 @@ def _as_json(destination: Destination) -> bytes:
     return frames.TEXT.dump_json(destination.model_dump_json())
 
 
-def _part(payloads: list[bytes], start: int, most: int) -> list[bytes]:
-    """The payloads from there on that have so many bytes together, and fit in a frame; one at least."""
-    stop = min(len(payloads), start + frames.MOST_MESSAGES)
-    part = payloads if stop - start == len(payloads) else payloads[start:stop]
-    if sum(map(len, part)) <= most:
-        return part
-    ends = accumulate(map(len, part))
-    return part[: max(1, sum(end <= most for end in ends))]
+def _stop(lengths: list[int], start: int, most: int) -> int:
+    """Where the messages from `start` on end that have so many bytes together, and fit in a frame; one at
+    least."""
+    stop = min(len(lengths), start + frames.MOST_MESSAGES)
+    if sum(lengths[start:stop]) <= most:
+        return stop
+    ends = accumulate(lengths[start:stop])
+    return start + max(1, sum(end <= most for end in ends))

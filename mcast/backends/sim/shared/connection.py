@@ -600,25 +600,42 @@ def parse(op: str, text: bytes) -> Any:
 
 
 class Beacon:
-    """A descriptor that is readable while `look` says so. May be used from several threads."""
+    """A descriptor that is readable while `look` says so, and somebody listens. May be used from several
+    threads.
+    """
 
     def __init__(self, look: Callable[[], bool]) -> None:
         self._look, self._rings, self._lock, self._pid = look, False, Lock(), os.getpid()
+        self._listeners = 0
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         return self._fd
 
-    def show(self) -> None:
-        """What `look` looks at has changed."""
+    def listen(self) -> None:
+        """Somebody polls the descriptor from now on, until `leave`."""
         with self._lock:
-            rings = self._look()
-            if rings != self._rings and self._fd >= 0:
-                self._rings = rings
-                if rings:
-                    os.eventfd_write(self._fd, 1)
-                else:
-                    os.eventfd_read(self._fd)
+            self._listeners += 1
+            self._show()
+
+    def leave(self) -> None:
+        with self._lock:
+            self._listeners -= 1
+
+    def show(self) -> None:
+        """What `look` looks at has changed: system calls that are spared while nobody listens."""
+        if self._listeners:
+            with self._lock:
+                self._show()
+
+    def _show(self) -> None:
+        rings = self._look()
+        if rings != self._rings and self._fd >= 0:
+            self._rings = rings
+            if rings:
+                os.eventfd_write(self._fd, 1)
+            else:
+                os.eventfd_read(self._fd)
 
     def close(self) -> None:
         in_fork = os.getpid() != self._pid  # where a thread of the parent may have the lock

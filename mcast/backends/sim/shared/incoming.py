@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import accumulate
 
-from mcast.api import Phase
+from mcast.api import Message, Phase
 from mcast.backends.sim.core.qp import Burst, Header, make_burst
-from mcast.backends.sim.lease import Packed, Slices
+from mcast.backends.sim.lease import Packed, Slices, messages_of
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.connection import Beacon, Connection, Gone, Late, Reply, Unknown, enter
 from mcast.backends.sim.shared.rings import MASK, SIZE
@@ -31,12 +31,13 @@ class ServerEnded(Exception):
 
 
 class _Here:
-    """Messages of a send, as far as no call has taken them."""
+    """Messages of a send, as far as no call has taken them; `messages` once one was taken by itself."""
 
-    __slots__ = ("burst", "own", "start", "stop")
+    __slots__ = ("burst", "messages", "own", "start", "stop")
 
     def __init__(self, burst: Burst, stop: int, own: bool) -> None:
         self.burst, self.start, self.stop, self.own = burst, 0, stop, own
+        self.messages: list[Message] | None = None
 
 
 class Incoming:
@@ -60,17 +61,27 @@ class Incoming:
         self._fd = fd
         # While messages are here that no call has taken, or something is to be asked for.
         self._bell = Beacon(lambda: bool(self._local) or self._looks or self._frame is not None)
+        self._polled = False
         self._epoll = select.epoll()
         self._epoll.register(fd, select.EPOLLIN)
         self._epoll.register(self._bell, select.EPOLLIN)
 
     def descriptor(self) -> int:
         """Readable while messages wait, or the server has something to tell; -1 once this is closed."""
-        return -1 if self._epoll.closed else self._epoll.fileno()
+        if self._epoll.closed:
+            return -1
+        if not self._polled:
+            self._polled = True
+            self._bell.listen()
+        return self._epoll.fileno()
 
-    def awaited(self) -> list[int]:
-        """What `descriptor` is an epoll over: a sleep on these alone ends sooner."""
-        return [] if self._epoll.closed else [self._fd, self._bell.fileno()]
+    def sleep(self, until: Callable[[list[int]], None]) -> None:
+        """Call `until` with what `descriptor` is an epoll over: a sleep on these alone ends sooner."""
+        self._bell.listen()
+        try:
+            until([] if self._epoll.closed else [self._fd, self._bell.fileno()])
+        finally:
+            self._bell.leave()
 
     def take(self, max: int, end: float | None) -> tuple[Slices, set[Header]]:
         """The next messages that are here, and which of their headers are this queue pair's own.
@@ -107,12 +118,10 @@ class Incoming:
             self._lock.release()
         return slices, own
 
-    def take_one(self) -> tuple[Burst, int, bool] | None:
-        """The next message if that is quickly taken, its place in the burst, and whether it is this queue
-        pair's own.
+    def take_one(self) -> Message | None:
+        """The next message if that is quickly taken; its receive is given back.
 
-        Its receive is given back. None: ask `take`, for there is none, or another call has the lock, or there
-        is no ring.
+        None: ask `take`, for there is none, or another call has the lock, or there is no ring.
         """
         connection = self._connection
         ring, word = connection.memory.ring, self._word
@@ -121,21 +130,30 @@ class Incoming:
         try:
             if self._epoll.closed:
                 return None
-            if self._local:
-                here = self._local[0]
-                burst, start, own = here.burst, here.start, here.own
-                here.start = start + 1
-                if here.start == here.stop:
-                    self._local.popleft()  # first, because a signal is taken after a call
-                    if not self._local:
+            local = self._local
+            while True:
+                if not local:
+                    if (message := self._alone()) is not None:
+                        break
+                    if self._frame is None or not self._read(None, asks=False):
+                        return None
+                    continue
+                here = local[0]
+                if here.messages is None:
+                    here.messages = messages_of(here.burst, here.own)
+                    continue  # a signal's handler may have taken some
+                start = here.start
+                message = here.messages[start]
+                here.start = start = start + 1
+                if start == here.stop:
+                    local.popleft()  # first, because a signal is taken after a call
+                    if not local:
                         self._bell.show()
-            else:
-                alone = self._alone()
-                if alone is None:
-                    return None
-                burst, start, own = alone
+                break
             self._given = ring.words[word] = (self._given + 1) & MASK
-            return burst, start, own
+            return message
+        except Gone:  # which `take` meets again
+            return None
         finally:
             self._lock.release()
 
@@ -186,8 +204,9 @@ class Incoming:
 
     # --- within the lock ---------------------------------------------------------------------
 
-    def _read(self, end: float | None) -> bool:
-        """Take one frame, if there is one and the server has not said to look.
+    def _read(self, end: float | None, asks: bool = True) -> bool:
+        """Take one frame, if there is one and the server has not said to look; without `asks` only if the
+        server need not be asked for a payload.
 
         Raises ServerEnded, Gone and Late.
         """
@@ -204,7 +223,9 @@ class Incoming:
             number, records = posts.unpack_told(frame)
             here = []
             for told in records:
-                payloads = self._payloads(told, number, end)
+                payloads = self._payloads(told, number, end, asks)
+                if payloads is None:
+                    return False
                 burst = make_burst((payloads, 0, _header(told.header), told.imm, 0, told.at))
                 if payloads:
                     here.append(_Here(burst, len(payloads), told.own))
@@ -217,7 +238,7 @@ class Incoming:
             self.comes_singly = False
         return True
 
-    def _alone(self) -> tuple[Burst, int, bool] | None:
+    def _alone(self) -> Message | None:
         """The message of a frame that has no other one, in a ring that is mapped here; else None: `take` may
         have it.
         """
@@ -229,11 +250,13 @@ class Incoming:
             reader = None if told is None else self._connection.memory.known(told.ring)
             if told is not None and reader is not None:
                 copied = reader.copy(told.place, told.lengths[0])
-                burst = make_burst(([copied], 0, _header(told.header), told.imm, 0, told.at))
-                if copied is not None and self._frame is frame:  # else a signal's handler has taken it
-                    self._frame = None
-                    self.comes_singly = True
-                    return burst, 0, told.own
+                if copied is not None:
+                    burst = make_burst(((copied,), 0, _header(told.header), told.imm, 0, told.at))
+                    (message,) = messages_of(burst, told.own)
+                    if self._frame is frame:  # else a signal's handler has taken it
+                        self._frame = None
+                        self.comes_singly = True
+                        return message
         except (ServerEnded, ValueError):  # which `take` meets again
             pass
         if self._frame is not None:
@@ -251,17 +274,24 @@ class Incoming:
             raise ServerEnded
         return frame
 
-    def _payloads(self, told: posts.Told, number: int, end: float | None) -> Sequence[bytes]:
+    def _payloads(
+        self, told: posts.Told, number: int, end: float | None, asks: bool
+    ) -> Sequence[bytes] | None:
+        """None: the server would have to be asked for them."""
         lengths, copied = told.lengths, None
+        memory = self._connection.memory
         if told.ring:
-            reader = self._connection.memory.reader(told.ring, partial(self._ask_ring, told.ring, end))
-            copied = None if reader is None else reader.copy_many(told.place, sum(lengths))
+            reader = memory.known(told.ring)
+            if reader is None and asks:
+                reader = memory.reader(told.ring, partial(self._ask_ring, told.ring, end))
+            copied = None if reader is None else reader.copy(told.place, sum(lengths))
         if copied is None:
+            if not asks:
+                return None
             copied = self._asked_for(lengths, number, end)
         if len(lengths) >= MANY:
             return Packed(copied, lengths)
-        whole = bytes(copied)
-        return [whole[end - size : end] for end, size in zip(accumulate(lengths), lengths, strict=True)]
+        return [copied[end - size : end] for end, size in zip(accumulate(lengths), lengths, strict=True)]
 
     def _ask_ring(self, ring: int, end: float | None) -> int | None:
         return self._ask(frames.WantRing(qp=self._number, ring=ring), end).descriptor
@@ -269,7 +299,7 @@ class Incoming:
     def _ask(self, request: frames.AnyRequest, end: float | None) -> Reply:
         return self._connection.ask(request, "recv", Phase.RECV, end=end, owner=self._number)
 
-    def _asked_for(self, lengths: Sequence[int], number: int, end: float | None) -> bytearray:
+    def _asked_for(self, lengths: Sequence[int], number: int, end: float | None) -> bytes:
         """The payloads as the server has them, in as many answers as they fit in."""
         if sum(lengths) > SIZE:
             raise ValueError("more than any sender can send at once")
@@ -285,7 +315,7 @@ class Incoming:
                 raise ValueError(f"{len(tail)} bytes for payloads of {size}")
             parts.append(tail)
             start = stop
-        return bytearray().join(parts)
+        return b"".join(parts)
 
 
 @lru_cache(maxsize=4096)

@@ -46,21 +46,29 @@ class SharedOutgoing:
 
         Raises Gone.
         """
-        sent, head = self._last_to(to)
+        last, sent, head = self._last
+        if last is not to:
+            sent, head = self._last_to(to)
         connection = self._connection
         page = connection.memory.page
         if not head or page is None or page.words[0] != sent.change:
             return False
         return connection.post_one(head, payload)
 
-    def post(self, to: Destination, payloads: list[bytes], imm: int | None, end: float | None) -> bool:
+    def post(
+        self,
+        to: Destination,
+        payloads: list[bytes],
+        lengths: list[int],
+        imm: int | None,
+        end: float | None,
+    ) -> bool:
         """Send without a question; False if that must be asked for. Raises Gone, Late."""
         sent, _ = self._last_to(to)
         page, slot = self._connection.memory.page, sent.slot
         if slot is None or page is None or page.words[0] != sent.change:
             return False
         payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-        lengths = list(map(len, payloads))
         return self._connection.post(
             payload,
             lambda place: posts.pack_post(posts.PostedFrame(self._number, slot, imm, place, lengths)),

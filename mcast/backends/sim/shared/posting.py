@@ -22,6 +22,10 @@ ROOM = 8192
 waits for nobody."""
 
 
+OnePost = tuple[bytes, int, int]
+"""A post of one message: head, place and length."""
+
+
 class Posted(NamedTuple):
     """What a client has posted."""
 
@@ -50,15 +54,20 @@ class PostRun:
         self.place: int = place
         self.lengths: list[int] = [length]
 
-    def goes_on(self, head: bytes, place: int, length: int) -> bool:
-        """Whether this post is the next one, and now a part of the run."""
-        end = place + length
-        fits = place == self._end and length <= self._most and end <= self._stop
-        if not fits or head != self._head or len(self.lengths) == BURST:
-            return False
+    def take(self, posted: Iterator[OnePost]) -> OnePost | None:
+        """Take the posts that go on with the run; the first one that does not, None if all do."""
+        head, end, stop, most, lengths = self._head, self._end, self._stop, self._most, self.lengths
+        other = None
+        for post in posted:
+            begins, place, length = post
+            fits = place == end and length <= most and end + length <= stop and begins == head
+            if not fits or len(lengths) == BURST:
+                other = post
+                break
+            end += length
+            lengths.append(length)
         self._end = end
-        self.lengths.append(length)
-        return True
+        return other
 
 
 class PostPipe:
@@ -85,8 +94,8 @@ class PostPipe:
         finally:
             os.close(theirs)
 
-    def read(self, most: int) -> Iterator[tuple[bytes, int, int]]:
-        """So many posts at most: head, place and length of each. Raises ValueError for what is none."""
+    def read(self, most: int) -> Iterator[OnePost]:
+        """So many posts at most. Raises ValueError for what is none."""
         try:
             found = os.read(self.ours, most * posts.ONE)
         except BlockingIOError:

@@ -66,14 +66,6 @@ class RingReader:
         self._mapped = view(fd, HEAD + SIZE)
         self.words: memoryview[int] = memoryview(self._mapped)[:HEAD].cast("Q")
 
-    def copy_many(self, place: int, count: int) -> bytearray | None:
-        """As `copy`, into memory that can be exported."""
-        end = place % SIZE + count
-        if not 0 <= count <= end <= SIZE:
-            raise ValueError(f"a ring of {SIZE} bytes has no {count} bytes before {end}")
-        copied = bytearray(memoryview(self._mapped)[HEAD + end - count : HEAD + end])
-        return copied if self.words[0] - SIZE <= place else None
-
     def copy(self, place: int, count: int) -> bytes | None:
         """`count` bytes from there on; None if they were, or may have been, overwritten meanwhile.
 

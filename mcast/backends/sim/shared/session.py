@@ -29,7 +29,7 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.arrivals import Arrivals, Pump
 from mcast.backends.sim.shared.flag import DESCRIPTORS, Flag
-from mcast.backends.sim.shared.posting import Posted, Posting, PostRun
+from mcast.backends.sim.shared.posting import OnePost, Posted, Posting, PostRun
 from mcast.backends.sim.shared.tap import TapFeed
 from mcast.backends.sim.trace.events import Entry, Trace
 from mcast.errors.cause import Cause
@@ -147,8 +147,7 @@ class ClientSession:
     def look(self, most: int | None = None) -> None:
         """Take what was posted into the pipe, so many posts at most. Raises ValueError for what is none."""
         if (pipe := self._posting.pipe) is not None:
-            for head, place, length in pipe.read(most or pipe.most):
-                self._post_one(head, place, length)
+            self._post(pipe.read(most or pipe.most))
 
     def post(self, frame: memoryview) -> None:
         """Take what was posted without a question. Raises ValueError for what no client posts.
@@ -157,20 +156,20 @@ class ClientSession:
         device does: in the state of the queue pair.
         """
         if len(frame) == posts.ONE:
-            self._post_one(*posts.unpack_one(frame))
+            self._post(iter([posts.unpack_one(frame)]))
         else:
             self.carry()
             self._carry_out(self._posting.take(frame))
 
-    def _post_one(self, head: bytes, place: int, length: int) -> None:
-        if self.run is not None and self.run.goes_on(head, place, length):
-            return
-        self.carry()
-        route = self._posting.route(head)
-        if route is None:
-            self._carry_out(self._posting.take(memoryview(posts.pack_one(head, place, length))))
-        elif (most := self._most_of(route[0], length)) is not None:
-            self.run = PostRun(head, *route, place, length, self._posting.stop(place, length), most)
+    def _post(self, posted: Iterator[OnePost]) -> None:
+        while (post := next(posted, None) if self.run is None else self.run.take(posted)) is not None:
+            self.carry()
+            head, place, length = post
+            route = self._posting.route(head)
+            if route is None:
+                self._carry_out(self._posting.take(memoryview(posts.pack_one(head, place, length))))
+            elif (most := self._most_of(route[0], length)) is not None:
+                self.run = PostRun(head, *route, place, length, self._posting.stop(place, length), most)
 
     def _carry_out(self, posted: Posted) -> None:
         longest = max(posted.lengths, default=0)

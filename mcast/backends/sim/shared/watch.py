@@ -31,16 +31,19 @@ class Waits:
         self._was_short = False
         self._busy_until = 0.0
 
-    def until(self, sleep: Callable[[], T], *descriptors: int) -> T:
-        """What `sleep` returns, which ends when one of the descriptors is readable."""
+    def until(self, sleep: Callable[[], T], *descriptors: int) -> T | None:
+        """What `sleep` returns, which ends when one of the descriptors is readable; None if a look has found
+        one.
+        """
         begun = time.monotonic()
+        found = False
         if self._was_short and begun >= self._busy_until:
-            readable_soon(LOOK, *descriptors)
+            found = readable_soon(LOOK, *descriptors)
             if (looked := time.monotonic()) > begun + SHORT:
                 self._busy_until = looked + BUSY
-        found = sleep()
+        slept = None if found else sleep()
         self._was_short = time.monotonic() < begun + SHORT
-        return found
+        return slept
 
 
 class ServerWatch:
@@ -51,6 +54,7 @@ class ServerWatch:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
+        self._fd = self._epoll.fileno()
         self._calls: dict[int, Callable[[], object]] = {}
         self._waits = Waits()
 
@@ -67,7 +71,10 @@ class ServerWatch:
     def wait(self) -> list[Callable[[], object]]:
         """Sleep until descriptors are ready: what is to be called for them, in order."""
         calls, epoll = self._calls, self._epoll
-        return [calls[fd] for fd, _ in self._waits.until(epoll.poll, epoll.fileno()) if fd in calls]
+        ready = self._waits.until(epoll.poll, self._fd)
+        if ready is None:
+            ready = epoll.poll(0)
+        return [calls[fd] for fd, _ in ready if fd in calls]
 
     def close(self) -> None:
         self._epoll.close()
