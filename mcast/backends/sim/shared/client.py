@@ -944,7 +944,8 @@ class SharedQueuePair(_Remote, QueuePair):
             if self._failed is None and not connection.lost and not connection.forked:
                 if incoming.comes_singly and (timeout is None or timeout > 0):
                     end = None if timeout is None else time.monotonic() + timeout
-                    incoming.sleep(partial(self._backend.sleep.until, seconds=timeout, looks=True))
+                    sleep = self._backend.sleep
+                    incoming.look_and_sleep(sleep.waits, partial(sleep.until, seconds=timeout))
                     timeout = None if end is None else max(end - time.monotonic(), 0.0)
                 if (message := incoming.take_one()) is not None:
                     return message

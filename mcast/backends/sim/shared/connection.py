@@ -658,26 +658,17 @@ class Sleep:
         self._pollers: dict[int, tuple[list[int], select.poll]] = {}
         """What was slept on last with each of the eventfds, and what polls that: it knows numbers alone."""
         self._closed = False
-        self._waits = Waits()
+        self.waits: Waits = Waits()
+        """Of sleeps before which one may look."""
 
-    def until(self, readable: list[int], seconds: float | None, looks: bool = False) -> None:
-        """Sleep until one of these is readable, until `wake`, or so many seconds; maybe less.
-
-        `looks`: look before the sleep, as `Waits` does.
-        """
+    def until(self, readable: list[int], seconds: float | None) -> None:
+        """Sleep until one of these is readable, until `wake`, or so many seconds; maybe less."""
         bell = self._take()
         try:
             poller = self._poller(bell, readable)
             longest = LOOK_AGAIN if seconds is None else min(seconds, LOOK_AGAIN)
-
-            def sleep() -> None:
-                with interruptible():
-                    poller.poll(max(0.0, longest) * 1000)
-
-            if looks:
-                self._waits.until(sleep, bell, *readable)
-            else:
-                sleep()
+            with interruptible():
+                poller.poll(max(0.0, longest) * 1000)
         finally:
             self._give(bell)
 

@@ -20,6 +20,7 @@ from mcast.backends.sim.lease import Packed, Slices, messages_of
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.connection import Beacon, Connection, Gone, Late, Reply, Unknown, enter
 from mcast.backends.sim.shared.rings import MASK, SIZE
+from mcast.backends.sim.shared.watch import Waits
 from mcast.interrupts import Lock, uninterrupted
 
 MANY = 32
@@ -82,6 +83,10 @@ class Incoming:
             until([] if self._epoll.closed else [self._fd, self._bell.fileno()])
         finally:
             self._bell.leave()
+
+    def look_and_sleep(self, waits: Waits, until: Callable[[list[int]], None]) -> None:
+        """The same after a look at what the server tells, if that is worth it."""
+        waits.until(partial(self.sleep, until), self._fd)
 
     def take(self, max: int, end: float | None) -> tuple[Slices, set[Header]]:
         """The next messages that are here, and which of their headers are this queue pair's own.
