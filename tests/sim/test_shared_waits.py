@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from mcast.backends.sim.shared import watch
-from mcast.backends.sim.shared.watch import BUSY, LOOK, SHORT, Waits
+from mcast.backends.sim.shared.watch import LONGEST_PAUSE, LOOK, PAUSE, SHORT, Waits
 
 
 class Loop:
     """Waits on a clock that only this moves; what is waited for comes at `due`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = self.due = 0.0
+        self.now = self.due = 1000.0
         self.others = 0.0
         """Seconds for which other processes take the processor from a look."""
         self.looked = False
@@ -58,13 +58,36 @@ def test_who_waits_long_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [loop.looks(seconds) for seconds in (SHORT, SHORT, 0, 0)] == [True, False, False, True]
 
 
-def test_where_others_want_the_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_others_take_the_processor_nobody_looks_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look gives the processor away, and gets it back a time slice later."""
     loop = Loop(monkeypatch)
     loop.looks(0)
     loop.others = SHORT
     assert loop.looks(LOOK / 2)
     loop.others = 0.0
-    assert not any(loop.looks(LOOK / 2) for _ in range(round(BUSY / LOOK)))
-    loop.now += BUSY
+    assert not any(loop.looks(LOOK / 2) for _ in range(round(PAUSE / LOOK)))
+    loop.now += PAUSE
     assert [loop.looks(LOOK / 2) for _ in range(2)] == [True, True]
+
+
+def test_where_others_take_the_processor_each_time_the_pause_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    loop.looks(0)
+    loop.others = SHORT
+    pauses: list[float] = []
+    for _ in range(20):
+        begun = loop.now
+        while not loop.looks(LOOK / 2):
+            pass
+        pauses.append(round(loop.now - begun, 6))
+    assert pauses == sorted(pauses)
+    assert pauses[1] == pytest.approx(PAUSE, abs=2 * SHORT)
+    assert pauses[-1] == pytest.approx(LONGEST_PAUSE, abs=2 * SHORT)
+    loop.others = 0.0
+    loop.now += 3 * LONGEST_PAUSE
+    loop.looks(0)
+    loop.others = SHORT
+    assert loop.looks(LOOK / 2)
+    loop.now += PAUSE
+    loop.looks(0)
+    assert loop.looks(LOOK / 2)

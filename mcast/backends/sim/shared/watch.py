@@ -13,8 +13,9 @@ LOOK = 200e-6
 """A wait that looks before it sleeps looks for so many seconds at most."""
 SHORT = 2 * LOOK
 """A wait that took less is a short one. The others of a round trip may have slept in it."""
-BUSY = 0.05
-"""For so many seconds nobody looks once others have kept the processor for longer than that."""
+PAUSE, LONGEST_PAUSE = 0.001, 0.05
+"""For so many seconds nobody looks once others have kept the processor for longer than SHORT. The pause is
+twice as long each time that this happens again soon, up to the longest."""
 
 T = TypeVar("T")
 
@@ -23,13 +24,14 @@ class Waits:
     """Waits of one loop, each of which looks again and again before it sleeps if the one before was short.
 
     To sleep, and to be woken on a processor that has gone to sleep too, takes longer than the rest of a round
-    trip. Between two looks another process gets the processor. If one keeps it, there is work enough, no
-    processor sleeps, and looking would only take turns away.
+    trip. Between two looks another process gets the processor. If one keeps it again and again, there is work
+    enough, no processor sleeps, and looking would only take turns away.
     """
 
     def __init__(self) -> None:
         self._was_short = False
-        self._busy_until = 0.0
+        self._pause = PAUSE
+        self._looks_from = 0.0
 
     def until(self, sleep: Callable[[], T], *descriptors: int) -> T | None:
         """What `sleep` returns, which ends when one of the descriptors is readable; None if a look has found
@@ -37,10 +39,12 @@ class Waits:
         """
         begun = time.monotonic()
         found = False
-        if self._was_short and begun >= self._busy_until:
+        if self._was_short and begun >= self._looks_from:
             found = readable_soon(LOOK, *descriptors)
             if (looked := time.monotonic()) > begun + SHORT:
-                self._busy_until = looked + BUSY
+                is_again = begun < self._looks_from + LONGEST_PAUSE
+                self._pause = min(2 * self._pause, LONGEST_PAUSE) if is_again else PAUSE
+                self._looks_from = looked + self._pause
         slept = None if found else sleep()
         self._was_short = time.monotonic() < begun + SHORT
         return slept
