@@ -459,6 +459,33 @@ def test_a_part_of_a_series_that_is_in_use_keeps_the_receives(bed: Testbed) -> N
         next(iter(batch.series()))
 
 
+def test_a_batch_whose_release_was_refused_is_read_as_before(bed: Testbed) -> None:
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    sender.send(outward, b"one", b"two")
+    batch = receiver.qp.recv(2, BOUND)
+    offsets = [int.from_bytes(batch.records[at : at + 8], "little") for at in (0, RECORD.size)]
+
+    def read() -> list[list[bytes]]:
+        memory = batch.memory
+        return [
+            [bytes(memory[offset : offset + 3]) for offset in offsets],
+            [bytes(one.payload) for one in batch],
+            [bytes(batch[place].payload) for place in range(2)],
+            [bytes(part) for one in batch.series() for part in one.payloads()],
+        ]
+
+    before = read()
+    kept = [part for one in batch.series() for part in one.payloads()]
+    for _ in range(2):
+        with pytest.raises(BufferError, match="still in use"):
+            batch.release()
+        assert read() == before == [[b"one", b"two"]] * 4
+    kept.clear()
+    batch.release()
+
+
 RECORD = Struct("<QIII4xBxH4x16s16sQ")
 """RECORD_DTYPE once more: offset, length, src_qp, imm, has_imm, src_lid, source, group, timestamp."""
 

@@ -149,9 +149,10 @@ class SimBatch(Batch):
     def _export(self) -> memoryview:
         if isinstance(self._slots, DeviceSlots):
             self._slots.region.no_view()
-        if self._exporter is None:
-            self._exporter = self._exporter_of(self._joined())
-        return _view_of(self._exporter)
+        exporter = self._exporter
+        if exporter is None:
+            exporter = self._exporter = self._exporter_of(self._joined())
+        return _view_of(exporter)
 
     def _joined(self) -> Buffer:
         """The payloads one after another, or the memory of the slots."""
@@ -222,8 +223,8 @@ class SimBatch(Batch):
 
     def _release(self) -> None:
         whole = self._whole
+        self._whole = self._exporter = None  # else what fails below would leave an exporter that has ended
         if whole is not None:
-            self._whole = None
             whole.release()
         for exporter in self._exporters:
             exporter.release()  # BufferError if a view is left
