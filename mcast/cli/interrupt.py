@@ -22,20 +22,39 @@ _AGAIN = 0.01
 """How many seconds after Python has dropped a signal's interrupt the signal is sent again."""
 
 
+class _Ignored:
+    """The handler of a SIGINT that is ignored, but where another signal has come that ends the block."""
+
+    def __init__(self, received: list[int]) -> None:
+        self._received = received
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._received:
+            raise KeyboardInterrupt
+
+
 def heeded(*signals: Signals) -> list[Signals]:
     """Those of the signals that are not ignored. nohup(1) starts a command with SIGHUP ignored, a script's
     shell starts a job in the background with SIGINT ignored."""
-    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.getsignal(number) for number in signals}
+    return [
+        number
+        for number, handler in handlers.items()
+        if handler is not signal.SIG_IGN and not isinstance(handler, _Ignored)
+    ]
 
 
 @contextmanager
 def ends_cleanly() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the block as Ctrl-C does, with all that it tidies up; the command then says
-    "interrupted". What is ignored stays ignored."""
+    "interrupted". What is ignored stays ignored.
+
+    They come as SIGINT, which `mcast.interrupts` keeps from what must not end half-way.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     def dropped(unraisable: UnraisableHookArgs) -> None:
         # A signal may come while a weak reference's callback or a __del__ runs, which raise to nobody.
@@ -55,6 +74,8 @@ def ends_cleanly() -> Iterator[None]:
     received: list[int] = []
     timers: list[threading.Timer] = []
     before = {number: signal.signal(number, stop) for number in heeded(signal.SIGTERM, signal.SIGHUP)}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, _Ignored(received))
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield

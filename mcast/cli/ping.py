@@ -130,9 +130,7 @@ def ping(
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
     from mcast.contract.registry import open_at
 
-    with ExitStack() as stack:
-        stack.enter_context(ends_cleanly())
-        opened = stack.enter_context(open_at(backend, bind, {}))
+    with ends_cleanly(), open_at(backend, bind, {}) as opened, ExitStack() as stack:
         place = _place(opened, bind, device)
         require(settings, [place])
         where = f"{place.address} ({place.device.name})"

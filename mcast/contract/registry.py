@@ -88,11 +88,12 @@ def open_backend(name: str, **options: object) -> Backend:
 def open_at(name: str, bind: object, options: Mapping[str, object]) -> Backend:
     """Open a backend by name for an endpoint with that local address, None if it has not been chosen.
 
-    Where several processes share the network, the address says which host the process is.
+    Where several processes share the network, the address says which host the process is. Ctrl-C leaves
+    nothing open.
     """
     found = provider(name)
     where = {"bind": bind} if bind is not None and not options and found.shared() else {}
-    return found.open(**options, **where)
+    return made_or_undone(partial(found.open, **options, **where), lambda backend: backend.close())
 
 
 @contextmanager

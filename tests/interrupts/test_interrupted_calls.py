@@ -36,6 +36,7 @@ from mcast.backends.sim import INFINIBAND, ROCE, Fabric
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.testbed import SimObserver, SimTestbed
+from mcast.contract.registry import open_at
 from mcast.contract.testbed import Testbed
 from mcast.endpoint.blocking import LOOK_EVERY
 from mcast.wire.addresses import Gid
@@ -785,12 +786,18 @@ def test_what_is_closed_is_closed_or_can_be_closed_again(card: Card, layer: str,
     opened[0]["backend"].close()
 
 
+@pytest.mark.parametrize("bound", [False, True], ids=["", "at an address"])
 @pytest.mark.parametrize("served", [False, True], ids=["of this process", "served"])
-def test_a_backend_is_opened_or_leaves_nothing(served: bool) -> None:
+def test_a_backend_is_opened_or_leaves_nothing(served: bool, bound: bool) -> None:
     opened: list[Backend] = []
 
     def call() -> None:
-        opened.append(attach() if served else open_backend("sim", clock="wall"))
+        if bound:
+            opened.append(
+                open_at("sim", None, {"socket": network.server.path} if served else {"clock": "wall"})
+            )
+        else:
+            opened.append(attach() if served else open_backend("sim", clock="wall"))
 
     def attach() -> Backend:
         return open_backend("sim", socket=network.server.path)

@@ -471,7 +471,7 @@ def test_what_a_block_has_entered_ends_before_a_signal_is_taken() -> None:
 
 @pytest.fixture(params=[CTRL_C, signal.SIGUSR1], ids=lambda number: number.name)
 def coming(request: pytest.FixtureRequest) -> Iterator[Signal]:
-    """One whose handler raises KeyboardInterrupt, as that of SIGTERM does in commands."""
+    """One whose handler raises KeyboardInterrupt, as a program may have that of SIGTERM do."""
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     yield Signal(request.param)
     signal.signal(signal.SIGUSR1, before)
