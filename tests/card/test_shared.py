@@ -11,12 +11,14 @@ import pytest
 
 from mcast import RECORD_DTYPE
 from mcast.api import Batch, Destination, Message, MessageTooLarge
+from mcast.contract.batch import FREE_THREADED
 
 from .card import Card
 from .ends import BOUND, End
 from .provider import CardBackend
 
 SENT = [b"%c" % (65 + size) * size for size in range(1, 33)]
+VIEWED = 200_000 if FREE_THREADED else 1000
 DESTINATIONS = 80
 """More than a queue pair keeps address handles for."""
 
@@ -81,9 +83,14 @@ def view(shared: Shared) -> Iterator[memoryview]:
 
 
 def test_one_payload_for_all(shared: Shared, view: memoryview) -> None:
+    """Of some 100,000 views that threads make of one view at once, Python forgets to count one."""
     for _ in range(50):
         shared.qp.send(shared.to, (view, view), timeout=BOUND)
         shared.take(2)
+    refused = [view] * 1000 + [memoryview(bytes(1025))]  # once all are viewed
+    for _ in range(VIEWED // 1000):
+        with pytest.raises(MessageTooLarge):
+            shared.qp.send(shared.to, refused)
 
 
 def test_a_batch_that_is_dropped_gives_its_receives_back(shared: Shared) -> None:
