@@ -202,3 +202,27 @@ def test_calls_that_meet_end_as_if_one_came_after_the_other(make: Callable[..., 
                 wrong.append((name, place, met, left))
     assert not wrong
     assert descriptors() == before
+
+
+def test_nobody_waits_with_the_lock_of_a_batch_for_that_of_the_fabric() -> None:
+    """A signal's handler may want the batch, and have interrupted a call that has the fabric's lock."""
+    world = World(Fabric.roce)
+    batch = world.qp.recv(1, BOUND)
+    blocked, releasing = threading.Event(), threading.Thread(target=batch.release)
+    world.mutex.on_blocked = blocked.set
+
+    def handle() -> None:
+        with pytest.raises(ValueError, match="released"):
+            bytes(batch.memory)
+        batch.release()
+
+    with world.mutex:
+        releasing.start()
+        assert blocked.wait(BOUND)
+        handling = threading.Thread(target=handle)
+        handling.start()
+        handling.join(BOUND)
+        assert not handling.is_alive()
+    releasing.join(BOUND)
+    assert world.qp.counters.recv_free == 7
+    assert world.leftovers() == []

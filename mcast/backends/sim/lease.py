@@ -16,6 +16,7 @@ from mcast.api import Batch, Gid, Message, Series
 from mcast.backends.sim.core.qp import Burst, Header
 from mcast.backends.sim.region import SimDeviceRegion
 from mcast.contract.batch import FREE_THREADED
+from mcast.interrupts import uninterrupted
 
 Slices = list[tuple[Burst, int, int]]
 
@@ -99,6 +100,8 @@ class SimBatch(Batch):
         self._filled = [] if slots is None else [slots.fill(payload) for payload in self._payloads()]
         self._exporters: list[memoryview] = []
         self._leases = [self._count]  # the thread that takes it ends the lease
+        if FREE_THREADED:
+            self._given: list[int] = []  # by a lease that has ended, and not yet to the queue
 
     def __len__(self) -> int:
         return self._count
@@ -232,9 +235,29 @@ class SimBatch(Batch):
             count = self._leases.pop()
         except IndexError:
             return  # another thread has ended it
+        if FREE_THREADED:
+            self._given.append(count)
+        else:
+            self._give(count)
+
+    def _give(self, count: int) -> None:
         if self._slots is not None:
             self._slots.free(self._filled)
         self._give_back(count)
+
+    if FREE_THREADED:
+
+        def release(self) -> None:
+            """As the contract's. The receives are given back without the batch's lock: a thread that has the
+            provider's may wait for the batch's, in the handler of a signal."""
+            with uninterrupted():
+                super().release()
+                while self._given:
+                    try:
+                        count = self._given.pop()
+                    except IndexError:
+                        return  # another thread gives them back
+                    self._give(count)
 
 
 def _lengths(payloads: Sequence[bytes], start: int, stop: int) -> Iterable[int]:
