@@ -11,7 +11,7 @@ import pytest
 
 from mcast import RECORD_DTYPE
 from mcast.api import Batch, Destination, Message, MessageTooLarge
-from mcast.contract.batch import FREE_THREADED
+from mcast.contract.batch import FREE_THREADED, CopiedBatch
 
 from .card import Card
 from .ends import BOUND, End
@@ -19,6 +19,7 @@ from .provider import CardBackend
 
 SENT = [b"%c" % (65 + size) * size for size in range(1, 33)]
 VIEWED = 200_000 if FREE_THREADED else 1000
+RELEASED = 20_000 if FREE_THREADED else 10
 DESTINATIONS = 80
 """More than a queue pair keeps address handles for."""
 
@@ -29,6 +30,8 @@ class Shared(End):
     def __init__(self, backend: CardBackend) -> None:
         super().__init__(backend, max_send_wr=64, max_recv_wr=1024)
         self.backend, self.to = backend, self.join()
+        self.latest: list[Batch] = [CopiedBatch()] * 8
+        """What the threads have received last."""
 
     def require_own(self, message: Message) -> None:
         assert bytes(message.payload) == SENT[len(message.payload) - 1]
@@ -42,9 +45,12 @@ class Shared(End):
 
 
 @pytest.fixture
-def shared(card: Card, backend: CardBackend) -> Shared:
+def shared(card: Card, backend: CardBackend) -> Iterator[Shared]:
     card.ethernet(2)
-    return Shared(backend)
+    shared = Shared(backend)
+    yield shared
+    shared.latest.clear()  # with batches that were left
+    assert shared.qp.counters.recv_free == 1024
 
 
 @pytest.fixture
@@ -52,7 +58,6 @@ def batch(shared: Shared) -> Iterator[Batch]:
     shared.qp.send(shared.to, SENT, timeout=BOUND)
     with shared.qp.recv(len(SENT), BOUND) as batch:
         yield batch
-    assert shared.qp.counters.recv_free == 1024
 
 
 def test_single_messages(shared: Shared) -> None:
@@ -107,6 +112,19 @@ def test_one_batch_for_all(shared: Shared, batch: Batch) -> None:
         assert batch.groups == [shared.to.gid] * len(SENT)
         offset = int.from_bytes(batch.records[:8], "little")
         assert bytes(batch.memory[offset : offset + 1]) == SENT[0]
+
+
+def test_a_batch_that_all_release(shared: Shared) -> None:
+    for turn in range(RELEASED):
+        shared.qp.send(shared.to, SENT[:4], timeout=BOUND)
+        left = 4
+        while left:
+            batch = shared.qp.recv(left, BOUND)
+            left -= len(batch)
+            assert all(len(message.payload) for message in batch)
+            shared.latest[turn % 8] = batch
+            for one in [*shared.latest]:
+                one.release()
 
 
 def test_address_handles(shared: Shared) -> None:
