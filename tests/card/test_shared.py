@@ -11,6 +11,7 @@ import pytest
 
 from mcast import RECORD_DTYPE
 from mcast.api import Batch, Destination, Message, MessageTooLarge
+from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.contract.batch import FREE_THREADED, CopiedBatch
 
 from .card import Card
@@ -51,6 +52,9 @@ def shared(card: Card, backend: CardBackend) -> Iterator[Shared]:
     yield shared
     shared.latest.clear()  # with batches that were left
     assert shared.qp.counters.recv_free == 1024
+    assert isinstance(shared.qp, RdmaQueuePair)
+    handles = [one for one in card.leftovers() if one.kind == "address handle"]
+    assert len(handles) == len(shared.qp._handles._serials)
 
 
 @pytest.fixture
@@ -132,9 +136,10 @@ def test_address_handles(shared: Shared) -> None:
     to: list[Destination] = [
         shared.to.model_copy(update={"flow_label": number}) for number in range(DESTINATIONS)
     ]
-    for destination in to:
-        shared.qp.send_one(destination, SENT[1], timeout=BOUND)
-    shared.take(DESTINATIONS)
+    for _ in range(20 if FREE_THREADED else 1):
+        for destination in to:
+            shared.qp.send_one(destination, SENT[1], timeout=BOUND)
+        shared.take(DESTINATIONS)
 
 
 def test_registered_memory(shared: Shared) -> None:
