@@ -18,6 +18,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 HEADERS = ("rdma/rdma_cma.h", "infiniband/verbs.h")
+NEWEST = "ibv_reg_dmabuf_mr"
+"""What the rdma extension uses of rdma-core's headers and older ones have not: it came with version 34."""
 PYTHON = ("Python.h", "linux/futex.h")
 NO_GIL = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 """Such a Python has no stable ABI: a wheel for it is for that version alone."""
@@ -31,8 +33,9 @@ INTERRUPTS = Extension(
 FIX = "apt-get install gcc libc6-dev librdmacm-dev libibverbs-dev"
 
 
-def missing(headers: tuple[str, ...]) -> str:
-    """What an extension that includes the headers lacks to be built here; '' when nothing."""
+def missing(headers: tuple[str, ...], name: str = "") -> str:
+    """What an extension that includes the headers, and uses that name of theirs, lacks to be built here; ''
+    when nothing."""
     if NO_GIL and sys.hexversion < 0x030E0000:
         return "without a GIL it takes CPython 3.14 or later"
     if sys.platform != "linux":
@@ -42,15 +45,18 @@ def missing(headers: tuple[str, ...]) -> str:
     flags = [*shlex.split(os.environ.get("CFLAGS", "")), "-I", sysconfig.get_path("include")]
     try:
         probe = subprocess.run(
-            [*compiler, *flags, "-E", "-x", "c", "-o", os.devnull, "-"],
+            [*compiler, *flags, "-E", "-x", "c", "-"],
             input=source,
             capture_output=True,
             text=True,
+            errors="replace",
         )
     except OSError as error:
         return f"no C compiler: {error}"
     errors = (line for line in probe.stderr.splitlines() if "error" in line)
-    return next(errors, "the compiler fails") if probe.returncode else ""
+    if probe.returncode:
+        return next(errors, "the compiler fails")
+    return "" if name in probe.stdout else f"{headers[-1]} has no {name}, and is of an rdma-core before 34"
 
 
 def wanted() -> bool:
@@ -58,7 +64,7 @@ def wanted() -> bool:
     choice = os.environ.get("MCAST_RDMA", "auto")
     if choice not in ("auto", "1", "0"):
         raise SystemExit(f"MCAST_RDMA is {choice!r}: it is auto, 1 or 0")
-    lack = "switched off by MCAST_RDMA=0" if choice == "0" else missing(HEADERS)
+    lack = "switched off by MCAST_RDMA=0" if choice == "0" else missing(HEADERS, NEWEST)
     if lack and choice == "1":
         raise SystemExit(f"MCAST_RDMA=1, but the rdma extension cannot be built: {lack}\nTry: {FIX}")
     if lack:

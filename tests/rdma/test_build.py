@@ -100,6 +100,17 @@ def assert_serves_every_python(wheel: Path, names: set[str]) -> None:
     assert all(content.startswith(b"\x7fELF") for content in found.values())
 
 
+def test_headers_that_are_too_old_count_as_missing(tree: Path, tmp_path: Path) -> None:
+    for name in ("infiniband", "rdma"):
+        shutil.copytree(f"/usr/include/{name}", tmp_path / "include" / name)
+    verbs = tmp_path / "include" / "infiniband" / "verbs.h"
+    verbs.write_text(verbs.read_text().replace("ibv_reg_dmabuf_mr", "ibv_reg_mr_of_old"))
+    done = build(tree, tmp_path / "wheel", CFLAGS=f"-O0 -I{tmp_path / 'include'}")
+    assert done.returncode == 0, done.stderr
+    assert "mcast: without the rdma extension (infiniband/verbs.h has no ibv_reg_dmabuf_mr" in done.stderr
+    assert_serves_every_python(wheel_in(tmp_path / "wheel"), {"_interrupts.abi3.so"})
+
+
 def test_required_but_without_headers_it_stops_and_names_the_packages(tree: Path, tmp_path: Path) -> None:
     done = build(tree, tmp_path, MCAST_RDMA="1", **HIDDEN)
     assert done.returncode != 0
