@@ -55,10 +55,10 @@ class Session:
         random = Random(backend.new_seed() if settings.seed is None else settings.seed)
         self.waiting: Waiting = Waiting(now, lambda batch: self.receiving.route(batch))
         waiting = self.waiting
-        self.events: EventQueue = EventQueue(waiting)
-        tell = self.events.tell
         self.station: Station = Station(backend, place, find_place, settings)
         station = self.station
+        self.events: EventQueue = EventQueue(station, waiting)
+        tell = self.events.tell
         self._channel, roster = station.channel, station.roster
         self.restorer: Restorer = Restorer(station, random, now, tell)
         restorer = self.restorer

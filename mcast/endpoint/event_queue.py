@@ -6,6 +6,7 @@ import logging
 from collections import Counter, deque
 
 from mcast.endpoint.policy import Event, PortUp, Rejoined
+from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Operation, Waiting
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -17,8 +18,8 @@ EVENTS_KEPT = 1024
 class EventQueue:
     """The events that nobody has fetched yet, and how many of each kind there were."""
 
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
+    def __init__(self, station: Station, waiting: Waiting) -> None:
+        self._station, self._waiting = station, waiting
         self.queued: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.told: Counter[type[Event]] = Counter()
         self.dropped: int = 0
@@ -31,7 +32,7 @@ class EventQueue:
         self.told[type(event)] += 1
         self._waiting.news = True
         level = logging.INFO if isinstance(event, Rejoined | PortUp) else logging.WARNING
-        logger.log(level, "%s", event)
+        logger.log(level, "%s: %s", self._station.name, event)
 
     def next_event(self, timeout: float | None) -> Operation[Event | None]:
         """The next event; None when `timeout` seconds have passed."""

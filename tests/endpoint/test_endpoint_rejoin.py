@@ -6,6 +6,7 @@ On the simulator alone: what befalls an SM, a switch or a partition, and what is
 from __future__ import annotations
 
 import errno as E
+import logging
 import re
 from collections.abc import Callable, Iterator
 from math import inf
@@ -609,10 +610,15 @@ def test_events_that_nobody_fetches_are_bounded_and_counted(
     assert len([event for event in pair.events(5, 0) if event is not None]) == 4
 
 
-def test_events_read_well(paired: Callable[..., Pair]) -> None:
+def test_events_read_well_and_the_log_says_whose_they_are(
+    paired: Callable[..., Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mcast")
     pair = paired()
     pair.network.fail_over(1)
     lost, rejoined = pair.events(2)
     assert str(lost).startswith(f"{GROUP}: the membership was lost: ")
     assert re.match(rf"{re.escape(GROUP)}: joined again after \d+\.\d", str(rejoined))
     assert "\n" not in str(lost)
+    name = f"{pair.receiver.device.name}/1, 10.0.0.2"
+    assert [said for said in caplog.messages if GROUP in said] == [f"{name}: {lost}", f"{name}: {rejoined}"]
