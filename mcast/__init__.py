@@ -27,9 +27,7 @@ A name is imported when it is first used, so `import mcast` alone, as in the pyt
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # checkers know it by its name; it is not of `typing`, which takes longest to load
 if TYPE_CHECKING:
     from mcast import aio as aio
     from mcast.contract.backend import Backend as Backend
@@ -102,6 +100,8 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
 
     def __getattr__(name: str) -> object:
+        from importlib import import_module
+
         if name == "__version__":
             from mcast.errors.install import VERSION
 

@@ -143,6 +143,13 @@ def test_help_and_version_load_nothing_that_works(run: Run, words: str) -> None:
     assert loaded - LIGHT - OWN[words] == set()
 
 
+def test_ctrl_c_is_minded_before_anything_large_is_loaded(run: Run) -> None:
+    loaded = "import sys; before = set(sys.modules); import mcast.__main__; print(*set(sys.modules) - before)"
+    names = set(run(MCAST.with_name("python"), "-c", loaded).stdout.split())
+    assert names >= {"mcast", "mcast.__main__", "signal"}
+    assert not names & {"typing", "re", "contextlib"}
+
+
 def test_all_help_fits_80_columns(run: Run) -> None:
     done = run(MCAST.with_name("python"), "-c", ALL, env={"COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, "")
