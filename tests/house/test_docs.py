@@ -47,7 +47,7 @@ pytestmark = pytest.mark.timeout(2 * SECONDS)
 NOT_RUN = {
     "it needs an RDMA host": "mcast rdma ip bridge cat ls echo modprobe ulimit sminfo saquery docker srun "
     "mpirun sudo",
-    "it fetches packages": "make mkdir cd . pip sudo MCAST_RDMA=1",
+    "it fetches packages": "make mkdir cd . pip python3 sudo MCAST_RDMA=1",
     "it takes minutes": "make mcast pre-commit .venv/bin/pytest",
     "it is a prompt": "mcast",
 }
