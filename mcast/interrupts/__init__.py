@@ -9,6 +9,8 @@ is done or not done. A second SIGINT is taken at once everywhere, so that a call
 C module, Python's handler is exchanged for the time of a block. Other threads get no signals, and lose no
 time.
 
+The module has `copy_rows`, too, because this is the one extension that is built wherever there is a compiler.
+
 Handlers of other signals, finalizers and the `__float__` of an argument run between two lines all the same.
 There the thread may hold a `Lock`, and be half-way through a change. A call that ends something uses
 `later`, which puts the end off until the thread holds no such lock, or waits (`do_what_was_put_off`). Any
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         Bell,
         Enterable,
         Lock,
+        copy_rows,
         do_what_was_put_off,
         interruptible,
         is_held,
@@ -46,7 +49,7 @@ else:
     Bell, Enterable, Lock = _by.Bell, _by.Enterable, _by.Lock
     interruptible, uninterrupted = _by.interruptible, _by.uninterrupted
     is_held, take_interrupt = _by.is_held, _by.take_interrupt
-    readable_soon = _by.readable_soon
+    readable_soon, copy_rows = _by.readable_soon, _by.copy_rows
     later, is_within, do_what_was_put_off = _by.later, _by.is_within, _by.do_what_was_put_off
 
 __all__ = [
@@ -55,6 +58,7 @@ __all__ = [
     "Enterable",
     "Lock",
     "Sleepers",
+    "copy_rows",
     "do_what_was_put_off",
     "interruptible",
     "is_held",

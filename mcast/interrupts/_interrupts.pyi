@@ -2,6 +2,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
+from typing_extensions import Buffer
+
 class AnyLock(Protocol):
     def acquire(self) -> object: ...
     def release(self) -> object: ...
@@ -75,6 +77,15 @@ def readable_soon(seconds: float, /, *descriptors: int) -> bool:
 
     Other threads run meanwhile, and other processes get the processor. Without the C module the answer is
     False, at once.
+    """
+
+def copy_rows(
+    to: Buffer, at: int, apart: int, of: Buffer, begin: int, step: int, size: int, count: int, /
+) -> None:
+    """Copy `count` rows of `size` bytes, which begin `step` bytes apart in `of`, from `begin` on.
+
+    In `to`, which is another memory, they begin `apart` bytes apart, from `at` on. Raises ValueError where
+    there are no such rows.
     """
 
 def later(action: Callable[[], object], level: int = 0, /) -> bool:

@@ -19,6 +19,8 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
+from typing_extensions import Buffer
+
 if TYPE_CHECKING:
     from mcast.interrupts._interrupts import AnyLock
 
@@ -284,6 +286,20 @@ def do_what_was_put_off() -> None:
 def readable_soon(seconds: float, /, *descriptors: int) -> bool:
     """False, because Python would keep other threads from what would make one of them readable."""
     return False
+
+
+def copy_rows(
+    to: Buffer, at: int, apart: int, of: Buffer, begin: int, step: int, size: int, count: int, /
+) -> None:
+    """Copy rows of bytes that begin at equal distances, one by one."""
+    target, source = memoryview(to).cast("B"), memoryview(of).cast("B")
+    for memory, first, distance in ((target, at, apart), (source, begin, step)):
+        end = first + (count - 1) * distance + size if count else first
+        if min(first, size, count) < 0 or distance < size or end > len(memory):
+            raise ValueError("there are no such rows")
+    for _ in range(count):
+        target[at : at + size] = source[begin : begin + size]
+        at, begin = at + apart, begin + step
 
 
 class Bell:
