@@ -17,6 +17,7 @@ from mcast.contract.batch import FREE_THREADED, Batch, Message
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
+from mcast.contract.rows import rows_of
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.values import Destination, QpCounters
 from mcast.errors.cause import Phase
@@ -169,14 +170,15 @@ class QueuePair(OnPort):
     def send(
         self,
         destination: Destination,
-        batch: Iterable[Buffer | DeviceBytes],
+        batch: Iterable[Buffer | DeviceBytes] | memoryview,
         imm: int | None = None,
         timeout: float | None = None,
     ) -> int:
         """Send each buffer of `batch` as one message, in order; return the number of messages, which is all
         of them.
 
-        A payload is any C-contiguous buffer, or a part of a `DeviceRegion` of this queue pair. `imm` is a
+        A payload is any C-contiguous buffer, or a part of a `DeviceRegion` of this queue pair. A C-contiguous
+        memoryview of two dimensions is a batch of its rows, and nothing is made for each of them. `imm` is a
         32-bit immediate for every message. The call posts the messages, and does not wait until the device
         has sent them (`flush` does). The call waits, at most `timeout` seconds, only while the send queue is
         full, and until the device has read payloads that lie in registered memory. So every buffer may be
@@ -191,10 +193,13 @@ class QueuePair(OnPort):
         self._require_open("send", Phase.SEND)
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
-        if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes):
+        rows = isinstance(batch, memoryview) and batch.ndim == 2
+        if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes) and not rows:
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
         if imm is not None and not 0 <= operator.index(imm) <= 0xFFFFFFFF:
             raise ValueError(f"imm is {imm}: an immediate is 32 bits, 0..0xFFFFFFFF")
+        if isinstance(batch, memoryview):
+            return self._check_rows(destination, batch, imm, timeout)
         payloads: list[Any] = batch if isinstance(batch, list) else list(batch)
         if set(map(type, payloads)) <= _BYTES:
             sizes = list(map(len, payloads))
@@ -206,6 +211,20 @@ class QueuePair(OnPort):
             raise self.too_large(destination, sizes, limit)
         self._send(destination, payloads, imm, timeout)
         return len(payloads)
+
+    def _check_rows(
+        self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
+    ) -> int:
+        count, limit = len(rows), self.max_message_to(destination)
+        if not rows.nbytes:
+            self._send(destination, [b""] * count, imm, timeout)
+            return count
+        flat = _as_bytes(rows, 0)
+        size = flat.nbytes // count
+        if size > limit:
+            raise self.too_large(destination, [size], limit)
+        self._send_rows(destination, flat.cast("B", (count, size)), imm, timeout)
+        return count
 
     def send_one(
         self,
@@ -350,6 +369,12 @@ class QueuePair(OnPort):
 
     def _send_one(self, destination: Destination, payload: bytes, timeout: float | None) -> None:
         self._send(destination, [payload], None, timeout)
+
+    def _send_rows(
+        self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
+    ) -> None:
+        """As `_send`, of the rows of a view of bytes with two dimensions, none of which is empty."""
+        self._send(destination, rows_of(rows), imm, timeout)
 
     def _flush(self, timeout: float | None) -> None:
         """Wait for the device.

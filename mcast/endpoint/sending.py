@@ -10,6 +10,7 @@ from typing import TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Destination, McastError, Message, Phase, QueuePair, mcast_error
+from mcast.contract.rows import rows_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.station import Station
@@ -51,7 +52,7 @@ class Sending:
         group: EndpointGroup,
         qp: QueuePair,
         destination: Destination,
-        payloads: list[Buffer],
+        payloads: list[Buffer] | memoryview,
         imm: int | None,
         timeout: float | None,
     ) -> int:
@@ -62,14 +63,17 @@ class Sending:
         count = len(payloads)
         try:
             if self._rewrites:
-                size = self._send_rewritten(group, qp, destination, payloads, imm, timeout)
+                size = self._send_rewritten(group, qp, destination, listed(payloads), imm, timeout)
+            elif isinstance(payloads, memoryview):
+                size = payloads.nbytes
+                qp.send(destination, payloads, imm, timeout)
             else:
                 plain = countOf(map(type, payloads), bytes) == count
                 size = sum(map(len if plain else _size, payloads))  # type: ignore[arg-type]
                 qp.send(destination, payloads, imm, timeout)
         except McastError as error:
             if error.posted:
-                self._count_sent(group, error.posted, sum(map(_size, payloads[: error.posted])))
+                self._count_sent(group, error.posted, sum(map(_size, listed(payloads)[: error.posted])))
             raise
         with self._counting:
             group.counts.sent += count
@@ -152,9 +156,9 @@ class Sending:
             group.counts.sent_batches += 1
 
 
-def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:
-    """Several payloads as a list. Raises TypeError for a single payload."""
-    if type(payloads) is list:
+def as_batch(payloads: Iterable[Buffer] | memoryview) -> list[Buffer] | memoryview:
+    """Several payloads as a list, or as a memoryview of their rows. Raises TypeError for a single payload."""
+    if type(payloads) is list or (isinstance(payloads, memoryview) and payloads.ndim == 2):
         return payloads
     if isinstance(payloads, bytes | bytearray | memoryview | str):
         kind = type(payloads).__name__
@@ -162,6 +166,11 @@ def as_list(payloads: Iterable[Buffer]) -> list[Buffer]:
             f"send_batch takes several payloads, this is one {kind}: use send, or put it in a list"
         )
     return list(payloads)
+
+
+def listed(payloads: list[Buffer] | memoryview) -> list[Buffer]:
+    """The payloads, one by one."""
+    return [*rows_of(payloads)] if isinstance(payloads, memoryview) else payloads
 
 
 def _size(payload: Buffer) -> int:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -44,6 +44,7 @@ from . import ends
 from .card import Card, Stage
 from .ends import BOUND as LONG
 from .ends import GROUP
+from .one_implementation import one_implementation
 from .provider import CardBackend
 
 DEPTH = 16
@@ -93,6 +94,27 @@ def test_a_series_ends_where_the_receives_begin_again(end: End) -> None:
             ]
             shape = [(series.messages, series.from_self) for series in found]
     assert shape == [(24, True), (16, True)]
+
+
+@pytest.mark.parametrize("size", [8, 600])
+def test_rows_are_sent_in_as_many_posts_as_the_send_queue_takes(end: End, size: int) -> None:
+    """By the fast call as by the one implementation."""
+    rows = [bytes((number,)) * size for number in range(40)]
+    view = memoryview(b"".join(rows)).cast("B", (40, size))
+    for fast in (True, False):
+        with nullcontext() if fast else one_implementation("send"):
+            assert end.qp.send(end.group, view) == 40
+            with end.qp.recv(64, LONG) as batch:
+                assert [bytes(one.payload) for one in batch] == rows
+
+
+def test_rows_that_find_no_room_are_not_posted(end: End) -> None:
+    view = memoryview(bytes(3 * DEPTH * 600)).cast("B", (3 * DEPTH, 600))
+    with end.held():
+        with pytest.raises(TimedOut) as caught:
+            end.qp.send(end.group, view, timeout=0)
+        assert caught.value.posted == DEPTH
+    end.qp.flush(LONG)
 
 
 # --- waiting -------------------------------------------------------------------------------------
@@ -603,16 +625,22 @@ def test_a_large_batch_is_copied_without_the_gil(card: Card, backend: CardBacken
 # --- aio -----------------------------------------------------------------------------------------
 
 
-def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(card: Card, backend: CardBackend) -> None:
+@pytest.mark.parametrize("rows", [True, False])
+def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(
+    card: Card, backend: CardBackend, rows: bool
+) -> None:
     card.ethernet(1)
     sent = [number.to_bytes(2, "big") * 200 for number in range(5 * DEPTH)]
+    batch: Any = memoryview(b"".join(sent)).cast("B", (len(sent), 400)) if rows else sent
 
     async def run() -> None:
         opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH, receive_depth=256)
         async with opened as endpoint, endpoint.join(GROUP) as group:
             card.hold(Stage.SEND)
-            assert await group.send_batch(sent[:3]) == 3  # so that the next batch finds room for a part of it
-            sending = asyncio.create_task(group.send_batch(sent[3:]))
+            assert (
+                await group.send_batch(batch[:3]) == 3
+            )  # so that the next batch finds room for a part of it
+            sending = asyncio.create_task(group.send_batch(batch[3:]))
             while card.qps()[0].sent != DEPTH:
                 await asyncio.sleep(0)
             for _ in range(100):
@@ -631,10 +659,16 @@ def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(card: Card, backend:
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("count", [1, 3])
-def test_aio_posts_registered_memory_once(card: Card, backend: CardBackend, count: int, alone: bool) -> None:
-    """All is posted, and the device has not read it: what waits is the end of the send, not the send."""
+@pytest.mark.parametrize("shape", [(1024,), (2, 512)])
+def test_aio_posts_registered_memory_once(
+    card: Card, backend: CardBackend, count: int, alone: bool, shape: tuple[int, ...]
+) -> None:
+    """All is posted, and the device has not read it: what waits is the end of the send, not the send.
+
+    A payload of two dimensions is one message.
+    """
     card.ethernet(1)
-    memory = memoryview(bytearray(1024))
+    memory = memoryview(bytearray(1024)).cast("B", shape)
 
     async def run() -> None:
         opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH)

@@ -114,6 +114,10 @@ REFUSED = [
         for what, (before, one, named) in SENDS.items()
     ),
     ("send", "one buffer", nothing, (b"x",), {}),
+    ("send", "rows that are too long", nothing, (memoryview(bytes(2050)).cast("B", (2, 1025)),), {}),
+    ("send", "rows of a closed queue pair", closed, (memoryview(bytes(2)).cast("B", (2, 1)),), {}),
+    ("send", "rows of rows", nothing, (memoryview(bytes(8)).cast("B", (2, 2, 2)),), {}),
+    ("send", "rows that lie apart", nothing, (memoryview(bytes(8)).cast("B", (4, 2))[::2],), {}),
     *(("send_one", what, *rest) for what, rest in SENDS.items()),
     *(("recv", what, *rest) for what, rest in (RECEIVES | SIZES).items()),
     *(("recv_one", what, *rest) for what, rest in RECEIVES.items()),

@@ -31,6 +31,7 @@ from mcast.api import (
     InvalidArgument,
     JoinAttrEx,
     McastError,
+    MessageTooLarge,
     Phase,
     QpError,
     QpInit,
@@ -322,6 +323,40 @@ def test_any_buffer_is_a_message(bed: Testbed) -> None:
     assert sender.qp.send(outward, batch) == len(batch)
     assert sender.qp.send(outward, iter(batch)) == len(batch)
     assert receiver.receive(2 * len(batch)) == [bytes(range(8))] * (2 * len(batch))
+
+
+@pytest.mark.parametrize("size", [0, 8, 1000])
+def test_the_rows_of_a_view_are_messages(bed: Testbed, size: int) -> None:
+    """A slice of the rows is a batch, too, and none is looked at when the call has returned."""
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    rows = [bytes((number,)) * size for number in range(12)]
+    memory = (ctypes.c_ubyte * size * 12).from_buffer(bytearray(b"".join(rows)) or bytearray(1))
+    view = memoryview(memory)
+    for start, stop in ((0, 1), (1, 10), (10, 12), (12, 12)):
+        assert sender.qp.send(outward, view[start:stop], 7) == stop - start
+    ctypes.memset(memory, 255, size * 12)
+    received: list[bytes] = []
+    while len(received) < 12:
+        with receiver.qp.recv(12, BOUND) as batch:
+            assert {message.imm for message in batch} == {7}
+            received += [bytes(message.payload) for message in batch]
+    assert received == rows
+    assert sender.qp.counters.sent == 12
+
+
+def test_what_are_no_rows_of_messages_is_refused(bed: Testbed) -> None:
+    peer = Application(bed)
+    outward, limit = peer.join(new_group()), peer.qp.max_message_size
+    with pytest.raises(MessageTooLarge) as caught:
+        peer.qp.send(outward, memoryview(bytes(2 * limit + 2)).cast("B", (2, limit + 1)))
+    assert (caught.value.size, caught.value.limit) == (limit + 1, limit)
+    eight = memoryview(bytes(8))
+    for view in (eight, eight.cast("B", (2, 2, 2)), eight.cast("B", (4, 2))[::2]):
+        with pytest.raises(TypeError):
+            peer.qp.send(outward, view)
+    assert peer.qp.counters.sent == 0
 
 
 def test_a_buffer_may_be_reused_when_send_returns(bed: Testbed) -> None:

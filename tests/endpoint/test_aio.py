@@ -846,6 +846,21 @@ def test_no_call_blocks_and_there_is_no_thread(fabric: Fabric, monkeypatch: pyte
     run(main)
 
 
+def test_the_rows_of_a_view_are_payloads(network: Network) -> None:
+    """More of them than are posted at a time."""
+    rows = [number.to_bytes(2) for number in range(300)]
+
+    async def main() -> None:
+        async with pair(network, receive_depth=512) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            view = memoryview(b"".join(rows)).cast("B", (300, 2))
+            assert await out.send_batch(view, timeout=BOUND) == 300
+            assert out.stats().sent_bytes == 600
+            assert [bytes(one.payload) for one in [await group.recv(BOUND) for _ in rows] if one] == rows
+
+    run(main)
+
+
 def test_a_flood_leaves_the_loop_to_others(network: Network) -> None:
     async def main() -> None:
         async with pair(network, receive_depth=4096) as (one, other):

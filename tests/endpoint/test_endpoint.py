@@ -359,6 +359,17 @@ def test_any_buffer_is_a_payload(net: Net) -> None:
     assert group.stats().sent_bytes == 16
 
 
+def test_the_rows_of_a_view_are_payloads(net: Net) -> None:
+    rows = memoryview(b"abcdef").cast("B", (3, 2))
+    for sequence in (False, True):
+        sender, receiver = net.open(0, sequence=sequence), net.open(1, sequence=sequence)
+        member, group = receiver.join(GROUP), sender.sender(GROUP)
+        assert group.send_batch(rows) == 3
+        assert texts(member, 3) == [b"ab", b"cd", b"ef"]
+        found = group.stats()
+        assert (found.sent, found.sent_bytes, found.sent_batches) == (3, 6, 1)
+
+
 @pytest.mark.parametrize("payloads", [b"abc", bytearray(b"abc"), "abc", memoryview(b"abc")])
 def test_one_payload_is_no_batch(net: Net, payloads: Any) -> None:
     group = net.open(0).sender(GROUP)

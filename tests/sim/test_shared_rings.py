@@ -251,6 +251,20 @@ def test_a_batch_that_no_frame_could_hold_is_one_post(
     assert taken == [400]
 
 
+@pytest.mark.usefixtures("server")
+def test_rows_lie_in_the_ring_as_they_were(path: Path) -> None:
+    """More of them than can be asked for, or posted, at once."""
+    size = 1000
+    count = rings.MOST_POSTED // size + 100
+    assert count * size > frames.MOST_PAYLOAD
+    rows = [number.to_bytes(4, "little") * 250 for number in range(count)]
+    view = memoryview(b"".join(rows)).cast("B", (count, size))
+    with end(path, depth=4096) as receiver, end(path, sends=True) as sender:
+        for _ in range(2):  # the first messages are asked for, and others posted
+            assert sender.qp.send(sender.to, view) == count
+            assert receiver.take(count) == rows
+
+
 def test_an_overtaken_reader_gets_what_its_receives_hold(server: FabricServer, path: Path) -> None:
     """The sender goes round its ring twice meanwhile, and waits for nobody."""
     size, depth = 1024, 2 * rings.SIZE // 1024

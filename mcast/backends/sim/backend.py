@@ -52,7 +52,7 @@ from mcast.backends.sim.core.port import COMP_VECTORS, PORT_COUNTERS
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slots, message_of
+from mcast.backends.sim.lease import DeviceSlots, MemorySlots, Packed, SimBatch, Slots, message_of
 from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.contract.batch import CopiedBatch
@@ -437,10 +437,13 @@ class SimQueuePair(QueuePair):
         payloads: Sequence[bytes | memoryview | DeviceBytes],
         imm: int | None,
         timeout: float | None,
+        longest: int | None = None,
     ) -> None:
         owned: Sequence[bytes]
         if len(payloads) == 1 and type(one := payloads[0]) is bytes:  # without a comprehension's frame
             owned = (one,)
+        elif isinstance(payloads, Packed):
+            owned = payloads
         else:
             owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
         core, clock = self.core, self._clock
@@ -448,7 +451,7 @@ class SimQueuePair(QueuePair):
             ready = core.state is not _SQD or self._leaves_sqd(timeout)
             if self._closed:
                 self._require_open("send", Phase.SEND)
-            failed = self._wire.send(core, destination, owned, imm) if ready else errno.ETIMEDOUT
+            failed = self._wire.send(core, destination, owned, imm, longest) if ready else errno.ETIMEDOUT
             error = core.error
         if clock.watched:
             clock.settle()
@@ -456,6 +459,13 @@ class SimQueuePair(QueuePair):
             _check(failed, "send", Phase.SEND, gid=destination.gid, messages=len(owned))
         if error is not None:
             raise QpError(error, "send", Phase.SEND, {"gid": destination.gid})
+
+    def _send_rows(
+        self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
+    ) -> None:
+        count = len(rows)
+        size = rows.nbytes // count
+        self._send(destination, Packed(bytes(rows), [size] * count), imm, timeout, size)
 
     def _leaves_sqd(self, timeout: float | None) -> bool:
         """In SQD a queue pair takes sends, and holds them until it is in RTS again."""

@@ -819,11 +819,19 @@ class SharedQueuePair(_Remote, QueuePair):
             self._send_parts(destination, owned, imm, timeout)
 
     def _send_parts(
-        self, destination: Destination, owned: list[bytes], imm: int | None, timeout: float | None
+        self,
+        destination: Destination,
+        owned: list[bytes] | memoryview,
+        imm: int | None,
+        timeout: float | None,
     ) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         about: dict[str, object] = {"gid": destination.gid}
-        lengths, posted = list(map(len, owned)), 0
+        if isinstance(owned, memoryview):
+            lengths = [owned.nbytes // len(owned)] * len(owned)
+        else:
+            lengths = list(map(len, owned))
+        posted = 0
         while True:
             stop = _stop(lengths, posted, rings.MOST_POSTED)
             try:
@@ -833,13 +841,19 @@ class SharedQueuePair(_Remote, QueuePair):
                     destination, owned[posted:stop], lengths[posted:stop], imm, end, about
                 ):
                     stop = _stop(lengths[:stop], posted, frames.MOST_PAYLOAD)
-                    self._ask_to_send(destination, owned[posted:stop], imm, end, about)
+                    part, sizes = owned[posted:stop], lengths[posted:stop]
+                    self._ask_to_send(destination, part, sizes, imm, end, about)
             except McastError as error:
                 error.posted = posted
                 raise
             posted = stop
             if posted == len(owned):
                 return
+
+    def _send_rows(
+        self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
+    ) -> None:
+        self._send_parts(destination, rows, imm, timeout)
 
     def _send_one(self, destination: Destination, payload: bytes, timeout: float | None) -> None:
         if not self._is_posted(destination, payload, timeout):
@@ -857,7 +871,7 @@ class SharedQueuePair(_Remote, QueuePair):
     def _post_part(
         self,
         destination: Destination,
-        part: list[bytes],
+        part: list[bytes] | memoryview,
         lengths: list[int],
         imm: int | None,
         end: float | None,
@@ -874,7 +888,8 @@ class SharedQueuePair(_Remote, QueuePair):
     def _ask_to_send(
         self,
         destination: Destination,
-        part: list[bytes],
+        part: list[bytes] | memoryview,
+        lengths: list[int],
         imm: int | None,
         end: float | None,
         about: dict[str, object],
@@ -882,10 +897,10 @@ class SharedQueuePair(_Remote, QueuePair):
         text = b'{"op":"send","qp":%d,"to":%b,"lengths":[%b],"imm":%b}' % (
             self._made.number,
             _as_json(destination),
-            ",".join(map(str, map(len, part))).encode(),
+            ",".join(map(str, lengths)).encode(),
             b"null" if imm is None else b"%d" % imm,
         )
-        payload = b"".join(part)
+        payload = bytes(part) if isinstance(part, memoryview) else b"".join(part)
         where = "send", Phase.SEND, about
         while True:
             try:

@@ -159,7 +159,9 @@ class Connection:
             finally:
                 self._lock.release()
 
-    def post(self, payload: bytes, frame: Callable[[int], bytes], end: float | None = None) -> bool:
+    def post(
+        self, payload: bytes | memoryview, frame: Callable[[int], bytes], end: float | None = None
+    ) -> bool:
         """Write into the ring, and send the frame that says where; False without a ring.
 
         Raises Gone; Late, and then nothing is sent.
@@ -197,7 +199,9 @@ class Connection:
         """Wait until the server has taken all that was posted. Raises Gone, Late."""
         ring.allow(self._exchange("make_room", _MAKE_ROOM, end=end, owner=0)[1])
 
-    def _put_later(self, ring: RingWriter, payload: bytes, end: float | None = None) -> int | None:
+    def _put_later(
+        self, ring: RingWriter, payload: bytes | memoryview, end: float | None = None
+    ) -> int | None:
         """Where the bytes lie, once there is room for them; None if there never is. Raises Gone, Late."""
         self._make_room(ring, end)
         return ring.put(payload)

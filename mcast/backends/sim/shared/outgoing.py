@@ -58,7 +58,7 @@ class SharedOutgoing:
     def post(
         self,
         to: Destination,
-        payloads: list[bytes],
+        payloads: list[bytes] | memoryview,
         lengths: list[int],
         imm: int | None,
         end: float | None,
@@ -68,7 +68,11 @@ class SharedOutgoing:
         page, slot = self._connection.memory.page, sent.slot
         if slot is None or page is None or page.words[0] != sent.change:
             return False
-        payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+        payload: bytes | memoryview
+        if isinstance(payloads, memoryview):
+            payload = payloads.cast("B")
+        else:
+            payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         return self._connection.post(
             payload,
             lambda place: posts.pack_post(posts.PostedFrame(self._number, slot, imm, place, lengths)),

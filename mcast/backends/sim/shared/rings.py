@@ -94,7 +94,7 @@ class RingWriter:
         """The server has said how far may be written."""
         self._limit = self.words[0] = limit
 
-    def put(self, payload: bytes) -> int | None:
+    def put(self, payload: bytes | memoryview) -> int | None:
         """The place where the bytes lie now; None where there is no room for them."""
         count, place = len(payload), self._head
         start = place % SIZE

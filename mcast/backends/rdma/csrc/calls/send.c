@@ -102,6 +102,23 @@ static int add_payload(const struct calls *self, struct payloads *payloads, PyOb
 	return 1;
 }
 
+/* Each row of a buffer of two dimensions. 0: they cannot be sent from here. */
+static int add_rows(const struct calls *self, struct payloads *payloads, const Py_buffer *rows)
+{
+	Py_ssize_t count = rows->shape[0], size = rows->len / count;
+
+	if (size > __atomic_load_n(&self->limit, __ATOMIC_RELAXED))
+		return 0;
+	for (; payloads->count < count; payloads->count++) {
+		payloads->items[payloads->count] = Py_NewRef(rows->obj);
+		payloads->addresses[payloads->count] = (uintptr_t)rows->buf + (uintptr_t)(payloads->count * size);
+		payloads->lengths[payloads->count] = (uint32_t)size;
+	}
+	payloads->size = (size_t)rows->len;
+	payloads->longest = (uint32_t)size;
+	return 1;
+}
+
 /* What lies on a device, as a pair of address and length; the contract has looked at both. Takes the reference. 0: with
  * an error. */
 static int add_device_payload(struct payloads *payloads, PyObject *pair)
@@ -205,11 +222,11 @@ static int find_aim(struct calls *self, PyObject *destination, struct mcast_send
 }
 
 /* 1: all are sent. 0: none is, ask the contract. -1: with an error. */
-static int send_fast(struct calls *self, PyObject *const *given, PyObject *list)
+static int send_fast(struct calls *self, PyObject *const *given, PyObject *list, const Py_buffer *rows)
 {
 	struct payloads payloads;
 	struct mcast_send_job job = { .count = 0 };
-	Py_ssize_t count = list ? PyList_Size(list) : 1;
+	Py_ssize_t count = rows ? rows->shape[0] : list ? PyList_Size(list) : 1;
 	uint32_t group_mtu;
 	int64_t timeout;
 	int result = 0;
@@ -217,7 +234,9 @@ static int send_fast(struct calls *self, PyObject *const *given, PyObject *list)
 	if (!count || !calls_read_timeout(given[3], &timeout) || !read_imm(given[2], &job) ||
 	    !make_room(&payloads, count))
 		return PyErr_Occurred() ? -1 : 0;
-	for (Py_ssize_t i = 0; i < count; i++) {
+	if (rows && !add_rows(self, &payloads, rows))
+		goto done;
+	for (Py_ssize_t i = payloads.count; i < count; i++) {
 		PyObject *payload = list ? item_of(list, i) : Py_NewRef(given[1]); /* NULL: the list has become shorter meanwhile */
 
 		if (!payload || !add_payload(self, &payloads, payload))
@@ -233,6 +252,24 @@ done:
 	return finish_sending(&payloads) ? result == 1 : -1;
 }
 
+/* As send_fast, of a memoryview of two dimensions. `count`: of its messages. */
+static int send_rows(struct calls *self, PyObject *const *given, Py_ssize_t *count)
+{
+	Py_buffer rows;
+	int sent = 0;
+
+	if (PyObject_GetBuffer(given[1], &rows, PyBUF_ND)) {
+		PyErr_Clear();
+		return 0;
+	}
+	if (rows.ndim == 2 && rows.len) {
+		*count = rows.shape[0];
+		sent = send_fast(self, given, NULL, &rows);
+	}
+	PyBuffer_Release(&rows);
+	return sent;
+}
+
 PyObject *calls_send(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
 	static const char *const parameters[] = { "destination", "batch", "imm", "timeout" };
@@ -240,10 +277,13 @@ PyObject *calls_send(PyObject *object, PyObject *const *args, Py_ssize_t count, 
 	Py_ssize_t size = 0;
 	int sent = 0;
 
-	if (calls_sort_arguments(args, count, names, parameters, 4, given) && given[0] && given[1] &&
-	    PyList_CheckExact(given[1])) {
+	if (!calls_sort_arguments(args, count, names, parameters, 4, given) || !given[0] || !given[1]) {
+		;
+	} else if (PyList_CheckExact(given[1])) {
 		size = PyList_Size(given[1]);
-		sent = send_fast((struct calls *)object, given, given[1]);
+		sent = send_fast((struct calls *)object, given, given[1], NULL);
+	} else if (PyMemoryView_Check(given[1])) {
+		sent = send_rows((struct calls *)object, given, &size);
 	}
 	if (sent < 0)
 		return NULL;
@@ -257,7 +297,7 @@ PyObject *calls_send_one(PyObject *object, PyObject *const *args, Py_ssize_t cou
 	int sent = 0;
 
 	if (calls_sort_arguments(args, count, names, parameters, 4, given) && given[0] && given[1])
-		sent = send_fast((struct calls *)object, given, NULL);
+		sent = send_fast((struct calls *)object, given, NULL, NULL);
 	if (sent < 0)
 		return NULL;
 	return sent ? Py_NewRef(Py_None) : calls_fall_back(known.send_one, object, args, count, names);
