@@ -144,27 +144,32 @@ class Batch(Enterable, ABC):
         There is no `Message` for each, so a program that takes many at once saves most of the time that those
         take. Raises BufferError where the payloads lie in another device's memory.
         """
-        memory, rows = self.memory, memoryview(self.records)
+        memory = self.memory
+        for at, count, begin, step, size, is_new in self._stretches():
+            if is_new:
+                one = self[at]
+            with self._alone:
+                view = self._keep(memory[begin : begin + (count - 1) * step + size])
+            yield Series(view, step, size, count, one.source, one.src_qp, one.from_self)
+
+    def _stretches(self) -> Iterable[tuple[int, int, int, int, int, bool]]:
+        """What `series` takes together.
+
+        That is the first message, how many there are, where the payload of the first begins in `memory`,
+        `step` and `size`; and whether the sender is another one than before.
+        """
+        rows = memoryview(self.records)
         fours, eights = rows.cast("I"), rows.cast("Q")
         offsets: list[int] = eights[::9].tolist()
         sizes: list[int] = fours[2::18].tolist()
-        alike: Iterable[object] = sizes
-        first = self[0] if offsets and _has_one_sender(rows) else None
-        if first is None:
-            alike = zip(
-                sizes, fours[3::18].tolist(), eights[4::9].tolist(), eights[5::9].tolist(), strict=True
-            )
-        at = stop = 0
-        for _, group in groupby(alike):
-            stop += len([*group])
-            one, size = first or self[at], sizes[at]
+        senders = [*_SENDER.iter_unpack(rows)]
+        at, before = 0, None
+        for (size, sender), alike in groupby(zip(sizes, senders, strict=True)):
+            stop = at + len([*alike])
             while at < stop:
-                begin = offsets[at]
                 step, end = _stretch(offsets, at, stop, size)
-                with self._alone:
-                    view = self._keep(memory[begin : offsets[end - 1] + size])
-                yield Series(view, step, size, end - at, one.source, one.src_qp, one.from_self)
-                at = end
+                yield at, end - at, offsets[at], step, size, sender != before
+                at, before = end, sender
 
     def count_from(self, source: Gid, src_qp: int) -> int:
         """How many of the messages were sent by the queue pair `src_qp` of the port with the GID `source`.

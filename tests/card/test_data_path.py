@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 
 from mcast import aio
 from mcast.api import (
+    Batch,
     Closed,
     CmEventType,
     Destination,
@@ -94,6 +96,20 @@ def test_a_series_ends_where_the_receives_begin_again(end: End) -> None:
             ]
             shape = [(series.messages, series.from_self) for series in found]
     assert shape == [(24, True), (16, True)]
+
+
+def test_series_are_those_of_the_one_implementation(end: End, card: Card, backend: CardBackend) -> None:
+    """Of other senders, of other lengths, of none, and where the receives begin again."""
+    other = End(card, backend)
+    random = Random(1)
+    for _ in range(30):
+        sent = 0
+        while sent < 20:
+            few, size = random.randint(1, 8), random.choice([0, 1, 40])
+            random.choice([end, other]).qp.send(end.group, [bytes(size)] * few)
+            sent += few
+        with end.qp.recv(64, LONG) as batch:
+            assert [*batch._stretches()] == [*Batch._stretches(batch)]
 
 
 @pytest.mark.parametrize("size", [8, 600])

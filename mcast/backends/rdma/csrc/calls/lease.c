@@ -389,6 +389,54 @@ static PyObject *lease_memory(PyObject *object, void *unused)
 	return view;
 }
 
+static int are_alike(const struct mcast_message *one, const struct mcast_message *other)
+{
+	return one->length == other->length && one->src_qp == other->src_qp &&
+	       !memcmp(one->source, other->source, sizeof(one->source));
+}
+
+/* Before which of the `count` messages those end that are like the first, and begin at equal distances: `step`. */
+static uint32_t end_of_stretch(const struct mcast_message *messages, uint32_t count, uint64_t *step)
+{
+	uint32_t end = 1;
+
+	*step = messages->length;
+	if (count == 1 || messages[1].offset <= messages->offset || messages[1].offset - messages->offset < *step)
+		return end;
+	*step = messages[1].offset - messages->offset;
+	while (end < count && messages[end].offset - messages[end - 1].offset == *step &&
+	       are_alike(messages, &messages[end]))
+		end++;
+	if (end == 1)
+		*step = messages->length;
+	return end;
+}
+
+/* Batch._stretches */
+static PyObject *lease_stretches(PyObject *object, PyObject *unused)
+{
+	struct lease *self = (struct lease *)object;
+	const struct mcast_message *last = NULL;
+	PyObject *found = PyList_New(0);
+
+	for (uint32_t at = 0; found && at < self->count;) {
+		const struct mcast_message *first = &self->room.records[at];
+		uint64_t step;
+		uint32_t count = end_of_stretch(first, self->count - at, &step);
+		int is_new = !last || last->src_qp != first->src_qp ||
+			     memcmp(last->source, first->source, sizeof(first->source));
+		PyObject *one = Py_BuildValue("(IIKKIO)", at, count, (unsigned long long)first->offset,
+					      (unsigned long long)step, first->length, is_new ? Py_True : Py_False);
+
+		if (!one || PyList_Append(found, one))
+			Py_CLEAR(found);
+		Py_XDECREF(one);
+		last = first;
+		at += count;
+	}
+	return found;
+}
+
 /* A view still in use elsewhere keeps its buffers leased: lost receives, never wrong bytes. */
 static void lease_finalize(PyObject *object)
 {
@@ -428,6 +476,7 @@ static PyMethodDef lease_methods[] = {
 	{ "_message", lease_message, METH_O, "Batch._message" },
 	{ "_release", lease_give_back, METH_NOARGS, "Batch._release" },
 	{ "_keep", lease_keep, METH_O, "Batch._keep" },
+	{ "_stretches", lease_stretches, METH_NOARGS, "Batch._stretches" },
 	{ "_end", lease_end, METH_NOARGS, "Batch._end" },
 	{ NULL, NULL, 0, NULL },
 };
