@@ -60,9 +60,9 @@ class End:
             if self.turn is None:
                 self.turn = next(self.turns)
                 return
-            if self.turn.said:
-                self.group.send_batch(self.turn.said)
-                self.turn = self.turn._replace(said=[])
+            for batch in self.turn.said:
+                self.group.send_batch(batch)
+            self.turn = self.turn._replace(said=[])
             with self.group.recv_batch(HEARD, 0.0) as heard:
                 if not heard and self.seat.now() < self.turn.until:
                     begun = thread_time()

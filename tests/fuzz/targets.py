@@ -48,6 +48,7 @@ from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.turns import Seat, Turns
 from mcast.cli import mgid, place, terminal, values
 from mcast.contract.registry import open_backend
+from mcast.contract.rows import rows_of
 from mcast.endpoint import probe, sequence
 from mcast.endpoint.ports import choose
 from mcast.endpoint.probe import Peer
@@ -155,7 +156,8 @@ class _ClosedEnd:
         except StopIteration:
             self.over = True
         else:
-            self.said += [bytes(one) for one in turn.said]
+            for batch in turn.said:
+                self.said += map(bytes, rows_of(batch) if isinstance(batch, memoryview) else batch)
             self.until = max(turn.until, 1e-6)
 
 

@@ -25,8 +25,8 @@ def backoff(random: Random, longest: float, members: int) -> float:
 
 
 def spread(random: Random, members: int) -> float:
-    """Seconds to wait before an answer that each member gives."""
-    return random.random() * SPREAD * members
+    """Seconds to wait before an answer that each member gives; none where nobody else does."""
+    return random.random() * SPREAD * (members - 1)
 
 
 class RoundTrip:

@@ -14,7 +14,7 @@ nobody. Within a session a count is taken once, and none that is far behind the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from hmac import compare_digest
 
 from blake3 import blake3
@@ -32,6 +32,7 @@ from mcast.cast.nack.messages import (
     pieces_in,
     told,
 )
+from mcast.contract.rows import rows_of
 
 LEAST_KEY = 16
 """The fewest bytes of a key."""
@@ -60,9 +61,9 @@ class Letters:
     def end(self, session: int) -> None:
         """This end takes part no more."""
 
-    def written(self, messages: Iterable[Buffer]) -> list[Buffer]:
-        """The messages as they are sent."""
-        return [*messages]
+    def written(self, messages: Sequence[Buffer] | memoryview) -> Sequence[Buffer] | memoryview:
+        """The messages as they are sent: a list, or the rows of a view."""
+        return messages
 
     def pieces(
         self, memory: Buffer, begin: int, step: int, size: int, most: int, address: str
@@ -128,9 +129,9 @@ class ClosedLetters(Letters):
     def end(self, session: int) -> None:
         self._sessions.pop(session, None)
 
-    def written(self, messages: Iterable[Buffer]) -> list[Buffer]:
+    def written(self, messages: Sequence[Buffer] | memoryview) -> Sequence[Buffer] | memoryview:
         found: list[Buffer] = []
-        for message in messages:
+        for message in rows_of(messages) if isinstance(messages, memoryview) else messages:
             raw = bytes(message)
             self._count += 1
             body = CLOSED_SIGN + raw[len(SIGN) :] + _COUNT.pack(self._count)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from typing_extensions import Buffer
 
 from mcast.cast.nack.header import FOREIGN, FORGED, HEADER, MALFORMED, TEXT, Rejected, number_at, printable
+from mcast.contract.rows import copy_rows
 
 SIGN = b"mcC1"
 MOST_WIDTH = 128
@@ -17,7 +18,7 @@ MOST_WIDTH = 128
 MOST_SPARE = 32
 """The most pieces of parity of a block."""
 MOST_SEALS = 16
-"""How many blocks a SEAL describes: so many in a row must be lost before a receiver has to ask for one."""
+"""The most blocks that a SEAL describes."""
 MOST_MEMBERS = 8192
 """The most receivers of a session."""
 MOST_ADMITTED = 48
@@ -419,28 +420,26 @@ def pieces_in(
     if kind != _PIECE or sign != SIGN or block >= MOST_BLOCKS or first >= _PLACES:
         return None
     most = min(most, _PLACES - first)
-    found = _heads_of(step, most).unpack_from(memory, begin)
-    same, places = found[::2], found[1::2]
-    count = most
-    if same.count(same[0]) < most or places != (*range(first, first + most),):
-        count = 1
-        while same[count] == same[0] and places[count] == first + count:
-            count += 1
+    found, count = bytearray(AROUND * most), most
+    copy_rows(found, 0, AROUND, memory, begin, step, AROUND, most)
+    expected = _numbered(bytes(found[: AROUND - len(_AT[0])]), first, most)
+    if found != expected:
+        at = AROUND
+        while found[at : at + AROUND] == expected[at : at + AROUND]:
+            at += AROUND
+        count = at // AROUND
     return session, object_, block, first, count
 
 
-@lru_cache(maxsize=512)
-def _heads_of(step: int, count: int) -> struct.Struct:
-    """The heads of PIECEs that begin `step` bytes apart: of each what it shares with others of its block, and
-    its place."""
-    head = f"{AROUND - 2}sH"
-    return struct.Struct("!" + f"{head}{step - AROUND}x" * (count - 1) + head)
+def heads(session: int, object_: int, block: int, first: int, count: int) -> bytes:
+    """What stands before the pieces first..first+count-1 of a block, each in a message of its own: one after
+    another, AROUND bytes for each."""
+    return _numbered(_PIECE_HEAD.pack(SIGN, _PIECE, session, object_, block, 0)[: -len(_AT[0])], first, count)
 
 
-def heads(session: int, object_: int, block: int, first: int, count: int) -> list[bytes]:
-    """What stands before the pieces first..first+count-1 of a block, each in a message of its own."""
-    same = _PIECE_HEAD.pack(SIGN, _PIECE, session, object_, block, 0)[: -len(_AT[0])]
-    return [same + place for place in _AT[first : first + count]]
+def _numbered(same: bytes, first: int, count: int) -> bytes:
+    """Heads that differ in their places alone."""
+    return same + same.join(_AT[first : first + count])
 
 
 def packed(spoken: Spoken) -> bytes:

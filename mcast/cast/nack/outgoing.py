@@ -159,10 +159,10 @@ class Outgoing:
         """Whether the last run ended a block, whose seal is to be sent."""
         return self._at == 0
 
-    def seal(self, block: int, stamp: int, members: int, round_trip: int) -> Seal:
+    def seal(self, block: int, stamp: int, members: int, round_trip: int, most: int = MOST_SEALS) -> Seal:
         """What that block is, and those before it."""
         last = min(block, self.sent - 1)
-        blocks = tuple(reversed(self._sealed[max(0, last + 1 - MOST_SEALS) : last + 1]))
+        blocks = tuple(reversed(self._sealed[max(0, last + 1 - most) : last + 1]))
         return Seal(self.about.session, self.about.object, last, self.low, stamp, members, round_trip, blocks)
 
     def flush(self, stamp: int, members: int, round_trip: int, first: int, asked: int) -> Flush:

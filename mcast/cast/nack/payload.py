@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from struct import Struct
+from collections.abc import Iterable, Iterator
 
 from blake3 import blake3
 from typing_extensions import Buffer
 
-from mcast.cast.nack.messages import Sealed
+from mcast.cast.nack.messages import AROUND, Describe, Sealed, heads
 from mcast.cast.nack.parity import parity_of, restored
+from mcast.cast.nack.rate import BURST
+from mcast.cast.nack.repairs import Run
+from mcast.contract.rows import copy_rows
 
 
 class Digest:
@@ -61,15 +63,56 @@ class BlockBytes:
             found += self._parity[max(0, first - self._width) : most]
         return found
 
+    def parts(self, first: int, count: int) -> Iterator[tuple[int, memoryview]]:
+        """The same, as they follow one another in memory: where each part begins, and its bytes."""
+        end, width = first + count, self._width
+        if first < width:
+            yield first, self._data[first * self._piece : min(end, width) * self._piece]
+        if end > width:
+            begin = max(first, width)
+            yield begin, memoryview(b"".join(self.pieces(begin, end - begin)))
+
     def piece(self, place: int) -> bytes | memoryview:
         """The piece at that place."""
         return self.pieces(place, 1)[0]
 
 
-@lru_cache(maxsize=512)
-def _apart(piece: int, step: int, count: int) -> Struct:
-    """Pieces that begin `step` bytes apart: to copy them one by one takes twice as long."""
-    return Struct(f"{piece}s{step - piece}x" * (count - 1) + f"{piece}s")
+class Frames:
+    """Messages of at most `largest` bytes, with pieces, in memory that the next ones use again."""
+
+    def __init__(self, largest: int) -> None:
+        self._memory = memoryview(bytearray(BURST * largest))
+
+    def of(self, about: Describe, runs: Iterable[tuple[BlockBytes, Run]]) -> Iterator[memoryview]:
+        """The messages of runs of these blocks, in order: rows of views, of which each ends with the next."""
+        there, piece = 0, about.piece
+        for block, run in runs:
+            for first, left in block.parts(run.first, run.pieces):
+                while left:
+                    size = min(piece, len(left))
+                    if there == BURST or (there and size < piece):
+                        yield self._rows(there, piece)
+                        there = 0
+                    count = min(BURST - there, len(left) // size)
+                    head = heads(about.session, about.object, run.block, first, count)
+                    self._put(there, head, left, size, count)
+                    if size < piece:
+                        yield self._rows(1, size)
+                    else:
+                        there += count
+                    first, left = first + count, left[count * size :]
+        if there:
+            yield self._rows(there, piece)
+
+    def _put(self, row: int, head: bytes, pieces: memoryview, size: int, count: int) -> None:
+        """Make rows, each of a head and a piece of so many bytes."""
+        apart = AROUND + size
+        copy_rows(self._memory, row * apart, apart, head, 0, AROUND, AROUND, count)
+        copy_rows(self._memory, row * apart + AROUND, apart, pieces, 0, size, size, count)
+
+    def _rows(self, count: int, size: int) -> memoryview:
+        apart = AROUND + size
+        return self._memory[: count * apart].cast("B", (count, apart))
 
 
 def cut(data: memoryview, piece: int) -> list[bytes | memoryview]:
@@ -92,9 +135,8 @@ class BlockPlace:
     def put_all(self, first: int, count: int, memory: memoryview, begin: int, step: int, size: int) -> None:
         """Take in pieces first, first+1, …, which lie in a memory from `begin` on, `step` bytes apart."""
         at, piece = first * self._piece, self._piece
-        if count > 1 and size == piece and at + count * piece <= len(self._memory):
-            apart, close = _apart(piece, step, count), _apart(piece, piece, count)
-            close.pack_into(self._memory, at, *apart.unpack_from(memory, begin))
+        if size == piece and at + count * piece <= len(self._memory):
+            copy_rows(self._memory, at, piece, memory, begin, step, piece, count)
             return
         for place in range(first, first + count):
             self.put(place, memory[begin : begin + size])

@@ -6,6 +6,7 @@ pattern of pieces that a receiver has of a block is decoded and compared with th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import inf, log1p
@@ -22,10 +23,9 @@ from mcast.cast.nack.messages import (
     Describe,
     Lack,
     Spoken,
-    heads,
     told,
 )
-from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
+from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
@@ -142,6 +142,7 @@ class Load:
         self.data: bytes = data
         self._digest = bytes(Digest(data))
         self.blocks: list[BlockBytes] = []
+        self._frames = Frames(LARGEST)
 
     def turn(self, sender: ObjectSender, now: float) -> tuple[list[bytes | Run], float]:
         """A sender's turn: it offers blocks, and makes the messages. What it says, and when it has more."""
@@ -157,13 +158,8 @@ class Load:
         out = sender.messages(now)
         for one in out:
             if isinstance(one, Run) and outgoing is not None:
-                self.framed(outgoing.about, one)
+                deque(self._frames.of(outgoing.about, [(self.blocks[one.block], one)]), 0)
         return out, sender.due
-
-    def framed(self, about: Describe, run: Run) -> list[bytes]:
-        """The messages of a run."""
-        found = heads(about.session, about.object, run.block, run.first, run.pieces)
-        return [*map(b"".join, zip(found, self.blocks[run.block].pieces(run.first, run.pieces), strict=True))]
 
 
 class Play:

@@ -60,6 +60,10 @@ _MOMENT = 0.002
 _DESCRIBED = 8
 """An object is described again every so many blocks, for those that have lost the description."""
 
+_SEALS = 4
+"""So many blocks the SEAL after a block describes: so many in a row must be lost before a receiver has to
+ask for one."""
+
 _INVITING = 4
 """At most one message in so many invites, however slow the pace is: the others bring the object."""
 
@@ -525,7 +529,7 @@ class ObjectSender:
             out.append(run)
             allowed -= run.pieces
             if outgoing.between:
-                out.append(packed(outgoing.seal(run.block, *self._pulse(now))))
+                out.append(packed(outgoing.seal(run.block, *self._pulse(now), _SEALS)))
                 if outgoing.sent % _DESCRIBED == 0:
                     out.append(packed(outgoing.about))
 

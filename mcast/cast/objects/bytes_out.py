@@ -6,7 +6,7 @@ import asyncio
 import os
 import select
 import stat
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Iterator
 from io import BufferedRandom, BufferedReader, BytesIO, FileIO
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,8 +14,8 @@ from typing import Any, Protocol, cast
 from typing_extensions import Buffer
 
 from mcast.cast.files import Source
-from mcast.cast.nack.messages import OPEN, UNTOLD, Describe, heads
-from mcast.cast.nack.payload import BlockBytes, Digest
+from mcast.cast.nack.messages import OPEN, UNTOLD, Describe
+from mcast.cast.nack.payload import BlockBytes, Digest, Frames
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
 
@@ -385,10 +385,7 @@ class Outflow:
             self._left -= len(found)
         return found
 
-    def framed(self, run: Run) -> list[bytes]:
-        """The messages of a run; none if all have its block by now."""
-        about, block = self.about, self._kept.get(run.block)
-        if block is None:
-            return []
-        found = heads(about.session, about.object, run.block, run.first, run.pieces)
-        return [*map(b"".join, zip(found, block.pieces(run.first, run.pieces), strict=True))]
+    def framed(self, runs: Iterable[Run], frames: Frames) -> Iterator[memoryview]:
+        """The messages of these runs, as the frames have them; none where all have the block by now."""
+        kept = self._kept
+        return frames.of(self.about, ((kept[run.block], run) for run in runs if run.block in kept))

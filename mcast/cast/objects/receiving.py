@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from math import inf
@@ -15,6 +15,7 @@ from secrets import randbits
 from typing import NamedTuple
 
 from pydantic import BaseModel
+from typing_extensions import Buffer
 
 from mcast.api import Series
 from mcast.cast.files import Sink
@@ -448,7 +449,7 @@ class ObjectsIn:
                 return
             end = now() + _PARTING
             while said or (now() < end and any(not one.core.over for one in self.sessions.values())):
-                heard = yield Turn(self._letters.written(said), end)
+                heard = yield Turn(self._written(said), end)
                 said = []
                 for message, address in messages_of(others(heard)):
                     with suppress(Rejected):
@@ -480,7 +481,7 @@ class ObjectsIn:
         due = min([until, now + _NAP if storing else inf, *(one.core.due for one in there)])
         # What follows a whole object waits until the caller has that one: both may go to one place.
         waits = bool(self._whole) or any(one.whole for one in there)
-        heard = yield Turn(self._letters.written(said), now if done or (self._held and not waits) else due)
+        heard = yield Turn(self._written(said), now if done or (self._held and not waits) else due)
         now = self._seat.now()
         if waits:
             self._held += [(kept(series), address) for series, address in others(heard)]
@@ -490,6 +491,9 @@ class ObjectsIn:
         for spoken, address in in_runs(self._letters, chain(held, others(heard)), self._refuse):
             self._hear(spoken, address, now)
         self._look(now)
+
+    def _written(self, said: Sequence[Buffer]) -> list[Sequence[Buffer] | memoryview]:
+        return [self._letters.written(said)] if said else []
 
     def _all(self) -> Iterator[_Incoming]:
         """What comes of all sessions."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from errno import ETIMEDOUT
 from itertools import accumulate
@@ -19,6 +19,7 @@ from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
 from mcast.cast.nack.header import Rejected
 from mcast.cast.nack.members import Member
 from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, UNTOLD, Enter, piece_size
+from mcast.cast.nack.payload import Frames
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Account, Manners, ObjectSender, Settled, Thing
 from mcast.cast.nack.strategy import Strategy
@@ -106,7 +107,6 @@ class ObjectsOut:
         if not rate > 0:
             raise ValueError(f"rate is {rate}: bytes a second, more than 0")
         self._now = seat.now
-        self._rate = rate
         self._letters = letters_of(key)
         largest = seat.largest - self._letters.around
         block = piece_size(largest) * MOST_WIDTH
@@ -118,6 +118,7 @@ class ObjectsOut:
             seat.number, seat.name, largest, seat.now(), manners, limit, nonce
         )
         self._letters.begin(seat.number, nonce)
+        self._frames = Frames(largest)
         self._outflow: Outflow | None = None
         self._round: tuple[int, ...] = ()
         """Of objects that go round together, how many bytes come before each, and how many there are."""
@@ -163,7 +164,7 @@ class ObjectsOut:
 
     def send_all(self, objects: Sequence[Object], strategy: Strategy) -> Turns[tuple[ObjectReport, ...]]:
         """As `send`; of a carousel several objects, which go round together."""
-        if strategy.carousel and self._rate == inf:
+        if strategy.carousel and self.core.rate.limit == inf:
             raise ValueError("a carousel needs a rate: nobody answers, so nothing else slows it down")
         core, begun = self.core, self._now()
         core.abandon(begun)  # an object that an error has ended
@@ -246,15 +247,10 @@ class ObjectsOut:
 
     def _turn(self, until: float) -> Turns[None]:
         core = self.core
-        said: list[Buffer] = []
-        for one in core.messages(self._now()):
-            if not isinstance(one, Run):
-                said.append(one)
-            elif self._outflow is not None:
-                said += self._outflow.framed(one)
+        said = self._written(core.messages(self._now()))
         # What comes after the end is not waited for: perhaps nobody says anything any more.
         ended = core.over or core.settled
-        heard = yield Turn(self._letters.written(said), self._now() if ended else min(until, core.due))
+        heard = yield Turn(said, self._now() if ended else min(until, core.due))
         now = self._now()
         for message, address in messages_of(others(heard)):
             try:
@@ -266,6 +262,22 @@ class ObjectsOut:
                 spoken = spoken._replace(room=self._room)  # the sender keeps what is under way in memory
             core.hears(spoken, address, now)
         self._tell()
+
+    def _written(self, out: list[bytes | Run]) -> Iterator[Sequence[Buffer] | memoryview]:
+        """What the core says, in batches that are made when their turn comes.
+
+        That is what comes before the pieces, the pieces, and the rest.
+        """
+        runs = [one for one in out if isinstance(one, Run)]
+        first = out.index(runs[0]) if runs else len(out)
+        words: list[Buffer] = [one for one in out[:first] if not isinstance(one, Run)]
+        rest: list[Buffer] = [one for one in out[first:] if not isinstance(one, Run)]
+        if words:
+            yield self._letters.written(words)
+        if self._outflow is not None:
+            yield from map(self._letters.written, self._outflow.framed(runs, self._frames))
+        if rest:
+            yield self._letters.written(rest)
 
     def _tell(self) -> None:
         if self._progress is None:

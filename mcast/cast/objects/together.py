@@ -69,8 +69,8 @@ class End(Generic[T]):
             except StopIteration as done:
                 self.result, self.over = done.value, True
                 return True
-        if self._turn.said:
-            self.group.send_batch(self._turn.said, timeout=BOUND)
+        for said in self._turn.said:
+            self.group.send_batch(said, timeout=BOUND)
         return True
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,9 +44,12 @@ HEARD = 2 * BURST
 
 
 class Turn(NamedTuple):
-    """The messages to send, and the time by which the end wants its next turn."""
+    """What an end has to say, and the time by which it wants its next turn.
 
-    said: list[Buffer]
+    That is in batches, as `send_batch` takes them, of which each is sent before the next is made.
+    """
+
+    said: Iterable[Sequence[Buffer] | memoryview]
     until: float
 
 
@@ -167,8 +170,8 @@ def blocked(group: blocking.Membership, now: Callable[[], float], turns: Turns[T
 
 
 def _exchanged(group: blocking.Membership, now: Callable[[], float], turn: Turn) -> Batch:
-    if turn.said:
-        group.send_batch(turn.said, timeout=BOUND)
+    for batch in turn.said:
+        group.send_batch(batch, timeout=BOUND)
     return group.recv_batch(HEARD, None if turn.until == inf else max(0.0, turn.until - now()))
 
 
@@ -190,7 +193,7 @@ async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: T
 
 
 async def _awaited(group: awaiting.Membership, now: Callable[[], float], turn: Turn) -> Batch:
-    if turn.said:
-        await group.send_batch(turn.said, timeout=BOUND)
+    for batch in turn.said:
+        await group.send_batch(batch, timeout=BOUND)
     wait = None if turn.until == inf else max(0.0, turn.until - now())
     return await group.recv_batch(HEARD, wait)

@@ -8,11 +8,12 @@ import pytest
 
 from mcast.cast.nack.arriving import TRIES
 from mcast.cast.nack.asking import Asking
-from mcast.cast.nack.backoff import backoff
+from mcast.cast.nack.backoff import SPREAD, backoff, spread
 from mcast.cast.nack.circle import Places
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.members import MOST_OF_ADDRESS
 from mcast.cast.nack.messages import (
+    AROUND,
     LEFT,
     MOST_SPARE,
     OPEN,
@@ -25,6 +26,7 @@ from mcast.cast.nack.messages import (
     Have,
     Lack,
     Offer,
+    Piece,
     Seal,
     Sealed,
     Want,
@@ -32,11 +34,12 @@ from mcast.cast.nack.messages import (
     unpacked,
 )
 from mcast.cast.nack.parity import parity_of, restored
-from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
+from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames
 from mcast.cast.nack.rate import BURST, TOLERATED, Rate
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
+from mcast.contract.rows import rows_of
 
 from .network import address, described, joined, number
 
@@ -65,6 +68,39 @@ def test_parity_that_is_asked_for_bit_by_bit_is_that_of_the_block() -> None:
     asked = [block.pieces(40 + first, count) for first, count in ((0, 2), (2, 1), (3, 4), (7, 25), (1, 1))]
     assert asked == [parity[:2], parity[2:3], parity[3:7], parity[7:], parity[1:2]]
     assert BlockBytes(data, 32, 40).pieces(39, 3) == [data[-32:], *parity[:2]]
+
+
+def test_answers_are_spread_where_others_answer() -> None:
+    random = Random(1)
+    assert [spread(random, 1) for _ in range(9)] == [0.0] * 9
+    assert len({spread(random, 2) for _ in range(9)}) == 9
+    assert all(spread(random, 5) <= 4 * SPREAD for _ in range(99))
+
+
+def test_messages_of_runs_are_their_heads_and_pieces() -> None:
+    """Of whole blocks and parts, across what is made together, with a short piece and with parity."""
+    about = Describe(number(0), 0, 3 * 40 * 976 + 100, 976, 40, MOST_SPARE, 0, 0, "", b"")
+    data = Random(2).randbytes(3 * 40 * 976 + 100)
+    blocks = [BlockBytes(data[at : at + 40 * 976], 976, 40) for at in range(0, len(data), 40 * 976)]
+    runs = [
+        Run(0, 0, 40),
+        Run(3, 0, 1),
+        Run(1, 5, 30),
+        Run(1, 40, 3),
+        Run(1, 42, 2),
+        *[Run(2, 0, 40)] * 6,
+        Run(0, 39, 1),
+    ]
+    made = [
+        bytes(row)
+        for rows in Frames(AROUND + 976).of(about, [(blocks[run.block], run) for run in runs])
+        for row in rows_of(rows)
+    ]
+    assert made == [
+        packed(Piece(about.session, about.object, run.block, place, blocks[run.block].piece(place)))
+        for run in runs
+        for place in range(run.first, run.first + run.pieces)
+    ]
 
 
 def test_a_block_that_differs_is_no_block() -> None:

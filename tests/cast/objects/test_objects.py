@@ -363,6 +363,22 @@ def test_strangers_and_replays_change_nothing_in_a_closed_group(roce: Fabric) ->
     assert last.refused["without the key of this group"] > 100
 
 
+@pytest.mark.parametrize("key", [None, KEY])
+def test_what_is_said_in_order_is_taken_at_once(roce: Fabric, key: bytes | None) -> None:
+    """Each message has the key, the description comes before the pieces, and nothing is asked for."""
+    with (
+        others(lambda: gets(roce, 1, 1, key=key)) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group, key=key) as session,
+    ):
+        session.gather(1, BOUND)
+        report = session.send(DATA)
+        (got,) = ends[0].result(BOUND)
+    assert body(got) == DATA
+    assert (report.refused, got.refused) == ({}, {})
+    assert sum(account.asked for account in report.receivers) == 0
+
+
 def test_who_has_no_key_or_another_one_takes_no_part_and_both_sides_say_so(
     roce: Fabric, caplog: pytest.LogCaptureFixture
 ) -> None:
