@@ -6,6 +6,7 @@ of a `with` and its `__exit__` for one. So SIGINT comes when a line begins, and 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -101,6 +102,18 @@ class CtrlC(Lines):
         return self._line
 
 
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """That of other tests, too: Python drops what a signal raises in a callback of a weak reference to it."""
+    if collects := gc.isenabled():
+        gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def interrupted_everywhere(
     call: Callable[[], object], check: Callable[[bool], None], part: str = "", every: int = 0
 ) -> int:
@@ -114,7 +127,7 @@ def interrupted_everywhere(
     for at in tried(every or EVERY):
         returned = False
         try:
-            with (lines := CtrlC(at, part)):
+            with _garbage_kept(), (lines := CtrlC(at, part)):
                 call()
                 returned = True
         except KeyboardInterrupt:
