@@ -64,15 +64,15 @@ class Lost(NamedTuple):
 class Rejoined(NamedTuple):
     """The membership of `group` is back, after so many `attempts`.
 
-    Messages that were sent in the `gap` seconds since the loss did not arrive here.
+    Messages that were sent in the `outage` seconds since the loss did not arrive here.
     """
 
     group: McastAddress
-    gap: float
+    outage: float
     attempts: int
 
     def __str__(self) -> str:
-        return f"{self.group}: joined again after {self.gap:.3g} s, attempts: {self.attempts}"
+        return f"{self.group}: joined again after {self.outage:.3g} s, attempts: {self.attempts}"
 
 
 class GaveUp(NamedTuple):

@@ -206,7 +206,7 @@ def comes_back(pair: Pair, fault: Callable[[Any], list[object]]) -> None:
     assert isinstance(rejoined, Rejoined)
     assert lost.group == rejoined.group == pair.group.group
     assert rejoined.attempts >= 1
-    assert rejoined.gap > 0
+    assert rejoined.outage > 0
     assert pair.group.joined
     if isinstance(pair, SimPair):
         pair.sender.next_event(10.0)  # the sender may have lost its own membership
@@ -354,7 +354,7 @@ def test_a_membership_comes_back_once_an_mlid_is_free_again(pairs: Callable[...,
         taken.leave()
         rejoined = pair.receiver.next_event(10)
         assert isinstance(rejoined, Rejoined)
-        assert rejoined.gap > 5
+        assert rejoined.outage > 5
         assert rejoined.attempts > 3
 
 
@@ -591,7 +591,7 @@ def test_the_same_seed_gives_the_same_attempts() -> None:
             pair.fabric.change_lid(pair.port)
         events = [pair.receiver.next_event(60) for _ in range(2)]
         pair.close()
-        return [event.gap for event in events if isinstance(event, Rejoined)]
+        return [event.outage for event in events if isinstance(event, Rejoined)]
 
     assert gaps(5) == gaps(5) != gaps(6)
 

@@ -70,7 +70,7 @@ class Subscriber:
         while True:
             event = await self._endpoint.next_event(timeout=None)
             if isinstance(event, mcast.Rejoined):
-                self.outages.append(event.gap)
+                self.outages.append(event.outage)
                 await self._notify()
 
     async def _notify(self) -> None:

@@ -216,7 +216,7 @@ def test_a_lost_device_is_used_again_as_soon_as_it_is_back(
         lost, rejoined = receiver.next_event(), receiver.next_event()
         assert isinstance(lost, Lost)
         assert isinstance(rejoined, Rejoined)
-        assert rejoined.gap > 0
+        assert rejoined.outage > 0
 
 
 def test_asyncio_sleeps_on_the_devices_descriptors(lab_bed: Testbed) -> None:
