@@ -1,14 +1,15 @@
 """A file to three receivers in the lab, beside uftp, udpcast and NORM on the same bridge.
 
-python -m benchmarks.rdma.files [--size 256e6] [--loss 0,1] [--rounds 3] [--json FILE]    boots the lab
-python -m benchmarks.rdma.files --here ...                                              in the lab, that is
+python -m benchmarks.rdma.files [--size 256e6] [--loss 0,1] [--mtu 1500] [--rounds 3]    boots the lab
+python -m benchmarks.rdma.files --here ...                                             in the lab, that is
 
 Each is a whole program with its receivers: `mcast send` and `mcast recv` on Soft-RoCE, and uftp, udpcast
 and NORM on UDP sockets. The peers are in network namespaces, each with a port of its own on the bridge
 that Soft-RoCE is on. The receivers are there before the clock starts. The clock starts with the sender's
 process and stops at its end, when all receivers have said that they have the file. Each copy is compared
 with the file. A round has one transfer by each, one right after the other, in an order that turns.
-`--loss` drops so many percent of the packets to each receiver, by itself, with netem.
+`--loss` drops so many percent of the packets to each receiver, by itself, with netem. `--mtu` is that of
+all links, and each program sends packets as long as that allows.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ GIVE_UP = 3600.0
 READY = 120.0
 """Seconds until receivers are there, or copies whole after their sender's end."""
 
-BLOCK = 1300
-"""Bytes of a packet of uftp: its default, for Ethernet of 1500. udpcast's is 1456."""
+MTU = 1500
+UFTP_HEADERS, UDPCAST_HEADERS, NORM_HEADERS = 200, 44, 100
+"""Bytes of the MTU that each leaves for headers, by its manual or by its default for Ethernet."""
 
 
 def run(*command: str) -> None:
@@ -53,12 +55,16 @@ def host(number: int) -> str:
     return f"host{number}"
 
 
-def make_hosts() -> None:
-    """A namespace for each process of the peers, with a port on the bridge."""
+def make_hosts(mtu: int) -> None:
+    """A namespace for each process of the peers, with a port on the bridge; all links have that MTU."""
+    for number in range(1, len(ADDRESSES) + 1):
+        for link in (f"e{number}", f"p{number}"):
+            run("ip", "link", "set", link, "mtu", str(mtu))
     for number in range(RECEIVERS + 1):
         name, inside, port = host(number), f"u{number}", f"q{number}"
         run("ip", "netns", "add", name)
-        run("ip", "link", "add", inside, "type", "veth", "peer", "name", port)
+        both = f"link add {inside} mtu {mtu} type veth peer name {port} mtu {mtu}"
+        run("ip", *both.split())
         run("ip", "link", "set", inside, "netns", name)
         run("ip", "link", "set", port, "master", "br0", "up")
         for words in (
@@ -106,10 +112,11 @@ def in_host(number: int, *command: str) -> list[str]:
 
 
 class Program(NamedTuple):
-    """`receive` of a number and a folder and `send` of a file are commands; `is_ready` tells of receivers."""
+    """`receive` of a number and a folder and `send` of a file, where links have that MTU, are commands;
+    `is_ready` tells of receivers."""
 
     receive: Callable[[int, Path], Sequence[str]]
-    send: Callable[[Path], Sequence[str]]
+    send: Callable[[Path, int], Sequence[str]]
     is_ready: Callable[[], bool]
 
 
@@ -120,7 +127,7 @@ PROGRAMS = {
         lambda n, into: [
             *OURS, "recv", GROUP, "--backend", "rdma", "--bind", ADDRESSES[n], "-o", f"{into}/",
         ],
-        lambda file: [
+        lambda file, _: [
             *OURS, "send", str(file), GROUP, "--backend", "rdma", "--bind", ADDRESSES[0],
             "--receivers", str(RECEIVERS),
         ],
@@ -130,9 +137,9 @@ PROGRAMS = {
         lambda n, into: in_host(
             n, "uftpd", "-d", "-I", f"u{n}", "-U", f"0x{n:08x}", "-D", str(into), "-B", "8388608", "-x", "1",
         ),
-        lambda file: in_host(
-            0, "uftp", "-I", "u0", "-R", "-1", "-b", str(BLOCK), "-B", "8388608", "-x", "1",
-            "-H", ",".join(f"0x{n:08x}" for n in range(1, RECEIVERS + 1)), str(file),
+        lambda file, mtu: in_host(
+            0, "uftp", "-I", "u0", "-R", "-1", "-b", str(mtu - UFTP_HEADERS), "-B", "8388608",
+            "-x", "1", "-H", ",".join(f"0x{n:08x}" for n in range(1, RECEIVERS + 1)), str(file),
         ),
         all_show("igmp", UFTP_JOINED),
     ),
@@ -140,9 +147,9 @@ PROGRAMS = {
         lambda n, into: in_host(
             n, "udp-receiver", "--nokbd", "--interface", f"u{n}", "--file", str(into / "file"),
         ),
-        lambda file: in_host(
+        lambda file, mtu: in_host(
             0, "udp-sender", "--nokbd", "--no-progress", "--full-duplex", "--interface", "u0",
-            "--min-receivers", str(RECEIVERS), "--file", str(file),
+            "--min-receivers", str(RECEIVERS), "--blocksize", str(mtu - UDPCAST_HEADERS), "--file", str(file),
         ),
         all_show("udp", UDPCAST_BOUND),
     ),
@@ -150,8 +157,9 @@ PROGRAMS = {
         lambda n, into: in_host(
             n, *NORM, "receive", str(into), "--interface", f"u{n}", "--node", str(n),
         ),
-        lambda file: in_host(
+        lambda file, mtu: in_host(
             0, *NORM, "send", str(file), "--interface", "u0", "--receivers", str(RECEIVERS),
+            "--segment", str(mtu - NORM_HEADERS),
         ),
         all_show("igmp", NORM_JOINED),
     ),
@@ -172,7 +180,7 @@ def receivers(program: Program, folders: Sequence[Path], log: Path) -> Iterator[
         yield
 
 
-def transfer(name: str, file: Path) -> float | None:
+def transfer(name: str, file: Path, mtu: int) -> float | None:
     """Seconds, or None if a copy is not there or is another one."""
     program, log = PROGRAMS[name], ROOM / f"{name}.log"
     folders = [ROOM / name / str(number) for number in range(1, RECEIVERS + 1)]
@@ -186,7 +194,11 @@ def transfer(name: str, file: Path) -> float | None:
             start = time.monotonic()
             with suppress(subprocess.TimeoutExpired):
                 subprocess.run(
-                    program.send(file), stdout=said, stderr=said, stdin=subprocess.DEVNULL, timeout=GIVE_UP
+                    program.send(file, mtu),
+                    stdout=said,
+                    stderr=said,
+                    stdin=subprocess.DEVNULL,
+                    timeout=GIVE_UP,
                 )
             seconds = time.monotonic() - start
             until(lambda: all(map(is_there, copies)))
@@ -198,13 +210,15 @@ def transfer(name: str, file: Path) -> float | None:
         rmtree(ROOM / name, ignore_errors=True)
 
 
-def measure(size: int, losses: Sequence[float], rounds: int, names: Sequence[str]) -> dict[str, Any]:
+def measure(
+    size: int, losses: Sequence[float], rounds: int, names: Sequence[str], mtu: int
+) -> dict[str, Any]:
     """loss -> program -> seconds of each round."""
     ROOM.mkdir()
     run("mount", "-t", "tmpfs", "-o", "size=90%", "files", str(ROOM))
     file = ROOM / "file"
     file.write_bytes(os.urandom(size))
-    make_hosts()
+    make_hosts(mtu)
     found: dict[str, Any] = {}
     for loss in losses:
         lose(loss)
@@ -212,7 +226,7 @@ def measure(size: int, losses: Sequence[float], rounds: int, names: Sequence[str
         for number in range(rounds):
             turn = number % len(names)
             for name in (*names[turn:], *names[:turn]):
-                times[name].append(transfer(name, file))
+                times[name].append(transfer(name, file, mtu))
                 print(f"loss {loss:g} %: {name:8} {times[name][-1]} s", file=sys.stderr, flush=True)
         found[f"{loss:g}"] = times
     return found
@@ -237,6 +251,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A file to three receivers, beside uftp, udpcast and NORM.")
     parser.add_argument("--size", type=lambda text: int(float(text)), default=256_000_000, help="bytes")
     parser.add_argument("--loss", default="0,1", help="percent, one or several")
+    parser.add_argument("--mtu", type=int, default=MTU, help="of all links")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PROGRAMS), help="programs")
     parser.add_argument("--json", type=Path, default=BUILD / "files.json")
@@ -244,9 +259,10 @@ def main() -> int:
     given = parser.parse_args()
     if given.here:
         losses = [float(one) for one in given.loss.split(",")]
-        found = measure(given.size, losses, given.rounds, given.only.split(","))
+        found = measure(given.size, losses, given.rounds, given.only.split(","), given.mtu)
         report(found, given.size)
-        given.json.write_text(json.dumps({"machine": machine(), "size": given.size, "seconds": found}))
+        about = {"machine": machine(), "size": given.size, "mtu": given.mtu}
+        given.json.write_text(json.dumps({**about, "seconds": found}))
         return 0
     path = given.json.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,6 +270,7 @@ def main() -> int:
     inside += [
         f"--size={given.size}",
         f"--loss={given.loss}",
+        f"--mtu={given.mtu}",
         f"--rounds={given.rounds}",
         f"--only={given.only}",
     ]

@@ -65,14 +65,14 @@ class Session:
         while True:
             self._norm.NormFileRename(self._next(OBJECT_COMPLETED), str(into / "file").encode())
 
-    def send(self, file: Path, receivers: int) -> None:
+    def send(self, file: Path, receivers: int, segment: int) -> None:
         """The file to nodes 1 and so on."""
         for node in range(1, receivers + 1):
             self("NormAddAckingNode", c_uint32(node))
         self("NormSetCongestionControl", c_bool(True), c_bool(True))
         self("NormSetTxRate", c_double(1e8))  # to begin with
         self("NormSetTxSocketBuffer", c_uint(MEMORY))
-        numbers = c_uint32(1), c_uint32(MEMORY), c_uint16(SEGMENT), c_uint16(BLOCK), c_uint16(PARITY)
+        numbers = c_uint32(1), c_uint32(MEMORY), c_uint16(segment), c_uint16(BLOCK), c_uint16(PARITY)
         if not self("NormStartSender", *numbers, c_uint8(0)):
             raise SystemExit("NORM does not send")
         enqueued = self("NormFileEnqueue", str(file).encode(), c_char_p(b"file"), c_uint(4))
@@ -92,12 +92,13 @@ def main() -> None:
     parser.add_argument("--interface", required=True)
     parser.add_argument("--node", type=int, default=100, help="the number of this process")
     parser.add_argument("--receivers", type=int, default=3)
+    parser.add_argument("--segment", type=int, default=SEGMENT, help="bytes of a packet")
     given = parser.parse_args()
     session = Session(given.interface, given.node)
     if given.role == "receive":
         session.receive(given.path)
     else:
-        session.send(given.path, given.receivers)
+        session.send(given.path, given.receivers, given.segment)
 
 
 if __name__ == "__main__":
