@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from mcast.cast.nack.backoff import PATIENCE, backoff
+from mcast.cast.nack.backoff import backoff, patience
 from mcast.cast.nack.messages import Want
 
 
@@ -22,16 +22,18 @@ class Asking:
     def wake(self, now: float, round_trip: float, members: int) -> None:
         """Something is missing: begin to wait, if this has not begun."""
         if self.due is None:
-            self.due = max(now, self._pause) + backoff(self._random, PATIENCE * round_trip, members)
+            self.due = max(now, self._pause) + backoff(self._random, patience(members) * round_trip, members)
 
-    def heard(self, want: Want, now: float, round_trip: float) -> None:
+    def heard(self, want: Want, now: float, round_trip: float, members: int) -> None:
         """Another has asked for this; a repair may come until some round trips later."""
         before, until = self._heard.get(want.block, (want, 0.0))
         if until > now:
             want = Want(want.block, max(want.need, before.need), want.missing | before.missing)
-        self._heard[want.block] = want, now + (PATIENCE + 2) * round_trip
+        self._heard[want.block] = want, now + (patience(members) + 2) * round_trip
 
-    def ask(self, wants: Iterable[Want], now: float, round_trip: float, most: int) -> tuple[Want, ...]:
+    def ask(
+        self, wants: Iterable[Want], now: float, round_trip: float, members: int, most: int
+    ) -> tuple[Want, ...]:
         """What to ask for now: at most so many blocks, without those that others have asked for."""
         self._heard = {block: kept for block, kept in self._heard.items() if kept[1] > now}
         asked: list[Want] = []
@@ -42,7 +44,7 @@ class Asking:
                 if len(asked) == most:
                     break
         self.due = None
-        self._pause = now + (PATIENCE + 2) * round_trip
+        self._pause = now + (patience(members) + 2) * round_trip
         return tuple(asked)
 
 

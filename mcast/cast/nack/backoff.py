@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import exp, log
 from random import Random
 
-PATIENCE = 4
+from mcast.cast.nack.rate import FEW
+
+_PATIENCE = 4
 """A request waits at most so many round trips (RFC 5401, section 3.2.2, K for a sender that all hear)."""
 
 LEAST_ROUND_TRIP = 0.001
@@ -13,6 +15,12 @@ LEAST_ROUND_TRIP = 0.001
 
 SPREAD = 20e-6
 """Seconds for each member of the group over which all members' answers are spread."""
+
+
+def patience(members: int) -> int:
+    """How many round trips a request waits at most: one where the group is so small that it costs little if
+    no request is left unsaid."""
+    return 1 if members <= FEW else _PATIENCE
 
 
 def backoff(random: Random, longest: float, members: int) -> float:

@@ -13,8 +13,8 @@ BURST = 256
 """The most messages that are sent at once."""
 
 FEW = 16
-"""Receivers are asked what they have taken where they are at most so many: the answers of more would be too
-many."""
+"""Receivers are asked what they have taken where they are at most so many, and need not wait to see whether
+another asks for the same: the answers and requests of more would be too many."""
 
 _LEAST = 32
 """A queue that is said to be shorter holds nobody up."""

@@ -313,8 +313,8 @@ class ObjectReceiver:
         arriving = self.arriving
         if arriving is not None and self._asking.due is not None and now >= self._asking.due:
             most = (self.who.largest - WANTS_AT) // WANT_BYTES
-            trip = self._pulse.round_trip
-            wants = self._asking.ask(arriving.wants(), now, trip, most) if self._lacks else ()
+            trip, members = self._pulse.round_trip, self._pulse.members
+            wants = self._asking.ask(arriving.wants(), now, trip, members, most) if self._lacks else ()
             if wants:
                 stamp, held = self._pulse.stamp, self._pulse.held(now)
                 base, me = arriving.base, self.who.number
@@ -526,7 +526,7 @@ class ObjectReceiver:
         if arriving is not None and lack.member != self.who.number and self._asking.due is not None:
             for want in lack.wants:
                 if arriving.lacks(want.block):
-                    self._asking.heard(want, now, self._pulse.round_trip)
+                    self._asking.heard(want, now, self._pulse.round_trip, self._pulse.members)
 
     def _on_over(self, over: Over, now: float) -> None:
         for one in self.all_of_them():

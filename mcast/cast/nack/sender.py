@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from mcast.cast.nack.backoff import PATIENCE, RoundTrip
+from mcast.cast.nack.backoff import RoundTrip, patience
 from mcast.cast.nack.header import printable
 from mcast.cast.nack.members import Attendance, Lot, Member
 from mcast.cast.nack.messages import (
@@ -44,7 +44,7 @@ from mcast.cast.nack.messages import (
     piece_size,
 )
 from mcast.cast.nack.outgoing import Outgoing, Rounds, Terms
-from mcast.cast.nack.rate import BURST, Rate, Window
+from mcast.cast.nack.rate import BURST, FEW, Rate, Window
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.strategy import Standing, Strategy
 
@@ -358,8 +358,7 @@ class ObjectSender:
         self._rounds.news()
         late = not member.asks
         member.asks += 1
-        trip = self._trip.seconds
-        at = now + (1 if self._rounds.at < inf else PATIENCE) * trip
+        at = now + (self._trip.seconds if self._rounds.at < inf else self._patience)
         lost = charged = 0
         width, repairs = outgoing.about.width, outgoing.repairs
         for want in lack.wants:
@@ -427,7 +426,7 @@ class ObjectSender:
                 self._go_round(outgoing, out, allowed, now)
             self.rate.judge(now, self._trip.seconds)
         elif outgoing is not None:
-            allowed = int(min(most, self.rate.allowed(now), self._window.room))
+            before, allowed = outgoing.pieces, int(min(most, self.rate.allowed(now), self._window.room))
             self.rate.judge(now, self._trip.seconds)
             if allowed:
                 self._repair(outgoing, now)
@@ -436,7 +435,9 @@ class ObjectSender:
             if outgoing.waits and not plan.runs:
                 # A source that has nothing for the moment is not the end: its next block says as much.
                 ends = outgoing.all_sent or outgoing.full
-                self._rounds.begin(now if ends else now + 3 * PATIENCE * self._trip.seconds)
+                if outgoing.pieces > before and not ends:
+                    self._rounds.end()
+                self._rounds.begin(now if ends else now + 3 * self._patience)
                 if allowed > 0 and now >= self._rounds.at:
                     self._ask(outgoing, out, now)
             else:
@@ -459,7 +460,7 @@ class ObjectSender:
         if self._window.asks:
             asked = {member.number for member in self.members if member.owes}
             self._window.asked(micros(now), asked)
-        asked |= self._window.waits(now, PATIENCE * self._trip.seconds)
+        asked |= self._window.waits(now, self._patience)
         if not asked:
             return []
         bits = self.members.bits(lambda it: it.number in asked)
@@ -486,6 +487,11 @@ class ObjectSender:
     def _invitation(self, now: float) -> bytes:
         number = self._plan.objects if self.outgoing is None else self._circle[0].about.object
         return packed(Offer(self.session, number, *self._pulse(now), self.nonce, self._plan.name))
+
+    @property
+    def _patience(self) -> float:
+        """Seconds in which the requests for the same come."""
+        return patience(len(self.members)) * self._trip.seconds
 
     def _pulse(self, now: float) -> tuple[int, int, int]:
         """The stamp, the number of receivers, the round trip."""
@@ -541,11 +547,11 @@ class ObjectSender:
 
     def _ask(self, outgoing: Outgoing, out: list[bytes | Run], now: float) -> None:
         """Ask what is missing; name those that do not answer, and give up those that never do."""
-        trip, manners = self._trip.seconds, self._manners
-        names = self._rounds.turn(now, 3 * PATIENCE * trip, max(0.5, 3 * PATIENCE * trip))
+        wait, manners = 3 * self._patience, self._manners
+        names = self._rounds.turn(now, wait, max(0.5, wait))
         target = outgoing.sent if outgoing.all_sent or not outgoing.full else outgoing.low + 1
         asked = 0
-        if names:
+        if names or self.members.owing <= FEW:
             asked = self._waited(outgoing, target, now, manners)
         if names:
             out.append(packed(outgoing.about))

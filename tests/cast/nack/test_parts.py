@@ -156,10 +156,10 @@ def test_few_speak_at_first_however_many_there_are(members: int) -> None:
 def test_who_hears_its_own_request_is_silent() -> None:
     asking = Asking(Random(1))
     asking.wake(0.0, 0.001, 10)
-    asking.heard(Want(1, 2, 0b11), 0.0, 0.001)
+    asking.heard(Want(1, 2, 0b11), 0.0, 0.001, 10)
     mine = [Want(1, 1, 0b100), Want(1, 2, 0b1100), Want(1, 3, 0b11), Want(1, 3, 0b111), Want(2, 1, 1)]
-    assert asking.ask(mine, 0.001, 0.001, 9) == (mine[3], mine[4])
-    assert asking.ask(mine, 1.0, 0.001, 2) == (mine[0], mine[1]), "what was heard long ago is forgotten"
+    assert asking.ask(mine, 0.001, 0.001, 10, 9) == (mine[3], mine[4])
+    assert asking.ask(mine, 1.0, 0.001, 10, 2) == (mine[0], mine[1]), "what was heard long ago is forgotten"
 
 
 def test_one_parity_piece_repairs_different_losses() -> None:
