@@ -19,14 +19,16 @@ another asks for the same: the answers and requests of more would be too many.""
 _LEAST = 32
 """A queue that is said to be shorter holds nobody up."""
 
-_ABSENT = 0.5
-"""Seconds after which a receiver that does not say what it has taken is not waited for."""
+_ABSENT, _PAUSES = 0.5, 12
+"""Seconds and pauses after which a receiver that does not say what it has taken is not waited for."""
 
 _SLOWEST = 100.0
 _EASED, _GROWTH = 0.9, 1.1
 _TRIPS = 4
 _USED = 4
 """A pace does not rise while the sender uses less than one part of it in so many."""
+_TURN = 0.01
+"""A paced sender has a turn once in so many seconds."""
 _ROUNDED = 1e-6
 """Of a message: to wait for less would not move the clock, and the sender would turn for ever."""
 
@@ -47,17 +49,19 @@ class Rate:
             return BURST
         if self._filled == -inf:
             self._filled = now
-        # A turn that comes late may catch up with ten milliseconds.
-        most = min(BURST, max(1.0, self.pace / 100))
-        self._tokens = min(most, self._tokens + (now - self._filled) * self.pace)
+        self._tokens = min(2 * self._turn, self._tokens + (now - self._filled) * self.pace)
         self._filled = now
         return max(0, int(self._tokens + _ROUNDED))
 
     def next(self, now: float) -> float:
-        """When the next message may be sent."""
-        return (
-            now if self.pace == inf or self._tokens + _ROUNDED >= 1 else now + (1 - self._tokens) / self.pace
-        )
+        """When the next messages may be sent: those of a turn, because each turn costs all ends time."""
+        enough = self.pace == inf or self._tokens + _ROUNDED >= self._turn
+        return now if enough else now + (self._turn - self._tokens) / self.pace
+
+    @property
+    def _turn(self) -> float:
+        """How many messages are sent together; a turn that comes late may catch up with as many."""
+        return min(BURST / 2, max(1.0, self.pace * _TURN))
 
     def spent(self, messages: int) -> None:
         """So many messages have been sent."""
@@ -157,7 +161,7 @@ class Window:
         if now < self._again:
             return set()
         awaited = self._open[0][2]
-        if now - self._since >= max(_ABSENT, 3 * pause):
+        if now - self._since >= max(_ABSENT, _PAUSES * pause):
             self._absent |= awaited
             for _, _, others in self._open:
                 others -= self._absent

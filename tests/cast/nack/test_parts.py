@@ -35,7 +35,7 @@ from mcast.cast.nack.messages import (
 )
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames
-from mcast.cast.nack.rate import BURST, TOLERATED, Rate
+from mcast.cast.nack.rate import BURST, TOLERATED, Rate, Window
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
@@ -253,6 +253,30 @@ def test_a_pause_tells_nothing_of_the_pace() -> None:
         rate.spent(10)
         rate.judge(second, 0.001)
     assert 400 < rate.pace < 500, "nor who has little to say"
+
+
+def test_a_paced_sender_sends_several_messages_in_a_turn() -> None:
+    """Else each message costs all ends a turn."""
+    rate, now, turns, sent = Rate(limit=1000.0), 0.0, 0, 0
+    rate.allowed(now)
+    while (now := rate.next(now)) < 10.0:
+        turns += 1
+        sent += (allowed := rate.allowed(now))
+        rate.spent(allowed)
+    assert 9900 <= sent <= 10_000
+    assert turns <= 1001
+
+
+def test_who_is_slow_to_answer_is_asked_again_and_waited_for_some_round_trips() -> None:
+    window = Window()
+    window.fit(100)
+    window.spent(75)
+    window.asked(5, {1, 2})
+    window.answered(1, 5)
+    assert window.waits(0.0, 0.25) == set()
+    asked = [{*window.waits(turn / 4, 0.25)} for turn in range(1, 13)]
+    assert asked == [{2}] * 11 + [set()]
+    assert window.room == 75
 
 
 def test_a_question_says_nothing_of_the_pace() -> None:
