@@ -539,6 +539,20 @@ def test_what_is_begun_on_a_stopped_server_ends_in_an_event(
     assert len(qp.attachments) == 1
 
 
+def test_nothing_is_expected_of_an_id_that_was_destroyed(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    channel, _, _ = end
+    doomed, poller = channel.create_id(), select.poll()
+    poller.register(channel.fileno(), select.POLLIN)
+    with stopped(server):
+        doomed.resolve_addr("239.1.1.1", "10.0.0.1")
+        assert poller.poll(0)
+    doomed.destroy()
+    assert poller.poll(0) == []
+    assert channel.get_event(0) is None
+
+
 def test_what_is_left_on_a_stopped_server_is_left(
     server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
 ) -> None:

@@ -308,9 +308,11 @@ class SharedEventChannel(_Remote, EventChannel):
         """Events that no server tells: devices that went with it."""
         self._is_asked = False
         """Whether the server was asked for an event, and has not answered in the time of that call."""
+        self._expected: dict[SharedCmId, None] = {}
+        """Ids of which the server was asked for what has an event as its outcome, and has not answered."""
         self._number: int | None = None
         self._flag = -1
-        self._bell = Beacon(lambda: bool(self._local) or self._is_asked)
+        self._bell = Beacon(lambda: bool(self._local or self._is_asked or self._expected))
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
         self._bell.listen()
@@ -419,8 +421,9 @@ class SharedEventChannel(_Remote, EventChannel):
             if self._connection.lost:
                 return None
             raise
-        if self._is_asked:
+        if self._is_asked or self._expected:
             self._is_asked = False
+            self._expected.clear()
             self._bell.show()
         if heard is None:
             return None
@@ -432,9 +435,9 @@ class SharedEventChannel(_Remote, EventChannel):
             heard.type, heard.status, heard.errno, context, owner, heard.ud, heard.detail, heard.found
         )
 
-    def expect_answer(self) -> None:
-        """The server has been asked for what has an event as its outcome: have the next call ask again."""
-        self._is_asked = True
+    def expect_answer(self, cm_id: SharedCmId) -> None:
+        """Have the next call ask for the event of what the id has begun."""
+        self._expected[cm_id] = None
         self._bell.show()
 
     def hear_refusal(self, cm_id: SharedCmId, kind: CmEventType, text: bytes, context: object) -> None:
@@ -460,6 +463,7 @@ class SharedEventChannel(_Remote, EventChannel):
         self._orphans |= dict.fromkeys(self._ids.values())
         self._ids = {}
         self._is_asked = False
+        self._expected.clear()
         self._bell.show()
 
     def forget(self, cm_id: SharedCmId) -> None:
@@ -468,6 +472,7 @@ class SharedEventChannel(_Remote, EventChannel):
             if self._ids.get(cm_id.number) is cm_id:
                 self._ids.pop(cm_id.number, None)  # a signal's handler may just have seen the server's end
             self._orphans.pop(cm_id, None)
+            self._expected.pop(cm_id, None)
             if self._closed or os.getpid() != self._connection.pid:
                 return
             for _ in range(len(self._local)):  # to which a late answer may be added meanwhile
@@ -580,7 +585,7 @@ class SharedCmId(_Remote, CmId):
             if not late.sent:
                 raise mcast_error(E.ETIMEDOUT, call, phase, arguments, why) from None
             logger.warning("%s waits: %s", call, why)
-            self._channel.expect_answer()
+            self._channel.expect_answer(self)
             return None
 
     def _stand(self, place: frames.IdPlace, call: str, phase: Phase) -> None:

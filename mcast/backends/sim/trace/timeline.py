@@ -194,9 +194,10 @@ def _cards(told: Story, total: Count) -> Iterator[str]:
     members = [lane for lane in told.lanes if lane.id is not None]
     lost = total.lost.total()
     due = ((total.expected, "copies expected", ""),) if total.expected else ()
+    groups = len({lane.group for lane in members})
     for number, words, kind in (
-        (len({lane.group for lane in members}), "groups", ""),
-        (len(members), "members", ""),
+        (groups, "group" if groups == 1 else "groups", ""),
+        (len(members), "member" if len(members) == 1 else "members", ""),
         (total.sent, "messages sent", ""),
         *due,
         (total.received, "copies received", "good"),
