@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from weakref import WeakSet
 
 from mcast.api import Batch, Message, QpError
 from mcast.contract.batch import CopiedBatch
@@ -20,6 +19,7 @@ from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.sorting import Sorter
 from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import BATCH, Operation, Wait, Waiting
+from mcast.interrupts import Alive
 from mcast.wire.addresses import Gid
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -30,7 +30,7 @@ SELDOM = 64 * BATCH
 """One of so many messages is looked at in the long run, because a look costs as much as several messages."""
 
 
-_warned: WeakSet[Station] = WeakSet()
+_warned: Alive[Station] = Alive()
 """The stations whose user has been told that nobody else can be heard."""
 
 

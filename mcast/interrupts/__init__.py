@@ -21,9 +21,10 @@ other call that changes something uses `is_within`, or takes a lock with a refus
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import ref
 
 if TYPE_CHECKING:
     from mcast.interrupts._interrupts import (
@@ -54,6 +55,7 @@ else:
 
 __all__ = [
     "WITHIN",
+    "Alive",
     "Bell",
     "Enterable",
     "Lock",
@@ -94,6 +96,26 @@ def made_or_undone(make: Callable[[], T], undo: Callable[[T], object]) -> T:
             undo(one)
         raise
     return made[0]  # no call: from here to the caller's assignment Python takes no signal
+
+
+class Alive(Generic[T]):
+    """The objects that were added, for as long as somebody else has them.
+
+    As weakref.WeakSet, but no Python code runs when one goes: Ctrl-C in there would be dropped.
+    """
+
+    def __init__(self) -> None:
+        self._refs: set[ref[T]] = set()
+
+    def add(self, one: T) -> None:
+        """Know the object from now on."""
+        self._refs.add(ref(one, self._refs.discard))
+
+    def __contains__(self, one: T) -> bool:
+        return ref(one) in self._refs
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([one for known in self._refs.copy() if (one := known()) is not None])
 
 
 class Sleepers:

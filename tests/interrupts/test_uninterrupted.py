@@ -17,6 +17,7 @@ import pytest
 
 from mcast import interrupts
 from mcast.interrupts import (
+    Alive,
     Enterable,
     Lock,
     Sleepers,
@@ -38,7 +39,7 @@ IN_C = import_module("mcast.interrupts._interrupts")
 CTRL_C = signal.SIGINT
 COARSE = 6
 """CLOCK_MONOTONIC_COARSE."""
-WRITTEN = set(interrupts.__all__) - {"Sleepers", "WITHIN", "made_or_undone"}
+WRITTEN = set(interrupts.__all__) - {"Alive", "Sleepers", "WITHIN", "made_or_undone"}
 
 
 @pytest.fixture(autouse=True, params=["mcast.interrupts._interrupts", "mcast.interrupts.by_exchange"])
@@ -525,6 +526,32 @@ def test_what_a_signal_keeps_from_its_block_has_ended(coming: Signal) -> None:
     held.clear()
     work(False)
     assert held == [False]
+
+
+def test_a_signal_is_taken_after_what_was_known_has_gone(coming: Signal) -> None:
+    """It comes just before: Python would take it in a callback, and drop what is raised there."""
+
+    class Thing:
+        pass
+
+    known = Alive[Thing]()
+
+    def work() -> None:
+        things = [Thing(), Thing()]
+        for thing in (*things, things[0]):
+            known.add(thing)
+        assert things[0] in known
+        assert {*known} == {*things}
+        del thing
+        coming.comes  # noqa: B018
+        things = []
+        for _ in range(2):
+            pass
+        pytest.fail("the signal was not taken")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert [*known] == []
 
 
 def test_a_handler_that_is_set_and_set_back_is_found() -> None:

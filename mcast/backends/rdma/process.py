@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno as E
 import os
 from types import TracebackType
-from weakref import WeakSet
 
 from mcast.api import Phase, mcast_error
 from mcast.contract.closing import Closeable
-from mcast.interrupts import Lock, uninterrupted
+from mcast.interrupts import Alive, Lock, uninterrupted
 
 
 class Process:
@@ -34,7 +33,7 @@ class Process:
             raise mcast_error(E.EBADF, call, phase, None, detail)
 
 
-_opened: WeakSet[Process] = WeakSet()
+_opened: Alive[Process] = Alive()
 
 
 def _note_fork() -> None:

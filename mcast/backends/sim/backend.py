@@ -12,7 +12,6 @@ from functools import wraps
 from ipaddress import IPv4Address, IPv6Address
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
-from weakref import WeakSet
 
 from mcast.api import (
     Backend,
@@ -57,7 +56,7 @@ from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.enums import JOIN_MASK
-from mcast.interrupts import uninterrupted
+from mcast.interrupts import Alive, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 
 ASK_WHY_SECONDS = 0.25
@@ -179,7 +178,7 @@ class SimBackend(Backend):
                 self.fabric.close()
 
 
-_owners: WeakSet[SimBackend] = WeakSet()
+_owners: Alive[SimBackend] = Alive()
 """The backends of this process that have a fabric of their own."""
 
 

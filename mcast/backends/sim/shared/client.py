@@ -20,7 +20,6 @@ from itertools import accumulate, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from mcast.api import (
     Backend,
@@ -82,7 +81,7 @@ from mcast.backends.sim.shared.tap import Tapped
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
 from mcast.contract.enums import JOIN_MASK
-from mcast.interrupts import Lock, is_within, later, made_or_undone, uninterrupted
+from mcast.interrupts import Alive, Lock, is_within, later, made_or_undone, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
@@ -95,7 +94,7 @@ _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), int(JoinFlag.FULLMEMBER)
 _PATIENCE_ANEW = 5.0
 """Seconds that an attempt to attach again waits for an answer: there will be another attempt."""
 
-_backends: WeakSet[SharedBackend] = WeakSet()
+_backends: Alive[SharedBackend] = Alive()
 """Those of this process, for its forks."""
 
 
@@ -265,7 +264,7 @@ class SharedBackend(Backend):
 
 
 def _after_fork() -> None:
-    for backend in list(_backends):
+    for backend in _backends:
         backend.after_fork()
 
 
