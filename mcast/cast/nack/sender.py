@@ -67,6 +67,9 @@ ask for one."""
 _INVITING = 4
 """At most one message in so many invites, however slow the pace is: the others bring the object."""
 
+_QUIET = 4
+"""Few receivers, which are asked often, are asked so often in vain before their silence counts."""
+
 _FREE, _SHARE = 4096, 8
 """On account of one receiver so many pieces are repaired, and so many times what has been sent."""
 
@@ -546,21 +549,26 @@ class ObjectSender:
             self.outgoing.held = self.members.held()
 
     def _ask(self, outgoing: Outgoing, out: list[bytes | Run], now: float) -> None:
-        """Ask what is missing; name those that do not answer, and give up those that never do."""
+        """Ask what is missing; name those that do not answer, and give up those that never do.
+
+        Few are named at once, but have as long to answer as many.
+        """
         wait, manners = 3 * self._patience, self._manners
         names = self._rounds.turn(now, wait, max(0.5, wait))
         target = outgoing.sent if outgoing.all_sent or not outgoing.full else outgoing.low + 1
-        asked = 0
-        if names or self.members.owing <= FEW:
-            asked = self._waited(outgoing, target, now, manners)
+        asked, few = 0, self.members.owing <= FEW
+        if names and not (few and 0 < self._rounds.quiet < _QUIET):
+            self._wait_for(outgoing, target, now, manners)
         if names:
             out.append(packed(outgoing.about))
+        if names or few:
+            asked = self.members.bits(lambda it: it.owes and (outgoing.all_sent or it.base < target))
         if outgoing.sent:
             out.append(packed(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
         out += [packed(outgoing.flush(*self._pulse(now), first, bits)) for first, bits in _parts(asked)]
         self._plan.judged = False
 
-    def _waited(self, outgoing: Outgoing, target: int, now: float, manners: Manners) -> int:
+    def _wait_for(self, outgoing: Outgoing, target: int, now: float, manners: Manners) -> None:
         waits = outgoing.all_sent or outgoing.full
         for member in [*self.members]:
             if not member.owes or (not outgoing.all_sent and member.base >= target):
@@ -571,7 +579,6 @@ class ObjectSender:
                 self._give_up(member, Lot.SILENT)
             elif waits and now - max(member.moved, outgoing.sent_at) > manners.stall:
                 self._give_up(member, Lot.STILL)
-        return self.members.bits(lambda it: it.owes and (outgoing.all_sent or it.base < target))
 
     def _give_up(self, member: Member, lot: Lot) -> None:
         self.members.give_up(member, lot)

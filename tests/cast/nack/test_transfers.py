@@ -190,6 +190,24 @@ def test_few_receivers_wait_some_round_trips_for_what_was_lost() -> None:
     assert took[0.01] - took[0.0] < 7 * nap, "virtual seconds"
 
 
+class Sleepy(Network):
+    """Receivers nap from when the object has begun."""
+
+    def _look(self, end: int) -> None:
+        super()._look(end)
+        if self.sender.outgoing is None:
+            self._wakes[end] = self.now + 0.01
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_few_receivers_that_answer_late_are_not_given_up(seed: int) -> None:
+    """The sender asks them often, and believes that no round trip is as long as these."""
+    case = Case((Random(seed).randbytes(1_000_000),), 3, MOST_WIDTH, MOST_SPARE, 256, queue=1024)
+    network = Sleepy(case, Weather(0.01, naps=dict.fromkeys((1, 2, 3), (1024, 3.0))), seed)
+    network.run()
+    assert [account.why for account in network.sender.settled[0].receivers] == [""] * 3
+
+
 def test_what_a_queue_holds_is_never_lost_however_late_its_receiver_comes() -> None:
     """The sender is at most the room of each receiver ahead. It may begin before that one is admitted."""
     data = Random(1).randbytes(2_000_000)
