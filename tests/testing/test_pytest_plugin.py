@@ -448,7 +448,7 @@ def test_drawn(mcast_fabric):
         for endpoint in (one, other):
             while not isinstance(event := endpoint.next_event(timeout=60), mcast.Rejoined):
                 pass
-            gaps += f"_{event.gap}"
+            gaps += f"_{event.outage}"
     pytest.fail(f"drew {gaps.replace('.', '_')}", pytrace=False)
 """
     first, again, other = (drawn(suite(tests, f"--mcast-seed={seed}")) for seed in (1, 1, 2))
