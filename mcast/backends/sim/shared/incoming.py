@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from mcast.api import Message, Phase
 from mcast.backends.sim.core.qp import Burst, Header, make_burst
-from mcast.backends.sim.lease import Packed, Slices, messages_of
+from mcast.backends.sim.lease import Packed, Slices, message_of, messages_of
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.connection import Beacon, Connection, Gone, Late, Reply, Unknown, enter
 from mcast.backends.sim.shared.rings import MASK, SIZE
@@ -257,7 +257,7 @@ class Incoming:
                 copied = reader.copy(told.place, told.lengths[0])
                 if copied is not None:
                     burst = make_burst(((copied,), 0, _header(told.header), told.imm, 0, told.at))
-                    (message,) = messages_of(burst, told.own)
+                    message = message_of(burst, memoryview(copied), told.own)
                     if self._frame is frame:  # else a signal's handler has taken it
                         self._frame = None
                         self.comes_singly = True
