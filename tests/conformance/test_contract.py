@@ -478,12 +478,17 @@ def test_messages_that_are_alike_come_together_and_in_order(bed: Testbed) -> Non
     assert [*receiver.qp.recv(1, 0).series()] == []
 
 
-def test_a_part_of_a_series_that_is_in_use_keeps_the_receives(bed: Testbed) -> None:
+def one_and_two(bed: Testbed) -> Batch:
+    """A batch of two messages."""
     group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
     sender.send(outward, b"one", b"two")
-    batch = receiver.qp.recv(2, BOUND)
+    return receiver.qp.recv(2, BOUND)
+
+
+def test_a_part_of_a_series_that_is_in_use_keeps_the_receives(bed: Testbed) -> None:
+    batch = one_and_two(bed)
     kept = [part for one in batch.series() for part in one.payloads()]
     with pytest.raises(BufferError, match="still in use"):
         batch.release()
@@ -495,11 +500,7 @@ def test_a_part_of_a_series_that_is_in_use_keeps_the_receives(bed: Testbed) -> N
 
 
 def test_a_batch_whose_release_was_refused_is_read_as_before(bed: Testbed) -> None:
-    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
-    outward = sender.join(group, send_only=True)
-    receiver.join(group)
-    sender.send(outward, b"one", b"two")
-    batch = receiver.qp.recv(2, BOUND)
+    batch = one_and_two(bed)
     offsets = [int.from_bytes(batch.records[at : at + 8], "little") for at in (0, RECORD.size)]
 
     def read() -> list[list[bytes]]:
