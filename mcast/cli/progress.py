@@ -34,8 +34,9 @@ class Watch:
         return time.perf_counter() - self._started if self._started is not None else 0.0
 
     def wait(self, description: str) -> None:
-        """Show what the command is waiting for, before the transfer has begun."""
-        self._bar.update(self._task, description=description)
+        """Show what the command is waiting for. A transfer that has begun stays on the line."""
+        if self._started is None:
+            self._bar.update(self._task, description=description)
 
     def show(self, description: str, completed: int, total: int | None) -> None:
         """Show how many bytes are done. The first call marks the beginning of the transfer."""

@@ -126,7 +126,7 @@ class SendWatch(Watch):
 
     def look(self, progress: Progress) -> None:
         """Show how far the sender is."""
-        if progress.name is not None or self.before:
+        if progress.name is not None:
             self.show("sending", self.before + progress.done, self._size)
         else:
             self.wait(f"waiting: {progress.receivers}{self._wanted} joined")

@@ -461,8 +461,11 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
 @pytest.mark.parametrize(
     "command", [("send", "file", "239.1.1.1", "-n", "2"), ("recv", "239.1.1.1", "-o", "copy")]
 )
-def test_a_terminal_gets_a_bar(third_party: Install, tmp_path: Path, command: tuple[str, ...]) -> None:
-    (tmp_path / "file").write_bytes(Random(1).randbytes(3_000_000))
+@pytest.mark.parametrize("size", [1, 3_000_000])
+def test_a_terminal_gets_a_bar(
+    third_party: Install, tmp_path: Path, command: tuple[str, ...], size: int
+) -> None:
+    (tmp_path / "file").write_bytes(Random(1).randbytes(size))
     (tmp_path / "script.py").write_text(OTHER_END)
     env = {"TERM": "xterm-256color", "COLUMNS": "80"} | {**os.environ, **third_party(source=ONE_FABRIC)}
     words = [str(PYTHON), "script.py", *command, *PATIENT, "--backend", "acme"]
