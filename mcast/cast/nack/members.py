@@ -98,7 +98,7 @@ class Member:
     @property
     def owes(self) -> bool:
         """Whether the object is still on its way to this receiver."""
-        return self.part and self.lives and self.state == UNDECIDED
+        return self.part and self.lot is Lot.PART and self.state == UNDECIDED
 
 
 class Attendance:

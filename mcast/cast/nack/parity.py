@@ -16,6 +16,9 @@ from mcast.cast.nack.messages import MOST_SPARE
 _HEAD = 80
 """Bytes that pyeclib puts before each piece."""
 
+_FEW = 4
+"""Fewer parity pieces take as long."""
+
 _FIELD = 0x11D
 """The polynomial of ISA-L's field of 256 elements."""
 
@@ -32,23 +35,24 @@ def _code(pieces: int, parity: int) -> Any:
     return ECDriver(k=pieces, m=parity, ec_type="isa_l_rs_cauchy", chksum_type="none")
 
 
-def parity_of(data: Sequence[bytes | memoryview], most: int = MOST_SPARE) -> list[bytes]:
+def parity_of(data: bytes | memoryview, piece: int, most: int = MOST_SPARE) -> list[bytes]:
     """The first parity pieces of a block: `most` at least.
 
-    data   the data pieces, equally long, of whole words of 16 bytes
+    data   the data pieces, one after another; zeros are thought of behind a short last one
+    piece  bytes of a piece, whole words of 16
     """
     # A row of a Cauchy matrix is the same, however many there are; powers of two, for the sake of the cache.
-    count, rows = len(data), min(MOST_SPARE, 1 << max(0, most - 1).bit_length())
-    found: list[bytes] = _code(count, rows).encode(b"".join(data))
-    return [piece[_HEAD:] for piece in found[count:]]
+    count, rows = -(-len(data) // piece), min(MOST_SPARE, max(_FEW, 1 << max(0, most - 1).bit_length()))
+    found: list[bytes] = _code(count, rows).encode(bytes(data).ljust(count * piece, b"\0"))
+    return [one[_HEAD:] for one in found[count:]]
 
 
 @lru_cache(maxsize=256)
 def _factors(pieces: int) -> list[bytes]:
     """The row of each parity piece: its factors of the data pieces, as the library's own encoder has them."""
     size = -(-pieces // 16) * 16
-    units = [bytes(at == number for at in range(size)) for number in range(pieces)]
-    return [row[:pieces] for row in parity_of(units)]
+    units = b"".join(bytes(at == number for at in range(size)) for number in range(pieces))
+    return [row[:pieces] for row in parity_of(units, size)]
 
 
 @cache
@@ -71,25 +75,21 @@ def _sum(one: bytes, other: bytes) -> bytes:
 
 
 def restored(
-    pieces: int, data: Mapping[int, bytes | memoryview], parity: Mapping[int, bytes]
-) -> Sequence[bytes | memoryview]:
-    """The data pieces of a block, in order, from those that are there and enough parity pieces.
+    block: bytes | memoryview, piece: int, lost: Sequence[int], parity: Mapping[int, bytes]
+) -> list[bytes]:
+    """The lost data pieces of a block, in order, which has zeros in their places, from enough parity pieces.
 
-    Raises ValueError if there are fewer pieces than data pieces.
+    Raises ValueError if there are fewer parity pieces than lost ones.
     """
-    lost = [number for number in range(pieces) if number not in data]
     used = sorted(parity)[: len(lost)]
+    pieces = -(-len(block) // piece)
     if len(used) < len(lost):
-        raise ValueError(f"{len(data) + len(used)} pieces are there, {pieces} are needed")
+        raise ValueError(f"{pieces - len(lost) + len(used)} pieces are there, {pieces} are needed")
     if not lost:
-        return [data[number] for number in range(pieces)]
-    size = len(next(iter(parity.values())))
-    nothing = bytes(size)
-    known = parity_of([data.get(number, nothing) for number in range(pieces)], used[-1] + 1)
+        return []
+    known = parity_of(block, piece, used[-1] + 1)
     rows = [[_factors(pieces)[row][number] for number in lost] for row in used]
-    sums = [_sum(parity[row], known[row]) for row in used]
-    found = dict(zip(lost, _solved(rows, sums), strict=True))
-    return [data[number] if number in data else found[number] for number in range(pieces)]
+    return _solved(rows, [_sum(parity[row], known[row]) for row in used])
 
 
 def _solved(rows: list[list[int]], sums: list[bytes]) -> list[bytes]:

@@ -13,6 +13,16 @@ from mcast.cast.nack.rate import BURST
 from mcast.cast.nack.repairs import Run
 from mcast.contract.rows import copy_rows
 
+_KEPT = 16 << 20
+
+
+def keep_freed_memory() -> None:
+    """Have malloc of glibc keep freed memory for the next turn, as it does once a block of so many bytes was
+    freed: to get pages from the kernel anew takes several times as long as to fill them (mallopt(3),
+    M_MMAP_THRESHOLD).
+    """
+    bytes(_KEPT)
+
 
 class Digest:
     """A BLAKE3 digest of what has come so far: of a block, or of an object."""
@@ -59,7 +69,7 @@ class BlockBytes:
         if first + count > self._width:
             most = first + count - self._width  # to repair a few losses, few of them are asked for
             if most > len(self._parity):
-                self._parity = parity_of(cut(data, piece), most)
+                self._parity = parity_of(data, piece, most)
             found += self._parity[max(0, first - self._width) : most]
         return found
 
@@ -115,13 +125,6 @@ class Frames:
         return self._memory[: count * apart].cast("B", (count, apart))
 
 
-def cut(data: memoryview, piece: int) -> list[bytes | memoryview]:
-    """The pieces of a block, the last one filled up with zeros."""
-    found: list[bytes | memoryview] = [data[at : at + piece] for at in range(0, len(data), piece)]
-    found[-1] = bytes(found[-1]).ljust(piece, b"\0")
-    return found
-
-
 class BlockPlace:
     """A block that is received: each piece of data goes to its place as it comes, parity is kept apart.
 
@@ -159,7 +162,7 @@ class BlockPlace:
         lost = []
         if ~pieces & (1 << sealed.pieces) - 1:
             lost = [place for place in range(sealed.pieces) if not pieces >> place & 1]
-        if len(found) < sealed.size or (lost and not self._restore(found, sealed.pieces, lost)):
+        if len(found) < sealed.size or (lost and not self._restore(found, lost)):
             return None
         return found
 
@@ -168,17 +171,15 @@ class BlockPlace:
         found = self.whole(sealed, pieces)
         return found if found is not None and bytes(Digest(found)) == sealed.digest else None
 
-    def _restore(self, found: memoryview, pieces: int, lost: list[int]) -> bool:
+    def _restore(self, found: memoryview, lost: list[int]) -> bool:
         """Put the lost pieces into their places. False if there is too little parity for that."""
-        missing = set(lost)
-        data = {place: one for place, one in enumerate(cut(found, self._piece)) if place not in missing}
-        parity = {place: one.ljust(self._piece, b"\0") for place, one in self._parity.items()}
+        for place in lost:
+            self.put(place, bytes(self._piece))
+        parity = {row: one.ljust(self._piece, b"\0") for row, one in self._parity.items()}
         try:
-            whole = restored(pieces, data, parity)
+            whole = restored(found, self._piece, lost, parity)
         except ValueError:
             return False
-        for place in lost:
-            at = place * self._piece
-            room = min(self._piece, len(found) - at)
-            found[at : at + room] = whole[place][:room]
+        for place, one in zip(lost, whole, strict=True):
+            self.put(place, one)
         return True

@@ -25,7 +25,7 @@ from mcast.cast.nack.messages import (
     Spoken,
     told,
 )
-from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames
+from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames, keep_freed_memory
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
@@ -76,7 +76,7 @@ class Costs(NamedTuple):
     joins          messages of receivers before the object
     kept           whether the strategy's promise was kept
     seconds        of virtual time
-    sender_cpu_us_per_piece  processor time of protocol and headers, not of digests and parity
+    sender_cpu_us_per_piece  processor time of the sender, its digests and parity too
     parity         whether parity repaired losses; otherwise pieces were repeated
     """
 
@@ -138,8 +138,8 @@ class _Work:
 class Load:
     """The object that is sent: its blocks are made when their turn comes."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data: bytes = data
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data: memoryview = memoryview(data)
         self._digest = bytes(Digest(data))
         self.blocks: list[BlockBytes] = []
         self._frames = Frames(LARGEST)
@@ -235,6 +235,7 @@ class Play:
         """
         sender, load = ObjectSender(self.sender.session, "sender", LARGEST, 0.0), Load(self._load.data)
         start = 0.0
+        keep_freed_memory()
         for number, (now, heard) in enumerate(self._tape):
             if number == self._begins:
                 self._begin(sender, begun)

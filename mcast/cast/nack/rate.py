@@ -143,6 +143,8 @@ class Window:
 
     def answered(self, number: int, stamp: float) -> None:
         """A receiver has heard that stamp; inf: nothing is to be heard of it any more."""
+        if not self._open and not self._absent:  # as in a large group
+            return
         self._absent.discard(number)
         for asked, _, awaited in self._open:
             if asked > stamp:

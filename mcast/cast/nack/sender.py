@@ -353,7 +353,8 @@ class ObjectSender:
             self.members.answer(member, spoken.state, spoken.words, now)
             if not member.owes:
                 self._window.answered(member.number, inf)
-            self._plan.judged = False
+            if self.members.low() != outgoing.low or self._done(outgoing, now):
+                self._plan.judged = False
         else:
             self._on_lack(outgoing, member, spoken, now)
 
@@ -598,12 +599,15 @@ class ObjectSender:
             low = self.members.low()
             outgoing.low = outgoing.sent if low is None else max(outgoing.low, low)
             outgoing.repairs.forget(outgoing.low)
+        if self._done(outgoing, now):
+            self._settle(outgoing, now, "the strategy did not wait for this receiver")
+
+    def _done(self, outgoing: Outgoing, now: float) -> bool:
         quiet = self._rounds.quiet if outgoing.all_sent and self._rounds.at < inf else 0
         seconds = now - outgoing.terms.begun
         rounds = self._circle[-1].rounds
         standing = Standing(self.members.whole, self.members.owing, seconds, quiet, rounds)
-        if outgoing.terms.strategy.done(standing):
-            self._settle(outgoing, now, "the strategy did not wait for this receiver")
+        return outgoing.terms.strategy.done(standing)
 
     def _settle(self, outgoing: Outgoing, now: float, behind: str) -> None:
         members = self.members

@@ -22,6 +22,7 @@ from typing_extensions import Buffer
 
 from mcast.api import Batch, Series
 from mcast.cast.nack.header import number_at
+from mcast.cast.nack.payload import keep_freed_memory
 from mcast.cast.nack.rate import BURST
 from mcast.endpoint import awaiting, blocking
 from mcast.endpoint.view import MemberView
@@ -73,10 +74,6 @@ class Seat:
     queue: int = 0
 
 
-_KEPT = 16 << 20
-"""Bytes of freed memory that malloc of glibc keeps for the next turn, once a block of so many was freed: to
-get pages from the kernel anew takes several times as long as to fill them (mallopt(3), M_MMAP_THRESHOLD)."""
-
 _TAKING = Lock()
 _taken: WeakKeyDictionary[MemberView, ReferenceType[Seat]] = WeakKeyDictionary()
 """The memberships that an end has to itself, with the seat of that end, which goes with the frames that
@@ -117,7 +114,7 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
     name = f"{socket.gethostname()} {endpoint.device.name}"
-    bytes(_KEPT)
+    keep_freed_memory()
     whose = f"{endpoint._session.station.name}, in {group.group}"
     depth = endpoint._session.station.settings.receive_depth
     seat = Seat(number, name, group.max_message_size, endpoint.now, whose, depth)

@@ -48,22 +48,23 @@ def test_any_pieces_that_are_enough_give_the_block() -> None:
     random = Random(5)
     for pieces in (1, 2, 17, 128):
         data = [random.randbytes(32) for _ in range(pieces)]
-        parity = parity_of(data)
+        parity = parity_of(b"".join(data), 32)
         assert len(parity) == MOST_SPARE
         for _ in range(5):
             lost = random.sample(range(pieces), random.randint(0, min(pieces, MOST_SPARE)))
             rows = random.sample(range(MOST_SPARE), len(lost))
-            there = {place: piece for place, piece in enumerate(data) if place not in lost}
-            assert restored(pieces, there, {row: parity[row] for row in rows}) == data
+            there = b"".join(bytes(32) if place in lost else piece for place, piece in enumerate(data))
+            found = restored(there, 32, lost, {row: parity[row] for row in rows})
+            assert found == [data[place] for place in lost]
         with pytest.raises(ValueError, match="are needed"):
-            restored(pieces, dict(enumerate(data[1:], 1)), {})
+            restored(there, 32, [0], {})
     with pytest.raises(ValueError, match=r"^127 pieces are there, 128 are needed$"):
-        restored(pieces, dict(enumerate(data[2:], 2)), {0: parity[0]})
+        restored(there, 32, [0, 1], {0: parity[0]})
 
 
 def test_parity_that_is_asked_for_bit_by_bit_is_that_of_the_block() -> None:
     data = Random(1).randbytes(40 * 32)
-    parity = parity_of([data[at : at + 32] for at in range(0, len(data), 32)])
+    parity = parity_of(data, 32)
     block = BlockBytes(data, 32, 40)
     asked = [block.pieces(40 + first, count) for first, count in ((0, 2), (2, 1), (3, 4), (7, 25), (1, 1))]
     assert asked == [parity[:2], parity[2:3], parity[3:7], parity[7:], parity[1:2]]
