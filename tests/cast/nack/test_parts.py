@@ -356,11 +356,12 @@ ME = number(1)
 ENTER = Enter(number(0), ME, 8, 1024, 1, 0, 0, 0, "r")
 
 
-def sending(now: float) -> ObjectSender:
-    """A sender whose one receiver has asked to take part; all of its object, a byte, may be sent."""
+def sending(now: float, receivers: int = 1, strategy: Strategy | None = None) -> ObjectSender:
+    """A sender whose receivers have asked to take part; all of its object, a byte, may be sent."""
     sender = ObjectSender(number(0), "sender", 1024, now, Manners(silence=5.0, stall=20.0))
-    sender.hears(ENTER, address(1), now)
-    sender.begin(now, all_of_them(), size=1, width=1)
+    for end in range(1, 1 + receivers):
+        sender.hears(ENTER._replace(member=number(end)), address(end), now)
+    sender.begin(now, strategy or all_of_them(), size=1, width=1)
     sender.offer(Sealed(1, 1, bytes(32)))
     sender.end(bytes(32))
     return sender
@@ -443,6 +444,22 @@ def test_the_time_for_which_a_receiver_holds_a_stamp_is_no_part_of_the_round_tri
             sender.hears(have, address(1), now + 0.09)
         now = max(now + 0.1, sender.due)
     assert trips == [1000, 10_000, 10_000]
+
+
+@pytest.mark.parametrize(("strategy", "enough"), [(all_of_them(), 3), (quorum(2), 2)])
+def test_a_sender_turns_to_the_answer_that_ends_an_object_and_to_none_before(
+    strategy: Strategy, enough: int
+) -> None:
+    sender, now = sending(1.0, 3, strategy), 1.0
+    while sender.due <= now:
+        sender.messages(now)
+    for end in range(1, 1 + enough):
+        assert sender.due > now
+        have = Have(number(0), 0, number(end), 0, 1_000_000, 0, WHOLE, "")
+        sender.hears(have, address(end), now)
+    assert sender.due <= now
+    sender.messages(now)
+    assert [one.whole for one in sender.settled[0].receivers].count(True) == enough
 
 
 def test_who_comes_late_to_a_long_object_is_told_of_it_while_it_goes_out() -> None:
