@@ -327,9 +327,9 @@ class ObjectReceiver:
 
     def _entry(self, now: float) -> Spoken:
         who = self.who
-        stamp = self._pulse.stamp
+        stamp, name = self._pulse.stamp, printable(who.name)
         return Enter(
-            self.session, who.number, who.room, who.largest, who.parity, stamp, who.nonce, who.queue, who.name
+            self.session, who.number, who.room, who.largest, who.parity, stamp, who.nonce, who.queue, name
         )
 
     def _has(self, now: float) -> Have:

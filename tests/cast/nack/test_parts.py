@@ -10,7 +10,7 @@ from mcast.cast.nack.arriving import TRIES
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import SPREAD, backoff, spread
 from mcast.cast.nack.circle import Places
-from mcast.cast.nack.header import number_at
+from mcast.cast.nack.header import TEXT, number_at
 from mcast.cast.nack.members import MOST_OF_ADDRESS
 from mcast.cast.nack.messages import (
     AROUND,
@@ -31,11 +31,13 @@ from mcast.cast.nack.messages import (
     Sealed,
     Want,
     packed,
+    told,
     unpacked,
 )
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames
 from mcast.cast.nack.rate import BURST, TOLERATED, Rate, Window
+from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
@@ -406,6 +408,16 @@ def test_one_address_does_not_take_the_places_of_others_and_is_told_so() -> None
     for _ in range(2):
         sender.hears(Have(number(0), 0, many[-1][0], 0, 0, 0, UNDECIDED, ""), "a", 0.0)
     assert sender.rejected == {"not a receiver of this session": 2}
+
+
+def test_a_receiver_with_a_long_name_takes_part() -> None:
+    me = Self(ME, "a-name-of-a-host-that-has-as-many-letters-as-a-name-may-have-64 mlx5_0", 8, 1024, True)
+    receiver = ObjectReceiver(number(0), me, Random(1), 0.0)
+    receiver.hears(Offer(number(0), 0, 0, 1, 1000, 0, "sender"), 0.0)
+    (entry,) = receiver.messages(receiver.due)
+    sender = ObjectSender(number(0), "sender", 1024, 0.0)
+    sender.hears(told(entry, address(1)), address(1), 0.0)
+    assert [member.name for member in sender.members] == [me.name[:TEXT]]
 
 
 def test_as_many_are_turned_away_in_one_turn_as_a_burst_has() -> None:
