@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import socket
 import stat
 from collections.abc import AsyncIterable, Iterable, Iterator
 from io import BufferedRandom, BufferedReader, BytesIO, FileIO
@@ -212,10 +213,17 @@ def _bytes_of(part: Buffer | Tensor) -> bytes:
 
 
 def poll_of(file: object, events: int) -> select.poll | None:
-    """What tells whether a pipe, a terminal or a socket is ready; None for what has no descriptor to ask."""
+    """What tells whether a pipe, a terminal or a socket is ready; None for what has no descriptor to ask.
+
+    None, too, for what is between the program and the descriptor, and may keep bytes back or change them: a
+    compressed file, TLS, the answer of an HTTP server.
+    """
+    raw: Any = getattr(file, "raw", file)  # of what reads and writes ahead, and does nothing else
+    if not (isinstance(raw, FileIO) or type(getattr(raw, "_sock", None)) is socket.socket):
+        return None
     try:
-        fd = file.fileno()  # type: ignore[attr-defined]
-    except (AttributeError, OSError):  # io.UnsupportedOperation is an OSError
+        fd = raw.fileno()
+    except OSError:  # io.UnsupportedOperation is one
         return None
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import gzip
 import io
 import mmap
 import os
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import closing
+from http.client import HTTPResponse
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -234,6 +237,25 @@ def test_a_buffer_is_filled_to_its_end_and_no_further() -> None:
     with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)) as caught:
         ToNew(1 << 62)
     assert caught.value.errno == errno.ENOMEM
+
+
+def test_what_a_file_object_makes_of_its_bytes_comes_to_the_pipe() -> None:
+    came, goes = os.pipe()
+    with os.fdopen(came, "rb") as reader, os.fdopen(goes, "wb") as pipe:
+        with gzip.GzipFile(fileobj=pipe, mode="wb") as file:
+            sink = sink_at(file)
+            sink.write(DATA[:10_000])
+            assert sink.commit()
+        pipe.close()
+        assert gzip.decompress(reader.read()) == DATA[:10_000]
+
+
+def test_what_a_file_object_has_read_ahead_is_sent_while_its_socket_is_quiet() -> None:
+    here, there = socket.socketpair()
+    with here, there, HTTPResponse(here) as answer:
+        there.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody")
+        answer.begin()
+        assert origin_of(answer).read(9) == b"body"  # of a connection that stays open
 
 
 def test_a_receiver_takes_no_more_than_a_slow_pipe_does() -> None:
