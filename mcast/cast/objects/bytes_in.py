@@ -6,8 +6,9 @@ import errno
 import os
 import select
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import Buffer
@@ -118,7 +119,7 @@ class ToNew(ToBuffer):
 
     def __init__(self, size: int) -> None:
         try:
-            self._data = bytearray(size)
+            self._data = _new_memory()(size)
         except MemoryError:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
         super().__init__(self._data)
@@ -182,6 +183,20 @@ def sink_at(place: Buffer | Tensor | Writable) -> ToBuffer | ToWritable:
     if hasattr(place, "write"):
         return ToWritable(cast(Writable, place))
     raise TypeError(f"into: {type(place).__name__} is no buffer, no path, and has no write")
+
+
+@cache
+def _new_memory() -> Callable[[int], bytearray]:
+    """What makes memory of which no page is used before something is written there.
+
+    One message of a stranger's describes a large object, and `bytearray(size)` would fill it with zeros.
+    """
+    try:
+        from ctypes import PYFUNCTYPE, c_char_p, c_ssize_t, py_object, pythonapi
+    except ImportError:  # of a Python that was built without libffi
+        return bytearray
+    kind = PYFUNCTYPE(py_object, c_char_p, c_ssize_t)
+    return partial(cast(Any, kind(("PyByteArray_FromStringAndSize", pythonapi))), None)
 
 
 def _too_large(room: int) -> OSError:

@@ -239,6 +239,22 @@ def test_a_buffer_is_filled_to_its_end_and_no_further() -> None:
     assert caught.value.errno == errno.ENOMEM
 
 
+def resident() -> int:
+    """Bytes of memory that this process has touched."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_what_is_only_described_takes_no_memory() -> None:
+    before = resident()
+    sink = ToNew(1 << 28)
+    assert resident() - before < 1 << 26
+    piece = sink.place((1 << 28) - 5, 5)
+    assert piece is not None
+    piece[:] = b"bytes"
+    del piece
+    assert sink.taken()[-5:] == b"bytes"
+
+
 def test_what_a_file_object_makes_of_its_bytes_comes_to_the_pipe() -> None:
     came, goes = os.pipe()
     with os.fdopen(came, "rb") as reader, os.fdopen(goes, "wb") as pipe:
