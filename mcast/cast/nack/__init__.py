@@ -24,9 +24,10 @@ BYE      to one receiver, or to everybody           ->
 
 - A session is one sender's, and takes any number of objects, one after another, without a new handshake.
 - A receiver speaks when it lacks something. It waits a random time, which the group's size scales, and is
-  silent if another receiver has asked for as much (RFC 5401, section 3.2). The sender takes all requests of
-  some round trips together, and sends as many parity pieces as the receiver needs that lacks most. In a group
-  of at most `FEW`, whose requests cost little, both wait for one round trip.
+  silent if another receiver has asked for as much (RFC 5401, section 3.2), but not for ever: whom it hears
+  may be a stranger. The sender takes all requests of some round trips together, and sends as many parity
+  pieces as the receiver needs that lacks most. In a group of at most `FEW`, whose requests cost little, both
+  wait for one round trip.
 - A request repeats the stamp of the last message of the sender that its receiver has heard. What was sent
   after that stamp is on its way, and is not sent again.
 - Where parity is used up, or a receiver cannot use parity, the pieces that are named are sent again.

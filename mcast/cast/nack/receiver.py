@@ -172,7 +172,7 @@ class ObjectReceiver:
             arriving.since = block
         new = arriving.takes(block, first, count)
         if new and not self._mute:  # what finds no place is dropped, and may come again for ever
-            self._moved = now
+            self._moved, self._asking.unsaid = now, 0
         if self._asking.due is None and arriving.lacking:
             self._wake(now)
         return new

@@ -43,7 +43,7 @@ from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
 from mcast.contract.rows import rows_of
 
-from .network import address, described, joined, number
+from .network import LIARS_NUMBER, address, described, joined, number
 
 
 def test_any_pieces_that_are_enough_give_the_block() -> None:
@@ -163,6 +163,21 @@ def test_who_hears_its_own_request_is_silent() -> None:
     mine = [Want(1, 1, 0b100), Want(1, 2, 0b1100), Want(1, 3, 0b11), Want(1, 3, 0b111), Want(2, 1, 1)]
     assert asking.ask(mine, 0.001, 0.001, 10, 9) == (mine[3], mine[4])
     assert asking.ask(mine, 1.0, 0.001, 10, 2) == (mine[0], mine[1]), "what was heard long ago is forgotten"
+
+
+def test_no_stranger_silences_a_receiver_for_long() -> None:
+    receiver, now, asked = described(4), 1.0, list[tuple[Want, ...]]()
+    all_sent = Flush(number(0), 0, 4, 4, 0, 1, 1, 1000, 1, bytes(32), 0, 0)
+    receiver.hears(all_sent, now)
+    wants = tuple(Want(block, 1, 1) for block in range(4))
+    while not asked:
+        now += 0.001
+        receiver.hears(Lack(number(0), 0, LIARS_NUMBER, 0, 0, 0, wants), now)
+        receiver.hears(all_sent, now)
+        asked += [one.wants for one in map(unpacked, receiver.messages(now)) if isinstance(one, Lack)]
+        assert now < 2.0
+    assert asked == [wants]
+    assert now > 1.01  # most of the time the other one is a receiver that the sender hears
 
 
 def test_one_parity_piece_repairs_different_losses() -> None:
