@@ -8,7 +8,6 @@ from random import Random
 from mcast.cast.nack.backoff import backoff, patience
 from mcast.cast.nack.messages import Want
 
-
 _UNSAID = 4
 """So often in a row all of a request is left to others, while nothing new comes. It is said then: whom others
 have heard may be a stranger, or one that the sender does not hear."""

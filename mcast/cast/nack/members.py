@@ -106,7 +106,7 @@ class Attendance:
 
     def __init__(self) -> None:
         self._all: dict[int, Member] = {}
-        self._at = Counter[str]()
+        self._at: dict[str, list[Member]] = {}
         self.owing: int = 0
         """To how many the object is still on its way."""
         self._bases = Counter[int]()
@@ -128,16 +128,33 @@ class Attendance:
 
         None if there is no place.
         """
-        if len(self) >= MOST_MEMBERS or self._at[address] >= MOST_OF_ADDRESS:
+        index = self._place(address)
+        if index is None:
             return None
-        member = self._all[enter.member] = Member(enter, len(self), address, now)
+        member = self._all[enter.member] = Member(enter, index, address, now)
         member.begin(sent, now)
         member.part = part
         if part:
             self.owing += 1
             self._bases[0] += 1
-        self._at[address] += 1
+        self._at.setdefault(address, []).append(member)
         return member
+
+    def _place(self, address: str) -> int | None:
+        """The index of one more at that address; None if there is no place.
+
+        Where there would be none, one that is gone, and has no part in the object, loses its own.
+        """
+        here = self._at.get(address, [])
+        full = len(here) >= MOST_OF_ADDRESS
+        if not full and len(self) < MOST_MEMBERS:
+            return len(self)
+        gone = next((one for one in (here if full else self) if not (one.lives or one.part)), None)
+        if gone is None:
+            return None
+        del self._all[gone.number]
+        self._at[gone.address].remove(gone)
+        return gone.index
 
     def begin(self, now: float, asks: bool) -> None:
         """An object begins for all that live, if it asks anything of them."""
@@ -146,6 +163,13 @@ class Attendance:
             member.part = asks and member.lives
         self.whole, self.owing = 0, sum(member.part for member in self)
         self._bases = Counter({0: self.owing})
+
+    def end(self) -> None:
+        """The object has ended for all."""
+        for member in self:
+            member.part = False
+        self.owing = 0
+        self._bases.clear()
 
     def has(self, member: Member, base: int, now: float) -> None:
         """A receiver that owes an answer says that it has all blocks before `base`."""

@@ -634,6 +634,7 @@ class ObjectSender:
             self._plan.often(over, now, self._trip.seconds)
         self.outgoing, self._circle, self._plan.runs, self._plan.seals = None, [], [], []
         self._rounds.end()
+        members.end()
 
 
 class _Plan:

@@ -425,6 +425,32 @@ def test_one_address_does_not_take_the_places_of_others_and_is_told_so() -> None
     assert sender.rejected == {"not a receiver of this session": 2}
 
 
+def test_who_is_gone_loses_its_place_to_one_that_comes() -> None:
+    sender = ObjectSender(number(0), "sender", 1024, 0.0)
+    numbers = [number_at("a", end) for end in range(MOST_OF_ADDRESS + 2)]
+    *many, other, last = numbers
+
+    def enters(end: int) -> None:
+        sender.hears(ENTER._replace(member=end), "a", 0.0)
+
+    for end in many:
+        enters(end)
+    sender.begin(0.0, all_of_them(), 1)
+    for end in many[3:9]:
+        sender.hears(Have(number(0), 0, end, 0, 0, 0, LEFT, ""), "a", 0.0)
+    enters(other)
+    assert other not in [member.number for member in sender.members]  # or strangers would take turns
+    sender.abandon(0.0)
+    assert len(sender.settled[0].receivers) == MOST_OF_ADDRESS
+    enters(other)
+    enters(last)
+    here = [(member.number, member.index) for member in sender.members]
+    assert here[-2:] == [(other, 3), (last, 4)]
+    assert sorted(index for _, index in here) == [*range(MOST_OF_ADDRESS)]
+    sender.begin(0.0, all_of_them(), 1)
+    assert sum(member.part for member in sender.members) == sender.members.owing == MOST_OF_ADDRESS - 4
+
+
 def test_a_receiver_with_a_long_name_takes_part() -> None:
     me = Self(ME, "a-name-of-a-host-that-has-as-many-letters-as-a-name-may-have-64 mlx5_0", 8, 1024, True)
     receiver = ObjectReceiver(number(0), me, Random(1), 0.0)
