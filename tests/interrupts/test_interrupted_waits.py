@@ -15,6 +15,9 @@ from mcast.api import Backend
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared import connection
 from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.cast.objects.bytes_in import ToWritable
+from mcast.cast.objects.bytes_out import FromIterable, FromOpen
+from mcast.interrupts import uninterrupted
 
 from ..interleave import PATIENCE, Lines
 from ..networks import network_of
@@ -77,6 +80,42 @@ def test_of_a_queue_pair(backend: Backend) -> None:
 def test_of_a_channel(backend: Backend) -> None:
     with backend.event_channel() as channel:
         check_is_ended(channel.get_event, channel.close)
+
+
+class Idle:
+    """Bytes that do not come, and are not taken, before somebody says so."""
+
+    def __init__(self) -> None:
+        self.ends = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.ends.wait()
+        yield b"late"
+
+    def read(self, most: int) -> bytes:
+        self.ends.wait()
+        return b"late"
+
+    def write(self, part: bytes) -> None:
+        self.ends.wait()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda idle: FromIterable(idle).read(9),
+        lambda idle: FromOpen(idle).read(9),
+        lambda idle: ToWritable(idle).write(b"part"),
+    ],
+    ids=["iterable", "read", "write"],
+)
+def test_of_a_program_for_its_own_bytes(wait: Callable[[Idle], object]) -> None:
+    def waits() -> None:
+        with uninterrupted():  # as each call of a session is
+            wait(idle)
+
+    idle = Idle()
+    check_is_ended(waits, idle.ends.set)
 
 
 def test_of_an_attach_while_many_others_wait(tmp_path: Path) -> None:

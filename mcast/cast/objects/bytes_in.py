@@ -7,6 +7,7 @@ import os
 import select
 from collections.abc import Callable
 from functools import cache, partial
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -16,6 +17,7 @@ from typing_extensions import Buffer
 from mcast.cast.files import NewFile, Sink
 from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
 from mcast.errors.refused import sentence_of
+from mcast.interrupts import interruptible
 
 
 class Writable(Protocol):
@@ -150,14 +152,25 @@ class ToWritable(Sink):
 
     def write(self, piece: Buffer) -> None:
         if self._poll is None:
-            self._file.write(bytes(piece))
+            with interruptible():  # it may wait
+                self._write(bytes(piece))
         else:
             self._left += piece
             self.ready()
 
+    def _write(self, piece: bytes) -> None:
+        while piece:
+            done = self._file.write(piece)
+            if not isinstance(self._file, RawIOBase):
+                break
+            if not done:
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            piece = piece[cast(int, done) :]  # what does not buffer takes what it can
+
     def commit(self) -> bool:
         if self._poll is None:
-            getattr(self._file, "flush", bool)()
+            with interruptible():
+                getattr(self._file, "flush", bool)()
         return self.ready()
 
 

@@ -19,6 +19,7 @@ from mcast.cast.nack.messages import OPEN, UNTOLD, Describe
 from mcast.cast.nack.payload import BlockBytes, Digest, Frames
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
+from mcast.interrupts import interruptible
 
 _OF_CPU = (1, 3)
 """DLPack's kDLCPU, and kDLCUDAHost, which is pinned memory of the host."""
@@ -128,7 +129,8 @@ class FromOpen(_Stays):
     def read(self, most: int) -> bytes | None:
         if self._poll is not None and not self._poll.poll(0):
             return None
-        data = self._read(most if self._left is None else min(most, self._left))
+        with interruptible():  # one that cannot be asked whether it is ready is waited for
+            data: bytes | None = self._read(most if self._left is None else min(most, self._left))
         if self._left is not None:
             self._left -= len(data or b"")
         return data
@@ -153,7 +155,8 @@ class FromIterable(_Stays):
 
     def read(self, most: int) -> bytes:
         while not self._rest:
-            part = next(self._parts, None)
+            with interruptible():
+                part = next(self._parts, None)
             if part is None:
                 return b""
             self._rest = memoryview(_bytes_of(part))

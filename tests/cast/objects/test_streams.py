@@ -226,6 +226,32 @@ def test_what_a_file_object_keeps_back_is_there_when_the_object_is() -> None:
         assert raw.getvalue() == b"kept back"
 
 
+class Narrow(io.RawIOBase):
+    """A file without a buffer, which takes few bytes at once, and no more than its disk has room for."""
+
+    def __init__(self, room: int) -> None:
+        self.took, self._room = b"", room
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, part: Any) -> int | None:
+        if len(self.took) == self._room:
+            return None
+        new = bytes(part[: min(7, self._room - len(self.took))])
+        self.took += new
+        return len(new)
+
+
+def test_what_a_file_without_a_buffer_takes_in_parts_is_all_written() -> None:
+    file = Narrow(len(DATA))
+    sink = sink_at(file)
+    sink.write(DATA[:1000])
+    assert file.took == DATA[:1000]
+    with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)):
+        sink_at(Narrow(999)).write(DATA[:1000])
+
+
 def test_a_buffer_is_filled_to_its_end_and_no_further() -> None:
     place = bytearray(3)
     sink = sink_at(place)
