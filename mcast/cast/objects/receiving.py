@@ -39,7 +39,7 @@ from mcast.cast.nack.messages import (
 from mcast.cast.nack.payload import BlockPlace, Digest
 from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
 from mcast.cast.nack.shape import Shape
-from mcast.cast.objects.bytes_in import Into, Offered, ToBuffer, ToMemory, ToNew, sink_at, sink_of
+from mcast.cast.objects.bytes_in import Into, Offered, Target, ToBuffer, ToMemory, ToNew, sink_at, sink_of
 from mcast.cast.objects.runs import Pieces, in_runs
 from mcast.cast.objects.turns import Seat, Turn, Turns, kept, messages_of, others, told_of
 
@@ -101,6 +101,8 @@ class _Arrival:
 
     def __init__(self, about: Describe, offered: Offered) -> None:
         self.offered = offered
+        self.place: Target = None
+        """What the caller has given for this object and perhaps for others, if that is no path."""
         self.sink: Sink | None = None
         self.path: Path | None = None
         self.size = 0
@@ -549,8 +551,9 @@ class ObjectsIn:
             if self._model is not None:
                 arrival.offered.read(self._model)
             place = self._into(arrival.offered) if callable(self._into) else self._into
-            if place is not None and place is self._into and not isinstance(place, os.PathLike):
-                self._require_free(one)
+            if not (place is None or isinstance(place, os.PathLike)):
+                self._require_free(place)
+                arrival.place = place
             sink = sink_of(place, arrival.offered.size, self._most)
             arrival.sink, arrival.path = sink, Path(place) if isinstance(place, os.PathLike) else None
             sink.open()
@@ -569,9 +572,9 @@ class ObjectsIn:
             one.now.broken = True
         one.core.fail(why, now)
 
-    def _require_free(self, one: _Incoming) -> None:
-        if any(other.now is not None for other in self._all() if other is not one):
-            raise OSError("an object of another sender is on its way into the same buffer")
+    def _require_free(self, place: Target) -> None:
+        if any(other.now is not None and other.now.place is place for other in self._all()):
+            raise OSError("another object is on its way into the same buffer")
 
     def _check(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
         try:

@@ -622,9 +622,10 @@ def test_the_log_says_who_has_missed_an_object(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_one_buffer_takes_one_object_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
-    other = number_at("10.0.0.3", 2)
-    alone = Alone(bytearray(900), 900)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_one_buffer_takes_one_object_at_a_time(chosen: bool, caplog: pytest.LogCaptureFixture) -> None:
+    other, buffer = number_at("10.0.0.3", 2), bytearray(900)
+    alone = Alone((lambda _: buffer) if chosen else buffer, 900)
     alone.hears(Offer(other, 0, 1, 1, 1000, 0, "other"))
     who = alone.receiving.sessions[other].core.who
     alone.hears(
@@ -633,7 +634,7 @@ def test_one_buffer_takes_one_object_at_a_time(caplog: pytest.LogCaptureFixture)
     )
     assert caplog.messages == [
         "mine: the object 'second' of 10.0.0.3 was missed: "
-        "an object of another sender is on its way into the same buffer"
+        "another object is on its way into the same buffer"
     ]
 
 
