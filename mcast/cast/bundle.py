@@ -160,27 +160,23 @@ class OneFile:
     """One file, pipe or device, for one object."""
 
     def __init__(self, path: str) -> None:
-        """Open the place, so that what cannot be written is known before. Raises OSError."""
+        """Know the place, of which `close` frees what there is. Raises OSError if it cannot be written."""
         self._path = path
-        self._sink: Sink | None = self._opened()
+        self._sink: Sink | None = open_sink(path)
         self.name: str = self._sink.name
         """What the place is called."""
 
-    def _opened(self) -> Sink:
-        sink = open_sink(self._path)
-        try:
-            sink.open()
-        except BaseException:
-            sink.close()
-            raise
-        return sink
+    def open(self) -> None:
+        """Open the place, so that what cannot be written is known before. Raises OSError."""
+        if self._sink is not None:
+            self._sink.open()
 
     def __call__(self, offered: Offered) -> Sink:
         """The sink for the object. Raises OSError if that is not the only one."""
         label = Label.of(offered.metadata)
         if label is not None and (label.kind is Content.FOLDER or label.files > 1):
             raise OSError(ONE_ALONE)
-        sink, self._sink = self._sink or self._opened(), None
+        sink, self._sink = self._sink or open_sink(self._path), None
         return sink
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ def recv(
     refuse_simulated(backend, "send")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
-        place = stack.enter_context(closing(_place(output, overwrite)))
+        place = _place(stack, output, overwrite)
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
         member = endpoint.join(group, timeout=BOUND)
         where = f"{group} as {endpoint.address} ({endpoint.device.name})"
@@ -115,13 +115,16 @@ def recv(
         raise Failure(outcome["failure"])
 
 
-def _place(output: str, overwrite: bool) -> Folder | OneFile:
+def _place(stack: ExitStack, output: str, overwrite: bool) -> Folder | OneFile:
+    """Where the files go; the stack closes it, whenever a signal comes."""
     from mcast.cast.bundle import Folder, OneFile
 
     try:
         if output.endswith("/") or (output != STANDARD and Path(output).is_dir()):
-            return Folder(Path(output), overwrite)
-        return OneFile(output)
+            return stack.enter_context(closing(Folder(Path(output), overwrite)))
+        place = stack.enter_context(closing(OneFile(output)))
+        place.open()  # not before: what is made there is the stack's by then
+        return place
     except OSError as error:
         raise NotBegun(f"cannot write {output}: {error.strerror}") from None
 

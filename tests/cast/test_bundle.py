@@ -256,7 +256,9 @@ def test_one_file_takes_one_object_alone(tmp_path: Path) -> None:
 
 
 def test_a_place_that_no_object_took_leaves_nothing(tmp_path: Path) -> None:
-    OneFile(str(tmp_path / "copy")).close()
+    with closing(OneFile(str(tmp_path / "copy"))) as place:
+        place.open()
+        assert len(list(tmp_path.iterdir())) == 1
     Folder(tmp_path / "folder").close()
     assert list(tmp_path.iterdir()) == []
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from signal import SIGHUP, SIGINT, SIGTERM
@@ -18,8 +19,10 @@ import pytest
 from blake3 import blake3
 
 from mcast.cast.nack.messages import MOST_MEMBERS
+from mcast.cli.recv import _place
 
 from ..commands import MCAST, Run, written_to_terminal
+from ..interleave import interrupted_everywhere
 
 DATA = Random(1).randbytes(20_000)
 BLAKE3 = blake3(DATA).hexdigest()
@@ -456,6 +459,19 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
             process.kill()
     assert (process.returncode, said) == (128 + signal, "mcast: interrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["site"]
+
+
+@pytest.mark.parametrize("part", ["cast/", "cli/"])
+def test_a_signal_while_the_file_is_made_leaves_nothing(tmp_path: Path, part: str) -> None:
+    _place(stack := ExitStack(), str(tmp_path / "copy"), False)  # what is imported late is there
+
+    def check(_: bool) -> None:
+        stack.close()
+        assert list(tmp_path.iterdir()) == []
+
+    check(True)
+    lines = interrupted_everywhere(lambda: _place(stack, str(tmp_path / "copy"), False), check, part, every=1)
+    assert lines > 5
 
 
 @pytest.mark.parametrize(
