@@ -10,7 +10,7 @@ from typing import Any
 
 from mcast.api import McastError
 
-BOUND = 30.0
+BOUND = 300.0
 """Seconds; the longest that anything may take, never a delay."""
 
 
