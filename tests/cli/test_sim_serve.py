@@ -88,8 +88,11 @@ def test_send_and_recv_find_the_fabric_by_themselves(terminals: Terminals, tmp_p
 
 def test_ping_groups_info_and_demo_share_it(terminals: Terminals, tmp_path: Path) -> None:
     server = terminals.serve("--fabric", "infiniband", "--ports", 4)
-    answering = terminals.start("ping", "239.1.1.1", "--answer", *SIM, "-b", "10.0.0.3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(terminals.env, "FORCE_COLOR", "1")  # lines of what goes on are for a terminal
+        answering = terminals.start("ping", "239.1.1.1", "--answer", *SIM, "-b", "10.0.0.3")
     assert "as host 2: ib2 10.0.0.3" in line_of(server)
+    assert "answering 239.1.1.1 as" in line_of(answering)
     pinged = terminals.start("ping", "239.1.1.1", "-C", 3, "-i", 0.01, *SIM, "--json")
     shown = json.loads(pinged.communicate()[0])
     assert [member["address"] for member in shown["members"]] == ["fe80::200:0:0:3"]

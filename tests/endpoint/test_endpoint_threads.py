@@ -230,11 +230,13 @@ def test_ready_waits_for_switches_that_are_programmed_late(pool: ThreadPoolExecu
         open_endpoint(backend, "10.0.0.1") as out,
         open_endpoint(backend, "10.0.0.2") as into,
     ):
-        fabric.program_late(0.1)
+        fabric.program_late(3600)
         group, member = out.join(GROUP), into.join(GROUP)
         group.send(b"too early")
-        receiving = pool.submit(member.recv, BOUND)
-        assert group.ready(timeout=BOUND)
+        receiving, asking = pool.submit(member.recv, BOUND), pool.submit(group.ready, timeout=BOUND)
+        until(lambda: is_receiving(out) and is_receiving(into))
+        fabric.program_late(0)
+        assert asking.result(BOUND)
         assert not receiving.done()
         group.send(b"heard")
         message = receiving.result(BOUND)
