@@ -66,7 +66,7 @@ def send(
     now, payloads, sent = endpoint.backend.now, [bytes(size)] * _BATCH, 0
     with endpoint.sender(group, timeout=BOUND) as sender:
         start = now()
-        while (spent := now() - start) < seconds:
+        while (spent := now() - start) < seconds or not sent:
             due = sent * size * 8 / rate if rate else 0.0
             if due > spent:
                 sleep(min(due, seconds) - spent)

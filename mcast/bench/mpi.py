@@ -101,7 +101,7 @@ def _send(
     payloads = [bytes(size)] * window
     messages = 0
     start = perf_counter()
-    while comm.bcast(perf_counter() < start + seconds):
+    while comm.bcast(not messages or perf_counter() < start + seconds):
         send_window(qp, destination, payloads)
         messages += window
         comm.Barrier()

@@ -66,10 +66,11 @@ def looks(endpoint: Endpoint, interval: float, count: int | None = None) -> Iter
     number = 0
     while count is None or number < count:
         number += 1
-        while (left := last + interval - clock()) > 0:
-            with endpoint.recv_batch(_BATCH, left) as batch:
-                meter.take(batch)
-        now = clock()
+        now = last
+        while now < last + interval:
+            with endpoint.recv_batch(_BATCH, max(0.0, last + interval - clock())) as batch:
+                meter.take(batch)  # also what has come while the machine stood still
+            now = clock()
         groups = meter.look(now - last)
         yield Look(time.time(), now - last, groups, endpoint.stats(), tuple(_events(endpoint)))
         last = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from mcast.api import Backend, CmId, McastAddress, QpInit, QueuePair
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages
 from mcast.backends.sim.trace.events import Send
+from mcast.bench import apart
 from mcast.bench.measure import measure, percentiles, result, window_for
 from mcast.bench.mpi import _number
+from mcast.bench.parts import Intervals
 
 from ..commands import MCAST, Run
 
@@ -124,6 +127,19 @@ def test_each_message_that_a_receiver_misses_is_counted(monkeypatch: pytest.Monk
         found = measure(backend, group, 64, 2, 0.05)
     assert found.lost == 1
     assert found.deliveries_per_s < 2 * found.messages_per_s
+
+
+def test_a_batch_is_sent_however_soon_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock comes a second later: the machine stands still meanwhile."""
+    group = McastAddress.of("239.1.1.1")
+    monkeypatch.setattr("mcast.bench.measure.perf_counter", count().__next__)
+    with open_fabric(Fabric.roce(ports=2)) as backend:
+        found = measure(backend, group, 64, 1, 0.05)
+        assert (found.messages, found.lost) == (window_for(1), 0)
+        monkeypatch.setattr(backend, "now", count().__next__)
+        with open_endpoint(backend, "10.0.0.1") as endpoint:
+            sent = apart.send(endpoint, group, 64, 0.05, None, Intervals(None, lambda _: None))
+    assert sent.messages > 0
 
 
 @pytest.mark.parametrize("backend", ["sim-roce", "sim-ib"])

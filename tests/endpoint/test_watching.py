@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import count, islice
 
 import pytest
 
@@ -38,6 +38,20 @@ def test_each_look_has_what_came_since_the_last() -> None:
             assert look.stats.receive_depth == 64
         assert (group.rates.messages, [one.source for one in group.sources]) == (8, ["10.0.0.1"])
         assert next(seen, None) is None
+
+
+def test_a_look_has_what_came_while_the_machine_stood_still() -> None:
+    with (
+        open_fabric(Fabric.roce(ports=2)) as backend,
+        open_endpoint(backend, "10.0.0.2") as member,
+        open_endpoint(backend, "10.0.0.1") as other,
+    ):
+        member.join(GROUP)
+        other.sender(GROUP).send_batch([b"x"] * 3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(backend, "now", count().__next__)  # each look at the clock comes a second later
+            (look,) = looks(member, 0.5, count=1)
+    assert look.groups[0].rates.messages == 3
 
 
 def test_events_are_told_once_and_a_look_is_json() -> None:
