@@ -137,13 +137,16 @@ with pytest.raises(Closed): qp.send_one(group, b"")
 class Interrupted(Exception): pass
 def interrupt(number, frame): raise Interrupted
 signal.signal(signal.SIGUSR1, interrupt)
+def take():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # which it has from who started it
+    os.kill(os.getpid(), signal.SIGUSR1)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 for wait in (qp.recv_one, lambda seconds: qp.recv(1, seconds)):
-    thread = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
-    thread.start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # here, not in the thread
-    with pytest.raises(Interrupted): wait(1000)
+    thread = threading.Timer(0.3, take)
+    with pytest.raises(Interrupted):
+        thread.start()
+        wait(1000)
     thread.join()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 """,
     "who waits sleeps": """
 before = resource.getrusage(resource.RUSAGE_THREAD)
@@ -174,10 +177,15 @@ def cycle():
     held = one.qp.recv(4, 1)
     assert bytes(held[0].payload) == b"x"
     one.close()
+def grown():
+    before = resident()
+    for _ in range(100): cycle()
+    return resident() - before
 for _ in range(30): cycle()
-before = resident()
-for _ in range(100): cycle()
-assert resident() - before < 100, "pages"
+pages = [grown()]
+while pages[-1] >= 100 and len(pages) < 3:  # the kernel may give a huge page meanwhile, and not each time
+    pages.append(grown())
+assert pages[-1] < 100, pages
 """,
 }
 
