@@ -34,6 +34,7 @@ from mcast.api import (
 )
 from mcast.backends.sim import INFINIBAND, ROCE, Fabric
 from mcast.backends.sim.backend import SimBackend
+from mcast.backends.sim.shared import connection
 from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.testbed import SimObserver, SimTestbed
 from mcast.contract.registry import open_at
@@ -121,6 +122,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, long:
     if request.param in SHARED:
         if not long:
             monkeypatch.setattr(interleave, "EVERY", 21)
+        # Else Ctrl-C gives up a request to a server that is slow to answer, and with it the connection.
+        monkeypatch.setattr(connection, "LOOK_AGAIN", BOUND)
         before = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
         with closing(network_of(request)) as network:
             assert isinstance(network, SharedNetwork)
