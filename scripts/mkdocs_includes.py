@@ -329,12 +329,12 @@ INCLUDES: dict[str, Callable[[str], str]] = {
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """A Markdown table. A pipe between backticks ends no cell, and a backslash there would be shown."""
     lines = [head, tuple("---" for _ in head), *rows]
-    return (
-        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        + "\n"
+    cells = (
+        [re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "\\|", cell) for cell in line] for line in lines
     )
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
 def module(path: str) -> ModuleType:

@@ -719,10 +719,10 @@ def test_the_text_of_an_error_reads_well() -> None:
 def test_the_atlas_has_every_row_and_is_sound_markdown() -> None:
     text = atlas()
     for row in ROWS:
-        assert row.cause.why.replace("|", "\\|") in text
+        assert row.cause.why in text
     lines = text.splitlines()
     tables = [line for line in lines if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {6}
+    assert {re.sub("`[^`]*`", "", line).count("|") for line in tables} == {6}
     headings = [line for line in lines if line.startswith("### ")]
     assert len(headings) == len(set(headings)) == len({(row.phase, row.errno) for row in ROWS})
 

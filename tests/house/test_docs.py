@@ -427,6 +427,14 @@ def test_what_a_title_tells_the_tests_is_not_shown(site: Path) -> None:
     assert [(page, word) for page, text in texts.items() for word in words if word in text] == []
 
 
+def test_a_command_in_a_table_is_shown_as_it_is_typed(site: Path) -> None:
+    for page, command in (
+        ("commands", "mcast info | head -n 1"),
+        ("errors", "ibv_devinfo -v | grep max_qp_wr"),
+    ):
+        assert f"<code>{command}</code>" in (site / f"{page}.html").read_text("utf-8")
+
+
 def test_the_pictures_of_both_paths_have_the_names_of_their_tables(site: Path) -> None:
     tables = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("### The path of a join")[2]
     names = re.findall(r"`([\w.]+)` in `", tables.partition("## Running tests")[0])
