@@ -633,8 +633,7 @@ def test_one_buffer_takes_one_object_at_a_time(chosen: bool, caplog: pytest.LogC
         Describe(other, 0, 900, 976, 4, 0, 0, 0, "second", b""),
     )
     assert caplog.messages == [
-        "mine: the object 'second' of 10.0.0.3 was missed: "
-        "another object is on its way into the same buffer"
+        "mine: the object 'second' of 10.0.0.3 was missed: another object is on its way into the same buffer"
     ]
 
 
