@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -424,10 +425,8 @@ def pieces_in(
     copy_rows(found, 0, AROUND, memory, begin, step, AROUND, most)
     expected = _numbered(bytes(found[: AROUND - len(_AT[0])]), first, most)
     if found != expected:
-        at = AROUND
-        while found[at : at + AROUND] == expected[at : at + AROUND]:
-            at += AROUND
-        count = at // AROUND
+        ends = range(AROUND, AROUND * most, AROUND)
+        count = bisect_left(ends, True, key=lambda end: found[:end] != expected[:end])
     return session, object_, block, first, count
 
 
