@@ -23,7 +23,7 @@ class Chunks(Sink):
     the receiving ends, because there may have been no object; and where the iteration stops before the end:
     the object is given up then, and its sender does not wait for it.
 
-    ahead  so many bytes wait here; when there are more, the sender waits for the program
+    ahead  so many bytes may wait here; when there are more, the sender waits for the program
     """
 
     name = "the program"
@@ -43,7 +43,7 @@ class Chunks(Sink):
         self._begun = True
 
     def ready(self) -> bool:
-        return self._closed or self._came - self._taken < self._ahead
+        return self._closed or self._came - self._taken <= self._ahead
 
     def write(self, piece: Buffer) -> None:
         if self._closed:

@@ -72,10 +72,11 @@ def test_what_is_not_right_does_not_come_out_and_what_waits_is_bounded() -> None
 
 
 def test_a_program_that_closes_it_early_gives_the_object_up(caplog: pytest.LogCaptureFixture) -> None:
-    chunks = cast.Chunks(ahead=1)
+    chunks = cast.Chunks(ahead=0)
     alone = Alone(chunks, 3 * SIZE)
     for number in (0, 1):
         comes(alone, DATA, number, around=False)
+    assert alone.blocks == 1
     assert next(chunks) == DATA[:SIZE]
     assert not caplog.records
     chunks.close()
