@@ -42,6 +42,7 @@ from mcast.cast.nack.shape import Shape
 from mcast.cast.objects.bytes_in import Into, Offered, Target, ToBuffer, ToMemory, ToNew, sink_at, sink_of
 from mcast.cast.objects.runs import Pieces, in_runs
 from mcast.cast.objects.turns import Seat, Turn, Turns, kept, messages_of, others, told_of
+from mcast.contract.seconds import seconds_of
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -402,7 +403,7 @@ class ObjectsIn:
             room,
             largest,
             able,
-            silence,
+            seconds_of(silence, "silence"),
             stores=True,
             together=together,
             queue=seat.queue,
@@ -423,6 +424,8 @@ class ObjectsIn:
         With `alone`, None when the sender has ended its session, and `timeout` until it begins.
         """
         now = self._seat.now
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         since = now()
         for one in self.sessions.values():
             one.core.resumes(since - self._paused)

@@ -26,6 +26,7 @@ from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
 from mcast.cast.objects.bytes_out import Origin, Outflow, Sendable, origin_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, messages_of, others
+from mcast.contract.seconds import seconds_of
 
 _NAP = 0.01
 """Seconds until a pipe that had no bytes is asked again."""
@@ -111,7 +112,7 @@ class ObjectsOut:
         largest = seat.largest - self._letters.around
         block = piece_size(largest) * MOST_WIDTH
         self._room = max(4, memory // block)
-        manners = Manners(silence=silence)
+        manners = Manners(silence=seconds_of(silence, "silence"))
         limit = rate / seat.largest
         nonce = randbits(64)
         self.core: ObjectSender = ObjectSender(
@@ -133,6 +134,8 @@ class ObjectsOut:
 
     def gather(self, receivers: int, timeout: float | None) -> Turns[None]:
         """Wait until so many receivers take part. Raises TimedOut, which says how many there are."""
+        if timeout is not None:
+            timeout = seconds_of(timeout)
         end = inf if timeout is None else self._now() + timeout
         core = self.core
         while (here := len(self.receivers)) < receivers or core.admits:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -665,6 +665,20 @@ def test_what_a_session_cannot_do_is_refused_in_words(roce: Fabric) -> None:
         session.close()
         with pytest.raises(ValueError, match=r"^this session is closed: open another one$"):
             session.send(b"")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group: cast.send(group, b"", receivers=0, timeout=nan),
+        lambda group: cast.send(group, b"", receivers=0, silence=nan),
+        lambda _: next(Alone(None, 900).receiving.next(timeout=nan)),
+        lambda group: next(cast.receive(group, timeout=0.0, silence=nan), None),
+    ],
+)
+def test_a_time_that_no_clock_reaches_is_refused(roce: Fabric, call: Callable[[Membership], object]) -> None:
+    with member(roce, 0) as group, pytest.raises(ValueError, match="is nan: give a number of seconds"):
+        call(group)
 
 
 def test_pieces_that_no_message_brings_are_refused(caplog: pytest.LogCaptureFixture) -> None:
