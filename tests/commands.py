@@ -65,13 +65,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def call(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         from mcast.cli import main
 
+        monkeypatch.delenv("COLUMNS", raising=False)
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
         for path in filter(None, (env or {}).get("PYTHONPATH", "").split(os.pathsep)):
             monkeypatch.syspath_prepend(path)
         monkeypatch.delitem(sys.modules, "acme_mcast", raising=False)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.delenv("COLUMNS", raising=False)
         monkeypatch.setattr(sys, "argv", ["mcast", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()

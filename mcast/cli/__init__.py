@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 from mcast.cli.status import ExitStatus
@@ -66,7 +66,29 @@ class _Group(TyperGroup):
             formatter.write_dl([(name, one.get_short_help_str(999)) for name, one in self.commands.items()])
 
 
-class _Command(TyperCommand):
+class _Argument(TyperArgument):
+    """An argument as manual pages have it: FILE, [FILE] or FILE..., without the type that Python knows."""
+
+    def get_usage_pieces(self, ctx: Context) -> list[str]:
+        name = self.display_name_raw if self.nargs == 1 else f"{self.display_name_raw}..."
+        return [name if self.required else f"[{name}]"]
+
+    def display_type(self, ctx: Context) -> str:
+        return ""
+
+
+class _Plain(TyperCommand):
+    """A command whose arguments are shown as manual pages show them."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        found = super().get_params(ctx)
+        for one in found:
+            if type(one) is TyperArgument:  # typer lets nobody choose the class
+                one.__class__ = _Argument
+        return found
+
+
+class _Command(_Plain):
     """A command whose arguments may be negative numbers, which are no options."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
@@ -114,6 +136,8 @@ def load(name: str) -> Command:
     module = import_module(f"mcast.cli.{name}")
     whole = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     if hasattr(module, "app"):
+        for below in module.app.registered_commands:
+            below.cls = _Plain
         whole.add_typer(module.app, name=name, cls=_Group)
     else:
         whole.command(name, cls=_Command)(getattr(module, name))
@@ -185,8 +209,11 @@ def _run() -> int:
         from mcast.cli.values import number_refused
 
         context = getattr(error, "ctx", None)
-        said = number_refused(error) or error.format_message()
-        return _say(said, error.exit_code, context.command_path if context else "mcast")
+        command = context.command_path if context else "mcast"
+        said = number_refused(error) or error.format_message().replace("Value error, ", "")
+        if not (type(error) is typer.BadParameter or said.startswith("Usage:") or said.endswith("?")):
+            said = f"{said.removesuffix('.')}: see `{command} --help`"  # what to do is in the other texts
+        return _say(said, error.exit_code, command)
     except Failure as error:
         return _say(str(error), error.status)
     except KeyboardInterrupt:  # while a pipe's reader is slow to read the output

@@ -49,7 +49,9 @@ def bench(
     ] = 64,
     receivers: Annotated[
         int | None,
-        typer.Option(min=1, max=256, help="How many receivers; under MPI, all ranks but one. [default: 1]"),
+        typer.Option(
+            min=1, max=256, metavar="N", help="How many receivers; under MPI, all ranks but one. [default: 1]"
+        ),
     ] = None,
     seconds: Annotated[
         float,

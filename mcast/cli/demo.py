@@ -15,7 +15,7 @@ import typer
 
 from mcast.cli.place import BackendName, is_alone, places_of, require, with_settings
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, console, group, plural, say, stdin_as_file
+from mcast.cli.terminal import Failure, console, group, plural, say, stdin_as_file, tabulate
 from mcast.cli.values import size
 from mcast.wire.addresses import McastAddress
 
@@ -38,9 +38,13 @@ _BLOCK = 1 << 20
 def demo(
     file: Annotated[
         Path | None,
-        typer.Argument(help="The file to send, - for stdin; without it one is made up.", show_default=False),
+        typer.Argument(
+            metavar="FILE",
+            help="The file to send, - for stdin; without it one is made up.",
+            show_default=False,
+        ),
     ] = None,
-    receivers: Annotated[int, typer.Option(min=1, max=1000, help="How many receivers.")] = 3,
+    receivers: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How many receivers.")] = 3,
     backend: BackendName = "sim",
     file_size: Annotated[
         int | None,
@@ -205,7 +209,7 @@ def _show(outcome: dict[str, Any]) -> None:
             f"{decimal(int(receiver['bytes_per_second']))}/s",
             "[green]equal[/]" if receiver["verified"] else f"[red]{receiver['outcome']}[/]",
         )
-    out.print(table)
+    tabulate(out, table)
     verified = sum(receiver["verified"] for receiver in receivers)
     lost = sum(receiver["lost"] for receiver in receivers)
     say(

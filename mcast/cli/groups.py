@@ -10,7 +10,7 @@ import typer
 
 from mcast.cli import guests
 from mcast.cli.place import BackendName, Json, refuse_simulated
-from mcast.cli.terminal import Failure, console, group, say, wrapped
+from mcast.cli.terminal import Failure, console, group, say, tabulate, wrapped
 from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
@@ -106,7 +106,7 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest])
         if not info.members:
             lines.add_row(*head, "[dim]not shown[/]", "the SA's table")
     if shown:
-        console().print(lines)
+        tabulate(console(), lines)
     else:
         say("no group is seen")
     if there:

@@ -30,12 +30,13 @@ app: typer.Typer = typer.Typer(
 
 _limit = seconds(0, LONGEST)
 
-Ports = Annotated[int, typer.Option(help=f"RDMA devices to make, 1 to {MAX_PORTS}.")]
+Ports = Annotated[int, typer.Option(metavar="N", help=f"RDMA devices to make, 1 to {MAX_PORTS}.")]
 FabricName = Annotated[
     FabricKind, typer.Option(help="Soft-RoCE on a bridge, or InfiniBand: HCAs, switches and OpenSM.")
 ]
 Switches = Annotated[
-    int, typer.Option(help=f"InfiniBand switches, 1 to {MAX_SWITCHES}: one, or a root and leaves.")
+    int,
+    typer.Option(metavar="N", help=f"InfiniBand switches, 1 to {MAX_SWITCHES}: one, or a root and leaves."),
 ]
 KernelSpec = Annotated[
     str | None,
@@ -58,7 +59,7 @@ Accelerator = Annotated[Accel, typer.Option(help="KVM where it really works, or 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(help="What to run, after --.", metavar="-- COMMAND...")],
+    command: Annotated[list[str], typer.Argument(help="What to run, after --.", metavar="-- COMMAND")],
     ports: Ports = PORTS,
     kernel: KernelSpec = None,
     share: Share = None,
@@ -145,7 +146,7 @@ def check(as_json: Json = False) -> None:
 
 @app.command("kernel")
 def fetch_kernel(
-    version: Annotated[str, typer.Argument(help="The start of a version, such as 6.12.")],
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="The start of a version, such as 6.12.")],
 ) -> None:
     """Fetch Debian's newest kernel of VERSION for --kernel, without installing it."""
     with _plain_errors():

@@ -23,7 +23,7 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, NotBegun, console, group, say
+from mcast.cli.terminal import Failure, NotBegun, console, group, say, tabulate
 from mcast.cli.values import LONGEST, message_size, seconds
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.wire.addresses import McastAddress, Mgid
@@ -201,7 +201,7 @@ def _show_members(outcome: PingResult) -> None:
                 f"{member.doubles:,}",
                 *(f"{number:.3f}" for number in member.milliseconds),
             )
-        console().print(table)
+        tabulate(console(), table)
         say()
     for other in outcome.others:
         say(f"{other.messages} other messages from {other.address} QP {other.qp}")
@@ -221,7 +221,7 @@ def _show_heard(outcome: AnswerResult) -> None:
                 f"{heard.messages:,}",
                 "-".join(map(str, sizes)),
             )
-        console().print(table)
+        tabulate(console(), table)
         say()
     pings = sum(heard.pings for heard in outcome.heard)
     failed = sum(heard.unanswered for heard in outcome.heard)

@@ -86,6 +86,7 @@ BackendName = Annotated[
         callback=backend_name,
         autocompletion=backend_names,
         envvar="MCAST_BACKEND",
+        metavar="NAME",
         help="Which backend to use.",
     ),
 ]

@@ -23,7 +23,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.progress import Watch
 from mcast.cli.status import ExitStatus, by_signal
-from mcast.cli.terminal import Failure, NotBegun, console, plural, say
+from mcast.cli.terminal import Failure, NotBegun, console, plural, say, tabulate
 from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate
 from mcast.wire.addresses import McastAddress
 
@@ -45,7 +45,7 @@ _NAMED = 3
 @with_settings
 def send(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files and folders to send; - is stdin.")
+        list[str], typer.Argument(metavar="FILE", help="Files and folders to send; - is stdin.")
     ],
     group: GroupArgument,
     receivers: Annotated[
@@ -152,7 +152,8 @@ def _gather(session: ObjectSession, receivers: int | None, wait: float) -> None:
     except TimedOut:
         here = [f"{address} ({', '.join(names)})" for address, names in session.addresses.items()]
         few = f"{session.receivers} of {receivers or 1} receivers joined within {wait:g} s"
-        raise Failure(": ".join(filter(None, [few, ", ".join(here)]))) from None
+        found = ": ".join(filter(None, [few, ", ".join(here)]))
+        raise Failure(f"{found}; start `mcast recv` at the others, or give a longer --wait") from None
     if receivers is None:
         with suppress(TimedOut):
             session.gather(MOST_MEMBERS + 1, _LINGER)
@@ -295,7 +296,7 @@ def _show(outcome: dict[str, Any], carousel: bool) -> None:
                 f"{receiver['asked']:,}",
                 f"[{colour}]{escape(_words(receiver, len(files)))}[/]",
             )
-        out.print(table)
+        tabulate(out, table)
     if carousel:
         say(f"\nsend: {rounds:,} {plural('round', rounds)}, which no receiver answers")
         return

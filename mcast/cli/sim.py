@@ -24,6 +24,7 @@ from mcast.cli.terminal import (
     refuse_two_on_stdout,
     say,
     stdin_as_file,
+    tabulate,
     write_file,
 )
 from mcast.cli.values import MAX_PORTS, MAX_SEED
@@ -77,7 +78,9 @@ def list_() -> None:
 def run(
     scenario: Annotated[
         str,
-        typer.Argument(autocompletion=_ready_made, help="A ready-made name, or a file; - is stdin."),
+        typer.Argument(
+            metavar="SCENARIO", autocompletion=_ready_made, help="A ready-made name, or a file; - is stdin."
+        ),
     ],
     as_json: Json = False,
     seed: Annotated[
@@ -125,7 +128,7 @@ app.command()(tap)
 def serve(
     fabric_file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FABRIC.toml]", help="What the fabric is, as in a scenario; - is stdin."),
+        typer.Argument(metavar="FABRIC.toml", help="What the fabric is, as in a scenario; - is stdin."),
     ] = None,
     socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Where to serve it. [default: the user's own place]")
@@ -172,7 +175,8 @@ def serve(
             made = fabric_of(about, clock="wall", seed=seed)
             server = FabricServer(made, path, _group_number(group), herald.say)
         except OSError as error:
-            raise NotBegun(f"cannot serve at {path}: {error.strerror or error}") from None
+            elsewhere = "; name another place by --socket" if isinstance(error, FileExistsError) else ""
+            raise NotBegun(f"cannot serve at {path}: {error.strerror or error}{elsewhere}") from None
         except ValueError as error:
             raise NotBegun(str(error)) from None
         stack.callback(made.close)
@@ -267,7 +271,7 @@ def _show_members(rows: Sequence[Sequence[str]]) -> None:
         table.add_column(name, justify="right")
     for member in members:
         table.add_row(*member)
-    console().print(table)
+    tabulate(console(), table)
 
 
 def _show_causes(members: tuple[MemberResult, ...]) -> None:

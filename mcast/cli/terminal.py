@@ -23,6 +23,7 @@ from mcast.cli.status import ExitStatus
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
+    from rich.table import Table
     from rich.text import Text
 
     from mcast.wire.addresses import McastAddress
@@ -132,11 +133,18 @@ def console(stderr: bool = False) -> Console:
             for one in super().render(*what, **options):
                 yield one if one.control else one._replace(text=plain(one.text))
 
+        def on_broken_pipe(self) -> None:  # where rich would end the process by a status of its own
+            self.quiet = True
+            raise BrokenPipeError
+
     return PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
 
 
 _NARROWEST = 20
 """The least columns for a text beside a label."""
+
+_USUAL = 80
+"""The columns that a terminal has."""
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -159,6 +167,13 @@ def beside(out: Console, label: Text, text: str) -> None:
     """Print the label, and beside it the text, in as many lines as the terminal's width needs."""
     lines = _lines(text, max(out.width - label.cell_len, _NARROWEST))
     out.print(label.append(f"\n{' ' * label.cell_len}".join(lines)), soft_wrap=True)
+
+
+def tabulate(out: Console, table: Table) -> None:
+    """Print the table, on a terminal narrower than 80 columns rather too wide than with numbers cut."""
+    needed = out.measure(table, options=out.options.update(width=_USUAL)).minimum
+    table.width = needed if needed > out.width else None
+    out.print(table, crop=False)
 
 
 def to_paste(out: Console, label: Text, text: str) -> None:

@@ -45,7 +45,10 @@ BAD_INPUT = {
     ),
     "two files": (("demo", "a", "b"), "unexpected extra argument"),
     "unknown option": (("demo", "--nope"), "No such option: --nope"),
-    "unknown command": (("nope",), "No such command 'nope'"),
+    "unknown command": (("nope",), "No such command 'nope': see `mcast --help`"),
+    "mistyped command": (("sned",), "No such command 'sned'. Did you mean 'send'?\n"),
+    "no file": (("send",), "mcast send: Missing argument 'FILE': see `mcast send --help`\n"),
+    "no choice": (("conformance", "--fabric", "x"), "'--fabric': 'x' is not one of 'roce', 'infiniband'"),
     "conformance of an unknown backend": (("conformance", "--backend", "nope"), "'nope' is no backend"),
     "report that cannot be written": (("conformance", "--report", "no/such/dir"), "cannot write no/such/dir"),
 }
@@ -102,6 +105,13 @@ def test_output_fits_80_columns_and_has_no_escapes(here: Run, arguments: tuple[s
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if " fix  " not in line)
 
 
+def test_a_narrow_terminal_gets_whole_numbers(here: Run) -> None:
+    wide, narrow = (here("sim", "run", "late-join", env={"COLUMNS": columns}) for columns in ("80", "30"))
+    (row,) = (line.rstrip() for line in wide.stdout.splitlines() if line.startswith("ib2 "))
+    assert len(row) > 30
+    assert row in [line.rstrip() for line in narrow.stdout.splitlines()]
+
+
 def on_a_terminal(*arguments: str, **env: str) -> str:
     """What the command writes to a terminal."""
     env = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "80"} | env
@@ -148,7 +158,9 @@ def test_the_made_up_file_is_always_the_same(here: Run) -> None:
     assert first["size"] == 2 << 20
 
 
-@pytest.mark.parametrize("words", ["--version", "mgid 239.1.1.1", "lab check"])
+@pytest.mark.parametrize(
+    "words", ["--version", "mgid 239.1.1.1", "lab check", "info", "demo --size 1K", "sim run late-join"]
+)
 def test_a_reader_that_is_gone_sees_no_traceback(words: str) -> None:
     read, write = os.pipe()
     os.close(read)

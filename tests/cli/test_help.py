@@ -157,3 +157,9 @@ def test_all_help_fits_80_columns(run: Run) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
     assert re.findall(r"  .*\w\.\.\.\n", done.stdout) == [], "cut short"
+    assert re.findall(r".*[{}].*|.*(?:<|\[)(?:list|str|int|path|Mcast).*", done.stdout) == [], (
+        "Python's types"
+    )
+    assert {"mcast send [OPTIONS] FILE... GROUP", "mcast lab run [OPTIONS] -- COMMAND..."} <= set(
+        re.findall("Usage: (.*)", done.stdout)
+    )

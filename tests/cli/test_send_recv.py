@@ -47,7 +47,7 @@ BAD_INPUT = {
     "unknown backend": (("send", MCAST, "239.1.1.1", "--backend", "x"), "'x' is no backend"),
     "no receiver": (("send", MCAST, "239.1.1.1", "-n", "0"), "--receivers is 0: give"),
     "no address": (("send", MCAST, "239.1.1.1", "-b", "x"), "'x' is not an IPv4 or IPv6 address"),
-    "no group": (("send", MCAST), "Missing argument 'FILE...'"),
+    "no group": (("send", MCAST), "Missing argument 'FILE'"),
     "no output": (("recv", "239.1.1.1"), "Missing option '--output'"),
     "no such directory": (("recv", "239.1.1.1", "-o", "no/file"), "cannot write no/file: No such file"),
     "no such folder": (("recv", "239.1.1.1", "-o", "no/in/"), "cannot write no/in/: Not a directory"),
@@ -305,7 +305,9 @@ def test_a_group_with_a_key_is_closed_to_those_without_it(with_others: Run, tmp_
     (tmp_path / "key").write_bytes(DATA[:32])
     done = with_others("send", "file", "239.1.1.1", "--wait", 0.5, "--key-file", "key")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1] == "mcast: 0 of 1 receivers joined within 0.5 s"
+    few = "mcast: 0 of 1 receivers joined within 0.5 s"
+    hint = "start `mcast recv` at the others, or give a longer --wait"
+    assert done.stderr.splitlines()[-1] == f"{few}; {hint}"
     script = tmp_path / "script.py"
     script.write_text(OTHER_END.replace("alone=True", "alone=True, key=Path('key').read_bytes()"))
     assert with_others("send", "file", "239.1.1.1", "-n", 2, "--key-file", "key").returncode == 0
