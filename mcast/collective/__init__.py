@@ -11,7 +11,8 @@ what fails on a rank ends its part in the group, which the others hear. Then all
 
 from __future__ import annotations
 
-from mcast.collective.agreeing import RankFailed as RankFailed
-from mcast.collective.calls import Collective as Collective
-from mcast.collective.kept import allgather as allgather
-from mcast.collective.kept import broadcast as broadcast
+from mcast.collective.agreeing import RankFailed
+from mcast.collective.calls import Collective
+from mcast.collective.kept import allgather, broadcast
+
+__all__ = ["Collective", "RankFailed", "allgather", "broadcast"]

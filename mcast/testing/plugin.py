@@ -1,22 +1,26 @@
 """The pytest plugin for tests of applications that use mcast: a simulated fabric for each test.
 
-fixtures  mcast_fabric      the test's fabric, a `mcast.backends.sim.Fabric`; during the test the
-          application's
-                            `open_endpoint("sim", …)` and `open_backend("sim")` lead to it
-          mcast_endpoints   opens endpoints on the fabric, each on a port of its own (McastEndpoints)
-          mcast_environment
-                            the environment for subprocesses, where the fabric is shared
-marks     mcast(fabric="roce", shared=False, seed=…, faults=[…], allow_leaks=False, **options)
-                            the fabric: its link layer, or several to run the test on each; whether it is
-                            shared with subprocesses, of which nothing is left after the test; its seed and
-                            faults; and
-                            the options of `Fabric.roce` or `.infiniband` (ports, hosts, switches, clock, …)
-          mcast_faults(kind, **fields)     a fault by the name that it has in a scenario
-          mcast_faults(which, verdict)     a fault as `fabric.rules.when` takes it
-options   --mcast-seed N|random   the seed of the run; each test's seed follows from it and the test's node
-          id; default 0
-          --mcast-traces    say of each object that was left open by which calls it was opened
-ini       mcast_fabric      the link layers of tests that name none; default roce
+fixtures
+  mcast_fabric       the test's fabric, a `mcast.backends.sim.Fabric`; during the test the application's
+                     `open_endpoint("sim", …)` and `open_backend("sim")` lead to it
+  mcast_endpoints    opens endpoints on the fabric, each on a port of its own (McastEndpoints)
+  mcast_environment  the environment for subprocesses, where the fabric is shared
+
+marks
+  mcast(fabric="roce", shared=False, seed=…, faults=[…], allow_leaks=False, **options)
+                     the fabric: its link layer, or several to run the test on each; whether it is shared
+                     with subprocesses, of which nothing is left after the test; its seed and faults; and the
+                     options of `Fabric.roce` or `.infiniband` (ports, hosts, switches, clock, …)
+  mcast_faults(kind, **fields)   a fault by the name that it has in a scenario
+  mcast_faults(which, verdict)   a fault as `fabric.rules.when` takes it
+
+options
+  --mcast-seed N|random   the seed of the run, by default 0; each test's seed follows from it and the test's
+                          node id
+  --mcast-traces          say of each object that was left open by which calls it was opened
+
+ini
+  mcast_fabric       the link layers of tests that name none; by default roce
 
 Marks of a module, a class and a test add up; for the same argument the nearest wins. Time on the fabric is
 virtual, and passes while a call waits; for tests that are coroutines it is real time. Use `clock="wall"` for
