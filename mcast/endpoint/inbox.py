@@ -57,15 +57,23 @@ def copied(message: Message) -> Message:
 
 
 class ChosenBatch(CopiedBatch):
-    """Some messages of a batch, or parts of them. Releasing this batch releases the whole one."""
+    """Some messages of a batch, at these places in it, without the first `start` bytes of each payload.
 
-    def __init__(self, batch: Batch, messages: Sequence[Message]) -> None:
+    Releasing this batch releases the whole one.
+    """
+
+    def __init__(self, batch: Batch, messages: Sequence[Message], places: Sequence[int], start: int) -> None:
         super().__init__(messages)
-        self._batch = batch
+        self._batch, self._places, self._start = batch, places, start
 
     __del__: Any = Batch.__del__
 
     def _release(self) -> None:
         for message in self._messages:
             message.payload.release()
-        self._batch.release()
+        try:
+            self._batch.release()
+        except BufferError:  # which leaves the batch to be read as before, and so is this one
+            whole = (self._batch[place] for place in self._places)
+            self._messages = [one._replace(payload=one.payload[self._start :]) for one in whole]
+            raise

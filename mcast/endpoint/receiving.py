@@ -4,7 +4,7 @@ counted."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from mcast.api import Batch, Message, QpError
 from mcast.contract.batch import CopiedBatch
@@ -16,6 +16,7 @@ from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import Event, ReceiveQueueLow
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.recovery import Restorer
+from mcast.endpoint.sequence import HEADER_SIZE
 from mcast.endpoint.sorting import Sorter
 from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import BATCH, Operation, Wait, Waiting
@@ -224,10 +225,10 @@ class Receiving:
                 self._watch_queue()
             return batch
         self._waiting.news = True
-        messages = self._wanted(batch)
+        places, messages = self._wanted(batch)
         if len(messages) == len(lengths) and not self._sorter.sequenced:
             return batch
-        chosen = ChosenBatch(batch, messages)
+        chosen = ChosenBatch(batch, messages, places, HEADER_SIZE if self._sorter.sequenced else 0)
         if messages:
             return chosen
         chosen.release()
@@ -251,14 +252,14 @@ class Receiving:
 
     def _sort(self, batch: Batch) -> None:
         # A call of its own, because no variable here may keep a part of a payload when the lease ends.
-        for message in self._wanted(batch):
+        for message in self._wanted(batch)[1]:
             if not self.kept.put(message):
                 group = self._station.roster.by_mgid.get(message.group)
                 self._memberships.drop(group, "nobody asked for it in time")
 
-    def _wanted(self, batch: Batch) -> list[Message]:
-        """The messages of the batch that are the user's, counted."""
-        wanted = self._sorter.wanted(batch)
+    def _wanted(self, batch: Batch) -> tuple[Sequence[int], list[Message]]:
+        """The messages of the batch that are the user's, counted, and before them their places in it."""
+        places, wanted = self._sorter.wanted(batch)
         for message in wanted:
             group = self._station.roster.by_mgid.get(message.group)
             size = len(message.payload)
@@ -271,7 +272,7 @@ class Receiving:
             self._look(wanted[0])
         if self._low_water.is_due(len(batch)):
             self._watch_queue()
-        return wanted
+        return places, wanted
 
     def _look(self, message: Message) -> None:
         self._due, self._every = self._every, min(2 * self._every, SELDOM)

@@ -65,17 +65,19 @@ class Sorter:
         self.filtering = filtering
         self.judges = filtering or self.sequenced
 
-    def wanted(self, batch: Batch) -> list[Message]:
-        """The messages of the batch that are the user's, with the user's payloads."""
+    def wanted(self, batch: Batch) -> tuple[Sequence[int], list[Message]]:
+        """The places of the messages of the batch that are the user's, and these with the user's payloads."""
         self._prober.echoes_left = ECHOES_MAX
         lengths = batch.lengths
         if not self.judges_in(batch, lengths):
-            return list(batch)
+            return range(len(lengths)), list(batch)
         if not self.sequenced and PROBE_SIZE not in lengths and batch[0].from_self and _has_one(batch):
             for mgid, own in Counter(batch.groups).items():
                 self._drop(self._by_mgid.get(mgid), _OWN, own)
-            return []
-        return [kept for message in batch if (kept := self._judge(message)) is not None]
+            return (), []
+        judged = [self._judge(message) for message in batch]
+        places = [place for place, kept in enumerate(judged) if kept is not None]
+        return places, [kept for kept in judged if kept is not None]
 
     def judges_in(self, batch: Batch, lengths: Sequence[int]) -> bool:
         """Whether each message of a batch that is not empty, with payloads of these lengths, must be looked

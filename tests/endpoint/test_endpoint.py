@@ -348,6 +348,27 @@ def test_with_one_group_a_batch_is_the_queue_pairs_own(net: Net) -> None:
     assert receiver.stats().groups[0].received == 3
 
 
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_part_of_a_batch_whose_release_was_refused_is_read_as_before(net: Net, sequence: bool) -> None:
+    """The other messages of it are not the user's."""
+    sender, receiver = (net.open(number, loopback="filter", sequence=sequence) for number in range(2))
+    member, group = receiver.join(GROUP), sender.sender(GROUP)
+    group.send(b"one")
+    member.send(b"mine")
+    group.send_batch([b"two", b"three"])
+    batch = receiver.recv_batch(timeout=1)
+    assert payloads(batch) == [b"one", b"two", b"three"]
+    kept = batch[1].payload[1:]
+    for _ in range(2):
+        with pytest.raises(BufferError, match="still in use"):
+            batch.release()
+        assert (payloads(batch), batch.lengths) == ([b"one", b"two", b"three"], [3, 3, 5])
+    assert bytes(kept) == b"wo"
+    kept.release()
+    batch.release()
+    assert receiver.stats().receive_free == 512
+
+
 def test_any_buffer_is_a_payload(net: Net) -> None:
     sender, receiver = net.open(0), net.open(1)
     member, group = receiver.join(GROUP), sender.sender(GROUP)
