@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import math
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +39,7 @@ from mcast.backends.sim.shared.server import FabricServer, Serving
 
 from ..waiting import Running, is_asleep, until
 from .served import End, asked
+from .test_shared_amid import Amid, at_each_line
 
 SERVER = """
 import signal, sys
@@ -551,6 +554,85 @@ def test_nothing_is_expected_of_an_id_that_was_destroyed(
     doomed.destroy()
     assert poller.poll(0) == []
     assert channel.get_event(0) is None
+
+
+def test_a_refusal_is_heard_after_the_answer_to_what_was_asked_before(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    channel, cm_id, _ = end
+    cm_id.join_multicast("239.1.1.1")
+    until(lambda: channel.pending)
+    with stopped(server):
+        assert channel.get_event(0) is None
+        cm_id.join_multicast("ff0e::1", "refused")  # by RoCE
+    found = [channel.get_event(30) for _ in range(2)]
+    assert [one.type for one in found if one is not None] == [
+        CmEventType.MULTICAST_JOIN,
+        CmEventType.MULTICAST_ERROR,
+    ]
+    assert not channel.pending
+
+
+def test_the_event_of_an_id_that_was_destroyed_meanwhile_is_nobody_s(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    """The stopped server was asked for it before."""
+    channel, cm_id, _ = end
+    cm_id.join_multicast("239.1.1.1")
+    until(lambda: channel.pending)
+    with stopped(server):
+        assert channel.get_event(0) is None
+    cm_id.destroy()
+    assert channel.get_event(0) is None
+    assert not channel.pending
+
+
+def test_a_resolution_that_was_begun_on_a_server_that_ends_has_failed(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair]
+) -> None:
+    channel, bound, _ = end
+    other, third = channel.create_id(), channel.create_id()
+    with stopped(server):
+        other.resolve_addr("239.1.1.1", "10.9.9.9")
+    event = channel.get_event(30)
+    assert event is not None
+    assert (event.type, event.id) == (CmEventType.ADDR_ERROR, other)
+    with stopped(server):
+        third.resolve_addr("239.1.1.1", "10.0.0.1")
+        server.kill()
+    found = [channel.get_event(30) for _ in range(2)]
+    assert {(one.type, one.id, one.errno) for one in found if one is not None} == {
+        (CmEventType.DEVICE_REMOVAL, bound, errno.ENODEV),
+        (CmEventType.ADDR_ERROR, third, errno.ENODEV),
+    }
+    assert channel.get_event(0) is None
+
+
+def test_nothing_is_expected_of_a_server_whose_end_was_seen_meanwhile(
+    server: subprocess.Popen[str], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, or a signal's handler, at whatever line of a call that begins something."""
+    monkeypatch.setattr(connection, "LOOK_AGAIN", connection.MOMENT)
+
+    def join(amid: Amid) -> None:
+        with open_backend("sim", socket=path, host=0) as backend, backend.event_channel() as channel:
+            assert isinstance(backend, SharedBackend)
+            server_end = backend._connection._socket
+            cm_id = channel.create_id()
+            cm_id.bind_addr("10.0.0.1")
+
+            def hang_up_and_look() -> None:
+                server_end.shutdown(socket.SHUT_RDWR)
+                assert channel.pending
+
+            with stopped(server), suppress(McastError), amid(hang_up_and_look):
+                cm_id.join_multicast("239.1.1.1")
+            event = channel.get_event(30)
+            assert event is not None
+            assert backend._connection.lost == (event.type is CmEventType.DEVICE_REMOVAL)
+            assert not channel.pending
+
+    at_each_line("client", join)
 
 
 def test_what_is_left_on_a_stopped_server_is_left(

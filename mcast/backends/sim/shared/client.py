@@ -12,8 +12,8 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Address
 from itertools import accumulate, count
@@ -307,8 +307,9 @@ class SharedEventChannel(_Remote, EventChannel):
         """Events that no server tells: devices that went with it."""
         self._is_asked = False
         """Whether the server was asked for an event, and has not answered in the time of that call."""
-        self._expected: dict[SharedCmId, None] = {}
-        """Ids of which the server was asked for what has an event as its outcome, and has not answered."""
+        self._expected: dict[SharedCmId, int] = {}
+        """Ids of which the server was asked for what has an event as its outcome, and has not answered -> the
+        frames that were sent by then."""
         self._number: int | None = None
         self._flag = -1
         self._bell = Beacon(lambda: bool(self._local or self._is_asked or self._expected))
@@ -422,21 +423,24 @@ class SharedEventChannel(_Remote, EventChannel):
             raise
         if self._is_asked or self._expected:
             self._is_asked = False
-            self._expected.clear()
+            for cm_id, sent in list(self._expected.items()):
+                if connection.has_answered(sent):  # not so if this answer is to what was asked before
+                    self._expected.pop(cm_id, None)
             self._bell.show()
-        if heard is None:
-            return None
-        owner = self._ids.get(heard.id)
-        if owner is not None:
-            owner.look_anew()
-        context = None if owner is None or heard.context is None else owner.contexts.get(heard.context)
+        owner = None if heard is None else self._ids.get(heard.id)
+        if heard is None or owner is None:
+            return None  # there is none, or its id was destroyed before the answer came
+        owner.look_anew()
+        context = None if heard.context is None else owner.contexts.get(heard.context)
         return CmEvent(
             heard.type, heard.status, heard.errno, context, owner, heard.ud, heard.detail, heard.found
         )
 
     def expect_answer(self, cm_id: SharedCmId) -> None:
         """Have the next call ask for the event of what the id has begun."""
-        self._expected[cm_id] = None
+        self._expected[cm_id] = self._connection.sent
+        if self._number is None:
+            self._expected.clear()  # a signal's handler has seen the server's end, which no answer follows
         self._bell.show()
 
     def hear_refusal(self, cm_id: SharedCmId, kind: CmEventType, text: bytes, context: object) -> None:
@@ -459,6 +463,9 @@ class SharedEventChannel(_Remote, EventChannel):
             if cm_id.device is not None:
                 removal = CmEvent(CmEventType.DEVICE_REMOVAL, 0, E.ENODEV, None, cm_id, None)
                 self._local.append(removal)
+            elif not connection.has_answered(self._expected.get(cm_id, 0)):  # a resolution, which ends so
+                why, error = connection.why, E.ENODEV
+                self._local.append(CmEvent(CmEventType.ADDR_ERROR, -error, error, None, cm_id, None, why))
         self._orphans |= dict.fromkeys(self._ids.values())
         self._ids = {}
         self._is_asked = False
@@ -584,16 +591,23 @@ class SharedCmId(_Remote, CmId):
             if not late.sent:
                 raise mcast_error(E.ETIMEDOUT, call, phase, arguments, why) from None
             logger.warning("%s waits: %s", call, why)
-            self._channel.expect_answer(self)
+            with self._while_served(call, phase):
+                self._channel.expect_answer(self)
             return None
 
     def _stand(self, place: frames.IdPlace, call: str, phase: Phase) -> None:
-        """The id is bound; if the server has ended meanwhile, nothing would tell of the device's removal."""
+        """The id is bound."""
+        with self._while_served(call, phase):
+            self._place = place
+
+    @contextmanager
+    def _while_served(self, call: str, phase: Phase) -> Iterator[None]:
+        """If the server has ended meanwhile, no event would tell what becomes of the call: raise that."""
         with self._backend.lock:
             if self._connection.lost:
                 self._require_open(call, phase)
                 raise mcast_error(self._gone(call), call, phase, None, self._connection.why)
-            self._place = place
+            yield
 
     def _create_qp(self, init: QpInit) -> QueuePair:
         # How it polls concerns nobody here, and JSON has no infinity.

@@ -106,7 +106,8 @@ class Connection:
         self._unawaited: dict[int, Then] = {}
         """The numbers of requests whose answers no call waits for -> what takes the answer."""
         self._untold: deque[bytes] = deque()
-        self._sent = self._read = 0
+        self.sent: int = 0
+        self._read = 0
         """Frames that were sent, and those of them that the server is known to have read."""
         self._by_socket = 0
         """Single messages that the socket had to take since this waited for the server."""
@@ -219,7 +220,7 @@ class Connection:
         with self._whole_by(None) if self._depth else self._whole:
             if self.lost or self._untold or memory.posts < 0:
                 return False
-            if self._sent != self._read and not self._has_read_all(ring):
+            if self.sent != self._read and not self._has_read_all(ring):
                 return False
             if (now := time.monotonic()) > self._looked + LOOK_FOR_END:
                 self._look_for_end(now)
@@ -242,7 +243,7 @@ class Connection:
         if self._by_socket >= MOST_BY_SOCKET:
             self._by_socket = 0
             self._make_room(ring)
-        return self._sent == self._read
+        return self.sent == self._read
 
     def _look_for_end(self, now: float) -> None:
         """The pipe does not tell of the server's end. Raises Gone."""
@@ -326,7 +327,7 @@ class Connection:
                 number, wait = late
                 wait.end = end
             else:
-                number, wait, sent = self._next_number(), self._wait(end), self._sent + 1
+                number, wait, sent = self._next_number(), self._wait(end), self.sent + 1
                 self._send(frames.pack(text, tail, number=number), enclosed, wait)
             try:
                 # One step, because another thread that sees the server's end drops what is here.
@@ -401,7 +402,7 @@ class Connection:
                 self._socket.send(frame, AT_ONCE)
         except BlockingIOError:
             return False
-        self._sent += 1
+        self.sent += 1
         return True
 
     def _flush(self) -> bool:
@@ -525,6 +526,10 @@ class Connection:
         if answer is not None and answer[3] is not None:
             os.close(answer[3])
         return answer is not None
+
+    def has_answered(self, sent: int) -> bool:
+        """Whether the first `sent` frames are answered: the server answers in order."""
+        return self._read >= sent
 
     def is_late(self, owner: int, request: frames.AnyRequest) -> bool:
         """Whether the answer to the request is still to be taken."""
