@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -11,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from mcast import Backend, open_backend
-from mcast.api import CmId, EventChannel, McastError, QpState
+from mcast.api import Closed, CmId, EventChannel, McastError, QpState
 from mcast.backends.sim.shared import connection, frames
-from mcast.backends.sim.shared.client import SharedBackend
+from mcast.backends.sim.shared.client import SharedBackend, SharedQueuePair
 from mcast.backends.sim.shared.server import FabricServer
 from mcast.interrupts import later
 
-from ..interleave import Reentered
+from ..interleave import Reentered, interrupted_everywhere
 from ..waiting import is_asleep, until
 from .served import End, end
 
@@ -27,9 +29,9 @@ HANGS = 60.0
 """Seconds after which a thread counts as one that waits for ever."""
 
 
-def at_each_line(part: str, call: Callable[[Amid], object]) -> None:
+def at_each_line(part: str, call: Callable[[Amid], object], signalled: bool = False) -> None:
     """`call(amid)` once for each line that it has in that file of the client: at this line `amid(action)`, in
-    a `with`, has the action come."""
+    a `with`, has the action come, or a signal whose handler it is."""
     at, came = 0, [True]
     while came:
         came.clear()
@@ -40,7 +42,7 @@ def at_each_line(part: str, call: Callable[[Amid], object]) -> None:
                 came.append(True)
                 action()
 
-            return Reentered(at, comes, False, f"backends/sim/shared/{part}.py")
+            return Reentered(at, comes, signalled, f"backends/sim/shared/{part}.py")
 
         call(amid)
     assert at > 10
@@ -83,6 +85,69 @@ def test_what_had_no_room_is_sent(sender: End) -> None:
             assert sender.qp.state is QpState.RTS
 
     at_each_line("connection", look)
+
+
+def test_a_frame_is_taken_and_no_other_comes(server: FabricServer, path: Path, sender: End) -> None:
+    """The server tells no more, which the call that had the frame meets."""
+    with end(path) as known, known.backend.event_channel() as channel:
+        sender.send(b"in a ring that is known from now on")
+        known.take(1)
+
+        def receive(amid: Amid) -> None:
+            with channel.create_id() as cm_id, suppress(Closed):
+                cm_id.bind_addr(known.backend.devices()[0].ports[0].addresses[0])
+                qp = cm_id.create_qp()
+                assert isinstance(qp, SharedQueuePair)
+                qp.attach_mcast(sender.to.gid, 0)
+                sender.send(b"one", b"two")
+                sender.qp.flush()
+
+                def take_and_hang_up() -> None:
+                    qp.recv(2, 0)
+                    with socket.socket(fileno=os.dup(qp._incoming._fd)) as server_end:
+                        server_end.shutdown(socket.SHUT_RDWR)
+
+                with amid(take_and_hang_up):
+                    qp.recv_one(0)
+
+        at_each_line("incoming", receive, signalled=True)
+
+
+@pytest.mark.parametrize("rings", [False, True])
+def test_what_a_bell_looks_at_changes(rings: bool) -> None:
+    """By a signal's handler, amid the look."""
+    is_true, poller = [rings], select.poll()
+
+    def look() -> bool:
+        found = is_true[0]
+        if found is rings:
+            is_true[0] = not rings
+            bell.show()
+        return found
+
+    bell = connection.Beacon(look)
+    poller.register(bell, select.POLLIN)
+    bell.listen()
+    assert bool(poller.poll(0)) is not rings
+    bell.close()
+
+
+def test_ctrl_c_comes_before_a_descriptor_is_there(sender: End, receiver: End) -> None:
+    """Who asks for it again is told of what lies here all the same."""
+    incoming = receiver.client._incoming
+
+    def check(returned: bool) -> None:
+        sender.send(b"one", b"other")
+        assert receiver.qp.recv_one(30) is not None
+        poller = select.poll()
+        poller.register(receiver.qp.fileno(), select.POLLIN)
+        assert poller.poll(0)
+        assert receiver.take(1) == [b"other"]
+        incoming._polled = False
+        while incoming._bell._listeners:
+            incoming._bell.leave()
+
+    assert interrupted_everywhere(receiver.qp.fileno, check, "backends/sim/shared/incoming.py", 1) > 3
 
 
 def test_what_a_sleep_is_on_is_closed() -> None:

@@ -638,8 +638,8 @@ class Beacon:
                 self._show()
 
     def _show(self) -> None:
-        rings = self._look()
-        if rings != self._rings and self._fd >= 0:
+        # Again after each change, because a signal's handler may have changed what was looked at meanwhile.
+        while (rings := self._look()) != self._rings and self._fd >= 0:
             self._rings = rings
             if rings:
                 os.eventfd_write(self._fd, 1)

@@ -72,8 +72,8 @@ class Incoming:
         if self._epoll.closed:
             return -1
         if not self._polled:
-            self._polled = True
             self._bell.listen()
+            self._polled = True  # last, for Ctrl-C may come between the two
         return self._epoll.fileno()
 
     def sleep(self, until: Callable[[list[int]], None]) -> None:
@@ -157,7 +157,7 @@ class Incoming:
                 break
             self._given = ring.words[word] = (self._given + 1) & MASK
             return message
-        except Gone:  # which `take` meets again
+        except (ServerEnded, Gone):  # which `take` meets again
             return None
         finally:
             self._lock.release()
