@@ -31,9 +31,13 @@ def likely_causes(
     An argument that is "" or None is not known, and leaves every row in. A known one leaves out the rows for
     other values.
     """
+    try:
+        known = _by_errno()
+    except OSError:  # the process may open no more files, not even that of the rows: which may be the error
+        return ()
     return tuple(
         row.cause
-        for row in _by_errno().get(errno, ())
+        for row in known.get(errno, ())
         if row.phase in (None, phase)
         and (not call or not row.calls or call in row.calls)
         and (link_layer is None or row.link_layer in (None, link_layer))

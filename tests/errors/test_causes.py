@@ -716,6 +716,23 @@ def test_the_text_of_an_error_reads_well() -> None:
     ]
 
 
+def test_an_error_is_shown_though_no_file_can_be_opened() -> None:
+    """Which is the error, maybe, and the first one: no causes are loaded."""
+    program = """
+import resource
+from mcast.api import Phase, mcast_error
+error = mcast_error(24, "event_channel", Phase.OPEN)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+print(error)
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    first, again, why = shown.splitlines()[:3]
+    assert first == again == "event_channel(): EMFILE: Too many open files"
+    assert why.startswith("  likely: ")
+
+
 def test_the_atlas_has_every_row_and_is_sound_markdown() -> None:
     text = atlas()
     for row in ROWS:

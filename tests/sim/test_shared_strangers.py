@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from mcast import open_backend
-from mcast.api import McastError, OutOfResources
+from mcast.api import BackendUnavailable, McastError, OutOfResources
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared import door, frames, session
+from mcast.backends.sim.shared.attach import attach
 from mcast.backends.sim.shared.server import MOST_UNREAD, FabricServer
 from mcast.backends.sim.testbed import SimObserver
 
@@ -107,6 +108,78 @@ def test_a_server_without_a_descriptor_says_so_and_makes_nothing(server: FabricS
         assert observer.leftovers() == ()
         with cm_id.create_qp():
             assert len(backend.devices()) == 1
+
+
+@pytest.mark.parametrize("what", ["channel", "queue pair", "tap", "answer"])
+def test_what_lacks_a_descriptor_is_refused_and_leaves_nothing(
+    server: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """In the server or in the client, which are one process here: each time they get one further."""
+    with attach("sim", socket=path) as backend, backend.event_channel() as channel:
+        cm_id, (client,) = channel.create_id(), server.clients.values()
+        cm_id.bind_addr("10.0.0.1")
+        if what == "answer":
+            monkeypatch.setattr(frames, "MOST_FRAME", 200)
+
+        def make() -> None:
+            match what:
+                case "channel":
+                    backend.event_channel().close()
+                case "queue pair":
+                    cm_id.create_qp().close()
+                case "tap":
+                    backend.tap().close()
+                case _:
+                    assert len(backend.devices()) == 1
+
+        def there() -> list[object]:
+            backend.new_seed()  # the server has done what it did after the last answer
+            session = client.session
+            assert session is not None
+            return [descriptors(), len(session._channels), len(session._qps), session._tap]
+
+        make()
+        before, why = there(), list[McastError]()
+        for number in count():
+            with most_descriptors(number):
+                try:
+                    make()
+                    break
+                except McastError as error:
+                    why.append(error)
+            assert there() == before
+        assert {error.errno for error in why} == {errno.EMFILE}
+        lacking = {error.detail.partition(" has no descriptor")[0] for error in why}
+        # Of an answer the server's descriptor may be free again before the client wants one.
+        assert lacking | ({"this process"} if what == "answer" else set()) == {"the server", "this process"}
+        assert there() == before
+
+
+def test_an_answer_without_its_file_is_refused(
+    server: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel drops the file, as it does where the client may open no more."""
+    monkeypatch.setattr(frames, "MOST_FRAME", 200)
+    with open_backend("sim", socket=path) as backend:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "CMSG_SPACE", lambda size: 0)
+            with pytest.raises(McastError, match="this process has no descriptor left") as refused:
+                backend.devices()
+        assert refused.value.errno == errno.EMFILE
+        assert len(backend.devices()) == 1
+
+
+def test_a_client_that_is_short_of_descriptors_attaches_or_leaves_none(
+    server: FabricServer, path: Path
+) -> None:
+    with open_backend("sim", socket=path):
+        pass
+    until(lambda: not server.clients)
+    before = descriptors()
+    for number in range(12):
+        with most_descriptors(number), suppress(BackendUnavailable):
+            open_backend("sim", socket=path).close()
+        until(lambda: not server.clients and descriptors() == before)
 
 
 def test_who_comes_while_no_descriptor_is_left_is_turned_away(

@@ -78,6 +78,7 @@ from mcast.backends.sim.shared.door import keep_host
 from mcast.backends.sim.shared.incoming import Incoming, ServerEnded
 from mcast.backends.sim.shared.outgoing import SharedOutgoing
 from mcast.backends.sim.shared.tap import Tapped
+from mcast.backends.sim.shared.watch import needs_descriptors
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.closing import Closeable
 from mcast.contract.enums import JOIN_MASK
@@ -143,6 +144,8 @@ class SharedBackend(Backend):
         except (OSError, McastError):  # nobody serves it
             self._require_open("devices", Phase.OPEN)
             self._connection.require_process("devices", Phase.OPEN)
+            if not self._connection.lost:
+                raise
             return ()
         return found
 
@@ -173,8 +176,15 @@ class SharedBackend(Backend):
         except Gone:
             self.lost(self._connection)
             raise mcast_error(E.ENODEV, "tap", Phase.OPEN, None, ENDED) from None
-        assert reply.descriptor is not None
-        return Tapped(introduction, reply.descriptor, lambda: self._ask(frames.AskFor(op="untap"), "untap"))
+        with ExitStack() as undone, needs_descriptors("this process", "tap", Phase.OPEN):
+            undone.callback(self._untap)
+            descriptor = _given(reply)
+            undone.pop_all()
+        return Tapped(introduction, descriptor, self._untap)
+
+    def _untap(self) -> int:
+        lost: int = self._ask(frames.AskFor(op="untap"), "untap")
+        return lost
 
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
         with suppress(McastError):
@@ -271,6 +281,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _given(reply: Reply) -> int:
+    """The descriptor that came with the answer: the kernel drops it where this process may have no more."""
+    if reply.descriptor is None:
+        raise OSError(E.EMFILE, os.strerror(E.EMFILE))
+    return reply.descriptor
+
+
 class _Remote(Closeable):
     """What the server has a part of: requests about it, and what their failures mean here."""
 
@@ -312,18 +329,21 @@ class SharedEventChannel(_Remote, EventChannel):
         frames that were sent by then."""
         self._number: int | None = None
         self._flag = -1
-        self._bell = Beacon(lambda: bool(self._local or self._is_asked or self._expected))
-        self._epoll = select.epoll()
-        self._epoll.register(self._bell, select.EPOLLIN)
-        self._bell.listen()
-        try:
-            self._attach(backend.connection())
-        except BaseException as error:
-            self._epoll.close()
-            self._bell.close()
-            if isinstance(error, OSError) and not isinstance(error, McastError):
+        with ExitStack() as undone:
+            with needs_descriptors("this process", "event_channel", Phase.OPEN):
+                self._bell = Beacon(lambda: bool(self._local or self._is_asked or self._expected))
+                undone.callback(self._bell.close)
+                self._epoll = select.epoll()
+                undone.callback(self._epoll.close)
+                self._epoll.register(self._bell, select.EPOLLIN)
+            self._bell.listen()
+            try:
+                self._attach(backend.connection())
+            except OSError as error:
+                if isinstance(error, McastError):
+                    raise
                 raise mcast_error(E.ENODEV, "event_channel", Phase.OPEN, None, ENDED) from None
-            raise
+            undone.pop_all()
 
     def _attach(self, connection: Connection) -> int:
         """The number of a channel of the server's for this one."""
@@ -332,11 +352,15 @@ class SharedEventChannel(_Remote, EventChannel):
         reply = self._reply(
             lambda: connection.ask(request, "event_channel", Phase.OPEN), "event_channel", Phase.OPEN
         )
-        assert reply.descriptor is not None
-        self._epoll.register(reply.descriptor, select.EPOLLIN)
-        self._epoll.register(connection.fd, 0)
         number: int = reply.value
-        self._number, self._flag = number, reply.descriptor
+        with ExitStack() as undone, needs_descriptors("this process", "event_channel", Phase.OPEN):
+            undone.callback(self._end_there, number)
+            flag = _given(reply)
+            undone.callback(os.close, flag)
+            self._epoll.register(flag, select.EPOLLIN)
+            self._epoll.register(connection.fd, 0)
+            undone.pop_all()
+        self._number, self._flag = number, flag
         return number
 
     def fileno(self) -> int:
@@ -502,10 +526,12 @@ class SharedEventChannel(_Remote, EventChannel):
     def _end(self) -> None:
         self._backend.sleep.wake()
         if (number := self._number) is not None:
-            with suppress(McastError):
-                request = frames.OnChannel(op="close_channel", channel=number)
-                self._ask(request, "close", Phase.CLOSE)
+            self._end_there(number)
             self._connection.forget(number)
+
+    def _end_there(self, number: int) -> None:
+        with suppress(McastError):
+            self._ask(frames.OnChannel(op="close_channel", channel=number), "close", Phase.CLOSE)
 
     def _free(self) -> None:
         with self._backend.lock:
@@ -617,13 +643,21 @@ class SharedCmId(_Remote, CmId):
             arguments["comp_vector"] = init.comp_vector
         ask = partial(self._connection.ask, request, "create_qp", Phase.CREATE_QP, arguments)
         reply = self._reply(ask, "create_qp", Phase.CREATE_QP)
-        assert reply.descriptor is not None
-        with self._backend.lock:
-            if self._closed:  # by another thread, and its queue pair with it
-                os.close(reply.descriptor)
-                raise Closed(type(self).__name__, "create_qp", Phase.CREATE_QP)
-            made = self._qp = SharedQueuePair(self, reply.value, reply.descriptor, init.qp_type)
+        number: int = reply.value.number
+        with ExitStack() as undone, needs_descriptors("this process", "create_qp", Phase.CREATE_QP):
+            undone.callback(self._end_there, number)
+            fd = _given(reply)
+            undone.callback(os.close, fd)
+            with self._backend.lock:
+                if self._closed:  # by another thread, and its queue pair with it
+                    raise Closed(type(self).__name__, "create_qp", Phase.CREATE_QP)
+                made = self._qp = SharedQueuePair(self, reply.value, fd, init.qp_type)
+            undone.pop_all()
         return made
+
+    def _end_there(self, qp: int) -> None:
+        with suppress(McastError):
+            self._ask(frames.OnQp(op="close_qp", qp=qp), "close", Phase.CLOSE)
 
     def look_anew(self) -> None:
         """What the QP is attached with may have changed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import errno as E
-import mmap
 import os
 import select
 import socket
@@ -43,6 +42,7 @@ ENDED = "the fabric is served no more"
 
 MOST_BY_SOCKET = 64
 """Single messages that follow a frame by the socket, until they go by the pipe again."""
+_UNOPENED = b'[%d,"this process has no descriptor left for the answer",null]' % E.EMFILE
 _MAKE_ROOM = frames.AskFor(op="make_room").model_dump_json().encode()
 _READ = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 
@@ -114,8 +114,8 @@ class Connection:
         self._looked = 0.0
         self._hang_up = select.poll()
         self._make_lock()
-        self.memory: SharedMemory = SharedMemory()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.memory: SharedMemory = SharedMemory()  # last, for nothing but `close` frees it
         try:
             try:
                 reach(self._socket, path, patience)
@@ -431,9 +431,9 @@ class Connection:
             kind, number, text, tail = frames.unpack(memoryview(buffer)[:size])
             if (then := self._unawaited.pop(number, None)) is not None:
                 then(kind, bytes(text))
-            elif kind == frames.IN_FILE and descriptors:
-                with mmap.mmap(descriptors[0], int(bytes(text)), access=mmap.ACCESS_READ) as mapped:
-                    self._answers[number] = (frames.OK, bytes(mapped), b"", None)
+            elif kind == frames.IN_FILE:  # the kernel drops the file where this process may open no more
+                found = os.pread(descriptors[0], int(bytes(text)), 0) if descriptors else _UNOPENED
+                self._answers[number] = (frames.OK if descriptors else frames.REFUSED, found, b"", None)
             else:
                 descriptor = descriptors.pop(0) if descriptors else None
                 self._answers[number] = (kind, bytes(text), bytes(tail), descriptor)

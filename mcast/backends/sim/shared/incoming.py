@@ -44,7 +44,8 @@ class _Here:
 class Incoming:
     """Messages of the queue pair `number`. `word`: where the ring counts what is given back; 0: nowhere.
 
-    The descriptor `fd` is this object's. May be used from several threads.
+    The descriptor `fd` is this object's once it is made. Raises OSError where no descriptor is left. May be
+    used from several threads.
     """
 
     def __init__(self, connection: Connection, number: int, word: int, fd: int) -> None:
@@ -63,9 +64,13 @@ class Incoming:
         # While messages are here that no call has taken, or something is to be asked for.
         self._bell = Beacon(lambda: bool(self._local) or self._looks or self._frame is not None)
         self._polled = False
-        self._epoll = select.epoll()
-        self._epoll.register(fd, select.EPOLLIN)
-        self._epoll.register(self._bell, select.EPOLLIN)
+        try:
+            self._epoll = select.epoll()
+            self._epoll.register(fd, select.EPOLLIN)
+            self._epoll.register(self._bell, select.EPOLLIN)
+        except BaseException:
+            self._bell.close()
+            raise
 
     def descriptor(self) -> int:
         """Readable while messages wait, or the server has something to tell; -1 once this is closed."""

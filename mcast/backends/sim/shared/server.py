@@ -17,7 +17,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from mcast.backends.sim.shared.door import AT_ONCE, Door, credentials
 from mcast.backends.sim.shared.posting import BURST
 from mcast.backends.sim.shared.rings import Page
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
-from mcast.backends.sim.shared.watch import ServerWatch
+from mcast.backends.sim.shared.watch import ServerWatch, needs_descriptors
 from mcast.contract.guest import named
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -295,21 +295,23 @@ class FabricServer:
         text = frames.answer(op).dump_json(answer.value)
         frame = frames.pack(text, answer.tail, kind, number)
         descriptors = [] if answer.descriptor is None else [answer.descriptor]
-        kept = None
         if descriptors or len(frame) > frames.MOST_FRAME:
             client.pass_descriptor()
-        if len(frame) > frames.MOST_FRAME:
-            kept = os.memfd_create("mcast-answer")
-            with open(kept, "wb", closefd=False) as file:
-                file.write(text)
-            descriptors, frame = [kept], frames.pack(b"%d" % len(text), b"", frames.IN_FILE, number)
-        try:
+        with ExitStack() as kept:
+            if len(frame) > frames.MOST_FRAME:
+                try:
+                    with needs_descriptors("the server", op, Phase.OPEN):
+                        descriptors = [os.memfd_create("mcast-answer")]
+                except McastError as error:
+                    self._answer(client, number, "refused", Answer(refusal_of(error)), frames.REFUSED)
+                    return
+                kept.callback(os.close, descriptors[0])
+                with open(descriptors[0], "wb", closefd=False) as file:
+                    file.write(text)
+                frame = frames.pack(b"%d" % len(text), b"", frames.IN_FILE, number)
             # Not by socket.send_fds, which takes flags and does not heed them (Python 3.11).
             sent_along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
             client.socket.sendmsg([frame], sent_along, AT_ONCE)
-        finally:
-            if kept is not None:
-                os.close(kept)
 
     def _end(self, client: Client, why: str) -> None:
         self._watch.remove(client.socket.fileno())

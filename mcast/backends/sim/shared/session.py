@@ -31,6 +31,7 @@ from mcast.backends.sim.shared.arrivals import Arrivals, Pump
 from mcast.backends.sim.shared.flag import DESCRIPTORS, Flag
 from mcast.backends.sim.shared.posting import OnePost, Posted, Posting, PostRun
 from mcast.backends.sim.shared.tap import TapFeed
+from mcast.backends.sim.shared.watch import needs_descriptors
 from mcast.backends.sim.trace.events import Entry, Trace
 from mcast.errors.cause import Cause
 
@@ -233,7 +234,8 @@ class ClientSession:
         _bound(len(parts.log.listeners), MOST_TAPS, "taps", "tap", Phase.OPEN)
         if self._tap is not None:
             raise mcast_error(E.EBUSY, "tap", Phase.OPEN, None, "this process taps the fabric already")
-        self._tap = TapFeed(self._clock)
+        with needs_descriptors("the server", "tap", Phase.OPEN):
+            self._tap = TapFeed(self._clock)
         parts.listen(self._tap.note)
         return Answer(None, descriptor=self._tap.theirs)
 
@@ -265,13 +267,11 @@ class ClientSession:
         try:
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (2 * DESCRIPTORS)
             _bound(len(self._channels) + len(self._qps), most, "channels and queue pairs", call, phase)
-            yield
-        except OSError as error:
+            with needs_descriptors("the server", call, phase):
+                yield
+        except McastError:
             made._close()
-            if isinstance(error, McastError):
-                raise
-            detail = f"the server has no descriptor left: {error.strerror}"
-            raise mcast_error(error.errno or E.EMFILE, call, phase, None, detail) from None
+            raise
 
     def _close_channel(self, request: frames.OnChannel, tail: memoryview) -> Answer:
         known = self._known(self._channels, request.channel)

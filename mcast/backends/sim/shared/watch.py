@@ -1,12 +1,17 @@
-"""How the server and its clients wait for descriptors, and what the server does when one of them is ready."""
+"""How the server and its clients wait for descriptors, what the server does when one of them is ready, and
+what a call says that gets none.
+"""
 
 from __future__ import annotations
 
+import errno as E
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+from mcast.api import McastError, Phase, mcast_error
 from mcast.interrupts import readable_soon
 
 LOOK = 200e-6
@@ -83,3 +88,17 @@ class ServerWatch:
     def close(self) -> None:
         self._epoll.close()
         self._calls.clear()
+
+
+@contextmanager
+def needs_descriptors(whose: str, call: str, phase: Phase) -> Iterator[None]:
+    """Raise the McastError of the call where the block gets no descriptor; `whose` says which process has
+    as many as it may.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, McastError):
+            raise
+        detail = f"{whose} has no descriptor left: {error.strerror}"
+        raise mcast_error(error.errno or E.EMFILE, call, phase, None, detail) from None
