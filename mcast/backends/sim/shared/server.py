@@ -103,7 +103,7 @@ class FabricServer:
     """Serves `fabric` on the socket at `path`, which this makes, with mode 0600, and `close` removes.
 
     `group`: the number of a group whose members may attach besides the user. `say` is told in a line each who
-    comes and goes.
+    comes and goes. Raises OSError, and then there is no socket.
     """
 
     def __init__(
@@ -119,12 +119,18 @@ class FabricServer:
         self.control: Control = Control(fabric, say)
         self.clients: dict[socket.socket, Client] = {}
         self._buffer = memoryview(bytearray(frames.MOST_FRAME))
-        self._door = Door(path, group)
-        self._watch = ServerWatch()
-        self._pump = Pump(self._watch, Page())
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        with ExitStack() as ends:
+            self._door = Door(path, group)
+            ends.callback(self._door.close)
+            self._watch = ServerWatch()
+            ends.callback(self._watch.close)
+            self._pump = Pump(self._watch, Page())
+            ends.callback(self._pump.page.close)
+            self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            ends.callback(os.close, self._stop)
+            self._watch.add(self._door.fileno(), self._accept)
+            self._ends = ends.pop_all()
         fabric.parts.receivers.on_change = self._pump.page.change
-        self._watch.add(self._door.fileno(), self._accept)
 
     @property
     def name(self) -> str:
@@ -158,10 +164,7 @@ class FabricServer:
             self._end(client, "")
         with self.fabric.clock:
             self.fabric.parts.receivers.on_change = None
-            self._pump.page.close()
-        self._watch.close()
-        self._door.close()
-        os.close(self._stop)
+        self._ends.close()
 
     # --- clients -----------------------------------------------------------------------------
 
