@@ -44,7 +44,7 @@ def _made(name: str, sources: list[Path], sanitize: str, *options: str) -> Path:
         found.parent.mkdir(parents=True, exist_ok=True)
         half = found.with_suffix(f".{os.getpid()}")  # another process may build it, too
         command: list[str | Path] = ["cc", *flags, "-o", half, *sources]
-        subprocess.run(command, check=True, timeout=120)
+        subprocess.run(command, check=True, timeout=500)
         half.replace(found)
     return found
 
@@ -60,7 +60,7 @@ def build_core(sanitize: str) -> Path:
         env={**os.environ, SANITIZE: sanitize, "MCAST_RDMA": "1"},
         check=True,
         stdout=subprocess.DEVNULL,
-        timeout=300,
+        timeout=500,
     )
     (core,) = (home / "mcast" / "backends" / "rdma").glob("_native*.so")
     return core

@@ -19,7 +19,7 @@ def rendered(page: Path) -> str:
         ["groff", "-man", "-Tutf8", "-P-cbou", "-ww", "-rLL=80n", page],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

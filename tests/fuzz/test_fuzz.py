@@ -63,6 +63,6 @@ def test_what_fails_is_kept_as_a_file(tmp_path: Path) -> None:
 
 def test_a_target_that_is_none_is_named() -> None:
     command = [sys.executable, "-m", "tests.fuzz.run", "no_target"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 2
     assert "no_target is no target; there are cast_object, " in done.stderr
