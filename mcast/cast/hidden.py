@@ -92,16 +92,20 @@ def _only(part: Path) -> int | None:
     In a folder of many users another may have made the file, or a link: such a file is not taken. Nor is one
     that no run has made.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    new = True
     try:
-        fd = os.open(part, flags, 0o600 | _OURS)
+        try:
+            fd = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o600 | _OURS)
+        except FileExistsError:
+            fd, new = os.open(part, flags), False
     except OSError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(fd)
         ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
-        ours = ours and (not found.st_size or found.st_mode & _OURS > 0)
+        ours = ours and (new or found.st_mode & _OURS > 0)
         if ours and os.path.samestat(found, part.lstat()):  # another run may have given it its name meanwhile
             return fd
     except OSError:

@@ -191,18 +191,19 @@ def test_one_run_at_a_time_has_what_was_left(tmp_path: Path) -> None:
     assert (tmp_path / ".copy.part").read_bytes() == b"first"
 
 
-def test_a_file_that_has_such_a_name_of_its_own_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", ["bytes", ""])
+def test_a_file_that_has_such_a_name_of_its_own_stays(tmp_path: Path, own: str) -> None:
     """A folder that is sent may have in it what an earlier transfer has left there."""
-    folder, names = Folder(tmp_path), (".copy.part", "copy")
-    for name in names:
-        sink = folder(Offered(name, len(name), b"", "sender", "10.0.0.3", 0))
+    folder, files = Folder(tmp_path), {".copy.part": own, "copy": "copy"}
+    for name, text in files.items():
+        sink = folder(Offered(name, len(text), b"", "sender", "10.0.0.3", 0))
         assert sink is not None
         with closing(sink):
             sink.open()
             assert sink.left == 0
-            sink.write(name.encode())
+            sink.write(text.encode())
             sink.finish()
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: name for name in names}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
 @pytest.mark.parametrize("whole", [True, False])
