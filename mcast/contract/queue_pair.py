@@ -215,6 +215,11 @@ class QueuePair(OnPort):
     def _check_rows(
         self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
     ) -> int:
+        if not rows.c_contiguous:
+            raise TypeError(
+                "the rows of this memoryview do not follow one another in memory: send a copy, or a list of "
+                "its rows"
+            )
         count, limit = len(rows), self.max_message_to(destination)
         if not rows.nbytes:
             self._send(destination, [b""] * count, imm, timeout)

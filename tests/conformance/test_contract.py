@@ -353,9 +353,11 @@ def test_what_are_no_rows_of_messages_is_refused(bed: Testbed) -> None:
         peer.qp.send(outward, memoryview(bytes(2 * limit + 2)).cast("B", (2, limit + 1)))
     assert (caught.value.size, caught.value.limit) == (limit + 1, limit)
     eight = memoryview(bytes(8))
-    for view in (eight, eight.cast("B", (2, 2, 2)), eight.cast("B", (4, 2))[::2]):
+    for view in (eight, eight.cast("B", (2, 2, 2))):
         with pytest.raises(TypeError):
             peer.qp.send(outward, view)
+    with pytest.raises(TypeError, match="the rows of this memoryview do not follow one another"):
+        peer.qp.send(outward, eight.cast("B", (4, 2))[::2])
     assert peer.qp.counters.sent == 0
 
 
