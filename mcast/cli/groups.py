@@ -86,6 +86,7 @@ def _sources(member: GroupMember) -> list[GroupSource]:
 
 
 def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     snooped = any(GroupSource.SWITCH in member.seen_in for info in table.groups for member in info.members)
@@ -101,7 +102,7 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest])
         for member in info.members:
             who = guests.on_port(there, member.port)
             port = f"{member.port}, {who}" if who else member.port
-            lines.add_row(*head, port, _where(member, info, snooped))
+            lines.add_row(*head, escape(port), _where(member, info, snooped))
             head = ("",) * len(head)
         if not info.members:
             lines.add_row(*head, "[dim]not shown[/]", "the SA's table")

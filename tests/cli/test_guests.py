@@ -64,6 +64,12 @@ def test_a_terminal_shows_them_below_the_table(capsys: pytest.CaptureFixture[str
     assert "\non the fabric: film (4242), host 1: roce1\n" in capsys.readouterr().out
 
 
+def test_the_name_of_a_program_is_no_style(here: Run, film: FabricServer) -> None:
+    (client,) = film.clients.values()
+    client.program = "film[bold]"
+    assert "roce1/1, film[bold] (4242)" in here("groups", "--backend", "sim").stdout
+
+
 def test_who_looks_on_is_no_member_s_program(here: Run, film: FabricServer) -> None:
     with open_backend("sim", host="all"):
         for client in film.clients.values():
