@@ -187,6 +187,9 @@ class _Closed(RawIOBase):
     def writable(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        raise OSError(E.EBADF, os.strerror(E.EBADF))
+
     def write(self, data: Buffer) -> int:
         raise OSError(E.EBADF, os.strerror(E.EBADF))
 

@@ -101,13 +101,14 @@ def run(
     stderr then takes the table's place. The exit status is 2 if the scenario cannot be read.
     """
     from mcast.backends.sim.scenario import play as scenarios
+    from mcast.backends.sim.scenario.model import MOST_BYTES
 
     apart = refuse_two_on_stdout(html, pcap, trace, as_json) and not as_json
-    with stdin_as_file(scenario, ".toml") as source:
+    with stdin_as_file(scenario, ".toml", MOST_BYTES + 1) as source:
         try:
             wanted = scenarios.load(source)
         except scenarios.BadScenario as error:
-            raise NotBegun(str(error).replace(source, scenario)) from None
+            raise NotBegun(str(error)) from None
     result = scenarios.run(wanted if seed is None else wanted.model_copy(update={"seed": seed}))
     _write_trace(result, html, pcap, trace)
     if as_json:
@@ -203,14 +204,14 @@ def _described(
     if file and scenario:
         raise NotBegun("a scenario has a fabric of its own: give FABRIC.toml or --scenario")
     if given := scenario or file:
-        with stdin_as_file(str(given), ".toml") as source:
+        with stdin_as_file(str(given), ".toml", model.MOST_BYTES + 1) as source:
             try:
                 if file:
                     return model.load_fabric(Path(source)), 0, ()
                 played = model.load(source)
                 return played.fabric, played.seed, played.faults
             except model.BadScenario as error:
-                raise NotBegun(str(error).replace(source, str(given))) from None
+                raise NotBegun(str(error)) from None
     if kind not in (None, "roce", "infiniband"):
         raise NotBegun(f"--fabric is {kind}: there are roce and infiniband")
     shape = {"link_layer": kind or "roce", "ports": ports or _PORTS}

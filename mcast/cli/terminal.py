@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno as E
 import os
 import re
 import shutil
@@ -234,11 +235,11 @@ def packet_sink(output: str) -> Iterator[BinaryIO]:
     name = "to stdout" if output == STANDARD else output
     if output == STANDARD and sys.stdout.isatty():
         raise NotBegun("a terminal cannot show packets: pipe them on, or name a file")
-    # Not Python's own stdout, which may write through (PYTHONUNBUFFERED): a packet would come in pieces.
-    target = sys.stdout.fileno() if output == STANDARD else output
     try:
         with ExitStack() as stack:
             try:
+                # Not Python's own stdout, which may write through (PYTHONUNBUFFERED), a packet in pieces.
+                target = sys.stdout.fileno() if output == STANDARD else output
                 sink = stack.enter_context(open(target, "wb", closefd=output != STANDARD))
             except OSError as error:
                 raise NotBegun(f"cannot write {name}: {error.strerror}") from None
@@ -257,15 +258,30 @@ def forget_stdout() -> None:
 
 
 @contextmanager
-def stdin_as_file(name: str, ending: str = "") -> Iterator[str]:
-    """The name of a file; for STANDARD that of a temporary one with all of stdin, which may be read twice."""
+def stdin_as_file(name: str, ending: str = "", most: int | None = None) -> Iterator[str]:
+    """The name of a file; for STANDARD that of a temporary one with all of stdin, which may be read twice.
+
+    `most` is how many bytes of stdin are read at the most; None: all. A Failure of the block says STANDARD
+    where it names the temporary file.
+    """
     if name != STANDARD:
         yield name
         return
+    if sys.stdin is None:  # closed from the beginning
+        raise NotBegun(f"cannot read {STANDARD}: {os.strerror(E.EBADF)}")
     with tempfile.NamedTemporaryFile(prefix="stdin-", suffix=ending) as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy)
-        copy.flush()
-        yield copy.name
+        try:
+            if most is None:
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+            else:
+                copy.write(sys.stdin.buffer.read(most))
+            copy.flush()
+        except OSError as error:
+            raise NotBegun(f"cannot read {STANDARD} into {copy.name}: {error.strerror}") from None
+        try:
+            yield copy.name
+        except Failure as error:
+            raise Failure(str(error).replace(copy.name, STANDARD), error.status) from None
 
 
 def refuse_two_on_stdout(*outputs: Path | str | bool | None) -> bool:

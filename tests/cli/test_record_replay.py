@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,15 @@ def test_stdout_takes_the_packets_and_stderr_the_words(run: Run, here: Run, tmp_
     assert done.stdout == ""
     assert done.stderr.startswith("record: 3 messages, ")
     assert contents_of(io.BytesIO((tmp_path / "a.pcapng").read_bytes())).messages == 3
+
+
+def test_a_capture_called_minus_is_named_so(
+    here: Run, monkeypatch: pytest.MonkeyPatch, acme: dict[str, str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello, world")))
+    done = here("replay", "-", "--backend", "acme", env=acme)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("mcast: cannot read -: at offset 0: the file is neither pcapng nor pcap")
 
 
 def test_a_recording_is_not_lost_to_a_mistake(here: Run, tmp_path: Path) -> None:

@@ -496,11 +496,18 @@ def test_a_terminal_gets_a_bar(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [("send - 239.1.1.1 <&-", "read"), ("recv 239.1.1.1 -o - >&-", "write")]
+    ("command", "said"),
+    [
+        ("send - 239.1.1.1 <&-", "read -"),
+        ("recv 239.1.1.1 -o - >&-", "write -"),
+        ("sim run - <&-", "read -"),
+        ("demo - <&-", "read -"),
+        ("record 239.1.1.1 --demo --backend sim -o - >&-", "write to stdout"),
+    ],
 )
 def test_a_closed_stream_is_one_sentence(run: Run, command: str, said: str) -> None:
     done = run("sh", "-c", f"{MCAST} {command}")
-    assert (done.returncode, done.stderr) == (2, f"mcast: cannot {said} -: Bad file descriptor\n")
+    assert (done.returncode, done.stderr) == (2, f"mcast: cannot {said}: Bad file descriptor\n")
 
 
 def test_stdout_by_its_path_is_the_pipe_that_it_is(with_others: Run, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,6 +204,41 @@ def test_a_scenario_called_minus_is_stdin_and_its_seed_can_be_another(
 
     assert json.loads(given(text, "--json", "--seed", "9"))["scenario"]["seed"] == 9
     assert given("?").startswith("mcast: - is not TOML: ")
+
+
+class Stdin(io.RawIOBase):
+    """A MiB of zeros, of which `left` bytes are not read; what is read behind them is an I/O error."""
+
+    left = 1 << 20
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: memoryview) -> int:  # type: ignore[override]  # of a raw stream
+        if not self.left:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        size = min(len(room), self.left)
+        self.left -= size
+        room[:size] = bytes(size)
+        return size
+
+
+@pytest.mark.parametrize("words", ["run -", "serve -", "serve --scenario -"])
+def test_no_more_of_an_endless_stdin_is_read_than_a_scenario_has(
+    here: Run, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    given = Stdin()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(given)))
+    done = here("sim", *words.split())
+    assert (done.returncode, done.stderr) == (2, "mcast: - is no scenario: it is larger than 65,536 bytes\n")
+    assert given.left > 1 << 19
+
+
+def test_a_stdin_that_cannot_be_read_is_one_sentence(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Stdin())))
+    done = here("demo", "-")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch("mcast: cannot read - into .*/stdin-.*: Input/output error\n", done.stderr)
 
 
 @pytest.mark.parametrize("words", ["-", "--scenario -"])
