@@ -101,7 +101,7 @@ class Lib(Protocol):
     def mcast_read_counters(self, qp: NativeQp, out: Pointer, /) -> None: ...
     def mcast_is_receiving(self, qp: NativeQp, /) -> int: ...
     def mcast_receive_into(
-        self, qp: NativeQp, mr: Pointer, address: int, room: int, count: int, /
+        self, qp: NativeQp, mr: Pointer, address: int, slot: int, count: int, /
     ) -> int: ...
 
 
@@ -530,13 +530,13 @@ class Native:
         return bool(self._lib.mcast_is_receiving(qp))
 
     def receive_into(
-        self, qp: NativeQp, mr: Mr | None, address: int = 0, room: int = 0, count: int = 0
+        self, qp: NativeQp, mr: Mr | None, address: int = 0, slot: int = 0, count: int = 0
     ) -> int:
-        """In RESET: take payloads into the memory of `mr`, `room` bytes each; None: into the slab.
+        """In RESET: take payloads into the memory of `mr`, one each `slot` bytes; None: into the slab.
 
         Returns the generation that the records of messages received there carry.
         """
-        result = self._lib.mcast_receive_into(qp, self.null if mr is None else mr, address, room, count)
+        result = self._lib.mcast_receive_into(qp, self.null if mr is None else mr, address, slot, count)
         return self._check(result, "register", Phase.REGISTER)
 
     # --- helpers ---

@@ -119,6 +119,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._regions: list[AnyRegion] = []
         self._receiving: AnyRegion | None = None
         """Where messages arrive, if that is memory of the user."""
+        self._back: QpState | None = None
+        """The state to come back to, where a change of the receive memory failed on its way through RESET."""
         self._handles = AddressHandles(self.native, context, self._handle)
         self._holds_pd = True
         self._mtu, self._mtu_until = ((-1, -1), 0), 0.0
@@ -176,7 +178,11 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     def _modify(self, state: QpState) -> None:
         with self._in_use("modify", Phase.MODIFY):
-            self.native.modify_qp(self._handle, state, {"state": state.name})
+            self._back = None
+            self._step_to(state)
+
+    def _step_to(self, state: QpState) -> None:
+        self.native.modify_qp(self._handle, state, {"state": state.name})
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         with self._in_use("attach_mcast", Phase.ATTACH):
@@ -360,19 +366,24 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         for generation in [number for number in self._memories if number]:
             del self._memories[generation]
 
-    def _receive_into(self, region: AnyRegion | None, room: int = 0, count: int = 0) -> int:
-        """Go through RESET, where nothing is posted, and back; a QP in ERR comes back to RTS."""
+    def _receive_into(self, region: AnyRegion | None, slot: int = 0, count: int = 0) -> int:
+        """Go through RESET, where nothing is posted, and back; a QP in ERR comes back to RTS.
+
+        What fails on the way is made good by the next call.
+        """
         state = self.state
-        self._modify(QpState.RESET)
+        if self._back is None:
+            self._back = state if state in (QpState.RESET, *_STEPS) else QpState.RTS
+        self._step_to(QpState.RESET)
         self._arrive(region is not None and region.is_device)
         if region is None:
             generation = self.native.receive_into(self._handle, None)
         else:
-            generation = self.native.receive_into(self._handle, region.mr, region.start, room, count)
-        back = state if state in (QpState.RESET, *_STEPS) else QpState.RTS
+            generation = self.native.receive_into(self._handle, region.mr, region.start, slot, count)
         for step in _STEPS:
-            if step <= back:
-                self._modify(step)
+            if step <= self._back:
+                self._step_to(step)
+        self._back = None
         return generation
 
     # --- the end ---

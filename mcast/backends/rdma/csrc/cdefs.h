@@ -231,4 +231,4 @@ int mcast_recv_fd(struct mcast_qp *qp);
 int mcast_send_fd(struct mcast_qp *qp);
 void mcast_read_counters(struct mcast_qp *qp, struct mcast_counters *out);
 int mcast_is_receiving(struct mcast_qp *qp);
-int mcast_receive_into(struct mcast_qp *qp, struct ibv_mr *mr, uint64_t address, uint32_t room, uint32_t count);
+int mcast_receive_into(struct mcast_qp *qp, struct ibv_mr *mr, uint64_t address, uint64_t slot, uint32_t count);

@@ -548,12 +548,13 @@ int mcast_set_regions(struct mcast_qp *self, const struct mcast_region *regions,
 	return 0;
 }
 
-static void use_user_memory(struct mcast_qp *self, struct ibv_mr *mr, uint64_t address, uint32_t room,
+static void use_user_memory(struct mcast_qp *self, struct ibv_mr *mr, uint64_t address, uint64_t slot,
 			    uint32_t count)
 {
 	self->user.address = address;
 	self->user.lkey = mr->lkey;
-	self->user.room = self->user.stride = room;
+	self->user.stride = slot;
+	self->user.room = slot < INT32_MAX ? (uint32_t)slot : INT32_MAX; /* more has no place in a segment's length */
 	self->user.count = count < self->init.recv_depth ? count : self->init.recv_depth;
 	self->user.generation = self->user.generation == UINT16_MAX ? 1 : self->user.generation + 1;
 	memset(self->user.slots, SLOT_FREE, self->init.recv_depth);
@@ -562,7 +563,7 @@ static void use_user_memory(struct mcast_qp *self, struct ibv_mr *mr, uint64_t a
 
 /* Changes where payloads arrive; only in RESET, where nothing is posted. mr NULL: the slab again.
  * Returns the generation, which stands in the messages received there. */
-int mcast_receive_into(struct mcast_qp *self, struct ibv_mr *mr, uint64_t address, uint32_t room, uint32_t count)
+int mcast_receive_into(struct mcast_qp *self, struct ibv_mr *mr, uint64_t address, uint64_t slot, uint32_t count)
 {
 	int ret = mcast_enter_gate(&self->gate);
 
@@ -572,7 +573,7 @@ int mcast_receive_into(struct mcast_qp *self, struct ibv_mr *mr, uint64_t addres
 	pthread_mutex_lock(&self->lock);
 	if (self->state == IBV_QPS_RESET) {
 		if (mr)
-			use_user_memory(self, mr, address, room, count);
+			use_user_memory(self, mr, address, slot, count);
 		else
 			self->memory = &self->slab;
 		ret = (int)self->memory->generation;

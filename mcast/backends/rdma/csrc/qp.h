@@ -22,7 +22,7 @@ struct receive_memory {
 	uint64_t address;
 	uint32_t lkey;
 	uint32_t room;
-	uint32_t stride;
+	uint64_t stride;
 	uint32_t count;
 	uint16_t generation; /* 0 is the slab; each user memory has a new one */
 	uint8_t *slots;	     /* enum slot_state of each */
