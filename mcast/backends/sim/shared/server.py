@@ -119,17 +119,17 @@ class FabricServer:
         self.control: Control = Control(fabric, say)
         self.clients: dict[socket.socket, Client] = {}
         self._buffer = memoryview(bytearray(frames.MOST_FRAME))
-        with ExitStack() as ends:
+        with ExitStack() as undone:
             self._door = Door(path, group)
-            ends.callback(self._door.close)
+            undone.callback(self._door.close)
             self._watch = ServerWatch()
-            ends.callback(self._watch.close)
+            undone.callback(self._watch.close)
             self._pump = Pump(self._watch, Page())
-            ends.callback(self._pump.page.close)
+            undone.callback(self._pump.page.close)
             self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            ends.callback(os.close, self._stop)
+            undone.callback(os.close, self._stop)
             self._watch.add(self._door.fileno(), self._accept)
-            self._ends = ends.pop_all()
+            undone.pop_all()
         fabric.parts.receivers.on_change = self._pump.page.change
 
     @property
@@ -164,7 +164,10 @@ class FabricServer:
             self._end(client, "")
         with self.fabric.clock:
             self.fabric.parts.receivers.on_change = None
-        self._ends.close()
+            self._pump.page.close()
+        self._watch.close()
+        self._door.close()
+        os.close(self._stop)
 
     # --- clients -----------------------------------------------------------------------------
 
