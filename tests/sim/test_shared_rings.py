@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mcast.api import Destination, PortEvent, QpError, QpState, TimedOut
+from mcast.api import Destination, PortEvent, QpError, QpInit, QpState, TimedOut
 from mcast.backends.sim.core.delivery import Wire
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import connection, frames, posting, posts, rings
+from mcast.backends.sim.shared.client import SharedQueuePair
 from mcast.backends.sim.shared.incoming import MANY
 from mcast.backends.sim.shared.posting import PostPipe
 from mcast.backends.sim.shared.server import FabricServer, Serving
@@ -369,6 +370,34 @@ def test_receives_are_given_back_without_a_call(
     sender.qp.flush()
     assert (core.free, core.no_receive) == (199, 1)
     assert set(here) <= {"ring"}
+
+
+def test_a_batch_of_a_queue_pair_that_is_being_closed_gives_another_one_nothing(
+    server: FabricServer, sender: End, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the server has made since, while another thread releases the batch."""
+    with end(path) as old, old.backend.event_channel() as channel:
+        sender.send(b"leased")
+        batch, ends = old.qp.recv(1, 30), SharedQueuePair.ends
+        assert len(batch) == 1
+        cm_id = channel.create_id()
+        cm_id.bind_addr(old.backend.devices()[0].ports[0].addresses[0])
+
+        def meanwhile(closing: SharedQueuePair) -> None:
+            monkeypatch.undo()
+            made = cm_id.create_qp(QpInit(max_recv_wr=4))
+            made.attach_mcast(sender.to.gid, 0)
+            sender.send(b"waits", b"here")
+            batch.release()
+            sender.send(b"too")
+            sender.qp.flush()
+            assert made.counters.recv_free == 1
+            ends(closing)
+
+        monkeypatch.setattr(SharedQueuePair, "ends", meanwhile)
+        old.qp.close()
+        assert len(batch) == 1
+        assert batch.released
 
 
 def test_the_descriptor_is_readable_while_messages_are_here(sender: End, receiver: End) -> None:

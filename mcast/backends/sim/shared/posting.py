@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -118,7 +119,8 @@ class Posting:
     def __init__(self, ring: int | None, page: Page) -> None:
         self._page = page
         self._outbox = None if ring is None else Outbox(ring, page)
-        self._free_words = list(range(WORDS - 1, 0, -1)) if self._outbox is not None else []
+        self._free_words = deque(range(1, WORDS) if self._outbox is not None else ())
+        """The one that was freed last comes last: a thread of the client may still count there."""
         self._slots: dict[Destination, int] = {}
         self._destinations: list[Destination] = []
         self._routes: dict[bytes, tuple[int, Destination]] = {}
@@ -193,7 +195,7 @@ class Posting:
         """A word of the ring that counts the receives of a queue pair, and what reads it; 0: none is left."""
         if self._outbox is None or not self._free_words:
             return 0, None
-        word = self._free_words.pop()
+        word = self._free_words.popleft()
         return word, partial(self._outbox.words.__getitem__, word)
 
     def free_word(self, word: int) -> None:
