@@ -169,7 +169,7 @@ assert bytes(qp.recv_one(1).payload) == b"for the parent"
     "nothing is left of many queue pairs": """
 def resident():
     gc.collect()
-    return int(open("/proc/self/statm").read().split()[1])
+    with open("/proc/self/statm") as file: return int(file.read().split()[1])
 def cycle():
     one = End(backend, "10.0.0.1")
     to = one.join("239.1.1.2")

@@ -21,6 +21,7 @@ from mcast.cast.nack.messages import UNTOLD, Flush, Seal
 from mcast.cast.nack.payload import Digest
 from mcast.cast.objects.bytes_in import Offered
 
+from ...waiting import until
 from .alone import PIECE, SESSION, WIDTH, Alone, cut
 from .test_flow import takes
 from .test_objects import BOUND, gets, member, others
@@ -173,8 +174,18 @@ def test_an_object_that_ends_before_what_was_left_is_compared_to_its_end(
         Seal(SESSION, 0, 11, 0, 0, 1, 1000, seals),
         Flush(SESSION, 0, total, total, 0, 0, 1, 1000, 1, digest, 0, 0),
     )
-    alone.hears()
-    assert alone.blocks == total
+    found: list[cast.Received] = []
+
+    def is_whole() -> bool:  # once a thread has put the file into its place
+        try:
+            alone.hears()
+        except StopIteration as done:
+            found.append(done.value)
+        return bool(found)
+
+    until(is_whole)
+    assert found[0].digest == digest
+    assert (tmp_path / "copy").read_bytes() == b"".join(blocks[:total])
 
 
 def test_one_run_at_a_time_has_what_was_left(tmp_path: Path) -> None:
