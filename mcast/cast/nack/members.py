@@ -154,6 +154,8 @@ class Attendance:
             return None
         del self._all[gone.number]
         self._at[gone.address].remove(gone)
+        if not self._at[gone.address]:
+            del self._at[gone.address]
         return gone.index
 
     def begin(self, now: float, asks: bool) -> None:
