@@ -119,6 +119,8 @@ def _place(stack: ExitStack, output: str, overwrite: bool) -> Folder | OneFile:
     """Where the files go; the stack closes it, whenever a signal comes."""
     from mcast.cast.bundle import Folder, OneFile
 
+    if not output:  # of a shell's variable that is not set; as a path it would be the folder here
+        raise NotBegun(f"cannot write '': {os.strerror(errno.ENOENT)}")
     try:
         if output.endswith("/") or (output != STANDARD and Path(output).is_dir()):
             return stack.enter_context(closing(Folder(Path(output), overwrite)))

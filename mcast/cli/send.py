@@ -138,7 +138,8 @@ def _bundle(files: list[str]) -> Bundle:
     try:
         return bundle_of(files)
     except OSError as error:
-        raise NotBegun(f"cannot read {error.filename or '-'}: {error.strerror}") from None
+        named = "-" if error.filename is None else error.filename or "''"
+        raise NotBegun(f"cannot read {named}: {error.strerror}") from None
     except ValueError as error:
         raise NotBegun(str(error)) from None
 

@@ -49,6 +49,8 @@ BAD_INPUT = {
     "no address": (("send", MCAST, "239.1.1.1", "-b", "x"), "'x' is not an IPv4 or IPv6 address"),
     "no group": (("send", MCAST), "Missing argument 'FILE'"),
     "no output": (("recv", "239.1.1.1"), "Missing option '--output'"),
+    "a name that is empty": (("send", "", "239.1.1.1"), "cannot read '': No such file"),
+    "an output that is empty": (("recv", "239.1.1.1", "-o", ""), "cannot write '': No such file"),
     "no such directory": (("recv", "239.1.1.1", "-o", "no/file"), "cannot write no/file: No such file"),
     "no such folder": (("recv", "239.1.1.1", "-o", "no/in/"), "cannot write no/in/: Not a directory"),
     "name too long": (("recv", "239.1.1.1", "-o", "x" * 256), "xxx: File name too long"),
