@@ -150,11 +150,11 @@ def _gather(session: ObjectSession, receivers: int | None, wait: float) -> None:
 
     try:
         session.gather(receivers or 1, wait)
-    except TimedOut:
+    except TimedOut as error:
         here = [f"{address} ({', '.join(names)})" for address, names in session.addresses.items()]
         few = f"{session.receivers} of {receivers or 1} receivers joined within {wait:g} s"
         found = ": ".join(filter(None, [few, ", ".join(here)]))
-        raise Failure(f"{found}; start `mcast recv` at the others, or give a longer --wait") from None
+        raise Failure(f"{found}; start `mcast recv` at the others, or give a longer --wait") from error
     if receivers is None:
         with suppress(TimedOut):
             session.gather(MOST_MEMBERS + 1, _LINGER)
@@ -173,7 +173,7 @@ def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatc
         except McastError:
             raise
         except (OSError, ValueError) as error:
-            raise Failure(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+            raise Failure(f"{path}: {getattr(error, 'strerror', None) or error}") from error
         watch.before += report.size
         yield report
 
@@ -203,7 +203,7 @@ def _sent_around(
         raise
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or str(error)
-        raise Failure(": ".join(filter(None, [getattr(error, "filename", None), words]))) from None
+        raise Failure(": ".join(filter(None, [getattr(error, "filename", None), words]))) from error
 
 
 def outcome_of(

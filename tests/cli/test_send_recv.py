@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,12 +15,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from signal import SIGHUP, SIGINT, SIGTERM
+from typing import Any, cast
 
 import pytest
 from blake3 import blake3
 
+from mcast.cast.bundle import bundle_of
 from mcast.cast.nack.messages import MOST_MEMBERS
+from mcast.cast.nack.strategy import all_of_them
+from mcast.cast.objects.turns import told_of
 from mcast.cli.recv import _place
+from mcast.cli.send import _sent
+from mcast.cli.terminal import Failure
 
 from ..commands import MCAST, Run, written_to_terminal
 from ..interleave import interrupted_everywhere
@@ -313,6 +320,18 @@ def test_a_group_with_a_key_is_closed_to_those_without_it(with_others: Run, tmp_
     script = tmp_path / "script.py"
     script.write_text(OTHER_END.replace("alone=True", "alone=True, key=Path('key').read_bytes()"))
     assert with_others("send", "file", "239.1.1.1", "-n", 2, "--key-file", "key").returncode == 0
+
+
+def test_receivers_are_told_what_the_sender_could_not_read(tmp_path: Path) -> None:
+    class Fails:
+        def send(self, *_: object, **__: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "file").write_bytes(DATA)
+    sent = _sent(cast(Any, Fails()), bundle_of([str(tmp_path / "file")]), all_of_them(), cast(Any, None))
+    with pytest.raises(Failure, match="file: Input/output error") as caught:
+        list(sent)
+    assert told_of(caught.value) == "Input/output error"
 
 
 def test_send_without_enough_receivers_is_status_1(with_others: Run) -> None:

@@ -92,6 +92,8 @@ def told_of(error: BaseException) -> str:
         return os.strerror(error.errno)
     if type(error) is OSError:  # the library's own, in its own words
         return str(error)
+    if error.__cause__ is not None:
+        return told_of(error.__cause__)
     return "internal error" if isinstance(error, Exception) else "interrupted"
 
 

@@ -268,6 +268,12 @@ def test_the_group_learns_no_path(error: BaseException, said: str) -> None:
     assert told_of(error) == said
 
 
+def test_the_group_learns_of_an_error_that_a_program_has_put_into_words() -> None:
+    error = RuntimeError("/secret/path")
+    error.__cause__ = OSError(5, "Input/output error", "/secret/path")
+    assert told_of(error) == "Input/output error"
+
+
 def test_a_sink_that_fails_is_named_to_the_sender_and_closed() -> None:
     fabric = Fabric.roce(2, clock="wall")
     closed: list[bool] = []
