@@ -63,10 +63,10 @@ BYE      to one receiver, or to everybody           ->
   and counts once. Messages of others are counted by reason, and change nothing.
 
 What an enemy in the group can do **without a key**: at an address of its own it can offer objects of its
-own, ask for repairs (each receiver has a bound), and take places. Who can send from the address of an end can
-speak as that end: end its session, take its place, say that it has what it has not, and, as the sender, offer
-other bytes under a digest of its own. So the digest shows what the sender sent only where nobody else can
-send from the sender's address.
+own, ask for repairs (each receiver has a bound), take places, and slow a sender down as the slowest receiver
+does. Who can send from the address of an end can speak as that end: end its session, take its place, say that
+it has what it has not, and, as the sender, offer other bytes under a digest of its own. So the digest shows
+what the sender sent only where nobody else can send from the sender's address.
 
 **With a key** an enemy that does not have the key can hear all, because nothing is encrypted. The enemy can
 drop, delay and flood messages, and say an invitation again that it has recorded: a receiver then asks in
