@@ -31,7 +31,7 @@ class Source:
         """Open the file `path`, or stdin for "-". Raises OSError."""
         self.name: str = "stdin" if path == STANDARD else path
         self._path = path
-        self._fd = os.dup(0) if path == STANDARD else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.dup(0) if path == STANDARD else _opened(path)
         found = os.fstat(self._fd)
         if stat.S_ISDIR(found.st_mode):
             self.close()
@@ -68,7 +68,7 @@ class Source:
     def again(self) -> bool:
         """Begin anew with the first byte. False if that cannot be: this is no file of a known size."""
         if self._fd < 0:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = _opened(self._path)
         if self.size is None and self._poll is None and not os.pread(self._fd, 1, 0):
             self.size = 0  # an empty file, and none of /proc
         if self.size is not None:
@@ -85,6 +85,13 @@ class Source:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _opened(path: str) -> int:
+    """Open a file to read, without waiting for one that writes to a named pipe."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return fd
 
 
 class Sink:

@@ -269,9 +269,10 @@ def test_a_pipe_that_is_empty_or_full_is_not_waited_for(tmp_path: Path) -> None:
     os.close(out)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    end = os.open(fifo, os.O_RDWR)
     with closing(Source(str(fifo))) as source:
         assert (source.size, source.read(10)) == (None, None)
+        end = os.open(fifo, os.O_RDWR)
+        assert source.read(10) is None
         os.write(end, b"text")
         assert source.read(10) == b"text"
         os.close(end)
