@@ -87,6 +87,13 @@ class _Plain(TyperCommand):
                 one.__class__ = _Argument
         return found
 
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:  # an option without its value is refused without a context
+            vars(error)["ctx"] = ctx
+            raise
+
 
 class _Command(_Plain):
     """A command whose arguments may be negative numbers, which are no options."""

@@ -47,6 +47,10 @@ BAD_INPUT = {
     "unknown option": (("demo", "--nope"), "No such option: --nope"),
     "unknown command": (("nope",), "No such command 'nope': see `mcast --help`"),
     "mistyped command": (("sned",), "No such command 'sned'. Did you mean 'send'?\n"),
+    "no value": (
+        ("send", "--wait"),
+        "mcast send: Option '--wait' requires an argument: see `mcast send --help`\n",
+    ),
     "no file": (("send",), "mcast send: Missing argument 'FILE': see `mcast send --help`\n"),
     "no choice": (("conformance", "--fabric", "x"), "'--fabric': 'x' is not one of 'roce', 'infiniband'"),
     "conformance of an unknown backend": (("conformance", "--backend", "nope"), "'nope' is no backend"),
