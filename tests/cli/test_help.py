@@ -146,7 +146,7 @@ def test_help_and_version_load_nothing_that_works(run: Run, words: str) -> None:
 def test_ctrl_c_is_minded_before_anything_large_is_loaded(run: Run) -> None:
     loaded = "import sys; before = set(sys.modules); import mcast.__main__; print(*set(sys.modules) - before)"
     names = set(run(MCAST.with_name("python"), "-c", loaded).stdout.split())
-    assert names >= {"mcast", "mcast.__main__", "signal"}
+    assert names >= {"mcast", "mcast.__main__"}  # a process that coverage has entered has the others already
     assert not names & {"typing", "re", "contextlib"}
 
 
