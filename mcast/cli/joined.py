@@ -43,9 +43,8 @@ DEPTH = 4096
 BOUND = 10.0
 """The longest that a join or a send may take, in seconds."""
 
-_RATE, _SIZE, _TICK = 1000, 256, 0.02
-"""Made-up traffic: messages a second for each group, their size in bytes, and the seconds between two
-batches."""
+_RATE, _WORDS, _TICK = 1000, b"made-up message " * 16, 0.02
+"""Made-up traffic: messages a second for each group, what they say, and the seconds between two batches."""
 
 
 @contextmanager
@@ -103,7 +102,7 @@ def _made_up_traffic(listener: Endpoint, groups: Sequence[McastAddress]) -> Iter
     stop = threading.Event()
     with open_endpoint(listener.backend, device=device, port_num=port, sequence=True) as endpoint:
         senders = [endpoint.sender(group, timeout=BOUND) for group in groups]
-        payload = bytes(min(_SIZE, *(sender.max_message_size for sender in senders)))
+        payload = _WORDS[: min(sender.max_message_size for sender in senders)]
         batch = [payload] * round(_RATE * _TICK)
 
         def run() -> None:

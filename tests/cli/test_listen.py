@@ -64,6 +64,7 @@ def test_it_ends_after_so_many_messages(here: Run) -> None:
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == 30
     assert {(one["source"], one["group"]) for one in told} == {("10.0.0.2", GROUP)}
+    assert all(bytes.fromhex(one["hex"]).endswith(16 * b"made-up message ") for one in told)
 
 
 def test_fewer_messages_than_asked_for_are_status_1(here: Run) -> None:
