@@ -43,8 +43,12 @@ class Memberships:
         deadline = self._waiting.deadline(timeout)
         if self._restorer.reopen:
             where = self._station.place.address
-            detail = f"the device of {where} is away, and looked for as the rejoin policy says"
+            ended = "not looked for any more: open another endpoint when it is back"
+            looked_for = ended if self._restorer.has_ended else "looked for as the rejoin policy says"
+            detail = f"the device of {where} is away, and {looked_for}"
             raise mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail)
+        if self._restorer.busy or self._station.roster.ended:
+            self._station.roster.require_unknown(address)
         stream = self._random.getrandbits(64)
         settings = self._station.settings
         group = EndpointGroup(address, send_only, settings.receive_depth, stream, bool(settings.sequence))

@@ -43,6 +43,11 @@ class Restorer:
         return min(dues, default=inf)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the id and its queue pair are lost for good: without a policy, or when it has given up."""
+        return self.recovery is not None and self.recovery.due == inf
+
+    @property
     def usable_qp(self) -> QueuePair | None:
         """The queue pair, None while it is in ERR or its device is away."""
         return self._station.qp if self.recovery is None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno as E
 
-from mcast.api import Destination, DeviceInfo, McastError, Phase, mcast_error
+from mcast.api import AlreadyJoined, Destination, DeviceInfo, McastError, Phase, mcast_error
 from mcast.endpoint.membership import Change, EndpointGroup, GroupState
 from mcast.wire.addresses import Gid, McastAddress
 
@@ -31,6 +31,13 @@ class Roster:
         if len(self.groups) >= device.max_mcast_grp and address not in self.groups:
             detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
             raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
+
+    def require_unknown(self, address: McastAddress) -> None:
+        """Raise AlreadyJoined for a group whose membership is lost: the stack has forgotten it, but the next
+        attempt to restore it, or its leave, would end the other one."""
+        known = next((one for one in self.groups if one.address == address.address), None)
+        if known is not None:
+            raise AlreadyJoined("join", known)
 
     def enter(self, group: EndpointGroup) -> None:
         """Add a group that the endpoint has asked to join."""

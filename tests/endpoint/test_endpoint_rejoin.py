@@ -27,6 +27,7 @@ from mcast import (
     open_endpoint,
 )
 from mcast.api import (
+    AlreadyJoined,
     Backend,
     Closed,
     DeviceGone,
@@ -498,6 +499,41 @@ def test_a_group_that_is_left_while_lost_does_not_come_back(paired: Callable[...
         pair.group.leave()
     assert pair.next_event(pair.a_while) is None
     assert pair.receiver.groups == ()
+
+
+@pytest.mark.parametrize("given_up", [False, True], ids=["lost", "given up"])
+def test_a_group_whose_membership_is_lost_is_not_joined_a_second_time(
+    pairs: Callable[..., SimPair], given_up: bool
+) -> None:
+    """Though the stack would: the leave of either would end the other one."""
+    end = 2.0 if given_up else None
+    pair = pairs(Fabric.infiniband(ports=2), rejoin=RejoinPolicy(first=1.0, factor=1, give_up_after=end))
+    pair.fabric.set_pkeys(pair.port, ())
+    seen = pair.events(1 + given_up)
+    assert [type(event) for event in seen] == [Lost, GaveUp][: len(seen)]
+    assert pair.receiver.next_event(3.5) is None  # a refused attempt has left nothing in the stack
+    pair.fabric.set_pkeys(pair.port, (0xFFFF,))
+    for name in (GROUP, f"{GROUP}:5000"):
+        with pytest.raises(AlreadyJoined):
+            pair.receiver.join(name)
+    assert pair.receiver.groups == (pair.group,)
+    if given_up:
+        pair.group.leave()
+        pair.group = pair.receiver.join(GROUP)
+    else:
+        assert isinstance(pair.next_event(60), Rejoined)
+    assert pair.hears()
+
+
+@pytest.mark.parametrize("rejoin", [None, RejoinPolicy(first=0.001, give_up_after=0.05)])
+def test_a_join_says_whether_a_device_that_is_away_is_looked_for(
+    paired: Callable[..., Pair], rejoin: RejoinPolicy | None
+) -> None:
+    pair = paired(rejoin=rejoin)
+    pair.network.remove_device(1)
+    assert isinstance(pair.events(1 if rejoin is None else 2)[-1], Lost if rejoin is None else GaveUp)
+    with pytest.raises(DeviceGone, match="is away, and not looked for any more: open another endpoint"):
+        pair.receiver.join(OTHER)
 
 
 @on_infiniband
