@@ -117,7 +117,7 @@ class Stream:
         ahead = number - self._highest
         if 0 < ahead <= JUMP_MAX:
             stream.gaps = ahead - 1
-            stream._first = self._highest + 1
+            stream._first = self._highest
         return stream
 
     def _take_far(self, number: int, ahead: int) -> Refusal | None:

@@ -158,6 +158,13 @@ def test_another_queue_pair_cannot_touch_a_stream() -> None:
     assert [(one.qp_num, one.received, one.gaps) for one in sources.snapshot()] == [(2, 100, 0), (1, 100, 0)]
 
 
+def test_what_comes_late_from_the_next_queue_pair_closes_its_gap() -> None:
+    sources = Sources()
+    for qp_num, number in ((1, 9), (2, 13), (2, 10), (2, 12), (2, 11)):
+        assert sources.take(HERE, qp_num, memoryview(pack(7, number))) is None
+    assert (sources.total("gaps"), sources.total("late")) == (0, 3)
+
+
 def test_made_up_streams_push_out_those_of_their_sender_alone() -> None:
     sources = Sources()
     sources.take(HERE, 1, memoryview(pack(7, 0)))
