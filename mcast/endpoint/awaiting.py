@@ -233,7 +233,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         while True:
             if monotonic() >= self._turn_ends:
                 await self._next_turn()
-            if self._qp_fd < 0 and not self.closed:
+            if self._qp_fd < 0 and not self._session.station.closed:
                 self._look()
             with self._lock:
                 found = take(what)
@@ -433,7 +433,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     def _on_id_destroyed(self) -> None:
         """The queue pair was closed, by any thread: because it is replaced, or with its backend."""
         # another thread may run the loop by now, or nobody
-        here = get_ident() == (getattr(self._loop, "_thread_id", None) or self._thread)
+        here = _running() is self._loop or (not self._loop.is_running() and get_ident() == self._thread)
         if here:
             self._forget_qp()
         with suppress(RuntimeError):  # the loop is closed
@@ -523,14 +523,16 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         """
         if not self._loop.is_closed():
             self._require_loop()
-        if not self.closed:
-            if self._channel_fd >= 0:
+        self._alarm_at = -inf  # nothing is due any more
+        if self._channel_fd >= 0:
+            if not self._loop.is_closed():
                 self._loop.remove_reader(self._channel_fd)
-                os.close(self._channel_fd)
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_at = -inf  # nothing is due any more
-            self._forget_qp()
+            os.close(self._channel_fd)
+            self._channel_fd = -1
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._forget_qp()
+        if not self._loop.is_closed():  # in a closed one no task runs again
             self._wake()
         self._close_all()
 
@@ -721,6 +723,14 @@ class Joining(Generic[M]):
     ) -> None:
         assert self._member is not None
         await self._member.leave()
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    """The loop that this thread runs."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _finish(future: asyncio.Future[Any]) -> None:

@@ -150,9 +150,14 @@ class Station:
         detail = "the GID that messages were sent from is not where it was"
         return mcast_error(E.ENETRESET, "port_events", Phase.EVENT, about, detail)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the endpoint was closed, or its backend, which closes the channel."""
+        return self.closed or self.channel.closed
+
     def require_open(self, call: str, phase: Phase) -> None:
         """Raise Closed once the endpoint or its channel is closed."""
-        if self.closed or self.channel.closed:  # closing the backend closes the channel
+        if self.is_over:
             raise Closed("Endpoint", call, phase)
 
     def close(self) -> None:

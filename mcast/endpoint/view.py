@@ -126,7 +126,7 @@ class EndpointView(Generic[M]):
     def closed(self) -> bool:
         """True after `close`, or when the backend was closed; calls that send or receive then raise
         Closed."""
-        return self._session.station.closed
+        return self._session.station.is_over
 
     def now(self) -> float:
         """Seconds on the clock by which the endpoint's timeouts run."""

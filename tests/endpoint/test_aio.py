@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import select
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -661,6 +663,30 @@ def test_closing_after_the_loop_has_ended_plans_nothing_in_it(fabric: Fabric) ->
         assert endpoint.closed
 
 
+def test_closing_after_the_loop_has_ended_wakes_nobody_and_closes_nothing_twice(fabric: Fabric) -> None:
+    async def waits() -> tuple[aio.Endpoint, asyncio.Task[Message | None]]:
+        endpoint = aio.open_endpoint(backend, "10.0.0.1")
+        task = asyncio.create_task(endpoint.recv())
+        while not endpoint._waiters:
+            await asyncio.sleep(0)
+        return endpoint, task
+
+    with open_fabric(fabric) as backend:
+        loop = asyncio.new_event_loop()
+        endpoint, task = loop.run_until_complete(waits())
+        loop.close()
+        number = endpoint._channel_fd
+        asyncio.run(endpoint.close())
+        assert endpoint.closed
+        another = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(another, number)  # the number belongs to another file by now
+        asyncio.run(endpoint.close())
+        for mine in {another, number}:
+            os.close(mine)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        task.get_coro().close()
+
+
 @pytest.mark.parametrize("call", ["recv", "recv_batch"])
 def test_what_a_task_was_handed_before_a_close_it_returns(network: Network, call: str) -> None:
     async def main() -> None:
@@ -1079,7 +1105,24 @@ def test_a_call_is_refused_in_the_thread_that_ran_the_loop_before_another_one(fa
         loop.run_until_complete(endpoint.close())
 
 
-def test_a_loop_that_another_thread_goes_on_with_lets_go_of_a_queue_pair(fabric: Fabric) -> None:
+class ReticentLoop(asyncio.SelectorEventLoop):
+    """A loop that does not say which thread runs it, as uvloop's does not."""
+
+    @property
+    def _thread_id(self) -> int | None:
+        if sys._getframe(1).f_globals["__name__"] == awaiting.__name__:
+            raise AttributeError
+        return self._runs_in
+
+    @_thread_id.setter
+    def _thread_id(self, runs_in: int | None) -> None:
+        self._runs_in = runs_in
+
+
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, ReticentLoop])
+def test_a_loop_that_another_thread_goes_on_with_lets_go_of_a_queue_pair(
+    fabric: Fabric, make: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
     """The thread that opened the endpoint closes its backend, while a task waits in the other thread."""
 
     async def waits() -> tuple[aio.Endpoint, asyncio.Task[Message | None]]:
@@ -1094,7 +1137,7 @@ def test_a_loop_that_another_thread_goes_on_with_lets_go_of_a_queue_pair(fabric:
         await asyncio.wait([task], timeout=BOUND)
 
     began, forgot = threading.Event(), set[int]()
-    with open_fabric(fabric) as backend, closing(asyncio.new_event_loop()) as loop:
+    with open_fabric(fabric) as backend, closing(make()) as loop:
         endpoint, task = loop.run_until_complete(waits())
         forget = endpoint._forget_qp
 

@@ -735,9 +735,12 @@ def test_a_join_that_a_close_comes_in_shows_no_group(net: Net, monkeypatch: pyte
 def test_closing_the_backend_first_is_fine(net: Net) -> None:
     endpoint = net.open(0)
     group = endpoint.join(GROUP)
+    closed = [endpoint.closed]
     net.backend.close()
+    closed.append(endpoint.closed)
     group.leave()
     endpoint.close()
+    assert [*closed, endpoint.closed] == [False, True, True]
 
 
 def test_a_batch_outlives_its_endpoint_or_ends_with_it(net: Net) -> None:
