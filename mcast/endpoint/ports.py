@@ -35,7 +35,10 @@ def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None
     if bind is not None and device is not None:
         raise ValueError(f"give bind or device, not both: bind is {bind}, device is {device!r}")
     if bind is not None:
-        address = ip_address(bind)
+        try:
+            address = ip_address(bind)
+        except ValueError as error:
+            raise ValueError(f"bind: {error}; {_listing(list(_places(backend)))}") from None
         # `_places` would list every port: too slow where each of many ports gets an endpoint.
         with_it = ((d, port) for d in backend.devices() for port in d.ports if address in port.addresses)
         fits = [Place(*found, address) for found in islice(with_it, 1)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 from mcast.api import Phase
 from mcast.endpoint.membership import EndpointGroup
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import LoopbackPolicy, LoopbackReport
 from mcast.endpoint.probe import Kind, Peer
-from mcast.endpoint.probing import Prober, unanswered
+from mcast.endpoint.probing import PEERS_MAX, Prober, unanswered
 from mcast.endpoint.sorting import Sorter
 from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Operation, Waiting
@@ -40,6 +42,10 @@ class Questions:
 
     def ready(self, group: EndpointGroup, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
         """Ask until `members` other members have answered. Raises TimedOut, which names those that have."""
+        if not isinstance(members, SupportsIndex):
+            raise TypeError(f"members is {members!r}: give an int, how many other members shall answer")
+        if members > PEERS_MAX:
+            raise ValueError(f"members is {members}: at most {PEERS_MAX} answers are remembered")
         self._memberships.require_joined(group, "ready", Phase.SEND)
         deadline = self._waiting.deadline(timeout)
         pause, ask_at = ASK_FIRST, self._waiting.now()

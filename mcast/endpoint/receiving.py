@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import SupportsIndex
 
 from mcast.api import Batch, Message, QpError
 from mcast.contract.batch import CopiedBatch
@@ -40,6 +41,14 @@ def note_silence(station: Station) -> None:
     if station not in _warned and (why := station.backend.solitude()):
         _warned.add(station)
         logger.warning("%s: nothing came: %s", station.name, why)
+
+
+def _require_count(max: int) -> None:
+    """Raise TypeError or ValueError for what is no number of messages to wait for."""
+    if not isinstance(max, SupportsIndex):
+        raise TypeError(f"max is {max!r}: give an int, how many messages a batch may have")
+    if max < 1:
+        raise ValueError(f"max is {max}: a batch has 1 or more messages")
 
 
 class Receiving:
@@ -145,8 +154,8 @@ class Receiving:
     def take_batch(self, max: int, group: EndpointGroup | None = None) -> Batch | None:
         """1..max messages of the group, or of all groups, if any are here, leased if they come from the queue
         pair; None if none are."""
-        if max < 1:
-            raise ValueError(f"max is {max}: a batch has 1 or more messages")
+        if max.__class__ is not int or max < 1:
+            _require_count(max)
         if self.kept.count and (kept := self._kept_batch(max, group)) is not None:
             return kept
         if self._station.roster.ended or (group is not None and group.state is _LEFT):
@@ -176,6 +185,8 @@ class Receiving:
         self, max: int, timeout: float | None, group: EndpointGroup | None = None
     ) -> Operation[Batch]:
         """As `take_batch`, after waiting; an empty batch when `timeout` seconds have passed."""
+        if max.__class__ is not int or max < 1:  # while another thread receives, `take_batch` was not asked
+            _require_count(max)
         deadline = self._waiting.deadline(timeout)
         waited = False
         while True:

@@ -117,9 +117,13 @@ class Sending:
     ) -> None:
         """Answer a message: `what` is the message and the payload, which goes to the message's sender
         alone."""
-        message, payload = what
+        message: object = what[0]  # `recv` gives None when its time is over
+        payload = what[1]
         if self._numbers:
             raise ValueError("reply: the numbers of sequence=True are a group's: reply from another endpoint")
+        if not isinstance(message, Message):
+            why = ", as recv returns when its time is over" if message is None else ""
+            raise TypeError(f"reply: the message is {message!r}{why}: give the Message to answer")
         if not destination.can_reply_to(message):
             raise ValueError(f"reply: {message.source} QP {message.src_qp} is nobody who can be answered")
         size, limit = _size(payload), self._station.max_message_to(qp, destination)
@@ -160,12 +164,21 @@ def as_batch(payloads: Iterable[Buffer] | memoryview) -> list[Buffer] | memoryvi
     """Several payloads as a list, or as a memoryview of their rows. Raises TypeError for a single payload."""
     if type(payloads) is list or (isinstance(payloads, memoryview) and payloads.ndim == 2):
         return payloads
-    if isinstance(payloads, bytes | bytearray | memoryview | str):
+    if isinstance(payloads, bytes | bytearray | memoryview | str) or _is_bytes(payloads):
         kind = type(payloads).__name__
         raise TypeError(
             f"send_batch takes several payloads, this is one {kind}: use send, or put it in a list"
         )
     return list(payloads)
+
+
+def _is_bytes(payloads: object) -> bool:
+    """Whether this is a row of single bytes, such as an mmap or an array: each byte would be a message."""
+    try:
+        view = memoryview(payloads)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return view.ndim == 1 and view.itemsize == 1
 
 
 def listed(payloads: list[Buffer] | memoryview) -> list[Buffer]:

@@ -36,6 +36,12 @@ class Settings:
         except ValueError:
             allowed = ", ".join(policy.value for policy in LoopbackPolicy)
             raise ValueError(f"loopback is {self.loopback!r}: allowed are {allowed}") from None
+        if not isinstance(self.rejoin, RejoinPolicy | None):
+            raise ValueError(f"rejoin is {self.rejoin!r}: give a RejoinPolicy, or None to join never again")
+        if not isinstance(self.sequence, bool | None):
+            raise ValueError(f"sequence is {self.sequence!r}: allowed are True, False and None")
+        if not isinstance(self.seed, int | None):
+            raise ValueError(f"seed is {self.seed!r}: give an int, or None")
 
     @property
     def header_size(self) -> int:
@@ -94,5 +100,8 @@ def refuse_beyond_device(settings: Settings, place: Place) -> None:
         ("service_level", settings.service_level, *_SERVICE_LEVELS[port.link_layer]),
     ):
         first, last = allowed
-        if value is not None and (type(value) is not int or not first <= value <= last):
-            raise ValueError(f"{name} is {value!r}: allowed are {first}..{last} ({why})")
+        if value is None and name not in ("receive_depth", "send_depth"):
+            continue
+        if type(value) is not int or not first <= value <= last:
+            kind = "" if type(value) is int else ", as an int"
+            raise ValueError(f"{name} is {value!r}: allowed are {first}..{last}{kind} ({why})")

@@ -55,6 +55,15 @@ class EndpointView(Generic[M]):
                 backend, device, port_num = opening.backend, opening.device, opening.port_num
                 if isinstance(backend, str):
                     backend = self._owned = open_at(backend, opening.bind, opening.options or {})
+                elif not isinstance(backend, Backend):
+                    raise TypeError(
+                        f"backend is {backend!r}: give the name of a provider, or what open_backend returned"
+                    )
+                elif opening.options:
+                    raise ValueError(
+                        f"options are {dict(opening.options)}, and the backend is open: only one that is "
+                        "opened by name takes options; give them to open_backend"
+                    )
                 place = choose(backend, opening.bind, device, port_num)
                 address = place.address if device is None else None
                 find_again = partial(choose, backend, address, device, port_num)

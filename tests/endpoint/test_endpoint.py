@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno as E
 import itertools
 import logging
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from math import nan
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -391,7 +393,11 @@ def test_the_rows_of_a_view_are_payloads(net: Net) -> None:
         assert (found.sent, found.sent_bytes, found.sent_batches) == (3, 6, 1)
 
 
-@pytest.mark.parametrize("payloads", [b"abc", bytearray(b"abc"), "abc", memoryview(b"abc")])
+@pytest.mark.parametrize(
+    "payloads",
+    [b"abc", bytearray(b"abc"), "abc", memoryview(b"abc"), array("B", b"abc"), mmap(-1, 3)],
+    ids=lambda payloads: type(payloads).__name__,
+)
 def test_one_payload_is_no_batch(net: Net, payloads: Any) -> None:
     group = net.open(0).sender(GROUP)
     with pytest.raises(TypeError, match="use send"):
@@ -459,6 +465,26 @@ def test_a_timeout_that_is_no_number_is_refused(net: Net) -> None:
     assert bytes(message.payload) == b"x"
 
 
+@pytest.mark.parametrize("receiving", [False, True], ids=["alone", "beside another thread"])
+def test_a_count_that_is_none_is_refused(net: Net, receiving: bool) -> None:
+    endpoint = net.open(0)
+    group = endpoint.join(GROUP)
+    if receiving:
+        endpoint._pumping = -1
+    for call in (endpoint.recv_batch, group.recv_batch):
+        for wrong in (2.5, nan, "2", None):
+            with pytest.raises(TypeError, match="give an int, how many messages"):
+                call(wrong, timeout=0)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="max is 0: a batch has 1 or more messages"):
+            call(0, timeout=0)
+    for wrong in (nan, "2", None):
+        with pytest.raises(TypeError, match="give an int, how many other members"):
+            group.ready(wrong, timeout=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at most 65536 answers are remembered"):
+        group.ready(1 << 70, timeout=0)
+    endpoint._pumping = 0
+
+
 # --- where ---------------------------------------------------------------------------------------
 
 
@@ -521,6 +547,13 @@ def test_the_only_active_port_is_taken_and_logged(make: Make, caplog: pytest.Log
         ({"bind": "10.0.0.1", "service_level": "3"}, "service_level is '3': allowed are 0.."),
         ({"bind": "10.0.0.1", "max_message": 10.5}, "max_message is 10.5: allowed are 1.."),
         ({"bind": "10.0.0.1", "moderation": -1}, "moderation"),
+        ({"bind": "10.0.0.1 "}, "IPv4 or IPv6 address; there is 10.0.0.1 ("),
+        ({"bind": "10.0.0.1", "receive_depth": None}, "receive_depth is None: allowed are 1..64, as an int"),
+        ({"bind": "10.0.0.1", "send_depth": True}, "send_depth is True: allowed are 1..64, as an int"),
+        ({"bind": "10.0.0.1", "rejoin": False}, "rejoin is False: give a RejoinPolicy, or None"),
+        ({"bind": "10.0.0.1", "sequence": "no"}, "sequence is 'no': allowed are True, False and None"),
+        ({"bind": "10.0.0.1", "seed": "x"}, "seed is 'x': give an int, or None"),
+        ({"bind": "10.0.0.1", "options": {"ports": 2}}, "options are {'ports': 2}, and the backend is open"),
     ],
 )
 def test_what_cannot_be_opened_says_what_can(make: Make, where: dict[str, Any], says: str) -> None:
@@ -531,6 +564,12 @@ def test_what_cannot_be_opened_says_what_can(make: Make, where: dict[str, Any], 
             open_endpoint(backend, **options)
         assert says in str(caught.value)
     assert SimObserver(fabric).leftovers() == ()
+
+
+def test_what_is_no_backend_is_refused() -> None:
+    for wrong in (None, Fabric.roce()):
+        with pytest.raises(TypeError, match="give the name of a provider, or what open_backend returned"):
+            open_endpoint(wrong, "10.0.0.1")  # type: ignore[arg-type]
 
 
 def test_an_unknown_backend_says_which_there_are() -> None:
@@ -1051,4 +1090,6 @@ def test_a_reply_that_cannot_be_is_refused(net: Net) -> None:
         group.reply(message, bytes(group.max_message_size + 1))
     with pytest.raises(ValueError, match="reply from another endpoint"):
         counted.reply(message, b"x")
+    with pytest.raises(TypeError, match="the message is None, as recv returns when its time is over"):
+        group.reply(group.recv(0), b"x")  # type: ignore[arg-type]
     assert group.stats().sent == 1
