@@ -37,8 +37,8 @@ import logging
 import os
 import shlex
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -49,6 +49,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import pytest
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from mcast.aio import Endpoint as AioEndpoint
     from mcast.api import Backend
     from mcast.backends.sim import Fabric as McastFabric
@@ -66,6 +68,9 @@ _NAMES = {"roce": ("sim", "sim-roce"), "infiniband": ("sim", "sim-ib")}
 """Link layer -> the names of backends that lead to such a fabric."""
 
 _TRACE_DEPTH = 8
+_LOOP_PATIENCE = 10.0
+"""Seconds that a loop in another thread may take to close an endpoint."""
+
 logger: logging.Logger = logging.getLogger("mcast")
 
 
@@ -151,18 +156,24 @@ def _plan(node: pytest.Item | pytest.Function) -> _Plan:
             raise _failure(
                 f"mcast{mark.args}: give its arguments by name, such as mcast(fabric='infiniband')"
             )
-        faults += mark.kwargs.get("faults", ())
+        named = mark.kwargs.get("faults", ())
+        if not isinstance(named, list | tuple):
+            raise _failure(f"mcast(faults={named!r}): give a list of faults")
+        faults += named
         said |= mark.kwargs
     for mark in reversed([*node.iter_markers("mcast_faults")]):
         faults.append(_fault_of_mark(mark))
     layers = said.pop("fabric", None) or node.config.getini("mcast_fabric")
-    layers = [layers] if isinstance(layers, str) else list(layers)
+    layers = [layers] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
     for layer in layers:
         if layer not in LINK_LAYERS:
             raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
     said.pop("faults", None)
     seed, allow_leaks = said.pop("seed", None), said.pop("allow_leaks", False)
     shared = said.pop("shared", False)
+    for name, value in {"allow_leaks": allow_leaks, "shared": shared}.items():
+        if not isinstance(value, bool):
+            raise _failure(f"mcast({name}={value!r}): give True or False")
     return _Plan(layers, shared, seed, faults, allow_leaks, said)
 
 
@@ -234,11 +245,9 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
 
 
 @pytest.fixture
-def mcast_environment(mcast_fabric: McastFabric) -> dict[str, str]:
+def mcast_environment(mcast_fabric: McastFabric, request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment for the subprocesses of a test with a shared fabric: MCAST_SIM leads them there."""
-    from mcast.backends.sim.shared.attach import VARIABLE
-
-    if not os.environ.get(VARIABLE):
+    if not _plan(request.node).shared:
         raise _failure("the fabric is in this process alone: mark the test @pytest.mark.mcast(shared=True)")
     return dict(os.environ)
 
@@ -283,25 +292,30 @@ class McastEndpoints:
 
         Call this in a coroutine, because the endpoints belong to its event loop.
         """
+        import asyncio
+
         from mcast.aio import open_endpoint
 
         def opened(address: LocalAddress) -> AioEndpoint:
             endpoint = open_endpoint("sim", address, **options)
-            self._close.callback(_run, endpoint.close)
+            self._close.callback(_run, asyncio.get_running_loop(), endpoint.close)
             return endpoint
 
         return tuple(map(opened, self._next(count)))
 
-    def _next(self, count: int) -> list[LocalAddress]:
-        """The addresses of the next ports."""
-        first, end = self._used, self._used + count
+    def _next(self, count: int) -> Iterator[LocalAddress]:
+        """The addresses of the next ports; one on which no endpoint can be opened stays free."""
+        if count < 0:
+            raise ValueError(f"count is {count}: give how many endpoints to open")
+        end = self._used + count
         if end > len(self._ports):
             raise ValueError(
                 f"this fabric has {len(self._ports)} ports, not {end}: "
                 f"mark the test @pytest.mark.mcast(ports={end})"
             )
-        self._used = end
-        return [port.addresses[0] for port in self._ports[first:end]]
+        for _ in range(count):
+            yield self._ports[self._used].addresses[0]
+            self._used += 1
 
     def __enter__(self) -> Self:
         return self
@@ -310,15 +324,16 @@ class McastEndpoints:
         self._close.close()
 
 
-def _run(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Close an endpoint whose event loop has ended, in a new loop; a loop of the program is left alone."""
+def _run(loop: AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Close an endpoint in its event loop; if that was closed, in a new one."""
     import asyncio
 
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(close())
-    finally:
-        loop.close()
+    if loop.is_running():  # in another thread
+        asyncio.run_coroutine_threadsafe(close(), loop).result(_LOOP_PATIENCE)
+        return
+    ended = loop.is_closed()
+    with closing(asyncio.new_event_loop()) if ended else nullcontext(loop) as runs:
+        runs.run_until_complete(close())
 
 
 # --- making the fabric ---------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from mcast.backends.sim.shared.server import FabricServer, Serving
 class SharedRun:
     """The served fabric of one test: where it is, and what this process has opened there."""
 
-    def __init__(self, path: Path, depth: int) -> None:
-        self._depth = depth
-        self.path: Path = path
+    def __init__(self, server: FabricServer, depth: int) -> None:
+        self._server, self._depth = server, depth
+        self.path: Path = server.path
         self._opened: list[tuple[Backend, OpenedAt]] = []
 
     def open(self, name: str, **options: object) -> Backend:
@@ -56,8 +56,7 @@ class SharedRun:
 
     def _others(self) -> list[Guest]:
         """The other processes that are attached and alive; one of another PID namespace has no number."""
-        with attach("sim", socket=self.path, host="all") as looking:
-            guests = {guest.pid: guest for guest in looking.guests()}
+        guests = {guest.pid: guest for guest in self._server.guests()}
         return [guest for pid, guest in guests.items() if pid > 0 and pid != os.getpid() and _is_alive(pid)]
 
 
@@ -76,14 +75,14 @@ def served(fabric: Fabric, depth: int, say: Callable[[str], None]) -> Iterator[S
     before = os.environ.get(VARIABLE)
     with TemporaryDirectory(prefix="mcast-") as directory, ExitStack() as stack:
         path = Path(directory) / "fabric.sock"
-        stack.enter_context(Serving(FabricServer(fabric, path, say=say)))
-        run = SharedRun(path, depth)
+        server = stack.enter_context(Serving(FabricServer(fabric, path, say=say)))
+        run = SharedRun(server, depth)
         stack.callback(run.close)
         os.environ[VARIABLE] = str(path)
         try:
             yield run
         finally:
             if before is None:
-                del os.environ[VARIABLE]
+                os.environ.pop(VARIABLE, None)
             else:
                 os.environ[VARIABLE] = before

@@ -198,11 +198,70 @@ async def test_leak(mcast_fabric):
     await kept[-1].join(GROUP)
 
 def test_then():
-    assert [one.closed for one in kept] == [True, True, True, True, False]
+    assert [one.closed for one in kept] == [True] * 5  # the last one with its fabric
 """).assert_outcomes(passed=4, errors=1)
 
 
 # --- faults ---------------------------------------------------------------------------------------
+
+
+def test_endpoints_whose_loop_goes_on_are_closed_in_it(suite: Suite) -> None:
+    """As one that several tests share, at rest or in another thread; or was closed while a task waited."""
+    result = suite(
+        """
+import threading
+
+KEPT = []
+
+async def waits(mcast_endpoints):
+    (endpoint,) = mcast_endpoints.aio()
+    task = asyncio.create_task((await endpoint.join(GROUP)).recv())
+    while not endpoint._waiters:
+        await asyncio.sleep(0)
+    KEPT.append((endpoint, task))
+
+def test_at_rest(mcast_endpoints):
+    KEPT.append(asyncio.new_event_loop())
+    KEPT[0].run_until_complete(waits(mcast_endpoints))
+
+def test_elsewhere(mcast_endpoints):
+    loop = KEPT[0]
+    KEPT.append(threading.Thread(target=loop.run_forever))
+    KEPT[-1].start()
+    asyncio.run_coroutine_threadsafe(waits(mcast_endpoints), loop).result(60)
+
+def test_closed(mcast_endpoints):
+    loop, thread = KEPT[0], KEPT[2]
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(60)
+    loop.run_until_complete(waits(mcast_endpoints))
+    loop.close()
+
+def test_then():
+    endpoints, tasks = zip(*(KEPT[at] for at in (1, 3, 4)))
+    assert [endpoint.closed for endpoint in endpoints] == [True] * 3
+    assert [type(task.exception()).__name__ for task in tasks[:2]] == ["Closed"] * 2
+    tasks[2]._log_destroy_pending = False
+    tasks[2].get_coro().close()
+"""
+    )
+    result.assert_outcomes(passed=4)
+
+
+def test_a_port_on_which_no_endpoint_was_opened_stays_free(suite: Suite) -> None:
+    result = suite(
+        """
+@pytest.mark.mcast(ports=2)
+def test_two(mcast_endpoints):
+    for wrong in (2, -1):
+        with pytest.raises(ValueError):
+            mcast_endpoints(wrong, loopback="maybe")
+    assert [str(one.address) for one in mcast_endpoints(2)] == ["10.0.0.1", "10.0.0.2"]
+    with pytest.raises(ValueError, match="count is -1"):
+        mcast_endpoints(-1)
+"""
+    )
+    result.assert_outcomes(passed=1)
 
 
 def test_faults_by_name_by_value_and_in_time(suite: Suite) -> None:
@@ -507,6 +566,10 @@ MISTAKES = {
     "@pytest.mark.mcast(prots=4)": "mcast(prots=…): the options of a roce fabric are ports, hosts, switches",
     "@pytest.mark.mcast(ports=0)": "mcast: ports is 0: allowed are 1..65000",
     '@pytest.mark.mcast(fabric="ether")': "the fabric is 'ether': there are roce and infiniband",
+    "@pytest.mark.mcast(fabric=5)": "the fabric is 5: there are roce and infiniband",
+    "@pytest.mark.mcast(faults=5)": "mcast(faults=5): give a list of faults",
+    "@pytest.mark.mcast(faults={'kind': 'drop'})": "mcast(faults={'kind': 'drop'}): give a list of faults",
+    "@pytest.mark.mcast(shared='no')": "mcast(shared='no'): give True or False",
     '@pytest.mark.mcast("infiniband")': "give its arguments by name, such as mcast(fabric='infiniband')",
     '@pytest.mark.mcast_faults("gremlins")': "mcast_faults: there is no 'gremlins': there are 'drop', ",
     '@pytest.mark.mcast_faults("drop", rate=2)': "rate of drop is 2: give 1 or less",
@@ -602,6 +665,10 @@ def test_a_shared_fabric_is_that_of_subprocesses_and_each_process_left_is_named_
         + """
 LEFT = []
 
+@pytest.fixture
+def mcast_elsewhere(monkeypatch):
+    monkeypatch.setenv("MCAST_SIM", "/nowhere")
+
 @pytest.mark.mcast(shared=True, ports=3)
 def test_heard(mcast_fabric, mcast_environment, mcast_endpoints):
     with listener(env=mcast_environment) as process:
@@ -626,7 +693,22 @@ def test_gone(mcast_fabric):
     assert not os.path.exists(os.path.dirname(path))
     assert "MCAST_SIM" not in os.environ
 
+@pytest.mark.mcast(shared=True)
+def test_removed(mcast_environment, mcast_endpoints):
+    import os
+    mcast_endpoints(1)
+    LEFT[:] = [os.environ.pop("MCAST_SIM"), listener(env=mcast_environment)]
+    os.unlink(LEFT[0])
+
+def test_gone_too():
+    process = LEFT[1]
+    assert process.wait(60) == -9
+    process.stdin.close(), process.stdout.close()
+
 def test_alone(mcast_environment):
+    pass
+
+def test_alone_among_others(mcast_elsewhere, mcast_environment):
     pass
 
 @pytest.mark.mcast(shared=True, clock="virtual")
@@ -635,8 +717,8 @@ def test_clock(mcast_fabric):
 """
     )
     text = output(result)
-    result.assert_outcomes(passed=3, errors=3)
+    result.assert_outcomes(passed=5, errors=5)
     assert re.search(r"process \d+ \(python\), attached as host 0", text)
     assert "backend sim-roce on the shared fabric\n    opened at test_it.py:" in text
-    assert "mark the test @pytest.mark.mcast(shared=True)" in text
+    assert text.count("this process alone: mark the test @pytest.mark.mcast(shared=True)") == 2
     assert "processes share real time: leave out clock" in text

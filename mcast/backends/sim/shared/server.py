@@ -398,17 +398,18 @@ class FabricServer:
         return [session.hosts for session in sessions if session is not None]
 
     def guests(self) -> tuple[Guest, ...]:
-        """Who is attached."""
+        """Who is attached; from any thread."""
         topology = self.fabric.parts.topology
+        attached = [(client, client.session) for client in list(self.clients.values())]
         return tuple(
             Guest(
                 client.pid,
                 client.program,
-                _named(client.session.hosts, topology),
-                tuple(port.name for port in topology.ports_of(client.session.hosts)),
+                _named(session.hosts, topology),
+                tuple(port.name for port in topology.ports_of(session.hosts)),
             )
-            for client in self.clients.values()
-            if client.session is not None
+            for client, session in attached
+            if session is not None
         )
 
 
