@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 
@@ -14,6 +15,7 @@ import pytest
 
 from mcast.api import CmEventType, McastError, Phase, QpInit
 
+from ..waiting import until
 from .card import NO_EVENT, Card, ethernet_port
 from .ends import BOUND, GROUP, OTHER, End
 from .provider import CardBackend
@@ -93,6 +95,41 @@ def test_a_call_that_fails_leaves_nothing(card: Card, call: str) -> None:
             break
     card.reset()
     assert found == {}
+
+
+@pytest.mark.parametrize("call", ["ibv_open_device", "ibv_query_device", "ibv_query_port"])
+def test_a_device_that_goes_while_all_are_listed_hides_no_other(
+    card: Card, backend: CardBackend, call: str
+) -> None:
+    first, _ = card.ethernet(2)
+    card.stall(call)
+    with ThreadPoolExecutor(1) as pool:
+        listed = pool.submit(backend.devices)
+        until(lambda: card.stalled(call))
+        card.remove(first, disassociated=True)
+        card.go_on(call)
+        assert [device.name for device in listed.result(BOUND)] == ["card1"]
+
+
+def test_a_device_that_cannot_be_asked_is_named_while_it_is_there(card: Card, backend: CardBackend) -> None:
+    card.ethernet(2)
+    card.fail("ibv_query_port", E.EIO)
+    with pytest.raises(McastError) as caught:
+        backend.devices()
+    assert caught.value.errno == E.EIO
+
+
+def test_why_a_queue_pair_was_refused_is_told_though_its_protection_domain_stays(
+    card: Card, backend: CardBackend
+) -> None:
+    card.ethernet(1)
+    cm_id = backend.event_channel().create_id()
+    cm_id.bind_addr("10.0.0.1")
+    card.fail("ibv_create_qp", E.EPERM, times=-1)
+    card.fail("ibv_dealloc_pd", E.EBUSY)
+    with pytest.raises(McastError) as caught:
+        cm_id.create_qp(QpInit())
+    assert (caught.value.call, caught.value.errno) == ("create_qp", E.EPERM)
 
 
 SAYS_SO: dict[str, Callable[[End], object]] = {

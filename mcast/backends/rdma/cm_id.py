@@ -209,7 +209,8 @@ class RdmaCmId(Shared, CmId):
             try:
                 self._qp = RdmaQueuePair(self, self.channel.fileno(), init, context, pd)
             except BaseException:
-                self.channel.pds.release(context)
+                with suppress(McastError):  # it is freed later; why there is no queue pair says more
+                    self.channel.pds.release(context)
                 raise
             self._qps.append(self._qp)
             return self._qp

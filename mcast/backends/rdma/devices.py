@@ -8,7 +8,7 @@ from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState
+from mcast.api import DeviceInfo, Gid, LinkLayer, McastError, PortInfo, PortState
 from mcast.backends.rdma.native import Context, Native
 from mcast.backends.rdma.net import ipoib
 from mcast.interrupts import uninterrupted
@@ -35,7 +35,8 @@ class _Netdevs:
 def read_devices(native: Native) -> tuple[DeviceInfo, ...]:
     """Every device of this host, asked now."""
     host = _Netdevs(native)
-    return tuple(_read_device(native, name, host) for name in native.device_names())
+    found = (_read_if_there(native, name, host) for name in native.device_names())
+    return tuple(device for device in found if device is not None)
 
 
 def read_counters(device: str, port: int) -> dict[str, int]:
@@ -47,6 +48,16 @@ def read_counters(device: str, port: int) -> dict[str, int]:
             counters[path.name] = int(path.read_text())
     counters.pop("lifespan", None)
     return counters
+
+
+def _read_if_there(native: Native, name: str, host: _Netdevs) -> DeviceInfo | None:
+    """None for a device that has gone since it was listed."""
+    try:
+        return _read_device(native, name, host)
+    except McastError:
+        if name in native.device_names():
+            raise
+        return None
 
 
 def _read_device(native: Native, name: str, host: _Netdevs) -> DeviceInfo:
