@@ -6,13 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Json, backend_name, beside, console, plural, say, to_paste
+from mcast.cli.terminal import Json, backend_name, beside, console, plural, say, to_paste, wrapped
 from mcast.cli.values import seconds
 from mcast.contract.registry import backend_names
 from mcast.errors.finding import Finding, Level
@@ -110,8 +109,7 @@ def _explain(error: str, as_json: bool) -> None:
         for one in some:
             say("")
             for name, text in ("why", one["why"]), ("where", one["where"]), ("do", one["next_step"]):
-                lines = wrap(text, console().width - 9)
-                say(f"  {name:5}  " + f"\n{'':9}".join(lines))
+                wrapped(f"  {name:5}  ", text)
             say(f"  check  {one['check']}")
         say("")
 

@@ -172,6 +172,12 @@ def test_an_explanation_fits_the_terminal_and_leaves_nothing_out(here: Run) -> N
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("  check"))
 
 
+def test_an_explanation_is_given_however_narrow_the_terminal_is(here: Run) -> None:
+    done = here("doctor", "EADDRNOTAVAIL", env={"COLUMNS": "5"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(row.cause.check in done.stdout for row in ROWS if row.errno == 99)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
