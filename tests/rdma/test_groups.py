@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from ipaddress import IPv4Address, ip_address
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +126,18 @@ def test_without_saquery_it_is_named_and_a_port_that_is_down_not_asked(
     up, down = (device("mlx0", LinkLayer.INFINIBAND, state) for state in (PortState.ACTIVE, PortState.DOWN))
     assert groups.group_table([up]).unseen == (groups.NO_SAQUERY,)
     assert groups.group_table([down]) == ((), ())
+
+
+def test_the_name_of_an_interface_may_be_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes any bytes but slashes and spaces."""
+    igmp, ip = tmp_path / "igmp", tmp_path / "ip"
+    igmp.write_bytes(b"Idx\tDevice    : Count Querier\n2\tv\xffx       :     1      V3\n\t\t\t\t010101EF\n")
+    info = b'[{"ifname": "v\xffx", "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}]}]'
+    ip.write_bytes(b"#!/bin/sh\necho '" + info + b"'\n")
+    ip.chmod(0o755)
+    monkeypatch.setattr(hostnet, "_IGMP", igmp)
+    monkeypatch.setattr(hostnet, "program", lambda name: str(tmp_path / name))
+    name = os.fsdecode(b"v\xffx")
+    assert hostnet.igmp_memberships() == {name: {GROUP}}
+    assert hostnet.igmp_versions() == {name: "V3"}
+    assert list(hostnet.addresses()) == [name]

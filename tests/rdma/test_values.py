@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
 from mcast.api import QpInit
 from mcast.backends.rdma import slab, sockaddr
-from mcast.backends.rdma.net.igmp_listener import reports
+from mcast.backends.rdma.net.igmp_listener import querier, reports
 from mcast.wire.addresses import AF_IB, AF_UNIX, McastAddress, Mgid
 
 
@@ -63,11 +64,13 @@ def test_nothing_overlaps_in_the_slab(size: int | None) -> None:
     assert all(start % 64 == 0 for start, _ in [*receives, *sends])
 
 
-def ip(igmp: bytes, options: bytes = b"\x94\x04\0\0") -> bytes:
-    return bytes([0x40 | (20 + len(options)) // 4]) + bytes(19) + options + igmp
+HOST, GROUP = IPv4Address("10.0.0.1"), IPv4Address("239.1.2.3")
+QUERY = b"\x11\x64\0\0" + bytes(4)
 
 
-GROUP = IPv4Address("239.1.2.3")
+def ip(igmp: bytes, options: bytes = b"\x94\x04\0\0", protocol: int = 2) -> bytes:
+    first = 0x40 | (20 + len(options)) // 4
+    return bytes([first, *bytes(8), protocol, 0, 0]) + HOST.packed + bytes(4) + options + igmp
 
 
 @pytest.mark.parametrize(
@@ -92,3 +95,26 @@ GROUP = IPv4Address("239.1.2.3")
 def test_igmp_reports(igmp: bytes, groups: list[IPv4Address]) -> None:
     assert list(reports(ip(igmp))) == groups
     assert list(reports(ip(igmp, b""))) == groups
+    assert querier(ip(igmp)) == (HOST if igmp[0] == QUERY[0] else None)
+
+
+def broken() -> Iterator[bytes]:
+    """Each beginning of each message, and headers that promise more, or less, than they can."""
+    for whole in (ip(QUERY), ip(b"\x16\0\0\0" + GROUP.packed), ip(b"\x22" + bytes(15))):
+        yield from (whole[:size] for size in range(len(whole)))
+        yield b"\x4f" + whole[1:]
+    yield b"\x44" + ip(QUERY)[1:16] + QUERY[:1] * 12
+    yield ip(b"\x22" + bytes(5) + b"\xff\xff\1\xff\xff\xff" + GROUP.packed)
+
+
+def test_broken_igmp_says_nothing() -> None:
+    for packet in broken():
+        assert (querier(packet), list(reports(packet))) == (None, []), packet
+
+
+@pytest.mark.parametrize(
+    "packet", [ip(QUERY, protocol=17), b"\x66" + ip(QUERY)[1:], QUERY[:1] * 64], ids=["UDP", "IPv6", "other"]
+)
+def test_only_igmp_is_a_query(packet: bytes) -> None:
+    """A socket hears all until it has its filter."""
+    assert querier(packet) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import suppress
 from functools import cached_property
@@ -125,7 +126,7 @@ def netdevs_of(device: str, port: PortInfo) -> tuple[str, ...]:
     names = dict[str, None]()
     for index in sorted(port.gids):  # of the thousand entries that a port may have
         with suppress(OSError):  # the GID is gone meanwhile
-            names[(folder / str(index)).read_text().strip()] = None
+            names[os.fsdecode((folder / str(index)).read_bytes().strip())] = None
     return tuple(names)
 
 

@@ -542,7 +542,7 @@ class Native:
     # --- helpers ---
 
     def _text(self, pointer: Pointer) -> str:
-        return str(self._ffi.string(pointer).decode())
+        return os.fsdecode(self._ffi.string(pointer))
 
     def _check(
         self, result: int, call: str, phase: Phase, arguments: Arguments = None, detail: str = ""

@@ -158,7 +158,7 @@ def _listen(ports: tuple[PortFacts, ...], seconds: float) -> tuple[PortFacts, ..
 def _read(path: Path | str) -> str:
     """The text of a small file; "" if it does not exist or may not be read."""
     try:
-        return Path(path).read_text().strip()
+        return os.fsdecode(Path(path).read_bytes().strip())
     except OSError:
         return ""
 

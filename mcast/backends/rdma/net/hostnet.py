@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 NET = Path("/sys/class/net")
 _IGMP = Path("/proc/net/igmp")
+_BYTES = "surrogateescape"
+"""The name of an interface may have any bytes: they become what `os.fsdecode` makes of them."""
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _ALL_SYSTEMS = IPv4Address("224.0.0.1")
 """The group that every interface is always a member of."""
@@ -42,7 +44,8 @@ def program(name: str) -> str:
 
 def run(*command: str) -> str:
     """The standard output of a command. Raises RuntimeError with the command's words if it fails."""
-    done = subprocess.run([program(command[0]), *command[1:]], capture_output=True, text=True, timeout=60)
+    words = [program(command[0]), *command[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, errors=_BYTES, timeout=60)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
     return done.stdout
@@ -79,7 +82,9 @@ def bridge_port_of(netdev: str) -> str | None:
 
 def igmp_versions() -> dict[str, str]:
     """Interface -> "V1", "V2" or "V3": the IGMP version that its queriers have set."""
-    lines = (line.split() for line in _IGMP.read_text().splitlines()[1:] if not line[0].isspace())
+    lines = (
+        line.split() for line in _IGMP.read_text(errors=_BYTES).splitlines()[1:] if not line[0].isspace()
+    )
     return {fields[1].rstrip(":"): fields[-1] for fields in lines}
 
 
@@ -87,7 +92,7 @@ def igmp_memberships() -> dict[str, set[IPv4Address]]:
     """Interface -> the groups that it is a member of, without 224.0.0.1 (/proc/net/igmp; K-DEVICE-9)."""
     found: dict[str, set[IPv4Address]] = {}
     netdev = ""
-    for line in _IGMP.read_text().splitlines()[1:]:
+    for line in _IGMP.read_text(errors=_BYTES).splitlines()[1:]:
         fields = line.split()
         if not line[0].isspace():
             netdev = fields[1].rstrip(":")

@@ -14,6 +14,8 @@ from time import monotonic
 _ETH_P_ALL, _ETH_P_IP = 0x0003, 0x0800
 _SO_ATTACH_FILTER = 26
 _IGMP_PROTOCOL = 2
+_IPV4_BYTES, _IGMP_BYTES = 20, 8
+"""The least of a header, and of a message."""
 _QUERY = 0x11
 _V1_REPORT, _V2_REPORT, _V3_REPORT = 0x12, 0x16, 0x22
 _V3_EXCLUDES = frozenset({2, 4})
@@ -30,29 +32,40 @@ _ONLY_IGMP = (
 """Classic BPF: code, jump if true, jump if false, operand."""
 
 
-def _header(packet: bytes) -> int:
-    """Bytes of the IPv4 header."""
-    return (packet[0] & 0xF) * 4
+def _igmp(packet: bytes) -> bytes:
+    """The IGMP message in an IPv4 packet; b"" if there is none.
+
+    The socket hears packets of all kinds until its filter is set, and those that the kernel will drop.
+    """
+    if len(packet) < _IPV4_BYTES or packet[0] >> 4 != 4 or packet[9] != _IGMP_PROTOCOL:
+        return b""
+    header = (packet[0] & 0xF) * 4
+    if header < _IPV4_BYTES or len(packet) < header + _IGMP_BYTES:
+        return b""
+    return packet[header:]
 
 
-def _kind(packet: bytes) -> int:
-    return packet[_header(packet)]
+def querier(packet: bytes) -> IPv4Address | None:
+    """Who asks for reports with this packet; None if it is no query."""
+    igmp = _igmp(packet)
+    return IPv4Address(packet[12:16]) if igmp and igmp[0] == _QUERY else None
 
 
 def reports(packet: bytes) -> Iterator[IPv4Address]:
-    """The groups that an IPv4 packet with IGMP inside reports membership of (RFC 2236, RFC 3376)."""
-    igmp = packet[_header(packet) :]
-    kind = _kind(packet)
+    """The groups that a packet reports membership of (RFC 2236, RFC 3376), as far as it is whole."""
+    igmp = _igmp(packet)
+    kind = igmp[0] if igmp else None
     if kind in (_V1_REPORT, _V2_REPORT):
         yield IPv4Address(igmp[4:8])
     elif kind == _V3_REPORT:
         (count,) = struct.unpack_from("!H", igmp, 6)
         at = 8
-        for _ in range(count):
+        while count and at + 8 <= len(igmp):
             record, auxiliary, sources, group = struct.unpack_from("!BBH4s", igmp, at)
             if record in _V3_EXCLUDES:
                 yield IPv4Address(group)
             at += 8 + 4 * sources + 4 * auxiliary
+            count -= 1
 
 
 def hear_queriers(netdevs: Collection[str], seconds: float) -> dict[str, IPv4Address]:
@@ -69,8 +82,9 @@ def hear_queriers(netdevs: Collection[str], seconds: float) -> dict[str, IPv4Add
         while (left := deadline - monotonic()) > 0 and set(netdevs) - set(heard):
             if select.select([packets], [], [], left)[0]:
                 packet, (netdev, _, direction, *_) = packets.recvfrom(2048)
-                if netdev in netdevs and direction != socket.PACKET_OUTGOING and _kind(packet) == _QUERY:
-                    heard[netdev] = IPv4Address(packet[12:16])
+                asks = querier(packet)
+                if netdev in netdevs and direction != socket.PACKET_OUTGOING and asks is not None:
+                    heard[netdev] = asks
     return heard
 
 

@@ -152,4 +152,4 @@ def _aligned(length: int) -> int:
 
 
 def _text(value: bytes) -> str:
-    return value.rstrip(b"\0").decode()
+    return os.fsdecode(value.rstrip(b"\0"))
