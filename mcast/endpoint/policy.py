@@ -97,7 +97,8 @@ class ReceiveQueueLow(NamedTuple):
     depth: int
 
     def __str__(self) -> str:
-        return f"the receive queue was down to {self.free} of {self.depth}: receive faster, or raise receive_depth"
+        low = f"the receive queue was down to {self.free} of {self.depth}"
+        return f"{low}: receive faster, or raise receive_depth"
 
 
 class PortDown(NamedTuple):
