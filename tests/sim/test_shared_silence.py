@@ -358,6 +358,24 @@ def test_an_event_that_a_stopped_server_was_asked_for_is_the_next_call_s(
     assert channel.get_event(0) is None
 
 
+def test_a_call_with_a_timeout_does_not_give_up_a_server(
+    server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the patience is, or long ago an earlier call has asked for the same."""
+    channel, cm_id, _ = end
+    assert isinstance(cm_id, SharedCmId)
+    cm_id.join_multicast("239.1.1.1")
+    until(lambda: channel.pending)
+    with monkeypatch.context() as patch:
+        patch.setattr(cm_id._connection, "_patience", 0.0)
+        with stopped(server):
+            assert channel.get_event(0.01) is None
+            assert channel.get_event(0.01) is None
+        event = channel.get_event(30)
+    assert event is not None
+    assert event.type is CmEventType.MULTICAST_JOIN
+
+
 @pytest.mark.parametrize("posted", [False, True])
 def test_a_message_that_a_stopped_server_was_asked_for_is_the_next_call_s(
     server: subprocess.Popen[str], end: tuple[EventChannel, CmId, QueuePair], posted: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import errno as E
+import math
 import os
 import select
 import socket
@@ -100,8 +101,8 @@ class Connection:
         self._buffers: list[bytearray] = []
         self._numbers = count()
         self._answers: dict[int, tuple[int, bytes, bytes, int | None]] = {}
-        self._late: dict[tuple[int, bytes], tuple[int, _Wait]] = {}
-        """Owner and text of a request -> its number, and the wait for an answer that somebody will take."""
+        self._late: dict[tuple[int, bytes], int] = {}
+        """Owner and text of a request -> its number, if somebody will take the answer."""
         self._depth = 0  # of calls in each other, all but the outermost made by a signal's handler
         self._unawaited: dict[int, Then] = {}
         """The numbers of requests whose answers no call waits for -> what takes the answer."""
@@ -322,12 +323,11 @@ class Connection:
         key = None if owner is None else (owner, text)
         self._depth += 1
         try:
-            late, sent = None if key is None else self._late.pop(key, None), 0
+            late, sent, wait = None if key is None else self._late.pop(key, None), 0, self._wait(end)
             if late is not None:
-                number, wait = late
-                wait.end = end
+                number = late
             else:
-                number, wait, sent = self._next_number(), self._wait(end), self.sent + 1
+                number, sent = self._next_number(), self.sent + 1
                 self._send(frames.pack(text, tail, number=number), enclosed, wait)
             try:
                 # One step, because another thread that sees the server's end drops what is here.
@@ -339,7 +339,7 @@ class Connection:
                 if key is None:
                     self._unawaited[number] = then or drop
                 else:
-                    self._late[key] = number, wait
+                    self._late[key] = number
                 raise
             kind, found, rest, descriptor = answer
             self._read = max(self._read, sent)
@@ -371,7 +371,7 @@ class Connection:
         """One that no request has whose answer is still to come, or lies here."""
         number = next(self._numbers) & 0xFFFF
         if self._late or self._unawaited:
-            taken = {late for late, _ in list(self._late.values())} | set(self._unawaited)
+            taken = {*list(self._late.values()), *list(self._unawaited)}
             while number in taken:
                 number = next(self._numbers) & 0xFFFF
         return number
@@ -540,7 +540,7 @@ class Connection:
         if not self._late:
             return
         with self._lock:
-            for key, (number, _) in list(self._late.items()):
+            for key, number in list(self._late.items()):
                 if key[0] == owner:
                     self._late.pop(key, None)  # another thread may have seen the server's end
                     if not self._drop_one(number):
@@ -559,15 +559,16 @@ _SEED = frames.AskFor(op="seed").model_dump_json().encode()
 class _Wait:
     """A wait for the server: whole at first, as a system call is, and then one that Ctrl-C ends.
 
-    `end`: when the time of the call is over that waits.
+    `end`: when the time of the call is over that waits. It waits that long, whatever the patience.
     """
 
     def __init__(self, patience: float, end: float | None) -> None:
-        self._begun, self._patience, self.end = time.monotonic(), patience, end
+        self._begun, self._end = time.monotonic(), end
+        self._patience = patience if end is None else math.inf
 
     def is_over(self, is_stopped: Callable[[], bool]) -> bool:
         """Whether the call's own time is over, and the server has had a moment besides."""
-        over = -1.0 if self.end is None else time.monotonic() - self.end
+        over = -1.0 if self._end is None else time.monotonic() - self._end
         return over >= LOOK_AGAIN or (over >= MOMENT and is_stopped())
 
     def until(self, fd: int, event: int) -> bool:
@@ -578,8 +579,8 @@ class _Wait:
         poller = select.poll()
         poller.register(fd, event)
         left = min(self._patience - waited, LOOK_AGAIN)
-        if self.end is not None:
-            left = min(left, max(self.end - time.monotonic(), MOMENT))
+        if self._end is not None:
+            left = min(left, max(self._end - time.monotonic(), MOMENT))
         left *= 1000
         if waited < LOOK_AGAIN:
             poller.poll(left)
