@@ -104,14 +104,12 @@ def test_no_two_samples_are_of_the_same_labels(backend: Backend) -> None:
 
 
 def test_a_scrape_from_another_thread_does_no_harm() -> None:
-    registry, stop = CollectorRegistry(), threading.Event()
+    registry, scraped, stop = CollectorRegistry(), threading.Event(), threading.Event()
 
-    def scrape() -> int:
-        count = 0
+    def scrape() -> None:
         while not stop.is_set():
             read(registry)
-            count += 1
-        return count
+            scraped.set()
 
     async def main() -> None:
         with open_fabric(Fabric.roce(ports=2, clock="wall")) as backend:
@@ -123,8 +121,9 @@ def test_a_scrape_from_another_thread_does_no_harm() -> None:
                         async with one.sender(GROUP) as out:
                             await out.send(b"x")
                             assert await receiver.recv(timeout=10) is not None
+                    assert await asyncio.to_thread(scraped.wait, 300)
                     stop.set()
-                    assert await scraping > 0
+                    await scraping
 
     asyncio.run(main())
 
