@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno as E
 import filecmp
 import os
+import re
 import select
 import signal
 import stat
@@ -387,8 +388,16 @@ def _mode(path: Path, runs: bool) -> int:
     try:
         return path.stat().st_mode & 0o777
     except FileNotFoundError:
-        os.umask(mask := os.umask(0))
-        return (0o777 if runs else 0o666) & ~mask
+        return (0o777 if runs else 0o666) & ~_umask()
+
+
+def _umask() -> int:
+    """What a new file is not permitted, without a moment in which files of other threads have no mask."""
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text(errors="replace")
+        if found := re.search(r"^Umask:\s*(\d+)$", status, re.MULTILINE):
+            return int(found[1], 8)
+    return 0o077
 
 
 def open_sink(path: str) -> Sink:

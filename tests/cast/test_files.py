@@ -229,7 +229,20 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
         source.read(1)
 
 
-def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o177])
+def test_a_new_file_has_the_permissions_of_any_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "umask")  # to change it for a moment, which threads share, is no way to ask
+            check_permissions(tmp_path)
+    finally:
+        os.umask(before)
+
+
+def check_permissions(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     with closing(NewFile(tmp_path / "file")) as sink:
         sink.open()
