@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -10,7 +11,7 @@ from math import inf
 from pickle import PickleBuffer
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self, SupportsIndex, TypeVar
 
 from typing_extensions import Buffer
 
@@ -41,6 +42,10 @@ MOST_STAGES = 64
 
 _UNFIT = (BackendError, OSError, RuntimeError, ValueError)
 """What keeps a rank from using multicast, so that all use MPI."""
+
+
+_FIELD_NAME = re.compile(":[^:]*:")
+"""The name of a field in the format of a buffer, as PEP 3118 has it."""
 
 
 class Collective:
@@ -146,7 +151,8 @@ class Collective:
         were the reason.
         """
         view, error = _tried(lambda: self._ours(buffer, root))
-        self._meet(Intent(Act.BROADCAST, root, 0 if view is None else len(view)), error)
+        # a root that is none may not even be a number that the ranks can compare
+        self._meet(Intent(Act.BROADCAST) if view is None else Intent(Act.BROADCAST, root, len(view)), error)
         assert view is not None
         self._carry(root, view)
 
@@ -199,6 +205,8 @@ class Collective:
     # --- the steps -------------------------------------------------------------------------------
 
     def _ours(self, buffer: Buffer, root: int) -> memoryview:
+        if not isinstance(root, SupportsIndex):
+            raise TypeError(f"root is {root!r}: give an int, the ranks are 0..{self.size - 1}")
         if not 0 <= root < self.size:
             raise ValueError(f"root is {root}: the ranks are 0..{self.size - 1}")
         return raw(buffer) if root == self.rank else _writable(buffer)
@@ -333,9 +341,16 @@ def _require_room(address: str, ranks: int) -> None:
 
 
 def raw(buffer: Buffer) -> memoryview:
-    """The bytes of a contiguous buffer, of whatever items. Raises TypeError for all else."""
-    if not memoryview(buffer).c_contiguous:
-        raise TypeError(f"the rows of this {type(buffer).__name__} lie apart: give a contiguous copy")
+    """The bytes of a contiguous buffer, of whatever items but Python objects. Raises TypeError for all
+    else."""
+    view, kind = memoryview(buffer), type(buffer).__name__
+    if not view.c_contiguous:
+        raise TypeError(f"the rows of this {kind} lie apart: give a contiguous copy")
+    if "O" in _FIELD_NAME.sub("", view.format):
+        raise TypeError(
+            f"the items of this {kind} are Python objects, which are where this process has them: give an "
+            "array of numbers, or the bytes of pickle.dumps"
+        )
     return PickleBuffer(buffer).raw()
 
 

@@ -100,6 +100,20 @@ def what_cannot_be_is_refused_on_all_ranks(ranks: Collective) -> None:
         ranks.allgather(b"ab", bytearray(SIZE * 2 + (RANK == 3)))
 
 
+def what_no_rank_can_compare_is_refused_on_all_ranks(ranks: Collective) -> None:
+    for wrong in (1 << 70, -1, None, 0.5, "0"):
+        with all_raise(1, ValueError if isinstance(wrong, int) else TypeError, "the ranks are 0.."):
+            ranks.broadcast(bytearray(2), wrong if RANK == 1 else 0)  # type: ignore[arg-type]
+    objects: Any = numpy.zeros(2, dtype=[("few", "i4"), ("any", "O")])
+    with all_raise(1, TypeError, "are Python objects"):
+        ranks.broadcast(objects if RANK == 1 else bytearray(objects.nbytes))
+    with all_raise(1, TypeError, "are Python objects"):
+        ranks.allgather(b"", objects[:0] if RANK == 1 else None)
+    named: Any = numpy.full(2, 7 * (RANK == 0), dtype=[("O", "i4"), ("aO", "i4")])
+    ranks.broadcast(named)
+    assert named["aO"].tolist() == named["O"].tolist() == [7, 7]
+
+
 def a_rank_that_fails_in_the_middle_ends_the_call_on_all(ranks: Collective) -> None:
     broken = patch.object(ToBuffer, "place", side_effect=MemoryError("no room")) if RANK == 3 else ExitStack()
     with all_raise(3, MemoryError, "no room"), broken:
@@ -209,6 +223,7 @@ def main() -> None:
             a_queue_shorter_than_the_object_loses_nothing,
             all_get_what_each_has,
             what_cannot_be_is_refused_on_all_ranks,
+            what_no_rank_can_compare_is_refused_on_all_ranks,
             a_rank_that_fails_in_the_middle_ends_the_call_on_all,
         )
         for check in checks:
