@@ -29,6 +29,9 @@ class CmId(OnPort):
 
     def __init__(self) -> None:
         self._joined: dict[object, tuple[McastAddress]] = {}  # group, as `_group_of` says -> its address
+        self.on_destroying: Callable[[], None] = lambda: None
+        """Called before the id and its queue pair are destroyed, in the thread that destroys them: the queue
+        pair still says what it has counted."""
         self.on_destroyed: Callable[[], None] = lambda: None
         """Called when the id and its queue pair are destroyed, in the thread that destroys them."""
 
@@ -167,6 +170,7 @@ class CmId(OnPort):
                 self._closed = True
                 self._joined.clear()
                 try:
+                    self.on_destroying()
                     self._destroy()
                 finally:
                     self.on_destroyed()

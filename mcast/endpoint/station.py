@@ -11,6 +11,7 @@ import errno as E
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from mcast.api import (
     Backend,
@@ -82,6 +83,7 @@ class Station:
             cm_id.destroy()
             raise
         self.id = cm_id
+        cm_id.on_destroying = partial(self._keep_counters, self.qp)
 
     def _make_qp(self, cm_id: CmId) -> QueuePair:
         """Make the queue pair; with loopback "off" one whose device does not return own messages, if the
@@ -110,10 +112,8 @@ class Station:
 
     def replace_id(self) -> None:
         """Make a new id and queue pair, in no group, on the port that has the address now."""
-        if not self.id.closed:
-            self._past = self.counters()
-            with suppress(McastError):  # a device that is gone refuses calls on its objects
-                self.id.destroy()
+        with suppress(McastError):  # a device that is gone refuses calls on its objects
+            self.id.destroy()
         try:
             self.place = self._find_place()
         except ValueError as absent:
@@ -164,8 +164,6 @@ class Station:
         """Leave every group and free all resources."""
         self.closed = True
         self.roster.end()
-        with suppress(McastError):  # in a forked child no counter can be read
-            self._past = self.counters()
         self.channel.close()
 
     @property
@@ -184,10 +182,16 @@ class Station:
 
     def counters(self) -> QpCounters:
         """The counters of all queue pairs so far, added up; `recv_free` is that of the present one."""
-        with suppress(Closed):  # another thread may close the backend meanwhile
+        past = self._past  # first, because another thread may close the backend meanwhile
+        with suppress(Closed):
             if not (self.id.closed or self.qp.closed):
-                return _added(self._past, self.qp.counters)
+                return _added(past, self.qp.counters)
         return self._past
+
+    def _keep_counters(self, qp: QueuePair) -> None:
+        """Add up what a queue pair has counted that is about to be destroyed."""
+        with suppress(McastError):  # in a forked child no counter can be read
+            self._past = _added(self._past, qp.counters)
 
     def port_counters(self) -> Mapping[str, int]:
         """The device's counters of the port; empty once the backend is closed."""

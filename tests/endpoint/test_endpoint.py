@@ -774,8 +774,12 @@ def test_a_join_that_a_close_comes_in_shows_no_group(net: Net, monkeypatch: pyte
 def test_closing_the_backend_first_is_fine(net: Net) -> None:
     endpoint = net.open(0)
     group = endpoint.join(GROUP)
+    group.send(b"to itself")
+    before = endpoint.stats()
     closed = [endpoint.closed]
     net.backend.close()
+    after = endpoint.stats()
+    assert (after.sent, after.received, after.receive_free) == (1, before.received, before.receive_free)
     closed.append(endpoint.closed)
     group.leave()
     endpoint.close()
