@@ -80,6 +80,10 @@ _OWN = ("endpoint", "backend", "device", "port", "address")
 """
 
 
+_Seen = list[tuple[tuple[str, ...], EndpointStats]]
+"""The labels of each endpoint, and its snapshot."""
+
+
 class EndpointCollector(Collector):
     """Metrics of some endpoints, whether their calls block or are awaited.
 
@@ -87,11 +91,15 @@ class EndpointCollector(Collector):
     """
 
     def __init__(self, *endpoints: EndpointView[Any], prefix: str = "mcast") -> None:
-        self._endpoints, self._prefix = dict(enumerate(endpoints, 1)), prefix
-        self._added = len(endpoints)
+        self._endpoints: dict[int, EndpointView[Any]] = {}
+        self._prefix, self._added = prefix, 0
+        for endpoint in endpoints:
+            self.add(endpoint)
 
     def add(self, endpoint: EndpointView[Any]) -> None:
         """Show one more endpoint."""
+        if not isinstance(endpoint, EndpointView):
+            raise TypeError(f"{endpoint!r} is no endpoint: give what open_endpoint returned")
         self._added += 1
         self._endpoints[self._added] = endpoint
 
@@ -100,7 +108,15 @@ class EndpointCollector(Collector):
         for number, one in [*self._endpoints.items()]:
             if one.closed:
                 self._endpoints.pop(number, None)
-        seen = [((str(number), *_labels(one)), one.stats()) for number, one in [*self._endpoints.items()]]
+        return self._metrics(
+            [((str(number), *_labels(one)), one.stats()) for number, one in [*self._endpoints.items()]]
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        """The metrics of no endpoint: a registry refuses a second collector with the same names."""
+        return self._metrics([])
+
+    def _metrics(self, seen: _Seen) -> Iterator[Metric]:
         for name, field in _ENDPOINT.items():
             yield self._family(field, (), ((own, getattr(stats, name)) for own, stats in seen))
         for name, field in _GROUP.items():
@@ -124,10 +140,17 @@ class EndpointCollector(Collector):
 def export(endpoint: EndpointView[Any], registry: CollectorRegistry = REGISTRY) -> EndpointCollector:
     """Show an endpoint in a registry, by default in the one that prometheus_client serves.
 
-    Several endpoints of one registry share a collector: give each further endpoint to its `add`.
+    Several endpoints of one registry share a collector: give each further endpoint to its `add`. Raises
+    ValueError for a registry that has one.
     """
     collector = EndpointCollector(endpoint)
-    registry.register(collector)
+    try:
+        registry.register(collector)
+    except ValueError as error:
+        raise ValueError(
+            "this registry has a collector of endpoints: give the endpoint to `add` of what the first "
+            f"`export` returned, or unregister that: {error}"
+        ) from None
     return collector
 
 
@@ -140,9 +163,7 @@ def _labels(endpoint: EndpointView[Any]) -> tuple[str, ...]:
     )
 
 
-def _of_groups(
-    seen: list[tuple[tuple[str, ...], EndpointStats]], name: str
-) -> Iterator[tuple[tuple[str, ...], float]]:
+def _of_groups(seen: _Seen, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
     for own, stats in seen:
         for group in stats.groups:
             if (value := getattr(group, name)) is not None:

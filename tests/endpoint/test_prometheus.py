@@ -83,6 +83,19 @@ def test_several_endpoints_share_a_collector_and_an_awaitable_one_may_be_among_t
     asyncio.run(main())
 
 
+def test_a_registry_takes_one_collector_and_a_collector_endpoints_alone(backend: Backend) -> None:
+    """Prometheus refuses a scrape that has a metric twice, and a broken collector breaks them all."""
+    registry = CollectorRegistry()
+    with open_endpoint(backend, "10.0.0.1") as one, open_endpoint(backend, "10.0.0.2") as other:
+        collector = export(one, registry)
+        with pytest.raises(ValueError, match="give the endpoint to `add` of what"):
+            export(other, registry)
+        with pytest.raises(TypeError, match="give what open_endpoint returned"):
+            collector.add(None)  # type: ignore[arg-type]
+        families = [*text_string_to_metric_families(generate_latest(registry).decode())]
+        assert len(families) == len({family.name for family in families}) == len([*collector.describe()])
+
+
 def test_no_two_samples_are_of_the_same_labels(backend: Backend) -> None:
     """Prometheus refuses a scrape that has them."""
     registry = CollectorRegistry()
