@@ -246,6 +246,19 @@ def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
         ({"faults": [{"kind": "gremlins"}]}, "entry 1 of faults: there is no 'gremlins': there are 'drop', "),
         ({"faults": [{"kind": "link-down", "port": 7}]}, "port 7: this fabric has ports 0..3"),
         ({"faults": [{"kind": "drop", "at": 2, "until": 1}]}, "until = 1 is not after at = 2"),
+        (
+            {"members": [{"group": GROUP, "ports": [0], "join": 0.5, "leave": 0.2}]},
+            "entry 1 of members: leave = 0.2 is not after join = 0.5",
+        ),
+        (
+            {"traffic": [{"group": GROUP, "port": 0, "start": 0.5, "stop": 0.5}]},
+            "entry 1 of traffic: stop = 0.5 is not after start = 0.5",
+        ),
+        ({"name": ""}, "name is '': give a text of 1 or more characters"),
+        ({"name": "x" * 201}, "name is longer than 200 characters"),
+        ({"fabric": 3}, "fabric is 3: give a table of its fields"),
+        ({"faults": [3]}, "entry 1 of faults is 3: give a table of its fields"),
+        ({"members": [{"group": GROUP, "ports": 0}]}, "ports of entry 1 of members is 0: give a list"),
         ({"faults": [{"kind": "drop", "rate": 2}]}, "rate of drop of entry 1 of faults is 2: give 1 or less"),
         (
             {"faults": [{"kind": "drop", "nth": [2, 0]}]},

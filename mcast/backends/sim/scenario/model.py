@@ -87,6 +87,11 @@ def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: obje
     return enum[value]
 
 
+def _check_order(first: str, start: float, last: str, end: float | None) -> None:
+    if end is not None and end <= start:
+        raise ValueError(f"{last} = {end:g} is not after {first} = {start:g}")
+
+
 # --- the model -------------------------------------------------------------------------------
 
 
@@ -121,6 +126,11 @@ class Members(_Model):
     read_every: Annotated[Seconds, AfterValidator(_zero_or_interval)] = 0.0
     read_most: int = Field(default=0, ge=0, le=1 << 20)
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        _check_order("join", self.join, "leave", self.leave)
+        return self
+
 
 class Traffic(_Model):
     """The member of `group` on `port` sends `burst` messages of `size` bytes every `every` s."""
@@ -132,6 +142,11 @@ class Traffic(_Model):
     every: Interval = 0.01
     burst: int = Field(default=1, ge=1, le=10_000)
     size: int = Field(default=64, ge=8, le=4096)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        _check_order("start", self.start, "stop", self.stop)
+        return self
 
 
 class _Fault(_Model):
@@ -145,8 +160,7 @@ class Lasting(_Fault):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if self.until is not None and self.until <= self.at:
-            raise ValueError(f"until = {self.until:g} is not after at = {self.at:g}")
+        _check_order("at", self.at, "until", self.until)
         return self
 
 
