@@ -279,7 +279,7 @@ def life(_: str) -> str:
         for (state, change), step in LIFE.items()
     ]
     head = '<svg viewBox="0 0 720 250" role="img" aria-label="The life of a membership">'
-    picture = "".join([head, _TIP, *parts, "</svg>"])
+    picture = "".join(['<div class="picture">', head, _TIP, *parts, "</svg></div>"])
     return f"{picture}\n\n" + table(("state", "change", "next", "what is done"), rows)
 
 

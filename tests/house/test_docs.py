@@ -439,6 +439,14 @@ def test_a_command_in_a_table_is_shown_as_it_is_typed(site: Path) -> None:
         assert f"<code>{command}</code>" in (site / f"{page}.html").read_text("utf-8")
 
 
+def test_a_picture_is_scrolled_where_a_page_is_narrower(site: Path) -> None:
+    texts = [page.read_text("utf-8") for page in site.rglob("*.html")]
+    assert sum(text.count('<div class="picture"><svg') for text in texts) > 5
+    assert [
+        found for text in texts for found in re.findall(r'(?<!"picture">)<svg [^>]*role="img".{40}', text)
+    ] == []
+
+
 def test_the_pictures_of_both_paths_have_the_names_of_their_tables(site: Path) -> None:
     tables = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("### The path of a join")[2]
     names = re.findall(r"`([\w.]+)` in `", tables.partition("## Running tests")[0])
