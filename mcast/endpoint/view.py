@@ -128,8 +128,9 @@ class EndpointView(Generic[M]):
 
     @property
     def groups(self) -> tuple[M, ...]:
-        """The memberships and senders that were joined and not left, in the order of joining."""
-        return tuple(self._members.values())
+        """The memberships and senders that were joined and not left, in the order of joining; none once the
+        endpoint is closed."""
+        return () if self.closed else tuple(self._members.values())
 
     @property
     def closed(self) -> bool:
@@ -231,7 +232,7 @@ class MemberView:
     @property
     def joined(self) -> bool:
         """Whether the group is joined now: False while the membership is lost, and after it was left."""
-        return self._group.state is GroupState.JOINED
+        return self._group.state is GroupState.JOINED and not self._endpoint.closed
 
     def stats(self) -> GroupStats:
         """What was counted for this group, as a frozen snapshot. May be called from any thread."""

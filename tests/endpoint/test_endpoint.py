@@ -780,6 +780,7 @@ def test_closing_the_backend_first_is_fine(net: Net) -> None:
     net.backend.close()
     after = endpoint.stats()
     assert (after.sent, after.received, after.receive_free) == (1, before.received, before.receive_free)
+    assert (endpoint.groups, group.joined) == ((), False)
     closed.append(endpoint.closed)
     group.leave()
     endpoint.close()
