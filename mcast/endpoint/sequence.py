@@ -127,10 +127,16 @@ class Stream:
 
         A message whose step forward is plausible is delivered all the same.
         """
-        step, self._far = number - self._far, number
+        step = number - self._far
         if self._run and step == 0:
             self.duplicates += 1
             return Refusal.DUPLICATE
+        if self._run and -WINDOW < step < 0 < ahead and ahead - step <= JUMP_MAX:  # they changed places
+            self._advance(self._far, 1 << -step | 1, ahead - step - 2)
+            self.late += 1
+            self.received += 1
+            return None
+        self._far = number
         self._run = self._run + 1 if self._run and 0 < step < WINDOW else 1
         plausible = 0 < ahead <= JUMP_MAX
         if plausible and self._run > 1:

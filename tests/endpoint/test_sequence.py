@@ -112,6 +112,15 @@ def test_what_is_lost_in_one_large_gap_is_counted_once_the_stream_goes_on(jump: 
     assert [stream.take(jump + number) for number in range(3)] == [Refusal.DUPLICATE] * 3
 
 
+@pytest.mark.parametrize("jump", [WINDOW + 2, JUMP_MAX])
+def test_two_that_changed_places_behind_a_large_gap_are_counted_once(jump: int) -> None:
+    stream = Stream(0)
+    assert [stream.take(jump), stream.take(jump - 1)] == [None, None]
+    assert [stream.gaps, stream.late, stream.received] == [jump - 2, 1, 3]
+    assert [stream.take(jump), stream.take(jump - 1)] == [Refusal.DUPLICATE] * 2
+    assert [stream.take(jump + 1), stream.gaps] == [None, jump - 2]
+
+
 @given(
     lies=st.lists(st.tuples(st.integers(0, 99), NUMBERS), max_size=4),
     first=st.sampled_from([0, 1 << 40, (1 << 64) - 200]),
