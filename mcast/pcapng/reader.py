@@ -25,6 +25,9 @@ _PCAP = {
 """The first bytes of a pcap file -> its byte order, and the nanoseconds in one unit of its fractions of
 seconds."""
 
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"\xfd7zX": "xz"}
+"""What packed files begin with: tcpdump and Wireshark pack captures if they are asked to."""
+
 _MICROSECONDS = 6
 
 
@@ -75,7 +78,9 @@ def read_frames(file: BinaryIO) -> Iterator[Frame]:
     elif magic in _PCAP:
         yield from _pcap(source, *_PCAP[magic])
     else:
-        raise CaptureError(0, f"the file is neither pcapng nor pcap: it begins with {magic.hex(' ')}")
+        packed = next((name for begin, name in _PACKED.items() if magic.startswith(begin)), None)
+        looks = f"it is packed by {packed}, unpack it first" if packed else f"it begins with {magic.hex(' ')}"
+        raise CaptureError(0, f"the file is neither pcapng nor pcap: {looks}")
 
 
 class _Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import struct
@@ -105,6 +106,10 @@ BAD_FILES: dict[str, tuple[bytes | None, str]] = {
     "none": (None, "cannot read a.pcapng: No such file or directory"),
     "empty": (b"", "cannot read a.pcapng: at offset 0: the file is cut short"),
     "text": (b"hello, world", "cannot read a.pcapng: at offset 0: the file is neither pcapng nor pcap"),
+    "packed": (
+        gzip.compress(capture([0.0])),
+        "neither pcapng nor pcap: it is packed by gzip, unpack it first",
+    ),
     "cut short": (capture([0.0])[:-9], "a block is cut short"),
     "no message": (capture([]), "a.pcapng has no message to a group"),
     "too large": (capture([0.0], [4000]), "has 4,000 bytes, one MTU of roce0 carries 1,024"),
