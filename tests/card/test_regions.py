@@ -20,6 +20,7 @@ from mcast.api import (
     McastError,
     NotSupported,
     Phase,
+    QpError,
     QpState,
     QueuePair,
     Region,
@@ -28,7 +29,7 @@ from mcast.api import (
 from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.backends.rdma.region import RdmaDeviceRegion, RdmaRegion
 
-from .card import Access, Card, Stage
+from .card import Access, AsyncEvent, Card, Stage
 from .ends import BOUND, End
 from .provider import CardBackend
 
@@ -182,6 +183,16 @@ def test_receive_memory_that_is_refused_is_registered_no_more(
     assert hears(end, to)
     gc.collect()
     buffer.clear()  # which it refuses while something has a view of it
+
+
+def test_a_queue_pair_in_err_says_so_and_not_that_messages_are_queued(
+    card: Card, backend: CardBackend
+) -> None:
+    card.ethernet(1)
+    end = End(backend)
+    card.qp_event(end.qp.qp_num, AsyncEvent.QP_FATAL)
+    with pytest.raises(QpError, match="the device reported a fatal error of the QP"):
+        end.qp.register(bytearray(4096), recv_slot=1024)
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
