@@ -116,6 +116,18 @@ def test_an_sa_that_names_members_is_believed(monkeypatch: pytest.MonkeyPatch) -
     assert table.unseen == ()
 
 
+@pytest.mark.parametrize(
+    ("record", "what"), [("", "'portgid'"), ("PortGid.....fe80::1\nMGID.....here\nMlid...0xC000", "'here'")]
+)
+def test_what_saquery_prints_and_nobody_knows_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch, record: str, what: str
+) -> None:
+    monkeypatch.setattr(hostnet, "run", lambda *words: f"MCMember Record dump:\n{record}")
+    (unseen,) = groups.group_table([device("mlx0", LinkLayer.INFINIBAND)]).unseen
+    assert unseen.startswith("groups on InfiniBand: saquery prints records of another form: ")
+    assert what in unseen
+
+
 def test_without_saquery_it_is_named_and_a_port_that_is_down_not_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -132,9 +132,14 @@ def _look_at_sa(device: str, number: int, names: dict[Gid, str], table: _Table) 
 def ask_sa(device: str, number: int) -> tuple[SaRecord, ...]:
     """Every MCMemberRecord that the SA of that port shows. Needs access to /dev/infiniband/umad*.
 
-    Raises FileNotFoundError without saquery, and RuntimeError with saquery's words when there is no answer.
+    Raises FileNotFoundError without saquery, and RuntimeError with saquery's words when there is no answer,
+    or with the field that its answer lacks.
     """
-    return tuple(read_records(hostnet.run("saquery", "-C", device, "-P", str(number), "MCMR")))
+    said = hostnet.run("saquery", "-C", device, "-P", str(number), "MCMR")
+    try:
+        return tuple(read_records(said))
+    except (KeyError, ValueError) as error:
+        raise RuntimeError(f"saquery prints records of another form: {error}") from None
 
 
 def read_records(text: str) -> Iterator[SaRecord]:
