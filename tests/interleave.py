@@ -23,6 +23,8 @@ from zlib import crc32
 
 import mcast
 
+from .waiting import until
+
 ROOT = str(Path(mcast.__file__).parent)
 EVERY = 1 if os.environ.get("MCAST_TESTS") == "long" else 7
 """Which lines are tried: each in a long run, else every seventh."""
@@ -230,10 +232,14 @@ def interleaved(
 def nothing_left() -> Iterator[None]:
     """No thread, no descriptor and no other handler of SIGINT is there after the block."""
 
-    def found() -> list[object]:
-        descriptors = list(Path("/proc/self/fd").iterdir())
-        return [threading.active_count(), len(descriptors), signal.getsignal(SIGINT)]
+    def found() -> tuple[set[threading.Thread], int]:
+        return set(threading.enumerate()), len(list(Path("/proc/self/fd").iterdir()))
 
-    before = found()
+    def is_left() -> bool:  # what an earlier test has left may end meanwhile
+        threads, descriptors = found()
+        return not threads <= before[0] or descriptors > before[1]
+
+    before, handler = found(), signal.getsignal(SIGINT)
     yield
-    assert found() == before
+    until(lambda: not is_left())
+    assert signal.getsignal(SIGINT) == handler
