@@ -34,7 +34,7 @@ from mcast.errors import install
 if TYPE_CHECKING:
     from mcast.conformance.report import SuiteReport
 
-_TEST_TIMEOUT = 120
+_TEST_TIMEOUT = 600
 """How many seconds one test may take, so that a provider that hangs fails the test."""
 
 _PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
