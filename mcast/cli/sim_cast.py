@@ -35,12 +35,14 @@ def cast(
     1 if a receiver does not have the object that the strategy promises.
     """
     from mcast.cast.nack.play import Play, Setup
+    from mcast.cli.progress import Watch
 
     if strategy.carousel:
         raise NotBegun("a carousel has no answers to count: play another strategy")
     setup = Setup(receivers, loss, bytes_, strategy, seed, rate / 1e9, parity=parity)
     try:
-        costs = Play(setup).run()
+        with Watch("receivers join") as watch:
+            costs = Play(setup, lambda done: watch.show("playing", done, bytes_)).run()
     except RuntimeError as error:
         raise Failure(str(error)) from None
     if as_json:

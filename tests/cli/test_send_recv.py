@@ -516,6 +516,13 @@ def test_a_terminal_gets_a_bar(
     assert "━" in written
 
 
+def test_a_play_on_a_terminal_gets_a_bar() -> None:
+    env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"}
+    written = written_to_terminal([str(MCAST), "sim", "cast", "--receivers", "2", "--size", "1M"], env)
+    assert "playing" in written
+    assert "losses were repaired by parity" in written
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

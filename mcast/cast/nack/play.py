@@ -7,7 +7,7 @@ pattern of pieces that a receiver has of a block is decoded and compared with th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import inf, log1p
 from random import Random
@@ -163,10 +163,11 @@ class Load:
 
 
 class Play:
-    """The fabric and all ends."""
+    """The fabric and all ends. `progress` is told how many bytes of the object all receivers have."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, progress: Callable[[int], object] = lambda _: None) -> None:
         self.setup = setup
+        self._progress = progress
         random = Random(setup.seed)
         self.work: _Work = _Work()
         self._events: list[tuple[float, int, int, object]] = []
@@ -287,6 +288,8 @@ class Play:
         sender = self.sender
         self._tape.append((now, None))
         out, due = self._load.turn(sender, now)
+        if (outgoing := sender.outgoing) is not None:
+            self._progress(min(outgoing.low * outgoing.about.piece * outgoing.about.width, self.setup.size))
         size = 0
         burst: list[tuple[int, Run | Spoken]] = []
         for one in out:
