@@ -933,6 +933,19 @@ def test_messages_received_before_a_failure_are_read_first(bed: Testbed) -> None
         receiver.qp.recv(1, BOUND)
 
 
+def test_receive_memory_is_refused_in_err_until_a_reset(bed: Testbed) -> None:
+    receiver, memory = Application(bed, 1), bytearray(4 * 4096)
+    receiver.qp.modify(QpState.ERR)
+    for _ in range(2):
+        with pytest.raises(QpError):
+            receiver.qp.register(memory, recv_slot=4096)
+        with pytest.raises(QpError):
+            receiver.qp.recv(1, BOUND)
+    assert receiver.qp.state is QpState.ERR
+    receiver.qp.reset()
+    receiver.qp.register(memory, recv_slot=4096).close()
+
+
 # --- closing ---------------------------------------------------------------
 
 Call = Callable[[Application], object]

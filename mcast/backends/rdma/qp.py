@@ -317,13 +317,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         return region
 
     def _require_idle(self, call: str, recv_slot: int | None) -> None:
-        """Where messages arrive can be changed only while there is none.
-
-        In ERR the receives that were posted wait to be told of as well.
-        """
+        """Where messages arrive can be changed only while there is none, and receives can be posted."""
+        if recv_slot is not None and self.state is QpState.ERR:
+            raise self._qp_error(call, Phase.REGISTER)
         if recv_slot is not None and self.native.is_receiving(self._handle):
-            if self.state is QpState.ERR:
-                raise self._qp_error(call, Phase.REGISTER)
             detail = "messages are queued or leased: register receive memory before the QP joins"
             raise mcast_error(E.EBUSY, call, Phase.REGISTER, None, detail)
 

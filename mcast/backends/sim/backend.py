@@ -573,6 +573,8 @@ class SimQueuePair(QueuePair):
 
     def _receive_into(self, slots: Slots, count: int, size: int) -> Callable[[], None]:
         """Receive into these slots; return the function that ends this."""
+        if self.core.error is not None:
+            raise QpError(self.core.error, "register", Phase.REGISTER)
         self._use_slots(slots, count, size)
 
         def end() -> None:

@@ -486,6 +486,8 @@ class ClientSession:
 
     def _repost(self, request: frames.Repost, tail: memoryview) -> Answer:
         known = self._settled(request.qp)
+        if request.receives and (error := known.qp.core.error) is not None:
+            raise QpError(error, "register", Phase.REGISTER)
         depth, room = receives = request.receives or known.made
         more = depth * room - known.bytes
         self._hold(more, "register", Phase.REGISTER)
