@@ -1030,6 +1030,16 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         Phase.REGISTER,
+        E.EIO,
+        Cause(
+            "the QP is in ERR, where its receive memory stays as it is",
+            "print(qp.state)",
+            "reset() the QP, then register",
+        ),
+        "mcast.api, QueuePair.register",
+    ),
+    Row(
+        Phase.REGISTER,
         E.EBUSY,
         Cause(
             "messages are queued or leased, so the receive memory is in use",

@@ -281,6 +281,12 @@ def failed(call: str, status: WcStatus) -> None:
         qp.recv(timeout=1)
 
 
+def registered_in_err() -> None:
+    qp = Host(roce()).qp
+    qp.modify(QpState.ERR)
+    qp.register(bytearray(4096), recv_slot=2048)
+
+
 def registered_in_use() -> None:
     host = Host(roce())
     qp = host.qp
@@ -466,6 +472,7 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
         Phase.EVENT,
         "the port's address moved to another link (ADDR_CHANGE): memberships stay with the old one",
     ): moved,
+    (Phase.REGISTER, "the QP is in ERR, where its receive memory stays as it is"): registered_in_err,
     (Phase.REGISTER, "messages are queued or leased, so the receive memory is in use"): registered_in_use,
     (
         Phase.RECV,
