@@ -112,8 +112,9 @@ class Station:
 
     def replace_id(self) -> None:
         """Make a new id and queue pair, in no group, on the port that has the address now."""
-        with suppress(McastError):  # a device that is gone refuses calls on its objects
-            self.id.destroy()
+        if not self.id.closed:
+            with suppress(McastError):  # a device that is gone refuses calls on its objects
+                self.id.destroy()
         try:
             self.place = self._find_place()
         except ValueError as absent:

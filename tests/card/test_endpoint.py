@@ -79,6 +79,17 @@ def test_a_lost_membership_comes_back(pair: Pair, fault: Callable[[Pair], None])
     comes_back(pair, fault)
 
 
+def test_the_id_on_a_device_that_is_away_is_destroyed_once(pair: Pair) -> None:
+    pair.card.remove(SECOND)
+    assert isinstance(pair.receiver.next_event(BOUND), Lost)
+    looks, ends = (pair.card.count(call) for call in ("ibv_get_device_list", "rdma_get_devices"))
+    while pair.card.count("ibv_get_device_list") < looks + 5:
+        pair.receiver.next_event(0.01)
+    assert pair.card.count("rdma_get_devices") <= ends + 1
+    pair.card.restore(SECOND)
+    assert isinstance(pair.receiver.next_event(BOUND), Rejoined)
+
+
 @pytest.mark.parametrize("layer", ["roce", "infiniband"])
 def test_a_membership_comes_back_with_its_card_and_closing_says_what_the_old_one_kept(
     card: Card, layer: str
