@@ -663,17 +663,19 @@ def test_closing_after_the_loop_has_ended_plans_nothing_in_it(fabric: Fabric) ->
         assert endpoint.closed
 
 
-def test_closing_after_the_loop_has_ended_wakes_nobody_and_closes_nothing_twice(fabric: Fabric) -> None:
-    async def waits() -> tuple[aio.Endpoint, asyncio.Task[Message | None]]:
-        endpoint = aio.open_endpoint(backend, "10.0.0.1")
-        task = asyncio.create_task(endpoint.recv())
-        while not endpoint._waiters:
-            await asyncio.sleep(0)
-        return endpoint, task
+async def waiting_on(backend: Backend) -> tuple[aio.Endpoint, asyncio.Task[Message | None]]:
+    """An endpoint, and a task that waits for a message there."""
+    endpoint = aio.open_endpoint(backend, "10.0.0.1")
+    task = asyncio.create_task(endpoint.recv())
+    while not endpoint._waiters:
+        await asyncio.sleep(0)
+    return endpoint, task
 
+
+def test_closing_after_the_loop_has_ended_wakes_nobody_and_closes_nothing_twice(fabric: Fabric) -> None:
     with open_fabric(fabric) as backend:
         loop = asyncio.new_event_loop()
-        endpoint, task = loop.run_until_complete(waits())
+        endpoint, task = loop.run_until_complete(waiting_on(backend))
         loop.close()
         number = endpoint._channel_fd
         asyncio.run(endpoint.close())
@@ -1125,20 +1127,13 @@ def test_a_loop_that_another_thread_goes_on_with_lets_go_of_a_queue_pair(
 ) -> None:
     """The thread that opened the endpoint closes its backend, while a task waits in the other thread."""
 
-    async def waits() -> tuple[aio.Endpoint, asyncio.Task[Message | None]]:
-        endpoint = aio.open_endpoint(backend, "10.0.0.1")
-        task = asyncio.create_task(endpoint.recv())
-        while not endpoint._waiters:
-            await asyncio.sleep(0)
-        return endpoint, task
-
     async def runs() -> None:
         began.set()
         await asyncio.wait([task], timeout=BOUND)
 
     began, forgot = threading.Event(), set[int]()
     with open_fabric(fabric) as backend, closing(make()) as loop:
-        endpoint, task = loop.run_until_complete(waits())
+        endpoint, task = loop.run_until_complete(waiting_on(backend))
         forget = endpoint._forget_qp
 
         def forget_qp() -> None:
