@@ -721,5 +721,5 @@ def test_clock(mcast_fabric):
     assert re.search(r"process \d+ \(python\), attached as host 0", text)
     assert "backend sim-roce on the shared fabric\n    opened at test_it.py:" in text
     alone = "the fabric is in this process alone: mark the test @pytest.mark.mcast(shared=True)"
-    assert result.stdout.lines.count(alone) == 2, "each in its section; where CI is set, the summary has them, too"
+    assert result.stdout.lines.count(alone) == 2, "where CI is set, the summary has both, too"
     assert "processes share real time: leave out clock" in text
